@@ -1,0 +1,633 @@
+// The only file that knows Python. Copies are short and keep the GIL; what may wait or move megabytes releases it.
+//
+// Values that are not plain (another dtype, a list, strides, a wrong shape) are not explained here: the call answers
+// kIrregular, and the Python side converts them or says in words what is wrong.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cmath>
+#include <optional>
+
+#include "board.h"
+#include "replay.h"
+
+namespace nb = nanobind;
+using namespace apexrl;
+
+namespace {
+
+constexpr int kIrregular = -1;    // a value is not a plain array of the declared kind
+constexpr int kBadPriority = -2;  // a priority is NaN, infinite or negative
+constexpr int kBusy = -3;         // another thread is inside this writer
+constexpr int kBadReward = -4;    // a reward is NaN or infinite
+
+// A borrowed C-contiguous buffer.
+class Buffer {
+ public:
+  Buffer() = default;
+  ~Buffer() {
+    if (view_.obj != nullptr) PyBuffer_Release(&view_);
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  bool get(PyObject* object, int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) {
+    if (PyObject_GetBuffer(object, &view_, flags) == 0) return true;
+    PyErr_Clear();
+    view_.obj = nullptr;
+    return false;
+  }
+  char kind() const {  // as NumPy's dtype.kind
+    const char* f = view_.format;
+    if (f == nullptr || f[0] == 0 || f[1] != 0) return 0;
+    switch (f[0]) {
+      case '?': return 'b';
+      case 'b': case 'h': case 'i': case 'l': case 'q': return 'i';
+      case 'B': case 'H': case 'I': case 'L': case 'Q': return 'u';
+      case 'e': case 'f': case 'd': return 'f';
+      default: return 0;
+    }
+  }
+  bool is(char kind_, size_t itemsize) const { return size_t(view_.itemsize) == itemsize && kind() == kind_; }
+  bool vector(char kind_, size_t itemsize) const { return view_.ndim == 1 && is(kind_, itemsize); }
+  size_t size() const { return size_t(view_.len) / size_t(view_.itemsize); }
+  const Py_buffer& view() const { return view_; }
+  template <typename T>
+  T* data() const { return static_cast<T*>(view_.buf); }
+
+ private:
+  Py_buffer view_{};
+};
+
+// [N] float32 or float64 raw magnitudes to (|p|+eps)^alpha; answers 0, kIrregular or kBadPriority with `bad`.
+int power_priorities(PyObject* object, size_t n, const Geometry& g, std::vector<double>& out, size_t& bad) {
+  Buffer buffer;
+  if (!buffer.get(object) || buffer.view().ndim != 1 || buffer.size() != n) return kIrregular;
+  out.resize(n);
+  if (buffer.is('f', 8)) {
+    std::copy_n(buffer.data<double>(), n, out.data());
+  } else if (buffer.is('f', 4)) {
+    std::copy_n(buffer.data<float>(), n, out.data());
+  } else {
+    return kIrregular;
+  }
+  constexpr double kLargest = 1e150;  // sums of squares of these stay finite
+  bool fine = true;
+  for (size_t i = 0; i < n; ++i) fine &= out[i] >= 0.0 && out[i] <= kLargest;
+  if (!fine) {
+    for (bad = 0; out[bad] >= 0.0 && out[bad] <= kLargest; ++bad) {}
+    return kBadPriority;
+  }
+  powers(out.data(), out.data(), n, g.eps, g.alpha);
+  return 0;
+}
+
+struct FieldType {
+  nb::object name;
+  char kind;
+  uint32_t itemsize;
+  std::vector<Py_ssize_t> shape;
+};
+
+class PyReplay {
+ public:
+  PyReplay(std::shared_ptr<Replay> replay, std::vector<FieldType> fields)
+      : replay(std::move(replay)), fields(std::move(fields)) {}
+
+  // Columns of `values` ([n, ...] each); false when anything is not plain. n == 0: taken from the first.
+  bool columns(const nb::dict& values, size_t extra, std::vector<Buffer>& buffers, std::vector<const uint8_t*>& data,
+               size_t& n, bool& first) const {
+    if (size_t(PyDict_GET_SIZE(values.ptr())) != fields.size() + extra) return false;
+    data.resize(fields.size());
+    for (size_t i = 0; i < fields.size(); ++i) {
+      PyObject* value = PyDict_GetItemWithError(values.ptr(), fields[i].name.ptr());
+      if (value == nullptr || !buffers[i].get(value)) return false;
+      const Py_buffer& b = buffers[i].view();
+      if (!buffers[i].is(fields[i].kind, fields[i].itemsize) || size_t(b.ndim) != fields[i].shape.size() + 1)
+        return false;
+      for (size_t d = 0; d < fields[i].shape.size(); ++d)
+        if (b.shape[d + 1] != fields[i].shape[d]) return false;
+      if (first) {
+        n = size_t(b.shape[0]);
+        first = false;
+      } else if (size_t(b.shape[0]) != n) {
+        return false;
+      }
+      data[i] = static_cast<const uint8_t*>(b.buf);
+    }
+    return true;
+  }
+
+  // The owner of this process serves its own workers at once.
+  bool serve_here() {
+    Owner* owner = replay->owner();
+    if (owner == nullptr) return false;
+    nb::gil_scoped_release release;
+    owner->serve();
+    return true;
+  }
+
+  std::shared_ptr<Replay> replay;
+  std::vector<FieldType> fields;
+};
+
+class PyWriter {
+ public:
+  PyWriter(std::shared_ptr<PyReplay> replay, uint32_t streams)
+      : replay_(std::move(replay)), streams_(streams) {}
+
+  int lease() {
+    if (writer_ && writer_->leased()) return 0;
+    if (writer_) writer_.release();  // inherited by fork: the parent's
+    writer_ = std::make_unique<Writer>(replay_->replay->segment(), streams_);
+    const Status status = writer_->lease();
+    if (status != Status::ok) writer_.reset();
+    return int(status);
+  }
+  void release() {
+    if (writer_ && !writer_->leased()) writer_.release();
+    writer_.reset();
+  }
+  ~PyWriter() { release(); }
+  bool leased() const { return writer_ && writer_->leased(); }
+  int lane() const { return leased() ? writer_->lane() : -1; }
+
+  // -> (next row, status, row of a bad priority)
+  std::tuple<size_t, int, size_t> extend(const nb::dict& values, nb::handle priorities, size_t start) {
+    Busy busy(busy_);
+    if (!busy) return {start, kBusy, 0};
+    std::vector<Buffer> buffers(replay_->fields.size());
+    size_t n = 0, bad = 0;
+    bool first = true;
+    if (!replay_->columns(values, 0, buffers, data_, n, first) || start > n) return {start, kIrregular, 0};
+    const Geometry& g = replay_->replay->view().geometry();
+    const double* powered = nullptr;
+    if (!priorities.is_none()) {
+      const int status = power_priorities(priorities.ptr(), n, g, powered_, bad);
+      if (status != 0) return {start, status, bad};
+      powered = powered_.data();
+    }
+    std::optional<nb::gil_scoped_release> release;
+    if (uint64_t(g.record) * (n - start) > (1 << 18) || g.slot_bytes > (1 << 18)) release.emplace();
+    Status status = writer_->extend(data_.data(), powered, n, start);
+    Owner* owner = status == Status::wait ? replay_->replay->owner() : nullptr;
+    for (size_t before = n + 1; owner != nullptr && status == Status::wait && before != start;) {
+      before = start;
+      owner->serve();
+      status = writer_->extend(data_.data(), powered, n, start);
+    }
+    return {start, int(status), 0};
+  }
+
+  // -> (stored, status, pending items, bad row). `which`: int64 array of stream numbers, or None for all.
+  std::tuple<bool, int, size_t, size_t> append(const nb::dict& values, nb::handle reward, nb::handle terminated,
+                                               nb::handle truncated, nb::handle which) {
+    Busy busy(busy_);
+    if (!busy) return {false, kBusy, 0, 0};
+    std::vector<Buffer> buffers(replay_->fields.size());
+    Buffer r, te, tr, w;
+    size_t n = 0;
+    bool first = true;
+    if (!r.get(reward.ptr()) || !te.get(terminated.ptr()) || !tr.get(truncated.ptr()) || !r.vector('f', 4) ||
+        !te.vector('b', 1) || !tr.vector('b', 1))
+      return {false, kIrregular, 0, 0};
+    n = r.size();
+    first = false;
+    if (te.size() != n || tr.size() != n || !replay_->columns(values, 3, buffers, data_, n, first))
+      return {false, kIrregular, 0, 0};
+    const int64_t* streams = nullptr;
+    if (!which.is_none()) {
+      if (!w.get(which.ptr()) || !w.vector('i', 8) || w.size() != n) return {false, kIrregular, 0, 0};
+      streams = w.data<int64_t>();
+      named_.resize(streams_);
+      ++call_;
+      for (size_t i = 0; i < n; ++i) {
+        if (streams[i] < 0 || streams[i] >= int64_t(streams_) || named_[size_t(streams[i])] == call_)
+          return {false, kIrregular, 0, 0};
+        named_[size_t(streams[i])] = call_;
+      }
+    } else if (n != streams_) {
+      return {false, kIrregular, 0, 0};
+    }
+    for (size_t i = 0; i < n; ++i)
+      if (!std::isfinite(r.data<float>()[i])) return {false, kBadReward, 0, i};
+    bool stored = false;
+    Status status = writer_->append(data_.data(), r.data<float>(), te.data<uint8_t>(), tr.data<uint8_t>(), streams, n,
+                                    stored);
+    if (!stored && status == Status::wait && replay_->serve_here())
+      status = writer_->append(data_.data(), r.data<float>(), te.data<uint8_t>(), tr.data<uint8_t>(), streams, n,
+                               stored);
+    return {stored, int(status), writer_->pending_count(), 0};
+  }
+
+  size_t pending() { return writer_->pending(pending_); }
+  // A column of the pending items into `out` [pending, (stack,) ...].
+  void gather_pending(size_t column, bool later, nb::handle out) {
+    Buffer buffer;
+    const View& view = replay_->replay->view();
+    const Column& c = view.header().column[column];
+    const size_t frames = c.windowed ? view.geometry().stack : 1;
+    if (!buffer.get(out.ptr(), PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) ||
+        size_t(buffer.view().len) != pending_.size() * frames * c.bytes)
+      throw std::invalid_argument("out has another size than the pending items");
+    gather_column(view, c, pending_.data(), pending_.size(), later, buffer.data<uint8_t>());
+  }
+  void gather_pending_returns(nb::handle reward, nb::handle discount) {
+    Buffer r, d;
+    if (!r.get(reward.ptr(), PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) ||
+        !d.get(discount.ptr(), PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) ||
+        size_t(r.view().len) != pending_.size() * 4 || size_t(d.view().len) != pending_.size() * 4)
+      throw std::invalid_argument("out has another size than the pending items");
+    gather_returns(replay_->replay->view(), pending_.data(), pending_.size(), r.data<float>(), d.data<float>());
+  }
+  // -> (status, bad row)
+  std::tuple<int, size_t> publish(nb::handle priorities) {
+    Busy busy(busy_);
+    if (!busy) return {kBusy, 0};
+    if (priorities.is_none()) {
+      writer_->publish(nullptr);
+      return {0, 0};
+    }
+    size_t bad = 0;
+    const int status = power_priorities(priorities.ptr(), writer_->pending_count(),
+                                        replay_->replay->view().geometry(), powered_, bad);
+    if (status == 0) writer_->publish(powered_.data());
+    return {status, bad};
+  }
+
+  size_t pending_count() const { return leased() ? writer_->pending_count() : 0; }
+  bool all_settled() {
+    if (!leased()) return true;
+    replay_->serve_here();
+    return writer_->all_settled();
+  }
+  void wait(double seconds) {
+    nb::gil_scoped_release release;
+    writer_->wait(int64_t(seconds * 1e9));
+  }
+
+ private:
+  // Whether this thread is the only one inside.
+  class Busy {
+   public:
+    explicit Busy(std::atomic_flag& flag) : flag_(flag), mine_(!flag.test_and_set(std::memory_order_acquire)) {}
+    ~Busy() {
+      if (mine_) flag_.clear(std::memory_order_release);
+    }
+    explicit operator bool() const { return mine_; }
+
+   private:
+    std::atomic_flag& flag_;
+    bool mine_;
+  };
+
+  std::shared_ptr<PyReplay> replay_;
+  uint32_t streams_;
+  std::unique_ptr<Writer> writer_;
+  std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
+  std::vector<const uint8_t*> data_;
+  std::vector<double> powered_;
+  std::vector<ItemRef> pending_;
+  std::vector<uint64_t> named_;  // per stream: the last call that named it
+  uint64_t call_ = 0;
+};
+
+uint8_t* writable(nb::handle array, size_t nbytes) {
+  if (array.is_none()) return nullptr;
+  Buffer buffer;
+  if (!buffer.get(array.ptr(), PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) || size_t(buffer.view().len) != nbytes)
+    throw std::invalid_argument("an output array has the wrong size");
+  return buffer.data<uint8_t>();
+}
+
+// Pointers into arrays that the Python side keeps alive.
+std::shared_ptr<Outputs> make_outputs(const PyReplay& replay, size_t n, nb::list columns, nb::list next_columns,
+                                      nb::handle reward, nb::handle discount, nb::handle keys,
+                                      nb::handle probabilities, nb::handle weights) {
+  auto out = std::make_shared<Outputs>();
+  const View& view = replay.replay->view();
+  const Geometry& g = view.geometry();
+  if (nb::len(columns) != g.columns || nb::len(next_columns) != g.columns)
+    throw std::invalid_argument("one output per column is needed");
+  out->n = n;
+  for (uint32_t c = 0; c < g.columns; ++c) {
+    const Column& column = view.header().column[c];
+    const size_t bytes = n * column.bytes * (column.windowed ? g.stack : 1);
+    out->column.push_back(writable(columns[c], bytes));
+    out->next_column.push_back(writable(next_columns[c], bytes));
+  }
+  out->reward = reinterpret_cast<float*>(writable(reward, n * 4));
+  out->discount = reinterpret_cast<float*>(writable(discount, n * 4));
+  out->keys = reinterpret_cast<uint64_t*>(writable(keys, n * 8));
+  out->probabilities = reinterpret_cast<double*>(writable(probabilities, n * 8));
+  out->weights = reinterpret_cast<float*>(writable(weights, n * 4));
+  return out;
+}
+
+std::vector<FieldType> field_types(nb::list fields, std::vector<Column>* columns) {
+  std::vector<FieldType> types;
+  for (nb::handle item : fields) {
+    auto [name, kind, itemsize, shape, windowed, sampled] =
+        nb::cast<std::tuple<nb::object, std::string, uint32_t, std::vector<Py_ssize_t>, bool, bool>>(item);
+    uint64_t bytes = itemsize;
+    for (Py_ssize_t d : shape) bytes *= uint64_t(d);
+    if (bytes > UINT32_MAX) throw std::invalid_argument("a field is larger than 4 GiB");
+    if (columns) columns->push_back(Column{uint32_t(bytes), itemsize, windowed, sampled, 0, 0, 0, 0});
+    types.push_back(FieldType{name, kind[0], itemsize, shape});
+  }
+  return types;
+}
+
+std::shared_ptr<Segment> segment_from(nb::tuple state) {
+  Uuid uuid;
+  const nb::bytes raw = nb::cast<nb::bytes>(state[2]);
+  if (raw.size() != uuid.size()) throw std::invalid_argument("bad uuid");
+  std::memcpy(uuid.data(), raw.c_str(), uuid.size());
+  return Segment::attach(nb::cast<int>(state[0]), nb::cast<int>(state[1]), uuid, nb::cast<std::string>(state[3]));
+}
+
+nb::tuple segment_state(const Segment& s) {
+  return nb::make_tuple(int(getpid()), s.fd(), nb::bytes(reinterpret_cast<const char*>(s.uuid().data()), 16), s.path());
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "The native core of apexrl: shared memory, the replay and the weights board.";
+
+  nb::class_<Segment>(m, "Segment", "Zero-filled memory shared by local processes; gone when the last holder is.")
+      .def(nb::new_([](size_t nbytes, const std::string& directory) { return Segment::create(nbytes, directory); }),
+           nb::arg("nbytes"), nb::arg("directory") = "")
+      .def_prop_ro("nbytes", &Segment::nbytes)
+      .def_prop_ro("uuid", [](const Segment& s) {
+        return nb::bytes(reinterpret_cast<const char*>(s.uuid().data()), 16);
+      })
+      .def("try_lock", &Segment::try_lock, nb::arg("index"), "True when this process now holds it and did not before.")
+      .def("unlock", &Segment::unlock, nb::arg("index"))
+      .def("holder", &Segment::holder, nb::arg("index"), "Pid of the living process that holds it, else 0.")
+      .def("array", [](const std::shared_ptr<Segment>& s) {
+        return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(s->data(), {s->nbytes()}, nb::cast(s));
+      }, "The bytes as a writable uint8 array that keeps the memory mapped.")
+      .def("view", [](nb::handle self) { return nb::steal<nb::object>(PyMemoryView_FromObject(self.attr("array")().ptr())); },
+           "The bytes as a writable memoryview.")
+      .def("__reduce__", [](nb::handle self) {
+        return nb::make_tuple(nb::module_::import_("apexrl.segments").attr("attach_segment"), nb::make_tuple(segment_state(*nb::cast<std::shared_ptr<Segment>>(self))));
+      })
+      .def_static("attach", &segment_from, nb::arg("state"));
+
+  nb::class_<Board>(m, "Board")
+      .def_static("create", [](size_t capacity) { return std::make_shared<Board>(Board::create(capacity)); })
+      .def_static("attach", [](nb::tuple state) { return std::make_shared<Board>(segment_from(state)); })
+      .def("state", [](const Board& b) { return segment_state(*b.segment()); })
+      .def_prop_ro("capacity", &Board::capacity)
+      .def_prop_ro("version", &Board::version)
+      .def_prop_ro("spoilt", &Board::spoilt)
+      .def_prop_ro("layout", [](const Board& b) {
+        const std::string text = b.layout_text();
+        return nb::bytes(text.data(), text.size());
+      })
+      .def("set_layout", [](Board& b, nb::bytes text) { return b.set_layout(text.c_str(), text.size()); })
+      .def_prop_ro("newest_bytes", &Board::newest_bytes)
+      .def("publish",
+           [](Board& b, uint64_t version, nb::list arrays) {
+             std::vector<Buffer> buffers(nb::len(arrays));
+             std::vector<std::pair<const uint8_t*, size_t>> parts;
+             size_t total = 0;
+             for (size_t i = 0; i < buffers.size(); ++i) {
+               if (!buffers[i].get(nb::handle(arrays[i]).ptr()))
+                 throw std::invalid_argument("weights must be C-contiguous arrays");
+               parts.emplace_back(buffers[i].data<uint8_t>(), size_t(buffers[i].view().len));
+               total += parts.back().second;
+             }
+             if (total > b.capacity()) throw std::invalid_argument("the weights are larger than the board");
+             nb::gil_scoped_release release;
+             b.publish(version, parts);
+           })
+      .def("read",
+           [](Board& b, uint64_t newer_than, nb::handle out) {
+             Buffer buffer;
+             if (!buffer.get(out.ptr(), PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE))
+               throw std::invalid_argument("out must be a writable contiguous array");
+             nb::gil_scoped_release release;
+             return b.read(newer_than, buffer.data<uint8_t>(), size_t(buffer.view().len));
+           })
+      .def("wait", [](Board& b, uint64_t seen, double seconds) {
+        nb::gil_scoped_release release;
+        b.wait(seen, int64_t(seconds * 1e9));
+      });
+
+  nb::class_<Outputs>(m, "Outputs");
+
+  nb::class_<PyReplay>(m, "Replay")
+      .def_static(
+          "create",
+          [](nb::list fields, const std::string& kind, uint64_t capacity, uint32_t chunk, uint32_t behind,
+             uint32_t ahead, uint32_t lanes, uint32_t streams, uint32_t stack, uint32_t n_step, double gamma,
+             double alpha, double eps, uint64_t seed, uint64_t min_size, double samples_per_insert,
+             double error_buffer, const std::string& json, const std::string& directory) {
+            Geometry g{};
+            g.kind = kind == "rows" ? Kind::rows : Kind::transition;
+            g.capacity = capacity;
+            g.chunk = chunk;
+            g.behind = behind;
+            g.ahead = ahead;
+            g.lanes = lanes;
+            g.streams = streams;
+            g.stack = stack;
+            g.n_step = n_step;
+            g.gamma = gamma;
+            g.alpha = alpha;
+            g.eps = eps;
+            g.seed = seed;
+            std::vector<Column> columns;
+            auto types = field_types(fields, &columns);
+            return std::make_shared<PyReplay>(
+                Replay::create(g, columns, json, min_size, samples_per_insert, error_buffer, directory),
+                std::move(types));
+          },
+          nb::kw_only(), nb::arg("fields"), nb::arg("kind"), nb::arg("capacity"), nb::arg("chunk"), nb::arg("behind"),
+          nb::arg("ahead"), nb::arg("lanes"), nb::arg("streams"), nb::arg("stack"), nb::arg("n_step"),
+          nb::arg("gamma"), nb::arg("alpha"), nb::arg("eps"), nb::arg("seed"), nb::arg("min_size"),
+          nb::arg("samples_per_insert"), nb::arg("error_buffer"), nb::arg("json"), nb::arg("directory"))
+      .def_static("describe", [](nb::tuple state) { return Replay::of(segment_from(state))->json(); },
+                  "The JSON that the creator left, for a process about to attach.")
+      .def_static("attach", [](nb::tuple state, nb::list fields) {
+        return std::make_shared<PyReplay>(Replay::of(segment_from(state)), field_types(fields, nullptr));
+      })
+      .def("state", [](const PyReplay& r) { return segment_state(*r.replay->segment()); })
+      .def("segment", [](const PyReplay& r) { return r.replay->segment(); })
+      .def("own", [](PyReplay& r) {  // -> 0, or the pid of the living owner
+        int holder = 0;
+        nb::gil_scoped_release release;
+        return r.replay->own(holder) != nullptr ? 0 : std::max(holder, 1);
+      })
+      .def_prop_ro("owned", [](PyReplay& r) { return r.replay->owner() != nullptr; })
+      .def("disown", [](PyReplay& r) {
+        nb::gil_scoped_release release;
+        r.replay->disown();
+      })
+      .def("shut", [](PyReplay& r) { r.replay->shut(); })
+      .def_prop_ro("closed", [](const PyReplay& r) { return r.replay->closed(); })
+      .def("size", [](PyReplay& r) {
+        Owner* owner = r.replay->owner();
+        if (owner == nullptr) return r.replay->view().size();
+        nb::gil_scoped_release release;
+        return owner->size();
+      })
+      .def("outputs", &make_outputs, nb::arg("n"), nb::arg("columns"), nb::arg("next_columns"),
+           nb::arg("reward").none(), nb::arg("discount").none(), nb::arg("keys"), nb::arg("probabilities"),
+           nb::arg("weights"))
+      .def("sample", [](PyReplay& r, Outputs& out, double beta) {
+        Owner* owner = r.replay->owner();
+        if (owner == nullptr) throw std::runtime_error("this process does not own the replay");
+        nb::gil_scoped_release release;
+        return int(owner->sample(beta, out));
+      })
+      .def("update", [](PyReplay& r, nb::handle keys, nb::handle priorities) {  // -> (status, applied or bad, stale)
+        Owner* owner = r.replay->owner();
+        if (owner == nullptr) throw std::runtime_error("this process does not own the replay");
+        Buffer k;
+        if (!k.get(keys.ptr()) || !k.vector('u', 8)) return std::make_tuple(kIrregular, size_t(0), size_t(0));
+        static thread_local std::vector<double> powered;
+        size_t bad = 0;
+        const int status =
+            power_priorities(priorities.ptr(), k.size(), r.replay->view().geometry(), powered, bad);
+        if (status != 0) return std::make_tuple(status, bad, size_t(0));
+        size_t applied = 0, stale = 0;
+        nb::gil_scoped_release release;
+        owner->update(k.data<uint64_t>(), powered.data(), k.size(), applied, stale);
+        return std::make_tuple(0, applied, stale);
+      })
+      .def("wait", [](PyReplay& r, double seconds) {
+        Owner* owner = r.replay->owner();
+        nb::gil_scoped_release release;
+        if (owner != nullptr) owner->wait_for_items(int64_t(seconds * 1e9));
+      })
+      .def("set_limiter", [](PyReplay& r, uint64_t min_size, double spi, double error) {
+        Owner* owner = r.replay->owner();
+        if (owner == nullptr) throw std::runtime_error("this process does not own the replay");
+        nb::gil_scoped_release release;
+        owner->set_limiter(min_size, spi, error);
+      })
+      .def("check", [](PyReplay& r) {
+        Owner* owner = r.replay->owner();
+        return owner == nullptr ? 0.0 : owner->check();
+      })
+      .def("counters", [](PyReplay& r) {
+        const Header& h = r.replay->view().header();
+        const Geometry& g = r.replay->view().geometry();
+        uint32_t lanes = 0;
+        for (uint32_t l = 0; l < g.lanes; ++l) lanes += r.replay->view().lane(l).active.load();
+        nb::dict d;
+        d["inserted"] = h.inserted.load();
+        d["sampled"] = h.sampled.load();
+        d["evicted"] = h.evicted.load();
+        d["updates_applied"] = h.updates_applied.load();
+        d["updates_stale"] = h.updates_stale.load();
+        d["epoch"] = h.epoch.load();
+        d["owner_pid"] = r.replay->segment()->holder(kOwnerLock);
+        d["lanes"] = g.lanes;
+        d["lanes_active"] = lanes;
+        d["lanes_reclaimed"] = h.lanes_reclaimed.load();
+        d["max_priority"] = max_priority(h);
+        d["min_size"] = h.min_size.load();
+        d["samples_per_insert"] = h.samples_per_insert.load();
+        d["error_buffer"] = h.error_buffer.load();
+        d["next_order"] = h.next_order.load();
+        d["chunk"] = g.chunk;
+        d["slots"] = g.slots;
+        d["slots_used"] = std::min<uint64_t>(h.next_unused.load(), g.slots);
+        d["slot_bytes"] = g.slot_bytes;
+        d["leaves_per_slot"] = g.leaves;
+        d["bytes"] = g.total;
+        return d;
+      })
+      .def("snapshot_slots", [](PyReplay& r) {
+        nb::list all;
+        for (const auto& s : r.replay->owner()->snapshot_slots())
+          all.append(nb::make_tuple(s.slot, s.generation, s.visible));
+        return all;
+      })
+      .def("snapshot_slot", [](PyReplay& r, uint32_t slot, uint64_t generation, uint32_t visible, nb::handle rows,
+                               nb::handle leaves, nb::handle staged) {
+        const Geometry& g = r.replay->view().geometry();
+        return r.replay->owner()->snapshot_slot({slot, generation, visible}, writable(rows, g.slot_bytes),
+                                                reinterpret_cast<double*>(writable(leaves, g.leaves * 8)),
+                                                reinterpret_cast<double*>(writable(staged, g.leaves * 8)));
+      })
+      .def("restore_slot", [](PyReplay& r, uint32_t slot, uint64_t generation, uint64_t order, uint32_t visible,
+                              nb::handle rows, nb::handle leaves, nb::handle staged) {
+        const Geometry& g = r.replay->view().geometry();
+        r.replay->restore_slot(slot, generation, order, visible, writable(rows, g.slot_bytes),
+                               reinterpret_cast<double*>(writable(leaves, g.leaves * 8)),
+                               reinterpret_cast<double*>(writable(staged, g.leaves * 8)));
+      })
+      .def("restore_counters", [](PyReplay& r, uint64_t inserted, uint64_t sampled, uint64_t evicted, double largest) {
+        Header& h = r.replay->view().header();
+        h.inserted.store(inserted);
+        h.sampled.store(sampled);
+        h.evicted.store(evicted);
+        raise_max_priority(h, largest);
+      })
+      .def("rng_state", [](PyReplay& r) {
+        const Rng rng = r.replay->owner()->rng_state();
+        return std::vector<uint64_t>(rng.state.begin(), rng.state.end());
+      })
+      .def("set_rng_state", [](PyReplay& r, std::vector<uint64_t> words) {
+        if (words.size() != 4) throw std::invalid_argument("the RNG state has four words");
+        Rng rng(0);
+        std::copy(words.begin(), words.end(), rng.state.begin());
+        r.replay->owner()->set_rng_state(rng);
+      });
+
+  nb::class_<PyWriter>(m, "Writer")
+      .def(nb::init<std::shared_ptr<PyReplay>, uint32_t>())
+      .def("lease", &PyWriter::lease)
+      .def("release", &PyWriter::release)
+      .def_prop_ro("leased", &PyWriter::leased)
+      .def_prop_ro("lane", &PyWriter::lane)
+      .def("extend", &PyWriter::extend, nb::arg("values"), nb::arg("priorities").none(), nb::arg("start"))
+      .def("append", &PyWriter::append, nb::arg("values"), nb::arg("reward"), nb::arg("terminated"),
+           nb::arg("truncated"), nb::arg("which").none())
+      .def("pending", &PyWriter::pending)
+      .def_prop_ro("pending_count", &PyWriter::pending_count)
+      .def("gather_pending", &PyWriter::gather_pending)
+      .def("gather_pending_returns", &PyWriter::gather_pending_returns)
+      .def("publish", &PyWriter::publish, nb::arg("priorities").none())
+      .def("all_settled", &PyWriter::all_settled)
+      .def("wait", &PyWriter::wait);
+
+  // Native structures alone, for the tests' comparison with their NumPy twins.
+  struct Tree {
+    explicit Tree(size_t n) : leaves(static_cast<double*>(std::aligned_alloc(64, round_up(n, 8) * 8)), std::free) {
+      std::fill_n(leaves.get(), round_up(n, 8), 0.0);
+      tree = std::make_unique<SumTree>(leaves.get(), round_up(n, 8));
+    }
+    std::unique_ptr<double, void (*)(void*)> leaves;
+    std::unique_ptr<SumTree> tree;
+  };
+  nb::class_<Tree>(m, "SumTree")
+      .def(nb::init<size_t>())
+      .def("set", [](Tree& t, std::vector<size_t> index, std::vector<double> value) {
+        for (size_t i = 0; i < index.size(); ++i) {
+          if (index[i] >= t.tree->size()) throw nb::index_error("leaf out of range");
+          t.tree->set(index[i], value.at(i));
+        }
+        t.tree->propagate();
+      })
+      .def("find", [](Tree& t, std::vector<double> prefix) {
+        std::vector<uint32_t> leaf(prefix.size());
+        t.tree->find(prefix.data(), leaf.data(), prefix.size());
+        return leaf;
+      })
+      .def_prop_ro("total", [](Tree& t) { return t.tree->total(); })
+      .def("check", [](Tree& t) { return t.tree->check(); });
+  m.def("powers", [](std::vector<double> values, double eps, double alpha) {
+    powers(values.data(), values.data(), values.size(), eps, alpha);
+    return values;
+  });
+}

@@ -1,0 +1,329 @@
+// What stands where in a replay's segment. Everything here is plain data and atomics that work across processes.
+//
+//   Header | lanes | slot metas | leaves | staged priorities | slots
+//
+// A slot holds the rows of one chunk: small columns together in records, columns of 64 bytes or more in planes of
+// their own. Its state is one 8-byte word; whoever dies at any instruction leaves words from which the next owner
+// can tell what every slot is.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace apexrl {
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
+
+enum class Kind : uint32_t { rows = 0, transition = 1 };
+
+// Of a row in a stream (kind transition), at the start of its record.
+struct StepHead {
+  float reward;
+  uint8_t flags;
+  uint8_t age;  // steps since the episode began, saturating at 255: how many earlier frames may be stacked
+  uint16_t unused;
+};
+enum : uint8_t { kTerminated = 1, kTruncated = 2, kFinal = 4 };  // kFinal: a final observation, no item
+
+struct Column {
+  uint32_t bytes;        // of one row
+  uint32_t align;        // of one element
+  uint8_t windowed;      // stacked, and also read n steps later
+  uint8_t sampled;       // gathered by sample
+  uint8_t plane;         // has a plane of its own; else lies in the record
+  uint8_t unused;
+  uint32_t offset;       // in the record
+  uint64_t plane_offset; // in the slot
+};
+
+struct Geometry {
+  uint64_t capacity;   // items
+  uint32_t chunk;      // L: item positions per slot
+  uint32_t behind;     // rows before the first item position that its window may need
+  uint32_t ahead;      // rows after the last
+  uint32_t rows;       // behind + chunk + ahead
+  uint32_t leaves;     // chunk rounded up to 8
+  uint32_t slots;
+  uint32_t lanes;
+  uint32_t streams;    // of all lanes together; also entries of one lane's tables
+  uint32_t desk;       // free slots kept ready for a lane
+  uint32_t record;     // bytes
+  uint32_t columns;
+  uint32_t stack;
+  uint32_t n_step;
+  Kind kind;
+  uint32_t offset_bits, slot_bits;  // of a key, low to high: offset, slot, generation
+  double gamma, alpha, eps;
+  uint64_t seed;
+  uint64_t slot_bytes;
+  uint64_t lane_bytes, lanes_at, metas_at, leaves_at, staged_at, slots_at, json_at, json_bytes, total;
+};
+
+constexpr uint32_t kMaxColumns = 128;
+
+// Lock indices in the segment.
+constexpr uint32_t kOwnerLock = 0;
+constexpr uint32_t kLaneLock = 1;  // + lane
+
+// --- the slot word: state (3 bits) | lane (13 bits) | generation (48 bits)
+
+enum class SlotState : uint64_t {
+  unused = 0,     // never handed out; below Header::next_unused: being claimed
+  leased = 1,     // a lane writes it
+  closed = 2,     // its lane is done with it
+  committed = 3,  // complete, in eviction order
+  free = 4,
+};
+struct SlotWord {
+  SlotState state;
+  uint32_t lane;
+  uint64_t generation;
+  static SlotWord unpack(uint64_t w) {
+    return {SlotState(w & 7), uint32_t((w >> 3) & 0x1fff), w >> 16};
+  }
+  uint64_t pack() const { return uint64_t(state) | uint64_t(lane) << 3 | generation << 16; }
+};
+
+struct SlotMeta {
+  std::atomic<uint64_t> word;
+  std::atomic<uint64_t> order;    // while leased: of use by its lane; once committed: of eviction
+  std::atomic<uint32_t> count;    // item positions published by the writer, a prefix
+  std::atomic<uint32_t> items;    // real items among them (no final observations)
+  std::atomic<uint32_t> drained;  // item positions whose leaves the owner has set, a prefix
+  uint32_t unused;
+};
+static_assert(sizeof(SlotMeta) == 32);
+
+// Fixed part of a lane; behind it desk[], current[], next[]: slot + 1, or 0.
+struct alignas(64) Lane {
+  std::atomic<uint32_t> active;
+  std::atomic<uint32_t> pid;
+  std::atomic<uint32_t> streams;
+  std::atomic<uint32_t> bell;       // rung by the owner: slots or room have come
+  std::atomic<uint32_t> waiting;    // the worker waits at the bell
+  std::atomic<uint32_t> unused;
+  std::atomic<uint64_t> generation; // leases of this lane so far
+  std::atomic<uint64_t> published;  // changes whenever the worker publishes or closes something
+  std::atomic<uint64_t> settled;    // the value of `published` that the owner has taken in
+};
+
+struct Header {
+  char magic[8];
+  uint32_t version;
+  uint32_t bytes;
+  Geometry geometry;
+  Column column[kMaxColumns];
+
+  alignas(64) std::atomic<uint64_t> next_unused;
+  alignas(64) std::atomic<uint64_t> inserted;     // items ever published
+  alignas(64) std::atomic<uint64_t> max_priority; // bits of the largest (|p|+eps)^alpha so far; 0: none yet
+  alignas(64) std::atomic<uint32_t> bell;         // rung by workers: the owner is needed
+  std::atomic<uint32_t> asleep;                   // the owner's thread sleeps
+  std::atomic<uint32_t> hungry;                   // a sampler waits for items
+  std::atomic<uint32_t> closed;
+  std::atomic<uint32_t> lane_waits;               // some worker waits at its bell
+  alignas(64) std::atomic<uint64_t> insert_limit; // items that may ever be inserted, as things stand
+  std::atomic<uint64_t> absorbed;                 // items ever taken in by the owner
+  std::atomic<uint64_t> items;                    // in the tree now
+  std::atomic<uint64_t> sampled;                  // items ever sampled
+  std::atomic<uint64_t> evicted;
+  std::atomic<uint64_t> updates_applied, updates_stale;
+  std::atomic<uint64_t> next_order;
+  std::atomic<uint64_t> epoch;                    // owners so far
+  std::atomic<uint32_t> owner_pid;
+  std::atomic<uint32_t> granting;                 // slot + 1 that the owner is handing out at this moment
+  std::atomic<uint64_t> lanes_reclaimed;
+  // the limiter (Reverb's): samples and inserts may drift apart within a band
+  std::atomic<uint64_t> min_size;
+  std::atomic<double> samples_per_insert;         // 0: no limit
+  std::atomic<double> error_buffer;
+};
+
+inline uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
+
+inline uint32_t bits_for(uint64_t n) {  // bits that hold 0 … n-1
+  uint32_t bits = 1;
+  while ((uint64_t(1) << bits) < n) ++bits;
+  return bits;
+}
+
+// Lays out rows and segment. Fills what follows from the sizes already in `g`.
+inline void lay_out(Geometry& g, std::vector<Column>& columns) {
+  if (columns.size() > kMaxColumns) throw std::invalid_argument("more than 128 fields");
+  const uint64_t spare = g.kind == Kind::rows ? uint64_t(g.lanes) * (1 + g.desk) : uint64_t(g.streams) * 2;
+  // Final observations take positions but are no items: with the shortest episodes, every second one. Slots that are
+  // never needed are never touched, and cost no memory.
+  const uint64_t positions = g.kind == Kind::rows ? g.capacity : 2 * g.capacity;
+  const uint64_t slots = (positions + g.chunk - 1) / g.chunk + spare + 2;
+  if (slots > (uint64_t(1) << 31)) throw std::invalid_argument("capacity is too large");
+  g.slots = uint32_t(slots);
+  g.rows = g.behind + g.chunk + g.ahead;
+  g.leaves = uint32_t(round_up(g.chunk, 8));
+  g.columns = uint32_t(columns.size());
+
+  uint32_t record = g.kind == Kind::rows ? 0 : sizeof(StepHead);
+  for (uint32_t align : {8u, 4u, 2u, 1u})  // widest first: no holes
+    for (auto& c : columns) {
+      c.plane = c.bytes >= 64;
+      if (!c.plane && c.align == align) {
+        c.offset = record;
+        record += c.bytes;
+      }
+    }
+  g.record = uint32_t(round_up(record, 8));
+  uint64_t slot = round_up(uint64_t(g.record) * g.rows, 64);
+  for (auto& c : columns)
+    if (c.plane) {
+      c.plane_offset = slot;
+      slot += round_up(uint64_t(c.bytes) * g.rows, 64);
+    }
+  g.slot_bytes = slot;
+
+  g.offset_bits = bits_for(g.chunk);
+  g.slot_bits = bits_for(g.slots);
+  g.lane_bytes = round_up(sizeof(Lane) + sizeof(uint32_t) * (uint64_t(g.desk) + 2 * g.streams), 64);
+  g.lanes_at = round_up(sizeof(Header), 64);
+  g.metas_at = g.lanes_at + g.lane_bytes * g.lanes;
+  g.leaves_at = round_up(g.metas_at + sizeof(SlotMeta) * slots, 64);
+  g.staged_at = g.leaves_at + sizeof(double) * g.leaves * slots;
+  g.json_at = g.staged_at + sizeof(double) * g.leaves * slots;
+  g.slots_at = round_up(g.json_at + g.json_bytes, 4096);
+  g.total = g.slots_at + g.slot_bytes * slots;
+}
+
+// Typed access to a replay's segment.
+class View {
+ public:
+  explicit View(uint8_t* base) : base_(base) {}
+
+  Header& header() const { return *reinterpret_cast<Header*>(base_); }
+  const Geometry& geometry() const { return header().geometry; }
+  Lane& lane(uint32_t i) const {
+    return *reinterpret_cast<Lane*>(base_ + geometry().lanes_at + geometry().lane_bytes * i);
+  }
+  std::atomic<uint32_t>* desk(uint32_t lane_index) const {
+    return reinterpret_cast<std::atomic<uint32_t>*>(reinterpret_cast<uint8_t*>(&lane(lane_index)) + sizeof(Lane));
+  }
+  std::atomic<uint32_t>* current(uint32_t lane_index) const { return desk(lane_index) + geometry().desk; }
+  std::atomic<uint32_t>* next(uint32_t lane_index) const { return current(lane_index) + geometry().streams; }
+  SlotMeta& meta(uint32_t slot) const { return reinterpret_cast<SlotMeta*>(base_ + geometry().metas_at)[slot]; }
+  double* leaves() const { return reinterpret_cast<double*>(base_ + geometry().leaves_at); }
+  double* leaves(uint32_t slot) const { return leaves() + size_t(slot) * geometry().leaves; }
+  // Priorities as the writer left them, after eps and alpha; negative: no item.
+  double* staged(uint32_t slot) const {
+    return reinterpret_cast<double*>(base_ + geometry().staged_at) + size_t(slot) * geometry().leaves;
+  }
+  uint8_t* slot(uint32_t slot_index) const {
+    return base_ + geometry().slots_at + geometry().slot_bytes * slot_index;
+  }
+  uint8_t* record(uint32_t slot_index, uint32_t row) const {
+    return slot(slot_index) + size_t(geometry().record) * row;
+  }
+  StepHead& head(uint32_t slot_index, uint32_t row) const {
+    return *reinterpret_cast<StepHead*>(record(slot_index, row));
+  }
+  // One row's value of a column, and the distance to the next row's.
+  uint8_t* cell(const Column& c, uint32_t slot_index, uint32_t row) const {
+    return c.plane ? slot(slot_index) + c.plane_offset + size_t(c.bytes) * row
+                   : record(slot_index, row) + c.offset;
+  }
+  size_t stride(const Column& c) const { return c.plane ? c.bytes : geometry().record; }
+
+  uint64_t key(uint32_t slot_index, uint32_t offset, uint64_t generation) const {
+    const auto& g = geometry();
+    return uint64_t(offset) | uint64_t(slot_index) << g.offset_bits | generation << (g.offset_bits + g.slot_bits);
+  }
+
+  // Items in the replay as far as shared words tell: published, not evicted.
+  uint64_t visible_items() const {
+    const uint32_t used = uint32_t(std::min<uint64_t>(
+        header().next_unused.load(std::memory_order_acquire), geometry().slots));
+    uint64_t items = 0;
+    for (uint32_t s = 0; s < used; ++s) {
+      const auto state = SlotWord::unpack(meta(s).word.load(std::memory_order_acquire)).state;
+      if (state == SlotState::leased || state == SlotState::closed || state == SlotState::committed)
+        items += meta(s).items.load(std::memory_order_relaxed);
+    }
+    return std::min(items, geometry().capacity);
+  }
+
+  // `len`: exact once everything published was taken in by the owner, else an upper estimate within one publication.
+  uint64_t size() const {
+    const Header& h = header();
+    if (h.epoch.load(std::memory_order_acquire) == 0) return visible_items();
+    const uint64_t absorbed = h.absorbed.load(std::memory_order_acquire);
+    const uint64_t inserted = h.inserted.load(std::memory_order_acquire);
+    const uint64_t pending = inserted > absorbed ? inserted - absorbed : 0;
+    return std::min(h.items.load(std::memory_order_acquire) + pending, geometry().capacity);
+  }
+
+ private:
+  uint8_t* base_;
+};
+
+constexpr char kReplayMagic[9] = "APEXRPL1";
+constexpr uint32_t kReplayVersion = 1;
+
+inline double max_priority(const Header& h) {
+  const uint64_t bits = h.max_priority.load(std::memory_order_relaxed);
+  double value;
+  std::memcpy(&value, &bits, 8);
+  return value;
+}
+
+inline void raise_max_priority(Header& h, double value) {
+  uint64_t seen = h.max_priority.load(std::memory_order_relaxed);
+  for (;;) {
+    double old;
+    std::memcpy(&old, &seen, 8);
+    if (old >= value) return;
+    uint64_t bits;
+    std::memcpy(&bits, &value, 8);
+    if (h.max_priority.compare_exchange_weak(seen, bits, std::memory_order_relaxed)) return;
+  }
+}
+
+// A worker's lease ends, by its own hand or because it died: what it published is handed over, the rest is freed.
+// The caller holds the lane's lock.
+inline void retire_lane(const View& view, uint32_t index) {
+  Lane& lane = view.lane(index);
+  Header& h = view.header();
+  const auto& g = view.geometry();
+  auto settle = [&](std::atomic<uint32_t>& entry) {
+    const uint32_t held = entry.load(std::memory_order_acquire);
+    if (held == 0) return;
+    const uint32_t slot = held - 1;
+    SlotMeta& meta = view.meta(slot);
+    SlotWord word = SlotWord::unpack(meta.word.load(std::memory_order_acquire));
+    if (word.state == SlotState::leased && word.lane == index) {
+      word.state = SlotState::closed;
+      meta.word.store(word.pack(), std::memory_order_release);
+    } else if (word.state == SlotState::unused && slot < h.next_unused.load(std::memory_order_acquire)) {
+      // It died between claiming a never-used slot and saying so, unless another lane is just claiming it.
+      bool elsewhere = false;
+      for (uint32_t l = 0; l < g.lanes && !elsewhere; ++l)
+        for (uint32_t s = 0; l != index && s < g.streams && !elsewhere; ++s)
+          elsewhere = view.next(l)[s].load(std::memory_order_acquire) == held;
+      if (!elsewhere) {
+        meta.count.store(0, std::memory_order_relaxed);
+        meta.items.store(0, std::memory_order_relaxed);
+        meta.drained.store(0, std::memory_order_relaxed);
+        meta.word.store(SlotWord{SlotState::closed, index, 1}.pack(), std::memory_order_release);
+      }
+    }
+    entry.store(0, std::memory_order_release);
+  };
+  for (uint32_t s = 0; s < g.streams; ++s) settle(view.next(index)[s]);
+  for (uint32_t s = 0; s < g.streams; ++s) settle(view.current(index)[s]);
+  for (uint32_t d = 0; d < g.desk; ++d) settle(view.desk(index)[d]);
+  lane.active.store(0, std::memory_order_release);
+  lane.published.fetch_add(1, std::memory_order_release);
+}
+
+}  // namespace apexrl

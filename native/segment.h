@@ -1,0 +1,206 @@
+// One piece of memory shared by local processes, gone by itself when the last of them is.
+//
+// Linux: memfd_create. Another process opens /proc/PID/fd/FD and checks the uuid, so processes that were forked
+// earlier and processes that start later attach alike. Elsewhere (or by request): a file, unlinked on close.
+//
+// Locks are POSIX record locks on bytes beyond the end: the kernel drops them at the holder's death, keeps them
+// through SIGSTOP, and does not pass them to forked children. Nobody ever waits for one. They belong to a process,
+// not to a handle, and vanish when *any* descriptor of the file is closed; hence one Segment per uuid per process.
+#pragma once
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <string>
+
+#include "process.h"
+
+namespace apexrl {
+
+using Uuid = std::array<uint8_t, 16>;
+
+class Segment {
+ public:
+  static constexpr size_t kHead = 4096;  // magic, uuid, size; the user's bytes follow
+
+  // `directory` empty: memfd where there is one.
+  static std::shared_ptr<Segment> create(size_t nbytes, const std::string& directory = "") {
+    auto segment = std::shared_ptr<Segment>(new Segment());
+    std::random_device random;
+    for (auto& byte : segment->uuid_) byte = uint8_t(random());
+    segment->open_new(directory);
+    segment->map(kHead + nbytes, true);
+    Head* head = segment->head();
+    head->nbytes = nbytes;
+    std::memcpy(head->uuid, segment->uuid_.data(), 16);
+    std::memcpy(head->magic, kMagic, 8);
+    remember(segment);
+    return segment;
+  }
+
+  static std::shared_ptr<Segment> attach(int pid, int fd, const Uuid& uuid, const std::string& path) {
+    if (auto known = find(uuid)) return known;
+    const std::string where =
+        path.empty() ? "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd) : path;
+    auto segment = std::shared_ptr<Segment>(new Segment());
+    segment->uuid_ = uuid;
+    segment->fd_ = ::open(where.c_str(), O_RDWR | O_CLOEXEC);
+    if (segment->fd_ < 0)
+      throw std::runtime_error("cannot attach to shared memory of process " + std::to_string(pid) + " (" + where +
+                               ": " + std::strerror(errno) + "): that process has ended or belongs to another user");
+    struct stat info;
+    Head head;
+    if (fstat(segment->fd_, &info) != 0 || size_t(info.st_size) < kHead ||
+        pread(segment->fd_, &head, sizeof head, 0) != ssize_t(sizeof head) ||
+        std::memcmp(head.magic, kMagic, 8) != 0 || std::memcmp(head.uuid, uuid.data(), 16) != 0 ||
+        size_t(info.st_size) < kHead + head.nbytes)
+      throw std::runtime_error("the shared memory at " + where +
+                               " is not the one this handle names: its creator has ended");
+    segment->map(kHead + head.nbytes, false);
+    remember(segment);
+    return segment;
+  }
+
+  ~Segment() {
+    if (base_ != nullptr) munmap(base_, size_);
+    if (fd_ >= 0) ::close(fd_);
+    if (!path_.empty() && creator_fork_ == fork_generation()) ::unlink(path_.c_str());
+  }
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  uint8_t* data() const { return base_ + kHead; }
+  size_t nbytes() const { return size_ - kHead; }
+  const Uuid& uuid() const { return uuid_; }
+  int fd() const { return fd_; }
+  const std::string& path() const { return path_; }
+
+  // True when this process now holds lock `index` and did not before.
+  bool try_lock(uint32_t index) {
+    std::lock_guard guard(mutex());
+    forget_inherited();
+    if (held_.count(index) != 0) return false;
+    struct flock lock = range(index, F_WRLCK);
+    if (fcntl(fd_, F_SETLK, &lock) != 0) return false;
+    held_.insert(index);
+    return true;
+  }
+
+  void unlock(uint32_t index) {
+    std::lock_guard guard(mutex());
+    forget_inherited();
+    if (held_.erase(index) == 0) return;
+    struct flock lock = range(index, F_UNLCK);
+    fcntl(fd_, F_SETLK, &lock);
+  }
+
+  // Pid of the living process that holds lock `index`, else 0.
+  int holder(uint32_t index) {
+    std::lock_guard guard(mutex());
+    forget_inherited();
+    if (held_.count(index) != 0) return getpid();
+    struct flock lock = range(index, F_WRLCK);
+    if (fcntl(fd_, F_GETLK, &lock) != 0 || lock.l_type == F_UNLCK) return 0;
+    return lock.l_pid;
+  }
+
+  static std::mutex& mutex() {
+    static std::mutex* one = new std::mutex();  // replaced in a forked child, where its holder does not exist
+    static const int registered = pthread_atfork(
+        [] { one->lock(); }, [] { one->unlock(); }, [] { one = new std::mutex(); });
+    (void)registered;
+    return *one;
+  }
+
+ private:
+  static constexpr char kMagic[9] = "APEXSEG1";
+  struct Head {
+    char magic[8];
+    uint8_t uuid[16];
+    uint64_t nbytes;
+  };
+
+  Segment() : creator_fork_(fork_generation()), locks_fork_(fork_generation()) {}
+
+  Head* head() const { return reinterpret_cast<Head*>(base_); }
+
+  static std::map<Uuid, std::weak_ptr<Segment>>& registry() {
+    static auto* all = new std::map<Uuid, std::weak_ptr<Segment>>();
+    return *all;
+  }
+  static void remember(const std::shared_ptr<Segment>& segment) {
+    std::lock_guard guard(mutex());
+    registry()[segment->uuid_] = segment;
+  }
+  static std::shared_ptr<Segment> find(const Uuid& uuid) {
+    std::lock_guard guard(mutex());
+    auto entry = registry().find(uuid);
+    return entry == registry().end() ? nullptr : entry->second.lock();
+  }
+
+  void open_new(const std::string& directory) {
+#if defined(__linux__)
+    if (directory.empty()) {
+      fd_ = memfd_create("apexrl", MFD_CLOEXEC);
+      if (fd_ < 0) throw std::runtime_error(std::string("memfd_create failed: ") + std::strerror(errno));
+      return;
+    }
+#endif
+    std::string pattern = (directory.empty() ? "/tmp" : directory) + "/apexrl-XXXXXX";
+    fd_ = mkstemp(pattern.data());
+    if (fd_ < 0) throw std::runtime_error("cannot create shared memory in " + pattern + ": " + std::strerror(errno));
+    path_ = pattern;
+  }
+
+  void map(size_t size, bool fresh) {
+    if (fresh && ftruncate(fd_, off_t(size)) != 0)
+      throw std::runtime_error("cannot reserve " + std::to_string(size) + " bytes of shared memory: " +
+                               std::strerror(errno));
+    void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
+    if (base == MAP_FAILED)
+      throw std::runtime_error("cannot map " + std::to_string(size) + " bytes of shared memory: " +
+                               std::strerror(errno));
+    base_ = static_cast<uint8_t*>(base);
+    size_ = size;
+#if defined(MADV_HUGEPAGE)
+    madvise(base_, size_, MADV_HUGEPAGE);
+#endif
+  }
+
+  struct flock range(uint32_t index, short type) const {
+    struct flock lock{};
+    lock.l_type = type;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = off_t(size_) + off_t(index);
+    lock.l_len = 1;
+    return lock;
+  }
+
+  void forget_inherited() {
+    if (locks_fork_ != fork_generation()) {
+      held_.clear();
+      locks_fork_ = fork_generation();
+    }
+  }
+
+  int fd_ = -1;
+  uint8_t* base_ = nullptr;
+  size_t size_ = 0;
+  Uuid uuid_{};
+  std::string path_;
+  uint64_t creator_fork_;
+  uint64_t locks_fork_;
+  std::set<uint32_t> held_;
+};
+
+}  // namespace apexrl

@@ -1,0 +1,150 @@
+// A float64 sum tree of fan-out 8, so that the children of a node are one cache line.
+//
+// Parents are always recomputed from their children, in a fixed order: no drift, and the same leaves give the same
+// sums. Leaves may live elsewhere (in shared memory); the levels above belong to this object. Not thread-safe.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+namespace apexrl {
+
+class SumTree {
+ public:
+  static constexpr size_t kFan = 8;
+
+  // `leaves`: 64-byte aligned, `count` of them, a multiple of 8, non-negative.
+  SumTree(double* leaves, size_t count) : leaves_(leaves), count_(count) {
+    if (count == 0 || count % kFan != 0) throw std::invalid_argument("a sum tree takes a positive multiple of 8 leaves");
+    for (size_t n = count / kFan;; n = (n + kFan - 1) / kFan) {
+      const size_t padded = n == 1 ? kFan : (n + kFan - 1) / kFan * kFan;
+      levels_.emplace_back(padded);
+      dirty_.emplace_back();
+      if (n == 1) break;
+    }
+    rebuild();
+  }
+
+  size_t size() const { return count_; }
+  double total() const { return levels_.back().data()[0]; }
+  double leaf(size_t i) const { return leaves_[i]; }
+
+  void rebuild() {
+    const double* below = leaves_;
+    size_t n = count_;
+    for (auto& level : levels_) {
+      n = (n + kFan - 1) / kFan;
+      for (size_t i = 0; i < n; ++i) level.data()[i] = sum8(below + i * kFan);
+      below = level.data();
+    }
+    for (auto& list : dirty_) list.clear();
+  }
+
+  // Changes a leaf; sums are right again after propagate().
+  void set(size_t i, double value) {
+    leaves_[i] = value;
+    touch(i);
+  }
+  void touch(size_t i) {
+    const uint32_t parent = uint32_t(i / kFan);
+    if (dirty_[0].empty() || dirty_[0].back() != parent) dirty_[0].push_back(parent);
+  }
+
+  void propagate() {
+    const double* below = leaves_;
+    for (size_t k = 0; k < levels_.size(); ++k) {
+      double* level = levels_[k].data();
+      for (const uint32_t node : dirty_[k]) {
+        level[node] = sum8(below + size_t(node) * kFan);
+        if (k + 1 < levels_.size()) {
+          const uint32_t parent = node / kFan;
+          auto& above = dirty_[k + 1];
+          if (above.empty() || above.back() != parent) above.push_back(parent);
+        }
+      }
+      dirty_[k].clear();
+      below = level;
+    }
+  }
+
+  // For each prefix[i] in [0, total): the leaf whose half-open interval of the running sum holds it. Never a zero leaf
+  // (unless the total is zero). `prefix` is overwritten.
+  void find(double* prefix, uint32_t* leaf, size_t n) const {
+    for (size_t i = 0; i < n; ++i) leaf[i] = 0;
+    for (size_t k = levels_.size(); k-- > 0;) {
+      const double* below = k == 0 ? leaves_ : levels_[k - 1].data();
+      const double* next = k >= 2 ? levels_[k - 2].data() : k == 1 ? leaves_ : nullptr;
+      for (size_t i = 0; i < n; ++i) {
+        leaf[i] = descend(below, leaf[i], prefix[i]);
+        if (next != nullptr) __builtin_prefetch(next + size_t(leaf[i]) * kFan);
+      }
+    }
+  }
+
+  // Largest absolute difference between a stored sum and the sum of its children; 0 when all is well.
+  double check() const {
+    const double* below = leaves_;
+    size_t n = count_;
+    double worst = 0.0;
+    for (const auto& level : levels_) {
+      n = (n + kFan - 1) / kFan;
+      for (size_t i = 0; i < n; ++i) worst = std::max(worst, std::abs(level.data()[i] - sum8(below + i * kFan)));
+      below = level.data();
+    }
+    return worst;
+  }
+
+ private:
+  // Zeroed doubles, 64-byte aligned.
+  class Level {
+   public:
+    explicit Level(size_t n) : data_(static_cast<double*>(std::aligned_alloc(64, n * sizeof(double)))) {
+      if (!data_) throw std::bad_alloc();
+      std::fill_n(data_.get(), n, 0.0);
+    }
+    double* data() { return data_.get(); }
+    const double* data() const { return data_.get(); }
+
+   private:
+    struct Free {
+      void operator()(double* p) const { std::free(p); }
+    };
+    std::unique_ptr<double, Free> data_;
+  };
+
+  static double sum8(const double* v) { return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7])); }
+
+  static uint32_t descend(const double* below, uint32_t node, double& prefix) {
+    const double* v = below + size_t(node) * kFan;
+    double running = 0.0, before = 0.0;
+    uint32_t child = 0;
+    for (uint32_t j = 0; j < kFan - 1; ++j) {
+      running += v[j];
+      const bool past = prefix >= running;
+      child += past;
+      before = past ? running : before;
+    }
+    // Rounding can lead past the last positive child: go back to it.
+    if (v[child] <= 0.0) {
+      uint32_t j = child;
+      while (j > 0 && v[j] <= 0.0) --j;
+      while (j < kFan - 1 && v[j] <= 0.0) ++j;
+      child = j;
+      prefix = v[child];  // beyond its end: the last positive leaf below is taken
+    } else {
+      prefix -= before;
+    }
+    return node * uint32_t(kFan) + child;
+  }
+
+  double* leaves_;
+  size_t count_;
+  std::vector<Level> levels_;
+  std::vector<std::vector<uint32_t>> dirty_;
+};
+
+}  // namespace apexrl

@@ -1,0 +1,96 @@
+"""Distributed reinforcement learning: many actors, one learner, and a fast crash-safe prioritized replay.
+
+    import apexrl
+
+    run = apexrl.train("cartpole", actors=4)
+    run.summary["final_eval_return"]
+    action = apexrl.load(run.path).act(observation)
+
+Importing this brings neither PyTorch nor Gymnasium; names are imported when first used. ``apexrl.replay`` needs NumPy
+alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from apexrl.api import Evaluation, Run, evaluate, load, resume, train
+    from apexrl.config import (
+        ActorConfig,
+        AgentConfig,
+        Config,
+        EnvConfig,
+        EvaluatorConfig,
+        LearnerConfig,
+        ReplayConfig,
+        StopConfig,
+    )
+    from apexrl.errors import ApexrlError
+    from apexrl.loaded import LoadedAgent
+    from apexrl.presets import preset
+    from apexrl.status import PolicyLag, RunStatus, WorkerStatus
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ActorConfig": "apexrl.config",
+    "AgentConfig": "apexrl.config",
+    "ApexrlError": "apexrl.errors",
+    "Config": "apexrl.config",
+    "EnvConfig": "apexrl.config",
+    "Evaluation": "apexrl.api",
+    "EvaluatorConfig": "apexrl.config",
+    "LearnerConfig": "apexrl.config",
+    "LoadedAgent": "apexrl.loaded",
+    "PolicyLag": "apexrl.status",
+    "ReplayConfig": "apexrl.config",
+    "Run": "apexrl.api",
+    "RunStatus": "apexrl.status",
+    "StopConfig": "apexrl.config",
+    "WorkerStatus": "apexrl.status",
+    "evaluate": "apexrl.api",
+    "load": "apexrl.api",
+    "preset": "apexrl.presets",
+    "resume": "apexrl.api",
+    "train": "apexrl.api",
+}
+
+__all__ = [
+    "ActorConfig",
+    "AgentConfig",
+    "ApexrlError",
+    "Config",
+    "EnvConfig",
+    "Evaluation",
+    "EvaluatorConfig",
+    "LearnerConfig",
+    "LoadedAgent",
+    "PolicyLag",
+    "ReplayConfig",
+    "Run",
+    "RunStatus",
+    "StopConfig",
+    "WorkerStatus",
+    "__version__",
+    "evaluate",
+    "load",
+    "preset",
+    "resume",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'apexrl' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,72 @@
+"""Every error that apexrl raises on purpose.
+
+    ApexrlError
+    ├── ClosedError        a replay, writer or board was used after close()
+    ├── WaitTimeout        a wait ran past its timeout (also a TimeoutError)
+    ├── SpecError          wrong names, shapes or dtypes (also a ValueError)
+    ├── PriorityError      a NaN, infinite or negative priority (also a ValueError)
+    ├── OwnershipError     a second sampler while the owner lives
+    ├── ExhaustedError     no free writer lane or stream is left
+    ├── SnapshotError      a file is truncated, corrupt or of another version
+    ├── ConfigError        an unknown or contradictory setting (also a ValueError)
+    ├── EnvError           an environment cannot be made, fails or hangs
+    ├── AgentError         an agent cannot do what was asked of it
+    ├── NonFiniteError     NaN or infinity in a loss or in weights
+    └── WorkerError        a role failed more often than its restart limit allows
+
+A message says what was wrong, where, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class ApexrlError(Exception):
+    """Base of every error that apexrl raises on purpose."""
+
+
+class ClosedError(ApexrlError):
+    """A replay, writer or board was used after ``close()``."""
+
+
+class WaitTimeout(ApexrlError, TimeoutError):
+    """A wait ran past its timeout; nothing was lost and the call may be repeated."""
+
+
+class SpecError(ApexrlError, ValueError):
+    """Names, shapes or dtypes do not match what was declared."""
+
+
+class PriorityError(ApexrlError, ValueError):
+    """A priority is NaN, infinite or negative; the message names its row."""
+
+
+class OwnershipError(ApexrlError):
+    """Another living process owns the replay."""
+
+
+class ExhaustedError(ApexrlError):
+    """No free writer lane or stream is left; raise ``writers=`` or ``streams=``."""
+
+
+class SnapshotError(ApexrlError):
+    """A stored file is truncated, corrupt or of another version."""
+
+
+class ConfigError(ApexrlError, ValueError):
+    """A setting is unknown, out of range or contradicts another."""
+
+
+class EnvError(ApexrlError):
+    """An environment cannot be made, raised an error, or hung."""
+
+
+class AgentError(ApexrlError):
+    """An agent cannot do what was asked of it."""
+
+
+class NonFiniteError(ApexrlError):
+    """A loss, a gradient or weights hold NaN or infinity."""
+
+
+class WorkerError(ApexrlError):
+    """A role failed more often than its restart limit allows."""

@@ -1,0 +1,165 @@
+"""The seams: what an agent, a weights link, an experience writer and a role's context look like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apexrl.spec import Array, Field
+
+Arrays = Mapping[str, Array]
+"""Field name -> array whose first axis is the batch."""
+
+State = dict[str, Array] | None
+"""An agent's recurrent state while acting, one row per environment; None for feed-forward agents."""
+
+
+class Acted(NamedTuple):
+    """What ``Agent.act`` returns for B environments."""
+
+    actions: Array  # [B, *action.shape]
+    extras: dict[str, Array]  # the fields of `step_spec`, [B, ...]
+    state: State
+
+
+class Sampled(Protocol):
+    """A sampled batch, as ``Replay.sample`` returns it."""
+
+    @property
+    def data(self) -> dict[str, Array]: ...  # name -> [B, ...]
+    @property
+    def keys(self) -> NDArray[np.uint64]: ...  # [B]
+    @property
+    def weights(self) -> NDArray[np.float32]: ...  # [B] importance weights, largest is 1
+
+
+class Learned(NamedTuple):
+    """What one learner update yields."""
+
+    priorities: NDArray[np.float32] | None  # [B] raw |δ|, before eps and alpha; None: nothing to write back
+    metrics: dict[str, float]
+
+
+@runtime_checkable
+class Agent(Protocol):
+    """An algorithm: acts, says how surprising its steps are, learns. Knows no process and no transport.
+
+    Constructed as ``AgentClass(spec: EnvSpec, config: AgentConfig, device: str, seed: int)``.
+    """
+
+    @property
+    def step_spec(self) -> dict[str, Field]:
+        """Extra fields that acting records with every step (Q-values, log-prob, …)."""
+        ...
+
+    def act(self, observations: Arrays, state: State, exploration: NDArray[np.float32], greedy: bool = False) -> Acted:
+        """Choose actions. ``observations`` name -> [B, (stack,) ...]; ``exploration`` [B] (ε or σ of each env)."""
+        ...
+
+    def priorities(self, items: Arrays) -> NDArray[np.float32]:
+        """Raw |δ| [N] of freshly recorded transitions.
+
+        ``items`` maps names as in ``Batch.data`` ([N, ...]), plus ``<extra>`` and ``next_<extra>`` for the recorded
+        extras; it gathers lazily, so only what is read costs anything.
+        """
+        ...
+
+    def prepare(self, batch: Sampled) -> Any:
+        """Turn a batch into what ``update`` takes (device copies); may run in a prefetch thread."""
+        ...
+
+    def update(self, prepared: Any) -> Learned:
+        """One gradient step. Raises NonFiniteError, leaving parameters as they were, when the loss is not finite."""
+        ...
+
+    def weights(self) -> dict[str, Array]:
+        """Acting parameters as named arrays (views or copies)."""
+        ...
+
+    def load(self, weights: Arrays) -> None:
+        """Take acting parameters as published by another process."""
+        ...
+
+    def state_dict(self) -> dict[str, Array]:
+        """All that a resume needs as flat named arrays: parameters, target, optimizer, RNG, counters."""
+        ...
+
+    def load_state_dict(self, state: Arrays) -> None: ...
+
+
+class WeightsWriter(Protocol):
+    def publish(self, weights: Arrays, version: int) -> None: ...
+    @property
+    def version(self) -> int: ...  # newest ever published; 0 before the first
+
+
+class WeightsReader(Protocol):
+    def latest(self, newer_than: int = 0) -> tuple[int, dict[str, Array]] | None:
+        """The newest (version, weights), or None when nothing newer than ``newer_than`` is there."""
+        ...
+
+
+class StepWriter(Protocol):
+    """Where an actor's steps go (``Replay.writer(streams=B, priority_fn=…)``)."""
+
+    def append(self, steps: Arrays, streams: Sequence[int] | None = None, timeout: float = 10.0) -> None: ...
+    def flush(self, timeout: float = 5.0) -> None: ...
+    def close(self) -> None: ...
+
+
+class Context(Protocol):
+    """What a role knows of the run it serves in."""
+
+    name: str  # "actor-3"
+    role: str  # "actor"
+    index: int  # the leased slot, 0 … count-1: ε and seeds belong to it
+    generation: int  # 0 at first, +1 at every restart
+    seed: int  # of this slot and generation
+    folder: Path  # the run folder
+    patience: float  # seconds that one step may wait for others; 0 when roles take turns in one process
+
+    def clock(self) -> float:
+        """Seconds for periods. When roles take turns in one process it counts environment steps instead, so that a run
+        can be repeated exactly."""
+        ...
+
+    def should_stop(self) -> bool:
+        """True once the run is ending; cheap enough for every step."""
+        ...
+
+    def hurried(self) -> bool:
+        """True when the run is ending at a person's wish: skip what takes long, such as a final evaluation."""
+        ...
+
+    def count(self, **increments: int) -> None:
+        """Add to this worker's shared counters (``env_steps``, ``episodes``, ``updates``, …)."""
+        ...
+
+    def total(self, counter: str) -> int:
+        """A counter summed over the whole run, restarts and resumed runs included."""
+        ...
+
+    def send(self, kind: str, **values: Any) -> None:
+        """Tell the supervisor something (JSON-able values); never blocks, drops are counted."""
+        ...
+
+    def env_call(self) -> AbstractContextManager[None]:
+        """Marks an environment call, so that one which hangs beyond the limit is seen from outside."""
+        ...
+
+
+class Role(Protocol):
+    """One loop of the system, cut into steps so that a serial launcher can run roles in lock-step."""
+
+    def step(self) -> bool:
+        """One turn; False when there was nothing to do (the caller may then wait a little)."""
+        ...
+
+    def close(self) -> None:
+        """Wind up after an orderly stop: last checkpoint, final evaluation, release."""
+        ...

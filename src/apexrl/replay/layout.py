@@ -1,0 +1,127 @@
+"""What the rows of a replay look like: declared fields, windows, and the checks of values against them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from apexrl.errors import SpecError
+from apexrl.spec import Array, Field, is_observation
+
+Kind = Literal["rows", "transition"]
+BUILT_IN = {"reward": "float32", "terminated": "bool", "truncated": "bool"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A declared field as it is stored and gathered."""
+
+    name: str
+    field: Field
+    windowed: bool
+    stack: int
+
+    @property
+    def window_shape(self) -> tuple[int, ...]:
+        """Shape of one item's value in a batch."""
+        return (self.stack, *self.field.shape) if self.windowed and self.stack > 1 else self.field.shape
+
+    def native(self) -> tuple[str, str, int, list[int], bool, bool]:
+        dtype = np.dtype(self.field.dtype)
+        return (self.name, dtype.kind, dtype.itemsize, list(self.field.shape), self.windowed, self.field.sampled)
+
+
+class Layout:
+    """The declared fields of a replay, in order."""
+
+    def __init__(self, fields: Mapping[str, Field], kind: Kind, stack: int) -> None:
+        if not fields:
+            raise SpecError("a replay needs at least one field")
+        self.kind: Kind = kind
+        self.stack = stack
+        self.columns: list[Column] = []
+        for name, field in fields.items():
+            if not isinstance(name, str) or not name:
+                raise SpecError(f"field name {name!r} is not a non-empty string")
+            if not isinstance(field, Field):
+                raise SpecError(f"field {name!r} must be a Field, got {type(field).__name__}")
+            if kind == "transition" and name in (*BUILT_IN, "discount"):
+                raise SpecError(f"field {name!r} is built into kind='transition'; leave it out of fields=")
+            windowed = kind == "transition" and (
+                is_observation(name) if field.windowed is None else field.windowed
+            )
+            self.columns.append(Column(name, field, windowed, stack))
+        known = set(fields)
+        for column in self.columns:
+            if column.windowed and "next_" + column.name in known:
+                raise SpecError(f"field 'next_{column.name}' collides with what {column.name!r} yields in a batch")
+
+    def native(self) -> list[tuple[str, str, int, list[int], bool, bool]]:
+        return [column.native() for column in self.columns]
+
+    def names(self) -> list[str]:
+        return [column.name for column in self.columns] + (list(BUILT_IN) if self.kind == "transition" else [])
+
+    def plain(self, values: Mapping[str, Any], rows: int | None = None) -> dict[str, Array]:
+        """Values as C-contiguous arrays of the declared dtypes.
+
+        Lists and scalars are converted; an array of another dtype is refused rather than cast.
+
+        Raises:
+            SpecError: names the field, what it is and what it should be.
+        """
+        if not isinstance(values, Mapping):
+            raise SpecError(f"expected a mapping of field names to arrays, got {type(values).__name__}")
+        wanted = self.names()
+        missing = [name for name in wanted if name not in values]
+        unknown = [name for name in values if name not in wanted]
+        if missing or unknown:
+            parts = [f"missing field {name!r}" for name in missing] + [f"unknown field {name!r}" for name in unknown]
+            raise SpecError(f"{'; '.join(parts)}. This replay takes {', '.join(map(repr, wanted))}")
+        arrays: dict[str, Array] = {}
+        first = ""
+        for column in self.columns:
+            arrays[column.name] = _as_array(column.name, values[column.name], column.field.dtype, column.field.shape)
+        if self.kind == "transition":
+            for name, dtype in BUILT_IN.items():
+                arrays[name] = _as_array(name, values[name], dtype, ())
+        for name, array in arrays.items():
+            if rows is None:
+                rows, first = len(array), name
+            elif len(array) != rows:
+                where = f"field {first!r} has {rows}" if first else f"{rows} expected"
+                raise SpecError(f"field {name!r} has {len(array)} rows, but {where}")
+        return arrays
+
+    def to_json(self, options: Mapping[str, Any]) -> str:
+        fields = {
+            c.name: {"shape": c.field.shape, "dtype": c.field.dtype, "windowed": c.field.windowed, "sampled": c.field.sampled}
+            for c in self.columns
+        }
+        return json.dumps({"kind": self.kind, "stack": self.stack, "fields": fields, "options": dict(options)})
+
+    @staticmethod
+    def from_json(text: str) -> tuple[Layout, dict[str, Any]]:
+        description = json.loads(text)
+        fields = {
+            name: Field(tuple(f["shape"]), f["dtype"], f["windowed"], f["sampled"])
+            for name, f in description["fields"].items()
+        }
+        return Layout(fields, description["kind"], description["stack"]), description["options"]
+
+
+def _as_array(name: str, value: Any, dtype: str, shape: tuple[int, ...]) -> Array:
+    given = getattr(value, "dtype", None)
+    try:
+        array = np.asarray(value) if given is not None else np.asarray(value, dtype)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SpecError(f"field {name!r}: cannot make a {dtype} array of it ({error})") from None
+    if array.dtype != np.dtype(dtype):
+        raise SpecError(f"field {name!r} has dtype {array.dtype}, declared {dtype}: convert it with .astype({dtype!r})")
+    if array.ndim == 0 or array.shape[1:] != shape:
+        raise SpecError(f"field {name!r} has shape {list(array.shape)}, expected [N{''.join(f', {n}' for n in shape)}]")
+    return np.ascontiguousarray(array)

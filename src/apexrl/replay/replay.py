@@ -1,0 +1,394 @@
+"""The replay: made once, held by any number of processes, sampled by one."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from apexrl import _native
+from apexrl.errors import ApexrlError, ClosedError, ConfigError, OwnershipError, PriorityError, SpecError, WaitTimeout
+from apexrl.replay.batch import Allocator, Batch, BatchPool, Updated
+from apexrl.replay.layout import Kind, Layout
+from apexrl.replay.writer import BAD_PRIORITY, IRREGULAR, PriorityFn, Writer, as_priorities
+from apexrl.spec import Field
+
+_SLICE = 0.1  # seconds between looks at signals while waiting
+_CHUNK = 64  # item positions per slot
+_TOO_FEW, _LIMITED, _ALL_ZERO, _CLOSED = 1, 2, 3, 4  # native/owner.h SampleStatus
+
+
+class Replay:
+    """A prioritized replay in shared memory.
+
+    Any process that holds it may append through ``writer()``; the first that samples owns it until it ends. Handles
+    may be pickled to other local processes, or inherited by a fork.
+
+    Args:
+        capacity: items kept; the oldest chunk goes first. Once full, capacity − chunk < len ≤ capacity.
+        fields: name -> Field. Rows mode: a whole transition. Streams mode: one step; ``reward``, ``terminated`` and
+            ``truncated`` are built in.
+        kind: ``"rows"`` (default): ``writer.extend`` takes finished items. ``"transition"``: ``writer.append`` takes
+            steps, and an item is a window of them.
+        stack: frames of a windowed field in an item; 1 adds no axis.
+        n_step: rewards summed before the bootstrap observation; fewer where the episode ends.
+        gamma: discount per step.
+        alpha: priority exponent; 0 samples uniformly.
+        eps: added to |δ| before the exponent.
+        seed: of the draws; one process's appends and draws repeat exactly.
+        writers: lanes, the most writers at a time over all processes.
+        streams: (streams mode) the most streams of all writers together; default 16 per writer.
+        min_size: items before the first sample.
+        samples_per_insert: sampled items per inserted one that the limiter keeps to; 0: no coupling.
+        insert_band: how far the two may drift apart, as a fraction of ``min_size · samples_per_insert``; at least one
+            batch.
+        directory: keep the memory in a file there instead of an anonymous one; unlinked when its creator ends.
+
+    Raises:
+        ConfigError, SpecError: an argument is out of range or a field is not supported.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        fields: Mapping[str, Field],
+        *,
+        kind: Kind = "rows",
+        stack: int = 1,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        alpha: float = 0.6,
+        eps: float = 1e-6,
+        seed: int = 0,
+        writers: int = 8,
+        streams: int | None = None,
+        min_size: int = 0,
+        samples_per_insert: float = 0.0,
+        insert_band: float = 0.1,
+        directory: str = "",
+    ) -> None:
+        options = _checked(
+            dict(
+                capacity=capacity, kind=kind, stack=stack, n_step=n_step, gamma=gamma, alpha=alpha, eps=eps, seed=seed,
+                writers=writers, streams=streams, min_size=min_size, samples_per_insert=samples_per_insert,
+                insert_band=insert_band,
+            )
+        )
+        layout = Layout(fields, kind, stack)
+        native = _native.Replay.create(
+            fields=layout.native(),
+            kind=kind,
+            capacity=options["capacity"],
+            chunk=options["chunk"],
+            behind=stack - 1 if kind == "transition" else 0,
+            ahead=n_step if kind == "transition" else 0,
+            lanes=options["writers"],
+            streams=options["streams"],
+            stack=stack,
+            n_step=n_step,
+            gamma=gamma,
+            alpha=alpha,
+            eps=eps,
+            seed=seed & (2**64 - 1),
+            min_size=min_size,
+            samples_per_insert=samples_per_insert,
+            error_buffer=insert_band * min_size * samples_per_insert,
+            json=layout.to_json(options),
+            directory=directory,
+        )
+        self._bind(native, layout, options, creator=os.getpid())
+
+    def _bind(self, native: _native.Replay, layout: Layout, options: dict[str, Any], creator: int) -> None:
+        self._native = native
+        self._layout = layout
+        self._options = options
+        self._creator = creator
+        self._pool = BatchPool(native, layout)
+        self._pool_pid = os.getpid()
+        self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+        self._closed = False
+        self._owner_seen = (0.0, 0)
+
+    @staticmethod
+    def _attach(state: tuple[int, int, bytes, str], creator: int) -> Replay:
+        try:
+            layout, options = Layout.from_json(_native.Replay.describe(state))
+            native = _native.Replay.attach(state, layout.native())
+        except RuntimeError as error:
+            raise ClosedError(str(error)) from None
+        replay = Replay.__new__(Replay)
+        replay._bind(native, layout, options, creator)
+        return replay
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Replay._attach, (self._native.state(), self._creator))
+
+    # --- workers
+
+    def writer(self, streams: int | None = None, priority_fn: PriorityFn | None = None) -> Writer:
+        """A writer for this process (it leases its lane at first use).
+
+        Args:
+            streams: (streams mode) B, the environments that this writer appends steps of; default 1.
+            priority_fn: (streams mode) ``priority_fn(items) -> [N]`` raw |δ| of N complete items, called on many at a
+                time; ``items`` maps names as in ``Batch.data``, plus ``next_<field>`` for every field. Default: the
+                largest priority so far.
+        """
+        if self._layout.kind == "rows" and (streams is not None or priority_fn is not None):
+            raise ConfigError("streams= and priority_fn= belong to streams mode; extend() takes priorities=")
+        if self._layout.kind != "rows":
+            streams = 1 if streams is None else streams
+            if not 1 <= streams <= self._options["streams"]:
+                raise ConfigError(
+                    f"streams={streams} is out of range 1 … {self._options['streams']} (the replay's streams=)"
+                )
+        writer = Writer(self, streams, priority_fn)
+        self._writers.add(writer)
+        return writer
+
+    # --- the owner
+
+    def sample(self, batch_size: int, beta: float = 0.4, timeout: float = 10.0) -> Batch:
+        """Draw ``batch_size`` items, in proportion to their priorities, one from each equal slice of the total.
+
+        The first process that samples owns the replay until it ends.
+
+        Raises:
+            OwnershipError: another living process owns it.
+            WaitTimeout: fewer than ``min_size`` items, or held back by the limiter, for ``timeout`` seconds.
+            ClosedError: the replay was closed.
+        """
+        native = self._native
+        if not native.owned or self._closed:
+            self._own()
+        if self._pool_pid != os.getpid():  # inherited by fork: those arrays belong to the parent's batches
+            self._pool, self._pool_pid = BatchPool(native, self._layout), os.getpid()
+        if batch_size < 1:
+            raise ConfigError(f"batch_size={batch_size} must be at least 1")
+        self._publish_here()
+        arrays = self._pool.take(batch_size)
+        try:
+            status = native.sample(arrays.outputs, beta)
+            if status:
+                self._wait_to_sample(arrays.outputs, beta, status, timeout)
+            return arrays.batch()
+        finally:
+            self._pool.put(batch_size, arrays)
+
+    def update_priorities(self, keys: Any, priorities: Any) -> Updated:
+        """Write new raw magnitudes |δ| for sampled items; ``eps`` and ``alpha`` are applied here.
+
+        A key whose item has gone is counted as stale and changes nothing.
+
+        Raises:
+            PriorityError: a value is NaN, infinite or negative (the row is named); nothing was written.
+            OwnershipError: another living process owns the replay.
+        """
+        native = self._native
+        if not native.owned or self._closed:
+            self._own()
+        try:
+            status, first, stale = native.update(keys, priorities)
+        except TypeError:
+            status = IRREGULAR
+        if status == IRREGULAR:
+            keys = np.ascontiguousarray(keys)
+            if keys.ndim != 1 or keys.dtype != np.uint64:
+                raise SpecError(f"keys must be the uint64 [B] of a batch, got {keys.dtype} {list(keys.shape)}")
+            priorities = as_priorities(priorities, len(keys))
+            status, first, stale = native.update(keys, priorities)
+        if status == BAD_PRIORITY:
+            value = np.asarray(priorities)[first]
+            raise PriorityError(f"priority of row {first} is {value}: priorities are finite magnitudes |δ| from 0 to 1e150")
+        return Updated(first, stale)
+
+    def set_limiter(
+        self, *, min_size: int | None = None, samples_per_insert: float | None = None, insert_band: float = 0.1
+    ) -> None:
+        """Change the limiter while the replay is in use (owner only)."""
+        if not self._native.owned or self._closed:
+            self._own()
+        counters = self._native.counters()
+        size = counters["min_size"] if min_size is None else min_size
+        rate = counters["samples_per_insert"] if samples_per_insert is None else samples_per_insert
+        self._native.set_limiter(size, rate, insert_band * size * rate)
+
+    @property
+    def allocator(self) -> Allocator:
+        """Makes the arrays of batches: ``(shape, dtype) -> array``. Replace it to gather into pinned memory."""
+        return self._pool.allocate
+
+    @allocator.setter
+    def allocator(self, allocate: Allocator) -> None:
+        self._pool.clear()
+        self._pool.allocate = allocate
+
+    def release(self) -> None:
+        """Stop owning the replay, so that another process may sample it; no effect where it is not owned."""
+        self._native.disown()
+
+    # --- everybody
+
+    def __len__(self) -> int:
+        self._publish_here()
+        return int(self._native.size())
+
+    @property
+    def capacity(self) -> int:
+        return int(self._options["capacity"])
+
+    @property
+    def owner_pid(self) -> int:
+        """The living process that samples, or 0."""
+        return int(self._native.counters()["owner_pid"])
+
+    @property
+    def owner_pid_hint(self) -> int | None:
+        """The owner if it is another process, as of at most a second ago; else None."""
+        now = time.monotonic()
+        if now - self._owner_seen[0] > 1.0:
+            self._owner_seen = (now, self.owner_pid)
+        pid = self._owner_seen[1]
+        return pid if pid and pid != os.getpid() else None
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of the replay's life: size, capacity, inserted, sampled, evicted, the observed samples per insert,
+        priority updates applied and stale, lanes, owners so far, bytes of memory."""
+        counters: dict[str, Any] = dict(self._native.counters())
+        inserted = counters["inserted"]
+        return {
+            "size": len(self),
+            "capacity": self.capacity,
+            "observed_samples_per_insert": counters["sampled"] / inserted if inserted else 0.0,
+            "bytes_per_item": counters["slot_bytes"] / counters["chunk"],
+            **counters,
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write items, priorities, keys, limiter counters and RNG to one file, atomically, while workers go on."""
+        from apexrl.replay.snapshot import save
+
+        if not self._native.owned or self._closed:
+            self._own()
+        self._publish_here()
+        save(self, Path(path))
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Replay:
+        """A replay as it was saved. SnapshotError when the file is truncated, corrupt or of another version."""
+        from apexrl.replay.snapshot import load
+
+        return load(Path(path))
+
+    def close(self) -> None:
+        """In the process that made the replay: end it for everybody and wake all who wait. Elsewhere: let go of it."""
+        if self._closed:
+            return
+        self._closed = True
+        for writer in list(self._writers):
+            writer.close()
+        if os.getpid() == self._creator:
+            self._native.shut()
+        self._native.disown()
+        self._pool.clear()
+
+    def __enter__(self) -> Replay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Replay({self._layout.kind}, {len(self)} of {self.capacity} items)"
+
+    # --- inside
+
+    def _own(self) -> None:
+        if self._closed or self._native.closed:
+            raise ClosedError("this replay was closed")
+        holder = self._native.own()
+        if holder:
+            raise OwnershipError(
+                f"process {holder} samples this replay; only one process may. Sample there, or wait until it has ended"
+            )
+
+    def _publish_here(self) -> None:
+        """What was appended in this process can be sampled at once in it."""
+        for writer in self._writers:
+            if writer._native.pending_count:
+                writer._publish()
+
+    def _own_if_alone(self) -> bool:
+        """The replay is full: its maker makes room by owning it, if nobody does. True when it came to own it now."""
+        return (
+            os.getpid() == self._creator
+            and not self._closed
+            and not self._native.owned
+            and self._native.counters()["samples_per_insert"] == 0
+            and self._native.own() == 0
+        )
+
+    def _wait_to_sample(self, outputs: _native.Outputs, beta: float, status: int, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while status:
+            if status == _CLOSED:
+                raise ClosedError("this replay was closed")
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise WaitTimeout(f"{self._why_no_sample(status)} (waited {timeout} s)")
+            self._native.wait(min(left, _SLICE))
+            status = self._native.sample(outputs, beta)
+
+    def _why_no_sample(self, status: int) -> str:
+        counters = self._native.counters()
+        if status == _TOO_FEW:
+            return f"the replay holds {len(self)} items, fewer than the {max(1, counters['min_size'])} needed to sample"
+        if status == _ALL_ZERO:
+            return "every priority in the replay is zero: with eps=0 such items are never sampled"
+        return (
+            f"the limiter waits for inserts: {counters['sampled']} sampled and {counters['inserted']} inserted, "
+            f"at {counters['samples_per_insert']} samples per insert"
+        )
+
+    def _check(self) -> float:
+        """For tests: the worst error of any sum of the tree; 1e300 when the counts disagree."""
+        return float(self._native.check())
+
+
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    def need(name: str, fine: bool, what: str) -> None:
+        if not fine:
+            raise ConfigError(f"{name}={options[name]!r} must be {what}")
+
+    for name in ("capacity", "stack", "n_step", "writers", "min_size", "seed"):
+        value = options[name]
+        need(name, isinstance(value, int | np.integer) and not isinstance(value, bool), "an integer")
+        options[name] = int(value)
+    need("kind", options["kind"] in ("rows", "transition"), "'rows' or 'transition'")
+    need("capacity", 1 <= options["capacity"] <= 2**36, "between 1 and 2**36")
+    need("stack", 1 <= options["stack"] <= 255, "between 1 and 255")
+    need("n_step", 1 <= options["n_step"] <= 1000, "between 1 and 1000")
+    need("gamma", 0.0 <= options["gamma"] <= 1.0, "between 0 and 1")
+    need("alpha", 0.0 <= options["alpha"] <= 2.0, "between 0 and 2")
+    need("eps", 0.0 <= options["eps"] < 1e6, "a non-negative number")
+    need("writers", 1 <= options["writers"] <= 4096, "between 1 and 4096")
+    need("min_size", 0 <= options["min_size"] <= options["capacity"], "between 0 and capacity")
+    need("samples_per_insert", 0.0 <= options["samples_per_insert"] < 1e6, "a non-negative number")
+    need("insert_band", 0.0 <= options["insert_band"] < 1e6, "a non-negative number")
+    if options["kind"] == "rows":
+        for name, neutral in (("stack", 1), ("n_step", 1), ("streams", None)):
+            need(name, options[name] in (neutral, 1), "left out in rows mode, which stores finished items")
+        options["streams"] = 1
+    elif options["streams"] is None:
+        options["streams"] = 16 * options["writers"]
+    need("streams", 1 <= options["streams"] <= 65536, "between 1 and 65536")
+    options["chunk"] = max(1, min(_CHUNK, options["capacity"] // 32))
+    return options
+
+
+__all__ = ["ApexrlError", "Replay"]

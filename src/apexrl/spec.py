@@ -1,0 +1,106 @@
+"""What a step holds: named fields with a shape and a dtype. No Gymnasium and no PyTorch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apexrl.errors import SpecError
+
+Array = NDArray[np.generic]
+
+OBSERVATION = "observation"
+
+
+@dataclass(frozen=True)
+class Field:
+    """One named column of a step.
+
+    Args:
+        shape: shape of one step's value, ``()`` for a scalar.
+        dtype: any fixed-size NumPy dtype name: ``"float32"``, ``"uint8"``, ``"int64"``, ``"bool"`` …
+        windowed: in ``kind="transition"``: the field is frame-stacked, and the value n steps later
+            comes back as ``next_<name>``. Default: true for ``observation`` and ``observation/…``.
+        sampled: whether ``sample`` returns it. A field that only ``priority_fn`` reads
+            (recorded Q-values) need not be gathered for the learner.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    windowed: bool | None = None
+    sampled: bool = True
+
+    def __post_init__(self) -> None:
+        shape = (self.shape,) if isinstance(self.shape, int) else tuple(int(n) for n in self.shape)
+        if any(n <= 0 for n in shape):
+            raise SpecError(f"Field shape {shape} has a non-positive dimension")
+        try:
+            dtype = np.dtype(self.dtype)
+        except TypeError as error:
+            raise SpecError(f"Field dtype {self.dtype!r} is no NumPy dtype") from error
+        if dtype.kind not in "biuf" or not dtype.isnative or dtype.itemsize > 8:
+            raise SpecError(
+                f"Field dtype {self.dtype!r} is not supported: use a native bool, integer or float of at most 8 bytes"
+            )
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "dtype", dtype.name)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one step's value."""
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+def is_observation(name: str) -> bool:
+    """Whether a field is (a part of) the observation: ``observation`` or ``observation/<key>``."""
+    return name == OBSERVATION or name.startswith(OBSERVATION + "/")
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """What an agent may answer. ``n`` > 0: one of n discrete actions (int64 scalar, 0 … n-1).
+
+    The environment counts them from ``start``. Otherwise a box: ``low`` and ``high`` are float32 arrays of ``shape``.
+    """
+
+    shape: tuple[int, ...] = ()
+    dtype: str = "int64"
+    n: int = 0
+    low: Array | None = None
+    high: Array | None = None
+    start: int = 0
+
+    @property
+    def discrete(self) -> bool:
+        return self.n > 0
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What an environment shows and takes, in plain arrays.
+
+    Args:
+        observation: field name -> Field; ``observation`` alone, or one ``observation/<key>`` per
+            entry of a ``Dict`` space (nested keys joined by ``/``). Shapes are of one frame, unstacked.
+        action: the action space.
+        stack: frames that the agent sees at once; with ``stack`` > 1 an agent's observations are
+            ``[B, stack, *shape]``, oldest frame first, else ``[B, *shape]``.
+        categories: of discrete observations (int64 fields): field name -> number of values, which
+            networks encode one-hot.
+        starts: of discrete observations that the environment does not count from 0: field name -> its first value.
+    """
+
+    observation: Mapping[str, Field]
+    action: ActionSpec
+    stack: int = 1
+    categories: Mapping[str, int] = field(default_factory=dict)
+    starts: Mapping[str, int] = field(default_factory=dict)
+
+
+def split_observation(values: Mapping[str, Array], prefix: str = "") -> dict[str, Array]:
+    """The observation fields of a batch or step, without ``prefix`` (``"next_"`` for the later ones)."""
+    names = {name[len(prefix) :]: name for name in values if name.startswith(prefix)}
+    return {plain: values[name] for plain, name in names.items() if is_observation(plain)}

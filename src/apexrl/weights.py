@@ -1,0 +1,139 @@
+"""The newest weights, published by one process and read by any number: latest only, versioned, nobody waits.
+
+A version is the number of learner updates ever made in the run. It never goes back.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from apexrl import _native
+from apexrl.errors import ClosedError, SpecError
+from apexrl.spec import Array
+
+
+class WeightsBoard:
+    """Named arrays in shared memory (protocols.WeightsWriter and WeightsReader). Picklable to local processes.
+
+    Args:
+        nbytes: room for the weights; memory that is never written costs nothing.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        if nbytes < 1:
+            raise SpecError(f"a weights board of {nbytes} bytes holds nothing")
+        self._native = _native.Board.create(nbytes)
+        self._layout: list[tuple[str, tuple[int, ...], np.dtype[Any]]] | None = None
+
+    @staticmethod
+    def _attach(state: tuple[int, int, bytes, str]) -> WeightsBoard:
+        board = WeightsBoard.__new__(WeightsBoard)
+        try:
+            board._native = _native.Board.attach(state)
+        except RuntimeError as error:
+            raise ClosedError(str(error)) from None
+        board._layout = None
+        return board
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (WeightsBoard._attach, (self._native.state(),))
+
+    @property
+    def version(self) -> int:
+        """The newest version ever published; 0 before the first."""
+        return self._native.version
+
+    @property
+    def spoilt_reads(self) -> int:
+        """Reads that were overtaken by the publisher three times in a row and kept the old weights."""
+        return self._native.spoilt
+
+    def publish(self, weights: Mapping[str, Array], version: int) -> None:
+        """Make ``weights`` the newest. One process publishes at a time.
+
+        Raises:
+            SpecError: names, shapes or dtypes differ from the first publication, they do not fit, or the version is
+                not larger than the newest.
+        """
+        if version <= self._native.version:
+            raise SpecError(f"weights version {version} is not newer than {self._native.version}: versions never go back")
+        arrays = [np.ascontiguousarray(value) for value in weights.values()]
+        layout = [
+            [name, list(np.shape(value)), array.dtype.str]
+            for (name, value), array in zip(weights.items(), arrays, strict=True)
+        ]
+        total = sum(array.nbytes for array in arrays)
+        if total > self._native.capacity:
+            raise SpecError(f"weights of {total} bytes do not fit the board of {self._native.capacity} bytes")
+        if not self._native.set_layout(json.dumps(layout).encode()):
+            raise SpecError("these weights have other names, shapes or dtypes than those published before")
+        self._native.publish(version, arrays)
+
+    def latest(self, newer_than: int = 0) -> tuple[int, dict[str, Array]] | None:
+        """The newest (version, weights) as fresh arrays, or None when there is nothing newer."""
+        if self._native.version <= newer_than:
+            return None
+        if self._layout is None:
+            self._layout = [
+                (name, tuple(shape), np.dtype(dtype)) for name, shape, dtype in json.loads(self._native.layout)
+            ]
+        sizes = [int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for _, shape, dtype in self._layout]
+        data = np.empty(sum(sizes), np.uint8)
+        version = self._native.read(newer_than, data)
+        if version == 0:
+            return None
+        weights: dict[str, Array] = {}
+        at = 0
+        for (name, shape, dtype), size in zip(self._layout, sizes, strict=True):
+            part = data[at : at + size]
+            weights[name] = (part.view(dtype) if part.ctypes.data % dtype.itemsize == 0 else part.copy().view(dtype)).reshape(shape)
+            at += size
+        return version, weights
+
+    def wait(self, newer_than: int, timeout: float) -> bool:
+        """Wait until something newer is there; False when ``timeout`` seconds passed first."""
+        deadline = time.monotonic() + timeout
+        while self._native.version <= newer_than:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._native.wait(newer_than, min(left, 0.1))
+        return True
+
+
+class InlineWeights:
+    """The same within one process: the reference semantics, and what ``--serial`` uses."""
+
+    def __init__(self) -> None:
+        self._newest: tuple[int, dict[str, Array]] | None = None
+
+    @property
+    def version(self) -> int:
+        return self._newest[0] if self._newest else 0
+
+    @property
+    def spoilt_reads(self) -> int:
+        return 0
+
+    def publish(self, weights: Mapping[str, Array], version: int) -> None:
+        if version <= self.version:
+            raise SpecError(f"weights version {version} is not newer than {self.version}: versions never go back")
+        copies = {name: np.array(value) for name, value in weights.items()}
+        if self._newest and {n: (a.shape, a.dtype) for n, a in copies.items()} != {
+            n: (a.shape, a.dtype) for n, a in self._newest[1].items()
+        }:
+            raise SpecError("these weights have other names, shapes or dtypes than those published before")
+        self._newest = (version, copies)
+
+    def latest(self, newer_than: int = 0) -> tuple[int, dict[str, Array]] | None:
+        if self._newest is None or self._newest[0] <= newer_than:
+            return None
+        return self._newest[0], {name: value.copy() for name, value in self._newest[1].items()}
+
+    def wait(self, newer_than: int, timeout: float) -> bool:
+        return self.version > newer_than
