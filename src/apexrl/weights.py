@@ -61,7 +61,9 @@ class WeightsBoard:
                 not larger than the newest.
         """
         if version <= self._native.version:
-            raise SpecError(f"weights version {version} is not newer than {self._native.version}: versions never go back")
+            raise SpecError(
+                f"weights version {version} is not newer than {self._native.version}: versions never go back"
+            )
         arrays = [np.ascontiguousarray(value) for value in weights.values()]
         layout = [
             [name, list(np.shape(value)), array.dtype.str]
@@ -91,7 +93,9 @@ class WeightsBoard:
         at = 0
         for (name, shape, dtype), size in zip(self._layout, sizes, strict=True):
             part = data[at : at + size]
-            weights[name] = (part.view(dtype) if part.ctypes.data % dtype.itemsize == 0 else part.copy().view(dtype)).reshape(shape)
+            weights[name] = (
+                part.view(dtype) if part.ctypes.data % dtype.itemsize == 0 else part.copy().view(dtype)
+            ).reshape(shape)
             at += size
         return version, weights
 

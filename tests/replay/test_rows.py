@@ -338,7 +338,7 @@ def test_sampling_an_empty_replay_waits_then_raises():
         assert len(replay.sample(4)) == 4
     with make(min_size=50) as replay:
         replay.writer().extend(rows(0, 49))
-        with pytest.raises(WaitTimeout, match="49 items.*50"):
+        with pytest.raises(WaitTimeout, match=r"49 items.*50"):
             replay.sample(4, timeout=0.05)
 
 

@@ -76,14 +76,14 @@ def test_damaged_files_are_refused_and_the_old_one_kept(tmp_path):
     rng = np.random.default_rng(0)
     for length in [0, 5, 16, 60, 400, len(whole) // 2, len(whole) - 1]:
         path.write_bytes(whole[:length])
-        with pytest.raises(SnapshotError, match="replay.snapshot"):
+        with pytest.raises(SnapshotError, match=r"replay\.snapshot"):
             Replay.load(path)
     for _ in range(60):
         at = int(rng.integers(0, len(whole)))
         damaged = bytearray(whole)
         damaged[at] ^= 1 << int(rng.integers(0, 8))
         path.write_bytes(damaged)
-        with pytest.raises(SnapshotError, match="replay.snapshot"):
+        with pytest.raises(SnapshotError, match=r"replay\.snapshot"):
             Replay.load(path)
     path.write_bytes(whole + b"x")
     with pytest.raises(SnapshotError):

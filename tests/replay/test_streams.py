@@ -34,7 +34,9 @@ def step(streams, t, reward, terminated, truncated):
     observation = np.stack([streams, np.full(len(streams), t), streams * 1000 + t], 1).astype("f4")
     return {
         "observation": observation,
-        "observation/image": np.broadcast_to(((streams * 7 + t) % 256)[:, None, None], (len(streams), 5, 20)).astype("u1"),
+        "observation/image": np.broadcast_to(((streams * 7 + t) % 256)[:, None, None], (len(streams), 5, 20)).astype(
+            "u1"
+        ),
         "action": (streams * 100_000 + t).astype("i8"),
         "q": np.stack([streams, np.full(len(streams), t)], 1).astype("f4"),
         "reward": np.asarray(reward, "f4"),
@@ -126,7 +128,7 @@ def one_episode(rewards, ends, n_step, gamma=0.9):
 
 
 def test_oracle_returns():
-    """Reference sheet: γ .9, r = [1, 2, 3]: bootstrap 10 → 12.52; terminal at the 2nd → 2.8; truncated, V = 4 → 6.04."""
+    """γ .9, r = [1, 2, 3]: bootstrap 10 → 12.52; terminal at the 2nd → 2.8; truncated at the 2nd, V = 4 → 6.04."""
     item = one_episode([1, 2, 3], None, 3)
     np.testing.assert_allclose(item["reward"] + item["discount"] * 10, 12.52, rtol=1e-6)
     item = one_episode([1, 2], "terminated", 3)
@@ -176,7 +178,7 @@ def test_priority_fn_sees_what_was_recorded():
         assert set(items) == {
             "observation", "next_observation", "observation/image", "next_observation/image",
             "action", "next_action", "q", "next_q", "reward", "discount",
-        } or True  # fmt: skip
+        }  # fmt: skip
         seen.append({name: items[name] for name in ("action", "next_action", "q", "next_q", "reward", "discount")})
         return np.arange(len(items["q"])) + 1.0
 

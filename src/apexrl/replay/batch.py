@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,7 +86,7 @@ class _Arrays:
         keys = np.empty(size, np.uint64)
         probabilities = np.empty(size, np.float64)
         weights = allocate((size,), "float32")
-        self.fixed = (keys, probabilities, weights)
+        self.fixed = (keys, probabilities, cast("NDArray[np.float32]", weights))
         self.outputs = native.outputs(
             size, columns, later, reward, discount, keys=keys, probabilities=probabilities, weights=weights
         )
@@ -131,7 +131,3 @@ class BatchPool:
 
     def clear(self) -> None:
         self._sets.clear()
-
-
-def names(values: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in values)

@@ -51,9 +51,7 @@ class Layout:
                 raise SpecError(f"field {name!r} must be a Field, got {type(field).__name__}")
             if kind == "transition" and name in (*BUILT_IN, "discount"):
                 raise SpecError(f"field {name!r} is built into kind='transition'; leave it out of fields=")
-            windowed = kind == "transition" and (
-                is_observation(name) if field.windowed is None else field.windowed
-            )
+            windowed = kind == "transition" and (is_observation(name) if field.windowed is None else field.windowed)
             self.columns.append(Column(name, field, windowed, stack))
         known = set(fields)
         for column in self.columns:
@@ -99,7 +97,12 @@ class Layout:
 
     def to_json(self, options: Mapping[str, Any]) -> str:
         fields = {
-            c.name: {"shape": c.field.shape, "dtype": c.field.dtype, "windowed": c.field.windowed, "sampled": c.field.sampled}
+            c.name: {
+                "shape": c.field.shape,
+                "dtype": c.field.dtype,
+                "windowed": c.field.windowed,
+                "sampled": c.field.sampled,
+            }
             for c in self.columns
         }
         return json.dumps({"kind": self.kind, "stack": self.stack, "fields": fields, "options": dict(options)})

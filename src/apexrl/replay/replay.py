@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from apexrl import _native
-from apexrl.errors import ApexrlError, ClosedError, ConfigError, OwnershipError, PriorityError, SpecError, WaitTimeout
+from apexrl.errors import ClosedError, ConfigError, OwnershipError, PriorityError, SpecError, WaitTimeout
 from apexrl.replay.batch import Allocator, Batch, BatchPool, Updated
 from apexrl.replay.layout import Kind, Layout
+from apexrl.replay.options import checked
 from apexrl.replay.writer import BAD_PRIORITY, IRREGULAR, PriorityFn, Writer, as_priorities
 from apexrl.spec import Field
 
 _SLICE = 0.1  # seconds between looks at signals while waiting
-_CHUNK = 64  # item positions per slot
 _TOO_FEW, _LIMITED, _ALL_ZERO, _CLOSED = 1, 2, 3, 4  # native/owner.h SampleStatus
 
 
@@ -72,12 +72,22 @@ class Replay:
         insert_band: float = 0.1,
         directory: str = "",
     ) -> None:
-        options = _checked(
-            dict(
-                capacity=capacity, kind=kind, stack=stack, n_step=n_step, gamma=gamma, alpha=alpha, eps=eps, seed=seed,
-                writers=writers, streams=streams, min_size=min_size, samples_per_insert=samples_per_insert,
-                insert_band=insert_band,
-            )
+        options = checked(
+            {
+                "capacity": capacity,
+                "kind": kind,
+                "stack": stack,
+                "n_step": n_step,
+                "gamma": gamma,
+                "alpha": alpha,
+                "eps": eps,
+                "seed": seed,
+                "writers": writers,
+                "streams": streams,
+                "min_size": min_size,
+                "samples_per_insert": samples_per_insert,
+                "insert_band": insert_band,
+            }
         )
         layout = Layout(fields, kind, stack)
         native = _native.Replay.create(
@@ -204,7 +214,9 @@ class Replay:
             status, first, stale = native.update(keys, priorities)
         if status == BAD_PRIORITY:
             value = np.asarray(priorities)[first]
-            raise PriorityError(f"priority of row {first} is {value}: priorities are finite magnitudes |δ| from 0 to 1e150")
+            raise PriorityError(
+                f"priority of row {first} is {value}: priorities are finite magnitudes |δ| from 0 to 1e150"
+            )
         return Updated(first, stale)
 
     def set_limiter(
@@ -358,37 +370,3 @@ class Replay:
     def _check(self) -> float:
         """For tests: the worst error of any sum of the tree; 1e300 when the counts disagree."""
         return float(self._native.check())
-
-
-def _checked(options: dict[str, Any]) -> dict[str, Any]:
-    def need(name: str, fine: bool, what: str) -> None:
-        if not fine:
-            raise ConfigError(f"{name}={options[name]!r} must be {what}")
-
-    for name in ("capacity", "stack", "n_step", "writers", "min_size", "seed"):
-        value = options[name]
-        need(name, isinstance(value, int | np.integer) and not isinstance(value, bool), "an integer")
-        options[name] = int(value)
-    need("kind", options["kind"] in ("rows", "transition"), "'rows' or 'transition'")
-    need("capacity", 1 <= options["capacity"] <= 2**36, "between 1 and 2**36")
-    need("stack", 1 <= options["stack"] <= 255, "between 1 and 255")
-    need("n_step", 1 <= options["n_step"] <= 1000, "between 1 and 1000")
-    need("gamma", 0.0 <= options["gamma"] <= 1.0, "between 0 and 1")
-    need("alpha", 0.0 <= options["alpha"] <= 2.0, "between 0 and 2")
-    need("eps", 0.0 <= options["eps"] < 1e6, "a non-negative number")
-    need("writers", 1 <= options["writers"] <= 4096, "between 1 and 4096")
-    need("min_size", 0 <= options["min_size"] <= options["capacity"], "between 0 and capacity")
-    need("samples_per_insert", 0.0 <= options["samples_per_insert"] < 1e6, "a non-negative number")
-    need("insert_band", 0.0 <= options["insert_band"] < 1e6, "a non-negative number")
-    if options["kind"] == "rows":
-        for name, neutral in (("stack", 1), ("n_step", 1), ("streams", None)):
-            need(name, options[name] in (neutral, 1), "left out in rows mode, which stores finished items")
-        options["streams"] = 1
-    elif options["streams"] is None:
-        options["streams"] = 16 * options["writers"]
-    need("streams", 1 <= options["streams"] <= 65536, "between 1 and 65536")
-    options["chunk"] = max(1, min(_CHUNK, options["capacity"] // 32))
-    return options
-
-
-__all__ = ["ApexrlError", "Replay"]

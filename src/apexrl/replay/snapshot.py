@@ -8,12 +8,13 @@ Slots go back to where they were, so keys that were handed out before the save s
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import struct
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -59,7 +60,7 @@ def save(replay: Replay, path: Path) -> None:
                 crc = zlib.crc32(place)
                 file.write(place)
                 for part in (rows, leaves, staged):
-                    crc = zlib.crc32(part, crc)
+                    crc = zlib.crc32(part.data, crc)
                     file.write(part.data)
                 file.write(struct.pack("<I", crc))
                 count += 1
@@ -84,7 +85,7 @@ def load(path: Path) -> Replay:
             raise SnapshotError(f"{path} is not a complete replay snapshot ({error})") from None
 
 
-def _load(file: BinaryIO, path: Path) -> Replay:
+def _load(file: io.BufferedReader, path: Path) -> Replay:
     from apexrl.replay.replay import Replay
 
     magic, length = struct.unpack("<8sQ", _read(file, 16, path))
@@ -127,7 +128,7 @@ def _load(file: BinaryIO, path: Path) -> Replay:
         for part in (rows, leaves, staged):
             if file.readinto(part.data) != part.nbytes:
                 raise SnapshotError(f"{path} is truncated")
-            crc = zlib.crc32(part, crc)
+            crc = zlib.crc32(part.data, crc)
         if struct.unpack("<I", _read(file, 4, path))[0] != crc:
             raise SnapshotError(f"{path} is corrupt: the checksum of a chunk does not match")
         slot, generation, order, visible = struct.unpack("<QQQQ", place)
@@ -140,7 +141,7 @@ def _load(file: BinaryIO, path: Path) -> Replay:
     return replay
 
 
-def _read(file: BinaryIO, count: int, path: Path) -> bytes:
+def _read(file: io.BufferedReader, count: int, path: Path) -> bytes:
     data = file.read(count)
     if len(data) != count:
         raise SnapshotError(f"{path} is truncated")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from apexrl import _native
 from apexrl.errors import ApexrlError, ClosedError, ExhaustedError, PriorityError, SpecError, WaitTimeout
-from apexrl.replay.layout import BUILT_IN, Layout
+from apexrl.replay.layout import Layout
 from apexrl.spec import Array
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Writer:
         begins the next episode: what Gymnasium's NEXT_STEP autoreset yields.
 
         Args:
-            values: declared fields ``[B, ...]``, and ``reward`` float32, ``terminated`` and ``truncated`` bool, ``[B]``.
+            values: declared fields ``[B, ...]``; ``reward`` float32, ``terminated`` and ``truncated`` bool ``[B]``.
             streams: which streams the rows belong to; default: all, in order.
             timeout: seconds to wait for a free slot or for the limiter.
 
@@ -147,7 +147,9 @@ class Writer:
                 raise ClosedError("the replay was closed")
             left = deadline - time.monotonic()
             if left <= 0:
-                raise WaitTimeout(f"the owner (process {self._replay.owner_pid}) did not take in what was appended within {timeout} s")
+                raise WaitTimeout(
+                    f"the owner (process {self._replay.owner_pid}) did not take in what was appended within {timeout} s"
+                )
             self._native.wait(min(left, 0.01))
 
     def close(self) -> None:
@@ -229,7 +231,9 @@ class Writer:
             raise ClosedError("the replay was closed")
         if status == BAD_PRIORITY:
             value = np.asarray(priorities).reshape(-1)[bad]
-            raise PriorityError(f"priority of row {bad} is {value}: priorities are finite magnitudes |δ| from 0 to 1e150")
+            raise PriorityError(
+                f"priority of row {bad} is {value}: priorities are finite magnitudes |δ| from 0 to 1e150"
+            )
         if status == BUSY:
             raise ApexrlError("this writer is in use by another thread: make one writer per thread")
         if status == BAD_REWARD:
@@ -297,6 +301,3 @@ def as_priorities(value: Any, rows: int) -> NDArray[np.floating[Any]]:
     if array.dtype.kind not in "iuf":
         raise SpecError(f"priorities have dtype {array.dtype}, expected float32 or float64")
     return array.astype(np.float64)
-
-
-assert set(BUILT_IN) == {"reward", "terminated", "truncated"}

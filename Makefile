@@ -1,0 +1,58 @@
+# make train   install what training needs and train the default preset
+# make test    install everything, then lint, types, import contracts and all tests
+PYTHON ?= python3
+VENV ?= .venv
+PRESET ?= cartpole
+ARGS ?=
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard native/*.h native/*.cc)
+
+.DEFAULT_GOAL := help
+.PHONY: help install train test check bench examples clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+	@echo "make install, check, bench, examples, clean; make train PRESET=catch ARGS='--actors 4'"
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "apexrl needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and by its pin: resolved together with the rest, pip may look at newer builds of several gigabytes.
+$(VENV)/.torch: constraints.txt | $(BIN)/python
+	$(PIP) torch
+	@touch $@
+
+$(VENV)/.train: $(NATIVE) $(VENV)/.torch
+	$(PIP) -e '.[train]'
+	@touch $@
+
+$(VENV)/.dev: $(NATIVE) $(VENV)/.torch
+	$(PIP) -e '.[train,atari,box2d,video,dev]'
+	@touch $@ $(VENV)/.train
+
+install: $(VENV)/.dev
+
+train: $(VENV)/.train
+	$(BIN)/apexrl train $(PRESET) $(ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
+	$(BIN)/python -m pytest
+
+bench: $(VENV)/.dev
+	$(PIP) cpprb
+	$(BIN)/python benchmarks/replay.py
+
+examples: $(VENV)/.dev
+	for example in examples/*.py; do echo "== $$example"; $(BIN)/python $$example || exit 1; done
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -exec rm -rf {} +

@@ -1,0 +1,98 @@
+"""Adam and centred RMSProp over one flat parameter vector, with their state as named vectors.
+
+The arithmetic is PyTorch's (``torch.optim``, functional form). State lives in vectors laid out like the parameters,
+so that a checkpoint names it and a parameter server can own any part of it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.rmsprop import rmsprop
+
+from apexrl.config import AgentConfig
+from apexrl.errors import ConfigError
+
+ADAM_BETAS = (0.9, 0.999)  # Kingma & Ba 2015, the paper's and PyTorch's
+
+
+class Optimizer(Protocol):
+    """Changes ``vector`` by a gradient of the same size."""
+
+    state: dict[str, Tensor]  # name -> float32 [size]
+    steps: Tensor  # float32 scalar, updates made
+
+    def step(self, vector: Tensor, gradient: Tensor) -> None: ...
+
+
+def make_optimizer(config: AgentConfig, vector: Tensor) -> Optimizer:
+    """The optimizer that ``config`` names, for parameters like ``vector``.
+
+    Raises:
+        ConfigError: another name, or a step size that is not positive.
+    """
+    if not config.learning_rate > 0.0:
+        raise ConfigError(f"learning_rate is {config.learning_rate}; it must be positive")
+    kind: Literal["adam", "rmsprop"] = config.optimizer
+    if kind == "adam":
+        return Adam(vector, config.learning_rate, config.optimizer_eps)
+    if kind == "rmsprop":
+        return CentredRMSProp(vector, config.learning_rate, config.optimizer_eps, config.rmsprop_decay)
+    raise ConfigError(f"there is no optimizer {kind!r}; use 'adam' or 'rmsprop'")
+
+
+class Adam:
+    """Kingma & Ba 2015, algorithm 1; one kernel per step."""
+
+    def __init__(self, vector: Tensor, learning_rate: float, eps: float) -> None:
+        self._learning_rate, self._eps = learning_rate, eps
+        self.state = {"first_moment": torch.zeros_like(vector), "second_moment": torch.zeros_like(vector)}
+        self.steps = torch.zeros((), device=vector.device)
+
+    def step(self, vector: Tensor, gradient: Tensor) -> None:
+        adam(
+            [vector],
+            [gradient],
+            [self.state["first_moment"]],
+            [self.state["second_moment"]],
+            [],
+            [self.steps],
+            fused=True,
+            foreach=False,
+            amsgrad=False,
+            beta1=ADAM_BETAS[0],
+            beta2=ADAM_BETAS[1],
+            lr=self._learning_rate,
+            weight_decay=0.0,
+            eps=self._eps,
+            maximize=False,
+        )
+
+
+class CentredRMSProp:
+    """Graves 2013, equations 38-45, without momentum; ε is added outside the root, as PyTorch does."""
+
+    def __init__(self, vector: Tensor, learning_rate: float, eps: float, decay: float) -> None:
+        self._learning_rate, self._eps, self._decay = learning_rate, eps, decay
+        self.state = {"square_average": torch.zeros_like(vector), "gradient_average": torch.zeros_like(vector)}
+        self.steps = torch.zeros(())  # counted on the CPU
+
+    def step(self, vector: Tensor, gradient: Tensor) -> None:
+        rmsprop(
+            [vector],
+            [gradient],
+            [self.state["square_average"]],
+            [self.state["gradient_average"]],
+            [],
+            [self.steps],
+            foreach=False,
+            lr=self._learning_rate,
+            alpha=self._decay,
+            eps=self._eps,
+            weight_decay=0.0,
+            momentum=0.0,
+            centered=True,
+        )

@@ -1,0 +1,284 @@
+"""The library's face: ``train``, ``resume``, ``load``, ``evaluate``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from apexrl import settings
+from apexrl.config import Config
+from apexrl.errors import ConfigError
+from apexrl.run_folder import RunFolder, env_name
+from apexrl.status import Level, Observer, RunStatus
+
+if TYPE_CHECKING:
+    from apexrl.loaded import LoadedAgent
+
+Callback = Callable[[RunStatus], bool | None]
+"""Called with every status, a few times a second, in the calling process; True asks the run to stop."""
+
+EVALUATION_SEED = 1_000_000_007
+"""Default seed of ``evaluate``: no run's environments use it unless asked to."""
+
+
+class Run:
+    """A run that has ended."""
+
+    def __init__(self, path: Path, summary: dict[str, Any] | None = None) -> None:
+        self.path = Path(path)
+        """Its folder."""
+        self.summary: dict[str, Any] = RunFolder.open(path).summary() if summary is None else summary
+        """What ``summary.json`` holds."""
+
+    @cached_property
+    def agent(self) -> LoadedAgent:
+        """The trained agent with the best weights; loaded when first asked for."""
+        return load(self.path)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Greedy episodes that were played."""
+
+    returns: list[float]
+    """Undiscounted, unclipped return of each episode."""
+    checkpoint: Path
+    """The file that the weights came from."""
+    films: list[Path] = dataclasses.field(default_factory=list)
+    """Videos, one an episode, when they were asked for."""
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.returns))
+
+    @property
+    def std(self) -> float:
+        """Standard deviation over the episodes (population)."""
+        return float(np.std(self.returns))
+
+
+def train(
+    config: Config | str = "",
+    *,
+    env: str | Callable[..., Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+    show: bool = True,
+    **overrides: Any,
+) -> Run:
+    """Train an agent and wait until it is done.
+
+    Args:
+        config: a ``Config``, or a preset's name; empty: the defaults, for which ``env`` must be given.
+        env: Gymnasium id, ``module:Id-v0``, or a callable that returns an environment (keyword arguments:
+            ``env_kwargs``). Worker processes must be able to import a callable: define it at the top of a module.
+        callbacks: called with every ``RunStatus``; returning True stops the run.
+        show: a live panel on a terminal, plain lines elsewhere; False: silent.
+        **overrides: any setting by its flat name, as on the command line: ``actors=4, learning_rate=3e-4``.
+
+    Returns:
+        The run, with its summary, its folder, and the trained agent.
+
+    Raises:
+        ConfigError: an unknown preset or setting, or a value out of range.
+        EnvError: the environment cannot be made.
+        WorkerError: the run failed; its folder holds what there is.
+    """
+    if isinstance(config, str):
+        if not config and env is None:
+            raise ConfigError("say what to train: a preset's name, a Config, or env=")
+        from apexrl.presets import preset
+
+        config = preset(config).config if config else Config()
+    if env is not None:
+        overrides["env"] = env
+    config = settings.override(config, overrides)
+    observers: list[Observer] = [Calls(callback) for callback in callbacks]
+    return run(config, observers=[*_panels(show), *observers])
+
+
+def resume(path: str | Path, *, callbacks: Sequence[Callback] = (), show: bool = True, **overrides: Any) -> Run:
+    """Go on with a run in its own folder, from its newest checkpoint (and its replay, when that was saved).
+
+    Args:
+        path: the run folder.
+        callbacks: as for ``train``.
+        show: as for ``train``.
+        **overrides: what shall differ from its ``config.toml``, most often what ends it: ``minutes=30``.
+    """
+    folder = RunFolder.open(path)
+    observers: list[Observer] = [Calls(callback) for callback in callbacks]
+    config = settings.override(folder.config(), overrides)
+    return run(config, observers=[*_panels(show), *observers], resume=folder.path)
+
+
+def load(
+    run: str | Path | Run,
+    checkpoint: str = "best",
+    *,
+    device: str = "cpu",
+    env: Callable[..., Any] | None = None,
+) -> LoadedAgent:
+    """The trained agent of a run: ``load(path).act(observation)``.
+
+    Args:
+        run: run folder, or what ``train`` returned.
+        checkpoint: ``best``, ``latest``, or a checkpoint file.
+        device: ``cpu``, ``cuda`` …
+        env: the environment's callable, if the run's cannot be imported by name.
+
+    Raises:
+        ConfigError: not a run folder.
+        SnapshotError: its weights cannot be read.
+    """
+    from apexrl.loaded import load_agent
+
+    return load_agent(_folder(run), checkpoint, device, env)
+
+
+def evaluate(
+    run: str | Path | Run,
+    episodes: int = 20,
+    video: str | Path | None = None,
+    *,
+    seed: int = EVALUATION_SEED,
+    checkpoint: str = "best",
+    env: Callable[..., Any] | None = None,
+) -> Evaluation:
+    """Play greedy episodes in fresh environments.
+
+    Args:
+        run: run folder, or what ``train`` returned.
+        episodes: how many, at least 1.
+        video: a folder for one film an episode (extra ``video``; the environment must render ``rgb_array``).
+        seed: of the environments.
+        checkpoint: ``best``, ``latest``, or a checkpoint file.
+        env: the environment's callable, if the run's cannot be imported by name.
+    """
+    from apexrl.envs import FrameStack, make_vector
+    from apexrl.roles.evaluator import Trial
+
+    if episodes < 1:
+        raise ConfigError(f"--episodes must be at least 1, not {episodes}")
+    folder = _folder(run)
+    config = folder.config()
+    wanted = config.env if env is None else dataclasses.replace(config.env, env=env)
+    loaded = load(run, checkpoint, env=env)
+    if video is not None:
+        from apexrl.films import filmed
+
+        count, wanted, films = 1, *filmed(wanted, Path(video))
+    else:
+        count, films = min(episodes, config.evaluator.eval_envs), []
+    vector = make_vector(wanted, count, seed)
+    try:
+        frames = FrameStack(vector.spec.stack, count, vector.spec.observation)
+        trial = Trial(loaded.agent, vector, frames, episodes, seed)
+        while trial.step():
+            pass
+    finally:
+        vector.close()
+    assert loaded.checkpoint is not None
+    return Evaluation(trial.returns, loaded.checkpoint, films)
+
+
+def run(
+    config: Config,
+    *,
+    observers: Sequence[Observer] = (),
+    resume: Path | None = None,
+    on_folder: Callable[[Path], None] | None = None,
+) -> Run:
+    """Launch a run and draw its learning curve; ``train`` and the command both come here.
+
+    Args:
+        config: everything.
+        observers: who watches.
+        resume: the folder of a run to go on with.
+        on_folder: told the run folder's path as soon as there is one.
+    """
+    from apexrl.launch import launch
+
+    settings.check(config)
+    remember = Remember(on_folder)
+    try:
+        summary = launch(config, observers=[remember, *observers], resume=resume)
+    finally:
+        if remember.path is not None:
+            _try_to_draw(RunFolder(remember.path), config, observers)
+    assert remember.path is not None, "launch told no observer of its folder"
+    return Run(remember.path, summary)
+
+
+def draw_curve(folder: RunFolder, config: Config) -> bool:
+    """(Re)draw ``learning_curve.png``; False when nothing was logged yet."""
+    from apexrl.plots import learning_curve
+
+    subject = config.preset or env_name(config)
+    title = f"{subject}  ·  {config.topology} {config.agent.agent}  ·  seed {config.seed}"
+    return learning_curve(folder.metrics_path, folder.curve_path, title, config.stop.stop_at_return)
+
+
+def _try_to_draw(folder: RunFolder, config: Config, observers: Sequence[Observer]) -> None:
+    """A picture that fails must not hide how the run ended."""
+    try:
+        draw_curve(folder, config)
+    except Exception as error:
+        for observer in observers:
+            observer.message(f"{folder.curve_path} could not be drawn: {type(error).__name__}: {error}", "warning")
+
+
+class Watch:
+    """An observer that ignores everything; a base for those who want one thing."""
+
+    def started(self, config: Config, folder: Path) -> None: ...
+
+    def update(self, status: RunStatus) -> bool | None: ...
+
+    def event(self, kind: str, values: dict[str, Any]) -> None: ...
+
+    def message(self, text: str, level: Level = "info") -> None: ...
+
+    def finished(self, summary: dict[str, Any]) -> None: ...
+
+
+class Calls(Watch):
+    """Hands every status to a callback."""
+
+    def __init__(self, callback: Callback) -> None:
+        self._callback = callback
+
+    def update(self, status: RunStatus) -> bool | None:
+        return self._callback(status)
+
+
+class Remember(Watch):
+    """Remembers the run folder."""
+
+    def __init__(self, told: Callable[[Path], None] | None = None) -> None:
+        self.path: Path | None = None
+        self._told = told
+
+    def started(self, config: Config, folder: Path) -> None:
+        self.path = folder
+        if self._told is not None:
+            self._told(folder)
+
+
+def _panels(show: bool) -> list[Observer]:
+    if not show:
+        return []
+    from apexrl.panel import panel
+
+    return [panel()]
+
+
+def _folder(run: str | Path | Run) -> RunFolder:
+    return RunFolder.open(run.path if isinstance(run, Run) else run)

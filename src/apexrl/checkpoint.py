@@ -1,0 +1,158 @@
+"""Checkpoints: named arrays and a little JSON in one self-contained safetensors file, written whole or not at all.
+
+``checkpoints/`` of a run holds the newest ``update-000001200.safetensors`` (all that a resume needs) and
+``best.safetensors`` (the acting weights of the best evaluation). The JSON sits in the file's header, with a checksum
+over everything; a ``.json`` beside each file repeats it for human eyes and is never read back. No pickle, no PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from apexrl.errors import SnapshotError
+from apexrl.files import remove_leftovers, replace_text, replacing
+from apexrl.spec import Array
+
+FORMAT = "apexrl-checkpoint-1"
+BEST = "best.safetensors"
+_NUMBERED = re.compile(r"update-(\d+)\.safetensors")
+
+Kind = Literal["state", "weights"]
+"""``state``: an agent's ``state_dict()``; ``weights``: only what acting needs, ``weights()``."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One loaded checkpoint."""
+
+    path: Path
+    kind: Kind
+    arrays: dict[str, Array]
+    metadata: dict[str, Any]
+    skipped: tuple[str, ...] = ()
+    """Why newer files were passed over (``load_latest``); for the log."""
+
+
+def save(folder: Path, arrays: Mapping[str, Array], metadata: Mapping[str, Any], keep: int = 3) -> Path:
+    """Write the agent's whole state as a numbered checkpoint, and remove all but the ``keep`` newest.
+
+    Args:
+        folder: made if missing.
+        arrays: flat ``state_dict()``.
+        metadata: JSON-able; must hold ``updates``, the learner updates ever made, which numbers the file.
+        keep: numbered checkpoints kept, at least 1; ``best`` is kept besides.
+    """
+    path = Path(folder) / f"update-{int(metadata['updates']):09d}.safetensors"
+    _write(path, arrays, metadata, "state")
+    for old in numbered(folder)[: -max(1, keep)]:
+        old.unlink(missing_ok=True)
+        old.with_suffix(".json").unlink(missing_ok=True)
+    return path
+
+
+def save_best(folder: Path, weights: Mapping[str, Array], metadata: Mapping[str, Any]) -> Path:
+    """Replace the best weights; ``metadata`` should hold ``updates``, ``env_steps`` and ``eval_return``."""
+    path = Path(folder) / BEST
+    _write(path, weights, metadata, "weights")
+    return path
+
+
+def numbered(folder: Path) -> list[Path]:
+    """The numbered checkpoints, oldest first; empty when there are none."""
+    folder = Path(folder)
+    found = [(int(match[1]), path) for path in folder.glob("update-*") if (match := _NUMBERED.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest numbered checkpoint, or None."""
+    paths = numbered(folder)
+    return paths[-1] if paths else None
+
+
+def best(folder: Path) -> Path | None:
+    """The best weights, or None before the first evaluation."""
+    path = Path(folder) / BEST
+    return path if path.exists() else None
+
+
+def load_latest(folder: Path) -> Checkpoint | None:
+    """The newest readable numbered checkpoint; unreadable newer ones are named in ``skipped``. None: there are none.
+
+    Raises:
+        SnapshotError: there are checkpoints, but none can be read.
+    """
+    skipped: list[str] = []
+    for path in reversed(numbered(folder)):
+        try:
+            found = load(path)
+        except SnapshotError as error:
+            skipped.append(str(error))
+            continue
+        return Checkpoint(found.path, found.kind, found.arrays, found.metadata, tuple(skipped))
+    if skipped:
+        raise SnapshotError("no checkpoint of this run can be read:\n  " + "\n  ".join(skipped))
+    return None
+
+
+def load(path: Path) -> Checkpoint:
+    """Read one checkpoint.
+
+    Raises:
+        SnapshotError: the file is missing, truncated, corrupt or was written by something else.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    if not path.is_file():
+        raise SnapshotError(f"there is no checkpoint at {path}: look in the folder beside it for another one")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = file.metadata() or {}
+            arrays: dict[str, Array] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, MemoryError) as error:
+        raise _unreadable(path, f"it is truncated or corrupt ({error})") from error
+    if "format" not in header:
+        raise _unreadable(path, "it was not written by apexrl")
+    if header["format"] != FORMAT:
+        raise _unreadable(path, f"its format is {header['format']!r} and this apexrl reads {FORMAT!r}")
+    text, kind = header.get("metadata", ""), header.get("kind", "")
+    if header.get("checksum") != _checksum(arrays, kind, text):
+        raise _unreadable(path, "its checksum does not match: bytes were changed")
+    return Checkpoint(path, "weights" if kind == "weights" else "state", arrays, json.loads(text))
+
+
+def _unreadable(path: Path, why: str) -> SnapshotError:
+    return SnapshotError(f"cannot read checkpoint {path}: {why}. Use another checkpoint of that folder, or train again")
+
+
+def _write(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, Any], kind: Kind) -> None:
+    from safetensors.numpy import save_file
+
+    # safetensors writes an array's memory as it lies, so it must be contiguous
+    solid = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in arrays.items()}
+    text = json.dumps(dict(metadata), sort_keys=True)
+    header = {"format": FORMAT, "kind": kind, "metadata": text, "checksum": _checksum(solid, kind, text)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(path.parent)
+    with replacing(path) as temporary:
+        save_file(solid, temporary, metadata=header)
+    replace_text(path.with_suffix(".json"), json.dumps({"kind": kind, **metadata}, indent=2) + "\n")
+
+
+def _checksum(arrays: Mapping[str, Array], kind: str, text: str) -> str:
+    """CRC-32 over metadata and every array's name, dtype, shape and bytes."""
+    crc = zlib.crc32(f"{kind}\n{text}".encode())
+    for name in sorted(arrays):
+        value = arrays[name]
+        crc = zlib.crc32(f"{name}|{value.dtype.str}|{value.shape}".encode(), crc)
+        crc = zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data, crc) if value.size else crc
+    return f"{crc:08x}"

@@ -1,0 +1,246 @@
+"""The ``apexrl`` command. Light until something is trained: ``--help`` imports neither PyTorch nor Gymnasium.
+
+Exit codes: 0 done, 1 the run failed, 2 the command was not understood, 130 Ctrl-C (after checkpoint and summary).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from apexrl.config import Config
+from apexrl.errors import AgentError, ApexrlError, ConfigError, EnvError, SpecError
+from apexrl.settings import did_you_mean, from_toml
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from apexrl.presets import Preset
+
+TRAIN_MODULES = frozenset(
+    ("gymnasium", "matplotlib", "msgspec", "rich", "safetensors", "tensorboard", "tomli_w", "torch", "tyro")
+)
+"""What the extra ``train`` brings, by import name, for a helpful word when it is missing."""
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+_NOT_UNDERSTOOD = (ConfigError, EnvError, AgentError, SpecError)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # --env my_module:Id-v0 finds my_module.py here, as with `python -m`
+    try:
+        return _dispatch(words)
+    except SystemExit as stop:  # tyro: 0 after --help, 2 after a mistake that it has explained
+        return stop.code if isinstance(stop.code, int) else USAGE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # `apexrl list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except ApexrlError as error:
+        _complain(str(error))
+        return USAGE if isinstance(error, _NOT_UNDERSTOOD) else FAILED
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in TRAIN_MODULES:
+            raise
+        _complain(f"{error.name} is not installed; run: pip install 'apexrl[train]'")
+        return USAGE
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        _print_help()
+        return OK if words else USAGE
+    if words[0] in ("-V", "--version"):
+        from apexrl import __version__
+
+        print(f"apexrl {__version__}")
+        return OK
+    command = COMMANDS.get(words[0])
+    if command is None:
+        raise ConfigError(
+            f"unknown command {words[0]!r}{did_you_mean(words[0], COMMANDS)}. Commands: {', '.join(COMMANDS)}; "
+            "see: apexrl --help"
+        )
+    return command(words[1:])
+
+
+def _train(words: list[str]) -> int:
+    """train a preset, a config.toml, or your own environment"""
+    from apexrl import arguments
+
+    config = arguments.parse_train(words, *_starting_point(words))
+    arguments.check(config)
+    return _run(config, None)
+
+
+def _starting_point(words: list[str]) -> tuple[Config, str]:
+    """The configuration that the flags change, and its word on the command line; takes that word from ``words``."""
+    from apexrl.presets import names, preset
+
+    if words and not words[0].startswith("-"):
+        word = words.pop(0)
+        if word.endswith(".toml"):
+            path = Path(word).expanduser()
+            if not path.is_file():
+                raise ConfigError(f"there is no file {path}")
+            # the folder of the first run is taken: a new name is found
+            return dataclasses.replace(from_toml(path.read_text(encoding="utf-8"), str(path)), name=""), word
+        return preset(word).config, word
+    asks_help = "-h" in words or "--help" in words
+    if not asks_help and not any(word == "--env" or word.startswith("--env=") for word in words):
+        misplaced = next((word for word in words if word in names()), None)
+        if misplaced:
+            raise ConfigError(f"the preset comes first: apexrl train {misplaced} --flags")
+        raise ConfigError(
+            f"say what to train: apexrl train PRESET ({', '.join(names())}), or apexrl train --env ID; "
+            "see: apexrl train --help"
+        )
+    return Config(), ""
+
+
+def _resume(words: list[str]) -> int:
+    """go on with a run that was stopped, in its own folder"""
+    from apexrl import arguments
+
+    wanted = arguments.parse(arguments.Resume, words, "resume")
+    from apexrl.run_folder import RunFolder
+
+    folder = RunFolder.open(wanted.run)
+    return _run(arguments.resumed(folder.config(), wanted), folder.path)
+
+
+def _run(config: Config, resume: Path | None) -> int:
+    from apexrl import api
+    from apexrl.panel import panel
+
+    path: Path | None = None
+
+    def remember(folder: Path) -> None:
+        nonlocal path
+        path = folder
+
+    try:
+        run = api.run(config, observers=[panel()], resume=resume, on_folder=remember)
+    except ApexrlError as error:
+        _complain(str(error))
+        return USAGE if path is None and isinstance(error, _NOT_UNDERSTOOD) else FAILED
+    finally:
+        if path is not None:
+            sys.stderr.flush()
+            print(path, flush=True)
+    return {"interrupted": INTERRUPTED, "error": FAILED}.get(run.summary["stopped_by"], OK)
+
+
+def _eval(words: list[str]) -> int:
+    """play greedy episodes with a run's best weights, and film them"""
+    from apexrl import api, arguments
+
+    wanted = arguments.parse(arguments.Eval, words, "eval")
+
+    result = api.evaluate(wanted.run, wanted.episodes, wanted.video, seed=wanted.seed, checkpoint=wanted.checkpoint)
+    returns = result.returns
+    print(f"return {result.mean:.2f} ± {result.std:.2f} (min {min(returns):.2f}, max {max(returns):.2f})", end="")
+    print(f" over {len(returns)} greedy episodes")
+    print(f"weights: {result.checkpoint}")
+    for film in result.films:
+        print(f"video: {film}")
+    return OK
+
+
+def _list(words: list[str]) -> int:
+    """show presets, agents and topologies"""
+    if words and words[0] not in ("-h", "--help"):
+        raise ConfigError(f"apexrl list takes no arguments, got {words[0]!r}")
+    from rich.table import Table
+    from rich.text import Text
+
+    from apexrl import agents, presets, topologies
+
+    console = _console()
+
+    def show(title: str, rows: list[tuple[str, str, str]]) -> None:
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        table.add_column(style="bold cyan", no_wrap=True, min_width=14)
+        table.add_column()
+        for name, summary, note in rows:
+            lines = Text.assemble(summary, ("\n" + note if note else "", "dim"))
+            table.add_row("  " + name, lines)
+        console.print(Text(title, style="bold"), table, sep="\n")
+
+    show("Presets", [(name, preset.summary, _need(preset)) for name, preset in presets.PRESETS.items()])
+    show("Agents", [(name, *about) for name, about in agents.describe().items()])
+    show("Topologies", [(name, *about) for name, about in topologies.TOPOLOGIES.items()])
+    return OK
+
+
+def _need(preset: Preset) -> str:
+    if not preset.extra:
+        return ""
+    return f"needs apexrl[{preset.extra}] ({'not installed' if preset.missing else 'installed'})"
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": _train,
+    "eval": _eval,
+    "resume": _resume,
+    "list": _list,
+}
+
+_EXAMPLES = (
+    ("apexrl train cartpole", "learn CartPole with two actor processes"),
+    ("apexrl train cartpole --actors 8 --seed 2", "any setting is a flag; see apexrl train cartpole --help"),
+    ("apexrl train --env my_sim:Plant-v0 --minutes 30", "your own environment, from your own module"),
+    ("apexrl eval runs/NAME --video films", "watch what was learned"),
+)
+
+
+def _print_help() -> None:
+    try:
+        from rich.markup import escape
+    except ModuleNotFoundError:
+        print(f"apexrl COMMAND …, where COMMAND is one of {', '.join(COMMANDS)}; run: pip install 'apexrl[train]'")
+        return
+    usages = {"train": "PRESET | FILE.toml [--flags]", "eval": "RUN [--episodes N] [--video DIR]", "resume": "RUN"}
+    lines = ["[bold]apexrl[/]: distributed reinforcement learning. Many actors, one learner, a fast replay.\n"]
+    lines += ["[bold]Usage[/]\n"]
+    for name, command in COMMANDS.items():
+        lines.append(
+            f"  apexrl [bold cyan]{name}[/] [cyan]{escape(usages.get(name, ''))}[/]\n      [dim]{command.__doc__}[/]"
+        )
+    lines += ["\n[bold]Examples[/]\n"]
+    lines += [f"  [green]{example}[/]\n      [dim]{meaning}[/]" for example, meaning in _EXAMPLES]
+    lines += ["\napexrl COMMAND --help tells more; apexrl --version tells the version."]
+    _console().print("\n".join(lines), highlight=False)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(soft_wrap=False)
+
+
+def _complain(text: str) -> None:
+    """An error for a human, on stderr: no traceback, unless APEXRL_TRACEBACK is set."""
+    if os.environ.get("APEXRL_TRACEBACK"):
+        traceback.print_exc()
+    try:
+        from rich.console import Console
+        from rich.text import Text
+    except ModuleNotFoundError:
+        print(f"apexrl: {text}", file=sys.stderr)
+        return
+    message = Text.assemble(("apexrl: ", "bold red"), text)
+    Console(stderr=True, soft_wrap=True, highlight=False).print(message)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

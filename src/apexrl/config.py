@@ -1,0 +1,176 @@
+"""The configuration of a run: plain typed dataclasses, from which the command line and ``config.toml`` are made.
+
+Every default states its unit and its source. "Ape-X" is Horgan et al. 2018 (arXiv 1803.00933), Table 1 and
+appendix C; where a default is ours, it says why. ``presets/`` holds the settings for known environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """Which environment, and how it is wrapped."""
+
+    env: str | Callable[..., Any] = "CartPole-v1"
+    """Gymnasium id, package.module:Id-v0 (imported first), or from Python a callable that returns an env."""
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the environment's constructor."""
+    atari: bool = False
+    """Ape-X's Atari pipeline: 84×84 grey, action repeat 4, life loss ends the learner's episode, up to 30 no-ops."""
+    stack: int = 1
+    """Frames that the agent sees at once (Ape-X on Atari: 4). The replay stores each frame once."""
+    reward_clip: float = 0.0
+    """Rewards are clipped to ±this for learning, in reward units; 0 leaves them (Ape-X on Atari: 1)."""
+    max_episode_steps: int = 0
+    """Time limit in environment steps, reported as truncation; 0 keeps the environment's own."""
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """The learning rule and its network."""
+
+    agent: str = "dqn"
+    """dqn, or package.module:Class of your own."""
+    double: bool = True
+    """The online network chooses the next action, the target network values it (van Hasselt et al. 2016)."""
+    dueling: bool = True
+    """Value and advantage heads (Wang et al. 2016)."""
+    n_step: int = 3
+    """Environment steps of reward before bootstrapping (Ape-X: 3)."""
+    gamma: float = 0.99
+    """Discount per environment step (Ape-X: 0.99)."""
+    hidden: tuple[int, ...] = (256, 256)
+    """Units of the fully connected layers for vector observations (rl-zoo's CartPole DQN: 256, 256)."""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """rmsprop is centred, without momentum, as in Ape-X."""
+    learning_rate: float = 1e-3
+    """Step size (Ape-X on Atari: 2.5e-4 / 4)."""
+    optimizer_eps: float = 1e-8
+    """Added to the denominator (Ape-X's RMSProp: 1.5e-7; PyTorch's Adam: 1e-8)."""
+    rmsprop_decay: float = 0.95
+    """Decay of RMSProp's running averages (Ape-X: 0.95)."""
+    gradient_clip: float = 40.0
+    """Largest global L2 norm of a gradient; 0 turns it off (Ape-X: 40)."""
+    huber: float = 0.0
+    """κ of the Huber loss, in TD-error units; 0 is the plain ½δ² (Ape-X)."""
+    target_period_updates: int = 2500
+    """Learner updates between copies to the target network (Ape-X: 2500 learner updates)."""
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """The prioritized replay and how fast it may be read."""
+
+    capacity: int = 1_000_000
+    """Transitions kept, first in first out (Ape-X: a soft 2M)."""
+    alpha: float = 0.6
+    """Priority exponent; 0 samples uniformly (Ape-X: 0.6)."""
+    beta: float = 0.4
+    """Importance-weight exponent, constant (Ape-X: 0.4)."""
+    priority_eps: float = 1e-6
+    """Added to |δ| before the exponent (CleanRL's and tf2rl's value)."""
+    min_size: int = 50_000
+    """Transitions before the first update (Ape-X: 50 000)."""
+    samples_per_insert: float = 0.0
+    """Sampled transitions per inserted one; 0 does not couple the two (Ape-X; it observed ≈ 0.78)."""
+    insert_band: float = 0.1
+    """How far sampling and inserting may drift apart, as a fraction of min_size's samples (Reverb's error buffer)."""
+
+
+@dataclass(frozen=True)
+class ActorConfig:
+    """Who gathers experience."""
+
+    actors: int = 2
+    """Actor processes (Ape-X: 360)."""
+    envs_per_actor: int = 8
+    """Environments stepped together in one actor process (Ape-X: 1)."""
+    epsilon: float = 0.4
+    """ε of the greediest ladder formula's base: ε_i = ε^(1 + α·i/(N−1)) over all N environments (Ape-X: 0.4)."""
+    epsilon_alpha: float = 7.0
+    """α of the same formula (Ape-X: 7)."""
+    pull_period: int = 400
+    """Environment steps of one environment between looks for newer weights (Ape-X: 400 frames)."""
+    env_timeout: float = 60.0
+    """Seconds that one reset or vector step may take before the actor is killed and restarted."""
+    actor_restarts: int = 100
+    """Restarts of one actor before the run gives up on it (failures within 2 s of a start count threefold)."""
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    """Who learns."""
+
+    batch_size: int = 512
+    """Transitions per learner update (Ape-X: 512)."""
+    publish_period_updates: int = 10
+    """Learner updates between publications of the weights (ours: a publication is one copy in memory)."""
+    prefetch: int = -1
+    """Batches sampled ahead (Ape-X: 16); −1 chooses 4 on CUDA and 0 on the CPU, where a thread more only takes time."""
+    learner_threads: int = 1
+    """CPU threads of PyTorch in the learner (ours: the other cores belong to the actors)."""
+    device: str = "auto"
+    """auto (CUDA when there is one), cpu, cuda, cuda:1 …"""
+    updates_per_second: float = 0.0
+    """Holds the learner to this rate; 0 lets it run (for experiments on the number of actors)."""
+    learner_restarts: int = 20
+    """Restarts of the learner before the run gives up."""
+    checkpoint_seconds: float = 60.0
+    """Seconds between checkpoints (ours)."""
+    checkpoints_kept: int = 3
+    """Newest checkpoints kept, beside best (ours)."""
+    save_replay: bool = False
+    """Write the replay beside the final checkpoint, so that resume goes on with it."""
+
+
+@dataclass(frozen=True)
+class EvaluatorConfig:
+    """Who measures: greedy episodes on the newest weights, with seeds of its own."""
+
+    eval_episodes: int = 20
+    """Episodes per evaluation, and fresh ones at the end."""
+    eval_period_seconds: float = 1.0
+    """Seconds between the starts of two evaluations."""
+    eval_envs: int = 10
+    """Environments that the evaluator steps together."""
+
+
+@dataclass(frozen=True)
+class StopConfig:
+    """What ends a run, whichever comes first; with none of them it runs until Ctrl-C."""
+
+    env_steps: int = 0
+    """Environment steps of all actors together; 0: no limit."""
+    minutes: float = 0.0
+    """Minutes since the first environment step; 0: no limit."""
+    stop_at_return: float | None = None
+    """Mean greedy return of one evaluation."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run. Complete and re-runnable from config.toml."""
+
+    preset: str = ""
+    """The preset that this began from; empty when none."""
+    topology: str = "apex"
+    """How the roles are wired: apex."""
+    name: str = ""
+    """Run folder's name; empty: preset or env, date and time."""
+    out: str = "runs"
+    """Folder of run folders."""
+    seed: int = 1
+    """Of everything: networks, exploration, environments, sampling."""
+    serial: bool = False
+    """All roles in lock-step in this process, bit-for-bit reproducible."""
+    env: EnvConfig = field(default_factory=EnvConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
+    stop: StopConfig = field(default_factory=StopConfig)

@@ -1,0 +1,20 @@
+"""Environments: Gymnasium's, made, vectorised and described in plain arrays."""
+
+from __future__ import annotations
+
+from apexrl.envs.make import env_name, make_env, make_vector
+from apexrl.envs.spaces import env_spec, flatten_observation
+from apexrl.envs.stack import FrameStack
+from apexrl.envs.vector import Episode, Stepped, VectorEnv
+
+__all__ = [
+    "Episode",
+    "FrameStack",
+    "Stepped",
+    "VectorEnv",
+    "env_name",
+    "env_spec",
+    "flatten_observation",
+    "make_env",
+    "make_vector",
+]

@@ -1,0 +1,140 @@
+"""From an ``EnvConfig`` to environments, wrapped and ready to step."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.vector import AutoresetMode
+
+from apexrl.config import EnvConfig
+from apexrl.envs.atari import LifeLossEnds, atari_env, register_atari
+from apexrl.envs.vector import LoopRows, NativeRows, VectorEnv
+from apexrl.errors import EnvError
+
+
+def make_vector(config: EnvConfig, num_envs: int, seed: int) -> VectorEnv:
+    """``num_envs`` environments stepped together, with distinct seeds drawn from ``seed``.
+
+    An environment that is registered with a vectorised form of its own and NEXT_STEP autoreset (CartPole) uses it.
+
+    Raises:
+        EnvError: the environment cannot be found or made; the message says what to install or what was meant.
+        SpecError: one of its spaces is not supported.
+    """
+    if num_envs < 1:
+        raise EnvError(f"{env_name(config)}: {num_envs} environments were asked for; at least 1 is needed")
+    backend = _native(config, num_envs) or LoopRows([make_env(config) for _ in range(num_envs)], env_name(config))
+    return VectorEnv(backend, env_name(config), config.stack, config.reward_clip, seed)
+
+
+def make_env(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, Any]:
+    """One environment with the wrappers of ``config`` (also of use for videos: ``render_mode="rgb_array"``).
+
+    Raises:
+        EnvError: as ``make_vector``.
+    """
+    kwargs = dict(config.env_kwargs)
+    if render_mode is not None:
+        kwargs["render_mode"] = render_mode
+    if config.atari:
+        env = atari_env(_make(config, {"frameskip": 1, "repeat_action_probability": 0.0} | kwargs), env_name(config))
+    else:
+        env = _make(config, kwargs)
+    if config.max_episode_steps:
+        env = gym.wrappers.TimeLimit(env, config.max_episode_steps)
+    return LifeLossEnds(env) if config.atari else env
+
+
+def env_name(config: EnvConfig) -> str:
+    """How messages and run folders call the environment."""
+    if isinstance(config.env, str):
+        return config.env
+    return str(getattr(config.env, "__qualname__", repr(config.env)))
+
+
+def _make(config: EnvConfig, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
+    name = env_name(config)
+    if callable(config.env):
+        made = _guard(name, config.env, kwargs)
+        if not isinstance(made, gym.Env):
+            raise EnvError(f"{name} returned a {type(made).__name__}; it must return a gymnasium.Env")
+        return made
+    register_atari(config.env)
+    made = _guard(name, lambda **kw: gym.make(name, disable_env_checker=True, **kw), kwargs)
+    assert isinstance(made, gym.Env)
+    return made
+
+
+def _guard(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+    """Call ``maker``; every failure becomes an EnvError that says what to do."""
+    try:
+        return maker(**kwargs)
+    except EnvError:
+        raise
+    except gym.error.DependencyNotInstalled as error:
+        raise EnvError(f"environment {name} needs a package that is not installed: {error}. {_extra(name)}") from error
+    except ModuleNotFoundError as error:
+        raise EnvError(
+            f"environment {name} cannot be made: there is no module {error.name!r}. Write ids as "
+            f"'package.module:Id-v0' with a module that is installed or in the current folder. {_extra(name)}".rstrip()
+        ) from error
+    except gym.error.UnregisteredEnv as error:
+        raise EnvError(
+            f"there is no environment {name}: {error} For one of your own write 'package.module:Id-v0', where the "
+            "module registers the id with gymnasium.register"
+        ) from error
+    except gym.error.DeprecatedEnv as error:
+        raise EnvError(f"environment {name} is out of date: {error}") from error
+    except Exception as error:
+        with_kwargs = f" with {kwargs}" if kwargs else ""
+        raise EnvError(f"environment {name} cannot be made{with_kwargs}: {type(error).__name__}: {error}") from error
+
+
+def _extra(name: str) -> str:
+    """Which of our extras brings what the environment needs."""
+    spec = gym.registry.get(name.rpartition(":")[2])
+    entry = str(spec.entry_point) if spec else name
+    for word, command in {
+        "box2d": "pip install 'apexrl[box2d]'",
+        "mujoco": "pip install 'gymnasium[mujoco]'",
+        "ale_py": "pip install 'apexrl[atari]'",
+        "cv2": "pip install 'apexrl[atari]'",
+    }.items():
+        if word in entry.lower():
+            return f"Run: {command}"
+    return ""
+
+
+def _native(config: EnvConfig, num_envs: int) -> NativeRows | None:
+    """The environment's own vectorised form, when there is one that does what a loop would."""
+    name = config.env
+    if not isinstance(name, str) or config.atari:
+        return None
+    module, _, env_id = name.rpartition(":")
+    if module:
+        _guard(name, lambda: importlib.import_module(module), {})
+    spec = gym.registry.get(env_id)
+    if spec is None or spec.vector_entry_point is None or spec.additional_wrappers:
+        return None
+    entry = spec.vector_entry_point
+    creator = gym.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
+    accepted = inspect.signature(creator).parameters
+    kwargs = dict(config.env_kwargs)
+    if config.max_episode_steps:
+        kwargs["max_episode_steps"] = config.max_episode_steps
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+    if not open_ended and not kwargs.keys() <= accepted.keys():
+        return None
+    made = _guard(
+        name,
+        lambda **kw: gym.make_vec(name, num_envs=num_envs, vectorization_mode="vector_entry_point", **kw),
+        kwargs,
+    )
+    if made.metadata.get("autoreset_mode") is not AutoresetMode.NEXT_STEP:
+        made.close()
+        return None
+    return NativeRows(made, name)

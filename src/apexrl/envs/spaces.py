@@ -1,0 +1,116 @@
+"""Gymnasium spaces -> the plain fields of an ``EnvSpec``, and observations -> named arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import gymnasium as gym
+import numpy as np
+
+from apexrl.errors import SpecError
+from apexrl.spec import OBSERVATION, ActionSpec, Array, EnvSpec, Field
+
+Arrays = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of an observation: where it sits in the (nested) Dict, and how it is stored."""
+
+    name: str  # "observation" or "observation/<key>/…"
+    path: tuple[str, ...]  # keys from the outermost Dict inwards
+    field: Field
+    start: int = 0  # smallest value of a Discrete space, subtracted when stored
+    categories: int = 0  # of a Discrete space
+
+
+def env_spec(observation_space: gym.Space[Any], action_space: gym.Space[Any], stack: int = 1) -> EnvSpec:
+    """Describe an environment without Gymnasium.
+
+    Raises:
+        SpecError: a space is not supported; the message names it.
+    """
+    leaves = observation_leaves(observation_space)
+    return EnvSpec(
+        observation={leaf.name: leaf.field for leaf in leaves},
+        action=action_spec(action_space),
+        stack=stack,
+        categories={leaf.name: leaf.categories for leaf in leaves if leaf.categories},
+        starts={leaf.name: leaf.start for leaf in leaves if leaf.start},
+    )
+
+
+def observation_leaves(space: gym.Space[Any]) -> tuple[Leaf, ...]:
+    """The arrays that an observation is made of, nested ``Dict`` keys joined by ``/``.
+
+    Box keeps its dtype, except float64 which is stored as float32; Discrete becomes an int64 scalar counted
+    from 0; MultiBinary an int8 array.
+
+    Raises:
+        SpecError: another kind of space, an empty one, or a key that cannot be part of a name.
+    """
+    leaves = tuple(_walk(space, ()))
+    if not leaves:
+        raise SpecError(f"observation space {space} holds no entry: give the agent something to see")
+    return leaves
+
+
+def _walk(space: gym.Space[Any], path: tuple[str, ...]) -> list[Leaf]:
+    name = "/".join((OBSERVATION, *path))
+    match space:
+        case gym.spaces.Dict():
+            for key in space.spaces:
+                if not isinstance(key, str) or not key or "/" in key:
+                    raise SpecError(f"{name} has the key {key!r}: keys must be non-empty strings without '/'")
+            return [leaf for key, inner in space.spaces.items() for leaf in _walk(inner, (*path, key))]
+        case gym.spaces.Box():
+            dtype = "float32" if space.dtype == np.float64 else str(space.dtype)
+            try:
+                return [Leaf(name, path, Field(space.shape, dtype))]
+            except SpecError as error:
+                raise SpecError(f"{name} is {space}, which cannot be stored: {error}") from error
+        case gym.spaces.Discrete():
+            return [Leaf(name, path, Field((), "int64"), start=int(space.start), categories=int(space.n))]
+        case gym.spaces.MultiBinary():
+            return [Leaf(name, path, Field(space.shape, "int8"))]
+    raise SpecError(
+        f"{name} is a {type(space).__name__} space ({space}), which is not supported: use Box, Discrete, MultiBinary "
+        "or a Dict of them (gymnasium.wrappers.FlattenObservation turns most others into a Box)"
+    )
+
+
+def action_spec(space: gym.Space[Any]) -> ActionSpec:
+    """What an agent may answer.
+
+    Raises:
+        SpecError: the action space is neither Discrete nor a floating-point Box.
+    """
+    match space:
+        case gym.spaces.Discrete():
+            return ActionSpec(n=int(space.n), start=int(space.start))
+        case gym.spaces.Box() if np.issubdtype(space.dtype, np.floating):
+            low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+            return ActionSpec(shape=space.shape, dtype="float32", low=low, high=high)
+    raise SpecError(
+        f"the action space is {space}, which is not supported: use Discrete or a floating-point Box "
+        "(wrap the environment in a gymnasium.ActionWrapper that offers one)"
+    )
+
+
+def flatten_observation(leaves: tuple[Leaf, ...], observations: Any) -> Arrays:
+    """Name the arrays of a batch of observations (Gymnasium's vector form), ``[B, ...]`` each.
+
+    Copies only where the stored dtype differs or a Discrete space does not start at 0.
+    """
+    flat: Arrays = {}
+    for leaf in leaves:
+        value = observations
+        for key in leaf.path:
+            value = cast("Mapping[str, Any]", value)[key]
+        array = np.asarray(value)
+        if leaf.start:
+            array = array - leaf.start
+        flat[leaf.name] = array.astype(leaf.field.dtype, copy=False)
+    return flat

@@ -1,0 +1,167 @@
+"""Small environments with known answers, registered with Gymnasium: ``apexrl.envs.toy:Catch-v0`` and so on.
+
+| id | what it is | known answer |
+|---|---|---|
+| ``Catch-v0`` | 84×84 pixel Catch | best return 1 |
+| ``SlowCartPole-v0`` | CartPole-v1 that waits ``seconds`` a step | best return 500 |
+| ``Corridor-v0`` | a chain with an exit at either end | ``Corridor.q_star`` |
+| ``Endless-v0`` | reward 1, cut by a time limit, never terminates | value 1 / (1 − γ) |
+| ``Signals-v0`` | Dict observation: act on an image and a number | best return 8 |
+
+Those that fail on purpose are in ``apexrl.envs.faulty``.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from numpy.typing import NDArray
+
+Info = dict[str, Any]
+
+
+class Catch(gym.Env[NDArray[np.uint8], np.int64]):
+    """A ball falls down a board of 10×5 cells; a paddle on the bottom row catches it (after bsuite's Catch).
+
+    Drawn as uint8 [84, 84]. Actions: left, stay, right. Reward +1 or −1 when the ball arrives, 9 steps after the start.
+    """
+
+    ROWS, COLUMNS, PIXELS = 10, 5, 84
+    action_space = gym.spaces.Discrete(3)
+    observation_space = gym.spaces.Box(0, 255, (PIXELS, PIXELS), np.uint8)
+    _y = np.linspace(0, PIXELS, ROWS + 1).round().astype(int).tolist()
+    _x = np.linspace(0, PIXELS, COLUMNS + 1).round().astype(int).tolist()
+
+    def __init__(self) -> None:
+        self._row = self._column = self._paddle = 0
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[NDArray[np.uint8], Info]:
+        super().reset(seed=seed)
+        self._row, self._column, self._paddle = 0, int(self.np_random.integers(self.COLUMNS)), self.COLUMNS // 2
+        return self._draw(), {}
+
+    def step(self, action: np.int64) -> tuple[NDArray[np.uint8], float, bool, bool, Info]:
+        self._paddle = min(max(self._paddle + int(action) - 1, 0), self.COLUMNS - 1)
+        self._row += 1
+        arrived = self._row == self.ROWS - 1
+        reward = (1.0 if self._column == self._paddle else -1.0) if arrived else 0.0
+        return self._draw(), reward, arrived, False, {}
+
+    def _draw(self) -> NDArray[np.uint8]:
+        board = np.zeros((self.PIXELS, self.PIXELS), np.uint8)
+        for row, column in ((self._row, self._column), (self.ROWS - 1, self._paddle)):
+            board[self._y[row] : self._y[row + 1], self._x[column] : self._x[column + 1]] = 255
+        return board
+
+
+class SlowCartPole(CartPoleEnv):
+    """CartPole whose every step waits ``seconds``, as a simulator does that lives in another process.
+
+    It sleeps rather than computes, so many of them fit on few cores.
+    """
+
+    def __init__(self, seconds: float = 0.005, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._seconds = seconds
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
+        time.sleep(self._seconds)
+        return super().step(action)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class Corridor(gym.Env[np.int64, np.int64]):
+    """States 0 … length−1 in a row; action 0 goes left, 1 goes right. Leaving at the right end pays 1, at the left 0.1.
+
+    Every episode starts in a random state, so that every Q-value is visited.
+    """
+
+    LEFT_EXIT, RIGHT_EXIT = 0.1, 1.0
+
+    def __init__(self, length: int = 6) -> None:
+        self.length = length
+        self.observation_space = gym.spaces.Discrete(length)
+        self.action_space = gym.spaces.Discrete(2)
+        self._state = 0
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.int64, Info]:
+        super().reset(seed=seed)
+        self._state = int(self.np_random.integers(self.length))
+        return np.int64(self._state), {}
+
+    def step(self, action: np.int64) -> tuple[np.int64, float, bool, bool, Info]:
+        state = self._state + (1 if action == 1 else -1)
+        if 0 <= state < self.length:
+            self._state = state
+            return np.int64(state), 0.0, False, False, {}
+        return np.int64(self._state), self.LEFT_EXIT if state < 0 else self.RIGHT_EXIT, True, False, {}
+
+    @classmethod
+    def q_star(cls, length: int, gamma: float) -> NDArray[np.float64]:
+        """The optimal action values, [length, 2]: from every state the better exit is walked to straight."""
+        state = np.arange(length)
+        value = np.maximum(cls.LEFT_EXIT * gamma**state, cls.RIGHT_EXIT * gamma ** (length - 1 - state))
+        left = np.concatenate([[cls.LEFT_EXIT], gamma * value[:-1]])
+        right = np.concatenate([gamma * value[1:], [cls.RIGHT_EXIT]])
+        return np.stack([left, right], axis=1)
+
+
+class Endless(gym.Env[NDArray[np.float32], np.int64]):
+    """Reward 1 for ever, one state. Only a time limit cuts it, so its value is 1 / (1 − γ) and no less."""
+
+    observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[NDArray[np.float32], Info]:
+        super().reset(seed=seed)
+        return np.ones(1, np.float32), {}
+
+    def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, Info]:
+        return np.ones(1, np.float32), 1.0, False, False, {}
+
+
+class Signals(gym.Env[Info, np.int64]):
+    """Eight rounds: an image lights its left or right half, a number is ±1. Reward 1 for the action that says whether
+    light on the right and a positive number agree. Neither signal alone tells anything.
+
+    Observation: ``Dict(image=uint8 [16, 16], body=Dict(sign=float32 [1]))``, nested on purpose.
+    """
+
+    ROUNDS, PIXELS = 8, 16
+    action_space = gym.spaces.Discrete(2)
+    observation_space = gym.spaces.Dict(
+        image=gym.spaces.Box(0, 255, (PIXELS, PIXELS), np.uint8),
+        body=gym.spaces.Dict(sign=gym.spaces.Box(-1.0, 1.0, (1,), np.float32)),
+    )
+
+    def __init__(self) -> None:
+        self._round = 0
+        self._lit_right = self._positive = False
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Info, Info]:
+        super().reset(seed=seed)
+        self._round = 0
+        return self._draw(), {}
+
+    def step(self, action: np.int64) -> tuple[Info, float, bool, bool, Info]:
+        reward = float(int(action) == int(self._lit_right == self._positive))
+        self._round += 1
+        return self._draw(), reward, self._round == self.ROUNDS, False, {}
+
+    def _draw(self) -> Info:
+        self._lit_right, self._positive = (bool(bit) for bit in self.np_random.integers(2, size=2))
+        image = np.zeros((self.PIXELS, self.PIXELS), np.uint8)
+        half = self.PIXELS // 2
+        image[:, half:] = 255 * self._lit_right
+        image[:, :half] = 255 * (not self._lit_right)
+        return {"image": image, "body": {"sign": np.array([1.0 if self._positive else -1.0], np.float32)}}
+
+
+gym.register("Catch-v0", entry_point="apexrl.envs.toy:Catch")
+gym.register("SlowCartPole-v0", entry_point="apexrl.envs.toy:SlowCartPole", max_episode_steps=500)
+gym.register("Corridor-v0", entry_point="apexrl.envs.toy:Corridor", max_episode_steps=100)
+gym.register("Endless-v0", entry_point="apexrl.envs.toy:Endless", max_episode_steps=10)
+gym.register("Signals-v0", entry_point="apexrl.envs.toy:Signals")

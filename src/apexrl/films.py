@@ -1,0 +1,86 @@
+"""Films of episodes, as MP4 (extra ``video``: imageio-ffmpeg brings the encoder)."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from apexrl.config import EnvConfig
+from apexrl.envs import env_name, make_env
+from apexrl.errors import EnvError
+
+
+def filmed(config: EnvConfig, folder: Path) -> tuple[EnvConfig, list[Path]]:
+    """The same environment, with a camera.
+
+    Returns:
+        An EnvConfig whose environments write ``episode-001.mp4`` … into ``folder``, and the list of files, which
+        grows as they are written.
+
+    Raises:
+        EnvError: the encoder is not installed.
+    """
+    try:
+        import imageio_ffmpeg  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise EnvError("films need an encoder that is not installed; run: pip install 'apexrl[video]'") from error
+    for driver in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):
+        os.environ.setdefault(driver, "dummy")  # pygame needs neither a window nor loudspeakers for a film
+    films: list[Path] = []
+    folder = folder.expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def make(**kwargs: Any) -> gym.Env[Any, Any]:
+        env = make_env(dataclasses.replace(config, env_kwargs=kwargs), render_mode="rgb_array")
+        return Camera(env, folder, films, env_name(config))
+
+    # make() has wrapped the environment already
+    return dataclasses.replace(config, env=make, atari=False, max_episode_steps=0), films
+
+
+class Camera(gym.Wrapper[Any, Any, Any, Any]):
+    """Films whole episodes; a lost life that only ends the learner's episode does not cut."""
+
+    def __init__(self, env: gym.Env[Any, Any], folder: Path, films: list[Path], name: str) -> None:
+        super().__init__(env)
+        self._folder, self._films, self._name = folder, films, name
+        self._frames: list[np.ndarray[Any, Any]] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._shoot()
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._shoot()
+        if (terminated or truncated) and not info.get("life_lost"):
+            self._develop()
+        return observation, reward, terminated, truncated, info
+
+    def _shoot(self) -> None:
+        frame = self.env.render()
+        if not isinstance(frame, np.ndarray) or frame.ndim != 3:
+            raise EnvError(f"{self._name} does not render rgb_array: it cannot be filmed")
+        self._frames.append(frame)
+
+    def _develop(self) -> None:
+        from imageio_ffmpeg import write_frames
+
+        path = self._folder / f"episode-{len(self._films) + 1:03d}.mp4"
+        height, width = self._frames[0].shape[:2]
+        fps = int(self.env.metadata.get("render_fps") or 30)
+        # encoders want even sides: the last odd row or column is left out
+        height, width = height - height % 2, width - width % 2
+        film = write_frames(str(path), (width, height), fps=fps, macro_block_size=1, quality=7)
+        film.send(None)
+        for frame in self._frames:
+            film.send(np.ascontiguousarray(frame[:height, :width], dtype=np.uint8))
+        film.close()
+        self._frames = []
+        self._films.append(path)

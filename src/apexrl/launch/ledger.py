@@ -1,0 +1,221 @@
+"""The run's books: workers' messages and counters in; statuses, stop reasons and the summary out.
+
+One ledger serves every launcher. It knows no processes and reads no clock: whoever keeps it says what time it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from apexrl import checkpoint
+from apexrl.config import Config
+from apexrl.errors import SnapshotError
+from apexrl.metrics import RateMeter, progress, read_rows
+from apexrl.run_folder import RunFolder, make_summary
+from apexrl.status import NO_LAG, Level, Observer, Phase, PolicyLag, RunStatus, WorkerStatus
+
+RETURNS_AVERAGED = 100
+"""Training episodes whose mean is the status's ``train_return``."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """What a resumed run had reached before."""
+
+    env_steps: int = 0
+    updates: int = 0
+    episodes: int = 0
+    elapsed_seconds: float = 0.0
+    best_eval_return: float | None = None
+
+
+def base_of(folder: RunFolder) -> Base:
+    """Read from a run folder how far the run had come: the furthest of checkpoint, log and summary."""
+    found = checkpoint.load_latest(folder.checkpoints)
+    rows = read_rows(folder.metrics_path) if folder.metrics_path.exists() else []
+    try:
+        summary = folder.summary()
+    except SnapshotError:
+        summary = {}
+    sources: list[Mapping[str, Any]] = [found.metadata if found else {}, summary, *rows]
+
+    def furthest(name: str) -> Any:
+        return max((source[name] for source in sources if source.get(name) is not None), default=None)
+
+    return Base(
+        env_steps=int(furthest("env_steps") or 0),
+        updates=int(furthest("updates") or 0),
+        episodes=int(furthest("episodes") or 0),
+        elapsed_seconds=float(furthest("wall_seconds") or 0.0),
+        best_eval_return=furthest("best_eval_return"),
+    )
+
+
+class Ledger:
+    """Keeps the books of one run and tells its observers.
+
+    Args:
+        config: of the run.
+        folder: where the summary goes.
+        observers: told of everything, from the thread that keeps the ledger.
+        base: what a resumed run had reached.
+        began: the clock when the command started, in seconds.
+    """
+
+    def __init__(self, config: Config, folder: RunFolder, observers: Sequence[Observer], base: Base, began: float):
+        self.config = config
+        self.folder = folder
+        self.stop_reason: str | None = None
+        self.final: Mapping[str, Any] = {}
+        self._observers = observers
+        self.base = base
+        self._began = began
+        self._first_step: float | None = None
+        self._stopped: float | None = None
+        self._returns: deque[float] = deque(maxlen=RETURNS_AVERAGED)
+        self._env_rate, self._update_rate = RateMeter(), RateMeter()
+        self._run_lag = NO_LAG
+        self.status = RunStatus(best_eval_return=base.best_eval_return)
+
+    def open(self) -> None:
+        """Tell the observers that the run begins."""
+        for observer in self._observers:
+            observer.started(self.config, self.folder.path)
+
+    def hear(self, kind: str, values: dict[str, Any]) -> None:
+        """Enter a worker's message."""
+        status = self.status
+        if kind == "episodes":
+            self._returns.extend(values["returns"])
+            status.train_return = math.fsum(self._returns) / len(self._returns)
+        elif kind == "metrics":
+            status.metrics = {name: math.nan if v is None else float(v) for name, v in values["values"].items()}
+            status.policy_lag = _lag(values["lag"])
+            self._run_lag = _lag(values["run_lag"])
+        elif kind == "evaluation" and values["final"]:
+            self.final = values
+        elif kind == "evaluation":
+            mean = float(values["mean"])
+            status.eval_return = mean
+            status.best_eval_return = mean if status.best_eval_return is None else max(status.best_eval_return, mean)
+            goal = self.config.stop.stop_at_return
+            if goal is not None and mean >= goal:
+                self.stop("stop_at_return")
+        elif kind == "log":
+            self.tell(values["text"], values.get("level", "info"))
+        for observer in self._observers:
+            observer.event(kind, values)
+
+    def tell(self, text: str, level: Level = "info") -> None:
+        """Pass something on to a human."""
+        for observer in self._observers:
+            observer.message(text, level)
+
+    def stop(self, reason: str) -> None:
+        """Enter why the run stops; the first reason holds."""
+        if self.stop_reason is None:
+            self.stop_reason = reason
+
+    @property
+    def started(self) -> bool:
+        """Whether an environment step was made in this process's part of the run."""
+        return self._first_step is not None
+
+    def tick(
+        self,
+        now: float,
+        *,
+        totals: Callable[[str], int],
+        replay: Mapping[str, Any],
+        version: int,
+        workers: list[WorkerStatus],
+        restarts: Mapping[str, int],
+        dropped: Mapping[str, int],
+    ) -> RunStatus:
+        """Enter the counters, apply the stop rules, and return a fresh status.
+
+        Args:
+            now: seconds, of the clock that ``began`` was read from.
+            totals: counter name -> total over the whole run.
+            replay: ``Replay.stats()``, as far as is known.
+        """
+        env_steps, updates = totals("env_steps"), totals("updates")
+        if self._first_step is None and env_steps > self.base.env_steps:
+            self._first_step = now
+        until = now if self._stopped is None else self._stopped
+        elapsed = self.base.elapsed_seconds + (0.0 if self._first_step is None else until - self._first_step)
+        status = replace(
+            self.status,
+            elapsed_seconds=elapsed,
+            startup_seconds=(now if self._first_step is None else self._first_step) - self._began,
+            env_steps=env_steps,
+            updates=updates,
+            episodes=totals("episodes"),
+            env_steps_per_second=self._env_rate.add(now, env_steps),
+            updates_per_second=self._update_rate.add(now, updates),
+            replay_size=int(replay.get("size", 0)),
+            replay_capacity=int(replay.get("capacity", self.config.replay.capacity)),
+            samples_per_insert=float(replay.get("observed_samples_per_insert", 0.0)),
+            weights_version=version,
+            workers=workers,
+            restarts=dict(restarts),
+            dropped=dict(dropped),
+        )
+        status.progress, status.eta_seconds = progress(
+            self.config.stop, env_steps, status.env_steps_per_second, elapsed
+        )
+        status.phase = self._phase(status)
+        self.status = status
+        self._apply_rules(status)
+        return status
+
+    def show(self) -> None:
+        """Give the observers the newest status; one that answers True stops the run."""
+        answers = [observer.update(self.status) for observer in self._observers]
+        if any(answer is True for answer in answers):
+            self.stop("callback")
+
+    def training_ends(self, now: float) -> None:
+        """Training is over; what follows (final checkpoint, final evaluation) is not counted as its time."""
+        if self._stopped is None:
+            self._stopped = now
+
+    def close(self, error: str | None = None) -> dict[str, Any]:
+        """Write the summary, tell the observers, and return it."""
+        self.status.phase = "finished" if error is None else "failed"
+        summary = make_summary(
+            self.config,
+            replace(self.status, policy_lag=self._run_lag),
+            stopped_by="error" if error is not None else self.stop_reason or "interrupted",
+            final_eval_return=self.final.get("mean"),
+            final_eval_episodes=int(self.final.get("episodes", 0)),
+            error=error,
+        )
+        self.folder.write_summary(summary)
+        for observer in self._observers:
+            observer.finished(summary)
+        return summary
+
+    def _phase(self, status: RunStatus) -> Phase:
+        if self._stopped is not None:
+            busy = any(worker.state == "evaluating" for worker in status.workers)
+            return "evaluating" if busy else "stopping"
+        if self._first_step is None:
+            return "starting"
+        return "training" if status.updates > self.base.updates else "filling"
+
+    def _apply_rules(self, status: RunStatus) -> None:
+        rules = self.config.stop
+        if rules.env_steps and status.env_steps >= rules.env_steps:
+            self.stop("env_steps")
+        if rules.minutes and status.elapsed_seconds >= 60.0 * rules.minutes:
+            self.stop("minutes")
+
+
+def _lag(values: Sequence[float | None]) -> PolicyLag:
+    """JSON has no NaN: it arrives as null."""
+    return PolicyLag(*(math.nan if value is None else value for value in values))

@@ -1,0 +1,63 @@
+"""Looks at an environment and an agent before anything is built for them: shapes, extra fields, size of the weights."""
+
+from __future__ import annotations
+
+import socket
+import traceback
+from typing import Any
+
+from apexrl import errors
+from apexrl.config import Config
+from apexrl.links import messages
+from apexrl.run_folder import spec_from_json, spec_to_json
+from apexrl.spec import Field
+from apexrl.topologies.program import Probe
+
+
+def probe(config: Config) -> Probe:
+    """Make one environment and the agent in this process, look, and close them."""
+    from apexrl.agents import agent_class
+    from apexrl.envs import make_vector
+
+    env = make_vector(config.env, 1, config.seed)
+    try:
+        spec = env.spec
+        agent = agent_class(config.agent.agent)(spec, config.agent, "cpu", config.seed)
+        size = sum(array.nbytes for array in agent.weights().values())
+        return Probe(spec, dict(agent.step_spec), size)
+    finally:
+        env.close()
+
+
+def probe_work(channel: socket.socket, config: Config) -> int:
+    """``probe`` in a process of its own; what it found, or the error, goes back as one message."""
+    try:
+        found = probe(config)
+    except Exception as error:
+        text = traceback.format_exc()
+        values = {"kind": type(error).__name__, "error": str(error), "traceback": text[-32_000:]}
+        messages.send(channel, "error", values)
+        return 1
+    fields = {name: {**vars(field), "shape": list(field.shape)} for name, field in found.step_spec.items()}
+    nbytes = found.weights_nbytes
+    messages.send(channel, "probe", {"spec": spec_to_json(found.spec), "step_spec": fields, "nbytes": nbytes})
+    return 0
+
+
+def probe_answer(message: messages.Message) -> Probe:
+    """Understand what ``probe_work`` sent; an error there is raised here, under its own class if it is one of ours."""
+    values = message.values
+    if message.kind == "error":
+        raise revive(values["kind"], values["error"], values["traceback"])
+    step_spec = {
+        name: Field(**{**field, "shape": tuple(field["shape"])}) for name, field in values["step_spec"].items()
+    }
+    return Probe(spec_from_json(values["spec"]), step_spec, values["nbytes"])
+
+
+def revive(kind: str, text: str, trace: str) -> errors.ApexrlError:
+    """An error that crossed a process: one of ours keeps its class, another's traceback becomes the message."""
+    known: Any = getattr(errors, kind, None)
+    if isinstance(known, type) and issubclass(known, errors.ApexrlError):
+        return known(text)
+    return errors.WorkerError(trace.rstrip())

@@ -1,0 +1,84 @@
+"""A run from its folder to its summary, in processes or in lock-step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from apexrl.config import Config
+from apexrl.launch.ledger import Base, Ledger, base_of
+from apexrl.launch.probe import probe
+from apexrl.launch.serial import run_serial
+from apexrl.launch.supervisor import Interrupts, Supervisor
+from apexrl.launch.wiring import Wiring
+from apexrl.links.control import ControlBoard
+from apexrl.metrics import RunLog
+from apexrl.run_folder import RunFolder
+from apexrl.status import Observer
+from apexrl.topologies import Probe, topology
+
+
+def processes(
+    config: Config, observers: Sequence[Observer], resume: Path | None, interrupts: Interrupts, began: float
+) -> dict[str, Any]:
+    """Every worker a process."""
+    wire = topology(config.topology)
+    supervisor = Supervisor(config, interrupts)
+    try:
+        seen = supervisor.probe()
+        program = wire(config, seen)
+        board = ControlBoard(sum(node.count for node in program.nodes))
+
+        def body(ledger: Ledger, wiring: Wiring) -> None:
+            for name in ("env_steps", "updates", "episodes"):
+                board.set_base(name, getattr(ledger.base, name))
+            try:
+                supervisor.run(program, ledger, board, wiring)
+            finally:
+                supervisor.close()
+
+        return _record(config, observers, resume, began, seen, body, lambda path: Wiring(program, True, path))
+    finally:
+        supervisor.close()
+
+
+def serial(
+    config: Config, observers: Sequence[Observer], resume: Path | None, interrupts: Interrupts, began: float
+) -> dict[str, Any]:
+    """Every role in this process, in turn."""
+    wire = topology(config.topology)
+    seen = probe(config)
+    program = wire(config, seen)
+
+    def body(ledger: Ledger, wiring: Wiring) -> None:
+        run_serial(program, ledger, wiring, interrupts)
+
+    return _record(config, observers, resume, began, seen, body, lambda path: Wiring(program, False, path))
+
+
+def _record(
+    config: Config,
+    observers: Sequence[Observer],
+    resume: Path | None,
+    began: float,
+    seen: Probe,
+    body: Callable[[Ledger, Wiring], None],
+    wire: Callable[[Path], Wiring],
+) -> dict[str, Any]:
+    """Run ``body`` between the run folder's making and its summary, which is written whatever happens."""
+    folder = RunFolder.create(config) if resume is None else RunFolder.open(resume)
+    base = Base() if resume is None else base_of(folder)
+    wiring = wire(folder.replay_path)
+    ledger = Ledger(config, folder, [RunLog(folder.path), *observers], base, began)
+    try:
+        folder.write_spec(seen.spec)
+        ledger.open()
+        body(ledger, wiring)
+    except BaseException as error:
+        ledger.tell(f"{type(error).__name__}: {error}", "error")
+        ledger.close(error=f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        wiring.close()
+    return ledger.close()

@@ -1,0 +1,111 @@
+"""All roles in lock-step in this process: slow, simple to debug, and the same to the last bit for the same seed.
+
+Whatever decides what happens next is a count. Wall-clock time only paces what people see, and the stop rule
+``minutes``, which is a wall-clock wish.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from apexrl.errors import WorkerError
+from apexrl.launch.ledger import Ledger
+from apexrl.launch.slots import slot_seed
+from apexrl.launch.supervisor import Interrupts
+from apexrl.launch.wiring import Wiring
+from apexrl.launch.worker import ACTIVITY
+from apexrl.links.context import InlineContext, InlineRun
+from apexrl.metrics import RateMeter
+from apexrl.protocols import Role
+from apexrl.status import WorkerStatus
+from apexrl.topologies.program import Program
+
+STEPS_PER_SECOND = 10_000.0
+"""Environment steps that count as one second for periods (evaluations, checkpoints): a usual speed of a small run."""
+
+_STUCK_ROUNDS = 2000
+_SHOW_SECONDS = 0.25
+_UNCOUPLED_UPDATES = 1  # learner updates per round when no limiter couples them to the actors' steps
+
+
+def run_serial(program: Program, ledger: Ledger, wiring: Wiring, interrupts: Interrupts) -> None:
+    """Run ``program`` until something stops it; ``ledger`` then knows what."""
+    config = ledger.config
+    shared = InlineRun(lambda name, kind, values: ledger.hear(kind, _detached(values)), STEPS_PER_SECOND)
+    base = ledger.base
+    shared.totals.update(env_steps=base.env_steps, updates=base.updates, episodes=base.episodes)
+    members: list[tuple[InlineContext, Role]] = []
+    for node in program.nodes:
+        for index in range(node.count):
+            context = InlineContext(
+                shared,
+                name=f"{node.name}-{index}",
+                role=node.name,
+                index=index,
+                generation=0,
+                seed=slot_seed(config.seed, node.name, index, 0, base.env_steps),
+                folder=ledger.folder.path,
+            )
+            members.append((context, node.factory(context, **wiring.ports(node))))
+    coupled = config.replay.samples_per_insert > 0
+    turns = {"actor": 1, "learner": _STUCK_ROUNDS if coupled else _UNCOUPLED_UPDATES}
+    rates = {context.name: RateMeter() for context, _ in members}
+    stuck = 0
+    shown = float("-inf")
+
+    def show() -> None:
+        workers = [_status(context, rates[context.name]) for context, _ in members]
+        ledger.tick(
+            time.monotonic(),
+            totals=shared.totals.__getitem__,
+            replay=wiring.replay_stats(),
+            version=wiring.weights_version(),
+            workers=workers,
+            restarts={node.name: 0 for node in program.nodes},
+            dropped={"messages": 0},
+        )
+        ledger.show()
+
+    while ledger.stop_reason is None:
+        moved = False
+        for context, role in members:
+            left = turns.get(context.role, -1)  # an evaluation is finished before anybody else goes on
+            while left != 0 and ledger.stop_reason is None and not interrupts.count and role.step():
+                moved = True
+                left -= 1
+        if config.stop.env_steps and shared.totals["env_steps"] >= config.stop.env_steps:
+            ledger.stop("env_steps")
+        stuck = 0 if moved else stuck + 1
+        if stuck > _STUCK_ROUNDS:
+            raise WorkerError(
+                "no role can go on: the actors wait for the replay and the learner waits for the actors. "
+                "Check --min-size against --capacity, and --samples-per-insert"
+            )
+        if interrupts.count:
+            ledger.stop("interrupted")
+        if time.monotonic() - shown >= _SHOW_SECONDS or not ledger.started:
+            shown = time.monotonic()
+            show()
+    ledger.training_ends(time.monotonic())
+    shared.stopping = True
+    shared.hurried = ledger.stop_reason == "interrupted"
+    for _, role in members:
+        role.close()
+    show()
+
+
+def _status(context: InlineContext, rate: RateMeter) -> WorkerStatus:
+    work = {"actor": "env_steps", "learner": "updates", "evaluator": "evaluations"}.get(context.role, "env_steps")
+    return WorkerStatus(
+        name=context.name,
+        role=context.role,
+        index=context.index,
+        state=ACTIVITY.get(context.role, "acting"),
+        rate=rate.add(time.monotonic(), context.counts[work]),
+    )
+
+
+def _detached(values: dict[str, Any]) -> dict[str, Any]:
+    """A message's lists belong to the receiver, as they would after crossing a process."""
+    return {name: list(value) if isinstance(value, list) else value for name, value in values.items()}

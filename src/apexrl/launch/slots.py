@@ -1,0 +1,159 @@
+"""A worker's slot as its supervisor sees it: lives come and go, the slot with its seed, ε and counters stays."""
+
+from __future__ import annotations
+
+import os
+import socket
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from apexrl.launch.patience import Patience
+from apexrl.links import messages
+from apexrl.links.control import ControlBoard
+from apexrl.metrics import RateMeter
+from apexrl.status import WorkerState, WorkerStatus
+from apexrl.topologies.program import Node
+
+_WORK = {"actor": "env_steps", "learner": "updates", "evaluator": "evaluations"}
+_LONGEST_TICK_SECONDS = 0.5  # a supervisor that was stopped itself must not think that its workers hang
+
+
+def slot_seed(seed: int, role: str, index: int, generation: int, resumed_at: int = 0) -> int:
+    """The seed of one life of one slot: distinct for all, and the same in every run with this ``seed``.
+
+    ``resumed_at``: environment steps at which a resumed run goes on, so that it meets no seed twice.
+    """
+    entropy = [seed, zlib.crc32(role.encode()), index, generation, resumed_at]
+    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0])
+
+
+class Slot:
+    """One worker of a program, over all its lives."""
+
+    def __init__(self, node: Node, index: int, board: ControlBoard, row: int, folder: Path) -> None:
+        self.node = node
+        self.index = index
+        self.name = f"{node.name}-{index}"
+        self.row_number = row
+        self.row = board.row(row)
+        self.patience = Patience(node.restarts)
+        self.generation = -1
+        self.ticket = -1  # of the present life at the fork server
+        self.alive = False
+        self.gone = False  # given up on, or ended in good order
+        self.restart_at = 0.0  # monotonic seconds of the next life, while there is none
+        self.errors: list[dict[str, Any]] = []  # the `error` messages of this life
+        self.last_error = ""
+        self.hung = False
+        self.pid = 0  # of the present life, once it is born
+        self.channel: socket.socket | None = None
+        self.log_path = folder / "logs" / f"{self.name}.log"
+        self._rate = RateMeter()
+        self._born_at = 0.0
+        self._work_at_birth = 0
+        self._busy_mark = 0.0
+        self._busy_seconds = 0.0
+        self._looked_at = 0.0
+
+    def begin(self, now: float) -> tuple[socket.socket, int]:
+        """A new life: returns (the worker's end of the channel, a descriptor of its log); the caller closes both."""
+        self.end_channel()
+        self.generation += 1
+        self.alive, self.hung = True, False
+        self.errors = []
+        self._born_at = self._looked_at = now
+        self._work_at_birth = self.work_done
+        self._busy_mark = self._busy_seconds = 0.0
+        self.row.begin(0, self.generation)
+        self.row.heartbeat = now
+        self.channel, theirs = messages.channel()
+        self.log_path.parent.mkdir(exist_ok=True)
+        return theirs, os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def receive(self) -> list[messages.Message]:
+        """What the worker has said since the last call."""
+        heard = messages.receive(self.channel) if self.channel is not None else []
+        self.errors += [message.values for message in heard if message.kind == "error"]
+        return heard
+
+    def end(self, now: float, status: int, unborn: str = "") -> None:
+        """This life is over with exit ``status`` (minus a signal's number); ``unborn``: why it never began."""
+        self.alive = False
+        self.pid = 0
+        self.row.begin(0, self.generation)
+        worked = self.work_done > self._work_at_birth
+        killed = status == -9 and not self.hung
+        self.patience.failed(now - self._born_at, worked, killed)
+        self.last_error = unborn or self.why(status)
+        self.restart_at = now + self.patience.pause_seconds
+
+    def end_channel(self) -> None:
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+
+    @property
+    def restarts(self) -> int:
+        return max(0, self.generation)
+
+    @property
+    def work_done(self) -> int:
+        counter = _WORK.get(self.node.name)
+        return self.row.counter(counter) if counter else 0
+
+    def env_call_hangs(self, now: float) -> bool:
+        """Whether the environment call in progress has taken longer than it may. To be asked at every tick."""
+        passed, self._looked_at = min(now - self._looked_at, _LONGEST_TICK_SECONDS), now
+        since = self.row.busy_since
+        self._busy_seconds = self._busy_seconds + passed if since and since == self._busy_mark else 0.0
+        self._busy_mark = since
+        limit = self.node.env_timeout
+        return limit is not None and self._busy_seconds > limit
+
+    def status(self, now: float) -> WorkerStatus:
+        state: WorkerState
+        if self.gone:
+            state = "failed" if self.last_error else "stopped"
+        elif not self.alive:
+            state = "restarting"
+        elif self.hung:
+            state = "hung"
+        else:
+            state = self.row.state  # type: ignore[assignment]  # STATES is a subset of WorkerState
+        return WorkerStatus(
+            name=self.name,
+            role=self.node.name,
+            index=self.index,
+            pid=self.pid or None,
+            state=state,
+            restarts=self.restarts,
+            rate=self._rate.add(now, self.work_done),
+            heartbeat_age_seconds=max(0.0, now - self.row.heartbeat),
+        )
+
+    @property
+    def headline(self) -> str:
+        """The end of the last life in one line."""
+        lines = self.errors[-1]["error"].splitlines() if self.errors and not self.hung else self.last_error.splitlines()
+        return str(lines[0]) if lines else ""
+
+    def why(self, status: int) -> str:
+        """What is known of the end of this life, for a human."""
+        if self.hung:
+            return f"an environment call took longer than {self.node.env_timeout:g} s (--env-timeout)"
+        if self.errors:
+            return str(self.errors[-1]["traceback"]).rstrip()
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with exit code {status}"
+        tail = self._log_tail()
+        return how + (f"; the end of {self.log_path}:\n{tail}" if tail and status != -9 else "")
+
+    def _log_tail(self, nbytes: int = 4000) -> str:
+        try:
+            with self.log_path.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - nbytes))
+                return file.read().decode(errors="replace").strip()
+        except OSError:
+            return ""

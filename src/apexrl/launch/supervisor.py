@@ -1,0 +1,352 @@
+"""The supervisor: starts the workers of a program as processes, watches them, restarts them, and stops the run.
+
+It computes nothing and holds no lock that a worker could want. What it shares with workers (replay, weights board,
+control board) is memory that it created; what it hears from them are messages that never block the sender.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import selectors
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from apexrl.config import Config
+from apexrl.errors import ApexrlError, EnvError, WorkerError
+from apexrl.launch.fork_server import Born, Died, ForkServer
+from apexrl.launch.ledger import Ledger
+from apexrl.launch.probe import probe_answer, probe_work, revive
+from apexrl.launch.slots import Slot, slot_seed
+from apexrl.launch.wiring import Wiring
+from apexrl.launch.worker import Assignment, work
+from apexrl.links import messages
+from apexrl.links.control import HURRY, RUN, STOP, ControlBoard
+from apexrl.topologies.program import Probe, Program
+
+PRELOAD = (
+    "torch",
+    "gymnasium",
+    "apexrl.agents.dqn",
+    "apexrl.envs",
+    "apexrl.launch.probe",
+    "apexrl.launch.worker",
+    "apexrl.replay",
+    "apexrl.roles",
+    "apexrl.weights",
+)
+"""What the fork server imports before the first worker."""
+
+_TICK_SECONDS = 0.1
+_FIRST_TICK_SECONDS = 0.02  # until the first environment step, so that its time is known closely
+_SHOW_SECONDS = 0.25
+_GRACE_SECONDS = {"learner": 120.0, "actor": 10.0}  # from the stop to the kill; others as long as they are alive
+_REPLAY_GRACE_SECONDS = 1800.0  # when the learner also writes the replay
+_HURRIED_GRACE_SECONDS = 5.0
+_PROBE_TICKET = 0
+
+
+class Interrupts:
+    """Counts Ctrl-C, SIGTERM and SIGHUP while a run goes on, and restores their handlers afterwards."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+
+
+class Supervisor:
+    """Local processes for one run. Make it, ``probe``, then ``run`` a program; ``close`` always.
+
+    Args:
+        config: of the run.
+        interrupts: counts the person's wishes to stop.
+        preload: modules that the fork server imports before the first worker.
+    """
+
+    def __init__(self, config: Config, interrupts: Interrupts, preload: Sequence[str] = PRELOAD) -> None:
+        self._config = config
+        self._interrupts = interrupts
+        self._run_tag = uuid.uuid4().hex[:12]
+        self._server = ForkServer(preload)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._server, selectors.EVENT_READ)
+        self._slots: list[Slot] = []
+        self._tickets: dict[int, Slot] = {}
+        self._next_ticket = _PROBE_TICKET + 1
+        self._failure: ApexrlError | None = None
+        self._hung_calls = 0
+        self._stop_at: float | None = None
+        self._heeded = 0
+
+    def close(self) -> None:
+        """End every process of the run."""
+        self._selector.close()
+        self._server.close()
+        for slot in self._slots:
+            slot.end_channel()
+
+    def probe(self) -> Probe:
+        """Look at the environment and the agent in a process of their own.
+
+        Raises:
+            EnvError: the environment cannot be made, or takes longer than ``env_timeout``.
+            ApexrlError: whatever else the probe met, under its own class.
+        """
+        timeout = self._config.actor.env_timeout
+        ours, theirs = messages.channel()
+        with ours, theirs:
+            self._fork(_PROBE_TICKET, probe_work, (self._config,), f"{self._run_tag}/probe", theirs, None)
+            theirs.close()
+            deadline: float | None = None
+            dead = False
+            while True:
+                heard = messages.receive(ours)
+                if heard:
+                    return probe_answer(heard[0])
+                if dead:
+                    raise EnvError(f"making the environment ended its process\n{self._server.complaints()}".rstrip())
+                if self._interrupts.count:
+                    raise KeyboardInterrupt
+                if deadline is None and self._server.ready:
+                    deadline = time.monotonic() + timeout
+                if deadline is not None and time.monotonic() > deadline:
+                    raise EnvError(f"making the environment took longer than {timeout:g} s (--env-timeout)")
+                self._selector.select(0.02)
+                dead = any(isinstance(news, Died) for news in self._server.events())
+
+    def run(self, program: Program, ledger: Ledger, board: ControlBoard, wiring: Wiring) -> None:
+        """Run ``program`` until something stops it. Raises what made it fail; otherwise ``ledger`` knows the reason.
+
+        Args:
+            wiring: the real links, in place of the program's placeholders.
+        """
+        self._ledger, self._board, self._wiring = ledger, board, wiring
+        for node in program.nodes:
+            for index in range(node.count):
+                self._slots.append(Slot(node, index, board, len(self._slots), ledger.folder.path))
+        now = time.monotonic()
+        for slot in self._slots:
+            self._begin(slot, now)
+        ticked = shown = -1.0
+        while not all(slot.gone for slot in self._slots):
+            tick = _TICK_SECONDS if ledger.started else _FIRST_TICK_SECONDS
+            self._hear(max(0.0, ticked + tick - time.monotonic()))
+            now = time.monotonic()
+            if now - ticked < tick and ledger.stop_reason is None:
+                continue
+            ticked = now
+            self._heed_interrupts()
+            self._watch(now)
+            self._tick(now)
+            if now - shown >= _SHOW_SECONDS:
+                shown = now
+                ledger.show()
+            if self._stop_at is None and (ledger.stop_reason is not None or self._failure is not None):
+                self._stop(now)
+        self._tick(time.monotonic())
+        ledger.show()
+        if self._failure is not None:
+            raise self._failure
+
+    def _begin(self, slot: Slot, now: float) -> None:
+        """Start a life."""
+        theirs, output = slot.begin(now)
+        assignment = Assignment(
+            name=slot.name,
+            role=slot.node.name,
+            index=slot.index,
+            generation=slot.generation,
+            seed=slot_seed(self._config.seed, slot.node.name, slot.index, slot.generation, self._ledger.base.env_steps),
+            folder=self._ledger.folder.path,
+            board=self._board,
+            row=slot.row_number,
+            factory=slot.node.factory,
+            ports=self._wiring.ports(slot.node),
+        )
+        slot.ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
+        self._tickets[slot.ticket] = slot
+        assert slot.channel is not None
+        self._selector.register(slot.channel, selectors.EVENT_READ, slot)
+        tag = f"{self._run_tag}/{slot.name}.{slot.generation}"
+        with theirs:
+            self._fork(slot.ticket, work, (assignment,), tag, theirs, output)
+
+    def _fork(
+        self,
+        ticket: int,
+        function: Callable[..., int],
+        args: tuple[Any, ...],
+        tag: str,
+        channel: Any,
+        output: int | None,
+    ) -> None:
+        own = os.open(os.devnull, os.O_WRONLY) if output is None else output
+        try:
+            self._server.fork(ticket, _pickled((function, args)), tag, channel, own)
+        finally:
+            os.close(own)
+
+    def _hear(self, timeout: float) -> None:
+        """Wait for messages and deaths, and enter them."""
+        for key, _ in self._selector.select(timeout):
+            if isinstance(key.data, Slot):
+                self._listen(key.data)
+        for news in self._server.events():
+            slot = self._tickets.get(news.ticket)
+            if slot is None:
+                continue
+            if isinstance(news, Born):
+                slot.pid = news.pid
+            else:
+                del self._tickets[news.ticket]
+                self._listen(slot)
+                self._bury(slot, news)
+
+    def _listen(self, slot: Slot) -> None:
+        for message in slot.receive():
+            if message.kind != "error":
+                self._ledger.hear(message.kind, message.values)
+
+    def _bury(self, slot: Slot, death: Died) -> None:
+        """A life has ended: by a stop in good order, or by a failure that is answered with another life or the end."""
+        now = time.monotonic()
+        if slot.channel is not None:
+            self._selector.unregister(slot.channel)
+        slot.end(now, death.status, death.error)
+        if slot.gone:
+            return  # killed because it did not stop
+        if self._stop_at is not None:
+            slot.gone = True
+            if death.status == 0:
+                slot.last_error = ""
+            else:
+                self._ledger.tell(f"{slot.name} did not stop in good order: {slot.headline}", "warning")
+            if slot.errors and slot.node.name == "learner" and self._failure is None:
+                trace = slot.errors[-1]["traceback"]
+                self._failure = self._fatal(slot) or WorkerError(f"{slot.name} failed at the end:\n{trace}")
+            return
+        fatal = self._fatal(slot)
+        role = [other for other in self._slots if other.node is slot.node]
+        if fatal is not None:
+            self._give_up(slot, fatal)
+        elif all(other.patience.fails_always for other in role):
+            who = f"all {len(role)} {slot.node.name}s fail always; {slot.name}" if len(role) > 1 else slot.name
+            often = f"{slot.patience.in_vain} times in a row"
+            self._give_up(slot, WorkerError(f"{who} failed {often}: {slot.headline}\n{slot.last_error}"))
+        elif slot.patience.exhausted:
+            failures, allowed = slot.patience.failures, slot.patience.restarts
+            why = f"{slot.name} failed {failures} times, and {allowed} restarts are allowed (early failures count 3)"
+            self._give_up(slot, WorkerError(f"{why}. The last time: {slot.headline}\n{slot.last_error}"))
+        else:
+            self._ledger.tell(f"{slot.name}: {slot.headline}; starting it again", "warning")
+
+    def _fatal(self, slot: Slot) -> ApexrlError | None:
+        """The error, when it is one that another life would only repeat."""
+        for values in slot.errors:
+            if values["fatal"]:
+                kind, _, text = str(values["error"]).partition(": ")
+                return revive(kind, f"{slot.name}: {text}", str(values["traceback"]))
+        return None
+
+    def _give_up(self, slot: Slot, error: ApexrlError) -> None:
+        slot.gone = True
+        if self._failure is None:
+            self._failure = error
+
+    def _watch(self, now: float) -> None:
+        """Kill what hangs, revive what died, and lose patience with what does not stop."""
+        for slot in self._slots:
+            if slot.alive and not slot.hung and slot.env_call_hangs(now):
+                slot.hung = True
+                self._hung_calls += 1
+                self._kill(slot)
+            elif not slot.alive and not slot.gone:
+                if self._stop_at is not None:
+                    slot.gone = True
+                elif now >= slot.restart_at:
+                    self._begin(slot, now)
+            elif slot.alive and self._stop_at is not None and now > self._stop_at + self._grace(slot):
+                slot.gone = True  # whatever still lives when all are gone is killed with the fork server
+                self._ledger.tell(f"{slot.name} did not stop in time and was killed", "warning")
+                self._kill(slot)
+
+    def _grace(self, slot: Slot) -> float:
+        """Seconds from the stop in which a worker may wind up."""
+        role = slot.node.name
+        if role == "learner":
+            return _REPLAY_GRACE_SECONDS if self._config.learner.save_replay else _GRACE_SECONDS[role]
+        return _HURRIED_GRACE_SECONDS if self._board.stop == HURRY else _GRACE_SECONDS.get(role, float("inf"))
+
+    def _kill(self, slot: Slot) -> None:
+        """Kill a worker with everything it started."""
+        if slot.pid:
+            with suppress(ProcessLookupError, PermissionError):  # its death is on the way to us
+                os.killpg(slot.pid, signal.SIGKILL)
+
+    def _stop(self, now: float) -> None:
+        self._stop_at = now
+        self._ledger.training_ends(now)
+        hurry = self._failure is not None or self._ledger.stop_reason == "interrupted"
+        self._board.stop = HURRY if hurry else STOP
+
+    def _heed_interrupts(self) -> None:
+        """The first wish to stop is granted in good order, a second one at once."""
+        if self._interrupts.count == self._heeded:
+            return
+        again, self._heeded = self._heeded > 0, self._interrupts.count
+        if again or self._interrupts.count > 1:
+            self._ledger.stop("interrupted")
+            self._ledger.tell("interrupted again: killing every worker", "warning")
+            for slot in self._slots:
+                self._kill(slot)
+                slot.gone = True
+        elif self._board.stop == RUN:
+            self._ledger.stop("interrupted")
+            self._ledger.tell("interrupted: writing the final checkpoint (Ctrl-C again ends at once)", "warning")
+        else:
+            self._board.stop = HURRY
+            self._stop_at = time.monotonic()
+            self._ledger.tell("interrupted: the final evaluation is cut short", "warning")
+
+    def _tick(self, now: float) -> None:
+        restarts = {slot.node.name: 0 for slot in self._slots}
+        for slot in self._slots:
+            restarts[slot.node.name] += slot.restarts
+        self._ledger.tick(
+            now,
+            totals=self._board.total,
+            replay=self._wiring.replay_stats(),
+            version=self._wiring.weights_version(),
+            workers=[slot.status(now) for slot in self._slots],
+            restarts=restarts,
+            dropped={"messages": self._board.total("dropped_messages"), "hung_env_calls": self._hung_calls},
+        )
+
+
+def _pickled(work: Sequence[Any]) -> bytes:
+    """Pickle for a local child. ``cloudpickle`` (which Gymnasium brings) also takes lambdas and notebook functions."""
+    try:
+        import cloudpickle  # type: ignore[import-untyped]
+    except ImportError:
+        return pickle.dumps(work)
+    data: bytes = cloudpickle.dumps(work)
+    return data

@@ -1,0 +1,90 @@
+"""What happens inside a worker process: make the context and the role, step until told to stop."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from apexrl.errors import AgentError, ConfigError, NonFiniteError, SpecError
+from apexrl.links.context import SharedContext
+from apexrl.links.control import ControlBoard
+from apexrl.status import WorkerState
+from apexrl.topologies.program import Factory
+
+FATAL = (NonFiniteError, ConfigError, SpecError, AgentError)
+"""Errors that another life would only repeat: they end the run."""
+
+_TEXT = 32_000  # characters of a traceback that travel
+_IDLE_SECONDS = 0.005
+ACTIVITY: dict[str, WorkerState] = {"actor": "acting", "learner": "learning", "evaluator": "evaluating"}
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """All that one worker needs to know."""
+
+    name: str
+    role: str
+    index: int
+    generation: int
+    seed: int
+    folder: Path
+    board: ControlBoard
+    row: int
+    factory: Factory
+    ports: Mapping[str, Any]
+
+
+def work(channel: socket.socket, assignment: Assignment) -> int:
+    """A worker's life; returns the exit code. An error reaches the supervisor as a message with its traceback."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    faulthandler.enable()
+    row = assignment.board.row(assignment.row)
+    row.begin(os.getpid(), assignment.generation)
+    row.heartbeat = time.monotonic()
+    context = SharedContext(
+        name=assignment.name,
+        role=assignment.role,
+        index=assignment.index,
+        generation=assignment.generation,
+        seed=assignment.seed,
+        folder=assignment.folder,
+        board=assignment.board,
+        row=assignment.row,
+        channel=channel,
+    )
+    activity = ACTIVITY.get(assignment.role, "acting")
+    try:
+        role = assignment.factory(context, **assignment.ports)
+        while not context.should_stop():
+            if role.step():
+                context.show(activity)
+            else:
+                context.show("waiting")
+                time.sleep(_IDLE_SECONDS)
+        context.show(activity)
+        role.close()
+    except Exception as error:
+        text = traceback.format_exc()
+        print(text, flush=True)
+        context.send("error", **describe(error, text))
+        return 1
+    return 0
+
+
+def describe(error: BaseException, text: str) -> dict[str, Any]:
+    """An error as the values of an ``error`` message."""
+    return {
+        "error": f"{type(error).__name__}: {error}"[:_TEXT],
+        "traceback": text[-_TEXT:],
+        "fatal": isinstance(error, FATAL),
+    }

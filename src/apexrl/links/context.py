@@ -1,0 +1,159 @@
+"""What a role knows of the run it serves in: over shared memory between processes, or inline in one."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from apexrl.links import messages
+from apexrl.links.control import COUNTERS, HURRY, RUN, ControlBoard, Row
+
+_HEARTBEAT_SECONDS = 0.2
+
+
+class SharedContext:
+    """A worker process's context (``protocols.Context``): the control board, and a socket to the supervisor."""
+
+    patience = 0.1
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        role: str,
+        index: int,
+        generation: int,
+        seed: int,
+        folder: Path,
+        board: ControlBoard,
+        row: int,
+        channel: socket.socket,
+    ) -> None:
+        self.name = name
+        self.role = role
+        self.index = index
+        self.generation = generation
+        self.seed = seed
+        self.folder = folder
+        self._board = board
+        self._row = board.row(row)
+        self._channel = channel
+        self._env_call = _EnvCall(self._row)
+        self._next_beat = 0.0
+
+    def clock(self) -> float:
+        return time.monotonic()
+
+    def should_stop(self) -> bool:
+        now = time.monotonic()
+        if now >= self._next_beat:
+            self._row.heartbeat = now
+            self._next_beat = now + _HEARTBEAT_SECONDS
+        return self._board.stop != RUN
+
+    def hurried(self) -> bool:
+        return self._board.stop == HURRY
+
+    def count(self, **increments: int) -> None:
+        for counter, increment in increments.items():
+            self._row.count(counter, increment)
+
+    def total(self, counter: str) -> int:
+        return self._board.total(counter)
+
+    def send(self, kind: str, **values: Any) -> None:
+        if not messages.send(self._channel, kind, values):
+            self._row.count("dropped_messages", 1)
+
+    def env_call(self) -> _EnvCall:
+        return self._env_call
+
+    def show(self, state: str) -> None:
+        """Tell whoever looks at the board what this worker is doing."""
+        self._row.state = state
+
+
+class _EnvCall:
+    """Stamps the time at which an environment call began, so that one which hangs is seen from outside."""
+
+    __slots__ = ("_row",)
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+
+    def __enter__(self) -> None:
+        self._row.busy_since = time.monotonic()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._row.busy_since = 0.0
+
+
+class InlineRun:
+    """What the contexts of one serial run share: counters, the stop flag, the receiver of messages."""
+
+    def __init__(self, receive: Callable[[str, str, dict[str, Any]], None], steps_per_second: float) -> None:
+        self.totals = dict.fromkeys(COUNTERS, 0)
+        self.stopping = False
+        self.hurried = False
+        self.receive = receive
+        self.steps_per_second = steps_per_second
+
+
+class InlineContext:
+    """The context (``protocols.Context``) of a role that takes turns with the others in one process."""
+
+    patience = 0.0
+
+    def __init__(
+        self, run: InlineRun, *, name: str, role: str, index: int, generation: int, seed: int, folder: Path
+    ) -> None:
+        self.name = name
+        self.role = role
+        self.index = index
+        self.generation = generation
+        self.seed = seed
+        self.folder = folder
+        self._run = run
+        self.counts = dict.fromkeys(COUNTERS, 0)
+
+    def clock(self) -> float:
+        return self._run.totals["env_steps"] / self._run.steps_per_second
+
+    def should_stop(self) -> bool:
+        return self._run.stopping
+
+    def hurried(self) -> bool:
+        return self._run.hurried
+
+    def count(self, **increments: int) -> None:
+        for counter, increment in increments.items():
+            self._run.totals[counter] += increment
+            self.counts[counter] += increment
+
+    def total(self, counter: str) -> int:
+        return self._run.totals[counter]
+
+    def send(self, kind: str, **values: Any) -> None:
+        self._run.receive(self.name, kind, values)
+
+    def env_call(self) -> _NoCall:
+        return _NO_CALL
+
+
+class _NoCall:
+    """Nobody can look at a call from outside in one process."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+_NO_CALL = _NoCall()

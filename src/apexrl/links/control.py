@@ -1,0 +1,128 @@
+"""The control board: who lives, what they count, and whether to stop, in one small shared segment.
+
+Every cell is an aligned 8-byte word with one writer: a worker writes its own row, the supervisor the header.
+No lock is needed or taken, and a worker killed at any moment leaves nothing half-written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apexrl._native import Segment
+
+COUNTERS = ("env_steps", "episodes", "updates", "evaluations", "weights_pulled", "dropped_messages")
+"""What workers count; ``total`` sums a counter over all rows and the resumed run's base."""
+
+RUN, STOP, HURRY = 0, 1, 2
+"""Stop word: go on; end in good order; end at once, without a final evaluation."""
+
+STATES = ("starting", "acting", "learning", "evaluating", "waiting")
+"""What a worker says it is doing (the rest of ``status.WorkerState`` is for its supervisor to see)."""
+
+_CELLS = 32  # 8-byte words per row: 256 bytes, so that two workers never share a cache line
+_STOP = 0  # header cell
+_PID, _GENERATION, _HEARTBEAT, _BUSY, _STATE, _FIRST_COUNTER = 0, 1, 2, 3, 4, 8
+_COLUMN = {name: _FIRST_COUNTER + i for i, name in enumerate(COUNTERS)}
+
+
+class ControlBoard:
+    """A header row and one row per worker. Picklable to any local process while its creator lives."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self._attach(Segment((workers + 1) * _CELLS * 8))
+
+    def _attach(self, segment: Segment) -> None:
+        self._segment = segment
+        memory = segment.view()  # keeps the memory mapped as long as it is used
+        self._ints: memoryview[int] = memory.cast("q")
+        self._floats: memoryview[float] = memory.cast("d")
+
+    def __getstate__(self) -> tuple[int, Any]:
+        return self.workers, self._segment
+
+    def __setstate__(self, state: tuple[int, Any]) -> None:
+        self.workers, segment = state
+        self._attach(segment)
+
+    @property
+    def stop(self) -> int:
+        """``RUN``, ``STOP`` or ``HURRY``."""
+        return int(self._ints[_STOP])
+
+    @stop.setter
+    def stop(self, word: int) -> None:
+        self._ints[_STOP] = word
+
+    def set_base(self, counter: str, value: int) -> None:
+        """Start a counter's total at ``value``: what a resumed run had counted before."""
+        self._ints[_COLUMN[counter]] = value
+
+    def total(self, counter: str) -> int:
+        """A counter summed over the base and all rows."""
+        column = _COLUMN[counter]
+        return int(sum(self._ints[column::_CELLS]))
+
+    def row(self, worker: int) -> Row:
+        """The row of one worker, 0 … workers-1."""
+        if not 0 <= worker < self.workers:
+            raise IndexError(f"worker {worker} of {self.workers}")
+        return Row(self._ints, self._floats, (worker + 1) * _CELLS)
+
+
+class Row:
+    """One worker's cells. The worker writes, the supervisor reads (and clears between two lives)."""
+
+    __slots__ = ("_base", "_floats", "_ints")
+
+    def __init__(self, ints: memoryview[int], floats: memoryview[float], base: int) -> None:
+        self._ints = ints
+        self._floats = floats
+        self._base = base
+
+    def begin(self, pid: int, generation: int) -> None:
+        """A new life in this slot: counters go on, the rest starts afresh. ``pid`` 0: nobody is here."""
+        self._ints[self._base + _PID] = pid
+        self._ints[self._base + _GENERATION] = generation
+        self._ints[self._base + _STATE] = 0
+        self._floats[self._base + _BUSY] = 0.0
+
+    def count(self, counter: str, increment: int) -> None:
+        self._ints[self._base + _COLUMN[counter]] += increment
+
+    def counter(self, name: str) -> int:
+        return int(self._ints[self._base + _COLUMN[name]])
+
+    @property
+    def pid(self) -> int:
+        return int(self._ints[self._base + _PID])
+
+    @property
+    def generation(self) -> int:
+        return int(self._ints[self._base + _GENERATION])
+
+    @property
+    def heartbeat(self) -> float:
+        """``time.monotonic()`` of the last sign of life, in seconds; 0.0 before the first."""
+        return float(self._floats[self._base + _HEARTBEAT])
+
+    @heartbeat.setter
+    def heartbeat(self, seconds: float) -> None:
+        self._floats[self._base + _HEARTBEAT] = seconds
+
+    @property
+    def busy_since(self) -> float:
+        """``time.monotonic()`` at which the environment call in progress began, in seconds; 0.0 outside of one."""
+        return float(self._floats[self._base + _BUSY])
+
+    @busy_since.setter
+    def busy_since(self, seconds: float) -> None:
+        self._floats[self._base + _BUSY] = seconds
+
+    @property
+    def state(self) -> str:
+        return STATES[self._ints[self._base + _STATE]]
+
+    @state.setter
+    def state(self, name: str) -> None:
+        self._ints[self._base + _STATE] = STATES.index(name)

@@ -1,0 +1,167 @@
+"""An agent that was trained: observations in, actions out, as the environment itself names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from apexrl import checkpoint as checkpoints
+from apexrl.config import Config
+from apexrl.errors import ConfigError, SnapshotError, SpecError
+from apexrl.run_folder import RunFolder
+from apexrl.spec import OBSERVATION, Array, EnvSpec
+
+if TYPE_CHECKING:
+    from apexrl.envs import FrameStack
+    from apexrl.protocols import Agent, State
+
+
+class LoadedAgent:
+    """Acts greedily with the weights of a run.
+
+    It remembers what it must (stacked frames, recurrent state) between calls of ``act``; call ``reset`` when an
+    episode begins.
+    """
+
+    def __init__(self, agent: Agent, spec: EnvSpec, checkpoint: Path | None = None) -> None:
+        self.agent = agent
+        """The agent itself (``apexrl.protocols.Agent``), for batches of named arrays."""
+        self.spec = spec
+        self.checkpoint = checkpoint
+        """The file that the weights came from."""
+        self._frames: FrameStack | None = None
+        self._state: State = None
+        self._count = 0
+
+    def reset(self) -> None:
+        """An episode begins: forget earlier frames and states."""
+        self._frames, self._state, self._count = None, None, 0
+
+    def act(self, observation: Any) -> Any:
+        """The action for one observation, or the actions for a batch of them.
+
+        Args:
+            observation: as the environment returns it: an array of the observation space's shape, or a (nested)
+                dict of them; with a leading axis B more for B environments stepped together.
+
+        Returns:
+            For one observation an ``int`` (Discrete) or an array (Box); for a batch an array ``[B, ...]``.
+
+        Raises:
+            SpecError: an entry is missing, or a shape is neither that of one observation nor of a batch.
+        """
+        arrays, batched = self._named(observation)
+        count = len(next(iter(arrays.values())))
+        if count != self._count:
+            self.reset()
+            self._count = count
+        actions, _, self._state = self.agent.act(
+            self._stacked(arrays, count), self._state, np.zeros(count, np.float32), greedy=True
+        )
+        if self.spec.action.discrete:
+            actions = np.asarray(actions) + self.spec.action.start
+            return actions if batched else int(actions[0])
+        return actions if batched else actions[0]
+
+    def _stacked(self, arrays: dict[str, Array], count: int) -> Mapping[str, Array]:
+        if self.spec.stack == 1:
+            return arrays
+        if self._frames is None:
+            from apexrl.envs import FrameStack
+
+            self._frames = FrameStack(self.spec.stack, count, self.spec.observation)
+            return self._frames.push(arrays)
+        return self._frames.push(arrays, np.zeros(count, np.bool_))
+
+    def _named(self, observation: Any) -> tuple[dict[str, Array], bool]:
+        """The observation as named arrays ``[B, ...]``, and whether it came as a batch."""
+        values = dict(_leaves(observation, OBSERVATION))
+        wanted = self.spec.observation
+        if set(values) != set(wanted):
+            raise SpecError(f"this agent sees {sorted(wanted)}, but was given {sorted(values)}")
+        arrays: dict[str, Array] = {}
+        batched = set()
+        for name, field in wanted.items():
+            value = np.asarray(values[name])
+            if value.shape == field.shape:
+                value, one = value[np.newaxis], True
+            elif value.shape[1:] == field.shape and value.ndim == len(field.shape) + 1 and len(value):
+                one = False
+            else:
+                raise SpecError(f"{name} has shape {value.shape}; one is {field.shape}, a batch [B, *{field.shape}]")
+            batched.add(not one)
+            start = self.spec.starts.get(name, 0)
+            arrays[name] = (value - start if start else value).astype(field.dtype, copy=False)
+        if len(batched) > 1 or len({len(value) for value in arrays.values()}) > 1:
+            shapes = {name: np.shape(value) for name, value in values.items()}
+            raise SpecError(f"the entries of the observation are not of one batch: {shapes}")
+        return arrays, batched.pop()
+
+
+def load_agent(
+    folder: RunFolder, checkpoint: str = "best", device: str = "cpu", env: Callable[..., Any] | None = None
+) -> LoadedAgent:
+    """The agent of a run (``apexrl.load``).
+
+    Args:
+        folder: of the run.
+        checkpoint: ``best`` (or the newest when nothing was evaluated), ``latest``, or a file.
+        device: where to run it.
+        env: makes the environment, for a run whose environment cannot be imported; used only when
+            ``env_spec.json`` is missing.
+
+    Raises:
+        SnapshotError: there are no weights, or they cannot be read, or are of another agent.
+    """
+    from apexrl.agents import agent_class
+
+    config = folder.config()
+    spec = folder.spec() or _look(config, env)
+    found = _find(folder, checkpoint)
+    agent: Agent = agent_class(config.agent.agent)(spec, config.agent, device, config.seed)
+    try:
+        if found.kind == "weights":
+            agent.load(found.arrays)
+        else:
+            agent.load_state_dict(found.arrays)
+    except (KeyError, ValueError, RuntimeError, TypeError) as error:
+        raise SnapshotError(
+            f"{found.path} does not fit agent {config.agent.agent} of {folder.config_path}: {error}"
+        ) from error
+    return LoadedAgent(agent, spec, found.path)
+
+
+def _find(folder: RunFolder, wanted: str) -> checkpoints.Checkpoint:
+    if wanted not in ("best", "latest"):
+        path = Path(wanted).expanduser()
+        if not path.is_file():
+            raise ConfigError(f"there is no checkpoint {wanted}: give best, latest, or a file of {folder.checkpoints}")
+        return checkpoints.load(path)
+    best = checkpoints.best(folder.checkpoints) if wanted == "best" else None
+    found = checkpoints.load(best) if best else checkpoints.load_latest(folder.checkpoints)
+    if found is None:
+        raise SnapshotError(f"{folder.path} has no checkpoint yet: the run ended before its first one")
+    return found
+
+
+def _look(config: Config, env: Callable[..., Any] | None) -> EnvSpec:
+    """Make the environment once, to see its spaces."""
+    import dataclasses
+
+    from apexrl.envs import make_vector
+
+    settings = dataclasses.replace(config.env, env=env) if env is not None else config.env
+    vector = make_vector(settings, 1, config.seed)
+    try:
+        return vector.spec
+    finally:
+        vector.close()
+
+
+def _leaves(value: Any, name: str) -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return [leaf for key, inner in value.items() for leaf in _leaves(inner, f"{name}/{key}")]
+    return [(name, value)]

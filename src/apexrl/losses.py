@@ -1,0 +1,117 @@
+"""What value-based agents learn from: pure functions on tensors that check shapes and dtypes first.
+
+``discount`` is what the value of the later state is multiplied by: γ^m after m rewards, 0 after a termination,
+and γ^m still after a truncation. B is the batch, n the number of actions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from apexrl.errors import SpecError
+
+
+def n_step_return(reward: Tensor, discount: Tensor, bootstrap: Tensor) -> Tensor:
+    """R = r_0 + d_0·(r_1 + d_1·(… + d_{n−1}·V)), [B], with d_k = γ·(1 − terminated_k). Sutton & Barto 2018, eq. 7.1.
+
+    The replay computes the same natively; this is its reference.
+
+    Args:
+        reward: [B, n] float.
+        discount: [B, n] float, of each step.
+        bootstrap: [B] float, value of the state after the last reward.
+    """
+    _check("reward", reward, (None, None))
+    _check("discount", discount, tuple(reward.shape))
+    _check("bootstrap", bootstrap, (reward.shape[0],))
+    total = bootstrap
+    for k in reversed(range(reward.shape[1])):
+        total = reward[:, k] + discount[:, k] * total
+    return total
+
+
+def q_target(reward: Tensor, discount: Tensor, next_q: Tensor, next_q_online: Tensor | None = None) -> Tensor:
+    """y = R + d·Q⁻(s', a*), [B], without gradient.
+
+    With ``next_q_online``, a* = argmax_a Q(s', a): van Hasselt et al. 2016, equation 4 (double Q-learning). Without
+    it, a* = argmax_a Q⁻(s', a): Mnih et al. 2015, equation 2.
+
+    Args:
+        reward: [B] float, the n-step return without its bootstrap.
+        discount: [B] float.
+        next_q: [B, n] float, the target network on the later state.
+        next_q_online: [B, n] float, the online network on the later state.
+    """
+    _check("next_q", next_q, (None, None))
+    _check("reward", reward, (next_q.shape[0],))
+    _check("discount", discount, (next_q.shape[0],))
+    if next_q_online is None:
+        bootstrap = next_q.detach().amax(dim=1)
+    else:
+        _check("next_q_online", next_q_online, tuple(next_q.shape))
+        bootstrap = next_q.detach().gather(1, next_q_online.detach().argmax(dim=1, keepdim=True)).squeeze(1)
+    return torch.addcmul(reward, discount, bootstrap)
+
+
+def td_error(q: Tensor, action: Tensor, target: Tensor) -> Tensor:
+    """δ = y − Q(s, a), [B]; |δ| is the new priority (Schaul et al. 2016, section 3.3).
+
+    Args:
+        q: [B, n] float.
+        action: [B] int64.
+        target: [B] float, a constant.
+    """
+    _check("q", q, (None, None))
+    _check("action", action, (q.shape[0],), torch.int64)
+    _check("target", target, (q.shape[0],))
+    return target.detach() - q.gather(1, action.unsqueeze(1)).squeeze(1)
+
+
+def td_loss(delta: Tensor, weights: Tensor, huber: float = 0.0) -> Tensor:
+    """mean_B w·½δ², a scalar; with ``huber`` = κ > 0, κ·(|δ| − ½κ) replaces ½δ² where |δ| > κ.
+
+    Mnih et al. 2015 (κ = 1, "error clipping"); Horgan et al. 2018, equation 1 (½δ²); w are the importance weights
+    of Schaul et al. 2016, section 3.4, on the loss.
+
+    Args:
+        delta: [B] float.
+        weights: [B] float.
+        huber: κ in TD-error units.
+    """
+    _check("delta", delta, (None,))
+    _check("weights", weights, tuple(delta.shape))
+    if huber:
+        clipped = delta.abs().clamp(max=huber)
+        return (weights * clipped * (delta.abs() - 0.5 * clipped)).mean()
+    return (weights * delta.square()).mean() * 0.5
+
+
+def td_gradient(delta: Tensor, action: Tensor, weights: Tensor, actions: int, huber: float = 0.0) -> Tensor:
+    """∂ ``td_loss`` / ∂Q in closed form, [B, n]: −w·clip(δ, ±κ)/B at the action taken, else 0.
+
+    Saves the automatic differentiation of the loss, a third of a small network's update.
+
+    Args:
+        delta: [B] float.
+        action: [B] int64.
+        weights: [B] float.
+        actions: n.
+        huber: κ in TD-error units; 0: no clipping.
+    """
+    _check("delta", delta, (None,))
+    _check("action", action, tuple(delta.shape), torch.int64)
+    _check("weights", weights, tuple(delta.shape))
+    slope = delta.clamp(-huber, huber) if huber else delta
+    taken = (slope * weights).mul_(-1.0 / delta.shape[0])
+    return delta.new_zeros((delta.shape[0], actions)).scatter_(1, action.unsqueeze(1), taken.unsqueeze(1))
+
+
+def _check(name: str, tensor: Tensor, shape: tuple[int | None, ...], dtype: torch.dtype | None = None) -> None:
+    """Refuse a tensor of another shape (None: any size) or dtype (None: any float)."""
+    actual = tensor.shape
+    if len(actual) != len(shape) or any(want not in (None, have) for want, have in zip(shape, actual, strict=True)):
+        wanted = ", ".join("*" if size is None else str(size) for size in shape)
+        raise SpecError(f"{name} has shape {tuple(actual)}; expected ({wanted})")
+    if not (tensor.is_floating_point() if dtype is None else tensor.dtype == dtype):
+        raise SpecError(f"{name} is {tensor.dtype}; expected {dtype or 'a floating-point dtype'}")

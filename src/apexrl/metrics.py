@@ -1,0 +1,210 @@
+"""What a run measures, on its way to files: rates, progress towards the stop rules, ``metrics.jsonl``, TensorBoard.
+
+Every line of ``metrics.jsonl`` is a JSON object with ``kind`` (``status``, ``evaluation`` or ``message``),
+``wall_seconds`` of training, ``env_steps`` and ``updates``. TensorBoard's step axis is environment steps.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from apexrl.config import StopConfig
+from apexrl.status import Level, RunStatus
+
+if TYPE_CHECKING:
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    from apexrl.config import Config
+
+
+class RateMeter:
+    """Events per second over a sliding window, from a counter that only grows."""
+
+    def __init__(self, window_seconds: float = 5.0) -> None:
+        self._window = window_seconds
+        self._seen: deque[tuple[float, float]] = deque()
+
+    def add(self, now_seconds: float, total: float) -> float:
+        """Note the counter's value at ``now_seconds`` (monotonic) and return the rate, in 1/s."""
+        seen = self._seen
+        if seen and total < seen[-1][1]:  # the counter began anew
+            seen.clear()
+        seen.append((now_seconds, total))
+        while len(seen) > 2 and seen[1][0] <= now_seconds - self._window:
+            seen.popleft()
+        return self.rate
+
+    @property
+    def rate(self) -> float:
+        """The rate between the oldest and the newest value of the window, in 1/s; 0 with fewer than two."""
+        if len(self._seen) < 2:
+            return 0.0
+        (began, first), (ended, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (ended - began) if ended > began else 0.0
+
+
+def progress(
+    stop: StopConfig, env_steps: int, env_steps_per_second: float, elapsed_seconds: float
+) -> tuple[float | None, float | None]:
+    """How far the run is towards the nearest stop rule that can be foreseen.
+
+    Returns:
+        (0 … 1, seconds left); None for what cannot be known. ``stop_at_return`` foretells nothing.
+    """
+    done: list[float] = []
+    left: list[float] = []
+    if stop.env_steps:
+        done.append(min(1.0, env_steps / stop.env_steps))
+        if env_steps >= stop.env_steps:
+            left.append(0.0)
+        elif env_steps_per_second > 0:
+            left.append((stop.env_steps - env_steps) / env_steps_per_second)
+    if stop.minutes:
+        limit = 60.0 * stop.minutes
+        done.append(min(1.0, elapsed_seconds / limit))
+        left.append(max(0.0, limit - elapsed_seconds))
+    return max(done, default=None), min(left, default=None)
+
+
+class RunLog:
+    """Writes ``metrics.jsonl`` and TensorBoard events of one run; an ``Observer``.
+
+    A status line a second, after ten minutes one every ten: a week's run stays below 20 MB.
+
+    Args:
+        folder: the run folder. Files that are there already (a resumed run) are continued.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = Path(folder)
+        self._status = RunStatus()
+        self._logged_at = -math.inf
+        self._file: IO[str] | None = None
+        self._events: EventFileWriter | None = None
+
+    def started(self, config: Config, folder: Path) -> None:
+        self._open()
+
+    def update(self, status: RunStatus) -> None:
+        self._status = status
+        now = time.monotonic()
+        if now - self._logged_at >= (1.0 if status.elapsed_seconds < 600 else 10.0):
+            self._logged_at = now
+            self._write_status()
+
+    def event(self, kind: str, values: Mapping[str, Any]) -> None:
+        if kind != "evaluation":
+            return
+        status = self._status
+        at = {"env_steps": status.env_steps, "updates": status.updates}
+        self._write({"kind": kind, "wall_seconds": round(status.elapsed_seconds, 3), **at, **values})
+        if not values.get("final"):
+            self._scalars({"return/eval": values["mean"]}, int(values.get("env_steps", status.env_steps)))
+
+    def message(self, text: str, level: Level = "info") -> None:
+        status = self._status
+        where = {"wall_seconds": round(status.elapsed_seconds, 3), "env_steps": status.env_steps}
+        self._write({"kind": "message", **where, "updates": status.updates, "level": level, "text": text})
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        self._write_status()
+        self.close()
+
+    def close(self) -> None:
+        """Flush and close both files; may be called twice."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+    def _open(self) -> IO[str]:
+        if self._file is None:
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+            self._file = (self._folder / "metrics.jsonl").open("a", encoding="utf-8", buffering=1)
+            self._events = EventFileWriter(str(self._folder))
+        return self._file
+
+    def _write_status(self) -> None:
+        values = status_scalars(self._status)
+        self._write({"kind": "status", "phase": self._status.phase, **values})
+        tags = {_TAGS[name]: value for name, value in values.items() if name in _TAGS}
+        tags |= {f"agent/{name}": value for name, value in self._status.metrics.items()}
+        self._scalars(tags, self._status.env_steps)
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        self._open().write(json.dumps(plain) + "\n")
+
+    def _scalars(self, values: Mapping[str, float | None], step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        shown = [
+            Summary.Value(tag=tag, simple_value=value)
+            for tag, value in values.items()
+            if value is not None and math.isfinite(value)
+        ]
+        self._open()
+        if shown and self._events is not None:
+            self._events.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=shown)))
+
+
+_TAGS = {
+    "train_return": "return/train",
+    "env_steps_per_second": "speed/env_steps_per_second",
+    "updates_per_second": "speed/updates_per_second",
+    "updates": "progress/updates",
+    "episodes": "progress/episodes",
+    "replay_size": "replay/size",
+    "samples_per_insert": "replay/samples_per_insert",
+    "policy_lag_mean": "policy_lag/mean",
+    "policy_lag_p95": "policy_lag/p95",
+    "policy_lag_max": "policy_lag/max",
+}
+
+
+def status_scalars(status: RunStatus) -> dict[str, float | None]:
+    """The numbers of a status by name, agent metrics as ``agent/<name>``; NaN and infinity as None."""
+    values: dict[str, float | None] = {
+        "wall_seconds": round(status.elapsed_seconds, 3),
+        "env_steps": status.env_steps,
+        "updates": status.updates,
+        "episodes": status.episodes,
+        "env_steps_per_second": round(status.env_steps_per_second, 2),
+        "updates_per_second": round(status.updates_per_second, 2),
+        "train_return": status.train_return,
+        "eval_return": status.eval_return,
+        "best_eval_return": status.best_eval_return,
+        "replay_size": status.replay_size,
+        "samples_per_insert": round(status.samples_per_insert, 4),
+        "policy_lag_mean": status.policy_lag.mean,
+        "policy_lag_p95": status.policy_lag.p95,
+        "policy_lag_max": status.policy_lag.max,
+        "weights_version": status.weights_version,
+        "restarts": sum(status.restarts.values()),
+        "dropped": sum(status.dropped.values()),
+    }
+    values |= {f"agent/{name}": value for name, value in status.metrics.items()}
+    return {name: None if value is None or not math.isfinite(value) else value for name, value in values.items()}
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a ``metrics.jsonl``; a last line cut short by a crash is left out."""
+    rows = []
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows

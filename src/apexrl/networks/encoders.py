@@ -1,0 +1,145 @@
+"""Observations -> features: an MLP for vectors, convolutions for images, one encoder per entry of a Dict.
+
+Layers keep PyTorch's initialisation, U(±1/√fan_in), which is what the networks of DQN and Ape-X began from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from apexrl.errors import SpecError
+from apexrl.spec import EnvSpec, Field
+
+NATURE_SIDE = 36  # pixels; the smallest image that Nature DQN's convolutions can take
+SMALL_SIDE = 5  # pixels; below that an image is best given as a vector
+
+
+class VectorEncoder(nn.Module):
+    """Flattens one observation, stacked frames included, and applies fully connected layers with ReLU.
+
+    Args:
+        field: one frame.
+        stack: frames seen at once.
+        categories: > 0: an int64 scalar, encoded one-hot.
+        hidden: units per layer; none hands the inputs on.
+    """
+
+    def __init__(self, field: Field, stack: int, categories: int, hidden: Sequence[int]) -> None:
+        super().__init__()
+        self.categories = categories
+        size = 1
+        for n in field.shape:
+            size *= n
+        self.inputs = stack * (categories or size)
+        self._scale = 1.0 / 255.0 if field.dtype == "uint8" else 1.0
+        sizes = (self.inputs, *hidden)
+        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(sizes))
+        self.features = sizes[-1]
+
+    def flatten(self, observation: Tensor) -> Tensor:
+        """[B, …] of any dtype -> float32 [B, inputs]."""
+        if self.categories:
+            one_hot = torch.nn.functional.one_hot(observation, self.categories)
+            return one_hot.to(torch.float32).reshape(observation.shape[0], -1)
+        flat = observation.reshape(observation.shape[0], -1).to(torch.float32)
+        return flat * self._scale if self._scale != 1.0 else flat
+
+    def forward(self, observation: Tensor) -> Tensor:
+        x = self.flatten(observation)
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+class ImageEncoder(nn.Module):
+    """Convolutions with ReLU over an image whose channels are its own times the stacked frames.
+
+    From 36×36 pixels on: 32 of 8×8 stride 4, 64 of 4×4 stride 2, 64 of 3×3 stride 1 (Mnih et al. 2015, Methods).
+    Smaller: 32 of 3×3 stride 1, 64 of 3×3 stride 2. The fully connected 512 units belong to the head.
+
+    Args:
+        field: one frame: [H, W], [H, W, C] or [C, H, W]; C is taken to be the smaller end.
+        stack: frames seen at once.
+    """
+
+    def __init__(self, field: Field, stack: int) -> None:
+        super().__init__()
+        shape = field.shape
+        self._channels_last = len(shape) == 3 and shape[-1] <= shape[0]
+        if len(shape) == 2:
+            channels, height, width = 1, *shape
+        else:
+            channels, height, width = (shape[2], *shape[:2]) if self._channels_last else shape
+        if min(height, width) < SMALL_SIDE:
+            raise SpecError(
+                f"an image of shape {shape} has a side under {SMALL_SIDE} pixels; give it as a vector (one dimension)"
+            )
+        self._input = (channels * stack, height, width)
+        self._stacked_last = self._channels_last and stack > 1
+        self._scale = 1.0 / 255.0 if field.dtype == "uint8" else 1.0
+        if min(height, width) >= NATURE_SIDE:
+            layers = [nn.Conv2d(channels * stack, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3, 1)]
+        else:
+            layers = [nn.Conv2d(channels * stack, 32, 3, 1), nn.Conv2d(32, 64, 3, 2)]
+        self.layers = nn.ModuleList(layers)
+        with torch.no_grad():
+            self.features = int(self._convolve(torch.zeros(1, *self._input)).shape[1])
+
+    def forward(self, observation: Tensor) -> Tensor:
+        if self._stacked_last:  # [B, stack, H, W, C] -> [B, stack, C, H, W]
+            observation = observation.permute(0, 1, 4, 2, 3)
+        elif self._channels_last:  # [B, H, W, C] -> [B, C, H, W]
+            observation = observation.permute(0, 3, 1, 2)
+        image = observation.reshape(observation.shape[0], *self._input).to(torch.float32)
+        return self._convolve(image * self._scale if self._scale != 1.0 else image)
+
+    def _convolve(self, image: Tensor) -> Tensor:
+        for layer in self.layers:
+            image = torch.relu(layer(image))
+        return image.flatten(1)
+
+
+class ObservationEncoder(nn.Module):
+    """One encoder per observation field, their features side by side in the order of the spec.
+
+    ``forward`` takes name -> [B, (stack,) *shape] and returns float32 [B, features].
+    """
+
+    def __init__(self, spec: EnvSpec, hidden: Sequence[int]) -> None:
+        super().__init__()
+        if not spec.observation:
+            raise SpecError("the environment shows no observation field")
+        self.names = tuple(spec.observation)
+        encoders = [_encoder(name, spec, hidden) for name in self.names]
+        self.encoders = nn.ModuleList(encoders)
+        self.features = sum(encoder.features for encoder in encoders)
+        self.sees_image = any(isinstance(encoder, ImageEncoder) for encoder in encoders)
+
+    def forward(self, observation: Mapping[str, Tensor]) -> Tensor:
+        parts = [encoder(observation[name]) for name, encoder in zip(self.names, self.encoders, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def encoder_for(spec: EnvSpec, hidden: Sequence[int]) -> ObservationEncoder:
+    """The encoder that suits an environment: see the classes above.
+
+    Three dimensions are an image, as are two of uint8; everything else is a vector.
+
+    Raises:
+        SpecError: an image is too small for convolutions.
+    """
+    return ObservationEncoder(spec, hidden)
+
+
+def _encoder(name: str, spec: EnvSpec, hidden: Sequence[int]) -> VectorEncoder | ImageEncoder:
+    field = spec.observation[name]
+    if len(field.shape) == 3 or (len(field.shape) == 2 and field.dtype == "uint8"):
+        try:
+            return ImageEncoder(field, spec.stack)
+        except SpecError as error:
+            raise SpecError(f"{name}: {error}") from error
+    return VectorEncoder(field, spec.stack, spec.categories.get(name, 0), hidden)

@@ -1,0 +1,12 @@
+"""Roles: one loop each, cut into steps. What connects them is the topologies' business, where they run the launcher's.
+
+PyTorch and Gymnasium are imported when a role is made, so that a supervisor can name roles without loading either.
+"""
+
+from __future__ import annotations
+
+from apexrl.roles.actor import Actor
+from apexrl.roles.evaluator import Evaluator
+from apexrl.roles.learner import Learner
+
+__all__ = ["Actor", "Evaluator", "Learner"]

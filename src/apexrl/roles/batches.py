@@ -1,0 +1,107 @@
+"""Where the learner's batches come from: sampled when asked for, or ahead of time by a thread."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apexrl.errors import WaitTimeout
+from apexrl.protocols import Agent
+
+if TYPE_CHECKING:
+    from apexrl.replay import Batch, Replay
+
+
+class Ready(NamedTuple):
+    """A sampled batch, and what the agent made of it."""
+
+    batch: Batch
+    prepared: Any
+
+
+class DirectBatches:
+    """Samples and prepares in the learner's own thread.
+
+    ``patience``: seconds that ``next`` waits for the replay.
+    """
+
+    def __init__(self, replay: Replay, agent: Agent, batch_size: int, beta: float, patience: float) -> None:
+        self._replay = replay
+        self._agent = agent
+        self._batch_size = batch_size
+        self._beta = beta
+        self._patience = patience
+
+    def next(self) -> Ready | None:
+        """A batch, or None while the replay holds too little or its limiter says wait."""
+        try:
+            batch = self._replay.sample(self._batch_size, beta=self._beta, timeout=self._patience)
+        except WaitTimeout:
+            return None
+        return Ready(batch, self._agent.prepare(batch))
+
+    def write_back(self, keys: NDArray[np.uint64], priorities: NDArray[np.float32]) -> None:
+        self._replay.update_priorities(keys, priorities)
+
+    def close(self) -> None: ...
+
+
+class PrefetchedBatches:
+    """Samples and prepares ``ahead`` batches in a thread, which alone touches the replay.
+
+    An error there is raised by the next call here. On CUDA the copy to the device overlaps the update.
+    """
+
+    def __init__(self, direct: DirectBatches, ahead: int, patience: float) -> None:
+        self._direct = direct
+        self._patience = patience
+        self._ready: queue.Queue[Ready] = queue.Queue(maxsize=ahead)
+        self._write_backs: deque[tuple[NDArray[np.uint64], NDArray[np.float32]]] = deque()
+        self._error: BaseException | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._guarded, args=(self._fetch,), name="prefetch", daemon=True)
+        self._thread.start()
+
+    def next(self) -> Ready | None:
+        """A batch, or None when none came within the learner's patience."""
+        try:
+            return self._ready.get(timeout=self._patience)
+        except queue.Empty:
+            if self._error is not None:
+                raise self._error from None
+            return None
+
+    def write_back(self, keys: NDArray[np.uint64], priorities: NDArray[np.float32]) -> None:
+        """Leave priorities for the thread. There are never more than batches in flight, which are bounded."""
+        self._write_backs.append((keys, priorities))
+
+    def close(self) -> None:
+        """Stop the thread; batches sampled ahead are dropped."""
+        self._closing = True
+        self._thread.join(timeout=10.0)
+
+    def _guarded(self, loop: Callable[[], None]) -> None:
+        try:
+            loop()
+        except BaseException as error:
+            self._error = error
+
+    def _fetch(self) -> None:
+        waiting: Ready | None = None
+        while not self._closing:
+            while self._write_backs:
+                self._direct.write_back(*self._write_backs.popleft())
+            waiting = waiting or self._direct.next()
+            if waiting is None:
+                continue
+            try:
+                self._ready.put(waiting, timeout=0.01)
+            except queue.Full:
+                continue
+            waiting = None

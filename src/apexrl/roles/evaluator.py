@@ -1,0 +1,170 @@
+"""The evaluator: greedy episodes on the newest weights, with environments and seeds of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from apexrl import checkpoint
+from apexrl.config import Config
+from apexrl.protocols import Agent, Context, State, WeightsReader
+from apexrl.run_folder import RunFolder
+from apexrl.spec import Array, EnvSpec
+
+if TYPE_CHECKING:
+    from apexrl.envs import FrameStack, VectorEnv
+
+
+class Candidate(NamedTuple):
+    """Weights that may be measured, and how far the run was when they were pulled."""
+
+    version: int
+    weights: Mapping[str, Array]
+    env_steps: int
+    updates: int
+
+    def origin(self) -> dict[str, int]:
+        return {"version": self.version, "env_steps": self.env_steps, "updates": self.updates}
+
+
+class Evaluator:
+    """Measures the newest weights again and again, keeps the best, and at the end measures those on fresh seeds.
+
+    The final figure is unbiased: its seeds chose neither the weights nor the moment to stop.
+    """
+
+    def __init__(self, context: Context, *, config: Config, spec: EnvSpec, weights: WeightsReader) -> None:
+        from apexrl.agents import agent_class
+        from apexrl.envs import FrameStack, make_vector
+
+        settings = config.evaluator
+        envs = min(settings.eval_envs, settings.eval_episodes)
+        self._context = context
+        self._settings = settings
+        self._weights = weights
+        self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, "cpu", context.seed)
+        self._seeds = np.random.SeedSequence(context.seed)  # spawns a fresh seed for every evaluation
+        with context.env_call():
+            self._env = make_vector(config.env, envs, context.seed)
+        self._frames = FrameStack(spec.stack, envs, spec.observation)
+        self._folder = RunFolder(context.folder).checkpoints
+        self._best: Candidate | None = None
+        self._best_return = float("-inf")
+        self._recall()
+
+        self._newest = Candidate(0, {}, 0, 0)
+        self._trial: Trial | None = None
+        self._next_start = context.clock()
+
+    def step(self) -> bool:
+        """One step of the evaluation in progress, or the start of one. False: nothing new to measure yet."""
+        if self._trial is None:
+            if self._context.clock() < self._next_start or not self._pull():
+                return False
+            self._next_start = self._context.clock() + self._settings.eval_period_seconds
+            self._trial = self._begin()
+        with self._context.env_call():
+            running = self._trial.step()
+        if not running:
+            self._judge(self._trial)
+            self._trial = None
+        return True
+
+    def close(self) -> None:
+        """The final evaluation: the best weights so far (without any, the newest) on seeds never used before."""
+        if not self._context.hurried() and (self._best is not None or self._pull()):
+            chosen = self._best or self._newest
+            self._agent.load(chosen.weights)
+            trial = self._begin()
+            running = True
+            while running and not self._context.hurried():
+                self._context.should_stop()  # also the heartbeat
+                with self._context.env_call():
+                    running = trial.step()
+            if not running:
+                self._send(trial, chosen, final=True)
+                if self._best is None:
+                    self._keep(chosen, trial.mean)
+        with self._context.env_call():
+            self._env.close()
+
+    def _pull(self) -> bool:
+        """Take weights that were not measured yet, if there are any."""
+        newest = self._weights.latest(newer_than=self._newest.version)
+        if newest is None:
+            return False
+        version, arrays = newest
+        self._newest = Candidate(version, arrays, self._context.total("env_steps"), self._context.total("updates"))
+        self._agent.load(arrays)
+        return True
+
+    def _begin(self) -> Trial:
+        seed = int(self._seeds.spawn(1)[0].generate_state(1)[0])
+        with self._context.env_call():
+            return Trial(self._agent, self._env, self._frames, self._settings.eval_episodes, seed)
+
+    def _judge(self, trial: Trial) -> None:
+        self._context.count(evaluations=1)
+        if trial.mean >= self._best_return:  # of equals the newest, which has seen most
+            self._keep(self._newest, trial.mean)
+        self._send(trial, self._newest, final=False)
+
+    def _keep(self, candidate: Candidate, mean: float) -> None:
+        self._best, self._best_return = candidate, mean
+        checkpoint.save_best(self._folder, candidate.weights, {"eval_return": mean, **candidate.origin()})
+
+    def _recall(self) -> None:
+        """After a restart or a resume: the best weights are on disk."""
+        path = checkpoint.best(self._folder)
+        if path is not None:
+            found = checkpoint.load(path)
+            version, env_steps, updates = (int(found.metadata[name]) for name in ("version", "env_steps", "updates"))
+            self._best = Candidate(version, found.arrays, env_steps, updates)
+            self._best_return = float(found.metadata["eval_return"])
+
+    def _send(self, trial: Trial, candidate: Candidate, final: bool) -> None:
+        self._context.send(
+            "evaluation",
+            episodes=len(trial.returns),
+            mean=trial.mean,
+            std=float(np.std(trial.returns)),
+            returns=trial.returns,
+            final=final,
+            **candidate.origin(),
+        )
+
+
+class Trial:
+    """Exactly ``episodes`` greedy episodes over B environments stepped together.
+
+    Every environment owes a number of episodes that is fixed beforehand. Taking whichever end first would favour
+    short episodes.
+    """
+
+    def __init__(self, agent: Agent, env: VectorEnv, frames: FrameStack, episodes: int, seed: int) -> None:
+        self._agent = agent
+        self._env = env
+        self._frames = frames
+        each, more = divmod(episodes, env.num_envs)
+        self._owed = [each + (index < more) for index in range(env.num_envs)]
+        self._exploration = np.zeros(env.num_envs, np.float32)
+        self._state: State = None
+        self._seen = frames.push(env.reset(seed))
+        self.returns: list[float] = []
+
+    def step(self) -> bool:
+        """Step every environment once. False: all episodes are done."""
+        actions, _, self._state = self._agent.act(self._seen, self._state, self._exploration, greedy=True)
+        stepped = self._env.step(actions)
+        self._seen = self._frames.push(stepped.observation, stepped.starts)
+        for episode in stepped.episodes:
+            if self._owed[episode.env]:
+                self._owed[episode.env] -= 1
+                self.returns.append(episode.episode_return)
+        return any(self._owed)
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.returns))

@@ -1,0 +1,127 @@
+"""What a running training run looks like at one moment: plain data, filled by a launcher, read by everyone else.
+
+The terminal panel, the run log, callbacks and tests all see the run through these two dataclasses and the
+``Observer`` interface. Nothing here imports anything but the standard library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from apexrl.config import Config
+
+Phase = Literal["starting", "filling", "training", "stopping", "evaluating", "finished", "failed"]
+"""``filling``: the replay is below ``min_size``; ``evaluating``: the final evaluation, after training stopped."""
+
+WorkerState = Literal[
+    "starting", "acting", "learning", "evaluating", "waiting", "restarting", "hung", "stopped", "failed"
+]
+"""``hung``: an environment call beyond ``env_timeout``, about to be killed; ``failed``: given up on."""
+
+Level = Literal["info", "warning", "error"]
+
+
+class PolicyLag(NamedTuple):
+    """Learner's version at training minus the step's version, in learner updates; NaN before the first update."""
+
+    mean: float
+    p95: float
+    max: float
+
+
+NO_LAG = PolicyLag(float("nan"), float("nan"), float("nan"))
+
+
+@dataclass(slots=True)
+class WorkerStatus:
+    """One worker process (or, in serial mode, one role)."""
+
+    name: str
+    """``role-index``: ``actor-0``, ``learner-0``, ``evaluator-0``."""
+    role: str
+    """``actor``, ``learner``, ``evaluator`` …"""
+    index: int
+    """The leased slot, 0 … count-1."""
+    pid: int | None = None
+    """Process id; None while there is no process."""
+    state: WorkerState = "starting"
+    restarts: int = 0
+    """Times that this worker was started again."""
+    rate: float = 0.0
+    """Per second, lately: environment steps of an actor, updates of a learner, evaluations of an evaluator."""
+    heartbeat_age_seconds: float = 0.0
+    """Seconds since the worker's last sign of life."""
+
+
+@dataclass(slots=True)
+class RunStatus:
+    """The whole run. Counters include resumed runs and restarts; rates are over the last few seconds."""
+
+    phase: Phase = "starting"
+    elapsed_seconds: float = 0.0
+    """Seconds of training: since the first environment step; 0 before it."""
+    startup_seconds: float = 0.0
+    """Seconds from the command to the first environment step (still growing before it)."""
+    env_steps: int = 0
+    """Environment steps of all actors together (final observations not counted)."""
+    env_steps_per_second: float = 0.0
+    updates: int = 0
+    """Learner updates."""
+    updates_per_second: float = 0.0
+    episodes: int = 0
+    """Training episodes finished."""
+    train_return: float | None = None
+    """Mean undiscounted return of the latest training episodes (exploring, all actors); None before the first."""
+    eval_return: float | None = None
+    """Mean greedy return of the newest evaluation; None before the first."""
+    best_eval_return: float | None = None
+    """Largest ``eval_return`` so far."""
+    replay_size: int = 0
+    """Items that can be sampled."""
+    replay_capacity: int = 0
+    samples_per_insert: float = 0.0
+    """Observed: sampled items per inserted item, since the start."""
+    policy_lag: PolicyLag = NO_LAG
+    weights_version: int = 0
+    """Newest published weights version, in learner updates."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The agent's newest metrics by name: ``loss``, ``gradient_norm`` …"""
+    workers: list[WorkerStatus] = field(default_factory=list)
+    restarts: dict[str, int] = field(default_factory=dict)
+    """Restarts by role: ``{"actor": 1, "learner": 0}``."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Things counted as lost, by what was lost: ``{"messages": 0, "steps": 12}``."""
+    progress: float | None = None
+    """0 … 1 towards whichever of the stop rules is nearest; None when no rule allows an estimate."""
+    eta_seconds: float | None = None
+    """Seconds until that rule stops the run, at the present rates; None when unknown."""
+
+
+class Observer(Protocol):
+    """Watches a run. A launcher calls it from one thread: ``started`` once, ``finished`` once, the rest between.
+
+    An observer that raises ends the run; one that is slow delays the supervisor, so ``update`` must be quick.
+    """
+
+    def started(self, config: Config, folder: Path) -> None:
+        """The run folder exists; no worker is started yet."""
+        ...
+
+    def update(self, status: RunStatus) -> bool | None:
+        """A fresh status, a few times a second; it may be kept. Returning True asks the run to stop."""
+        ...
+
+    def event(self, kind: str, values: dict[str, Any]) -> None:
+        """A worker's message (``evaluation``, ``episodes``, ``metrics``, ``checkpoint`` …) with its values."""
+        ...
+
+    def message(self, text: str, level: Level = "info") -> None:
+        """Something to tell a human: a restart, a warning, an error."""
+        ...
+
+    def finished(self, summary: dict[str, Any]) -> None:
+        """The run is over (well or not) and ``summary.json`` is written."""
+        ...

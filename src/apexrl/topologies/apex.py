@@ -1,0 +1,45 @@
+"""Ape-X: many actors explore and prioritise, one learner samples, weights flow back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apexrl.config import Config
+from apexrl.roles import Actor, Evaluator, Learner
+from apexrl.roles.actor import step_fields
+from apexrl.topologies.program import Probe, Program
+
+
+def apex(config: Config, probe: Probe) -> Program:
+    """Ape-X (Horgan et al. 2018, arXiv 1803.00933).
+
+    Inference runs in the actor. To the learner travel steps with actor-computed priorities, through one prioritized
+    replay; back travel whole weights, of which an actor takes the latest only.
+    """
+    actors, agent = config.actor, config.agent
+    program = Program(config)
+
+    replay = program.replay(
+        kind="transition",
+        fields=step_fields(probe.spec, probe.step_spec),
+        capacity=config.replay.capacity,
+        stack=config.env.stack,
+        n_step=agent.n_step,
+        gamma=agent.gamma,
+        alpha=config.replay.alpha,
+        eps=config.replay.priority_eps,
+        seed=config.seed,
+        writers=actors.actors,
+        streams=actors.actors * actors.envs_per_actor,
+        min_size=config.replay.min_size,
+        samples_per_insert=config.replay.samples_per_insert,
+        insert_band=config.replay.insert_band,
+    )
+    weights = program.weights(probe.weights_nbytes)
+    settings: dict[str, Any] = {"config": config, "spec": probe.spec}
+    fragile: dict[str, Any] = {"restarts": actors.actor_restarts, "env_timeout": actors.env_timeout}
+
+    program.role(Learner, **settings, replay=replay, weights=weights, restarts=config.learner.learner_restarts)
+    program.role(Actor, **settings, replay=replay, weights=weights, count=actors.actors, **fragile)
+    program.role(Evaluator, **settings, weights=weights, **fragile)
+    return program

@@ -1,0 +1,97 @@
+"""A program: which roles run, how many of each, and what connects them. Data only; a launcher brings it to life."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from apexrl.config import Config
+from apexrl.protocols import Role
+from apexrl.spec import EnvSpec, Field
+
+Factory = Callable[..., Role]
+"""``Factory(context, **ports) -> Role``; usually the role's class."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What must be known of an environment and an agent before a program can be written down.
+
+    Args:
+        spec: what the environment shows and takes.
+        step_spec: the extra fields that the agent records with every step.
+        weights_nbytes: bytes of its acting parameters.
+    """
+
+    spec: EnvSpec
+    step_spec: dict[str, Field]
+    weights_nbytes: int
+
+
+@dataclass(frozen=True)
+class ReplayLink:
+    """Stands for the replay among a role's ports until a launcher puts a real one there.
+
+    ``options`` are the keyword arguments of ``apexrl.replay.Replay``.
+    """
+
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class WeightsLink:
+    """Stands for the weights board: latest-only, one publisher, any number of readers.
+
+    ``nbytes``: bytes of one published set of weights.
+    """
+
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """One role of a program.
+
+    Args:
+        name: of the role: ``actor``; its workers are ``actor-0`` … ``actor-<count-1>``.
+        factory: makes the role inside its worker, ``factory(context, **ports)``.
+        count: workers.
+        ports: what the role is given: settings and links.
+        restarts: times that one worker may be started again before the run gives up.
+        env_timeout: seconds that one environment call may take before the worker counts as hung; None: no limit.
+    """
+
+    name: str
+    factory: Factory
+    count: int
+    ports: Mapping[str, Any]
+    restarts: int = 0
+    env_timeout: float | None = None
+
+
+@dataclass
+class Program:
+    """Roles and links of one run, in the order in which they are named."""
+
+    config: Config
+    nodes: list[Node] = field(default_factory=list)
+
+    def replay(self, **options: Any) -> ReplayLink:
+        """A replay with these options (see ``apexrl.replay.Replay``)."""
+        return ReplayLink(options)
+
+    def weights(self, nbytes: int) -> WeightsLink:
+        """A board for weights of ``nbytes`` bytes."""
+        return WeightsLink(nbytes)
+
+    def role(
+        self, factory: Factory, *, count: int = 1, restarts: int = 0, env_timeout: float | None = None, **ports: Any
+    ) -> Node:
+        """Add ``count`` workers of one role; ``ports`` become keyword arguments of ``factory``."""
+        name = getattr(factory, "__name__", type(factory).__name__).lower()
+        if any(node.name == name for node in self.nodes):
+            raise ValueError(f"the program has a role {name!r} already; raise its count instead")
+        node = Node(name, factory, count, ports, restarts, env_timeout)
+        self.nodes.append(node)
+        return node

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from apexrl.agents import AGENTS, agent_class, describe
+from apexrl.agents.dqn import DQN
+from apexrl.errors import AgentError, ConfigError
+
+
+def test_by_name_and_by_path() -> None:
+    assert agent_class("dqn") is DQN
+    assert agent_class("apexrl.agents.dqn:DQN") is DQN
+    assert all(agent_class(name) for name in AGENTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("dqm", ConfigError, "Did you mean 'dqn'"),
+        ("something", ConfigError, r"Shipped: dqn; one of your own is 'package.module:Class'"),
+        ("no.such.module:Agent", ConfigError, "there is no module 'no'"),
+        ("apexrl.agents.dqn:Missing", ConfigError, "has no class 'Missing'"),
+        ("apexrl.agents.dqn:METRICS_PERIOD_UPDATES", ConfigError, "has no class"),
+        ("apexrl.agents.dqn:Prepared", AgentError, "Prepared lacks act, priorities"),
+    ],
+)
+def test_what_cannot_be_found_says_why(name: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        agent_class(name)
+
+
+def test_describing_loads_no_torch() -> None:
+    assert all(line and "20" in citation for line, citation in describe().values())
+    code = "import sys, apexrl.agents as a; a.describe(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

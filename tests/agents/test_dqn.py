@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from apexrl.agents.dqn import DQN, METRICS_PERIOD_UPDATES
+from apexrl.config import AgentConfig
+from apexrl.errors import AgentError, ConfigError, NonFiniteError, SnapshotError, SpecError
+from apexrl.losses import td_loss
+from apexrl.protocols import Agent
+from apexrl.spec import ActionSpec, Array, EnvSpec, Field
+
+VECTOR = EnvSpec({"observation": Field((4,), "float32")}, ActionSpec(n=3))
+PIXELS = EnvSpec({"observation": Field((16, 16), "uint8")}, ActionSpec(n=3), stack=2)
+
+
+class Batch(NamedTuple):
+    data: dict[str, Array]
+    keys: NDArray[np.uint64]
+    weights: NDArray[np.float32]
+
+
+SMALL = AgentConfig(hidden=(32, 32), target_period_updates=10)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def make_batch(spec: EnvSpec = VECTOR, rows: int = 16, seed: int = 0) -> Batch:
+    rng = np.random.default_rng(seed)
+    field = spec.observation["observation"]
+    shape = (rows, *((spec.stack,) if spec.stack > 1 else ()), *field.shape)
+    data = {
+        "observation": (rng.random(shape) * 200).astype(field.dtype),
+        "next_observation": (rng.random(shape) * 200).astype(field.dtype),
+        "action": rng.integers(spec.action.n, size=rows),
+        "reward": rng.random(rows, np.float32),
+        "discount": np.where(rng.random(rows) < 0.8, 0.97, 0.0).astype(np.float32),
+    }
+    return Batch(data, np.arange(rows, dtype=np.uint64), rng.random(rows, np.float32))
+
+
+def train(agent: DQN, updates: int, spec: EnvSpec = VECTOR, first: int = 0) -> list[Any]:
+    return [agent.update(agent.prepare(make_batch(spec, seed=first + k))) for k in range(updates)]
+
+
+def same(one: DQN, two: DQN) -> bool:
+    first, second = one.state_dict(), two.state_dict()
+    return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def test_it_is_an_agent() -> None:
+    assert isinstance(DQN(VECTOR, SMALL), Agent)
+
+
+def test_continuous_actions_are_refused() -> None:
+    with pytest.raises(AgentError, match="box of shape"):
+        DQN(EnvSpec(VECTOR.observation, ActionSpec((2,), "float32")), SMALL)
+
+
+def test_an_unknown_optimizer_and_a_bad_step_size_are_refused() -> None:
+    for config, message in (
+        (replace(SMALL, optimizer="sgd"), "'sgd'"),
+        (replace(SMALL, learning_rate=0.0), "learning_rate"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            train(DQN(VECTOR, config), 1)
+
+
+# Acting
+
+
+def test_acting_records_the_q_values_that_chose() -> None:
+    agent = DQN(VECTOR, SMALL)
+    observation = {"observation": np.random.default_rng(0).standard_normal((8, 4), np.float32)}
+    actions, extras, state = agent.act(observation, None, np.ones(8, np.float32), greedy=True)
+    assert state is None
+    assert {
+        name: Field(array.shape[1:], str(array.dtype), sampled=False) for name, array in extras.items()
+    } == agent.step_spec
+    np.testing.assert_array_equal(actions, extras["q"].argmax(axis=1))
+    assert actions.dtype == np.int64
+    later = agent.act({"observation": observation["observation"] + 1}, None, np.zeros(8, np.float32))
+    assert not np.array_equal(later.extras["q"], extras["q"])  # the first answer was not overwritten
+    np.testing.assert_array_equal(actions, extras["q"].argmax(axis=1))
+
+
+def test_epsilon_is_per_environment() -> None:
+    agent = DQN(VECTOR, SMALL, seed=3)
+    observation = {"observation": np.zeros((3, 4), np.float32)}
+    epsilon = np.array([0.0, 0.5, 1.0], np.float32)
+    actions = np.stack([agent.act(observation, None, epsilon).actions for _ in range(3000)])
+    best = agent.act(observation, None, epsilon, greedy=True).actions[0]
+    others = (actions != best).mean(axis=0)  # a random action is another one in 2 of 3 cases
+    assert others[0] == 0.0
+    np.testing.assert_allclose(others[1:], [1 / 3, 2 / 3], atol=0.04)
+
+
+def test_priorities_are_the_td_errors_of_recorded_q_values() -> None:
+    agent = DQN(VECTOR, SMALL)
+    items = {
+        "reward": np.array([1.0, 2.0], np.float32),
+        "discount": np.array([0.9, 0.0], np.float32),
+        "action": np.array([2, 0]),
+        "q": np.array([[1.0, 2.0, 3.0], [0.5, 9.0, 9.0]], np.float32),
+        "next_q": np.array([[4.0, 5.0, 1.0], [np.nan, np.nan, np.nan]], np.float32),  # terminated: nothing later
+    }
+    np.testing.assert_allclose(agent.priorities(items), [1 + 0.9 * 5 - 3, 1.5], rtol=1e-6)
+
+
+# Learning
+
+
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("spec", [VECTOR, PIXELS], ids=["vector", "pixels"])
+def test_an_update_is_one_step_of_the_published_rule(spec: EnvSpec, double: bool) -> None:
+    """Against the formulas written out with autograd and torch.optim on a copy of the network."""
+    config = AgentConfig(hidden=(32,), double=double, gradient_clip=0.5, huber=1.0, learning_rate=0.01)
+    agent = DQN(spec, config, seed=1)
+    twin = DQN(spec, config, seed=1)
+    twin._learner()
+    batch = make_batch(spec)
+    prepared = agent.prepare(batch)
+    learned = agent.update(prepared)
+
+    network = twin._network
+    for parameter in network.parameters():
+        parameter.grad = None
+    optimizer = torch.optim.Adam(network.parameters(), 0.01, eps=config.optimizer_eps)
+    q, later = network(prepared.observation), network(prepared.next_observation).detach()  # target = online at first
+    best = later.gather(1, later.argmax(1, keepdim=True))[:, 0] if double else later.max(1).values
+    delta = prepared.reward + prepared.discount * best - q[torch.arange(len(q)), prepared.action]
+    td_loss(delta, prepared.weights, 1.0).backward()
+    torch.nn.utils.clip_grad_norm_(network.parameters(), 0.5)
+    optimizer.step()
+    assert learned.priorities is not None
+    np.testing.assert_allclose(learned.priorities, delta.detach().abs().numpy(), rtol=1e-4, atol=1e-5)
+    expected = {name: parameter.detach().numpy() for name, parameter in network.named_parameters()}
+    for name, array in agent.weights().items():
+        np.testing.assert_allclose(array, expected[name], rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_centred_rmsprop_is_pytorchs() -> None:
+    config = AgentConfig(
+        hidden=(16,), optimizer="rmsprop", optimizer_eps=1.5e-7, learning_rate=6.25e-5, gradient_clip=0
+    )
+    agent, twin = (DQN(VECTOR, config, seed=2) for _ in range(2))
+    twin._learner()
+    optimizer = torch.optim.RMSprop(twin._network.parameters(), 6.25e-5, alpha=0.95, eps=1.5e-7, centered=True)
+    for seed in range(3):
+        agent.update(agent.prepare(make_batch(seed=seed)))
+        twin.gradients(twin.prepare(make_batch(seed=seed)))
+        optimizer.step()
+    expected = twin.weights()
+    for name, array in agent.weights().items():
+        np.testing.assert_allclose(array, expected[name], rtol=1e-5, atol=1e-7)
+
+
+def test_gradients_and_apply_are_an_update() -> None:
+    one, two = DQN(VECTOR, SMALL), DQN(VECTOR, SMALL)
+    for seed in range(3):
+        one.update(one.prepare(make_batch(seed=seed)))
+        groups, _, _ = two.gradients(two.prepare(make_batch(seed=seed)))
+        two.apply({name: gradient.clone() for name, gradient in groups.items()})
+    assert same(one, two)
+
+
+def test_the_target_follows_every_period() -> None:
+    agent = DQN(VECTOR, replace(SMALL, target_period_updates=3))
+    for update in range(1, 10):
+        train(agent, 1, first=update)
+        state = agent.state_dict()
+        equal = all(
+            np.array_equal(state[name], state[name.replace("online", "target")]) for name in state if "online" in name
+        )
+        assert equal is (update % 3 == 0)
+    assert agent.updates == 9
+
+
+@pytest.mark.parametrize(
+    ("poison", "huber"),
+    [(np.nan, 0.0), (np.nan, 1.0), (np.inf, 0.0), (np.inf, 1.0), (1e30, 0.0)],  # the last overflows in the norm
+)
+def test_what_is_not_finite_changes_nothing(poison: float, huber: float) -> None:
+    agent = DQN(VECTOR, replace(SMALL, huber=huber))
+    train(agent, 3)
+    twin = DQN(VECTOR, replace(SMALL, huber=huber))
+    twin.load_state_dict(agent.state_dict())
+    batch = make_batch()
+    batch.data["reward"][5] = poison
+    with pytest.raises(NonFiniteError, match="update 4"):
+        agent.update(agent.prepare(batch))
+    assert same(agent, twin)
+    train(agent, 1)
+    train(twin, 1)
+    assert same(agent, twin)
+
+
+def test_metrics_come_every_so_often() -> None:
+    learned = train(DQN(VECTOR, SMALL), METRICS_PERIOD_UPDATES + 2)
+    reported = [index for index, result in enumerate(learned) if result.metrics]
+    assert reported == [0, METRICS_PERIOD_UPDATES]
+    assert set(learned[0].metrics) == {"loss", "td_error", "q", "gradient_norm"}
+    assert learned[0].metrics["td_error"] == pytest.approx(float(learned[0].priorities.mean()))
+
+
+# Weights and state
+
+
+@pytest.mark.parametrize("spec", [VECTOR, PIXELS], ids=["vector", "pixels"])
+def test_loaded_weights_act_alike(spec: EnvSpec) -> None:
+    learner, actor = DQN(spec, SMALL, seed=1), DQN(spec, SMALL, seed=2)
+    train(learner, 3, spec)
+    observation = {"observation": make_batch(spec).data["observation"]}
+    exploration = np.zeros(16, np.float32)
+    before = actor.act(observation, None, exploration).extras["q"]
+    actor.load(learner.weights())
+    after = actor.act(observation, None, exploration).extras["q"]
+    assert not np.allclose(before, after)
+    np.testing.assert_array_equal(after, learner.act(observation, None, exploration).extras["q"])
+
+
+def test_weights_are_copies() -> None:
+    agent = DQN(VECTOR, SMALL)
+    weights = agent.weights()
+    before = {name: array.copy() for name, array in weights.items()}
+    train(agent, 2)
+    assert all(np.array_equal(weights[name], before[name]) for name in before)
+
+
+def test_weights_of_another_network_are_refused() -> None:
+    with pytest.raises(SpecError, match="another network"):
+        DQN(VECTOR, SMALL).load(DQN(VECTOR, replace(SMALL, dueling=False)).weights())
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_a_resume_is_exact(optimizer: Any) -> None:
+    config = replace(SMALL, optimizer=optimizer)
+    straight = DQN(VECTOR, config, seed=7)
+    observation = {"observation": np.zeros((5, 4), np.float32)}
+    half = np.full(5, 0.5, np.float32)
+    train(straight, 13)
+    straight.act(observation, None, half)
+    resumed = DQN(VECTOR, config, seed=99)
+    resumed.load_state_dict(straight.state_dict())
+    assert same(straight, resumed)
+    for agent in (straight, resumed):
+        train(agent, 12, first=13)
+    assert same(straight, resumed)
+    for _ in range(20):
+        one, two = (agent.act(observation, None, half).actions for agent in (straight, resumed))
+        np.testing.assert_array_equal(one, two)
+
+
+def test_state_is_plain_arrays_of_its_own() -> None:
+    agent = DQN(VECTOR, SMALL)
+    train(agent, 2)
+    state = agent.state_dict()
+    assert all(isinstance(array, np.ndarray) and array.dtype.kind in "fiu" for array in state.values())
+    copies = {name: array.copy() for name, array in state.items()}
+    train(agent, 2)
+    assert all(np.array_equal(state[name], copies[name]) for name in state)
+
+
+def test_the_state_of_another_optimizer_is_refused() -> None:
+    agent = DQN(VECTOR, SMALL)
+    train(agent, 1)
+    with pytest.raises(SnapshotError, match="optimizer/square_average"):
+        DQN(VECTOR, replace(SMALL, optimizer="rmsprop")).load_state_dict(agent.state_dict())
+
+
+def test_the_seed_decides_everything_and_leaves_pytorchs_own_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    agents = [DQN(VECTOR, SMALL, seed=seed) for seed in (1, 1, 2)]
+    assert torch.equal(torch.rand(1), expected)
+    for agent in agents:
+        train(agent, 5)
+    assert same(agents[0], agents[1])
+    assert not same(agents[0], agents[2])

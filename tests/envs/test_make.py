@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from apexrl.config import EnvConfig
+from apexrl.envs import env_name, make_env, make_vector
+from apexrl.envs.toy import Catch
+from apexrl.envs.vector import LoopRows, NativeRows
+from apexrl.errors import EnvError
+
+
+def test_native_form_only_when_it_does_what_a_loop_would() -> None:
+    kinds = {
+        "plain": EnvConfig(env="CartPole-v1"),
+        "known keyword": EnvConfig(env="CartPole-v1", env_kwargs={"sutton_barto_reward": True}),
+        "no native form": EnvConfig(env="Acrobot-v1"),
+        "callable": EnvConfig(env=Catch),
+    }
+    backends = {what: type(make_vector(config, 2, 0)._backend) for what, config in kinds.items()}
+    assert backends == {
+        "plain": NativeRows,
+        "known keyword": NativeRows,
+        "no native form": LoopRows,
+        "callable": LoopRows,
+    }
+
+
+def test_a_native_form_without_next_step_autoreset_or_with_other_keywords_is_not_used() -> None:
+    class SameStep(gym.envs.classic_control.cartpole.CartPoleVectorEnv):
+        metadata = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    entry = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
+    gym.register("TestSameStep-v0", entry_point=entry, vector_entry_point=SameStep, max_episode_steps=20)
+    try:
+        assert isinstance(make_vector(EnvConfig(env="TestSameStep-v0"), 2, 0)._backend, LoopRows)
+        unknown = EnvConfig(env="TestSameStep-v0", env_kwargs={"unknown": 1})
+        with pytest.raises(EnvError, match="unexpected keyword argument 'unknown'"):
+            make_vector(unknown, 2, 0)
+    finally:
+        del gym.registry["TestSameStep-v0"]
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "apexrl.envs.toy:Endless-v0"])
+def test_max_episode_steps_truncates(name: str) -> None:
+    env = make_vector(EnvConfig(env=name, max_episode_steps=5), 1, 0)
+    env.reset()
+    steps = [env.step(np.array([index % 2])) for index in range(5)]
+    assert [bool(step.truncated[0]) for step in steps] == [False] * 4 + [True]
+    assert steps[-1].episodes[0].length == 5
+
+
+def test_keywords_and_callables() -> None:
+    def build(length: int) -> gym.Env[Any, Any]:
+        return gym.make("apexrl.envs.toy:Corridor-v0", length=length)
+
+    config = EnvConfig(env=build, env_kwargs={"length": 9})
+    assert make_vector(config, 1, 0).spec.categories == {"observation": 9}
+    assert env_name(config).endswith("build")
+    with pytest.raises(EnvError, match=r"returned a int; it must return a gymnasium\.Env"):
+        make_env(EnvConfig(env=int))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (EnvConfig(env="CartPol-v1"), "there is no environment CartPol-v1.*Did you mean: `CartPole`"),
+        (EnvConfig(env="CartPole-v9"), "there is no environment CartPole-v9"),
+        (EnvConfig(env="no.such.module:Thing-v0"), "no module 'no'.*'package.module:Id-v0'"),
+        (EnvConfig(env="apexrl.envs.toy:Nothing-v0"), "there is no environment apexrl.envs.toy:Nothing-v0"),
+        (
+            EnvConfig(env="CartPole-v1", env_kwargs={"colour": "red"}),
+            r"cannot be made with \{'colour': 'red'\}: TypeError",
+        ),
+        (EnvConfig(env="apexrl.envs.faulty:RaisesOnMake-v0"), "RuntimeError: the simulator has no licence"),
+        (EnvConfig(env="CartPole-v1", atari=True), "CartPole-v1"),
+    ],
+)
+def test_what_cannot_be_made_says_what_to_do(config: EnvConfig, message: str) -> None:
+    with pytest.raises(EnvError, match=message):
+        make_vector(config, 1, 0)
+
+
+def test_no_environments_is_an_error() -> None:
+    with pytest.raises(EnvError, match="at least 1"):
+        make_vector(EnvConfig(), 0, 0)
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ale_py", None)  # as if it were not installed
+    with pytest.raises(EnvError, match=r"pip install 'apexrl\[atari\]'"):
+        make_env(EnvConfig(env="ALE/Pong-v5"))
+
+    def needs_box2d() -> gym.Env[Any, Any]:
+        raise gym.error.DependencyNotInstalled("Box2D is not installed")
+
+    monkeypatch.setitem(
+        gym.registry,
+        "NeedsBox2D-v0",
+        gym.envs.registration.EnvSpec("NeedsBox2D-v0", entry_point="gymnasium.envs.box2d:NoSuchLander"),
+    )
+    monkeypatch.setattr(gym, "make", lambda *_, **__: needs_box2d())
+    with pytest.raises(EnvError, match=r"Box2D is not installed.*pip install 'apexrl\[box2d\]'"):
+        make_env(EnvConfig(env="NeedsBox2D-v0"))

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text
+
+from apexrl.envs import env_spec, flatten_observation
+from apexrl.envs.spaces import action_spec, observation_leaves
+from apexrl.errors import SpecError
+from apexrl.spec import Field
+
+PIXELS = Box(0, 255, (8, 8), np.uint8)
+
+
+def test_nested_dict() -> None:
+    space = Dict(a=Dict(b=PIXELS, c=Discrete(4, start=2)), d=Box(-1.0, 1.0, (3,), np.float64), e=MultiBinary(5))
+    spec = env_spec(space, Discrete(3), stack=2)
+    assert spec.observation == {
+        "observation/a/b": Field((8, 8), "uint8"),
+        "observation/a/c": Field((), "int64"),
+        "observation/d": Field((3,), "float32"),
+        "observation/e": Field((5,), "int8"),
+    }
+    assert spec.categories == {"observation/a/c": 4}
+    assert spec.stack == 2
+    batch = gym.vector.utils.batch_space(space, 6)
+    batch.seed(0)
+    sample = batch.sample()
+    flat = flatten_observation(observation_leaves(space), sample)
+    assert {name: (array.shape[1:], str(array.dtype)) for name, array in flat.items()} == {
+        name: (field.shape, field.dtype) for name, field in spec.observation.items()
+    }
+    np.testing.assert_array_equal(flat["observation/a/c"], sample["a"]["c"] - 2)
+    assert flat["observation/a/b"] is sample["a"]["b"]  # no copy where none is needed
+
+
+def test_actions() -> None:
+    assert action_spec(Discrete(4, start=-2)).n == 4
+    box = action_spec(Box(np.array([-1.0, 0.0]), np.array([1.0, 2.0]), dtype=np.float64))
+    assert (box.shape, box.dtype, box.discrete) == ((2,), "float32", False)
+    np.testing.assert_array_equal(box.low, np.array([-1.0, 0.0], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "message"),
+    [
+        (Text(5), Discrete(2), "observation is a Text space"),
+        (Dict(inner=Dict(words=Text(5))), Discrete(2), "observation/inner/words is a Text space"),
+        (Dict(**{"a/b": PIXELS}), Discrete(2), "has the key 'a/b'"),
+        (Dict(), Discrete(2), "holds no entry"),
+        (Box(0.0, 1.0, (0,)), Discrete(2), "observation is Box"),
+        (PIXELS, MultiDiscrete([2, 3]), "action space is MultiDiscrete"),
+        (PIXELS, Box(0, 5, (2,), np.int32), "action space is Box"),
+    ],
+)
+def test_unsupported_spaces_are_named(observation: gym.Space[Any], action: gym.Space[Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        env_spec(observation, action)

@@ -1,0 +1,64 @@
+"""Roles that do next to nothing, for tests of the supervisor: they start in milliseconds and fail as they are told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from apexrl.errors import EnvError, NonFiniteError
+from apexrl.protocols import Context
+
+
+class Counts:
+    """Counts environment steps; ``deeds`` maps "index.generation" (or "*") to what that life shall do."""
+
+    def __init__(self, context: Context, deeds: dict[str, str], steps: int = 1, pid_file: str = "") -> None:
+        self._context = context
+        self._deed = deeds.get(f"{context.index}.{context.generation}", deeds.get("*", ""))
+        self._steps = steps
+        self._turns = 0
+        if self._deed == "spawn":
+            for own_session in (False, True):
+                child = subprocess.Popen(["sleep", "3600"], start_new_session=own_session)
+                with Path(pid_file).open("a") as file:
+                    file.write(f"{child.pid}\n")
+        if self._deed == "raise at once":
+            raise EnvError("no licence")
+        context.send("log", text=f"born {context.name}.{context.generation} {os.getpid()} {context.seed}")
+
+    def step(self) -> bool:
+        self._turns += 1
+        if self._deed == "raise":
+            raise EnvError(f"broken in {self._context.name}")
+        if self._deed == "not finite":
+            raise NonFiniteError("the loss is nan")
+        if self._deed == "kill" and self._turns == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._deed == "exit" and self._turns == 3:
+            print("last words", flush=True)
+            sys.stdout.flush()
+            os._exit(7)
+        if self._deed == "hang" and self._turns == 3:
+            with self._context.env_call():
+                time.sleep(3600)
+        time.sleep(0.005)
+        self._context.count(env_steps=self._steps)
+        return True
+
+    def close(self) -> None:
+        if self._deed == "never stops":
+            time.sleep(3600)
+        self._context.send("log", text=f"closed {self._context.name} {'hurried' if self._context.hurried() else ''}")
+
+
+class Actor(Counts): ...
+
+
+class Learner(Counts):
+    def step(self) -> bool:
+        self._context.count(updates=1)
+        return super().step()

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+
+from apexrl.errors import WorkerError
+from apexrl.launch.fork_server import ForkServer
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_a_module_that_cannot_be_imported_is_named() -> None:
+    server = ForkServer(["no_such_module_at_all"])
+    try:
+        with pytest.raises(WorkerError, match="no_such_module_at_all"):
+            wait_for(lambda: bool(server.events()))
+    finally:
+        server.close()
+
+
+def test_it_ends_when_its_maker_lets_go() -> None:
+    server = ForkServer([])
+    assert wait_for(lambda: server.events() == [] and server.ready)
+    pid = server.pid
+    server.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    server.close()  # again is fine

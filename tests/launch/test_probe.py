@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from watching import small
+
+from apexrl import errors
+from apexrl.errors import AgentError, ConfigError, EnvError, WorkerError
+from apexrl.launch.probe import probe, probe_answer, probe_work, revive
+from apexrl.links import messages
+
+
+def crossed(config: object) -> messages.Message:
+    """The probe's answer after crossing a socket."""
+    ours, theirs = messages.channel()
+    with ours, theirs:
+        probe_work(theirs, config)  # type: ignore[arg-type]
+        (message,) = messages.receive(ours)
+    return message
+
+
+@pytest.mark.parametrize(
+    "env", ["CartPole-v1", "apexrl.envs.toy:Catch-v0", "apexrl.envs.toy:Corridor-v0", "apexrl.envs.toy:Signals-v0"]
+)
+def test_a_probe_crosses_processes_unchanged(tmp_path: Path, env: str) -> None:
+    config = small(tmp_path, env=env)
+    here = probe(config)
+    there = probe_answer(crossed(config))
+    assert there == here
+    assert here.weights_nbytes > 100
+
+
+def test_bounds_of_a_box_of_actions_survive() -> None:
+    from apexrl.run_folder import spec_from_json, spec_to_json
+    from apexrl.spec import ActionSpec, EnvSpec, Field
+
+    low, high = np.array([-1.0, -2.0], np.float32), np.array([1.0, 2.0], np.float32)
+    spec = EnvSpec({"observation": Field((3,), "float32")}, ActionSpec((2,), "float32", low=low, high=high), 2)
+    again = spec_from_json(spec_to_json(spec))
+    assert again.action.low is not None
+    assert again.action.high is not None
+    np.testing.assert_array_equal(again.action.low, low)
+    np.testing.assert_array_equal(again.action.high, high)
+    assert again.stack == 2
+
+
+@pytest.mark.parametrize(
+    ("env", "agent", "kind", "text"),
+    [
+        ("NoSuch-v0", "dqn", EnvError, "NoSuch-v0"),
+        ("apexrl.envs.faulty:RaisesOnMake-v0", "dqn", EnvError, "no licence"),
+        ("Pendulum-v1", "dqn", AgentError, "discrete"),
+        ("CartPole-v1", "nothing", ConfigError, "nothing"),
+    ],
+)
+def test_errors_keep_their_class_and_text(tmp_path: Path, env: str, agent: str, kind: type, text: str) -> None:
+    config = small(tmp_path, env=env)
+    config = replace(config, agent=replace(config.agent, agent=agent))
+    with pytest.raises(kind, match=text):
+        probe_answer(crossed(config))
+
+
+def test_an_error_that_is_not_ours_becomes_a_worker_error_with_its_traceback() -> None:
+    error = revive("KeyError", "'x'", "Traceback …\nKeyError: 'x'\n")
+    assert isinstance(error, WorkerError)
+    assert str(error) == "Traceback …\nKeyError: 'x'"
+    assert isinstance(revive("annotations", "", "t"), WorkerError)
+    assert type(revive("EnvError", "text", "")) is errors.EnvError

@@ -1,0 +1,120 @@
+"""Lock-step runs: the same to the last bit, and the same roles as in processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from watching import Watcher, small
+
+from apexrl import checkpoint
+from apexrl.config import Config, StopConfig
+from apexrl.errors import EnvError, NonFiniteError, WorkerError
+from apexrl.launch import launch
+
+
+def serial(tmp_path: Path, name: str, **changes: Any) -> Config:
+    config = replace(small(tmp_path, stop=StopConfig(env_steps=3000)), serial=True, name=name)
+    # a second of serial time is 10 000 steps
+    evaluator = replace(config.evaluator, eval_period_seconds=0.1)
+    learner = replace(config.learner, checkpoint_seconds=0.15)
+    return replace(config, evaluator=evaluator, learner=learner, **changes)
+
+
+def run(config: Config) -> tuple[Watcher, dict[str, Any], checkpoint.Checkpoint]:
+    summary = launch(config, [watcher := Watcher()])
+    found = checkpoint.load_latest(watcher.folder / "checkpoints")
+    assert found is not None
+    return watcher, summary, found
+
+
+def same(one: checkpoint.Checkpoint, two: checkpoint.Checkpoint) -> bool:
+    return one.arrays.keys() == two.arrays.keys() and all(
+        np.array_equal(value, two.arrays[name], equal_nan=False) for name, value in one.arrays.items()
+    )
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Watcher, dict[str, Any], checkpoint.Checkpoint]:
+    return run(serial(tmp_path_factory.mktemp("serial"), "first"))
+
+
+def test_two_runs_are_equal_to_the_last_bit(first: Any, tmp_path: Path) -> None:
+    watcher, summary, found = first
+    again_watcher, again_summary, again = run(serial(tmp_path, "second"))
+    assert same(found, again)
+    assert found.metadata == again.metadata
+    assert len(watcher.said("evaluation")) >= 4
+    for kind in ("evaluation", "episodes", "metrics"):
+        assert watcher.said(kind)
+        assert repr(watcher.said(kind)) == repr(again_watcher.said(kind))  # repr: NaN is not equal to itself
+    for name in ("env_steps", "updates", "episodes", "samples_per_insert", "policy_lag", "final_eval_return"):
+        assert summary[name] == again_summary[name]
+
+
+def test_another_seed_is_another_run(first: Any, tmp_path: Path) -> None:
+    _, _, found = first
+    _, _, other = run(serial(tmp_path, "other", seed=2))
+    assert not same(found, other)
+
+
+def test_the_limiter_couples_updates_to_steps(first: Any) -> None:
+    _, summary, _ = first
+    assert summary["samples_per_insert"] == pytest.approx(4.0, rel=0.2)
+    assert 3000 <= summary["env_steps"] < 3000 + 8
+
+
+def test_without_a_limiter_each_round_has_one_update(tmp_path: Path) -> None:
+    config = serial(tmp_path, "free")
+    config = replace(config, replay=replace(config.replay, samples_per_insert=0.0))
+    summary = launch(config)
+    rounds = summary["env_steps"] / 8
+    assert 0.7 * rounds < summary["updates"] <= rounds * 1.1
+
+
+def test_a_return_stops_the_run_and_the_final_evaluation_has_other_seeds(tmp_path: Path) -> None:
+    config = serial(tmp_path, "goal", stop=StopConfig(stop_at_return=5.0))
+    summary = launch(config, [watcher := Watcher()])
+    assert summary["stopped_by"] == "stop_at_return"
+    *earlier, final = watcher.said("evaluation")
+    assert final["final"]
+    assert final["version"] == earlier[-1]["version"]
+    assert final["returns"] != earlier[-1]["returns"]
+
+
+def test_a_resumed_run_goes_on(first: Any, tmp_path: Path) -> None:
+    config = serial(tmp_path, "resumed")
+    config = replace(config, learner=replace(config.learner, save_replay=True))
+    before = launch(config)
+    more = replace(config, stop=StopConfig(env_steps=4000))
+    after = launch(more, [watcher := Watcher()], resume=tmp_path / "resumed")
+    steps, updates = (after[name] - before[name] for name in ("env_steps", "updates"))
+    assert after["env_steps"] >= 4000
+    assert updates == pytest.approx(4.0 * steps / 16, rel=0.3)
+    assert watcher.statuses[0].replay_size > 2000
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(tmp_path: Path) -> None:
+    config = serial(tmp_path, "sick")
+    config = replace(config, agent=replace(config.agent, agent="sick_agent:Sick"))
+    with pytest.raises(NonFiniteError, match=r"update 41 \(batch of 16 items, keys 0x") as caught:
+        launch(config, [watcher := Watcher()])
+    assert "row 3 is nan" in str(caught.value)
+    assert watcher.summary["stopped_by"] == "error"
+
+
+def test_an_environment_error_reaches_the_caller(tmp_path: Path) -> None:
+    config = serial(tmp_path, "faulty")
+    config = replace(config, env=replace(config.env, env="apexrl.envs.faulty:Raises-v0", env_kwargs={"at_step": 50}))
+    with pytest.raises(EnvError, match="the simulator broke at step 50"):
+        launch(config)
+
+
+def test_roles_that_wait_for_each_other_are_an_error(tmp_path: Path) -> None:
+    config = serial(tmp_path, "stuck")
+    config = replace(config, learner=replace(config.learner, updates_per_second=1e-9))
+    with pytest.raises(WorkerError, match="no role can go on"):
+        launch(config)

@@ -1,0 +1,200 @@
+"""The supervisor with idle roles: real processes, no PyTorch, no replay."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from idle_roles import Actor, Learner
+from watching import Act, Watcher, gone
+
+from apexrl.config import ActorConfig, Config, StopConfig
+from apexrl.errors import NonFiniteError, WorkerError
+from apexrl.launch import supervisor
+from apexrl.launch.ledger import Base, Ledger
+from apexrl.launch.supervisor import Interrupts, Supervisor
+from apexrl.launch.wiring import Wiring
+from apexrl.links.control import ControlBoard
+from apexrl.run_folder import RunFolder
+from apexrl.topologies.program import Program
+
+
+def supervise(
+    tmp_path: Path,
+    deeds: dict[str, str],
+    *,
+    count: int = 2,
+    stop: StopConfig | None = None,
+    restarts: int = 100,
+    env_timeout: float | None = None,
+    act: Act = lambda status: None,
+    role: Any = Actor,
+    **ports: Any,
+) -> Watcher:
+    """Run ``count`` idle workers to their end."""
+    config = Config(name="run", out=str(tmp_path), stop=stop or StopConfig(env_steps=60), actor=ActorConfig())
+    program = Program(config)
+    program.role(role, count=count, restarts=restarts, env_timeout=env_timeout, deeds=deeds, **ports)
+    watcher = Watcher(act)
+    folder = RunFolder.create(config)
+    ledger = Ledger(config, folder, [watcher], Base(), time.monotonic())
+    with Interrupts() as interrupts:
+        boss = Supervisor(config, interrupts, preload=["idle_roles"])
+        try:
+            boss.run(program, ledger, ControlBoard(count), Wiring(program, True, folder.replay_path))
+        finally:
+            boss.close()
+    ledger.close()
+    return watcher
+
+
+def test_counts_until_the_step_limit_and_ends_in_good_order(tmp_path: Path) -> None:
+    watcher = supervise(tmp_path, {})
+    assert watcher.summary["stopped_by"] == "env_steps"
+    assert watcher.summary["env_steps"] >= 60
+    assert watcher.summary["restarts"] == {"actor": 0, "learner": 0}
+    assert {"closed actor-0 ", "closed actor-1 "} <= set(watcher.texts)
+    assert all(gone(int(text.split()[2])) for text in watcher.texts if text.startswith("born"))
+
+
+def test_every_life_of_every_slot_has_its_own_seed(tmp_path: Path) -> None:
+    watcher = supervise(tmp_path, {"0.0": "exit"})
+    born = [text.split() for text in watcher.texts if text.startswith("born")]
+    assert sorted(words[1] for words in born) == ["actor-0.0", "actor-0.1", "actor-1.0"]
+    assert len({words[3] for words in born}) == 3
+
+
+def test_a_killed_worker_gets_another_life_and_counters_go_on(tmp_path: Path) -> None:
+    watcher = supervise(tmp_path, {"0.0": "kill", "0.1": "kill"}, count=1)
+    assert watcher.summary["restarts"]["actor"] == 2
+    assert watcher.summary["env_steps"] >= 60
+    steps = [status.env_steps for status in watcher.statuses]
+    assert steps == sorted(steps)
+
+
+def test_a_worker_killed_from_outside_again_and_again_is_not_given_up(tmp_path: Path) -> None:
+    watcher = supervise(tmp_path, {f"0.{life}": "kill" for life in range(6)}, count=1)
+    assert watcher.summary["restarts"]["actor"] == 6
+
+
+def test_unexplained_ends_show_the_log(tmp_path: Path) -> None:
+    watcher = supervise(tmp_path, {"0.0": "exit"}, count=1)
+    assert any("actor-0: ended with exit code 7" in text for text in watcher.texts)
+    assert "last words" in (tmp_path / "run" / "logs" / "actor-0.log").read_text()
+
+
+def test_a_run_whose_workers_always_fail_ends_with_the_traceback(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match=r"all 2 actors fail always") as caught:
+        supervise(tmp_path, {"*": "raise"})
+    assert "EnvError: broken in actor-" in str(caught.value)
+    assert "idle_roles.py" in str(caught.value)
+
+
+def test_failing_in_the_constructor_counts_the_same(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match="no licence"):
+        supervise(tmp_path, {"*": "raise at once"}, count=1)
+
+
+def test_one_bad_actor_among_good_ones_spends_its_restarts(tmp_path: Path) -> None:
+    deeds = {f"0.{life}": "raise" for life in range(9)}
+    with pytest.raises(WorkerError, match="actor-0 failed 2 times, and 4 restarts are allowed"):
+        supervise(tmp_path, deeds, restarts=4, stop=StopConfig(minutes=1.0))
+
+
+def test_a_fatal_error_ends_the_run_under_its_own_class(tmp_path: Path) -> None:
+    with pytest.raises(NonFiniteError, match="actor-1: the loss is nan"):
+        supervise(tmp_path, {"1.0": "not finite"})
+
+
+def test_a_hanging_environment_call_is_killed_and_counted(tmp_path: Path) -> None:
+    watcher = supervise(tmp_path, {"0.0": "hang"}, count=1, env_timeout=0.4)
+    assert watcher.summary["restarts"]["actor"] == 1
+    assert watcher.summary["dropped"]["hung_env_calls"] == 1
+    assert any("took longer than 0.4 s" in text for text in watcher.texts)
+
+
+def test_simulators_die_with_their_worker_even_in_a_session_of_their_own(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    killed: list[int] = []
+
+    def act(status: Any) -> None:
+        if not killed and pids.exists() and len(pids.read_text().split()) == 2:
+            killed.append(status.workers[0].pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    watcher = supervise(
+        tmp_path, {"0.0": "spawn"}, count=1, pid_file=str(pids), act=act, stop=StopConfig(env_steps=200)
+    )
+    assert watcher.summary["restarts"]["actor"] == 1
+    assert all(gone(int(pid)) for pid in pids.read_text().split())
+
+
+def test_a_callback_stops_the_run(tmp_path: Path) -> None:
+    watcher = supervise(tmp_path, {}, act=lambda status: status.env_steps > 5, stop=StopConfig())
+    assert watcher.summary["stopped_by"] == "callback"
+
+
+def test_the_first_interrupt_ends_in_good_order(tmp_path: Path) -> None:
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    watcher = supervise(tmp_path, {}, stop=StopConfig())
+    assert watcher.summary["stopped_by"] == "interrupted"
+    assert "closed actor-0 hurried" in watcher.texts
+
+
+def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
+    for seconds in (1.0, 1.3):
+        threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+    watcher = supervise(tmp_path, {"*": "never stops"}, stop=StopConfig())
+    assert watcher.summary["stopped_by"] == "interrupted"
+    assert all(gone(int(text.split()[2])) for text in watcher.texts if text.startswith("born"))
+
+
+def test_an_observer_that_raises_ends_the_run_and_leaves_nobody(tmp_path: Path) -> None:
+    pids: list[int] = []
+
+    def act(status: Any) -> None:
+        pids.extend(worker.pid for worker in status.workers if worker.pid)
+        if pids:
+            raise ZeroDivisionError("in a callback")
+
+    with pytest.raises(ZeroDivisionError):
+        supervise(tmp_path, {}, act=act)
+    assert pids
+    assert all(gone(pid) for pid in pids)
+
+
+def test_the_death_of_the_fork_server_ends_everything(tmp_path: Path) -> None:
+    pids: list[int] = []
+
+    def act(status: Any) -> None:
+        if not pids and all(worker.pid for worker in status.workers):
+            pids.extend(worker.pid for worker in status.workers)
+            pids.append(int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1]))
+            os.kill(pids[-1], signal.SIGKILL)
+
+    with pytest.raises(WorkerError, match="the process that starts workers has ended"):
+        supervise(tmp_path, {}, act=act, stop=StopConfig())
+    deadline = time.monotonic() + 5.0
+    while not all(gone(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(pids) == 3
+    assert all(gone(pid) for pid in pids)
+
+
+def test_a_worker_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(supervisor._GRACE_SECONDS, "actor", 0.3)
+    watcher = supervise(tmp_path, {"1.0": "never stops"})
+    assert watcher.texts.count("actor-1 did not stop in time and was killed") == 1
+    assert watcher.summary["stopped_by"] == "env_steps"
+    assert all(gone(int(text.split()[2])) for text in watcher.texts if text.startswith("born"))
+
+
+def test_another_role_is_watched_alike(tmp_path: Path) -> None:
+    watcher = supervise(tmp_path, {"0.0": "exit"}, role=Learner, count=1)
+    assert watcher.summary["restarts"] == {"actor": 0, "learner": 1}
+    assert watcher.summary["updates"] > 0

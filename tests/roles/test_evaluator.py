@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apexrl import checkpoint
+from apexrl.agents import agent_class
+from apexrl.config import AgentConfig, Config, EnvConfig, EvaluatorConfig
+from apexrl.envs import FrameStack, make_vector
+from apexrl.envs.vector import Episode, Stepped
+from apexrl.protocols import Acted
+from apexrl.roles import Evaluator
+from apexrl.roles.evaluator import Trial
+from apexrl.run_folder import RunFolder
+from apexrl.spec import EnvSpec, Field
+from apexrl.weights import InlineWeights
+
+CONFIG = Config(
+    agent=AgentConfig(hidden=(8,)),
+    evaluator=EvaluatorConfig(eval_episodes=6, eval_envs=4, eval_period_seconds=1.0),
+    env=EnvConfig(env="CartPole-v1"),
+)
+FIELDS = {"observation": Field((1,), "float32")}
+
+
+class Clockwork:
+    """Environments whose episodes last a fixed number of steps, different in each: return = length."""
+
+    spec = None
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.num_envs = len(lengths)
+        self._lengths = lengths
+        self._at = [0] * len(lengths)
+        self.steps = 0
+        self.seeds: list[int | None] = []
+
+    def reset(self, seed: int | None = None) -> dict[str, Any]:
+        self.seeds.append(seed)
+        self._at = [0] * self.num_envs
+        return {"observation": np.zeros((self.num_envs, 1), np.float32)}
+
+    def step(self, actions: Any) -> Stepped:
+        self.steps += 1
+        episodes = []
+        for env, length in enumerate(self._lengths):
+            self._at[env] += 1
+            if self._at[env] == length:
+                episodes.append(Episode(env, float(length), length))
+                self._at[env] = 0
+        no = np.zeros(self.num_envs, np.bool_)
+        zeros = np.zeros(self.num_envs, np.float32)
+        return Stepped({"observation": zeros[:, None]}, zeros, no, no, no, episodes)
+
+
+class Still:
+    """An agent that does nothing, greedily."""
+
+    def act(self, observations: Any, state: Any, exploration: Any, greedy: bool = False) -> Acted:
+        assert greedy
+        return Acted(np.zeros(len(exploration), np.int64), {}, state)
+
+
+def trial(lengths: list[int], episodes: int) -> tuple[Trial, Clockwork]:
+    env = Clockwork(lengths)
+    return Trial(Still(), env, FrameStack(1, env.num_envs, FIELDS), episodes, seed=3), env  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "episodes", "expected"),
+    [
+        ([1, 10], 4, {1.0: 2, 10.0: 2}),
+        ([1, 10], 5, {1.0: 3, 10.0: 2}),
+        ([2, 3, 50], 2, {2.0: 1, 3.0: 1}),
+        ([7], 3, {7.0: 3}),
+    ],
+)
+def test_exactly_so_many_episodes_and_short_ones_are_not_favoured(
+    lengths: list[int], episodes: int, expected: dict[float, int]
+) -> None:
+    played, env = trial(lengths, episodes)
+    while played.step():
+        pass
+    assert Counter(played.returns) == expected
+    assert env.steps == max(length * count for length, count in expected.items())
+
+
+def published(*versions: int) -> tuple[EnvSpec, InlineWeights]:
+    env = make_vector(CONFIG.env, 1, 0)
+    env.close()
+    weights = InlineWeights()
+    for version in versions:
+        weights.publish(agent_class("dqn")(env.spec, CONFIG.agent, "cpu", version).weights(), version)
+    return env.spec, weights
+
+
+def make(stage: Any, *versions: int) -> tuple[Evaluator, InlineWeights, EnvSpec]:
+    spec, weights = published(*versions)
+    return Evaluator(stage.context("evaluator"), config=CONFIG, spec=spec, weights=weights), weights, spec
+
+
+def evaluate(evaluator: Evaluator) -> None:
+    while evaluator.step():
+        pass
+
+
+def test_without_weights_there_is_nothing_to_do(stage: Any) -> None:
+    evaluator, _, _ = make(stage)
+    assert not evaluator.step()
+    evaluator.close()
+    assert stage.said == []
+
+
+def test_an_evaluation_tells_what_it_measured(stage: Any) -> None:
+    evaluator, _, _ = make(stage, 5)
+    evaluate(evaluator)
+    (values,) = stage.values("evaluation")
+    assert len(values["returns"]) == values["episodes"] == 6
+    assert values["mean"] == np.mean(values["returns"])
+    assert values["std"] == np.std(values["returns"])
+    assert (values["version"], values["final"]) == (5, False)
+    assert stage.run.totals["evaluations"] == 1
+
+
+def test_the_same_weights_are_measured_once_and_periods_are_kept(stage: Any) -> None:
+    evaluator, weights, spec = make(stage, 1)
+    evaluate(evaluator)
+    assert not evaluator.step()
+    weights.publish(agent_class("dqn")(spec, CONFIG.agent, "cpu", 9).weights(), 2)
+    assert not evaluator.step()  # too early: no time has passed
+    stage.run.totals["env_steps"] += 1000
+    evaluate(evaluator)
+    assert [values["version"] for values in stage.values("evaluation")] == [1, 2]
+    assert stage.values("evaluation")[1]["env_steps"] == 1000
+
+
+def test_every_evaluation_has_fresh_seeds(stage: Any) -> None:
+    evaluator, weights, _ = make(stage, 1)
+    same = weights.latest()
+    assert same is not None
+    for version in range(2, 6):
+        evaluate(evaluator)
+        weights.publish(same[1], version)
+        stage.run.totals["env_steps"] += 1000
+    evaluator.close()
+    returns = [tuple(values["returns"]) for values in stage.values("evaluation")]
+    assert len(set(returns)) == len(returns) == 5
+
+
+def test_the_best_is_kept_on_disk_and_measured_at_the_end(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluator, weights, spec = make(stage, 1)
+    scores = [10.0, 30.0, 20.0, 5.0]
+    monkeypatch.setattr(Trial, "mean", property(lambda self: scores[len(stage.said)]))
+    monkeypatch.setattr(Trial, "step", lambda self: False)
+    monkeypatch.setattr(Evaluator, "_send", lambda self, trial, candidate, final: stage.said.append((
+        "final" if final else "evaluation", candidate.version)))  # fmt: skip
+    for version in (2, 3):
+        evaluate(evaluator)
+        weights.publish(agent_class("dqn")(spec, CONFIG.agent, "cpu", version).weights(), version)
+        stage.run.totals["env_steps"] += 1000
+    evaluate(evaluator)
+    evaluator.close()
+    assert stage.said == [("evaluation", 1), ("evaluation", 2), ("evaluation", 3), ("final", 2)]
+    folder = RunFolder(stage.context("x").folder).checkpoints
+    path = checkpoint.best(folder)
+    assert path is not None
+    found = checkpoint.load(path)
+    assert found.metadata["version"] == 2
+    assert found.metadata["eval_return"] == 30.0
+
+
+def test_a_successor_remembers_the_best(stage: Any) -> None:
+    evaluator, _, spec = make(stage, 4)
+    evaluate(evaluator)
+    best = stage.values("evaluation")[0]["mean"]
+    successor = Evaluator(stage.context("evaluator"), config=CONFIG, spec=spec, weights=InlineWeights())
+    successor.close()
+    final = stage.values("evaluation")[-1]
+    assert (final["final"], final["version"], final["episodes"]) == (True, 4, 6)
+    assert successor._best_return == best
+
+
+def test_a_hurried_stop_skips_the_final_evaluation(stage: Any) -> None:
+    evaluator, _, _ = make(stage, 1)
+    evaluate(evaluator)
+    stage.run.stopping = stage.run.hurried = True
+    evaluator.close()
+    assert [values["final"] for values in stage.values("evaluation")] == [False]

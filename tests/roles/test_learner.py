@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apexrl import checkpoint
+from apexrl.config import AgentConfig, Config, LearnerConfig, ReplayConfig
+from apexrl.errors import ConfigError, NonFiniteError, WaitTimeout
+from apexrl.replay import Replay
+from apexrl.roles import Learner
+from apexrl.roles.actor import VERSION, step_fields
+from apexrl.roles.batches import DirectBatches, PrefetchedBatches, Ready
+from apexrl.roles.learner import torch_device
+from apexrl.run_folder import RunFolder
+from apexrl.spec import ActionSpec, EnvSpec, Field
+from apexrl.weights import InlineWeights
+
+SPEC = EnvSpec({"observation": Field((3,), "float32")}, ActionSpec(n=2))
+CONFIG = Config(
+    agent=AgentConfig(hidden=(8,), n_step=1),
+    replay=ReplayConfig(capacity=1000, min_size=50),
+    learner=LearnerConfig(batch_size=16, publish_period_updates=4, checkpoint_seconds=1000.0),
+)
+
+
+def filled(steps: int = 200, reward: float = 1.0) -> Replay:
+    """A replay with one stream of random steps, each stamped with version 1."""
+    replay = Replay(
+        kind="transition",
+        fields=step_fields(SPEC, {}),
+        capacity=CONFIG.replay.capacity,
+        min_size=CONFIG.replay.min_size,
+        writers=1,
+        streams=1,
+    )
+    random = np.random.default_rng(0)
+    writer = replay.writer(streams=1)
+    for _ in range(steps):
+        writer.append(
+            {
+                "observation": random.normal(size=(1, 3)).astype(np.float32),
+                "action": random.integers(2, size=1),
+                VERSION: np.ones(1, np.int64),
+                "reward": np.full(1, reward, np.float32),
+                "terminated": random.random(1) < 0.1,
+                "truncated": np.zeros(1, np.bool_),
+            }
+        )
+    return replay
+
+
+@pytest.fixture
+def replay() -> Iterator[Replay]:
+    with filled() as made:
+        yield made
+
+
+def make(stage: Any, replay: Replay, config: Config = CONFIG, weights: InlineWeights | None = None) -> Learner:
+    board = InlineWeights() if weights is None else weights
+    return Learner(stage.context("learner"), config=config, spec=SPEC, replay=replay, weights=board)
+
+
+def folder_of(stage: Any) -> RunFolder:
+    return RunFolder(stage.context("x").folder)
+
+
+def test_it_publishes_before_anything_else_and_then_by_period(stage: Any, replay: Replay) -> None:
+    weights = InlineWeights()
+    learner = make(stage, replay, weights=weights)
+    assert weights.version == 1
+    seen = []
+    for _ in range(9):
+        assert learner.step()
+        seen.append(weights.version)
+    assert seen == [1, 1, 4, 4, 4, 4, 8, 8, 8]
+    assert stage.run.totals["updates"] == 9
+
+
+def test_with_too_few_items_it_waits(stage: Any) -> None:
+    with filled(20) as replay:
+        assert not make(stage, replay).step()
+        assert stage.run.totals["updates"] == 0
+
+
+def test_priorities_are_written_back(stage: Any, replay: Replay) -> None:
+    learner = make(stage, replay)
+    learner.step()
+    assert replay.stats()["updates_applied"] == 16
+
+
+def test_lag_and_metrics_are_reported(stage: Any, replay: Replay) -> None:
+    learner = make(stage, replay)
+    for _ in range(3):
+        learner.step()
+    learner.close()
+    report = stage.values("metrics")[-1]
+    assert report["updates"] == 3
+    assert report["lag"] == [1.0, 2.0, 2.0]  # versions 1, 2, 3 met steps of version 1
+    assert np.isfinite(report["values"]["loss"])
+
+
+def test_the_end_leaves_weights_and_a_checkpoint(stage: Any, replay: Replay) -> None:
+    weights = InlineWeights()
+    learner = make(stage, replay, weights=weights)
+    for _ in range(6):
+        learner.step()
+    learner.close()
+    assert weights.version == 7
+    found = checkpoint.load_latest(folder_of(stage).checkpoints)
+    assert found is not None
+    assert found.metadata["updates"] == 6
+    assert stage.values("checkpoint") == [{"path": str(found.path), "updates": 6}]
+
+
+def test_a_successor_restores_the_checkpoint_and_versions_go_on(stage: Any, replay: Replay) -> None:
+    weights = InlineWeights()
+    first = make(stage, replay, weights=weights)
+    for _ in range(6):
+        first.step()
+    first.close()
+    second = make(stage, replay, weights=weights)
+    assert weights.version == 8
+    for name, value in first._agent.state_dict().items():
+        np.testing.assert_array_equal(value, second._agent.state_dict()[name])
+    assert any("restored update-000000006" in values["text"] for values in stage.values("log"))
+
+
+def test_without_a_checkpoint_a_successor_takes_up_the_published_weights(stage: Any, replay: Replay) -> None:
+    weights = InlineWeights()
+    first = make(stage, replay, weights=weights)
+    for _ in range(8):
+        first.step()
+    published = weights.latest()
+    assert published is not None
+    second = make(stage, replay, weights=weights)
+    assert weights.version == 9
+    for name, value in second._agent.weights().items():
+        np.testing.assert_array_equal(value, published[1][name])
+
+
+def test_checkpoints_come_by_period_and_old_ones_go(stage: Any, replay: Replay) -> None:
+    config = replace(CONFIG, learner=replace(CONFIG.learner, checkpoint_seconds=1.0, checkpoints_kept=2))
+    learner = make(stage, replay, config)
+    for _ in range(4):
+        learner.step()
+        stage.run.totals["env_steps"] += 1001  # a second of this clock
+    kept = [path.name for path in checkpoint.numbered(folder_of(stage).checkpoints)]
+    assert kept == ["update-000000003.safetensors", "update-000000004.safetensors"]
+
+
+def test_the_replay_is_saved_when_asked_for(stage: Any, replay: Replay) -> None:
+    config = replace(CONFIG, learner=replace(CONFIG.learner, save_replay=True))
+    learner = make(stage, replay, config)
+    learner.step()
+    learner.close()
+    with Replay.load(folder_of(stage).replay_path) as loaded:
+        assert len(loaded) == len(replay)
+
+
+def test_a_pace_is_kept(stage: Any, replay: Replay) -> None:
+    config = replace(CONFIG, learner=replace(CONFIG.learner, updates_per_second=10.0))
+    learner = make(stage, replay, config)
+    for _ in range(300):
+        learner.step()
+        stage.run.totals["env_steps"] += 10  # 10 ms of this clock
+    assert stage.run.totals["updates"] == pytest.approx(30, abs=1)
+
+
+def test_a_loss_that_is_not_finite_names_update_batch_and_checkpoint(stage: Any) -> None:
+    with filled(reward=3e38) as replay:
+        config = replace(CONFIG, agent=replace(CONFIG.agent, gamma=1.0))
+        learner = make(stage, replay, config)
+        learner._checkpoint()
+        before = learner._agent.weights()
+        kept = {name: np.array(value) for name, value in before.items()}
+        with pytest.raises(NonFiniteError, match=r"update 1 \(batch of 16 items, keys 0x.*update-000000000"):
+            learner.step()
+        for name, value in learner._agent.weights().items():
+            np.testing.assert_array_equal(value, kept[name])
+
+
+class Source:
+    """Batches numbered from 0; ``DirectBatches`` as the prefetcher sees it."""
+
+    def __init__(self, fail_at: int = -1) -> None:
+        self.count = 0
+        self.written: list[Any] = []
+        self.threads: set[int] = set()
+        self._fail_at = fail_at
+
+    def next(self) -> Ready | None:
+        self.threads.add(threading.get_ident())
+        if self.count == self._fail_at:
+            raise ZeroDivisionError("in the thread")
+        self.count += 1
+        return Ready(self.count - 1, None)  # type: ignore[arg-type]
+
+    def write_back(self, keys: Any, priorities: Any) -> None:
+        self.threads.add(threading.get_ident())
+        self.written.append((keys, priorities))
+
+    def close(self) -> None: ...
+
+
+def test_prefetching_keeps_order_and_runs_only_so_far_ahead() -> None:
+    source = Source()
+    batches = PrefetchedBatches(source, 3, patience=5.0)  # type: ignore[arg-type]
+    taken = [ready.batch for _ in range(20) if (ready := batches.next()) is not None]
+    batches.write_back("keys", "priorities")  # type: ignore[arg-type]
+    deadline = time.monotonic() + 5.0
+    while not source.written and time.monotonic() < deadline:
+        batches.next()
+    batches.close()
+    assert taken == list(range(20))
+    assert source.written == [("keys", "priorities")]
+    assert source.threads.isdisjoint({threading.get_ident()})
+    assert not batches._thread.is_alive()
+
+
+def test_a_prefetcher_that_nobody_empties_stays_bounded() -> None:
+    source = Source()
+    batches = PrefetchedBatches(source, 2, patience=5.0)  # type: ignore[arg-type]
+    batches.next()
+    time.sleep(0.1)
+    batches.close()
+    assert source.count <= 1 + 2 + 1  # taken, queued, in hand
+
+
+def test_an_error_while_prefetching_is_raised_in_the_learner() -> None:
+    batches = PrefetchedBatches(Source(fail_at=2), 4, patience=0.2)  # type: ignore[arg-type]
+    assert [batches.next().batch for _ in range(2)] == [0, 1]  # type: ignore[union-attr]
+    with pytest.raises(ZeroDivisionError, match="in the thread"):
+        batches.next()
+    batches.close()
+
+
+def test_direct_batches_give_none_while_the_replay_says_wait(replay: Replay) -> None:
+    class Empty:
+        def sample(self, size: int, beta: float, timeout: float) -> None:
+            raise WaitTimeout("too few")
+
+    assert DirectBatches(Empty(), None, 4, 0.4, 0.0).next() is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["cpux", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused(name: str) -> None:
+    import torch
+
+    if name.startswith("cuda") and torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    with pytest.raises(ConfigError, match=f"--device '{name}'"):
+        torch_device(name)
+
+
+def test_auto_is_some_device() -> None:
+    assert torch_device("auto") in ("cpu", "cuda")
+    assert torch_device("cpu") == "cpu"

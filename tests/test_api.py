@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import apexrl
+from apexrl import api, checkpoint
+from apexrl.agents import agent_class
+from apexrl.config import AgentConfig, Config, EnvConfig
+from apexrl.envs import make_vector
+from apexrl.errors import ConfigError, EnvError, SnapshotError, SpecError, WorkerError
+from apexrl.loaded import LoadedAgent
+from apexrl.metrics import RunLog
+from apexrl.run_folder import RunFolder, make_summary
+from apexrl.spec import ActionSpec, EnvSpec, Field
+from apexrl.status import Observer, RunStatus
+
+SMALL = Config(env=EnvConfig(env="CartPole-v1"), agent=AgentConfig(hidden=(8,)), name="run")
+
+
+def a_run(tmp_path: Path, config: Config = SMALL, best: bool = True) -> RunFolder:
+    """A folder as a launcher leaves it, with an agent that never learned."""
+    folder = RunFolder.create(Config(**{**vars(config), "out": str(tmp_path)}))
+    env = make_vector(config.env, 1, 0)
+    folder.write_spec(env.spec)
+    env.close()
+    agent = agent_class("dqn")(env.spec, config.agent, "cpu", 3)
+    checkpoint.save(folder.checkpoints, agent.state_dict(), {"updates": 5})
+    if best:
+        about = {"updates": 4, "env_steps": 40, "eval_return": 9.0}
+        checkpoint.save_best(folder.checkpoints, agent.weights(), about)
+    return folder
+
+
+@pytest.fixture
+def fake_launch(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """A launcher that starts nothing: it tells its observers, three times, and stops when asked to."""
+    seen: list[Config] = []
+
+    def launch(
+        config: Config, observers: Sequence[Observer] = (), resume: Path | None = None, env: Any = None
+    ) -> dict[str, Any]:
+        seen.append(config)
+        folder = RunFolder.open(resume) if resume else RunFolder.create(config)
+        everyone = [RunLog(folder.path), *observers]
+        for observer in everyone:
+            observer.started(config, folder.path)
+        status, stopped_by = RunStatus(), "env_steps"
+        for steps in (10, 20, 30):
+            status = RunStatus(phase="training", env_steps=steps, elapsed_seconds=steps / 10)
+            if [observer for observer in everyone if observer.update(status)]:
+                stopped_by = "callback"
+                break
+        if config.agent.gamma == 0.5:
+            for observer in everyone:
+                observer.finished({"stopped_by": "error"})
+            raise WorkerError("actor-0 failed")
+        summary = make_summary(config, status, stopped_by=stopped_by)
+        folder.write_summary(summary)
+        for observer in everyone:
+            observer.finished(summary)
+        return summary
+
+    monkeypatch.setattr("apexrl.launch.launch", launch)
+    return seen
+
+
+def test_train_takes_a_preset_an_env_and_settings(tmp_path: Path, fake_launch: list[Config]) -> None:
+    run = apexrl.train("cartpole", actors=5, env="CartPole-v0", out=str(tmp_path), name="x", show=False)
+    (config,) = fake_launch
+    assert (config.preset, config.actor.actors, config.env.env) == ("cartpole", 5, "CartPole-v0")
+    assert run.path == tmp_path / "x"
+    assert run.summary["env_steps"] == 30
+    assert run.summary["stopped_by"] == "env_steps"
+    assert (run.path / "learning_curve.png").stat().st_size > 1000
+    assert repr(run) == f"Run({str(run.path)!r})"
+
+
+def test_callbacks_see_statuses_and_stop(tmp_path: Path, fake_launch: list[Config]) -> None:
+    seen: list[int] = []
+
+    def until_20(status: RunStatus) -> bool:
+        seen.append(status.env_steps)
+        return status.env_steps >= 20
+
+    run = apexrl.train(SMALL, callbacks=[until_20], out=str(tmp_path), show=False)
+    assert seen == [10, 20]
+    assert run.summary["stopped_by"] == "callback"
+
+
+def test_a_failed_run_still_has_its_curve(tmp_path: Path, fake_launch: list[Config]) -> None:
+    with pytest.raises(WorkerError, match="actor-0 failed"):
+        apexrl.train(SMALL, out=str(tmp_path), gamma=0.5, show=False)
+    assert (tmp_path / "run" / "learning_curve.png").exists()
+
+
+def test_resume_keeps_the_folder_and_the_settings(tmp_path: Path, fake_launch: list[Config]) -> None:
+    first = apexrl.train("cartpole", out=str(tmp_path), name="x", actors=7, show=False)
+    again = apexrl.resume(first.path, minutes=3, show=False)
+    assert again.path == first.path
+    assert (fake_launch[1].actor.actors, fake_launch[1].stop.minutes) == (7, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: apexrl.train(), "say what to train"),
+        (lambda: apexrl.train("cartpol"), "did you mean 'cartpole'"),
+        (lambda: apexrl.train("cartpole", actorz=3), "did you mean 'actors'"),
+        (lambda: apexrl.train("cartpole", actors=0), "--actors must be at least 1"),
+        (lambda: apexrl.load("no/such/run"), "no/such/run is not a run folder"),
+    ],
+)
+def test_mistakes_are_told(call: Callable[[], Any], words: str, fake_launch: list[Config]) -> None:
+    with pytest.raises(ConfigError, match=words):
+        call()
+    assert not fake_launch
+
+
+def test_load_acts_for_one_and_for_many(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    agent = apexrl.load(folder.path)
+    assert agent.checkpoint == checkpoint.best(folder.checkpoints)
+    observations = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    many = agent.act(observations)
+    assert many.shape == (5,)
+    one_by_one = [agent.act(row) for row in observations]
+    assert all(isinstance(action, int) for action in one_by_one)
+    np.testing.assert_array_equal(many, one_by_one)
+    env = gym.make("CartPole-v1")
+    observation, _ = env.reset(seed=1)
+    assert env.action_space.contains(agent.act(observation))
+    env.close()
+
+
+def test_latest_and_best_are_the_same_agent_here(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    observation = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    best, latest = (apexrl.load(folder.path, which) for which in ("best", "latest"))
+    assert latest.checkpoint == checkpoint.latest(folder.checkpoints)
+    np.testing.assert_array_equal(best.act(observation), latest.act(observation))
+    by_path = apexrl.load(folder.path, str(latest.checkpoint))
+    np.testing.assert_array_equal(by_path.act(observation), latest.act(observation))
+
+
+def test_without_a_best_the_newest_is_taken(tmp_path: Path) -> None:
+    folder = a_run(tmp_path, best=False)
+    agent = apexrl.load(folder.path)
+    assert agent.checkpoint is not None
+    assert agent.checkpoint.name == "update-000000005.safetensors"
+
+
+def test_a_run_without_its_env_spec_makes_the_environment(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    (folder.path / "env_spec.json").unlink()
+    assert apexrl.load(folder.path).act(np.zeros(4, np.float32)) in (0, 1)
+
+
+def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    checkpoint.save_best(folder.checkpoints, {"other": np.ones(3)}, {"updates": 1})
+    with pytest.raises(SnapshotError, match=r"best.safetensors does not fit agent dqn"):
+        apexrl.load(folder.path)
+    with pytest.raises(ConfigError, match="there is no checkpoint newest"):
+        apexrl.load(folder.path, "newest")
+    for path in folder.checkpoints.iterdir():
+        path.unlink()
+    with pytest.raises(SnapshotError, match="has no checkpoint yet"):
+        apexrl.load(folder.path)
+
+
+class Echo:
+    """An agent whose action is the sum of what it sees, to see what it was shown."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, Any]] = []
+
+    def act(self, observations: Any, state: Any, exploration: Any, greedy: bool = False) -> Any:
+        assert greedy
+        self.seen.append({name: np.array(value) for name, value in observations.items()})
+        count = len(exploration)
+        return np.zeros(count, np.int64), {}, (state or 0) + 1
+
+
+def test_frames_are_stacked_until_reset() -> None:
+    echo = Echo()
+    agent = LoadedAgent(echo, EnvSpec({"observation": Field((2,), "float32")}, ActionSpec(n=2), stack=3))  # type: ignore[arg-type]
+    for value in (1.0, 2.0, 3.0):
+        agent.act(np.full(2, value))
+    agent.reset()
+    agent.act(np.full(2, 4.0))
+    windows = [seen["observation"][0, :, 0].tolist() for seen in echo.seen]
+    assert windows == [[1, 1, 1], [1, 1, 2], [1, 2, 3], [4, 4, 4]]
+    assert echo.seen[0]["observation"].shape == (1, 3, 2)
+    assert echo.seen[0]["observation"].dtype == np.float32
+
+
+def test_dict_observations_and_starts() -> None:
+    spec = EnvSpec(
+        {"observation/image": Field((2, 2), "uint8"), "observation/inner/mode": Field((), "int64")},
+        ActionSpec(n=3, start=-1),
+        categories={"observation/inner/mode": 4},
+        starts={"observation/inner/mode": 10},
+    )
+    echo = Echo()
+    agent = LoadedAgent(echo, spec)  # type: ignore[arg-type]
+    assert agent.act({"image": np.ones((2, 2), np.uint8), "inner": {"mode": 12}}) == -1
+    assert echo.seen[0]["observation/inner/mode"].tolist() == [2]
+    assert echo.seen[0]["observation/image"].shape == (1, 2, 2)
+    batch = agent.act({"image": np.ones((5, 2, 2), np.uint8), "inner": {"mode": np.full(5, 13)}})
+    assert batch.tolist() == [-1] * 5
+    with pytest.raises(SpecError, match="was given"):
+        agent.act({"image": np.ones((2, 2))})
+    with pytest.raises(SpecError, match=r"observation/image has shape \(3, 3\)"):
+        agent.act({"image": np.ones((3, 3)), "inner": {"mode": 12}})
+    with pytest.raises(SpecError, match="not of one batch"):
+        agent.act({"image": np.ones((2, 2)), "inner": {"mode": np.full(5, 12)}})
+
+
+def test_evaluate_plays_exactly_what_was_asked(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    result = apexrl.evaluate(folder.path, episodes=7)
+    assert len(result.returns) == 7
+    assert result.mean == pytest.approx(np.mean(result.returns))
+    assert result.std == pytest.approx(np.std(result.returns))
+    assert result.checkpoint == checkpoint.best(folder.checkpoints)
+    assert apexrl.evaluate(apexrl.Run(folder.path, {}), episodes=7).returns == result.returns
+    with pytest.raises(ConfigError, match="--episodes must be at least 1"):
+        apexrl.evaluate(folder.path, 0)
+
+
+def test_films(tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    pytest.importorskip("pygame")
+    folder = a_run(tmp_path)
+    result = apexrl.evaluate(folder.path, 2, tmp_path / "films")
+    assert [film.name for film in result.films] == ["episode-001.mp4", "episode-002.mp4"]
+    assert all(film.read_bytes()[4:8] == b"ftyp" for film in result.films)
+
+
+def test_what_cannot_be_filmed(tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    folder = a_run(tmp_path, Config(env=EnvConfig(env="apexrl.envs.toy:Corridor-v0"), agent=AgentConfig(hidden=(8,))))
+    with pytest.raises(EnvError):
+        apexrl.evaluate(folder.path, 1, tmp_path / "films")
+
+
+def test_the_agent_of_a_run_is_loaded_when_asked_for(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    run = apexrl.Run(folder.path)
+    assert run.summary == {}
+    assert run.agent is run.agent
+    assert run.agent.act(np.zeros(4, np.float32)) in (0, 1)
+
+
+def test_a_curve_that_fails_does_not_hide_how_the_run_ended(
+    tmp_path: Path, fake_launch: list[Config], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> bool:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("apexrl.plots.learning_curve", fail)
+    with pytest.raises(WorkerError, match="actor-0 failed"):
+        apexrl.train(SMALL, out=str(tmp_path), gamma=0.5)
+    assert "could not be drawn: OSError: disk full" in "".join(capsys.readouterr().out.splitlines())
+    assert apexrl.train(SMALL, out=str(tmp_path), show=False).summary["stopped_by"] == "env_steps"
+
+
+def test_no_curve_without_metrics(tmp_path: Path) -> None:
+    assert not api.draw_curve(a_run(tmp_path), SMALL)

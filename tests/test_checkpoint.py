@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from apexrl import checkpoint
+from apexrl.errors import SnapshotError
+from apexrl.files import remove_leftovers, replace_text
+
+ARRAYS: dict[str, Any] = {
+    "net.weight": np.arange(12, dtype=np.float32).reshape(3, 4),
+    "adam/step": np.array(7, dtype=np.int64),
+    "rng": np.frombuffer(b"\x00\x01\xff", dtype=np.uint8),
+    "done": np.array([True, False]),
+    "empty": np.zeros((0, 3), np.float64),
+    "transposed": np.arange(6.0).reshape(2, 3).T,
+}
+
+
+def same(left: dict[str, Any], right: dict[str, Any]) -> None:
+    assert set(left) == set(right)
+    for name, value in left.items():
+        assert right[name].dtype == value.dtype
+        assert right[name].shape == value.shape
+        np.testing.assert_array_equal(right[name], value)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = checkpoint.save(tmp_path, ARRAYS, {"updates": 1200, "env_steps": 5, "note": "ü"})
+    assert path.name == "update-000001200.safetensors"
+    found = checkpoint.load(path)
+    same(ARRAYS, found.arrays)
+    assert found.metadata == {"updates": 1200, "env_steps": 5, "note": "ü"}
+    assert found.kind == "state"
+    assert json.loads(path.with_suffix(".json").read_text())["updates"] == 1200
+
+
+DTYPES = st.sampled_from([np.float32, np.float64, np.int64, np.int32, np.uint8, np.uint64, np.bool_])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    arrays=st.dictionaries(
+        st.text("abc./_é", min_size=1, max_size=8),
+        DTYPES.flatmap(lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=3, max_side=4))),
+        max_size=4,
+    )
+)
+def test_any_arrays_round_trip(arrays: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = checkpoint.save(tmp_path_factory.mktemp("c"), arrays, {"updates": 0})
+    same(arrays, checkpoint.load(path).arrays)
+
+
+def test_old_ones_are_pruned_and_best_stays(tmp_path: Path) -> None:
+    checkpoint.save_best(tmp_path, ARRAYS, {"updates": 1, "eval_return": 3.0})
+    for updates in (1, 10, 100, 1000):
+        checkpoint.save(tmp_path, ARRAYS, {"updates": updates}, keep=2)
+    assert [path.name for path in checkpoint.numbered(tmp_path)] == [
+        "update-000000100.safetensors",
+        "update-000001000.safetensors",
+    ]
+    assert checkpoint.latest(tmp_path) == checkpoint.numbered(tmp_path)[-1]
+    best = checkpoint.best(tmp_path)
+    assert best is not None
+    assert checkpoint.load(best).kind == "weights"
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {
+        f"{stem}.{end}" for stem in ("best", "update-000000100", "update-000001000") for end in ("json", "safetensors")
+    }
+
+
+def test_numbers_beyond_the_padding_sort_by_value(tmp_path: Path) -> None:
+    for updates in (2_000_000_000, 999_999_999):
+        checkpoint.save(tmp_path, {}, {"updates": updates})
+    assert checkpoint.load(checkpoint.latest(tmp_path) or tmp_path).metadata["updates"] == 2_000_000_000
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    assert checkpoint.latest(tmp_path / "none") is None
+    assert checkpoint.best(tmp_path) is None
+    assert checkpoint.load_latest(tmp_path) is None
+    with pytest.raises(SnapshotError, match="there is no checkpoint"):
+        checkpoint.load(tmp_path / "update-1.safetensors")
+
+
+def test_truncated_anywhere_is_refused_by_name(tmp_path: Path) -> None:
+    path = checkpoint.save(tmp_path, ARRAYS, {"updates": 1})
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    assert header < len(whole) - 4
+    for size in {0, 1, 7, 8, 9, header // 2, header - 1, header, header + 1, len(whole) - 8, len(whole) - 1}:
+        path.write_bytes(whole[:size])
+        with pytest.raises(SnapshotError, match="update-000000001"):
+            checkpoint.load(path)
+    path.write_bytes(whole + b"\x00")
+    with pytest.raises(SnapshotError, match="update-000000001"):
+        checkpoint.load(path)
+
+
+def test_every_changed_byte_is_noticed(tmp_path: Path) -> None:
+    path = checkpoint.save(tmp_path, {"a": np.arange(4, dtype=np.int32), "b": np.ones(3)}, {"updates": 1})
+    whole = path.read_bytes()
+    original = checkpoint.load(path)
+    unnoticed = []
+    for position in range(len(whole)):
+        changed = bytearray(whole)
+        changed[position] ^= 0x01
+        path.write_bytes(changed)
+        try:
+            found = checkpoint.load(path)
+        except SnapshotError:
+            continue
+        if found.metadata != original.metadata or any(
+            not np.array_equal(found.arrays[name], original.arrays[name]) for name in original.arrays
+        ):
+            unnoticed.append(position)
+    assert not unnoticed
+
+
+def test_foreign_files(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    path = tmp_path / "update-000000003.safetensors"
+    save_file({"a": np.ones(3)}, path)
+    with pytest.raises(SnapshotError, match="not written by apexrl"):
+        checkpoint.load(path)
+    save_file({"a": np.ones(3)}, path, metadata={"format": "apexrl-checkpoint-99"})
+    with pytest.raises(SnapshotError, match="apexrl-checkpoint-99"):
+        checkpoint.load(path)
+    path.write_bytes(b"PK\x03\x04" * 100)
+    with pytest.raises(SnapshotError, match="truncated or corrupt"):
+        checkpoint.load(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(SnapshotError):
+        checkpoint.load(path)
+
+
+def test_the_newest_readable_one_is_found(tmp_path: Path) -> None:
+    for updates in (1, 2, 3):
+        checkpoint.save(tmp_path, ARRAYS, {"updates": updates})
+    newest = checkpoint.latest(tmp_path)
+    assert newest is not None
+    newest.write_bytes(newest.read_bytes()[:-3])
+    found = checkpoint.load_latest(tmp_path)
+    assert found is not None
+    assert found.metadata["updates"] == 2
+    assert len(found.skipped) == 1
+    assert newest.name in found.skipped[0]
+    for path in checkpoint.numbered(tmp_path):
+        path.write_bytes(b"")
+    with pytest.raises(SnapshotError, match="no checkpoint of this run can be read"):
+        checkpoint.load_latest(tmp_path)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint.save_best(tmp_path, ARRAYS, {"updates": 1})
+    monkeypatch.setattr(os, "replace", _raise)
+    with pytest.raises(OSError, match="disk full"):
+        checkpoint.save_best(tmp_path, {"other": np.ones(2)}, {"updates": 2})
+    best = checkpoint.best(tmp_path)
+    assert best is not None
+    assert checkpoint.load(best).metadata["updates"] == 1
+    assert not list(tmp_path.glob(".writing-*"))
+
+
+def _raise(*_: object) -> None:
+    raise OSError("disk full")
+
+
+def test_files_have_the_mode_that_the_umask_says(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        path = checkpoint.save(tmp_path, ARRAYS, {"updates": 1})
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == path.with_suffix(".json").stat().st_mode & 0o777 == 0o640
+
+
+def test_leftovers_of_dead_processes_go(tmp_path: Path) -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    dead, own = tmp_path / f".writing-{pid}-best.safetensors", tmp_path / f".writing-{os.getpid()}-x"
+    dead.write_bytes(b"half")
+    own.write_bytes(b"half")
+    remove_leftovers(tmp_path)
+    assert not dead.exists()
+    assert own.exists()
+
+
+def test_replace_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    replace_text(path, "old")
+    replace_text(path, "new ü")
+    assert path.read_text(encoding="utf-8") == "new ü"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]

@@ -1,0 +1,246 @@
+"""The command as people meet it: exit codes, messages, help. No run is started here except where said."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from apexrl import cli, settings
+from apexrl.config import Config
+from apexrl.errors import EnvError, SnapshotError, WorkerError
+from apexrl.presets import preset
+
+
+def command(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
+    environment.pop("APEXRL_TRACEBACK", None)
+    return subprocess.run(
+        [sys.executable, "-m", "apexrl.cli", *words],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment,
+        check=False,
+    )
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Config, Path | None]]:
+    """Collects what would be run instead of running it; the run folder is ``tmp_path``."""
+    runs: list[tuple[Config, Path | None]] = []
+
+    def run(config: Config, *, observers: Any, resume: Path | None, on_folder: Any) -> Any:
+        runs.append((config, resume))
+        on_folder(tmp_path)
+
+        return SimpleNamespace(summary={"stopped_by": {7: "interrupted", 8: "error"}.get(config.seed, "env_steps")})
+
+    monkeypatch.setattr("apexrl.api.run", run)
+    return runs
+
+
+def the_config(*words: str, runs: list[tuple[Config, Path | None]]) -> Config:
+    assert cli.main(["train", *words]) == 0
+    return runs[-1][0]
+
+
+def test_a_preset_alone(started: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert the_config("cartpole", runs=started) == preset("cartpole").config
+    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path)
+
+
+def test_flags_are_flat_and_change_the_preset(started: list[Any]) -> None:
+    config = the_config(
+        "cartpole", "--actors", "4", "--envs-per-actor", "2", "--env-timeout", "5", "--out", "elsewhere", "--name", "n",
+        "--seed", "3", "--serial", "--env-steps", "1000", "--minutes", "2.5", "--stop-at-return", "100", "--device",
+        "cpu", "--hidden", "32", "16", "--no-dueling", "--save-replay", runs=started,
+    )  # fmt: skip
+    assert (config.actor.actors, config.actor.envs_per_actor, config.actor.env_timeout) == (4, 2, 5.0)
+    assert (config.out, config.name, config.seed, config.serial) == ("elsewhere", "n", 3, True)
+    assert (config.stop.env_steps, config.stop.minutes, config.stop.stop_at_return) == (1000, 2.5, 100.0)
+    assert (config.learner.device, config.learner.save_replay) == ("cpu", True)
+    assert (config.agent.hidden, config.agent.dueling) == ((32, 16), False)
+    assert config.agent.learning_rate == preset("cartpole").config.agent.learning_rate
+    assert config.preset == "cartpole"
+
+
+def test_a_stop_rule_can_be_taken_away(started: list[Any]) -> None:
+    config = the_config("cartpole", "--stop-at-return", "None", runs=started)
+    assert config.stop.stop_at_return is None
+
+
+def test_an_environment_of_ones_own(started: list[Any]) -> None:
+    config = the_config(
+        "--env", "my.sim:Plant-v0", "--env-kwargs", "seconds", "0.5", "name", "a b", "on", "true", "sizes", "[1, 2]",
+        "--agent", "my.agents:Mine", runs=started,
+    )  # fmt: skip
+    assert config.env.env == "my.sim:Plant-v0"
+    assert config.env.env_kwargs == {"seconds": 0.5, "name": "a b", "on": True, "sizes": [1, 2]}
+    assert config.agent.agent == "my.agents:Mine"
+    assert config.preset == ""
+
+
+def test_a_config_file_runs_again_under_a_new_name(started: list[Any], tmp_path: Path) -> None:
+    first = settings.override(preset("catch").config, {"actors": 9, "name": "first"})
+    (tmp_path / "config.toml").write_text(settings.to_toml(first))
+    config = the_config(str(tmp_path / "config.toml"), "--seed", "5", runs=started)
+    assert config == settings.override(first, {"name": "", "seed": 5})
+
+
+def test_resume_takes_new_ends_only(started: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(settings.to_toml(preset("cartpole").config))
+    assert cli.main(["resume", str(tmp_path), "--minutes", "3"]) == 0
+    config, resume = started[-1]
+    assert resume == tmp_path
+    assert config == settings.override(preset("cartpole").config, {"minutes": 3.0})
+
+
+@pytest.mark.parametrize(("seed", "code"), [(1, 0), (7, 130), (8, 1)])
+def test_exit_codes_of_runs_that_ended(seed: int, code: int, started: list[Any]) -> None:
+    assert cli.main(["train", "cartpole", "--seed", str(seed)]) == code
+
+
+@pytest.mark.parametrize(
+    ("error", "begun", "code"),
+    [
+        (EnvError("no such environment"), False, 2),
+        (EnvError("the environment broke"), True, 1),
+        (WorkerError("actor-0 failed"), True, 1),
+        (SnapshotError("corrupt"), False, 1),
+    ],
+)
+def test_exit_codes_of_failures(
+    error: Exception,
+    begun: bool,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run(config: Config, *, observers: Any, resume: Path | None, on_folder: Any) -> Any:
+        if begun:
+            on_folder(tmp_path)
+        raise error
+
+    monkeypatch.setattr("apexrl.api.run", run)
+    assert cli.main(["train", "cartpole"]) == code
+    out, err = capsys.readouterr()
+    assert str(error) in err
+    assert out == (f"{tmp_path}\n" if begun else "")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["trian"], "unknown command 'trian' (did you mean 'train'?)"),
+        (["train"], "say what to train: apexrl train PRESET (cartpole, slow-cartpole, catch, lunarlander, pong)"),
+        (["train", "cartpol"], "unknown preset 'cartpol' (did you mean 'cartpole'?)"),
+        (["train", "--seed", "3", "cartpole"], "the preset comes first: apexrl train cartpole --flags"),
+        (["train", "none.toml"], "there is no file none.toml"),
+        (["train", "cartpole", "--actorz", "3"], "--actors"),
+        (["train", "cartpole", "--actors", "three"], "Error parsing --actors"),
+        (["train", "cartpole", "--actors", "0"], "--actors must be at least 1, not 0"),
+        (["train", "cartpole", "--env-kwargs", "a"], "wants pairs of KEY VALUE, got 1 words: a"),
+        (["train", "cartpole", "--optimizer", "sgd"], "adam"),
+        (["train", "cartpole", "--agent", "dnq"], "unknown agent 'dnq' (did you mean 'dqn'?)"),
+        (["train", "cartpole", "--topology", "apx"], "did you mean 'apex'?"),
+        (["train", "cartpole", "--name", "../x"], "--name '../x' is no plain folder name"),
+        (["resume", "no/run"], "no/run is not a run folder"),
+        (["resume"], "RUN"),
+        (["eval", "no/run"], "no/run is not a run folder"),
+        (["eval", "no/run", "--episode", "3"], "--episodes"),
+        (["list", "presets"], "takes no arguments"),
+    ],
+)
+def test_mistakes_are_explained_without_a_traceback(words: list[str], told: str, tmp_path: Path) -> None:
+    result = command(*words, cwd=tmp_path)
+    assert result.returncode == 2, result.stderr
+    assert told in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("apexrl.presets.find_spec", lambda name: None)
+    assert cli.main(["train", "lunarlander"]) == 2
+    assert "pip install 'apexrl[box2d]'" in capsys.readouterr().err
+
+
+def test_without_the_train_extra(tmp_path: Path) -> None:
+    """As after ``pip install apexrl`` alone: nothing but NumPy can be imported."""
+    code = (
+        "import sys\n"
+        "class Hide:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in {'tyro', 'rich', 'torch', 'gymnasium', 'tomli_w'}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Hide())\n"
+        "from apexrl.cli import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    for words in (["train", "cartpole"], ["train", "--help"], ["list"], ["eval", "x"]):
+        result = subprocess.run(
+            [sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=tmp_path, check=False
+        )
+        assert result.returncode == 2, words
+        assert "run: pip install 'apexrl[train]'" in result.stderr
+        assert "Traceback" not in result.stderr
+    helped = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=False)
+    assert helped.returncode == 0
+    assert "pip install 'apexrl[train]'" in helped.stdout
+
+
+def test_help_shows_the_presets_values() -> None:
+    result = command("train", "pong", "--help")
+    assert result.returncode == 0
+    text = " ".join(result.stdout.replace("│", " ").split())
+    for words in ("--envs-per-actor INT", "(default: ALE/Pong-v5)", "(default: 6.25e-05)", "(default: rmsprop)",
+                  "--env-kwargs [KEY VALUE]…", "--stop-at-return", "Ape-X: 2500 learner updates"):  # fmt: skip
+        assert words in text, words
+    assert "--preset" not in text
+    assert "``" not in text
+
+
+def test_help_without_a_preset() -> None:
+    result = command("train", "--help")
+    assert result.returncode == 0
+    assert "apexrl train --env MODULE:Env-v0" in result.stdout
+
+
+def test_top_help_version_and_list() -> None:
+    from apexrl import __version__
+
+    assert command("--version").stdout == f"apexrl {__version__}\n"
+    helped = command("--help")
+    assert helped.returncode == 0
+    assert all(f"apexrl {name}" in helped.stdout for name in ("train", "eval", "resume", "list"))
+    assert command().returncode == 2
+    listed = command("list")
+    assert listed.returncode == 0
+    text = " ".join(listed.stdout.split())
+    for words in ("cartpole", "slow-cartpole", "needs apexrl[box2d]", "dqn", "apex", "Horgan et al. 2018"):
+        assert words in text
+
+
+def test_every_word_of_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from apexrl.api import Evaluation
+
+    asked: list[Any] = []
+
+    def evaluate(*words: Any, **more: Any) -> Evaluation:
+        asked.append((words, more))
+        return Evaluation([1.0, 3.0], Path("best.safetensors"), [Path("films/episode-001.mp4")])
+
+    monkeypatch.setattr("apexrl.api.evaluate", evaluate)
+    assert cli.main(["eval", "runs/x", "--episodes", "2", "--video", "films"]) == 0
+    assert asked == [(("runs/x", 2, "films"), {"seed": 1_000_000_007, "checkpoint": "best"})]
+    assert capsys.readouterr().out == (
+        "return 2.00 ± 1.00 (min 1.00, max 3.00) over 2 greedy episodes\n"
+        "weights: best.safetensors\nvideo: films/episode-001.mp4\n"
+    )

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apexrl.plots import learning_curve, moving_average
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def a_run() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for second in range(30):
+        at = {"wall_seconds": second, "env_steps": 1000 * second, "updates": 40 * second}
+        lag = None if second < 5 else 10.0 + second % 3
+        rows.append({"kind": "status", **at, "train_return": None if second < 2 else 10.0 * second,
+                     "env_steps_per_second": 1000.0, "updates_per_second": 40.0, "policy_lag_mean": lag,
+                     "policy_lag_p95": lag})  # fmt: skip
+        rows.append({"kind": "evaluation", **at, "mean": 15.0 * second, "final": second == 29})
+    return rows
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+
+
+def test_a_whole_run_is_drawn(tmp_path: Path) -> None:
+    metrics = write(tmp_path / "metrics.jsonl", a_run())
+    assert learning_curve(metrics, tmp_path / "curve.png", "cartpole", goal=475.0)
+    width, height = png_size(tmp_path / "curve.png")
+    assert width > 1000
+    assert height > 700
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_a_run_that_hardly_began_is_drawn(tmp_path: Path, rows: int) -> None:
+    metrics = write(tmp_path / "metrics.jsonl", a_run()[:rows])
+    assert learning_curve(metrics, tmp_path / "curve.png")
+    png_size(tmp_path / "curve.png")
+
+
+def test_nothing_logged_draws_nothing(tmp_path: Path) -> None:
+    assert not learning_curve(tmp_path / "metrics.jsonl", tmp_path / "curve.png")
+    write(tmp_path / "metrics.jsonl", [{"kind": "message", "text": "x"}])
+    assert not learning_curve(tmp_path / "metrics.jsonl", tmp_path / "curve.png")
+    assert not (tmp_path / "curve.png").exists()
+
+
+def test_what_is_on_the_axes(tmp_path: Path) -> None:
+    from apexrl.plots import _draw
+
+    rows = a_run()
+    figure = _draw(
+        [r for r in rows if r["kind"] == "status"], [r for r in rows if r["kind"] == "evaluation"], "t", 475.0
+    )
+    axes = [axis for sub in figure.subfigs for axis in sub.axes]
+    assert [axis.get_xlabel() for axis in axes] == ["environment steps", "seconds of training"] + ["seconds"] * 3
+    greedy = next(drawn for drawn in axes[0].lines if drawn.get_label() == "greedy evaluation")
+    assert list(greedy.get_ydata())[:3] == [0.0, 15.0, 30.0]  # type: ignore[arg-type]
+    assert len(list(greedy.get_xdata())) == 29  # type: ignore[arg-type]
+    star = next(drawn for drawn in axes[0].lines if str(drawn.get_label()).startswith("final"))
+    assert star.get_label() == "final evaluation: 435"
+
+
+def test_moving_average() -> None:
+    assert moving_average([1.0, 2.0, 3.0], 1) == [1.0, 2.0, 3.0]
+    assert moving_average([0.0, 3.0, 6.0, 9.0], 3) == [1.5, 3.0, 6.0, 7.5]
+    assert moving_average([], 3) == []
+
+
+def test_long_runs_are_drawn_in_minutes() -> None:
+    from apexrl.plots import _draw
+
+    rows = [{"wall_seconds": second, "env_steps": second, "train_return": 1.0} for second in range(0, 601, 100)]
+    axes = _draw(rows, [], "", None).subfigs[0].axes
+    assert axes[1].get_xlabel() == "minutes of training"
+    assert max(axes[1].lines[0].get_xdata()) == 10.0  # type: ignore[type-var, arg-type]

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import dataclasses
+import string
+from typing import Any, get_args, get_origin, get_type_hints
+
+import gymnasium as gym
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from apexrl import settings
+from apexrl.config import AgentConfig, Config, EnvConfig, LearnerConfig, StopConfig
+from apexrl.errors import ConfigError
+from apexrl.presets import PRESETS
+
+TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
+SIMPLE = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | TEXT
+VALUES = st.recursive(SIMPLE, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3))
+
+
+def any_of(hint: Any) -> st.SearchStrategy[Any]:
+    if dataclasses.is_dataclass(hint):
+        kind: Any = hint
+        return st.builds(kind, **{name: any_of(inner) for name, inner in get_type_hints(kind).items()})
+    if hint is str:
+        return TEXT
+    if hint is bool:
+        return st.booleans()
+    if hint is int:
+        return st.integers(-(2**63), 2**63 - 1)
+    if hint is float:
+        return st.floats(allow_nan=False)
+    if get_origin(hint) is tuple:
+        return st.lists(any_of(get_args(hint)[0]), max_size=3).map(tuple)
+    if get_origin(hint) is dict:
+        return st.dictionaries(TEXT, VALUES, max_size=3)
+    if hint == float | None:
+        return st.none() | st.floats(allow_nan=False)
+    if set(get_args(hint)) == {"adam", "rmsprop"}:
+        return st.sampled_from(["adam", "rmsprop"])
+    return TEXT  # env: an id
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(config=any_of(Config))
+def test_toml_round_trip_is_exact(config: Config) -> None:
+    again = settings.from_toml(settings.to_toml(config, "a comment\nof two lines"))
+    assert again == config
+    assert settings.to_toml(again) == settings.to_toml(config)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_round_trip(name: str) -> None:
+    config = PRESETS[name].config
+    assert settings.from_toml(settings.to_toml(config)) == config
+
+
+def test_every_setting_is_written() -> None:
+    text = settings.to_toml(Config(stop=StopConfig(stop_at_return=1.0)))
+    for name in settings._flat_names():
+        assert f"\n{name} = " in "\n" + text or f".{name}]" in text, name
+
+
+def test_left_out_settings_have_defaults() -> None:
+    assert settings.from_toml("seed = 5\n[agent]\ngamma = 1\n") == Config(seed=5, agent=AgentConfig(gamma=1.0))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("seed = ", "my.toml is not valid TOML"),
+        ("sed = 1", r"my.toml: unknown setting 'sed' \(did you mean 'seed'\?\)"),
+        ("[agent]\ngama = 1", r"my.toml: agent: unknown setting 'gama' \(did you mean 'gamma'\?\)"),
+        ("seed = 'one'", "seed = 'one' is not of type int"),
+        ("seed = true", "seed = True is not of type int"),
+        ("agent = 3", "agent = 3 is not of type AgentConfig"),
+        ("[agent]\noptimizer = 'sgd'", "optimizer = 'sgd'"),
+        ("[agent]\nhidden = ['a']", "hidden = "),
+        ("[env]\nenv = 3", "env = 3"),
+        ("[stop]\nstop_at_return = 'x'", "stop_at_return"),
+    ],
+)
+def test_wrong_files_are_refused(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        settings.from_toml(text, "my.toml")
+
+
+def make_env(**kwargs: Any) -> gym.Env[Any, Any]:
+    return gym.make("CartPole-v1", **kwargs)
+
+
+def test_a_callable_is_noted_by_name_and_imported_again() -> None:
+    text = settings.to_toml(Config(env=EnvConfig(env=make_env)))
+    assert f'callable = "{__name__}:make_env"' in text
+    again = settings.from_toml(text)
+    assert settings.to_toml(again) == text
+    assert settings.from_toml(settings.to_toml(again)) == again
+    assert callable(again.env.env)
+    again.env.env().close()
+
+
+def test_a_local_callable_is_refused_only_when_needed() -> None:
+    again = settings.from_toml(settings.to_toml(Config(env=EnvConfig(env=lambda: None))), "runs/x/config.toml")
+    assert callable(again.env.env)
+    with pytest.raises(ConfigError, match=r"runs/x/config.toml: env: .*no importable name"):
+        again.env.env()
+
+
+@pytest.mark.parametrize("name", ["no_such_module:make", f"{__name__}:gone", f"{__name__}:TEXT", "json:dumps.x", ":"])
+def test_what_cannot_be_imported_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="give the environment again from Python"):
+        settings.import_callable(name)
+
+
+def test_env_kwargs_that_toml_cannot_hold() -> None:
+    for value in (None, object(), {1: 2}):
+        with pytest.raises(ConfigError, match="env_kwargs cannot be written"):
+            settings.to_toml(Config(env=EnvConfig(env_kwargs={"x": value})))
+
+
+def test_override_by_flat_names() -> None:
+    config = settings.override(
+        Config(), {"actors": 5, "gamma": 1, "hidden": (8, 8), "seed": 3, "stop_at_return": None, "env": make_env}
+    )
+    assert config.actor.actors == 5
+    assert config.agent.gamma == 1.0
+    assert isinstance(config.agent.gamma, float)
+    assert config.agent.hidden == (8, 8)
+    assert config.seed == 3
+    assert config.stop.stop_at_return is None
+    assert config.env.env is make_env
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"actorz": 5}, r"unknown setting 'actorz' \(did you mean 'actors'\?\)"),
+        ({"actors": "five"}, "actors = 'five' is not of type int"),
+        ({"seed": None}, "seed = None is not of type int"),
+        ({"hidden": 64}, "hidden = 64"),
+    ],
+)
+def test_wrong_overrides_are_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        settings.override(Config(), values)
+
+
+def test_flat_names_are_unique() -> None:
+    names = [entry.name for group in dataclasses.fields(Config) if dataclasses.is_dataclass(hint := _hint(group.name))
+             for entry in dataclasses.fields(hint)]  # fmt: skip
+    names += [entry.name for entry in dataclasses.fields(Config) if not dataclasses.is_dataclass(_hint(entry.name))]
+    assert len(names) == len(set(names))
+    assert all(set(name) <= set(string.ascii_lowercase + "_") for name in names)
+
+
+def _hint(name: str) -> Any:
+    return get_type_hints(Config)[name]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_in_range(name: str) -> None:
+    settings.check(PRESETS[name].config)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"actors": 0}, "--actors must be at least 1, not 0"),
+        ({"gamma": 1.5}, "--gamma must be between 0 and 1"),
+        ({"learning_rate": 0.0}, "--learning-rate must be positive"),
+        ({"learning_rate": float("nan")}, "--learning-rate must be positive"),
+        ({"minutes": -1.0}, "--minutes must be 0 or more"),
+        ({"hidden": (64, 0)}, "--hidden must be"),
+        ({"device": "gpu"}, "--device must be auto, cpu, cuda"),
+        ({"min_size": 100, "capacity": 50}, "--min-size 100 is more than --capacity 50"),
+    ],
+)
+def test_values_out_of_range_are_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        settings.check(settings.override(Config(), values))
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", ".", "..", "-flag/", "new\nline"])
+def test_names_that_are_no_folder_names(name: str) -> None:
+    with pytest.raises(ConfigError, match="is no plain folder name"):
+        settings.check(Config(name=name))
+
+
+def test_other_groups_are_kept() -> None:
+    start = Config(learner=LearnerConfig(batch_size=7))
+    assert settings.override(start, {"prefetch": 2}).learner == LearnerConfig(batch_size=7, prefetch=2)
