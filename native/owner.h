@@ -102,11 +102,15 @@ class Owner {
     double largest = 0.0;
     applied = 0;
     for (size_t i = 0; i < n; ++i) {
-      if (i + 8 < n) __builtin_prefetch(&slots_[std::min<uint64_t>(keys[i + 8] >> g.offset_bits & slot_mask, g.slots - 1)]);
+      if (i + 8 < n) {
+        const uint64_t ahead = std::min<uint64_t>(keys[i + 8] >> g.offset_bits & slot_mask, g.slots - 1);
+        __builtin_prefetch(&slots_[ahead]);
+        __builtin_prefetch(view_.leaves(uint32_t(ahead)) + (keys[i + 8] & offset_mask), 1);
+      }
       const uint64_t offset = keys[i] & offset_mask, slot = keys[i] >> g.offset_bits & slot_mask;
       const uint64_t generation = keys[i] >> (g.offset_bits + g.slot_bits);
       if (slot >= g.slots || offset >= slots_[slot].visible ||
-          (slots_[slot].generation & generation_mask) != generation || view_.staged(uint32_t(slot))[offset] < 0.0)
+          (slots_[slot].generation & generation_mask) != generation || slots_[slot].finals >> offset & 1)
         continue;
       tree_.set(slot * g.leaves + offset, powered[i]);
       largest = std::max(largest, powered[i]);
@@ -199,6 +203,7 @@ class Owner {
     uint64_t generation = 0;
     uint32_t visible = 0;  // item positions in the tree, a prefix
     uint32_t items = 0;
+    uint64_t finals = 0;   // bit p: position p is a final observation
   };
 
   explicit Owner(const std::shared_ptr<Segment>& segment)
@@ -247,14 +252,17 @@ class Owner {
     SlotMeta& meta = view_.meta(s);
     const SlotWord word = SlotWord::unpack(meta.word.load(std::memory_order_acquire));
     SlotView& mine = slots_[s];
-    mine = SlotView{word.generation, 0, 0};
+    mine = SlotView{word.generation, 0, 0, 0};
     double* leaves = view_.leaves(s);
     const bool live = word.state == SlotState::leased || word.state == SlotState::closed ||
                       word.state == SlotState::committed;
     if (live) {
       mine.visible = std::min(meta.drained.load(std::memory_order_acquire), g.chunk);
       const double* staged = view_.staged(s);
-      for (uint32_t p = 0; p < mine.visible; ++p) mine.items += staged[p] >= 0.0;
+      for (uint32_t p = 0; p < mine.visible; ++p) {
+        mine.items += staged[p] >= 0.0;
+        mine.finals |= uint64_t(staged[p] < 0.0) << p;
+      }
       items_ += mine.items;
     }
     std::fill(leaves + mine.visible, leaves + g.leaves, 0.0);
@@ -373,6 +381,8 @@ class Owner {
       if (value >= 0.0) {
         tree_.set(size_t(s) * g.leaves + p, value);
         ++items;
+      } else {
+        mine.finals |= uint64_t(1) << p;
       }
     }
     mine.visible = count;
@@ -405,6 +415,7 @@ class Owner {
     if (mine.items > 0)
       for (uint32_t p = 0; p < mine.visible; ++p) tree_.set(size_t(s) * g.leaves + p, 0.0);
     mine.visible = mine.items = 0;
+    mine.finals = 0;
     free_.push_back(s);
   }
 
@@ -427,12 +438,11 @@ class Owner {
     for (uint32_t d = 0; d < g.desk && ready < want; ++d) {
       if (desk[d].load(std::memory_order_acquire) != 0) continue;
       if (free_.empty()) {
-        if (claim_unused()) {
-        } else if (ready == 0 && !committed_.empty()) {
-          evict_oldest();  // many half-filled chunks: better to lose the oldest than to stop a worker
+        const bool claimed = claim_unused();
+        if (!claimed && (ready > 0 || committed_.empty())) break;
+        if (!claimed) {  // many half-filled chunks: better to lose the oldest than to stop a worker
+          evict_oldest();
           tree_.propagate();
-        } else {
-          break;
         }
       }
       const uint32_t s = free_.back();
@@ -452,17 +462,10 @@ class Owner {
     set_state(uint32_t(n), SlotState::free);
     slots_[n].generation = 0;
     free_.push_back(uint32_t(n));
-    if (n == seen_unused_) {
-      ++seen_unused_;
-    } else {
-      skip_unused(uint32_t(n));
-    }
-    return true;
-  }
-  // A worker claimed slots just before ours: those are to be discovered, ours is not.
-  void skip_unused(uint32_t n) {
+    // Workers may have claimed slots just before ours: those are to be discovered, ours is not.
     for (; seen_unused_ < n; ++seen_unused_) unsettled_.push_back(uint32_t(seen_unused_));
     seen_unused_ = n + 1;
+    return true;
   }
 
   void grant(uint32_t s, uint32_t l, std::atomic<uint32_t>& entry) {
@@ -476,7 +479,7 @@ class Owner {
     meta.word.store(SlotWord{SlotState::leased, l, generation}.pack(), std::memory_order_release);
     entry.store(s + 1, std::memory_order_release);
     h.granting.store(0, std::memory_order_release);
-    slots_[s] = SlotView{generation, 0, 0};
+    slots_[s] = SlotView{generation, 0, 0, 0};
     held_[l].push_back(s);
   }
 

@@ -23,6 +23,7 @@ class Replay {
     g.desk = g.kind == Kind::rows
                  ? uint32_t(std::clamp<uint64_t>((uint64_t(4) << 20) / std::max<uint64_t>(1, row * g.chunk), 2, 32))
                  : g.streams;
+    if (g.chunk == 0 || g.chunk > 64) throw std::invalid_argument("a chunk has 1 to 64 item positions");
     lay_out(g, columns);
     auto segment = Segment::create(g.total, directory);
     View view(segment->data());

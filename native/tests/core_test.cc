@@ -1,0 +1,245 @@
+// The native core without Python, for the sanitizers: ASan and UBSan over random calls, TSan over threads that share
+// one mapping as processes would. Exits non-zero at the first broken invariant.
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <thread>
+
+#include "../board.h"
+#include "../replay.h"
+
+using namespace apexrl;
+
+#define CHECK(condition)                                                        \
+  do {                                                                          \
+    if (!(condition)) {                                                         \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);      \
+      std::exit(1);                                                             \
+    }                                                                           \
+  } while (0)
+
+namespace {
+
+struct Row {
+  uint64_t tag;
+  uint32_t small;
+  uint8_t large[100];
+};
+
+Geometry geometry(Kind kind, uint64_t capacity, uint32_t lanes, uint32_t streams, uint32_t stack, uint32_t n) {
+  Geometry g{};
+  g.kind = kind;
+  g.capacity = capacity;
+  g.chunk = uint32_t(std::clamp<uint64_t>(capacity / 32, 1, 64));
+  g.behind = kind == Kind::rows ? 0 : stack - 1;
+  g.ahead = kind == Kind::rows ? 0 : n;
+  g.lanes = lanes;
+  g.streams = streams;
+  g.stack = stack;
+  g.n_step = n;
+  g.gamma = 0.9;
+  g.alpha = 0.6;
+  g.eps = 1e-6;
+  g.seed = 1;
+  return g;
+}
+
+std::vector<Column> columns(bool windowed) {
+  return {Column{8, 8, uint8_t(windowed), 1, 0, 0, 0, 0}, Column{4, 4, 0, 1, 0, 0, 0, 0},
+          Column{100, 1, uint8_t(windowed), 1, 0, 0, 0, 0}};
+}
+
+struct Rows {
+  std::vector<uint64_t> tag;
+  std::vector<uint32_t> small;
+  std::vector<uint8_t> large;
+  explicit Rows(size_t n) : tag(n), small(n), large(n * 100) {}
+  void fill(size_t i, uint64_t value) {
+    tag[i] = value;
+    small[i] = uint32_t(value * 3);
+    std::fill_n(large.begin() + std::ptrdiff_t(i * 100), 100, uint8_t(value));
+  }
+  std::vector<const uint8_t*> data() const {
+    return {reinterpret_cast<const uint8_t*>(tag.data()), reinterpret_cast<const uint8_t*>(small.data()), large.data()};
+  }
+};
+
+struct Drawn {
+  size_t n;
+  uint32_t stack;
+  std::vector<uint64_t> tag, next_tag, keys;
+  std::vector<uint32_t> small;
+  std::vector<uint8_t> large, next_large;
+  std::vector<double> probabilities;
+  std::vector<float> weights, reward, discount;
+  Outputs out;
+  Drawn(size_t n_, uint32_t stack_, bool stream)
+      : n(n_), stack(stack_), tag(n * stack), next_tag(n * stack), keys(n), small(n), large(n * stack * 100),
+        next_large(n * stack * 100), probabilities(n), weights(n), reward(n), discount(n) {
+    out.n = n;
+    out.column = {reinterpret_cast<uint8_t*>(tag.data()), reinterpret_cast<uint8_t*>(small.data()), large.data()};
+    out.next_column = {nullptr, nullptr, nullptr};
+    if (stream) out.next_column = {reinterpret_cast<uint8_t*>(next_tag.data()), nullptr, next_large.data()};
+    out.reward = reward.data();
+    out.discount = discount.data();
+    out.keys = keys.data();
+    out.probabilities = probabilities.data();
+    out.weights = weights.data();
+  }
+  void check() const {
+    for (size_t i = 0; i < n; ++i) {
+      const uint64_t t = tag[i * stack + stack - 1];
+      CHECK(small[i] == uint32_t(t * 3));
+      for (size_t k = 0; k < stack; ++k)
+        for (size_t b = 0; b < 100; ++b) CHECK(large[(i * stack + k) * 100 + b] == uint8_t(tag[i * stack + k]));
+      CHECK(probabilities[i] > 0.0 && probabilities[i] <= 1.0 && weights[i] > 0.0f && weights[i] <= 1.0f);
+    }
+  }
+};
+
+void random_rows(unsigned seed) {
+  std::mt19937 random(seed);
+  const uint64_t capacity = 1 + random() % 900;
+  auto replay = Replay::create(geometry(Kind::rows, capacity, 2, 1, 1, 1), columns(false), "{}", 0, 0.0, 0.0, "");
+  int holder = 0;
+  Owner* owner = replay->own(holder);
+  CHECK(owner != nullptr && replay->own(holder) == owner);
+  Writer writer(replay->segment(), 1), other(replay->segment(), 1);
+  CHECK(writer.lease() == Status::ok && other.lease() == Status::ok);
+  uint64_t next = 1;
+  std::vector<double> powered;
+  for (int call = 0; call < 200; ++call) {
+    const size_t n = random() % 200;
+    Rows rows(n);
+    powered.assign(n, 0.0);
+    for (size_t i = 0; i < n; ++i) {
+      rows.fill(i, next++);
+      powered[i] = double(random() % 1000) / 100.0 + 0.01;
+    }
+    Writer& w = call % 3 ? writer : other;
+    for (size_t start = 0; start < n;) {
+      if (w.extend(rows.data().data(), random() % 2 ? powered.data() : nullptr, n, start) == Status::wait) owner->serve();
+    }
+    if (next > 1) {
+      Drawn drawn(1 + random() % 64, 1, false);
+      CHECK(owner->sample(0.4, drawn.out) == SampleStatus::ok);
+      drawn.check();
+      std::vector<double> fresh(drawn.n, 0.5);
+      size_t applied = 0, stale = 0;
+      owner->update(drawn.keys.data(), fresh.data(), drawn.n, applied, stale);
+      CHECK(applied == drawn.n && stale == 0);
+    }
+    CHECK(owner->size() <= capacity && owner->check() == 0.0);
+  }
+}
+
+void random_streams(unsigned seed) {
+  std::mt19937 random(seed);
+  const uint32_t stack = 1 + random() % 4, n_step = 1 + random() % 5, streams = 1 + random() % 4;
+  const uint64_t capacity = 40 + random() % 2000;
+  auto replay = Replay::create(geometry(Kind::transition, capacity, 2, streams, stack, n_step), columns(true), "{}", 0,
+                               0.0, 0.0, "");
+  int holder = 0;
+  Owner* owner = replay->own(holder);
+  Writer writer(replay->segment(), streams);
+  CHECK(writer.lease() == Status::ok);
+  Rows rows(streams);
+  std::vector<float> reward(streams, 1.0f);
+  std::vector<uint8_t> terminated(streams), truncated(streams);
+  std::vector<ItemRef> pending;
+  for (uint64_t t = 1; t < 1500; ++t) {
+    for (uint32_t s = 0; s < streams; ++s) {
+      rows.fill(s, t);
+      terminated[s] = random() % 20 == 0;
+      truncated[s] = random() % 40 == 0;
+    }
+    bool stored = false;
+    while (!stored) {
+      const Status status = writer.append(rows.data().data(), reward.data(), terminated.data(), truncated.data(),
+                                          nullptr, streams, stored);
+      if (status == Status::publish) {
+        std::vector<double> powered(writer.pending(pending), 1.5);
+        writer.publish(powered.data());
+      } else if (!stored) {
+        owner->serve();
+      }
+    }
+    if (t % 50 == 0 && owner->size() > 0) {
+      Drawn drawn(32, stack, true);
+      CHECK(owner->sample(0.4, drawn.out) == SampleStatus::ok);
+      drawn.check();
+      for (size_t i = 0; i < drawn.n; ++i) {
+        const uint64_t here = drawn.tag[i * stack + stack - 1], there = drawn.next_tag[i * stack + stack - 1];
+        CHECK(there > here && there <= here + n_step);
+      }
+      CHECK(owner->check() == 0.0);
+    }
+  }
+}
+
+// Three writers, a sampler and the owner's own thread over one mapping.
+void threads() {
+  auto replay = Replay::create(geometry(Kind::rows, 2000, 4, 1, 1, 1), columns(false), "{}", 0, 0.0, 0.0, "");
+  int holder = 0;
+  Owner* owner = replay->own(holder);
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> all;
+  for (unsigned w = 0; w < 3; ++w)
+    all.emplace_back([&, w] {
+      Writer writer(replay->segment(), 1);
+      CHECK(writer.lease() == Status::ok);
+      Rows rows(37);
+      uint64_t next = uint64_t(w + 1) * 1'000'000;
+      while (!stop) {
+        for (size_t i = 0; i < 37; ++i) rows.fill(i, next++);
+        for (size_t start = 0; start < 37 && !stop;)
+          if (writer.extend(rows.data().data(), nullptr, 37, start) == Status::wait) writer.wait(1'000'000);
+      }
+    });
+  all.emplace_back([&] {
+    while (!stop) {
+      owner->serve();
+      std::this_thread::yield();
+    }
+  });
+  Drawn drawn(64, 1, false);
+  for (int batches = 0; batches < 1500;) {
+    if (owner->sample(0.4, drawn.out) != SampleStatus::ok) {
+      owner->wait_for_items(1'000'000);
+      continue;
+    }
+    drawn.check();
+    std::vector<double> fresh(drawn.n, 0.5);
+    size_t applied = 0, stale = 0;
+    owner->update(drawn.keys.data(), fresh.data(), drawn.n, applied, stale);
+    ++batches;
+  }
+  stop = true;
+  for (auto& thread : all) thread.join();
+  CHECK(owner->check() == 0.0);
+}
+
+void board() {
+  Board board(Board::create(4096));
+  std::vector<uint8_t> out(4096);
+  for (uint64_t version = 1; version < 200; ++version) {
+    std::vector<uint8_t> data(4096, uint8_t(version));
+    board.publish(version, std::vector<std::pair<const uint8_t*, size_t>>{{data.data(), 1000}, {data.data(), 3096}});
+    CHECK(board.read(version - 1, out.data(), out.size()) == version && out == data);
+    CHECK(board.read(version, out.data(), out.size()) == 0);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const bool only_threads = argc > 1 && std::string(argv[1]) == "threads";
+  if (!only_threads) {
+    for (unsigned seed = 0; seed < 25; ++seed) random_rows(seed);
+    for (unsigned seed = 0; seed < 25; ++seed) random_streams(seed);
+    board();
+  }
+  threads();
+  std::puts("ok");
+  return 0;
+}
