@@ -24,6 +24,7 @@ OK, WAIT, CLOSED, NO_LANE, NO_STREAMS, PUBLISH = 0, 1, 2, 3, 4, 5
 IRREGULAR, BAD_PRIORITY, BUSY, BAD_REWARD = -1, -2, -3, -4
 
 _SLICE = 0.1  # seconds between looks at signals while waiting
+_LEASE_SECONDS = 1.0  # for a lane to come free before that is an error
 _PUBLISH_ITEMS = 256  # complete items that wait at most for their priorities to be computed together
 _PUBLISH_SECONDS = 0.02  # … and how long the first of them waits while another process samples
 
@@ -174,6 +175,10 @@ class Writer:
         if self._closed:
             raise ClosedError("this writer was closed; make another with replay.writer()")
         status = self._native.lease()
+        patience = time.monotonic() + _LEASE_SECONDS
+        while status in (NO_LANE, NO_STREAMS) and time.monotonic() < patience:
+            time.sleep(0.02)  # a dead worker's lane may be in the owner's hands at this moment
+            status = self._native.lease()
         counters = self._replay._native.counters()
         if status == NO_LANE:
             raise ExhaustedError(
