@@ -1,0 +1,85 @@
+// How fast the replay may be read and written: Reverb's rate limiter, held in shared words.
+//
+//   diff = inserts * samples_per_insert - samples   stays within   min_size * samples_per_insert ± error_buffer
+#pragma once
+
+#include "layout.h"
+#include "process.h"
+
+namespace apexrl {
+
+enum class SampleStatus : int { ok = 0, too_few = 1, limited = 2, all_zero = 3, closed = 4 };
+
+// The owner's side. Workers only compare `inserted` with `insert_limit`.
+class Limiter {
+ public:
+  explicit Limiter(const View& view) : view_(view) {}
+
+  uint64_t min_size() const {
+    return std::max<uint64_t>(1, header().min_size.load(std::memory_order_relaxed));
+  }
+
+  // Whether `n` of `items` items may be sampled now.
+  SampleStatus may_sample(uint64_t items, size_t n) {
+    Header& h = header();
+    if (items < min_size()) return SampleStatus::too_few;
+    const double rate = h.samples_per_insert.load(std::memory_order_relaxed);
+    if (rate <= 0.0) return SampleStatus::ok;
+    double error = h.error_buffer.load(std::memory_order_relaxed);
+    if (error < double(n)) {  // the band must have room for one batch
+      error = double(n);
+      h.error_buffer.store(error, std::memory_order_relaxed);
+      update();
+    }
+    const double inserted = double(h.absorbed.load(std::memory_order_relaxed));
+    const double sampled = double(h.sampled.load(std::memory_order_relaxed));
+    const bool fine = inserted * rate - sampled - double(n) >= double(min_size()) * rate - error;
+    return fine ? SampleStatus::ok : SampleStatus::limited;
+  }
+
+  // Tells workers how many items may be inserted, as things stand.
+  void update() {
+    Header& h = header();
+    const double rate = h.samples_per_insert.load(std::memory_order_relaxed);
+    uint64_t limit = ~uint64_t(0);
+    if (rate > 0.0) {
+      const double sampled = double(h.sampled.load(std::memory_order_relaxed));
+      const double room = (sampled + double(min_size()) * rate + h.error_buffer.load(std::memory_order_relaxed)) / rate;
+      limit = std::max<uint64_t>(min_size(), uint64_t(room));
+    }
+    h.insert_limit.store(limit, std::memory_order_release);
+  }
+
+  void set(uint64_t min_size, double samples_per_insert, double error_buffer) {
+    Header& h = header();
+    h.min_size.store(min_size, std::memory_order_relaxed);
+    h.samples_per_insert.store(samples_per_insert, std::memory_order_relaxed);
+    h.error_buffer.store(error_buffer, std::memory_order_relaxed);
+    update();
+    wake_lanes();
+  }
+
+  // Wakes the workers that waited for room.
+  void wake_lanes() {
+    Header& h = header();
+    if (!h.lane_waits.load(std::memory_order_relaxed)) return;
+    h.lane_waits.store(0, std::memory_order_seq_cst);
+    const bool room = h.inserted.load(std::memory_order_relaxed) < h.insert_limit.load(std::memory_order_relaxed);
+    for (uint32_t l = 0; l < view_.geometry().lanes; ++l) {
+      Lane& lane = view_.lane(l);
+      if (!lane.waiting.load(std::memory_order_seq_cst)) continue;
+      if (room) {
+        futex_wake(lane.bell);
+      } else {
+        h.lane_waits.store(1, std::memory_order_relaxed);
+      }
+    }
+  }
+
+ private:
+  Header& header() const { return view_.header(); }
+
+  View view_;
+};
+
+}  // namespace apexrl
