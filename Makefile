@@ -47,7 +47,7 @@ test: check
 	$(BIN)/python -m pytest
 
 bench: $(VENV)/.dev
-	$(PIP) cpprb
+	$(PIP) cpprb==11.0.0
 	$(BIN)/python benchmarks/replay.py
 
 examples: $(VENV)/.dev

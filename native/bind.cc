@@ -192,10 +192,16 @@ class PyWriter {
     Buffer r, te, tr, w;
     size_t n = 0;
     bool first = true;
-    if (!r.get(reward.ptr()) || !te.get(terminated.ptr()) || !tr.get(truncated.ptr()) || !r.vector('f', 4) ||
-        !te.vector('b', 1) || !tr.vector('b', 1))
+    if (!r.get(reward.ptr()) || !te.get(terminated.ptr()) || !tr.get(truncated.ptr()) ||
+        !(r.vector('f', 4) || r.vector('f', 8)) || !te.vector('b', 1) || !tr.vector('b', 1))
       return {false, kIrregular, 0, 0};
     n = r.size();
+    reward_.resize(n);
+    if (r.is('f', 4)) {
+      std::copy_n(r.data<float>(), n, reward_.data());
+    } else {  // as Gymnasium's vector environments give it
+      std::copy_n(r.data<double>(), n, reward_.data());
+    }
     first = false;
     if (te.size() != n || tr.size() != n || !replay_->columns(values, 3, buffers, data_, n, first))
       return {false, kIrregular, 0, 0};
@@ -214,13 +220,13 @@ class PyWriter {
       return {false, kIrregular, 0, 0};
     }
     for (size_t i = 0; i < n; ++i)
-      if (!std::isfinite(r.data<float>()[i])) return {false, kBadReward, 0, i};
+      if (!std::isfinite(reward_[i])) return {false, kBadReward, 0, i};
     bool stored = false;
-    Status status = writer_->append(data_.data(), r.data<float>(), te.data<uint8_t>(), tr.data<uint8_t>(), streams, n,
-                                    stored);
-    if (!stored && status == Status::wait && replay_->serve_here())
-      status = writer_->append(data_.data(), r.data<float>(), te.data<uint8_t>(), tr.data<uint8_t>(), streams, n,
-                               stored);
+    auto append = [&] {
+      return writer_->append(data_.data(), reward_.data(), te.data<uint8_t>(), tr.data<uint8_t>(), streams, n, stored);
+    };
+    Status status = append();
+    if (!stored && status == Status::wait && replay_->serve_here()) status = append();
     return {stored, int(status), writer_->pending_count(), 0};
   }
 
@@ -291,6 +297,7 @@ class PyWriter {
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
   std::vector<const uint8_t*> data_;
   std::vector<double> powered_;
+  std::vector<float> reward_;
   std::vector<ItemRef> pending_;
   std::vector<uint64_t> named_;  // per stream: the last call that named it
   uint64_t call_ = 0;

@@ -51,7 +51,8 @@ class Writer {
         if (pass == 0 && lane.active.load(std::memory_order_acquire)) continue;
         if (!segment_->try_lock(kLaneLock + l)) continue;
         retire_lane(view_, l);
-        lane.pid.store(uint32_t(getpid()), std::memory_order_relaxed);
+        pid_ = uint32_t(getpid());
+        lane.pid.store(pid_, std::memory_order_relaxed);
         lane.streams.store(streams_, std::memory_order_relaxed);
         lane.generation.fetch_add(1, std::memory_order_relaxed);
         lane.active.store(1, std::memory_order_release);
@@ -341,6 +342,7 @@ class Writer {
     lane.published.store(lane.published.load(std::memory_order_relaxed) + 1, std::memory_order_release);
     Header& h = header();
     if (h.hungry.load(std::memory_order_relaxed)) return ring();
+    if (h.owner_pid.load(std::memory_order_relaxed) == pid_) return;  // an owner in this process is asked directly
     if (h.asleep.load(std::memory_order_relaxed) && low()) ring();
   }
 
@@ -406,6 +408,7 @@ class Writer {
   uint32_t streams_;
   uint64_t fork_;
   int lane_ = -1;
+  uint32_t pid_ = 0;
   uint32_t desk_at_ = 0;
   uint64_t taken_ = 0;
   size_t pending_ = 0;

@@ -138,6 +138,17 @@ def test_oracle_returns():
     assert item["next_observation"][1] == 2  # the true final observation, not the next episode's first
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "i4", "u1", list])
+def test_rewards_of_any_number_are_taken(dtype):
+    with make() as replay:
+        writer = replay.writer(streams=1)
+        for t in range(3):
+            values = step([0], t, [0.0], [False], [False])
+            writer.append({**values, "reward": [t] if dtype is list else np.array([t], dtype)})
+        batch = replay.sample(100)
+        np.testing.assert_array_equal(batch.data["reward"], batch.data["action"])
+
+
 def test_final_observations_are_no_items():
     with make(n_step=1) as replay:
         writer = replay.writer(streams=1)
@@ -231,7 +242,9 @@ def test_bad_steps_are_refused():
         good = step([0, 1], 0, [0.0, 0.0], [False, False], [False, False])
         for change, words in [
             ({"reward": np.array([0.0, np.nan], "f4")}, ["'reward'", "row 1"]),
-            ({"reward": np.zeros(2, "f8")}, ["'reward'", "float64"]),
+            ({"reward": np.array([np.inf, 0.0])}, ["'reward'", "row 0"]),
+            ({"reward": np.zeros((2, 1))}, ["'reward'", "[2, 1]"]),
+            ({"reward": np.zeros(2, "?")}, ["'reward'", "bool"]),
             ({"terminated": np.zeros(2, "i8")}, ["'terminated'", "int64", "bool"]),
             ({"truncated": np.zeros(3, "?")}, ["'truncated'", "3 rows"]),
             ({"action": np.zeros(3, "i8")}, ["'action'", "3 rows"]),

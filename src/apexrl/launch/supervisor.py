@@ -181,6 +181,7 @@ class Supervisor:
             row=slot.row_number,
             factory=slot.node.factory,
             ports=self._wiring.ports(slot.node),
+            nice=slot.node.nice,
         )
         slot.ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
         self._tickets[slot.ticket] = slot

@@ -41,6 +41,7 @@ class Assignment:
     row: int
     factory: Factory
     ports: Mapping[str, Any]
+    nice: int = 0
 
 
 def work(channel: socket.socket, assignment: Assignment) -> int:
@@ -48,6 +49,7 @@ def work(channel: socket.socket, assignment: Assignment) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable()
+    os.nice(assignment.nice)
     row = assignment.board.row(assignment.row)
     row.begin(os.getpid(), assignment.generation)
     row.heartbeat = time.monotonic()

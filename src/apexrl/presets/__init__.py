@@ -100,7 +100,7 @@ LUNARLANDER = Config(
     actor=ActorConfig(actors=2, envs_per_actor=16, pull_period=20),
     learner=LearnerConfig(batch_size=64, checkpoint_seconds=15.0),
     evaluator=EvaluatorConfig(eval_period_seconds=5.0),
-    stop=StopConfig(stop_at_return=220.0, minutes=30.0),  # 200 is solved; a little more, for fresh episodes
+    stop=StopConfig(stop_at_return=230.0, minutes=30.0),  # 200 is solved; more, so that fresh episodes show it too
 )
 
 PONG = Config(
@@ -129,6 +129,6 @@ PRESETS: dict[str, Preset] = {
     "cartpole": Preset(CARTPOLE, "CartPole-v1 to a mean return of 475, in under a minute on two cores"),
     "slow-cartpole": Preset(SLOW_CARTPOLE, "the same with 5 ms a step, like a slow simulator: add actors and see"),
     "catch": Preset(CATCH, "Catch on 84×84 pixels to 0.95 (best: 1), minutes on a CPU"),
-    "lunarlander": Preset(LUNARLANDER, "LunarLander-v3 to 220 (solved: 200)", "box2d", ("Box2D",)),
+    "lunarlander": Preset(LUNARLANDER, "LunarLander-v3 to 230 (solved: 200)", "box2d", ("Box2D",)),
     "pong": Preset(PONG, "Atari Pong from pixels to 20, with Ape-X's numbers", "atari", ("ale_py", "cv2")),
 }

@@ -86,7 +86,10 @@ class Layout:
             arrays[column.name] = _as_array(column.name, values[column.name], column.field.dtype, column.field.shape)
         if self.kind == "transition":
             for name, dtype in BUILT_IN.items():
-                arrays[name] = _as_array(name, values[name], dtype, ())
+                value = values[name]
+                if name == "reward" and getattr(getattr(value, "dtype", None), "kind", "") in ("f", "i", "u"):
+                    value = np.asarray(value, dtype)  # whatever numbers an environment gives
+                arrays[name] = _as_array(name, value, dtype, ())
         for name, array in arrays.items():
             if rows is None:
                 rows, first = len(array), name

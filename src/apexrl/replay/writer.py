@@ -97,7 +97,8 @@ class Writer:
         begins the next episode: what Gymnasium's NEXT_STEP autoreset yields.
 
         Args:
-            values: declared fields ``[B, ...]``; ``reward`` float32, ``terminated`` and ``truncated`` bool ``[B]``.
+            values: declared fields ``[B, ...]``; ``reward`` (any number; kept as float32), ``terminated`` and
+                ``truncated`` (bool), ``[B]``.
             streams: which streams the rows belong to; default: all, in order.
             timeout: seconds to wait for a free slot or for the limiter.
 

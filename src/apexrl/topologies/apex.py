@@ -38,6 +38,8 @@ def apex(config: Config, probe: Probe) -> Program:
     weights = program.weights(probe.weights_nbytes)
     settings: dict[str, Any] = {"config": config, "spec": probe.spec}
     fragile: dict[str, Any] = {"restarts": actors.actor_restarts, "env_timeout": actors.env_timeout}
+    # Where processors are short, experience waits for the learner and not the learner for experience.
+    fragile["nice"] = 5
 
     program.role(Learner, **settings, replay=replay, weights=weights, restarts=config.learner.learner_restarts)
     program.role(Actor, **settings, replay=replay, weights=weights, count=actors.actors, **fragile)

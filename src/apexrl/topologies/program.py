@@ -60,6 +60,7 @@ class Node:
         ports: what the role is given: settings and links.
         restarts: times that one worker may be started again before the run gives up.
         env_timeout: seconds that one environment call may take before the worker counts as hung; None: no limit.
+        nice: how much it gives way to others for the processor, 0 … 19.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Node:
     ports: Mapping[str, Any]
     restarts: int = 0
     env_timeout: float | None = None
+    nice: int = 0
 
 
 @dataclass
@@ -86,12 +88,19 @@ class Program:
         return WeightsLink(nbytes)
 
     def role(
-        self, factory: Factory, *, count: int = 1, restarts: int = 0, env_timeout: float | None = None, **ports: Any
+        self,
+        factory: Factory,
+        *,
+        count: int = 1,
+        restarts: int = 0,
+        env_timeout: float | None = None,
+        nice: int = 0,
+        **ports: Any,
     ) -> Node:
         """Add ``count`` workers of one role; ``ports`` become keyword arguments of ``factory``."""
         name = getattr(factory, "__name__", type(factory).__name__).lower()
         if any(node.name == name for node in self.nodes):
             raise ValueError(f"the program has a role {name!r} already; raise its count instead")
-        node = Node(name, factory, count, ports, restarts, env_timeout)
+        node = Node(name, factory, count, ports, restarts, env_timeout, nice)
         self.nodes.append(node)
         return node
