@@ -202,7 +202,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--actors", type=int, nargs="+", default=[1, 4, 16, 32])
     parser.add_argument("--step-ms", type=float, default=5.0, help="of the simulator (default: the preset's 5)")
-    parser.add_argument("--updates-per-second", type=float, default=400.0, help="of the learner (default: 400)")
+    parser.add_argument("--updates-per-second", type=float, default=800.0, help="of the learner (default: 800)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="a run of each (default: 1)")
     parser.add_argument("--minutes", type=float, default=4.0, help="limit of one run (default: 4)")
     parser.add_argument("--rate-seconds", type=float, default=20.0, help="least seconds of a run, for its rates")
