@@ -124,7 +124,7 @@ class PyReplay {
 
   // The owner of this process serves its own workers at once.
   bool serve_here() {
-    Owner* owner = replay->owner();
+    const auto owner = replay->owner();
     if (owner == nullptr) return false;
     nb::gil_scoped_release release;
     owner->serve();
@@ -142,7 +142,10 @@ class PyWriter {
 
   int lease() {
     if (writer_ && writer_->leased()) return 0;
-    if (writer_) writer_.release();  // inherited by fork: the parent's
+    if (writer_) {  // inherited by fork: the parent's
+      writer_.release();
+      busy_.clear();
+    }
     writer_ = std::make_unique<Writer>(replay_->replay->segment(), streams_);
     const Status status = writer_->lease();
     if (status != Status::ok) writer_.reset();
@@ -160,6 +163,7 @@ class PyWriter {
   std::tuple<size_t, int, size_t> extend(const nb::dict& values, nb::handle priorities, size_t start) {
     Busy busy(busy_);
     if (!busy) return {start, kBusy, 0};
+    if (!leased()) return {start, int(Status::closed), 0};
     std::vector<Buffer> buffers(replay_->fields.size());
     size_t n = 0, bad = 0;
     bool first = true;
@@ -174,7 +178,7 @@ class PyWriter {
     std::optional<nb::gil_scoped_release> release;
     if (uint64_t(g.record) * (n - start) > (1 << 18) || g.slot_bytes > (1 << 18)) release.emplace();
     Status status = writer_->extend(data_.data(), powered, n, start);
-    Owner* owner = status == Status::wait ? replay_->replay->owner() : nullptr;
+    const auto owner = status == Status::wait ? replay_->replay->owner() : nullptr;
     for (size_t before = n + 1; owner != nullptr && status == Status::wait && before != start;) {
       before = start;
       owner->serve();
@@ -188,6 +192,7 @@ class PyWriter {
                                                nb::handle truncated, nb::handle which) {
     Busy busy(busy_);
     if (!busy) return {false, kBusy, 0, 0};
+    if (!leased()) return {false, int(Status::closed), 0, 0};
     std::vector<Buffer> buffers(replay_->fields.size());
     Buffer r, te, tr, w;
     size_t n = 0;
@@ -230,7 +235,7 @@ class PyWriter {
     return {stored, int(status), writer_->pending_count(), 0};
   }
 
-  size_t pending() { return writer_->pending(pending_); }
+  size_t pending() { return leased() ? writer_->pending(pending_) : 0; }
   // A column of the pending items into `out` [pending, (stack,) ...].
   void gather_pending(size_t column, bool later, nb::handle out) {
     Buffer buffer;
@@ -254,6 +259,7 @@ class PyWriter {
   std::tuple<int, size_t> publish(nb::handle priorities) {
     Busy busy(busy_);
     if (!busy) return {kBusy, 0};
+    if (!leased()) return {int(Status::closed), 0};
     if (priorities.is_none()) {
       writer_->publish(nullptr);
       return {0, 0};
@@ -272,6 +278,7 @@ class PyWriter {
     return writer_->all_settled();
   }
   void wait(double seconds) {
+    if (!leased()) return;
     nb::gil_scoped_release release;
     writer_->wait(int64_t(seconds * 1e9));
   }
@@ -480,7 +487,7 @@ NB_MODULE(_native, m) {
       .def("shut", [](PyReplay& r) { r.replay->shut(); })
       .def_prop_ro("closed", [](const PyReplay& r) { return r.replay->closed(); })
       .def("size", [](PyReplay& r) {
-        Owner* owner = r.replay->owner();
+        const auto owner = r.replay->owner();
         if (owner == nullptr) return r.replay->view().size();
         nb::gil_scoped_release release;
         return owner->size();
@@ -489,13 +496,13 @@ NB_MODULE(_native, m) {
            nb::arg("reward").none(), nb::arg("discount").none(), nb::arg("keys"), nb::arg("probabilities"),
            nb::arg("weights"))
       .def("sample", [](PyReplay& r, Outputs& out, double beta) {
-        Owner* owner = r.replay->owner();
+        const auto owner = r.replay->owner();
         if (owner == nullptr) throw std::runtime_error("this process does not own the replay");
         nb::gil_scoped_release release;
         return int(owner->sample(beta, out));
       })
       .def("update", [](PyReplay& r, nb::handle keys, nb::handle priorities) {  // -> (status, applied or bad, stale)
-        Owner* owner = r.replay->owner();
+        const auto owner = r.replay->owner();
         if (owner == nullptr) throw std::runtime_error("this process does not own the replay");
         Buffer k;
         if (!k.get(keys.ptr()) || !k.vector('u', 8)) return std::make_tuple(kIrregular, size_t(0), size_t(0));
@@ -510,18 +517,18 @@ NB_MODULE(_native, m) {
         return std::make_tuple(0, applied, stale);
       })
       .def("wait", [](PyReplay& r, double seconds) {
-        Owner* owner = r.replay->owner();
+        const auto owner = r.replay->owner();
         nb::gil_scoped_release release;
         if (owner != nullptr) owner->wait_for_items(int64_t(seconds * 1e9));
       })
       .def("set_limiter", [](PyReplay& r, uint64_t min_size, double spi, double error) {
-        Owner* owner = r.replay->owner();
+        const auto owner = r.replay->owner();
         if (owner == nullptr) throw std::runtime_error("this process does not own the replay");
         nb::gil_scoped_release release;
         owner->set_limiter(min_size, spi, error);
       })
       .def("check", [](PyReplay& r) {
-        Owner* owner = r.replay->owner();
+        const auto owner = r.replay->owner();
         return owner == nullptr ? 0.0 : owner->check();
       })
       .def("counters", [](PyReplay& r) {
@@ -573,6 +580,8 @@ NB_MODULE(_native, m) {
                                reinterpret_cast<double*>(writable(leaves, g.leaves * 8)),
                                reinterpret_cast<double*>(writable(staged, g.leaves * 8)));
       })
+      .def("finish_restore", [](PyReplay& r, uint64_t largest) { r.replay->finish_restore(largest); })
+      .def("largest_generation", [](const PyReplay& r) { return r.replay->largest_generation(); })
       .def("restore_counters", [](PyReplay& r, uint64_t inserted, uint64_t sampled, uint64_t evicted, double largest) {
         Header& h = r.replay->view().header();
         h.inserted.store(inserted);

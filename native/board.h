@@ -38,7 +38,11 @@ class Board {
 
   const std::shared_ptr<Segment>& segment() const { return segment_; }
   size_t capacity() const { return head().capacity; }
-  uint64_t version() const { return head().version.load(std::memory_order_acquire); }
+  uint64_t version() const {  // of the newest buffer, where a publisher died before it could say so in the head
+    const Head& h = head();
+    const uint64_t newest = h.slot[h.newest.load(std::memory_order_acquire) % kBuffers].version.load(std::memory_order_acquire);
+    return std::max(newest, h.version.load(std::memory_order_acquire));
+  }
   uint64_t spoilt() const { return head().spoilt.load(std::memory_order_relaxed); }
 
   // The layout may be set once; later calls must bring the same bytes.
@@ -82,7 +86,7 @@ class Board {
   uint64_t read(uint64_t newer_than, uint8_t* out, size_t nbytes) {
     Head& h = head();
     for (int attempt = 0; attempt < 3; ++attempt) {
-      if (h.version.load(std::memory_order_acquire) <= newer_than) return 0;
+      if (version() <= newer_than) return 0;
       const uint32_t at = h.newest.load(std::memory_order_acquire) % kBuffers;
       Slot& slot = h.slot[at];
       const uint64_t before = slot.sequence.load(std::memory_order_acquire);

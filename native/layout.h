@@ -161,7 +161,7 @@ inline void lay_out(Geometry& g, std::vector<Column>& columns) {
   // never needed are never touched, and cost no memory.
   const uint64_t positions = g.kind == Kind::rows ? g.capacity : 2 * g.capacity;
   const uint64_t slots = (positions + g.chunk - 1) / g.chunk + spare + 2;
-  if (slots > (uint64_t(1) << 31)) throw std::invalid_argument("capacity is too large");
+  if (slots * round_up(g.chunk, 8) > UINT32_MAX) throw std::invalid_argument("capacity is too large");
   g.slots = uint32_t(slots);
   g.rows = g.behind + g.chunk + g.ahead;
   g.leaves = uint32_t(round_up(g.chunk, 8));
@@ -310,12 +310,9 @@ inline void retire_lane(const View& view, uint32_t index) {
       for (uint32_t l = 0; l < g.lanes && !elsewhere; ++l)
         for (uint32_t s = 0; l != index && s < g.streams && !elsewhere; ++s)
           elsewhere = view.next(l)[s].load(std::memory_order_acquire) == held;
-      if (!elsewhere) {
-        meta.count.store(0, std::memory_order_relaxed);
-        meta.items.store(0, std::memory_order_relaxed);
-        meta.drained.store(0, std::memory_order_relaxed);
-        meta.word.store(SlotWord{SlotState::closed, index, 1}.pack(), std::memory_order_release);
-      }
+      // Exchanged, not stored: since the scan, its claimant may have said so, or the owner have handed it out.
+      uint64_t unused = 0;
+      if (!elsewhere) meta.word.compare_exchange_strong(unused, SlotWord{SlotState::closed, index, 1}.pack());
     }
     entry.store(0, std::memory_order_release);
   };

@@ -16,7 +16,9 @@ class Limiter {
   explicit Limiter(const View& view) : view_(view) {}
 
   uint64_t min_size() const {
-    return std::max<uint64_t>(1, header().min_size.load(std::memory_order_relaxed));
+    // A full replay may hold up to a chunk less than its capacity: no more can be waited for.
+    const Geometry& g = view_.geometry();
+    return std::clamp<uint64_t>(header().min_size.load(std::memory_order_relaxed), 1, g.capacity - g.chunk + 1);
   }
 
   // Whether `n` of `items` items may be sampled now.
@@ -26,8 +28,9 @@ class Limiter {
     const double rate = h.samples_per_insert.load(std::memory_order_relaxed);
     if (rate <= 0.0) return SampleStatus::ok;
     double error = h.error_buffer.load(std::memory_order_relaxed);
-    if (error < double(n)) {  // the band must have room for one batch
-      error = double(n);
+    const double least = std::max(double(n), rate);  // the band must have room for one batch and for one insert
+    if (error < least) {
+      error = least;
       h.error_buffer.store(error, std::memory_order_relaxed);
       update();
     }

@@ -69,20 +69,23 @@ class Replay {
   }
 
   // The Owner here, or null.
-  Owner* owner() {
-    if (owner_ != nullptr && owner_fork_ != fork_generation()) owner_ = nullptr;  // the parent's: leaked on purpose
-    return owner_;
+  std::shared_ptr<Owner> owner() {
+    std::lock_guard guard(mutex());
+    return current();
   }
   // Becomes the owner if nobody else is; else returns null and who is.
-  Owner* own(int& holder) {
-    if (Owner* mine = owner()) return mine;
-    owner_ = Owner::acquire(segment_, holder);
+  std::shared_ptr<Owner> own(int& holder) {
+    std::lock_guard guard(mutex());
+    if (auto mine = current()) return mine;
+    owner_.reset(Owner::acquire(segment_, holder));
     owner_fork_ = fork_generation();
     return owner_;
   }
   void disown() {
-    delete owner();
-    owner_ = nullptr;
+    std::shared_ptr<Owner> last;
+    std::lock_guard guard(mutex());
+    last = current();
+    owner_.reset();
   }
 
   // Ends the replay for every process that holds it and wakes all who wait.
@@ -93,6 +96,24 @@ class Replay {
     for (uint32_t l = 0; l < view_.geometry().lanes; ++l) futex_wake(view_.lane(l).bell);
   }
   bool closed() const { return view_.header().closed.load(std::memory_order_acquire); }
+
+  // Every slot that no snapshot filled is free, with a generation above all that were ever handed out: keys of before
+  // the snapshot stay good or stale, and cannot hit what comes.
+  void finish_restore(uint64_t largest_generation) {
+    const Geometry& g = view_.geometry();
+    for (uint32_t s = 0; s < g.slots; ++s) {
+      auto& word = view_.meta(s).word;
+      if (SlotWord::unpack(word.load()).state != SlotState::committed)
+        word.store(SlotWord{SlotState::free, 0, largest_generation}.pack());
+    }
+    view_.header().next_unused.store(g.slots);
+  }
+  uint64_t largest_generation() const {
+    uint64_t largest = 0;
+    for (uint32_t s = 0; s < view_.geometry().slots; ++s)
+      largest = std::max(largest, SlotWord::unpack(view_.meta(s).word.load(std::memory_order_acquire)).generation);
+    return largest;
+  }
 
   // Puts a snapshot's slot back where it was. Only before anyone writes or samples.
   void restore_slot(uint32_t slot, uint64_t generation, uint64_t order, uint32_t visible, const uint8_t* rows,
@@ -111,19 +132,31 @@ class Replay {
     meta.order.store(order);
     meta.word.store(SlotWord{SlotState::committed, 0, generation}.pack());
     Header& h = view_.header();
-    for (uint64_t n = h.next_unused.load(); n <= slot; ++n) {
-      if (n < slot) view_.meta(uint32_t(n)).word.store(SlotWord{SlotState::free, 0, 0}.pack());
-      h.next_unused.store(n + 1);
-    }
     h.next_order.store(std::max<uint64_t>(h.next_order.load(), order + 1));
   }
 
  private:
   explicit Replay(std::shared_ptr<Segment> segment) : segment_(std::move(segment)), view_(segment_->data()) {}
 
+  // Of `owner_`; of this process alone, replaced in a forked child.
+  static std::mutex& mutex() {
+    static auto* one = new std::mutex();
+    static const int registered =
+        pthread_atfork([] { one->lock(); }, [] { one->unlock(); }, [] { one = new std::mutex(); });
+    (void)registered;
+    return *one;
+  }
+  std::shared_ptr<Owner> current() {
+    if (owner_ && owner_fork_ != fork_generation()) {
+      new std::shared_ptr<Owner>(std::move(owner_));  // the parent's, its thread does not exist here: leaked on purpose
+      owner_.reset();
+    }
+    return owner_;
+  }
+
   std::shared_ptr<Segment> segment_;
   View view_;
-  Owner* owner_ = nullptr;
+  std::shared_ptr<Owner> owner_;
   uint64_t owner_fork_ = 0;
 };
 

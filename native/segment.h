@@ -52,6 +52,11 @@ class Segment {
     if (auto known = find(uuid)) return known;
     const std::string where =
         path.empty() ? "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd) : path;
+    // Opening a segment that this process holds under another name, and closing it again, would drop its locks.
+    struct stat there;
+    if (stat(where.c_str(), &there) == 0 && holds(there))
+      throw std::runtime_error("the shared memory at " + where +
+                               " is not the one this handle names: its creator has ended");
     auto segment = std::shared_ptr<Segment>(new Segment());
     segment->uuid_ = uuid;
     segment->fd_ = ::open(where.c_str(), O_RDWR | O_CLOEXEC);
@@ -146,6 +151,17 @@ class Segment {
     std::lock_guard guard(mutex());
     auto entry = registry().find(uuid);
     return entry == registry().end() ? nullptr : entry->second.lock();
+  }
+
+  static bool holds(const struct stat& file) {
+    std::lock_guard guard(mutex());
+    for (const auto& [uuid, known] : registry()) {
+      const auto segment = known.lock();
+      struct stat mine;
+      if (segment && fstat(segment->fd_, &mine) == 0 && mine.st_dev == file.st_dev && mine.st_ino == file.st_ino)
+        return true;
+    }
+    return false;
   }
 
   void open_new(const std::string& directory) {

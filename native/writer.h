@@ -38,13 +38,7 @@ class Writer {
   Status lease() {
     const auto& g = view_.geometry();
     if (header().closed.load(std::memory_order_acquire)) return Status::closed;
-    if (g.kind != Kind::rows) {
-      uint64_t leased = 0;
-      for (uint32_t l = 0; l < g.lanes; ++l)
-        if (view_.lane(l).active.load(std::memory_order_acquire) && segment_->holder(kLaneLock + l) != 0)
-          leased += view_.lane(l).streams.load(std::memory_order_relaxed);
-      if (leased + streams_ > g.streams) return Status::no_streams;
-    }
+    if (g.kind != Kind::rows && streams_in_use() + streams_ > g.streams) return Status::no_streams;
     for (int pass = 0; pass < 2; ++pass)  // lanes that were never used or were given back first
       for (uint32_t l = 0; l < g.lanes; ++l) {
         Lane& lane = view_.lane(l);
@@ -55,7 +49,12 @@ class Writer {
         lane.pid.store(pid_, std::memory_order_relaxed);
         lane.streams.store(streams_, std::memory_order_relaxed);
         lane.generation.fetch_add(1, std::memory_order_relaxed);
-        lane.active.store(1, std::memory_order_release);
+        lane.active.store(1, std::memory_order_seq_cst);
+        if (g.kind != Kind::rows && streams_in_use() > g.streams) {  // another was leased at the same moment
+          lane.active.store(0, std::memory_order_release);
+          segment_->unlock(kLaneLock + l);
+          return Status::no_streams;
+        }
         lane_ = int(l);
         fork_ = fork_generation();
         stream_.assign(streams_, Stream{});
@@ -214,7 +213,6 @@ class Writer {
 
   // --- waiting
 
-  bool blocked() const { return held_back() || !slot_at_hand(); }
   bool all_settled() const {
     const Lane& lane = view_.lane(uint32_t(lane_));
     return lane.settled.load(std::memory_order_acquire) == lane.published.load(std::memory_order_relaxed);
@@ -272,11 +270,12 @@ class Writer {
     return header().inserted.load(std::memory_order_relaxed) >= header().insert_limit.load(std::memory_order_relaxed);
   }
 
-  bool slot_at_hand() const {
-    const auto* desk = view_.desk(uint32_t(lane_));
-    for (uint32_t d = 0; d < view_.geometry().desk; ++d)
-      if (desk[d].load(std::memory_order_acquire) != 0) return true;
-    return header().next_unused.load(std::memory_order_acquire) < view_.geometry().slots;
+  uint64_t streams_in_use() const {
+    uint64_t leased = 0;
+    for (uint32_t l = 0; l < view_.geometry().lanes; ++l)
+      if (view_.lane(l).active.load(std::memory_order_seq_cst) && segment_->holder(kLaneLock + l) != 0)
+        leased += view_.lane(l).streams.load(std::memory_order_relaxed);
+    return leased;
   }
 
   // A free slot from the desk, or a never-used one. It stands in next[stream] until settle().

@@ -102,8 +102,8 @@ void random_rows(unsigned seed) {
   const uint64_t capacity = 1 + random() % 900;
   auto replay = Replay::create(geometry(Kind::rows, capacity, 2, 1, 1, 1), columns(false), "{}", 0, 0.0, 0.0, "");
   int holder = 0;
-  Owner* owner = replay->own(holder);
-  CHECK(owner != nullptr && replay->own(holder) == owner);
+  const auto owner = replay->own(holder);
+  CHECK(owner != nullptr && replay->own(holder).get() == owner.get());
   Writer writer(replay->segment(), 1), other(replay->segment(), 1);
   CHECK(writer.lease() == Status::ok && other.lease() == Status::ok);
   uint64_t next = 1;
@@ -140,7 +140,7 @@ void random_streams(unsigned seed) {
   auto replay = Replay::create(geometry(Kind::transition, capacity, 2, streams, stack, n_step), columns(true), "{}", 0,
                                0.0, 0.0, "");
   int holder = 0;
-  Owner* owner = replay->own(holder);
+  const auto owner = replay->own(holder);
   Writer writer(replay->segment(), streams);
   CHECK(writer.lease() == Status::ok);
   Rows rows(streams);
@@ -181,7 +181,7 @@ void random_streams(unsigned seed) {
 void threads() {
   auto replay = Replay::create(geometry(Kind::rows, 2000, 4, 1, 1, 1), columns(false), "{}", 0, 0.0, 0.0, "");
   int holder = 0;
-  Owner* owner = replay->own(holder);
+  const auto owner = replay->own(holder);
   std::atomic<bool> stop{false};
   std::vector<std::thread> all;
   for (unsigned w = 0; w < 3; ++w)

@@ -90,7 +90,7 @@ class ActorConfig:
     envs_per_actor: int = 8
     """Environments stepped together in one actor process (Ape-X: 1)."""
     epsilon: float = 0.4
-    """ε of the greediest ladder formula's base: ε_i = ε^(1 + α·i/(N−1)) over all N environments (Ape-X: 0.4)."""
+    """Largest ε of the ladder ε_i = ε^(1 + α·i/(N−1)) over all N environments (Ape-X: 0.4)."""
     epsilon_alpha: float = 7.0
     """α of the same formula (Ape-X: 7)."""
     pull_period: int = 400
@@ -137,6 +137,8 @@ class EvaluatorConfig:
     """Seconds between the starts of two evaluations."""
     eval_envs: int = 10
     """Environments that the evaluator steps together."""
+    eval_timeout: float = 600.0
+    """Seconds that one evaluation may take (ours: an episode without a time limit may never end)."""
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def test_a_second_sampler_is_refused_while_the_owner_lives():
         message = ours.recv()
         process.join(10)
         assert str(os.getpid()) in message
-        assert "samples this replay" in message
+        assert "owns this replay" in message
 
 
 def test_killed_writers_harm_nobody():
@@ -175,6 +175,70 @@ def test_killed_writers_harm_nobody():
         assert replay.stats()["lanes_active"] == 0
         assert 5000 - 64 < len(replay) <= 5000
         assert replay._check() == 0.0
+
+
+STREAM_FIELDS = {"observation": Field((40,), "uint16"), "action": Field((), "int64")}
+
+
+def append_for_ever(replay, worker):
+    writer = replay.writer(streams=3, priority_fn=lambda items: items["reward"] + 0.1)
+    rng, t = np.random.default_rng(worker), 0
+    while True:
+        t += 1
+        observation = np.broadcast_to(np.array([[t % 65536]], "u2"), (3, 40)).copy()
+        values = {"observation": observation, "action": worker * 10_000_000 + np.full(3, t)}
+        values |= {"reward": rng.random(3), "terminated": rng.random(3) < 0.05, "truncated": rng.random(3) < 0.05}
+        writer.append(values, timeout=60.0)
+
+
+def test_killed_stream_writers_tear_nothing():
+    """60 kills amid appends, chunk seams and publications: every window sampled is whole."""
+    rng = np.random.default_rng(1)
+    options = {"kind": "transition", "stack": 3, "n_step": 2, "writers": 2, "streams": 6}
+    with Replay(1500, STREAM_FIELDS, **options) as replay:
+        poison(replay)
+        for kill in range(60):
+            process = FORK.Process(target=append_for_ever, args=(replay, kill + 1), daemon=True)
+            before = replay.stats()["inserted"]
+            process.start()
+            end = time.monotonic() + rng.uniform(0.0, 0.03)
+            while time.monotonic() < end or replay.stats()["inserted"] == before:
+                assert process.is_alive()
+                batch = replay.sample(64, timeout=10.0)
+                t = (batch.data["action"] % 10_000_000 % 65536)[:, None]
+                frames, later = batch.data["observation"].astype(int), batch.data["next_observation"].astype(int)
+                assert (frames == frames[:, :, :1]).all()
+                assert (later == later[:, :, :1]).all()
+                assert (frames[:, -1] == t).all()
+                assert ((later[:, -1] > t) & (later[:, -1] <= t + 2)).all()
+            os.kill(process.pid, signal.SIGKILL)
+            process.join(5)
+        assert replay._check() == 0.0
+
+
+def lose_a_lock(replay, answers):
+    answers.send(replay._native.segment().holder(0))
+
+
+def test_a_stale_handle_costs_no_lock():
+    """Unpickling a dead handle whose descriptor number now names another replay must not open and close that one."""
+    import pickle
+
+    first = Replay(100, FIELDS)
+    handle = pickle.dumps(first)
+    first.close()
+    del first
+    with Replay(100, FIELDS) as replay:
+        replay.writer().extend(rows(1, 1, 10))
+        replay.sample(1)
+        with pytest.raises(ClosedError):
+            pickle.loads(handle)
+        ours, theirs = FORK.Pipe()
+        process = FORK.Process(target=lose_a_lock, args=(replay, theirs))
+        process.start()
+        assert ours.poll(10)
+        assert ours.recv() == os.getpid()
+        process.join(5)
 
 
 def test_killed_owners_lose_nothing():

@@ -42,8 +42,10 @@ def test_a_loaded_replay_goes_on_exactly(tmp_path):
                 np.testing.assert_array_equal(b.data["image"][:, 3, 3], b.data["number"] % 256)
                 assert replay.update_priorities(a.keys, np.ones(64)) == loaded.update_priorities(b.keys, np.ones(64))
             assert loaded.update_priorities(keys, np.ones(32)).stale == 0
-            loaded.writer().extend(rows(1200, 300))
-            assert loaded.sample(400).data["number"].max() >= 1200
+            old = replay.sample(400).keys.copy()
+            loaded.writer().extend(rows(1200, 600))  # all that was saved is gone now
+            assert loaded.update_priorities(old, np.full(400, 99.0)).applied == 0
+            assert loaded.sample(400).data["number"].min() >= 1200
             assert loaded._check() == 0.0
 
 

@@ -281,7 +281,96 @@ def test_built_in_names_and_streams_are_checked():
         second.append(step([0, 1], 0, [0.0] * 2, [False] * 2, [False] * 2))
 
 
+# --- threads
+
+
+def test_threads_append_and_sample_without_mixing_priorities():
+    """Each item's priority says which item it is; another thread's sample() must not publish it onto a neighbour."""
+    import threading
+
+    stop, errors = threading.Event(), []
+    with make(capacity=3000, writers=2, streams=2) as replay:
+
+        def work(stream):
+            writer = replay.writer(streams=1, priority_fn=lambda items: items["action"] % 1000 + 1.0)
+            try:
+                for t in range(100_000):
+                    if stop.is_set():
+                        return
+                    writer.append(step([stream], t, [0.0], [False], [False]))
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(s,)) for s in (1, 2)]
+        for thread in threads:
+            thread.start()
+        for _ in range(1500):
+            batch = replay.sample(32, timeout=10)
+            share = batch.probabilities / (batch.data["action"] % 1000 + 1.0)
+            np.testing.assert_allclose(share, share[0], rtol=1e-9)
+        stop.set()
+        for thread in threads:
+            thread.join(10)
+        assert errors == []
+
+
+def test_closing_wakes_a_thread_that_waits():
+    import threading
+
+    from apexrl.errors import ClosedError
+
+    seen = []
+    replay = make(min_size=50, samples_per_insert=1.0, writers=1, streams=1)
+    writer = replay.writer(streams=1)
+
+    def work():
+        try:
+            for t in range(10_000):
+                writer.append(step([0], t, [0.0], [False], [False]), timeout=30)
+        except ClosedError as error:
+            seen.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive()
+    replay.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert len(seen) == 1
+
+
 # --- the limiter
+
+
+@given(st.integers(0, 60), st.sampled_from([0.1, 0.5, 1.0, 3.0, 64.0, 500.0]), st.floats(0, 1), st.integers(1, 200))
+@settings(max_examples=40, deadline=None)
+def test_limiter_never_stops_both_sides(min_size, rate, band, batch):
+    with make(
+        capacity=64, min_size=min_size, samples_per_insert=rate, insert_band=band, streams=1, writers=1
+    ) as replay:
+        writer, t = replay.writer(streams=1), 0
+        for _ in range(30):
+            appended = sampled = True
+            try:
+                for _ in range(5):
+                    writer.append(step([0], t, [0.0], [False], [False]), timeout=0.0)
+                    t += 1
+            except WaitTimeout:
+                appended = False
+            try:
+                replay.sample(batch, timeout=0.0)
+            except WaitTimeout:
+                sampled = False
+            assert appended or sampled
+
+
+def test_many_streams_keep_within_capacity():
+    with make(capacity=200, streams=64, writers=1) as replay:
+        writer = replay.writer(streams=64)
+        for t in range(60):
+            writer.append(step(np.arange(64), t, np.zeros(64), np.zeros(64, bool), np.zeros(64, bool)))
+        assert 200 - replay.stats()["chunk"] < len(replay.sample(8) and replay) <= 200
 
 
 def test_limiter_holds_both_sides():

@@ -49,6 +49,7 @@ _SHOW_SECONDS = 0.25
 _GRACE_SECONDS = {"learner": 120.0, "actor": 10.0}  # from the stop to the kill; others as long as they are alive
 _REPLAY_GRACE_SECONDS = 1800.0  # when the learner also writes the replay
 _HURRIED_GRACE_SECONDS = 5.0
+_HURRIED_LEARNER_SECONDS = 30.0  # it has a checkpoint to write
 _PROBE_TICKET = 0
 
 
@@ -294,7 +295,9 @@ class Supervisor:
         """Seconds from the stop in which a worker may wind up."""
         role = slot.node.name
         if role == "learner":
-            return _REPLAY_GRACE_SECONDS if self._config.learner.save_replay else _GRACE_SECONDS[role]
+            if self._config.learner.save_replay:
+                return _REPLAY_GRACE_SECONDS
+            return _HURRIED_LEARNER_SECONDS if self._board.stop == HURRY else _GRACE_SECONDS[role]
         return _HURRIED_GRACE_SECONDS if self._board.stop == HURRY else _GRACE_SECONDS.get(role, float("inf"))
 
     def _kill(self, slot: Slot) -> None:
@@ -329,17 +332,23 @@ class Supervisor:
             self._ledger.tell("interrupted: the final evaluation is cut short", "warning")
 
     def _tick(self, now: float) -> None:
+        stats = self._wiring.replay_stats()
         restarts = {slot.node.name: 0 for slot in self._slots}
         for slot in self._slots:
             restarts[slot.node.name] += slot.restarts
         self._ledger.tick(
             now,
             totals=self._board.total,
-            replay=self._wiring.replay_stats(),
+            replay=stats,
             version=self._wiring.weights_version(),
             workers=[slot.status(now) for slot in self._slots],
             restarts=restarts,
-            dropped={"messages": self._board.total("dropped_messages"), "hung_env_calls": self._hung_calls},
+            dropped={
+                "messages": self._board.total("dropped_messages"),
+                "hung_env_calls": self._hung_calls,
+                "stale_priorities": stats.get("updates_stale", 0),
+                "spoilt_weight_reads": self._wiring.spoilt_weight_reads(),
+            },
         )
 
 

@@ -50,6 +50,10 @@ class Wiring:
     def weights_version(self) -> int:
         return int(self._boards[0].version) if self._boards else 0
 
+    def spoilt_weight_reads(self) -> int:
+        """Reads of weights that were overtaken three times and kept the old ones."""
+        return sum(board.spoilt_reads for board in self._boards)
+
     def close(self) -> None:
         for replay in self._replays:
             replay.close()

@@ -37,8 +37,12 @@ def checked(options: dict[str, Any]) -> dict[str, Any]:
         for name, neutral in (("stack", 1), ("n_step", 1), ("streams", None)):
             need(name, options[name] in (neutral, 1), "left out in rows mode, which stores finished items")
         options["streams"] = 1
-    elif options["streams"] is None:
+    options["streams_chosen"] = options["streams"] is not None
+    chunk = min(CHUNK, options["capacity"] // 32)
+    if options["streams"] is None:
         options["streams"] = 16 * options["writers"]
+    elif options["kind"] != "rows":  # chunks still being written are never evicted: leave room for others
+        chunk = min(chunk, options["capacity"] // (2 * max(1, options["streams"])))
     need("streams", 1 <= options["streams"] <= 65536, "between 1 and 65536")
-    options["chunk"] = max(1, min(CHUNK, options["capacity"] // 32))
+    options["chunk"] = max(1, chunk)
     return options

@@ -302,12 +302,16 @@ class Replay:
         if self._closed:
             return
         self._closed = True
-        for writer in list(self._writers):
-            writer.close()
-        if os.getpid() == self._creator:
-            self._native.shut()
-        self._native.disown()
-        self._pool.clear()
+        try:
+            for writer in list(self._writers):
+                writer._closed = True
+            if os.getpid() == self._creator:
+                self._native.shut()
+            for writer in list(self._writers):
+                writer.close()
+        finally:
+            self._native.disown()
+            self._pool.clear()
 
     def __enter__(self) -> Replay:
         return self
@@ -326,14 +330,14 @@ class Replay:
         holder = self._native.own()
         if holder:
             raise OwnershipError(
-                f"process {holder} samples this replay; only one process may. Sample there, or wait until it has ended"
+                f"process {holder} owns this replay (it samples it, or made it and filled it beyond capacity), and "
+                "only one process may. Sample there, or wait until it has ended"
             )
 
     def _publish_here(self) -> None:
         """What was appended in this process can be sampled at once in it."""
-        for writer in self._writers:
-            if writer._native.pending_count:
-                writer._publish()
+        for writer in list(self._writers):
+            writer._publish_for_sampler()
 
     def _own_if_alone(self) -> bool:
         """The replay is full: its maker makes room by owning it, if nobody does. True when it came to own it now."""
@@ -354,6 +358,8 @@ class Replay:
             if left <= 0:
                 raise WaitTimeout(f"{self._why_no_sample(status)} (waited {timeout} s)")
             self._native.wait(min(left, _SLICE))
+            if self._closed:
+                raise ClosedError("this replay was closed")
             status = self._native.sample(outputs, beta)
 
     def _why_no_sample(self, status: int) -> str:

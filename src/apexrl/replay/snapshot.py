@@ -39,6 +39,7 @@ def save(replay: Replay, path: Path) -> None:
         "counters": {k: counters[k] for k in ("inserted", "sampled", "evicted", "max_priority")},
         "limiter": {k: counters[k] for k in ("min_size", "samples_per_insert", "error_buffer")},
         "rng": native.rng_state(),
+        "largest_generation": native.largest_generation(),
         "slot_bytes": counters["slot_bytes"],
         "leaves": counters["leaves_per_slot"],
         "slots": counters["slots"],
@@ -112,8 +113,8 @@ def _load(file: io.BufferedReader, path: Path) -> Replay:
 
     layout, options = Layout.from_json(head["layout"])
     fields = {column.name: column.field for column in layout.columns}
-    arguments = {k: v for k, v in options.items() if k not in ("chunk", "kind", "stack")}
-    if layout.kind == "rows":
+    arguments = {k: v for k, v in options.items() if k not in ("chunk", "kind", "stack", "streams_chosen")}
+    if layout.kind == "rows" or not options["streams_chosen"]:
         arguments["streams"] = None
     replay = Replay(fields=fields, kind=layout.kind, stack=layout.stack, **arguments)
     native: _native.Replay = replay._native
@@ -133,6 +134,7 @@ def _load(file: io.BufferedReader, path: Path) -> Replay:
             raise SnapshotError(f"{path} is corrupt: the checksum of a chunk does not match")
         slot, generation, order, visible = struct.unpack("<QQQQ", place)
         native.restore_slot(slot, generation, order, visible, rows, leaves, staged)
+    native.finish_restore(int(head["largest_generation"]))
     kept = head["counters"]
     native.restore_counters(kept["inserted"], kept["sampled"], kept["evicted"], kept["max_priority"])
     replay._own()

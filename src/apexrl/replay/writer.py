@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +46,10 @@ class Writer:
         self._layout: Layout = replay._layout
         self._native = _native.Writer(replay._native, streams or 1)
         self._closed = False
+        self._lock = threading.RLock()  # of this process: pending → priority_fn → publish must not be interrupted
         self._waiting_since = 0.0
         self.published = 0  # items that this writer has published
+        _WRITERS.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Writer, (self._replay, self._streams, self._priority_fn))
@@ -65,29 +70,32 @@ class Writer:
         """
         if self._layout.kind != "rows":
             raise ApexrlError("extend() is for rows mode; this replay takes steps: use append()")
-        if self._closed or not self._native.leased:
-            self._lease()
-        try:
-            start, status, bad = self._native.extend(values, priorities, 0)
-        except TypeError:
-            start, status, bad = 0, IRREGULAR, 0
-        if status == OK:
-            return
-        if status == IRREGULAR:
-            values = self._layout.plain(values)
-            if priorities is not None:
-                priorities = as_priorities(priorities, len(next(iter(values.values()))))
-            start, status, bad = self._native.extend(values, priorities, 0)
-        deadline = time.monotonic() + timeout
-        while status != OK:
-            self._raise(status, bad, priorities)
-            left = deadline - time.monotonic()
-            if left <= 0:
-                total = len(next(iter(values.values())))
-                raise WaitTimeout(f"{self._why_no_room(timeout)}; {start} of {total} rows were stored")
-            if not self._replay._own_if_alone():
-                self._native.wait(min(left, _SLICE))
-            start, status, bad = self._native.extend(values, priorities, start)
+        with self._lock:
+            if self._closed or not self._native.leased:
+                self._lease()
+            try:
+                start, status, bad = self._native.extend(values, priorities, 0)
+            except TypeError:
+                start, status, bad = 0, IRREGULAR, 0
+            if status == OK:
+                return
+            if status == IRREGULAR:
+                values = self._layout.plain(values)
+                if priorities is not None:
+                    priorities = as_priorities(priorities, len(next(iter(values.values()))))
+                start, status, bad = self._native.extend(values, priorities, 0)
+            deadline = time.monotonic() + timeout
+            while status != OK:
+                self._raise(status, bad, priorities)
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    total = len(next(iter(values.values())))
+                    raise WaitTimeout(f"{self._why_no_room(timeout)}; {start} of {total} rows were stored")
+                if not self._replay._own_if_alone():
+                    self._native.wait(min(left, _SLICE))
+                if self._closed:
+                    raise ClosedError(f"this writer was closed while it waited; {start} rows were stored")
+                start, status, bad = self._native.extend(values, priorities, start)
 
     def append(self, values: Mapping[str, Any], streams: Sequence[int] | None = None, timeout: float = 10.0) -> None:
         """Append one step of each stream (streams mode).
@@ -109,29 +117,34 @@ class Writer:
         """
         if self._layout.kind == "rows":
             raise ApexrlError("append() is for streams mode; this replay takes finished rows: use extend()")
-        if self._closed or not self._native.leased:
-            self._lease()
-        which = None if streams is None else np.ascontiguousarray(streams, np.int64)
-        stored, status, pending, bad = self._append(values, which)
-        if status == IRREGULAR:
-            values = self._layout.plain(values, self._rows(which))
+        with self._lock:
+            if self._closed or not self._native.leased:
+                self._lease()
+            which = None if streams is None else np.ascontiguousarray(streams, np.int64)
             stored, status, pending, bad = self._append(values, which)
-        if not stored:
-            deadline = time.monotonic() + timeout
-            while not stored:
-                self._raise(status, bad, None)
-                if status == PUBLISH:
-                    self._publish()
-                elif not self._replay._own_if_alone():
-                    left = deadline - time.monotonic()
-                    if left <= 0:
-                        raise WaitTimeout(f"{self._why_no_room(timeout)}; nothing was stored, the call may be repeated")
-                    self._native.wait(min(left, _SLICE))
+            if status == IRREGULAR:
+                values = self._layout.plain(values, self._rows(which))
                 stored, status, pending, bad = self._append(values, which)
-        if status == PUBLISH or pending >= _PUBLISH_ITEMS:
-            self._publish()
-        elif pending:
-            self._publish_if_due()
+            if not stored:
+                deadline = time.monotonic() + timeout
+                while not stored:
+                    self._raise(status, bad, None)
+                    if status == PUBLISH:
+                        self._publish()
+                    elif not self._replay._own_if_alone():
+                        left = deadline - time.monotonic()
+                        if left <= 0:
+                            raise WaitTimeout(
+                                f"{self._why_no_room(timeout)}; nothing was stored, the call may be repeated"
+                            )
+                        self._native.wait(min(left, _SLICE))
+                    if self._closed:
+                        raise ClosedError("this writer was closed while it waited; nothing was stored")
+                    stored, status, pending, bad = self._append(values, which)
+            if status == PUBLISH or pending >= _PUBLISH_ITEMS:
+                self._publish()
+            elif pending:
+                self._publish_if_due()
 
     def flush(self, timeout: float = 5.0) -> None:
         """Wait until everything appended can be sampled (when nobody samples yet: until it is published).
@@ -139,30 +152,32 @@ class Writer:
         Raises:
             WaitTimeout: the owner did not take it in within ``timeout`` seconds; nothing was lost.
         """
-        if not self._native.leased:
-            return
-        if self._native.pending_count:
-            self._publish()
-        deadline = time.monotonic() + timeout
-        while not self._native.all_settled() and self._replay.owner_pid:
-            if self._replay._native.closed:
-                raise ClosedError("the replay was closed")
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise WaitTimeout(
-                    f"the owner (process {self._replay.owner_pid}) did not take in what was appended within {timeout} s"
-                )
-            self._native.wait(min(left, 0.01))
+        with self._lock:
+            if not self._native.leased:
+                return
+            if self._native.pending_count:
+                self._publish()
+            deadline = time.monotonic() + timeout
+            while not self._native.all_settled() and self._replay.owner_pid:
+                if self._replay._native.closed:
+                    raise ClosedError("the replay was closed")
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise WaitTimeout(
+                        f"the owner, process {self._replay.owner_pid}, did not take in what was appended in {timeout} s"
+                    )
+                self._native.wait(min(left, 0.01))
 
     def close(self) -> None:
         """Publish what is complete and give the lane back. Steps whose window is not complete are dropped."""
-        if self._native.leased:
-            try:
-                if self._native.pending_count:
-                    self._publish()
-            finally:
-                self._native.release()
-        self._closed = True
+        self._closed = True  # a thread that waits inside sees it and lets go
+        with self._lock:
+            if self._native.leased:
+                try:
+                    if self._native.pending_count:
+                        self._publish()
+                finally:
+                    self._native.release()
 
     def __enter__(self) -> Writer:
         return self
@@ -171,6 +186,15 @@ class Writer:
         self.close()
 
     # --- inside
+
+    def _publish_for_sampler(self) -> None:
+        """Publish what is complete, unless the writer's own thread is at it."""
+        if self._native.pending_count and self._lock.acquire(blocking=False):
+            try:
+                if self._native.pending_count:
+                    self._publish()
+            finally:
+                self._lock.release()
 
     def _lease(self) -> None:
         if self._closed:
@@ -253,6 +277,18 @@ class Writer:
         if counters["samples_per_insert"] > 0:
             return f"no room within {timeout} s: the limiter holds inserts back until process {owner} has sampled more"
         return f"no free slot within {timeout} s: the owner, process {owner}, does not respond"
+
+
+_WRITERS: weakref.WeakSet[Writer] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """In a forked child: the thread that held a lock does not exist here."""
+    for writer in _WRITERS:
+        writer._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 class PendingItems(Mapping[str, Array]):

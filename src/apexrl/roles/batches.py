@@ -55,7 +55,8 @@ class DirectBatches:
 class PrefetchedBatches:
     """Samples and prepares ``ahead`` batches in a thread, which alone touches the replay.
 
-    An error there is raised by the next call here. On CUDA the copy to the device overlaps the update.
+    An error there is raised by the next call here. On CUDA the host's part (draw, gather, starting the copy) runs while
+    the device is at an update.
     """
 
     def __init__(self, direct: DirectBatches, ahead: int, patience: float) -> None:
@@ -85,6 +86,8 @@ class PrefetchedBatches:
         """Stop the thread; batches sampled ahead are dropped."""
         self._closing = True
         self._thread.join(timeout=10.0)
+        while self._write_backs and not self._thread.is_alive():
+            self._direct.write_back(*self._write_backs.popleft())
 
     def _guarded(self, loop: Callable[[], None]) -> None:
         try:

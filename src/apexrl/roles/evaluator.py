@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -70,6 +71,9 @@ class Evaluator:
         if not running:
             self._judge(self._trial)
             self._trial = None
+        elif self._trial.late(self._settings.eval_timeout):
+            self._context.send("log", text=self._trial.overdue(self._settings.eval_timeout), level="warning")
+            self._trial = None
         return True
 
     def close(self) -> None:
@@ -79,11 +83,13 @@ class Evaluator:
             self._agent.load(chosen.weights)
             trial = self._begin()
             running = True
-            while running and not self._context.hurried():
+            while running and not self._context.hurried() and not trial.late(self._settings.eval_timeout):
                 self._context.should_stop()  # also the heartbeat
                 with self._context.env_call():
                     running = trial.step()
-            if not running:
+            if running and not self._context.hurried():
+                self._context.send("log", text=trial.overdue(self._settings.eval_timeout), level="warning")
+            if not running or (trial.returns and not self._context.hurried()):
                 self._send(trial, chosen, final=True)
                 if self._best is None:
                     self._keep(chosen, trial.mean)
@@ -153,6 +159,16 @@ class Trial:
         self._state: State = None
         self._seen = frames.push(env.reset(seed))
         self.returns: list[float] = []
+        self._began = time.monotonic()
+
+    def late(self, seconds: float) -> bool:
+        return time.monotonic() - self._began > seconds
+
+    def overdue(self, seconds: float) -> str:
+        return (
+            f"an evaluation took longer than {seconds:g} s (--eval-timeout): {len(self.returns)} episodes ended. "
+            "Give the environment a time limit with --max-episode-steps"
+        )
 
     def step(self) -> bool:
         """Step every environment once. False: all episodes are done."""
