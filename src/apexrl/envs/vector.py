@@ -133,6 +133,14 @@ class LoopRows:
                     life_lost = np.zeros(self.num_envs, np.bool_) if life_lost is None else life_lost
                     life_lost[index] = True
             self._store(observations, index, observation)
+        for leaf in self._leaves:
+            if leaf.field.dtype.startswith("float") and not np.isfinite(observations[leaf.name]).all():
+                rows = np.flatnonzero(~np.isfinite(observations[leaf.name].reshape(self.num_envs, -1)).all(axis=1))
+                raise EnvError(
+                    f"environment {self._name} (number {rows[0]} of this actor) returned NaN or infinity in "
+                    f"{leaf.name!r}: "
+                    "mend the environment, or wrap it so that it ends the episode instead"
+                )
         return Rows(observations, reward, terminated, truncated, life_lost)
 
     def close(self) -> None:
@@ -152,6 +160,11 @@ class LoopRows:
     def _store(self, observations: dict[str, Array], index: int, observation: Any) -> None:
         for leaf in self._leaves:
             value = _pick(observation, leaf)
+            if np.shape(value) != leaf.field.shape:
+                raise EnvError(
+                    f"environment {self._name} (number {index} of this actor) returned {leaf.name!r} of shape "
+                    f"{list(np.shape(value))}; its observation space says {list(leaf.field.shape)}"
+                )
             observations[leaf.name][index] = value - leaf.start if leaf.start else value
 
 

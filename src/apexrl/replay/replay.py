@@ -70,7 +70,7 @@ class Replay:
         min_size: int = 0,
         samples_per_insert: float = 0.0,
         insert_band: float = 0.1,
-        directory: str = "",
+        directory: str | os.PathLike[str] = "",
     ) -> None:
         options = checked(
             {
@@ -109,7 +109,7 @@ class Replay:
             samples_per_insert=samples_per_insert,
             error_buffer=insert_band * min_size * samples_per_insert,
             json=layout.to_json(options),
-            directory=directory,
+            directory=os.fspath(directory),
         )
         self._bind(native, layout, options, creator=os.getpid())
 
@@ -180,6 +180,8 @@ class Replay:
             self._pool, self._pool_pid = BatchPool(native, self._layout), os.getpid()
         if batch_size < 1:
             raise ConfigError(f"batch_size={batch_size} must be at least 1")
+        if not 0.0 <= beta <= 100.0:
+            raise ConfigError(f"beta={beta} must be a number from 0 on (1: full correction)")
         self._publish_here()
         arrays = self._pool.take(batch_size)
         try:

@@ -51,6 +51,8 @@ class Evaluator:
             self._env = make_vector(config.env, envs, context.seed)
         self._frames = FrameStack(spec.stack, envs, spec.observation)
         self._folder = RunFolder(context.folder).checkpoints
+        goal = config.stop.stop_at_return
+        self._goal = float("inf") if goal is None else goal
         self._best: Candidate | None = None
         self._best_return = float("-inf")
         self._recall()
@@ -77,24 +79,32 @@ class Evaluator:
         return True
 
     def close(self) -> None:
-        """The final evaluation: the best weights so far (without any, the newest) on seeds never used before."""
+        """The newest weights once more, then the final evaluation: the best so far, on seeds never used before."""
+        if self._best_return < self._goal and not self._context.hurried() and self._pull():
+            trial = self._begin()  # a run may end long after its last evaluation began
+            if self._finish(trial):
+                self._judge(trial)
         if not self._context.hurried() and (self._best is not None or self._pull()):
             chosen = self._best or self._newest
             self._agent.load(chosen.weights)
             trial = self._begin()
-            running = True
-            while running and not self._context.hurried() and not trial.late(self._settings.eval_timeout):
-                self._context.should_stop()  # also the heartbeat
-                with self._context.env_call():
-                    running = trial.step()
-            if running and not self._context.hurried():
-                self._context.send("log", text=trial.overdue(self._settings.eval_timeout), level="warning")
-            if not running or (trial.returns and not self._context.hurried()):
+            if self._finish(trial) or (trial.returns and not self._context.hurried()):
                 self._send(trial, chosen, final=True)
                 if self._best is None:
                     self._keep(chosen, trial.mean)
         with self._context.env_call():
             self._env.close()
+
+    def _finish(self, trial: Trial) -> bool:
+        """Play a trial to its end. False: it was cut short by haste or its time limit."""
+        running = True
+        while running and not self._context.hurried() and not trial.late(self._settings.eval_timeout):
+            self._context.should_stop()  # also the heartbeat
+            with self._context.env_call():
+                running = trial.step()
+        if running and not self._context.hurried():
+            self._context.send("log", text=trial.overdue(self._settings.eval_timeout), level="warning")
+        return not running
 
     def _pull(self) -> bool:
         """Take weights that were not measured yet, if there are any."""

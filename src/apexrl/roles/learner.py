@@ -130,6 +130,12 @@ class Learner:
             version, arrays = newest
             self._agent.load(arrays)
             self._context.send("log", text=f"{self._context.name} took up the published weights, version {version}")
+        elif self._context.total("updates") and (best := checkpoint.best(self._folder.checkpoints)) is not None:
+            self._agent.load(checkpoint.load(best).arrays)
+            text = (
+                f"there is no checkpoint of the learner: it goes on from {best.name}, with a new optimizer and target"
+            )
+            self._context.send("log", text=text, level="warning")
 
     def _checkpoint(self) -> None:
         # The number is that of updates ever made, as the version's: it grows over restarts, and so do file names.
