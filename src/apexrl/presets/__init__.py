@@ -68,7 +68,7 @@ CARTPOLE = Config(
     replay=ReplayConfig(capacity=100_000, min_size=1_000, samples_per_insert=8.0),
     actor=ActorConfig(actors=2, envs_per_actor=16, pull_period=20),
     learner=LearnerConfig(batch_size=64, checkpoint_seconds=5.0),
-    stop=StopConfig(stop_at_return=495.0),  # 475 is solved; more, so that fresh episodes show it too
+    stop=StopConfig(stop_at_return=499.0),  # 475 is solved; more, so that fresh episodes show it too
 )
 
 SLOW_CARTPOLE = replace(
