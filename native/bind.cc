@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "board.h"
+#include "checksum.h"
 #include "replay.h"
 
 namespace nb = nanobind;
@@ -24,6 +25,7 @@ constexpr int kIrregular = -1;    // a value is not a plain array of the declare
 constexpr int kBadPriority = -2;  // a priority is NaN, infinite or negative
 constexpr int kBusy = -3;         // another thread is inside this writer
 constexpr int kBadReward = -4;    // a reward is NaN or infinite
+constexpr int kYielded = -5;      // this process let another one own the replay
 
 // A borrowed C-contiguous buffer.
 class Buffer {
@@ -135,6 +137,14 @@ class PyReplay {
   std::vector<FieldType> fields;
 };
 
+uint8_t* writable(nb::handle array, size_t nbytes) {
+  if (array.is_none()) return nullptr;
+  Buffer buffer;
+  if (!buffer.get(array.ptr(), PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) || size_t(buffer.view().len) != nbytes)
+    throw std::invalid_argument("an output array has the wrong size");
+  return buffer.data<uint8_t>();
+}
+
 class PyWriter {
  public:
   PyWriter(std::shared_ptr<PyReplay> replay, uint32_t streams)
@@ -241,19 +251,35 @@ class PyWriter {
     Buffer buffer;
     const View& view = replay_->replay->view();
     const Column& c = view.header().column[column];
-    const size_t frames = c.windowed ? view.geometry().stack : 1;
+    const Geometry& g = view.geometry();
+    const bool rows = g.kind == Kind::sequence || g.kind == Kind::unroll;
+    const size_t steps = rows ? g.burn_in + g.n_step : 1;
+    const size_t frames = c.per_item ? 1 : c.windowed ? (steps + rows) * g.stack : steps;
     if (!buffer.get(out.ptr(), PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) ||
         size_t(buffer.view().len) != pending_.size() * frames * c.bytes)
       throw std::invalid_argument("out has another size than the pending items");
-    gather_column(view, c, pending_.data(), pending_.size(), later, buffer.data<uint8_t>());
+    if (c.per_item) {
+      gather_cells(view, c, pending_.data(), pending_.size(), buffer.data<uint8_t>());
+    } else if (rows) {
+      gather_rows(view, c, pending_.data(), pending_.size(), buffer.data<uint8_t>());
+    } else {
+      gather_column(view, c, pending_.data(), pending_.size(), later, buffer.data<uint8_t>());
+    }
   }
-  void gather_pending_returns(nb::handle reward, nb::handle discount) {
-    Buffer r, d;
-    if (!r.get(reward.ptr(), PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) ||
-        !d.get(discount.ptr(), PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) ||
-        size_t(r.view().len) != pending_.size() * 4 || size_t(d.view().len) != pending_.size() * 4)
-      throw std::invalid_argument("out has another size than the pending items");
-    gather_returns(replay_->replay->view(), pending_.data(), pending_.size(), r.data<float>(), d.data<float>());
+  // Arrays of [pending] (transition), or [pending, T] with `mask` and `first` [pending, T + 1].
+  void gather_pending_steps(nb::handle reward, nb::handle discount, nb::handle mask, nb::handle first) {
+    const View& view = replay_->replay->view();
+    const Geometry& g = view.geometry();
+    const size_t n = pending_.size();
+    const bool rows = g.kind == Kind::sequence || g.kind == Kind::unroll;
+    const size_t steps = rows ? g.burn_in + g.n_step : 1;
+    auto* r = reinterpret_cast<float*>(writable(reward, n * steps * 4));
+    auto* d = reinterpret_cast<float*>(writable(discount, n * steps * 4));
+    if (rows) {
+      gather_steps(view, pending_.data(), n, r, d, writable(mask, n * steps), writable(first, n * (steps + 1)));
+    } else {
+      gather_returns(view, pending_.data(), n, r, d);
+    }
   }
   // -> (status, bad row)
   std::tuple<int, size_t> publish(nb::handle priorities) {
@@ -310,32 +336,31 @@ class PyWriter {
   uint64_t call_ = 0;
 };
 
-uint8_t* writable(nb::handle array, size_t nbytes) {
-  if (array.is_none()) return nullptr;
-  Buffer buffer;
-  if (!buffer.get(array.ptr(), PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) || size_t(buffer.view().len) != nbytes)
-    throw std::invalid_argument("an output array has the wrong size");
-  return buffer.data<uint8_t>();
-}
-
 // Pointers into arrays that the Python side keeps alive.
 std::shared_ptr<Outputs> make_outputs(const PyReplay& replay, size_t n, nb::list columns, nb::list next_columns,
-                                      nb::handle reward, nb::handle discount, nb::handle keys,
-                                      nb::handle probabilities, nb::handle weights) {
+                                      nb::handle reward, nb::handle discount, nb::handle mask, nb::handle first,
+                                      nb::handle keys, nb::handle probabilities, nb::handle weights) {
   auto out = std::make_shared<Outputs>();
   const View& view = replay.replay->view();
   const Geometry& g = view.geometry();
   if (nb::len(columns) != g.columns || nb::len(next_columns) != g.columns)
     throw std::invalid_argument("one output per column is needed");
   out->n = n;
+  const bool rows = g.kind == Kind::sequence || g.kind == Kind::unroll;
+  const size_t steps = rows ? g.burn_in + g.n_step : 1;
   for (uint32_t c = 0; c < g.columns; ++c) {
     const Column& column = view.header().column[c];
-    const size_t bytes = n * column.bytes * (column.windowed ? g.stack : 1);
+    const size_t per_item = column.per_item ? 1 : column.windowed ? (steps + rows) * g.stack : steps;
+    const size_t bytes = n * column.bytes * per_item;
     out->column.push_back(writable(columns[c], bytes));
     out->next_column.push_back(writable(next_columns[c], bytes));
   }
-  out->reward = reinterpret_cast<float*>(writable(reward, n * 4));
-  out->discount = reinterpret_cast<float*>(writable(discount, n * 4));
+  out->reward = reinterpret_cast<float*>(writable(reward, n * steps * 4));
+  out->discount = reinterpret_cast<float*>(writable(discount, n * steps * 4));
+  out->mask = writable(mask, n * steps);
+  out->first = writable(first, n * (steps + 1));
+  if ((g.kind != Kind::rows && (!out->reward || !out->discount)) || (rows && (!out->mask || !out->first)))
+    throw std::invalid_argument("an output is missing");
   out->keys = reinterpret_cast<uint64_t*>(writable(keys, n * 8));
   out->probabilities = reinterpret_cast<double*>(writable(probabilities, n * 8));
   out->weights = reinterpret_cast<float*>(writable(weights, n * 4));
@@ -345,12 +370,12 @@ std::shared_ptr<Outputs> make_outputs(const PyReplay& replay, size_t n, nb::list
 std::vector<FieldType> field_types(nb::list fields, std::vector<Column>* columns) {
   std::vector<FieldType> types;
   for (nb::handle item : fields) {
-    auto [name, kind, itemsize, shape, windowed, sampled] =
-        nb::cast<std::tuple<nb::object, std::string, uint32_t, std::vector<Py_ssize_t>, bool, bool>>(item);
+    auto [name, kind, itemsize, shape, windowed, sampled, per_item] =
+        nb::cast<std::tuple<nb::object, std::string, uint32_t, std::vector<Py_ssize_t>, bool, bool, bool>>(item);
     uint64_t bytes = itemsize;
     for (Py_ssize_t d : shape) bytes *= uint64_t(d);
     if (bytes > UINT32_MAX) throw std::invalid_argument("a field is larger than 4 GiB");
-    if (columns) columns->push_back(Column{uint32_t(bytes), itemsize, windowed, sampled, 0, 0, 0, 0});
+    if (columns) columns->push_back(Column{uint32_t(bytes), itemsize, windowed, sampled, 0, per_item, 0, 0});
     types.push_back(FieldType{name, kind[0], itemsize, shape});
   }
   return types;
@@ -362,6 +387,11 @@ std::shared_ptr<Segment> segment_from(nb::tuple state) {
   if (raw.size() != uuid.size()) throw std::invalid_argument("bad uuid");
   std::memcpy(uuid.data(), raw.c_str(), uuid.size());
   return Segment::attach(nb::cast<int>(state[0]), nb::cast<int>(state[1]), uuid, nb::cast<std::string>(state[3]));
+}
+
+std::atomic<uint32_t>& word(const Segment& s, size_t offset) {
+  if (offset % 4 != 0 || offset + 4 > s.nbytes()) throw std::invalid_argument("no word at this offset");
+  return *reinterpret_cast<std::atomic<uint32_t>*>(s.data() + offset);
 }
 
 nb::tuple segment_state(const Segment& s) {
@@ -383,6 +413,18 @@ NB_MODULE(_native, m) {
       .def("try_lock", &Segment::try_lock, nb::arg("index"), "True when this process now holds it and did not before.")
       .def("unlock", &Segment::unlock, nb::arg("index"))
       .def("holder", &Segment::holder, nb::arg("index"), "Pid of the living process that holds it, else 0.")
+      .def("load", [](const Segment& s, size_t offset) { return word(s, offset).load(std::memory_order_acquire); },
+           nb::arg("offset"), "The 4-byte word there, with everything written before it was stored.")
+      .def("store", [](const Segment& s, size_t offset, uint32_t value) {
+        word(s, offset).store(value, std::memory_order_release);
+      }, nb::arg("offset"), nb::arg("value"))
+      .def("ring", [](const Segment& s, size_t offset) { futex_wake(word(s, offset)); }, nb::arg("offset"),
+           "Add one to the word there and wake all who wait on it.")
+      .def("wait", [](const Segment& s, size_t offset, uint32_t seen, double seconds) {
+        auto& bell = word(s, offset);
+        nb::gil_scoped_release release;
+        futex_wait(bell, seen, int64_t(seconds * 1e9));
+      }, nb::arg("offset"), nb::arg("seen"), nb::arg("seconds"), "Sleep while the word there is `seen`; may wake early.")
       .def("array", [](const std::shared_ptr<Segment>& s) {
         return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(s->data(), {s->nbytes()}, nb::cast(s));
       }, "The bytes as a writable uint8 array that keeps the memory mapped.")
@@ -435,38 +477,56 @@ NB_MODULE(_native, m) {
       });
 
   nb::class_<Outputs>(m, "Outputs");
+  nb::class_<Owner::Snapshot>(m, "Snapshot")
+      .def("__len__", [](const Owner::Snapshot& s) { return s.slots.size(); })
+      .def_ro("inserted", &Owner::Snapshot::inserted)
+      .def_ro("sampled", &Owner::Snapshot::sampled)
+      .def_ro("evicted", &Owner::Snapshot::evicted)
+      .def_ro("batches", &Owner::Snapshot::batches)
+      .def_prop_ro("rng", [](const Owner::Snapshot& s) {
+        std::vector<uint64_t> words(s.rng.first.state.begin(), s.rng.first.state.end());
+        words.insert(words.end(), s.rng.second.state.begin(), s.rng.second.state.end());
+        return words;
+      });
 
   nb::class_<PyReplay>(m, "Replay")
       .def_static(
           "create",
-          [](nb::list fields, const std::string& kind, uint64_t capacity, uint32_t chunk, uint32_t behind,
-             uint32_t ahead, uint32_t lanes, uint32_t streams, uint32_t stack, uint32_t n_step, double gamma,
-             double alpha, double eps, uint64_t seed, uint64_t min_size, double samples_per_insert,
-             double error_buffer, const std::string& json, const std::string& directory) {
+          [](nb::list fields, nb::dict sizes, const std::string& json, const std::string& directory) {
+            const auto whole = [&](const char* name) { return nb::cast<uint64_t>(sizes[name]); };
+            const auto small = [&](const char* name) { return nb::cast<uint32_t>(sizes[name]); };
+            const auto real = [&](const char* name) { return nb::cast<double>(sizes[name]); };
             Geometry g{};
-            g.kind = kind == "rows" ? Kind::rows : Kind::transition;
-            g.capacity = capacity;
-            g.chunk = chunk;
-            g.behind = behind;
-            g.ahead = ahead;
-            g.lanes = lanes;
-            g.streams = streams;
-            g.stack = stack;
-            g.n_step = n_step;
-            g.gamma = gamma;
-            g.alpha = alpha;
-            g.eps = eps;
-            g.seed = seed;
+            g.kind = Kind(small("kind"));
+            g.sampler = Sampler(small("sampler"));
+            g.remover = Remover(small("remover"));
+            g.independent = small("independent");
+            g.capacity = whole("capacity");
+            g.most = whole("most");
+            g.chunk = small("chunk");
+            g.chunk_items = small("chunk_items");
+            g.behind = small("behind");
+            g.ahead = small("ahead");
+            g.lanes = small("lanes");
+            g.streams = small("streams");
+            g.stack = small("stack");
+            g.n_step = small("n_step");
+            g.burn_in = small("burn_in");
+            g.stride = small("stride");
+            g.cells = small("cells");
+            g.trim_every = small("trim_every");
+            g.gamma = real("gamma");
+            g.alpha = real("alpha");
+            g.eps = real("eps");
+            g.remover_alpha = real("remover_alpha");
+            g.seed = whole("seed");
             std::vector<Column> columns;
             auto types = field_types(fields, &columns);
-            return std::make_shared<PyReplay>(
-                Replay::create(g, columns, json, min_size, samples_per_insert, error_buffer, directory),
-                std::move(types));
+            return std::make_shared<PyReplay>(Replay::create(g, columns, json, whole("min_size"), real("samples_per_insert"),
+                                                             real("error_buffer"), directory),
+                                              std::move(types));
           },
-          nb::kw_only(), nb::arg("fields"), nb::arg("kind"), nb::arg("capacity"), nb::arg("chunk"), nb::arg("behind"),
-          nb::arg("ahead"), nb::arg("lanes"), nb::arg("streams"), nb::arg("stack"), nb::arg("n_step"),
-          nb::arg("gamma"), nb::arg("alpha"), nb::arg("eps"), nb::arg("seed"), nb::arg("min_size"),
-          nb::arg("samples_per_insert"), nb::arg("error_buffer"), nb::arg("json"), nb::arg("directory"))
+          nb::kw_only(), nb::arg("fields"), nb::arg("sizes"), nb::arg("json"), nb::arg("directory"))
       .def_static("describe", [](nb::tuple state) { return Replay::of(segment_from(state))->json(); },
                   "The JSON that the creator left, for a process about to attach.")
       .def_static("attach", [](nb::tuple state, nb::list fields) {
@@ -474,11 +534,11 @@ NB_MODULE(_native, m) {
       })
       .def("state", [](const PyReplay& r) { return segment_state(*r.replay->segment()); })
       .def("segment", [](const PyReplay& r) { return r.replay->segment(); })
-      .def("own", [](PyReplay& r) {  // -> 0, or the pid of the living owner
+      .def("own", [](PyReplay& r, bool provisional) {  // -> 0, or the pid of the living owner
         int holder = 0;
         nb::gil_scoped_release release;
-        return r.replay->own(holder) != nullptr ? 0 : std::max(holder, 1);
-      })
+        return r.replay->own(holder, provisional) != nullptr ? 0 : std::max(holder, 1);
+      }, nb::arg("provisional") = false)
       .def_prop_ro("owned", [](PyReplay& r) { return r.replay->owner() != nullptr; })
       .def("disown", [](PyReplay& r) {
         nb::gil_scoped_release release;
@@ -493,17 +553,20 @@ NB_MODULE(_native, m) {
         return owner->size();
       })
       .def("outputs", &make_outputs, nb::arg("n"), nb::arg("columns"), nb::arg("next_columns"),
-           nb::arg("reward").none(), nb::arg("discount").none(), nb::arg("keys"), nb::arg("probabilities"),
-           nb::arg("weights"))
-      .def("sample", [](PyReplay& r, Outputs& out, double beta) {
+           nb::arg("reward").none(), nb::arg("discount").none(), nb::arg("mask").none(), nb::arg("first").none(),
+           nb::arg("keys"), nb::arg("probabilities"), nb::arg("weights"))
+      .def("sample", [](PyReplay& r, Outputs& out, double beta, int normalize, bool outstanding) {
         const auto owner = r.replay->owner();
-        if (owner == nullptr) throw std::runtime_error("this process does not own the replay");
+        if (owner == nullptr) return int(SampleStatus::yielded);
         nb::gil_scoped_release release;
-        return int(owner->sample(beta, out));
-      })
+        return int(owner->sample(beta, out, Normalize(normalize), outstanding));
+      }, nb::arg("outputs"), nb::arg("beta"), nb::arg("normalize") = 0, nb::arg("outstanding") = false)
+      .def("done", [](PyReplay& r, uint64_t items, bool lost) {
+        if (const auto owner = r.replay->owner()) lost ? owner->lose(items) : owner->done(items);
+      }, nb::arg("items"), nb::arg("lost"))
       .def("update", [](PyReplay& r, nb::handle keys, nb::handle priorities) {  // -> (status, applied or bad, stale)
         const auto owner = r.replay->owner();
-        if (owner == nullptr) throw std::runtime_error("this process does not own the replay");
+        if (owner == nullptr) return std::make_tuple(kYielded, size_t(0), size_t(0));
         Buffer k;
         if (!k.get(keys.ptr()) || !k.vector('u', 8)) return std::make_tuple(kIrregular, size_t(0), size_t(0));
         static thread_local std::vector<double> powered;
@@ -513,8 +576,8 @@ NB_MODULE(_native, m) {
         if (status != 0) return std::make_tuple(status, bad, size_t(0));
         size_t applied = 0, stale = 0;
         nb::gil_scoped_release release;
-        owner->update(k.data<uint64_t>(), powered.data(), k.size(), applied, stale);
-        return std::make_tuple(0, applied, stale);
+        const bool done = owner->update(k.data<uint64_t>(), powered.data(), k.size(), applied, stale);
+        return std::make_tuple(done ? 0 : kYielded, applied, stale);
       })
       .def("wait", [](PyReplay& r, double seconds) {
         const auto owner = r.replay->owner();
@@ -547,12 +610,16 @@ NB_MODULE(_native, m) {
         d["lanes"] = g.lanes;
         d["lanes_active"] = lanes;
         d["lanes_reclaimed"] = h.lanes_reclaimed.load();
+        d["provisional"] = h.provisional.load() != 0;
+        d["dropped_steps"] = h.dropped_steps.load();
+        d["lost"] = h.lost.load();
         d["max_priority"] = max_priority(h);
         d["min_size"] = h.min_size.load();
         d["samples_per_insert"] = h.samples_per_insert.load();
         d["error_buffer"] = h.error_buffer.load();
         d["next_order"] = h.next_order.load();
         d["chunk"] = g.chunk;
+        d["chunk_items"] = g.chunk_items;
         d["slots"] = g.slots;
         d["slots_used"] = std::min<uint64_t>(h.next_unused.load(), g.slots);
         d["slot_bytes"] = g.slot_bytes;
@@ -560,26 +627,22 @@ NB_MODULE(_native, m) {
         d["bytes"] = g.total;
         return d;
       })
-      .def("snapshot_slots", [](PyReplay& r) {
-        nb::list all;
-        for (const auto& s : r.replay->owner()->snapshot_slots())
-          all.append(nb::make_tuple(s.slot, s.generation, s.visible));
-        return all;
+      .def("snapshot", [](PyReplay& r) { return r.replay->owner()->snapshot(); })
+      .def("snapshot_block", [](PyReplay& r, const Owner::Snapshot& all, size_t next, nb::handle out) {
+        Buffer buffer;  // -> (next, entries written)
+        if (!buffer.get(out.ptr(), PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)) throw std::invalid_argument("out must be writable");
+        const auto owner = r.replay->owner();
+        nb::gil_scoped_release release;
+        const size_t written = owner->snapshot_block(all, next, buffer.data<uint8_t>(), size_t(buffer.view().len));
+        return std::make_tuple(next, written);
       })
-      .def("snapshot_slot", [](PyReplay& r, uint32_t slot, uint64_t generation, uint32_t visible, nb::handle rows,
-                               nb::handle leaves, nb::handle staged) {
-        const Geometry& g = r.replay->view().geometry();
-        return r.replay->owner()->snapshot_slot({slot, generation, visible}, writable(rows, g.slot_bytes),
-                                                reinterpret_cast<double*>(writable(leaves, g.leaves * 8)),
-                                                reinterpret_cast<double*>(writable(staged, g.leaves * 8)));
+      .def("restore_block", [](PyReplay& r, nb::handle block, size_t count) {
+        Buffer buffer;
+        if (!buffer.get(block.ptr())) throw std::invalid_argument("a block is a contiguous array");
+        nb::gil_scoped_release release;
+        r.replay->restore_block(buffer.data<uint8_t>(), size_t(buffer.view().len), count);
       })
-      .def("restore_slot", [](PyReplay& r, uint32_t slot, uint64_t generation, uint64_t order, uint32_t visible,
-                              nb::handle rows, nb::handle leaves, nb::handle staged) {
-        const Geometry& g = r.replay->view().geometry();
-        r.replay->restore_slot(slot, generation, order, visible, writable(rows, g.slot_bytes),
-                               reinterpret_cast<double*>(writable(leaves, g.leaves * 8)),
-                               reinterpret_cast<double*>(writable(staged, g.leaves * 8)));
-      })
+      .def_prop_ro("snapshot_entry_bytes", [](const PyReplay& r) { return snapshot_entry_bytes(r.replay->view().geometry()); })
       .def("finish_restore", [](PyReplay& r, uint64_t largest) { r.replay->finish_restore(largest); })
       .def("largest_generation", [](const PyReplay& r) { return r.replay->largest_generation(); })
       .def("restore_counters", [](PyReplay& r, uint64_t inserted, uint64_t sampled, uint64_t evicted, double largest) {
@@ -589,15 +652,13 @@ NB_MODULE(_native, m) {
         h.evicted.store(evicted);
         raise_max_priority(h, largest);
       })
-      .def("rng_state", [](PyReplay& r) {
-        const Rng rng = r.replay->owner()->rng_state();
-        return std::vector<uint64_t>(rng.state.begin(), rng.state.end());
-      })
-      .def("set_rng_state", [](PyReplay& r, std::vector<uint64_t> words) {
-        if (words.size() != 4) throw std::invalid_argument("the RNG state has four words");
-        Rng rng(0);
-        std::copy(words.begin(), words.end(), rng.state.begin());
-        r.replay->owner()->set_rng_state(rng);
+      .def("restore_draws", [](PyReplay& r, uint64_t batches, std::vector<uint64_t> words) {
+        if (words.size() != 8) throw std::invalid_argument("the RNG state has eight words");
+        Rng draws(0), removal(0);
+        std::copy_n(words.begin(), 4, draws.state.begin());
+        std::copy_n(words.begin() + 4, 4, removal.state.begin());
+        r.replay->owner()->set_rng_state(draws, removal);
+        r.replay->owner()->set_batches(batches);
       });
 
   nb::class_<PyWriter>(m, "Writer")
@@ -612,7 +673,8 @@ NB_MODULE(_native, m) {
       .def("pending", &PyWriter::pending)
       .def_prop_ro("pending_count", &PyWriter::pending_count)
       .def("gather_pending", &PyWriter::gather_pending)
-      .def("gather_pending_returns", &PyWriter::gather_pending_returns)
+      .def("gather_pending_steps", &PyWriter::gather_pending_steps, nb::arg("reward"), nb::arg("discount"),
+           nb::arg("mask") = nb::none(), nb::arg("first") = nb::none())
       .def("publish", &PyWriter::publish, nb::arg("priorities").none())
       .def("all_settled", &PyWriter::all_settled)
       .def("wait", &PyWriter::wait);
@@ -642,6 +704,12 @@ NB_MODULE(_native, m) {
       })
       .def_prop_ro("total", [](Tree& t) { return t.tree->total(); })
       .def("check", [](Tree& t) { return t.tree->check(); });
+  m.def("crc32c", [](nb::handle data) {
+    Buffer buffer;
+    if (!buffer.get(data.ptr())) throw std::invalid_argument("a checksum is of a contiguous array");
+    nb::gil_scoped_release release;
+    return crc32c(buffer.data<uint8_t>(), size_t(buffer.view().len));
+  });
   m.def("powers", [](std::vector<double> values, double eps, double alpha) {
     powers(values.data(), values.data(), values.size(), eps, alpha);
     return values;

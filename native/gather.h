@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <vector>
 
 #include "layout.h"
 
@@ -10,7 +11,8 @@ namespace apexrl {
 struct ItemRef {
   uint32_t slot;
   uint32_t row;   // of the item's own step
-  uint32_t span;  // m: environment steps to the bootstrap observation, m <= n (kind transition)
+  uint32_t span;  // m: environment steps to the bootstrap observation, m <= n
+  uint32_t warm;  // rows before it that warm a recurrent state, <= burn-in
 };
 
 template <size_t N>
@@ -60,16 +62,31 @@ inline void gather_column(const View& view, const Column& c, const ItemRef* item
     std::memcpy(out, view.cell(c, items[i].slot, items[i].row + items[i].span), c.bytes);
 }
 
-// m, the steps from `row` to its bootstrap observation: n, or fewer when the episode ends first.
+// m, the steps from `row` to its bootstrap observation: n, or fewer when the episode ends first (an unroll goes on).
 // `rows`: rows written so far. 0: the bootstrap observation is not there yet.
 inline uint32_t span_of(const View& view, uint32_t slot, uint32_t row, uint32_t rows) {
   const uint32_t n = view.geometry().n_step;
+  if (view.geometry().kind == Kind::unroll) return row + n < rows ? n : 0;
   for (uint32_t k = 0; k < n; ++k) {
     if (row + k >= rows) return 0;
     const bool ends = view.head(slot, row + k).flags & (kTerminated | kTruncated);
     if (ends || k + 1 == n) return row + k + 1 < rows ? k + 1 : 0;
   }
   return 0;
+}
+
+// Rows before `row` that an item there is warmed with: within the episode (sequence) or the stream (unroll).
+inline uint32_t warm_of(const View& view, uint32_t slot, uint32_t row) {
+  const Geometry& g = view.geometry();
+  if (g.burn_in == 0) return 0;
+  if (g.kind == Kind::sequence) return std::min<uint32_t>(g.burn_in, view.head(slot, row).age);
+  uint32_t warm = 0;
+  while (warm < g.burn_in && !(view.head(slot, row - warm - 1).flags & kAbsent)) ++warm;
+  return warm;
+}
+
+inline ItemRef item_at(const View& view, uint32_t slot, uint32_t row, uint32_t rows) {
+  return {slot, row, span_of(view, slot, row, rows), warm_of(view, slot, row)};
 }
 
 // n-step return sum_{k<m} gamma^k r_{t+k} and discount gamma^m (1 - terminated) (Sutton & Barto, eq. 7.1; the
@@ -87,6 +104,69 @@ inline void gather_returns(const View& view, const ItemRef* items, size_t n, flo
     }
     reward[i] = float(sum);
     discount[i] = terminated ? 0.0f : float(factor);
+  }
+}
+
+// --- sequences and unrolls: T = burn_in + length rows an item, and one more of the windowed columns
+
+// A column of n items: out [n, T (+ 1), (stack,) column]; zeros where an item has no row.
+inline void gather_rows(const View& view, const Column& c, const ItemRef* items, size_t n, uint8_t* out) {
+  const Geometry& g = view.geometry();
+  const bool stacked = c.windowed && g.stack > 1;
+  const size_t row_bytes = size_t(c.bytes) * (stacked ? g.stack : 1);
+  const uint32_t total = g.burn_in + g.n_step + (c.windowed ? 1 : 0);
+  const size_t stride = view.stride(c);
+  std::vector<ItemRef> rows(stacked ? total : 0);
+  for (size_t i = 0; i < n; ++i) {
+    const ItemRef& item = items[i];
+    const uint32_t before = g.burn_in - item.warm, count = item.warm + item.span + (c.windowed ? 1 : 0);
+    std::memset(out, 0, before * row_bytes);
+    out += before * row_bytes;
+    if (stacked) {
+      for (uint32_t k = 0; k < count; ++k) rows[k] = {item.slot, item.row - item.warm + k, 0, 0};
+      gather_stacked(view, c, rows.data(), count, false, out);
+    } else {
+      const uint8_t* from = view.cell(c, item.slot, item.row - item.warm);
+      if (stride == c.bytes) {
+        std::memcpy(out, from, count * row_bytes);
+      } else {
+        for (uint32_t k = 0; k < count; ++k) std::memcpy(out + k * row_bytes, from + k * stride, row_bytes);
+      }
+    }
+    out += count * row_bytes;
+    std::memset(out, 0, (total - before - count) * row_bytes);
+    out += (total - before - count) * row_bytes;
+  }
+}
+
+// A per-item column: out [n, column].
+inline void gather_cells(const View& view, const Column& c, const ItemRef* items, size_t n, uint8_t* out) {
+  for (size_t i = 0; i < n; ++i, out += c.bytes)
+    std::memcpy(out, view.cell(c, items[i].slot, view.head(items[i].slot, items[i].row).cell), c.bytes);
+}
+
+// What the steps of n items were: out [n, T] (first: [n, T + 1]). discount = gamma (1 - terminated); mask: a step was
+// taken here; first: an episode begins here.
+inline void gather_steps(const View& view, const ItemRef* items, size_t n, float* reward, float* discount,
+                         uint8_t* mask, uint8_t* first) {
+  const Geometry& g = view.geometry();
+  const uint32_t total = g.burn_in + g.n_step;
+  std::fill_n(reward, n * total, 0.0f);
+  std::fill_n(discount, n * total, 0.0f);
+  std::fill_n(mask, n * total, uint8_t(0));
+  std::fill_n(first, n * (total + 1), uint8_t(0));
+  for (size_t i = 0; i < n; ++i) {
+    const ItemRef& item = items[i];
+    const size_t before = g.burn_in - item.warm;
+    for (uint32_t k = 0; k <= item.warm + item.span; ++k) {
+      const StepHead& head = view.head(item.slot, item.row - item.warm + k);
+      const bool step = !(head.flags & kFinal);
+      first[i * (total + 1) + before + k] = step && head.age == 0;
+      if (k == item.warm + item.span) break;
+      reward[i * total + before + k] = head.reward;
+      discount[i * total + before + k] = step && !(head.flags & kTerminated) ? float(g.gamma) : 0.0f;
+      mask[i * total + before + k] = step;
+    }
   }
 }
 

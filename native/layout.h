@@ -20,16 +20,25 @@ namespace apexrl {
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
 
-enum class Kind : uint32_t { rows = 0, transition = 1 };
+enum class Kind : uint32_t { rows = 0, transition = 1, sequence = 2, unroll = 3 };
+enum class Sampler : uint32_t { prioritized = 0, fifo = 1 };  // uniform: prioritized with alpha 0
+enum class Remover : uint32_t { fifo = 0, proportional = 1 };
 
-// Of a row in a stream (kind transition), at the start of its record.
+// Of a row in a stream, at the start of its record.
 struct StepHead {
   float reward;
   uint8_t flags;
-  uint8_t age;  // steps since the episode began, saturating at 255: how many earlier frames may be stacked
-  uint16_t unused;
+  uint8_t age;    // steps since the episode began, saturating at 255: how many earlier rows belong to it
+  uint16_t cell;  // of the item that begins here: where its per-item columns are
 };
-enum : uint8_t { kTerminated = 1, kTruncated = 2, kFinal = 4 };  // kFinal: a final observation, no item
+enum : uint8_t {
+  kTerminated = 1,
+  kTruncated = 2,
+  kFinal = 4,    // a final observation: no step was taken here
+  kStart = 8,    // sequence, unroll: on the grid of starts
+  kItem = 16,    // an item begins here
+  kAbsent = 32,  // before the stream's first row
+};
 
 struct Column {
   uint32_t bytes;        // of one row
@@ -37,14 +46,16 @@ struct Column {
   uint8_t windowed;      // stacked, and also read n steps later
   uint8_t sampled;       // gathered by sample
   uint8_t plane;         // has a plane of its own; else lies in the record
-  uint8_t unused;
+  uint8_t per_item;      // one value per item, in a plane of cells
   uint32_t offset;       // in the record
   uint64_t plane_offset; // in the slot
 };
 
 struct Geometry {
   uint64_t capacity;   // items
-  uint32_t chunk;      // L: item positions per slot
+  uint64_t most;       // items, where the capacity is a soft limit
+  uint32_t chunk;      // L: item positions per slot; every row is one, though an item begin only at some
+  uint32_t chunk_items;  // the most items that a slot can hold
   uint32_t behind;     // rows before the first item position that its window may need
   uint32_t ahead;      // rows after the last
   uint32_t rows;       // behind + chunk + ahead
@@ -56,8 +67,16 @@ struct Geometry {
   uint32_t record;     // bytes
   uint32_t columns;
   uint32_t stack;
-  uint32_t n_step;
+  uint32_t n_step;     // steps of an item: n of a transition, length of a sequence or unroll
+  uint32_t burn_in;    // steps before an item's own, to warm a recurrent state
+  uint32_t stride;     // between the starts of items
+  uint32_t cells;      // per-item values in a slot
+  uint32_t trim_every; // sampled batches between trims to the capacity
   Kind kind;
+  Sampler sampler;
+  Remover remover;
+  uint32_t independent;  // draws: else stratified
+  double remover_alpha;
   uint32_t offset_bits, slot_bits;  // of a key, low to high: offset, slot, generation
   double gamma, alpha, eps;
   uint64_t seed;
@@ -96,7 +115,7 @@ struct SlotMeta {
   std::atomic<uint32_t> count;    // item positions published by the writer, a prefix
   std::atomic<uint32_t> items;    // real items among them (no final observations)
   std::atomic<uint32_t> drained;  // item positions whose leaves the owner has set, a prefix
-  uint32_t unused;
+  std::atomic<uint32_t> consumed; // fifo: item positions that were given out, a prefix
 };
 static_assert(sizeof(SlotMeta) == 32);
 
@@ -137,8 +156,13 @@ struct Header {
   std::atomic<uint64_t> next_order;
   std::atomic<uint64_t> epoch;                    // owners so far
   std::atomic<uint32_t> owner_pid;
+  std::atomic<uint32_t> provisional;              // the owner only makes room: it yields to who wants to sample
+  std::atomic<int64_t> wanted;                    // when somebody last did, in ns of the monotonic clock; 0: let in
   std::atomic<uint32_t> granting;                 // slot + 1 that the owner is handing out at this moment
   std::atomic<uint64_t> lanes_reclaimed;
+  std::atomic<uint64_t> dropped_steps;            // appended, but their window was never completed
+  std::atomic<uint64_t> handed;                   // fifo: items given out and perhaps not yet used
+  std::atomic<uint64_t> lost;                     // fifo: those of owners that died
   // the limiter (Reverb's): samples and inserts may drift apart within a band
   std::atomic<uint64_t> min_size;
   std::atomic<double> samples_per_insert;         // 0: no limit
@@ -157,9 +181,13 @@ inline uint32_t bits_for(uint64_t n) {  // bits that hold 0 … n-1
 inline void lay_out(Geometry& g, std::vector<Column>& columns) {
   if (columns.size() > kMaxColumns) throw std::invalid_argument("more than 128 fields");
   const uint64_t spare = g.kind == Kind::rows ? uint64_t(g.lanes) * (1 + g.desk) : uint64_t(g.streams) * 2;
-  // Final observations take positions but are no items: with the shortest episodes, every second one. Slots that are
-  // never needed are never touched, and cost no memory.
-  const uint64_t positions = g.kind == Kind::rows ? g.capacity : 2 * g.capacity;
+  // Positions that are no items: final observations (with the shortest episodes, every second one), and what lies
+  // between the starts of sequences. Slots that are never needed are never touched, and cost no memory.
+  uint64_t positions = g.most;
+  if (g.kind == Kind::transition) positions *= 2;
+  if (g.kind == Kind::sequence) positions *= std::max(g.stride, g.n_step) + 1;
+  if (g.kind == Kind::unroll) positions *= g.stride;
+  if (g.remover == Remover::proportional) positions *= 3;  // a chunk is reused when its last item has gone
   const uint64_t slots = (positions + g.chunk - 1) / g.chunk + spare + 2;
   if (slots * round_up(g.chunk, 8) > UINT32_MAX) throw std::invalid_argument("capacity is too large");
   g.slots = uint32_t(slots);
@@ -170,7 +198,7 @@ inline void lay_out(Geometry& g, std::vector<Column>& columns) {
   uint32_t record = g.kind == Kind::rows ? 0 : sizeof(StepHead);
   for (uint32_t align : {8u, 4u, 2u, 1u})  // widest first: no holes
     for (auto& c : columns) {
-      c.plane = c.bytes >= 64;
+      c.plane = c.bytes >= 64 || c.per_item;
       if (!c.plane && c.align == align) {
         c.offset = record;
         record += c.bytes;
@@ -181,7 +209,7 @@ inline void lay_out(Geometry& g, std::vector<Column>& columns) {
   for (auto& c : columns)
     if (c.plane) {
       c.plane_offset = slot;
-      slot += round_up(uint64_t(c.bytes) * g.rows, 64);
+      slot += round_up(uint64_t(c.bytes) * (c.per_item ? g.cells : g.rows), 64);
     }
   g.slot_bytes = slot;
 
@@ -228,7 +256,7 @@ class View {
   StepHead& head(uint32_t slot_index, uint32_t row) const {
     return *reinterpret_cast<StepHead*>(record(slot_index, row));
   }
-  // One row's value of a column, and the distance to the next row's.
+  // One row's value of a column (of a per-item column: one cell's), and the distance to the next row's.
   uint8_t* cell(const Column& c, uint32_t slot_index, uint32_t row) const {
     return c.plane ? slot(slot_index) + c.plane_offset + size_t(c.bytes) * row
                    : record(slot_index, row) + c.offset;
@@ -250,7 +278,7 @@ class View {
       if (state == SlotState::leased || state == SlotState::closed || state == SlotState::committed)
         items += meta(s).items.load(std::memory_order_relaxed);
     }
-    return std::min(items, geometry().capacity);
+    return std::min(items, geometry().most);
   }
 
   // `len`: exact once everything published was taken in by the owner, else an upper estimate within one publication.
@@ -260,15 +288,25 @@ class View {
     const uint64_t absorbed = h.absorbed.load(std::memory_order_acquire);
     const uint64_t inserted = h.inserted.load(std::memory_order_acquire);
     const uint64_t pending = inserted > absorbed ? inserted - absorbed : 0;
-    return std::min(h.items.load(std::memory_order_acquire) + pending, geometry().capacity);
+    return std::min(h.items.load(std::memory_order_acquire) + pending, geometry().most);
   }
 
  private:
   uint8_t* base_;
 };
 
-constexpr char kReplayMagic[9] = "APEXRPL1";
-constexpr uint32_t kReplayVersion = 1;
+constexpr char kReplayMagic[9] = "APEXRPL2";
+constexpr uint32_t kReplayVersion = 2;
+
+// One slot in a snapshot; its rows and leaves follow.
+struct SnapshotEntry {
+  uint32_t slot, visible;
+  uint64_t generation, order;
+  uint32_t consumed, unused;
+};
+inline size_t snapshot_entry_bytes(const Geometry& g) {
+  return sizeof(SnapshotEntry) + g.slot_bytes + g.leaves * sizeof(double);
+}
 
 inline double max_priority(const Header& h) {
   const uint64_t bits = h.max_priority.load(std::memory_order_relaxed);

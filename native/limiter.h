@@ -8,7 +8,7 @@
 
 namespace apexrl {
 
-enum class SampleStatus : int { ok = 0, too_few = 1, limited = 2, all_zero = 3, closed = 4 };
+enum class SampleStatus : int { ok = 0, too_few = 1, limited = 2, all_zero = 3, closed = 4, yielded = 5 };
 
 // The owner's side. Workers only compare `inserted` with `insert_limit`.
 class Limiter {
@@ -18,13 +18,15 @@ class Limiter {
   uint64_t min_size() const {
     // A full replay may hold up to a chunk less than its capacity: no more can be waited for.
     const Geometry& g = view_.geometry();
-    return std::clamp<uint64_t>(header().min_size.load(std::memory_order_relaxed), 1, g.capacity - g.chunk + 1);
+    const uint64_t most = g.capacity > g.chunk_items ? g.capacity - g.chunk_items + 1 : 1;
+    return std::clamp<uint64_t>(header().min_size.load(std::memory_order_relaxed), 1, most);
   }
 
   // Whether `n` of `items` items may be sampled now.
   SampleStatus may_sample(uint64_t items, size_t n) {
     Header& h = header();
     if (items < min_size()) return SampleStatus::too_few;
+    if (view_.geometry().sampler == Sampler::fifo) return items < n ? SampleStatus::too_few : SampleStatus::ok;
     const double rate = h.samples_per_insert.load(std::memory_order_relaxed);
     if (rate <= 0.0) return SampleStatus::ok;
     double error = h.error_buffer.load(std::memory_order_relaxed);
@@ -45,7 +47,9 @@ class Limiter {
     Header& h = header();
     const double rate = h.samples_per_insert.load(std::memory_order_relaxed);
     uint64_t limit = ~uint64_t(0);
-    if (rate > 0.0) {
+    if (view_.geometry().sampler == Sampler::fifo) {  // nothing is dropped: a full queue makes writers wait
+      limit = h.sampled.load(std::memory_order_relaxed) + view_.geometry().capacity;
+    } else if (rate > 0.0) {
       const double sampled = double(h.sampled.load(std::memory_order_relaxed));
       const double room = (sampled + double(min_size()) * rate + h.error_buffer.load(std::memory_order_relaxed)) / rate;
       limit = std::max<uint64_t>(min_size(), uint64_t(room));

@@ -24,22 +24,34 @@ struct Outputs {
   size_t n = 0;
   std::vector<uint8_t*> column;       // [columns], null: not wanted
   std::vector<uint8_t*> next_column;  // [columns], null: not wanted
-  float* reward = nullptr;            // kind transition
+  float* reward = nullptr;            // [n]; sequences and unrolls [n, T]
   float* discount = nullptr;
+  uint8_t* mask = nullptr;            // [n, T]
+  uint8_t* first = nullptr;           // [n, T + 1]
   uint64_t* keys = nullptr;
   double* probabilities = nullptr;
   float* weights = nullptr;
 };
 
+// By what importance weights (N P)^-beta are divided.
+enum class Normalize : int { batch = 0, buffer = 1, none = 2 };
+
 class Owner {
  public:
-  // Takes ownership, or returns null and the pid of the living owner.
-  static Owner* acquire(const std::shared_ptr<Segment>& segment, int& holder) {
+  // Takes ownership, or returns null and the pid of the living owner. `provisional`: only to make room; a process
+  // that wants to sample is let in.
+  static Owner* acquire(const std::shared_ptr<Segment>& segment, bool provisional, int& holder) {
+    Header& h = View(segment->data()).header();
+    if (provisional && wanted(h)) return nullptr;  // after them
     if (!segment->try_lock(kOwnerLock)) {
       holder = segment->holder(kOwnerLock);
+      if (!provisional && h.provisional.load(std::memory_order_acquire)) {
+        h.wanted.store(now_ns(), std::memory_order_release);
+        futex_wake(h.bell);
+      }
       return nullptr;
     }
-    return new Owner(segment);
+    return new Owner(segment, provisional);
   }
 
   // In a forked child this object is only memory: the caller leaks it instead of destroying it.
@@ -50,12 +62,17 @@ class Owner {
     }
     futex_wake(header().bell);
     if (thread_.joinable()) thread_.join();
-    header().owner_pid.store(0, std::memory_order_release);
-    segment_->unlock(kOwnerLock);
+    if (yielded_.load()) return;
+    header().handed.store(0, std::memory_order_relaxed);  // an orderly end: the last batch is its holder's to use
+    leave();
   }
+
+  // It was provisional and has let another process in: this object is good for nothing more.
+  bool yielded() const { return yielded_.load(std::memory_order_acquire); }
 
   uint64_t size() {
     std::lock_guard guard(mutex_);
+    if (yielded()) return view_.size();
     book_.drain();
     return book_.items();
   }
@@ -63,41 +80,46 @@ class Owner {
   // Takes in what workers published, frees and hands out slots.
   void serve() {
     std::lock_guard guard(mutex_);
-    book_.drain();
+    if (!yielded()) book_.drain();
   }
 
-  SampleStatus sample(double beta, Outputs& out) {
+  // `outstanding`: fifo: earlier batches may still be in use, and count as lost when this process dies.
+  SampleStatus sample(double beta, Outputs& out, Normalize normalize = Normalize::batch, bool outstanding = false) {
     std::lock_guard guard(mutex_);
     Header& h = header();
     if (h.closed.load(std::memory_order_acquire)) return SampleStatus::closed;
+    if (yielded()) return SampleStatus::yielded;
+    h.provisional.store(0, std::memory_order_relaxed);
+    const Geometry& g = view_.geometry();
     book_.drain();
     const SampleStatus status = may_sample(out.n);
     if (status != SampleStatus::ok) return status;
-    draw(out, beta);
-    const Geometry& g = view_.geometry();
-    if (g.kind == Kind::transition) {
-      for (auto& ref : refs_) ref.span = span_of(view_, ref.slot, ref.row, g.rows);
-      gather_returns(view_, refs_.data(), out.n, out.reward, out.discount);
+    if (g.sampler == Sampler::fifo) {
+      h.handed.store(out.n + (outstanding ? h.handed.load(std::memory_order_relaxed) : 0), std::memory_order_relaxed);
+      take(out);
+    } else {
+      draw(out, beta, normalize);
     }
-    for (uint32_t c = 0; c < g.columns; ++c) {
-      if (out.column[c]) gather_column(view_, h.column[c], refs_.data(), out.n, false, out.column[c]);
-      if (out.next_column[c]) gather_column(view_, h.column[c], refs_.data(), out.n, true, out.next_column[c]);
-    }
+    gather(out);
+    if (g.sampler == Sampler::fifo) book_.done_with(refs_);
     h.sampled.fetch_add(out.n, std::memory_order_relaxed);
+    h.items.store(book_.items(), std::memory_order_release);
+    if (g.trim_every > 1 && ++batches_ % g.trim_every == 0) book_.trim(g.capacity);
     book_.limiter.update();
     book_.limiter.wake_lanes();
     return SampleStatus::ok;
   }
 
-  // Writes powered priorities by key; a key whose item has gone is counted and left alone.
-  void update(const uint64_t* keys, const double* powered, size_t n, size_t& applied, size_t& stale) {
+  // Writes powered priorities by key; a key whose item has gone is counted and left alone. False: it has yielded.
+  bool update(const uint64_t* keys, const double* powered, size_t n, size_t& applied, size_t& stale) {
     std::lock_guard guard(mutex_);
+    applied = stale = 0;
+    if (yielded()) return false;
     book_.drain();
     const Geometry& g = view_.geometry();
     const uint64_t offset_mask = (uint64_t(1) << g.offset_bits) - 1, slot_mask = (uint64_t(1) << g.slot_bits) - 1;
     const uint64_t generation_mask = ~uint64_t(0) >> (g.offset_bits + g.slot_bits);
     double largest = 0.0;
-    applied = 0;
     for (size_t i = 0; i < n; ++i) {
       if (i + 8 < n) {
         const uint64_t ahead = std::min<uint64_t>(keys[i + 8] >> g.offset_bits & slot_mask, g.slots - 1);
@@ -107,9 +129,10 @@ class Owner {
       const uint64_t offset = keys[i] & offset_mask, slot = keys[i] >> g.offset_bits & slot_mask;
       const uint64_t generation = keys[i] >> (g.offset_bits + g.slot_bits);
       if (slot >= g.slots || offset >= book_.slots[slot].visible ||
-          (book_.slots[slot].generation & generation_mask) != generation || book_.slots[slot].finals >> offset & 1)
+          (book_.slots[slot].generation & generation_mask) != generation ||
+          std::signbit(view_.leaves(uint32_t(slot))[offset]) || g.sampler == Sampler::fifo)
         continue;
-      book_.tree.set(slot * g.leaves + offset, powered[i]);
+      book_.set_priority(slot * g.leaves + offset, powered[i]);
       largest = std::max(largest, powered[i]);
       ++applied;
     }
@@ -119,6 +142,7 @@ class Owner {
     if (applied > 0) raise_max_priority(h, largest);
     h.updates_applied.fetch_add(applied, std::memory_order_relaxed);
     h.updates_stale.fetch_add(stale, std::memory_order_relaxed);
+    return true;
   }
 
   // Sleeps until workers publish something, at most `ns`. Safe without the GIL.
@@ -128,6 +152,7 @@ class Owner {
     h.hungry.store(1, std::memory_order_seq_cst);
     {
       std::lock_guard guard(mutex_);
+      if (yielded()) return;
       book_.drain();
       if (may_sample(1) == SampleStatus::ok && book_.items() >= book_.limiter.min_size()) ns = std::min<int64_t>(ns, 1'000'000);
     }
@@ -140,39 +165,80 @@ class Owner {
     book_.limiter.set(min_size, samples_per_insert, error_buffer);
   }
 
-  Rng rng_state() {
+  // fifo: a batch that was outstanding is done with.
+  void done(uint64_t items) {
     std::lock_guard guard(mutex_);
-    return rng_;
+    auto& handed = header().handed;
+    handed.store(handed.load(std::memory_order_relaxed) - std::min<uint64_t>(items, handed.load()), std::memory_order_relaxed);
   }
-  void set_rng_state(const Rng& rng) {
-    std::lock_guard guard(mutex_);
-    rng_ = rng;
+  void lose(uint64_t items) {
+    done(items);
+    header().lost.fetch_add(items, std::memory_order_relaxed);
   }
 
-  // Slots a snapshot must hold, oldest first, then those still being written: slot, generation, visible positions.
+  // Of the draws and of proportional removal.
+  std::pair<Rng, Rng> rng_state() {
+    std::lock_guard guard(mutex_);
+    return {rng_, book_.removal_rng};
+  }
+  void set_rng_state(const Rng& draws, const Rng& removal) {
+    std::lock_guard guard(mutex_);
+    rng_ = draws;
+    book_.removal_rng = removal;
+  }
+
+  // What a snapshot must hold: slots oldest first, then those still being written; and the counters of this moment.
   struct SnapshotSlot {
     uint32_t slot;
-    uint64_t generation;
     uint32_t visible;
+    uint64_t generation;
   };
-  std::vector<SnapshotSlot> snapshot_slots() {
+  struct Snapshot {
+    std::vector<SnapshotSlot> slots;
+    uint64_t inserted, sampled, evicted, batches;
+    std::pair<Rng, Rng> rng{Rng(0), Rng(0)};
+  };
+  Snapshot snapshot() {
     std::lock_guard guard(mutex_);
     book_.drain();
-    std::vector<SnapshotSlot> all;
-    for (const uint32_t s : book_.filled()) all.push_back({s, book_.slots[s].generation, book_.slots[s].visible});
+    Snapshot all;
+    for (const uint32_t s : book_.filled()) all.slots.push_back({s, book_.slots[s].visible, book_.slots[s].generation});
+    Header& h = header();
+    all.inserted = h.absorbed.load();
+    all.sampled = h.sampled.load();
+    all.evicted = h.evicted.load();
+    all.batches = batches_;
+    all.rng = {rng_, book_.removal_rng};
     return all;
   }
-  // Copies a slot's rows, leaves and staged priorities, unless it was evicted meanwhile.
-  bool snapshot_slot(const SnapshotSlot& entry, uint8_t* rows, double* leaves, double* staged) {
+  void set_batches(uint64_t batches) {
+    std::lock_guard guard(mutex_);
+    batches_ = batches;
+  }
+  // Copies slots into `out`, one entry after the other, as many as fit; those that were evicted meanwhile are left out.
+  // Advances `next`; answers how many entries were written.
+  size_t snapshot_block(const Snapshot& all, size_t& next, uint8_t* out, size_t bytes) {
     std::lock_guard guard(mutex_);
     const Geometry& g = view_.geometry();
-    if (book_.slots[entry.slot].generation != entry.generation || book_.slots[entry.slot].visible < entry.visible) return false;
-    std::memcpy(rows, view_.slot(entry.slot), g.slot_bytes);
-    std::fill_n(leaves, g.leaves, 0.0);
-    std::fill_n(staged, g.leaves, 0.0);
-    std::copy_n(view_.leaves(entry.slot), entry.visible, leaves);
-    std::copy_n(view_.staged(entry.slot), entry.visible, staged);
-    return true;
+    const size_t entry_bytes = snapshot_entry_bytes(g);
+    size_t written = 0;
+    for (; next < all.slots.size() && bytes >= entry_bytes; ++next) {
+      const SnapshotSlot& wanted = all.slots[next];
+      if (book_.slots[wanted.slot].generation != wanted.generation || book_.slots[wanted.slot].visible < wanted.visible) continue;
+      const uint32_t consumed = std::min(view_.meta(wanted.slot).consumed.load(), wanted.visible);
+      const SnapshotEntry entry{wanted.slot, wanted.visible, wanted.generation, next + 1, consumed, 0};
+      std::memcpy(out, &entry, sizeof entry);
+      out += sizeof entry;
+      std::memcpy(out, view_.slot(wanted.slot), g.slot_bytes);
+      out += g.slot_bytes;
+      double* leaves = reinterpret_cast<double*>(out);
+      std::fill_n(leaves, g.leaves, 0.0);
+      std::copy_n(view_.leaves(wanted.slot), wanted.visible, leaves);
+      out += g.leaves * sizeof(double);
+      bytes -= entry_bytes;
+      ++written;
+    }
+    return written;
   }
 
   // For tests: worst error of a sum, and whether the counts agree with the leaves.
@@ -186,9 +252,11 @@ class Owner {
   }
 
  private:
-  explicit Owner(const std::shared_ptr<Segment>& segment)
+  Owner(const std::shared_ptr<Segment>& segment, bool provisional)
       : segment_(segment), view_(segment->data()), book_(segment), rng_(view_.geometry().seed) {
     std::lock_guard guard(mutex_);
+    if (!provisional) header().wanted.store(0, std::memory_order_relaxed);
+    header().provisional.store(provisional, std::memory_order_release);
     const uint64_t before = book_.take_over();
     if (before > 0) rng_ = Rng(view_.geometry().seed + before * 0x9e3779b97f4a7c15);  // not its predecessor's draws
     start();
@@ -196,8 +264,20 @@ class Owner {
 
   Header& header() const { return view_.header(); }
 
+  // Whether a process asked to sample within the last second: it may have died since.
+  static bool wanted(const Header& h) {
+    const int64_t asked = h.wanted.load(std::memory_order_acquire);
+    return asked != 0 && now_ns() - asked < 1'000'000'000;
+  }
+
+  void leave() {  // `provisional` stays as it is: without an owner it says nothing, and the next one sets it
+    header().owner_pid.store(0, std::memory_order_release);
+    segment_->unlock(kOwnerLock);
+  }
+
   SampleStatus may_sample(size_t n) {
     const SampleStatus status = book_.limiter.may_sample(book_.items(), n);
+    if (view_.geometry().sampler == Sampler::fifo) return status;
     return status == SampleStatus::ok && book_.tree.total() <= 0.0 ? SampleStatus::all_zero : status;
   }
 
@@ -210,6 +290,10 @@ class Owner {
         {
           std::lock_guard guard(mutex_);
           if (stop_) return;
+          if (wanted(h) && h.provisional.load(std::memory_order_acquire)) {
+            yielded_.store(true, std::memory_order_release);
+            return leave();
+          }
           others = book_.serves_others();
           if (others) book_.drain();  // this process's own workers are served at fixed points: its draws repeat exactly
         }
@@ -220,20 +304,24 @@ class Owner {
     });
   }
 
-  // Stratified proportional draws: one in each of n equal slices of the total (Schaul et al. 2016, appendix B.2.1).
-  void draw(Outputs& out, double beta) {
+  // Proportional draws; stratified: one in each of n equal slices of the total (Schaul et al. 2016, appendix B.2.1).
+  void draw(Outputs& out, double beta, Normalize normalize) {
     const Geometry& g = view_.geometry();
     const size_t n = out.n;
     refs_.resize(n);
     leaf_.resize(n);
     prefix_.resize(n);
     const double total = book_.tree.total(), slice = total / double(n);
-    for (size_t i = 0; i < n; ++i) prefix_[i] = (double(i) + rng_.uniform()) * slice;
+    if (g.independent) {
+      for (size_t i = 0; i < n; ++i) prefix_[i] = rng_.uniform() * total;
+    } else {
+      for (size_t i = 0; i < n; ++i) prefix_[i] = (double(i) + rng_.uniform()) * slice;
+    }
     book_.tree.find(prefix_.data(), leaf_.data(), n);
     double smallest = std::numeric_limits<double>::infinity();
     for (size_t i = 0; i < n; ++i) {
       const uint32_t slot = leaf_[i] / g.leaves, offset = leaf_[i] - slot * g.leaves;
-      refs_[i] = ItemRef{slot, g.behind + offset, 0};
+      refs_[i] = ItemRef{slot, g.behind + offset, 0, 0};
       const uint8_t* record = view_.record(slot, g.behind + offset);
       __builtin_prefetch(record);
       __builtin_prefetch(record + g.record - 1);
@@ -243,8 +331,47 @@ class Owner {
       out.probabilities[i] = p / total;
       smallest = std::min(smallest, p);
     }
-    // (N P)^-beta over its largest value: N and the total cancel.
+    // (N P)^-beta over its largest value, of the batch or of all items: N and the total cancel.
+    if (normalize == Normalize::buffer) {
+      if (!book_.tree.tracks_least()) book_.tree.track_least();
+      smallest = book_.tree.least();
+    } else if (normalize == Normalize::none) {
+      smallest = total / double(book_.items());
+    }
     inverse_powers(prefix_.data(), out.weights, n, smallest, beta);
+  }
+
+  // fifo: the oldest n.
+  void take(Outputs& out) {
+    const Geometry& g = view_.geometry();
+    book_.take(out.n, refs_);
+    for (size_t i = 0; i < out.n; ++i)
+      out.keys[i] = view_.key(refs_[i].slot, refs_[i].row - g.behind, book_.slots[refs_[i].slot].generation);
+    std::fill_n(out.probabilities, out.n, 1.0);
+    std::fill_n(out.weights, out.n, 1.0f);
+  }
+
+  void gather(Outputs& out) {
+    const Geometry& g = view_.geometry();
+    const Header& h = header();
+    const bool rows = g.kind == Kind::sequence || g.kind == Kind::unroll;
+    if (g.kind != Kind::rows)
+      for (auto& ref : refs_) ref = item_at(view_, ref.slot, ref.row, g.rows);
+    if (g.kind == Kind::transition) gather_returns(view_, refs_.data(), out.n, out.reward, out.discount);
+    if (rows) gather_steps(view_, refs_.data(), out.n, out.reward, out.discount, out.mask, out.first);
+    for (uint32_t c = 0; c < g.columns; ++c) {
+      const Column& column = h.column[c];
+      if (out.column[c]) {
+        if (column.per_item) {
+          gather_cells(view_, column, refs_.data(), out.n, out.column[c]);
+        } else if (rows) {
+          gather_rows(view_, column, refs_.data(), out.n, out.column[c]);
+        } else {
+          gather_column(view_, column, refs_.data(), out.n, false, out.column[c]);
+        }
+      }
+      if (out.next_column[c]) gather_column(view_, column, refs_.data(), out.n, true, out.next_column[c]);
+    }
   }
 
   std::shared_ptr<Segment> segment_;
@@ -252,7 +379,9 @@ class Owner {
   std::mutex mutex_;
   Book book_;
   Rng rng_;
+  uint64_t batches_ = 0;  // sampled
   bool stop_ = false;
+  std::atomic<bool> yielded_{false};
   std::thread thread_;
   std::vector<ItemRef> refs_;  // of the draw under way, as the next two
   std::vector<uint32_t> leaf_;

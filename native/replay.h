@@ -16,6 +16,9 @@ class Replay {
   static std::shared_ptr<Replay> create(Geometry g, std::vector<Column> columns, const std::string& json,
                                         uint64_t min_size, double samples_per_insert, double error_buffer,
                                         const std::string& directory) {
+    if (g.chunk == 0 || g.chunk > 65535) throw std::invalid_argument("a chunk has 1 to 65535 item positions");
+    if (g.most < g.capacity) g.most = g.capacity;
+    if (g.chunk_items == 0) g.chunk_items = g.chunk;
     g.json_bytes = json.size();
     // The desk holds the rows of a moment, not megabytes of large ones.
     uint64_t row = 0;
@@ -23,7 +26,6 @@ class Replay {
     g.desk = g.kind == Kind::rows
                  ? uint32_t(std::clamp<uint64_t>((uint64_t(4) << 20) / std::max<uint64_t>(1, row * g.chunk), 2, 32))
                  : g.streams;
-    if (g.chunk == 0 || g.chunk > 64) throw std::invalid_argument("a chunk has 1 to 64 item positions");
     lay_out(g, columns);
     auto segment = Segment::create(g.total, directory);
     View view(segment->data());
@@ -34,7 +36,7 @@ class Replay {
     h.min_size.store(min_size);
     h.samples_per_insert.store(samples_per_insert);
     h.error_buffer.store(error_buffer);
-    h.insert_limit.store(~uint64_t(0));
+    h.insert_limit.store(g.sampler == Sampler::fifo ? g.capacity : ~uint64_t(0));
     if (samples_per_insert > 0.0)
       h.insert_limit.store(std::max<uint64_t>(
           std::max<uint64_t>(1, min_size), uint64_t((double(min_size) * samples_per_insert + error_buffer) / samples_per_insert)));
@@ -74,10 +76,10 @@ class Replay {
     return current();
   }
   // Becomes the owner if nobody else is; else returns null and who is.
-  std::shared_ptr<Owner> own(int& holder) {
+  std::shared_ptr<Owner> own(int& holder, bool provisional = false) {
     std::lock_guard guard(mutex());
     if (auto mine = current()) return mine;
-    owner_.reset(Owner::acquire(segment_, holder));
+    owner_.reset(Owner::acquire(segment_, provisional, holder));
     owner_fork_ = fork_generation();
     return owner_;
   }
@@ -115,24 +117,36 @@ class Replay {
     return largest;
   }
 
-  // Puts a snapshot's slot back where it was. Only before anyone writes or samples.
-  void restore_slot(uint32_t slot, uint64_t generation, uint64_t order, uint32_t visible, const uint8_t* rows,
-                    const double* leaves, const double* staged) {
+  // Puts `count` entries of a snapshot back where they were. Only before anyone writes or samples.
+  void restore_block(const uint8_t* in, size_t bytes, size_t count) {
     const Geometry& g = view_.geometry();
-    if (slot >= g.slots || visible > g.chunk) throw std::invalid_argument("slot or count out of range");
-    std::memcpy(view_.slot(slot), rows, g.slot_bytes);
-    std::copy_n(leaves, g.leaves, view_.leaves(slot));
-    std::copy_n(staged, g.leaves, view_.staged(slot));
-    uint32_t items = 0;
-    for (uint32_t p = 0; p < visible; ++p) items += staged[p] >= 0.0;
-    SlotMeta& meta = view_.meta(slot);
-    meta.count.store(visible);
-    meta.items.store(items);
-    meta.drained.store(visible);
-    meta.order.store(order);
-    meta.word.store(SlotWord{SlotState::committed, 0, generation}.pack());
+    if (count * snapshot_entry_bytes(g) != bytes) throw std::invalid_argument("a block has another size than its entries");
     Header& h = view_.header();
-    h.next_order.store(std::max<uint64_t>(h.next_order.load(), order + 1));
+    for (; count > 0; --count) {
+      SnapshotEntry entry;
+      std::memcpy(&entry, in, sizeof entry);
+      in += sizeof entry;
+      if (entry.slot >= g.slots || entry.visible > g.chunk || entry.consumed > entry.visible)
+        throw std::invalid_argument("slot or count out of range");
+      std::memcpy(view_.slot(entry.slot), in, g.slot_bytes);
+      in += g.slot_bytes;
+      std::memcpy(view_.leaves(entry.slot), in, g.leaves * sizeof(double));
+      in += g.leaves * sizeof(double);
+      uint32_t items = 0;
+      for (uint32_t p = 0; p < entry.visible; ++p) {
+        const double leaf = view_.leaves(entry.slot)[p];
+        view_.staged(entry.slot)[p] = std::signbit(leaf) ? -1.0 : leaf;
+        items += !std::signbit(leaf);
+      }
+      SlotMeta& meta = view_.meta(entry.slot);
+      meta.count.store(entry.visible);
+      meta.items.store(items);
+      meta.drained.store(entry.visible);
+      meta.consumed.store(entry.consumed);
+      meta.order.store(entry.order);
+      meta.word.store(SlotWord{SlotState::committed, 0, entry.generation}.pack());
+      h.next_order.store(std::max<uint64_t>(h.next_order.load(), entry.order + 1));
+    }
   }
 
  private:
@@ -147,6 +161,7 @@ class Replay {
     return *one;
   }
   std::shared_ptr<Owner> current() {
+    if (owner_ && owner_fork_ == fork_generation() && owner_->yielded()) owner_.reset();
     if (owner_ && owner_fork_ != fork_generation()) {
       new std::shared_ptr<Owner>(std::move(owner_));  // the parent's, its thread does not exist here: leaked on purpose
       owner_.reset();

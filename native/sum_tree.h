@@ -42,7 +42,24 @@ class SumTree {
       below = level.data();
     }
     for (auto& list : dirty_) list.clear();
+    if (!least_.empty()) track_least();
   }
+
+  // From now on least() answers in O(1); costs one more pass over what propagate() touches.
+  void track_least() {
+    if (least_.empty())
+      for (auto& level : levels_) least_.emplace_back(level.count());
+    const double* below = leaves_;
+    size_t n = count_;
+    for (auto& level : least_) {
+      n = (n + kFan - 1) / kFan;
+      for (size_t i = 0; i < n; ++i) level.data()[i] = least8(below + i * kFan);
+      below = level.data();
+    }
+  }
+  bool tracks_least() const { return !least_.empty(); }
+  // The smallest positive leaf; 0 when there is none.
+  double least() const { return least_.back().data()[0]; }
 
   // Changes a leaf; sums are right again after propagate().
   void set(size_t i, double value) {
@@ -60,6 +77,8 @@ class SumTree {
       double* level = levels_[k].data();
       for (const uint32_t node : dirty_[k]) {
         level[node] = sum8(below + size_t(node) * kFan);
+        if (!least_.empty())
+          least_[k].data()[node] = least8((k == 0 ? leaves_ : least_[k - 1].data()) + size_t(node) * kFan);
         if (k + 1 < levels_.size()) {
           const uint32_t parent = node / kFan;
           auto& above = dirty_[k + 1];
@@ -102,10 +121,11 @@ class SumTree {
   // Zeroed doubles, 64-byte aligned.
   class Level {
    public:
-    explicit Level(size_t n) : data_(static_cast<double*>(std::aligned_alloc(64, n * sizeof(double)))) {
+    explicit Level(size_t n) : count_(n), data_(static_cast<double*>(std::aligned_alloc(64, n * sizeof(double)))) {
       if (!data_) throw std::bad_alloc();
       std::fill_n(data_.get(), n, 0.0);
     }
+    size_t count() const { return count_; }
     double* data() { return data_.get(); }
     const double* data() const { return data_.get(); }
 
@@ -113,10 +133,18 @@ class SumTree {
     struct Free {
       void operator()(double* p) const { std::free(p); }
     };
+    size_t count_;
     std::unique_ptr<double, Free> data_;
   };
 
   static double sum8(const double* v) { return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7])); }
+
+  static double least8(const double* v) {
+    double least = 0.0;
+    for (size_t j = 0; j < kFan; ++j)
+      if (v[j] > 0.0 && (least == 0.0 || v[j] < least)) least = v[j];
+    return least;
+  }
 
   static uint32_t descend(const double* below, uint32_t node, double& prefix) {
     const double* v = below + size_t(node) * kFan;
@@ -144,6 +172,7 @@ class SumTree {
   double* leaves_;
   size_t count_;
   std::vector<Level> levels_;
+  std::vector<Level> least_;  // of the positive leaves below; empty until asked for
   std::vector<std::vector<uint32_t>> dirty_;
 };
 

@@ -3,6 +3,7 @@
 // No call here waits: what needs a slot or room that is not there returns Status::wait, and the caller decides.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -24,7 +25,9 @@ enum class Status : int {
 class Writer {
  public:
   Writer(std::shared_ptr<Segment> segment, uint32_t streams)
-      : segment_(std::move(segment)), view_(segment_->data()), streams_(streams), fork_(fork_generation()) {}
+      : segment_(std::move(segment)), view_(segment_->data()), streams_(streams), fork_(fork_generation()) {
+    for (uint32_t c = 0; c < view_.geometry().columns; ++c) per_item_ = per_item_ || header().column[c].per_item;
+  }
 
   ~Writer() { release(); }
   Writer(const Writer&) = delete;
@@ -66,6 +69,7 @@ class Writer {
   // Gives the lane back. Published rows stay; complete items that were never published are lost.
   void release() {
     if (!leased()) return;
+    header().dropped_steps.fetch_add(incomplete_steps(), std::memory_order_relaxed);
     retire_lane(view_, uint32_t(lane_));
     segment_->unlock(kLaneLock + uint32_t(lane_));
     lane_ = -1;
@@ -84,7 +88,8 @@ class Writer {
     const size_t before = start;
     while (start < n) {
       if (h.closed.load(std::memory_order_relaxed)) { status = Status::closed; break; }
-      if (held_back()) { status = Status::wait; break; }
+      const uint64_t room = this->room();
+      if (room == 0) { status = Status::wait; break; }
       if (stream.slot < 0) {
         stream.slot = take(0);
         if (stream.slot < 0) { status = Status::wait; break; }
@@ -92,7 +97,7 @@ class Writer {
         stream.rows = 0;
       }
       const uint32_t slot = uint32_t(stream.slot);
-      const uint32_t count = uint32_t(std::min<size_t>(n - start, g.chunk - stream.rows));
+      const uint32_t count = uint32_t(std::min<uint64_t>({n - start, g.chunk - stream.rows, room}));
       for (uint32_t c = 0; c < g.columns; ++c) {
         const Column& column = h.column[c];
         copy_in(view_.cell(column, slot, stream.rows), view_.stride(column),
@@ -132,13 +137,14 @@ class Writer {
     Header& h = header();
     stored = false;
     if (h.closed.load(std::memory_order_relaxed)) return Status::closed;
-    if (held_back()) return pending_ > 0 ? Status::publish : Status::wait;
+    if (room() <= pending_) return pending_ > 0 ? Status::publish : Status::wait;
     for (size_t i = 0; i < n; ++i) {
       const Status status = make_room(which ? uint32_t(which[i]) : uint32_t(i));
       if (status != Status::ok) return status;
     }
     for (uint32_t c = 0; c < g.columns; ++c) {
       const Column& column = h.column[c];
+      if (column.per_item) continue;
       for (size_t i = 0; i < n; ++i) {
         const Stream& s = stream_[which ? size_t(which[i]) : i];
         std::memcpy(view_.cell(column, uint32_t(s.slot), s.rows), columns[c] + i * column.bytes, column.bytes);
@@ -151,15 +157,21 @@ class Writer {
       const bool final = s.ended;
       s.age = s.fresh ? 0 : std::min<uint32_t>(s.age + 1, 255);
       head.age = uint8_t(s.age);
-      head.unused = 0;
+      head.cell = 0;
       head.reward = final ? 0.0f : reward[i];
       head.flags = final ? uint8_t(kFinal)
                          : uint8_t((terminated[i] ? kTerminated : 0) | (truncated[i] ? kTruncated : 0));
       s.ended = !final && head.flags != 0;
+      s.steps = g.kind == Kind::sequence && s.fresh ? 0 : s.steps;
+      if (g.stride > 0) {
+        if (!(final && g.kind == Kind::sequence) && s.steps % g.stride == 0) head.flags |= kStart;
+        if (per_item_ && (s.steps == 0 || (s.steps + g.burn_in) % g.stride == 0)) keep_cell(s, columns, i);
+      }
+      ++s.steps;
       s.fresh = final;
       ++s.rows;
       complete(s);
-      full = full || s.complete == g.chunk;
+      full = full || s.complete == s.limit;
     }
     stored = true;
     return full ? Status::publish : Status::ok;
@@ -172,8 +184,8 @@ class Writer {
     for (const Stream& s : stream_)
       for (uint32_t p = s.published; s.slot >= 0 && p < s.complete; ++p) {
         const uint32_t row = behind + p;
-        if (view_.head(uint32_t(s.slot), row).flags & kFinal) continue;
-        items.push_back({uint32_t(s.slot), row, span_of(view_, uint32_t(s.slot), row, s.rows)});
+        if (!(view_.head(uint32_t(s.slot), row).flags & kItem)) continue;
+        items.push_back(item_at(view_, uint32_t(s.slot), row, s.rows));
       }
     return items.size();
   }
@@ -191,7 +203,7 @@ class Writer {
       double* staged = view_.staged(slot);
       uint32_t items = 0;
       for (uint32_t p = s.published; p < s.complete; ++p) {
-        if (view_.head(slot, behind + p).flags & kFinal) {
+        if (!(view_.head(slot, behind + p).flags & kItem)) {
           staged[p] = -1.0;
           continue;
         }
@@ -208,7 +220,7 @@ class Writer {
     announce();
     // Leave complete slots now if there are others: windows that an episode's end cut short may be complete there too.
     for (uint32_t i = 0; i < streams_; ++i)
-      if (stream_[i].slot >= 0 && stream_[i].complete == view_.geometry().chunk) make_room(i);
+      if (stream_[i].slot >= 0 && stream_[i].complete == stream_[i].limit) make_room(i);
   }
 
   // --- waiting
@@ -236,12 +248,30 @@ class Writer {
     uint32_t rows = 0;       // written in this slot
     uint32_t complete = 0;   // item positions whose windows are written
     uint32_t published = 0;  // … and published
+    uint32_t limit = 0;      // item positions of this slot: chunk, or fewer when its cells are used up
+    uint32_t cells = 0;      // per-item values in this slot
+    uint32_t covered = 0;    // rows that some item holds (sequence, unroll)
     uint32_t age = 0;
+    uint64_t steps = 0;      // of the episode (sequence), of the stream (unroll): where items start
     bool fresh = true;       // the next step begins an episode
     bool ended = false;      // the next step is a final observation
+    struct Kept {
+      uint32_t row;
+      std::vector<uint8_t> bytes;
+    };
+    std::deque<Kept> kept;   // per-item values of rows that may begin an item
   };
 
   Header& header() const { return view_.header(); }
+
+  // Steps appended since the last published position of each stream.
+  uint64_t incomplete_steps() const {
+    uint64_t steps = 0;
+    for (const Stream& s : stream_)
+      for (uint32_t row = std::max(view_.geometry().behind + s.published, s.covered); s.slot >= 0 && row < s.rows; ++row)
+        steps += !(view_.head(uint32_t(s.slot), row).flags & kFinal);
+    return steps;
+  }
 
   static void copy_in(uint8_t* to, size_t stride, const uint8_t* from, uint32_t bytes, uint32_t n) {
     if (stride == bytes) {
@@ -266,8 +296,11 @@ class Writer {
     return first;
   }
 
-  bool held_back() const {
-    return header().inserted.load(std::memory_order_relaxed) >= header().insert_limit.load(std::memory_order_relaxed);
+  // Items that the limiter lets in just now.
+  uint64_t room() const {
+    const uint64_t inserted = header().inserted.load(std::memory_order_relaxed);
+    const uint64_t limit = header().insert_limit.load(std::memory_order_relaxed);
+    return limit > inserted ? limit - inserted : 0;
   }
 
   uint64_t streams_in_use() const {
@@ -360,20 +393,21 @@ class Writer {
   Status make_room(uint32_t i) {
     const auto& g = view_.geometry();
     Stream& s = stream_[i];
-    if (s.slot >= 0 && s.complete < g.chunk) return Status::ok;
-    if (s.slot >= 0 && s.published < g.chunk) return Status::publish;
+    if (s.slot >= 0 && s.complete < s.limit) return Status::ok;
+    if (s.slot >= 0 && s.published < s.limit) return Status::publish;
     const int64_t slot = take(i);
     if (slot < 0) return pending_ > 0 ? Status::publish : Status::wait;
     if (s.slot < 0) {
       settle(i, slot);
       s.rows = g.behind;
+      for (uint32_t row = 0; row < g.behind; ++row) view_.head(uint32_t(slot), row).flags = kAbsent;
     } else {
-      const uint32_t old = uint32_t(s.slot), from = g.chunk, repeated = s.rows - from;
+      const uint32_t old = uint32_t(s.slot), from = s.limit, repeated = s.rows - from;
       if (repeated > 0) {
         std::memcpy(view_.record(uint32_t(slot), 0), view_.record(old, from), size_t(g.record) * repeated);
         for (uint32_t c = 0; c < g.columns; ++c) {
           const Column& column = header().column[c];
-          if (column.plane)
+          if (column.plane && !column.per_item)
             std::memcpy(view_.cell(column, uint32_t(slot), 0), view_.cell(column, old, from),
                         size_t(column.bytes) * repeated);
         }
@@ -382,23 +416,71 @@ class Writer {
       settle(i, slot);
       announce();
       s.rows = repeated;
+      s.covered -= std::min(s.covered, from);
+      while (!s.kept.empty() && s.kept.front().row < from) s.kept.pop_front();
+      for (auto& kept : s.kept) kept.row -= from;
     }
     s.slot = slot;
-    s.complete = s.published = 0;
+    s.limit = g.chunk;
+    s.complete = s.published = s.cells = 0;
     complete(s);
     return Status::ok;
   }
 
-  // Counts the items whose windows the newest row has completed.
+  // Counts the positions whose windows the newest row has completed, and marks those where an item begins.
   void complete(Stream& s) {
     const auto& g = view_.geometry();
-    while (s.complete < g.chunk) {
+    const uint32_t slot = uint32_t(s.slot);
+    while (s.complete < s.limit) {
       const uint32_t row = g.behind + s.complete;
       if (row >= s.rows) return;
-      const bool final = view_.head(uint32_t(s.slot), row).flags & kFinal;
-      if (!final && span_of(view_, uint32_t(s.slot), row, s.rows) == 0) return;
+      StepHead& head = view_.head(slot, row);
+      bool item = g.kind == Kind::transition ? !(head.flags & kFinal) : head.flags & kStart;
+      if (item) {
+        const uint32_t span = span_of(view_, slot, row, s.rows);
+        if (span == 0) return;
+        // The tail of an episode is no sequence of its own when the one before holds all of it.
+        if (g.kind == Kind::sequence) item = head.age == 0 || span == g.n_step || span + g.stride > g.n_step;
+      }
+      if (item && g.cells > 0) {
+        if (s.cells == g.cells) {
+          s.limit = s.complete;
+          return;
+        }
+        head.cell = uint16_t(s.cells++);
+        if (per_item_) fill_cell(s, row - warm_of(view_, slot, row), head.cell);
+      }
+      if (item) {
+        head.flags |= kItem;
+        if (g.kind != Kind::transition) s.covered = row + span_of(view_, slot, row, s.rows);
+      }
       ++s.complete;
-      pending_ += !final;
+      pending_ += item;
+    }
+  }
+
+  // Per-item values wait here until their item is complete, for only then it has a cell.
+  void keep_cell(Stream& s, const uint8_t* const* columns, size_t row_of_call) {
+    typename Stream::Kept kept{s.rows, {}};
+    for (uint32_t c = 0; c < view_.geometry().columns; ++c) {
+      const Column& column = header().column[c];
+      if (!column.per_item) continue;
+      const uint8_t* value = columns[c] + row_of_call * column.bytes;
+      kept.bytes.insert(kept.bytes.end(), value, value + column.bytes);
+    }
+    s.kept.push_back(std::move(kept));
+  }
+  void fill_cell(const Stream& s, uint32_t row, uint32_t cell) {
+    for (const auto& kept : s.kept) {
+      if (kept.row != row) continue;
+      const uint8_t* value = kept.bytes.data();
+      for (uint32_t c = 0; c < view_.geometry().columns; ++c) {
+        const Column& column = header().column[c];
+        if (!column.per_item) continue;
+        std::memcpy(view_.cell(column, uint32_t(s.slot), cell), value, column.bytes);
+        value += column.bytes;
+      }
+      return;
     }
   }
 
@@ -406,6 +488,7 @@ class Writer {
   View view_;
   uint32_t streams_;
   uint64_t fork_;
+  bool per_item_ = false;  // some column is
   int lane_ = -1;
   uint32_t pid_ = 0;
   uint32_t desk_at_ = 0;

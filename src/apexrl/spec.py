@@ -26,12 +26,15 @@ class Field:
             comes back as ``next_<name>``. Default: true for ``observation`` and ``observation/…``.
         sampled: whether ``sample`` returns it. A field that only ``priority_fn`` reads
             (recorded Q-values) need not be gathered for the learner.
+        per_item: in ``kind="sequence"`` and ``"unroll"``: kept once per item, as it was at the item's first step
+            (a recurrent state before that step's observation).
     """
 
     shape: tuple[int, ...]
     dtype: str
     windowed: bool | None = None
     sampled: bool = True
+    per_item: bool = False
 
     def __post_init__(self) -> None:
         shape = (self.shape,) if isinstance(self.shape, int) else tuple(int(n) for n in self.shape)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 import sys
+import threading
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +24,13 @@ class Batch:
         data: field name -> ``[B, ...]``. Rows mode: the declared fields. ``kind="transition"``: each sampled field
             (windowed ones ``[B, stack, ...]`` when ``stack`` > 1), ``next_<field>`` for the windowed ones, ``reward``
             (float32, the n-step return) and ``discount`` (float32, γ^m·(1 − terminated), m ≤ n).
+            ``kind="sequence"`` and ``"unroll"``, T = burn_in + length: windowed fields ``[B, T + 1, (stack,) ...]``,
+            per-item fields ``[B, ...]``, others ``[B, T, ...]``; ``reward`` and ``discount`` = γ·(1 − terminated)
+            (float32 ``[B, T]``), ``mask`` (bool ``[B, T]``: a step was taken there) and ``first`` (bool
+            ``[B, T + 1]``: an episode begins there). Where there is no step, values are zero.
         keys: uint64 ``[B]``, for ``update_priorities``.
-        probabilities: float64 ``[B]``, P(i) at the time of the draw.
-        weights: float32 ``[B]``, (N·P(i))^−β divided by its largest value in this batch (Schaul et al. 2016, §3.4).
+        probabilities: float64 ``[B]``, P(i) at the time of the draw; 1 from the fifo sampler.
+        weights: float32 ``[B]``, (N·P(i))^−β, normalised as ``sample`` was told (Schaul et al. 2016, §3.4).
     """
 
     __slots__ = ("data", "keys", "probabilities", "weights")
@@ -59,39 +66,86 @@ Allocator = Callable[[tuple[int, ...], str], Array]
 
 
 def _allocate(shape: tuple[int, ...], dtype: str) -> Array:
-    return np.empty(shape, dtype)
+    """Aligned to 64 bytes, which lets JAX take an array as it is."""
+    memory = bytearray(math.prod(shape) * np.dtype(dtype).itemsize + 64)
+    start = -np.frombuffer(memory, np.uint8).ctypes.data % 64
+    return np.ndarray(shape, dtype, buffer=memory, offset=start)
 
 
-class _Arrays:
-    """One set of output arrays for batches of one size."""
+def holder(memory: Any) -> Any:
+    """What keeps ``memory`` alive for arrays made ``over`` it, and is no array.
+
+    NumPy makes a view of a view refer to the array that owns the memory, not to the one in between, which then seems
+    unused. Where the owner is no array, views refer to ours.
+    """
+    raw = memoryview(memory).cast("B")
+    return (ctypes.c_ubyte * raw.nbytes).from_buffer(raw)
+
+
+def over(owner: Any, shape: tuple[int, ...], dtype: str, offset: int = 0) -> Array:
+    """An array over the memory of a ``holder``."""
+    return np.ndarray(shape, dtype, buffer=owner, offset=offset)
+
+
+def _never_a_view(allocate: Allocator) -> Allocator:
+    def make(shape: tuple[int, ...], dtype: str) -> Array:
+        array = allocate(shape, dtype)
+        return over(holder(array), shape, dtype) if isinstance(array.base, np.ndarray) else array
+
+    return make
+
+
+def step_arrays(layout: Layout, size: int, allocate: Allocator = _allocate) -> dict[str, Array]:
+    """What a kind adds to its fields, for ``size`` items."""
+    if layout.kind == "rows":
+        return {}
+    shape = (size, layout.steps) if layout.steps else (size,)
+    arrays = {"reward": allocate(shape, "float32"), "discount": allocate(shape, "float32")}
+    if layout.steps:
+        arrays["mask"] = allocate(shape, "bool")
+        arrays["first"] = allocate((size, layout.steps + 1), "bool")
+    return arrays
+
+
+class ArraySet:
+    """One set of output arrays for batches of one size. ``native``: the replay to sample into them; None: only read."""
 
     __slots__ = ("columns", "fixed", "idle", "named", "outputs")
 
-    def __init__(self, native: _native.Replay, layout: Layout, size: int, allocate: Allocator) -> None:
+    def __init__(self, native: _native.Replay | None, layout: Layout, size: int, allocate: Allocator) -> None:
         columns, later = [], []
+        allocate = _never_a_view(allocate)
         self.named: dict[str, Array] = {}
         for column in layout.columns:
             here = allocate((size, *column.window_shape), column.field.dtype) if column.field.sampled else None
             there = None
             if here is not None:
                 self.named[column.name] = here
-                if column.windowed:
+                if column.windowed and layout.kind == "transition":
                     there = self.named["next_" + column.name] = allocate(here.shape, column.field.dtype)
             columns.append(here)
             later.append(there)
-        reward = discount = None
-        if layout.kind == "transition":
-            reward = self.named["reward"] = allocate((size,), "float32")
-            discount = self.named["discount"] = allocate((size,), "float32")
-        keys = np.empty(size, np.uint64)
-        probabilities = np.empty(size, np.float64)
-        weights = allocate((size,), "float32")
-        self.fixed = (keys, probabilities, cast("NDArray[np.float32]", weights))
-        self.outputs = native.outputs(
-            size, columns, later, reward, discount, keys=keys, probabilities=probabilities, weights=weights
-        )
+        step = step_arrays(layout, size, allocate)
+        self.named |= step
+        keys = cast("NDArray[np.uint64]", allocate((size,), "uint64"))
+        probabilities = cast("NDArray[np.float64]", allocate((size,), "float64"))
+        weights = cast("NDArray[np.float32]", allocate((size,), "float32"))
+        self.fixed = (keys, probabilities, weights)
+        if native is not None:
+            self.outputs = native.outputs(
+                size,
+                columns,
+                later,
+                step.get("reward"),
+                step.get("discount"),
+                step.get("mask"),
+                step.get("first"),
+                keys=keys,
+                probabilities=probabilities,
+                weights=weights,
+            )
         self.columns: tuple[Array, ...] = (*self.named.values(), *self.fixed)
-        del columns, later, here, there, reward, discount, keys, probabilities, weights
+        del columns, later, here, there, step, keys, probabilities, weights
         self.idle = self.references()
 
     def free(self) -> bool:
@@ -111,23 +165,26 @@ class BatchPool:
     def __init__(self, native: _native.Replay, layout: Layout) -> None:
         self._native = native
         self._layout = layout
-        self._sets: dict[int, list[_Arrays]] = {}
+        self._sets: dict[int, list[ArraySet]] = {}
+        self._lock = threading.Lock()
         self.allocate: Allocator = _allocate
 
-    def take(self, size: int) -> _Arrays:
+    def take(self, size: int) -> ArraySet:
         """Arrays for ``size`` items that nobody else holds. Give them back with ``put`` when nothing was sampled."""
-        sets = self._sets.setdefault(size, [])
-        for i, arrays in enumerate(sets):
-            if arrays.free():
-                return sets.pop(i)
-        if len(self._sets) > 8:  # many sizes: keep only this one's
-            self._sets = {size: sets}
-        return _Arrays(self._native, self._layout, size, self.allocate)
+        with self._lock:
+            sets = self._sets.setdefault(size, [])
+            for i, arrays in enumerate(sets):
+                if arrays.free():
+                    return sets.pop(i)
+            if len(self._sets) > 8:  # many sizes: keep only this one's
+                self._sets = {size: sets}
+        return ArraySet(self._native, self._layout, size, self.allocate)
 
-    def put(self, size: int, arrays: _Arrays) -> None:
-        sets = self._sets.setdefault(size, [])
-        if len(sets) < 64:
-            sets.append(arrays)
+    def put(self, size: int, arrays: ArraySet) -> None:
+        with self._lock:
+            sets = self._sets.setdefault(size, [])
+            if len(sets) < 64:
+                sets.append(arrays)
 
     def clear(self) -> None:
         self._sets.clear()

@@ -12,7 +12,8 @@ import numpy as np
 from apexrl.errors import SpecError
 from apexrl.spec import Array, Field, is_observation
 
-Kind = Literal["rows", "transition"]
+Kind = Literal["rows", "transition", "sequence", "unroll"]
+KINDS: tuple[Kind, ...] = ("rows", "transition", "sequence", "unroll")  # in the order of native/layout.h
 BUILT_IN = {"reward": "float32", "terminated": "bool", "truncated": "bool"}
 
 
@@ -24,45 +25,69 @@ class Column:
     field: Field
     windowed: bool
     stack: int
+    steps: int  # T of a sequence or unroll; 0: an item is one step
 
     @property
     def window_shape(self) -> tuple[int, ...]:
         """Shape of one item's value in a batch."""
-        return (self.stack, *self.field.shape) if self.windowed and self.stack > 1 else self.field.shape
+        if self.field.per_item:
+            return self.field.shape
+        frames = (self.stack, *self.field.shape) if self.windowed and self.stack > 1 else self.field.shape
+        return (self.steps + self.windowed, *frames) if self.steps else frames
 
-    def native(self) -> tuple[str, str, int, list[int], bool, bool]:
-        dtype = np.dtype(self.field.dtype)
-        return (self.name, dtype.kind, dtype.itemsize, list(self.field.shape), self.windowed, self.field.sampled)
+    def native(self) -> tuple[str, str, int, list[int], bool, bool, bool]:
+        field, dtype = self.field, np.dtype(self.field.dtype)
+        return (
+            self.name,
+            dtype.kind,
+            dtype.itemsize,
+            list(field.shape),
+            self.windowed,
+            field.sampled,
+            field.per_item,
+        )
 
 
 class Layout:
-    """The declared fields of a replay, in order."""
+    """The declared fields of a replay, in order.
 
-    def __init__(self, fields: Mapping[str, Field], kind: Kind, stack: int) -> None:
+    Args:
+        fields: name -> Field.
+        kind: what an item is.
+        stack: frames of a windowed field.
+        steps: T, the steps of a sequence or unroll with its burn-in; 0 for the other kinds.
+    """
+
+    def __init__(self, fields: Mapping[str, Field], kind: Kind, stack: int, steps: int = 0) -> None:
         if not fields:
             raise SpecError("a replay needs at least one field")
         self.kind: Kind = kind
         self.stack = stack
+        self.steps = steps
         self.columns: list[Column] = []
         for name, field in fields.items():
             if not isinstance(name, str) or not name:
                 raise SpecError(f"field name {name!r} is not a non-empty string")
             if not isinstance(field, Field):
                 raise SpecError(f"field {name!r} must be a Field, got {type(field).__name__}")
-            if kind == "transition" and name in (*BUILT_IN, "discount"):
-                raise SpecError(f"field {name!r} is built into kind='transition'; leave it out of fields=")
-            windowed = kind == "transition" and (is_observation(name) if field.windowed is None else field.windowed)
-            self.columns.append(Column(name, field, windowed, stack))
+            if kind != "rows" and name in (*BUILT_IN, "discount", *(("mask", "first") if steps else ())):
+                raise SpecError(f"field {name!r} is built into kind={kind!r}; leave it out of fields=")
+            if field.per_item and not steps:
+                raise SpecError(f"field {name!r}: per_item belongs to kind='sequence' and 'unroll'")
+            windowed = kind != "rows" and (is_observation(name) if field.windowed is None else field.windowed)
+            if field.per_item and windowed:
+                raise SpecError(f"field {name!r} is both per_item and windowed: choose one")
+            self.columns.append(Column(name, field, windowed, stack, steps))
         known = set(fields)
         for column in self.columns:
-            if column.windowed and "next_" + column.name in known:
+            if kind == "transition" and column.windowed and "next_" + column.name in known:
                 raise SpecError(f"field 'next_{column.name}' collides with what {column.name!r} yields in a batch")
 
-    def native(self) -> list[tuple[str, str, int, list[int], bool, bool]]:
+    def native(self) -> list[tuple[str, str, int, list[int], bool, bool, bool]]:
         return [column.native() for column in self.columns]
 
     def names(self) -> list[str]:
-        return [column.name for column in self.columns] + (list(BUILT_IN) if self.kind == "transition" else [])
+        return [column.name for column in self.columns] + (list(BUILT_IN) if self.kind != "rows" else [])
 
     def plain(self, values: Mapping[str, Any], rows: int | None = None) -> dict[str, Array]:
         """Values as C-contiguous arrays of the declared dtypes.
@@ -84,7 +109,7 @@ class Layout:
         first = ""
         for column in self.columns:
             arrays[column.name] = _as_array(column.name, values[column.name], column.field.dtype, column.field.shape)
-        if self.kind == "transition":
+        if self.kind != "rows":
             for name, dtype in BUILT_IN.items():
                 value = values[name]
                 if name == "reward" and getattr(getattr(value, "dtype", None), "kind", "") in ("f", "i", "u"):
@@ -105,19 +130,23 @@ class Layout:
                 "dtype": c.field.dtype,
                 "windowed": c.field.windowed,
                 "sampled": c.field.sampled,
+                "per_item": c.field.per_item,
             }
             for c in self.columns
         }
-        return json.dumps({"kind": self.kind, "stack": self.stack, "fields": fields, "options": dict(options)})
+        return json.dumps(
+            {"kind": self.kind, "stack": self.stack, "steps": self.steps, "fields": fields, "options": dict(options)}
+        )
 
     @staticmethod
     def from_json(text: str) -> tuple[Layout, dict[str, Any]]:
         description = json.loads(text)
         fields = {
-            name: Field(tuple(f["shape"]), f["dtype"], f["windowed"], f["sampled"])
+            name: Field(tuple(f["shape"]), f["dtype"], f["windowed"], f["sampled"], f["per_item"])
             for name, f in description["fields"].items()
         }
-        return Layout(fields, description["kind"], description["stack"]), description["options"]
+        layout = Layout(fields, description["kind"], description["stack"], description["steps"])
+        return layout, description["options"]
 
 
 def _as_array(name: str, value: Any, dtype: str, shape: tuple[int, ...]) -> Array:

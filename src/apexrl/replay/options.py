@@ -1,14 +1,56 @@
-"""What a replay may be asked to be: the checks of its options."""
+"""What a replay may be asked to be: the checks of its options, and the sizes that follow from them."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Literal
 
 import numpy as np
 
 from apexrl.errors import ConfigError
+from apexrl.replay.layout import KINDS
+
+Sampler = Literal["prioritized", "uniform", "fifo"]
+Remover = Literal["fifo", "proportional"]
+Draws = Literal["stratified", "independent"]
 
 CHUNK = 64  # item positions per slot; fewer when the capacity would give less than 32 chunks
+CHUNK_OF_HOLES = 8  # with proportional removal, which frees a chunk when its last item has gone
+SOFT = 4  # a soft capacity may be exceeded by 1/SOFT between two trims
+
+_WHOLE = ("capacity", "stack", "n_step", "length", "burn_in", "trim_every", "writers", "min_size", "seed")
+OPTIONS: tuple[str, ...] = ("kind", "stride", "sampler", "draws", "remover", "streams")  # and the next two
+_REAL = ("gamma", "alpha", "eps", "remover_alpha", "samples_per_insert", "insert_band")
+OPTIONS += _WHOLE + _REAL
+_RANGES: dict[str, tuple[float, float]] = {
+    "capacity": (1, 2**36),
+    "stack": (1, 255),
+    "n_step": (1, 1000),
+    "gamma": (0, 1),
+    "length": (0, 10_000),
+    "burn_in": (0, 255),
+    "alpha": (0, 2),
+    "eps": (0, 1e6),
+    "remover_alpha": (-10, 10),
+    "trim_every": (1, 1_000_000),
+    "writers": (1, 4096),
+    "samples_per_insert": (0, 1e6),
+    "insert_band": (0, 1e6),
+}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "kind": KINDS,
+    "sampler": ("prioritized", "uniform", "fifo"),
+    "draws": ("stratified", "independent"),
+    "remover": ("fifo", "proportional"),
+}
+# Options that only some kinds have, and their values that say nothing.
+_OF_KINDS: dict[str, tuple[tuple[str, ...], Any]] = {
+    "stack": (("transition", "sequence", "unroll"), 1),
+    "n_step": (("transition",), 1),
+    "length": (("sequence", "unroll"), 0),
+    "stride": (("sequence",), None),
+    "burn_in": (("sequence", "unroll"), 0),
+}
 
 
 def checked(options: dict[str, Any]) -> dict[str, Any]:
@@ -18,31 +60,102 @@ def checked(options: dict[str, Any]) -> dict[str, Any]:
         if not fine:
             raise ConfigError(f"{name}={options[name]!r} must be {what}")
 
-    for name in ("capacity", "stack", "n_step", "writers", "min_size", "seed"):
+    for name in _WHOLE + tuple(n for n in ("stride", "streams") if options[n] is not None):
         value = options[name]
         need(name, isinstance(value, int | np.integer) and not isinstance(value, bool), "an integer")
         options[name] = int(value)
-    need("kind", options["kind"] in ("rows", "transition"), "'rows' or 'transition'")
-    need("capacity", 1 <= options["capacity"] <= 2**36, "between 1 and 2**36")
-    need("stack", 1 <= options["stack"] <= 255, "between 1 and 255")
-    need("n_step", 1 <= options["n_step"] <= 1000, "between 1 and 1000")
-    need("gamma", 0.0 <= options["gamma"] <= 1.0, "between 0 and 1")
-    need("alpha", 0.0 <= options["alpha"] <= 2.0, "between 0 and 2")
-    need("eps", 0.0 <= options["eps"] < 1e6, "a non-negative number")
-    need("writers", 1 <= options["writers"] <= 4096, "between 1 and 4096")
+    for name in _REAL:
+        value = options[name]
+        need(name, isinstance(value, int | float | np.number) and not isinstance(value, bool), "a number")
+        options[name] = float(value)
+    for name, (least, most) in _RANGES.items():
+        need(name, least <= options[name] <= most, f"between {least:,} and {most:,}")
+    for name, choices in _CHOICES.items():
+        value = options[name]
+        need(name, isinstance(value, str) and value in choices, "one of " + ", ".join(map(repr, choices)))
+    kind = options["kind"]
+    for name, (kinds, neutral) in _OF_KINDS.items():
+        if kind not in kinds:
+            need(name, options[name] in (neutral, 1), f"left out with kind={kind!r}")
+    if options["length"] == 0 and kind in ("sequence", "unroll"):
+        raise ConfigError(f"kind={kind!r} needs length=, the steps of an item")
+    if kind == "sequence":
+        options["stride"] = options["length"] if options["stride"] is None else options["stride"]
+        need("stride", 1 <= options["stride"] <= 10_000, "between 1 and 10,000")
     need("min_size", 0 <= options["min_size"] <= options["capacity"], "between 0 and capacity")
-    need("samples_per_insert", 0.0 <= options["samples_per_insert"] < 1e6, "a non-negative number")
-    need("insert_band", 0.0 <= options["insert_band"] < 1e6, "a non-negative number")
-    if options["kind"] == "rows":
-        for name, neutral in (("stack", 1), ("n_step", 1), ("streams", None)):
-            need(name, options[name] in (neutral, 1), "left out in rows mode, which stores finished items")
+    _check_together(options)
+    if kind == "rows":
+        need("streams", options["streams"] in (None, 1), "left out in rows mode, which stores finished items")
         options["streams"] = 1
     options["streams_chosen"] = options["streams"] is not None
-    chunk = min(CHUNK, options["capacity"] // 32)
+    options["chunk"] = _chunk(options)
     if options["streams"] is None:
         options["streams"] = 16 * options["writers"]
-    elif options["kind"] != "rows":  # chunks still being written are never evicted: leave room for others
-        chunk = min(chunk, options["capacity"] // (2 * max(1, options["streams"])))
     need("streams", 1 <= options["streams"] <= 65536, "between 1 and 65536")
-    options["chunk"] = max(1, chunk)
     return options
+
+
+def _check_together(options: dict[str, Any]) -> None:
+    sampler, remover = options["sampler"], options["remover"]
+    if sampler == "fifo":
+        if options["samples_per_insert"] != 0:
+            raise ConfigError(
+                f"samples_per_insert={options['samples_per_insert']} must be left out with sampler='fifo', which gives "
+                "every item out once"
+            )
+        if remover != "fifo" or options["trim_every"] != 1:
+            raise ConfigError("sampler='fifo' removes what it gives out: leave remover= and trim_every= out")
+    if remover == "proportional" and (sampler != "prioritized" or options["alpha"] == 0):
+        raise ConfigError("remover='proportional' needs priorities: sampler='prioritized' with alpha > 0")
+
+
+def _chunk(options: dict[str, Any]) -> int:
+    """Item positions in a slot."""
+    capacity = options["capacity"]
+    if options["kind"] in ("rows", "transition"):
+        items = min(CHUNK, capacity // 32)
+        if options["remover"] == "proportional":
+            items = min(items, CHUNK_OF_HOLES)
+    else:  # four times as many rows as are repeated in the next slot
+        items = min(
+            64, math.ceil(4 * (options["burn_in"] + options["stack"] - 1 + options["length"]) / stride_of(options))
+        )
+        items = min(items, capacity // 32, 60_000 // stride_of(options))
+    if options["streams_chosen"] and options["kind"] != "rows":
+        # Chunks still being written are never evicted: leave room for others.
+        items = min(items, capacity // (2 * max(1, options["streams"])))
+    return int(max(1, items)) * stride_of(options)
+
+
+def stride_of(options: dict[str, Any]) -> int:
+    """Steps between the starts of items: those of an unroll lie back to back."""
+    if options["kind"] == "unroll":
+        return int(options["length"])
+    return int(options["stride"] or 1)
+
+
+def native_sizes(options: dict[str, Any]) -> dict[str, Any]:
+    """Checked options as the native core takes them (native/layout.h, Geometry)."""
+    kind, chunk, stride = options["kind"], options["chunk"], stride_of(options)
+    rows = kind in ("sequence", "unroll")
+    cells = {"sequence": 2 * chunk // stride, "unroll": chunk // stride}.get(kind, 0)
+    capacity = options["capacity"]
+    return {
+        **{name: options[name] for name in ("capacity", "chunk", "streams", "stack", "burn_in", "trim_every")},
+        **{name: options[name] for name in ("gamma", "eps", "remover_alpha", "min_size", "samples_per_insert")},
+        "kind": KINDS.index(kind),
+        "sampler": int(options["sampler"] == "fifo"),
+        "remover": int(options["remover"] == "proportional"),
+        "independent": int(options["draws"] == "independent"),
+        "most": capacity if options["trim_every"] == 1 else capacity + max(1, capacity // SOFT),
+        "chunk_items": cells or chunk,
+        "behind": 0 if kind == "rows" else options["burn_in"] + options["stack"] - 1,
+        "ahead": {"rows": 0, "transition": options["n_step"]}.get(kind, options["length"]),
+        "lanes": options["writers"],
+        "n_step": options["length"] if rows else options["n_step"],
+        "stride": stride if rows else 0,
+        "cells": cells,
+        "alpha": 0.0 if options["sampler"] == "uniform" else options["alpha"],
+        "seed": options["seed"] & (2**64 - 1),
+        "error_buffer": options["insert_band"] * options["min_size"] * options["samples_per_insert"],
+    }

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -15,12 +15,19 @@ from apexrl import _native
 from apexrl.errors import ClosedError, ConfigError, OwnershipError, PriorityError, SpecError, WaitTimeout
 from apexrl.replay.batch import Allocator, Batch, BatchPool, Updated
 from apexrl.replay.layout import Kind, Layout
-from apexrl.replay.options import checked
-from apexrl.replay.writer import BAD_PRIORITY, IRREGULAR, PriorityFn, Writer, as_priorities
+from apexrl.replay.options import OPTIONS, Draws, Remover, Sampler, checked, native_sizes, stride_of
+from apexrl.replay.writer import BAD_PRIORITY, IRREGULAR, YIELDED, PriorityFn, Writer, as_priorities
 from apexrl.spec import Field
 
+if TYPE_CHECKING:
+    from apexrl.replay.serving import BatchServer
+
 _SLICE = 0.1  # seconds between looks at signals while waiting
-_TOO_FEW, _LIMITED, _ALL_ZERO, _CLOSED = 1, 2, 3, 4  # native/owner.h SampleStatus
+_YIELD_SECONDS = 5.0  # for a provisional owner to let go
+_TOO_FEW, _LIMITED, _ALL_ZERO, _CLOSED, _YIELDED = 1, 2, 3, 4, 5  # native/limiter.h SampleStatus
+_NORMALIZE = {"batch": 0, "buffer": 1, "none": 2}  # native/owner.h Normalize
+
+Normalize = Literal["batch", "buffer", "none"]
 
 
 class Replay:
@@ -33,13 +40,27 @@ class Replay:
         capacity: items kept; the oldest chunk goes first. Once full, capacity − chunk < len ≤ capacity.
         fields: name -> Field. Rows mode: a whole transition. Streams mode: one step; ``reward``, ``terminated`` and
             ``truncated`` are built in.
-        kind: ``"rows"`` (default): ``writer.extend`` takes finished items. ``"transition"``: ``writer.append`` takes
-            steps, and an item is a window of them.
-        stack: frames of a windowed field in an item; 1 adds no axis.
-        n_step: rewards summed before the bootstrap observation; fewer where the episode ends.
+        kind: ``"rows"`` (default): ``writer.extend`` takes finished items. The other kinds are streams:
+            ``writer.append`` takes steps, and an item is a window of them.
+            ``"transition"``: a step, and what followed n steps later.
+            ``"sequence"``: ``length`` steps of one episode, from every ``stride``-th step on, shorter at its end.
+            ``"unroll"``: ``length`` steps back to back, across episodes.
+        stack: (streams) frames of a windowed field in an item; 1 adds no axis.
+        n_step: (transition) rewards summed before the bootstrap observation; fewer where the episode ends.
         gamma: discount per step.
+        length: (sequence, unroll) steps of an item.
+        stride: (sequence) steps between the starts of items; default ``length``.
+        burn_in: (sequence, unroll) steps before an item's own that come with it, to warm a recurrent state.
+        sampler: ``"prioritized"``, ``"uniform"``, or ``"fifo"``: every item at most once, oldest first; then writers
+            wait while ``capacity`` items do.
+        draws: ``"stratified"`` (one from each equal slice of the total: less variance) or ``"independent"``.
         alpha: priority exponent; 0 samples uniformly.
         eps: added to |δ| before the exponent.
+        remover: what goes when there are more than ``capacity`` items: ``"fifo"``, the oldest chunk, or
+            ``"proportional"``, an item with probability ∝ (|δ| + eps)^remover_alpha.
+        remover_alpha: that exponent; −0.4 as in Ape-X DPG (Horgan et al. 2018, appendix D).
+        trim_every: remove only with every k-th sampled batch (Ape-X: 100), a soft capacity; at most a quarter more
+            than ``capacity`` is kept in between.
         seed: of the draws; one process's appends and draws repeat exactly.
         writers: lanes, the most writers at a time over all processes.
         streams: (streams mode) the most streams of all writers together; default 16 per writer.
@@ -62,8 +83,16 @@ class Replay:
         stack: int = 1,
         n_step: int = 1,
         gamma: float = 0.99,
+        length: int = 0,
+        stride: int | None = None,
+        burn_in: int = 0,
+        sampler: Sampler = "prioritized",
+        draws: Draws = "stratified",
         alpha: float = 0.6,
         eps: float = 1e-6,
+        remover: Remover = "fifo",
+        remover_alpha: float = -0.4,
+        trim_every: int = 1,
         seed: int = 0,
         writers: int = 8,
         streams: int | None = None,
@@ -72,42 +101,12 @@ class Replay:
         insert_band: float = 0.1,
         directory: str | os.PathLike[str] = "",
     ) -> None:
-        options = checked(
-            {
-                "capacity": capacity,
-                "kind": kind,
-                "stack": stack,
-                "n_step": n_step,
-                "gamma": gamma,
-                "alpha": alpha,
-                "eps": eps,
-                "seed": seed,
-                "writers": writers,
-                "streams": streams,
-                "min_size": min_size,
-                "samples_per_insert": samples_per_insert,
-                "insert_band": insert_band,
-            }
-        )
-        layout = Layout(fields, kind, stack)
+        arguments = dict(locals())
+        options = checked({name: arguments[name] for name in OPTIONS})
+        layout = Layout(fields, kind, options["stack"], options["burn_in"] + options["length"])
         native = _native.Replay.create(
             fields=layout.native(),
-            kind=kind,
-            capacity=options["capacity"],
-            chunk=options["chunk"],
-            behind=stack - 1 if kind == "transition" else 0,
-            ahead=n_step if kind == "transition" else 0,
-            lanes=options["writers"],
-            streams=options["streams"],
-            stack=stack,
-            n_step=n_step,
-            gamma=gamma,
-            alpha=alpha,
-            eps=eps,
-            seed=seed & (2**64 - 1),
-            min_size=min_size,
-            samples_per_insert=samples_per_insert,
-            error_buffer=insert_band * min_size * samples_per_insert,
+            sizes=native_sizes(options),
             json=layout.to_json(options),
             directory=os.fspath(directory),
         )
@@ -123,6 +122,7 @@ class Replay:
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
         self._closed = False
         self._owner_seen = (0.0, 0)
+        self._insert_band = options["insert_band"]
 
     @staticmethod
     def _attach(state: tuple[int, int, bytes, str], creator: int) -> Replay:
@@ -144,7 +144,7 @@ class Replay:
         """A writer for this process (it leases its lane at first use).
 
         Args:
-            streams: (streams mode) B, the environments that this writer appends steps of; default 1.
+            streams: (streams) B, the environments that this writer appends steps of; default 1.
             priority_fn: (streams mode) ``priority_fn(items) -> [N]`` raw |δ| of N complete items, called on many at a
                 time; ``items`` maps names as in ``Batch.data``, plus ``next_<field>`` for every field. Default: the
                 largest priority so far.
@@ -163,34 +163,76 @@ class Replay:
 
     # --- the owner
 
-    def sample(self, batch_size: int, beta: float = 0.4, timeout: float = 10.0) -> Batch:
-        """Draw ``batch_size`` items, in proportion to their priorities, one from each equal slice of the total.
+    def sample(
+        self, batch_size: int, beta: float = 0.4, *, normalize: Normalize = "batch", timeout: float = 10.0
+    ) -> Batch:
+        """Draw ``batch_size`` items as the sampler says.
 
         The first process that samples owns the replay until it ends.
 
+        Args:
+            batch_size: B.
+            beta: exponent of the importance weights (N·P)^−β; 1 corrects in full.
+            normalize: divide the weights by the batch's largest (``"batch"``), by the largest that any item has
+                (``"buffer"``, as in Baselines), or not (``"none"``).
+            timeout: seconds to wait for items.
+
         Raises:
             OwnershipError: another living process owns it.
-            WaitTimeout: fewer than ``min_size`` items, or held back by the limiter, for ``timeout`` seconds.
+            WaitTimeout: too few items, or held back by the limiter, for ``timeout`` seconds.
             ClosedError: the replay was closed.
         """
-        native = self._native
-        if not native.owned or self._closed:
-            self._own()
         if self._pool_pid != os.getpid():  # inherited by fork: those arrays belong to the parent's batches
-            self._pool, self._pool_pid = BatchPool(native, self._layout), os.getpid()
+            self._pool, self._pool_pid = BatchPool(self._native, self._layout), os.getpid()
         if batch_size < 1:
             raise ConfigError(f"batch_size={batch_size} must be at least 1")
-        if not 0.0 <= beta <= 100.0:
-            raise ConfigError(f"beta={beta} must be a number from 0 on (1: full correction)")
-        self._publish_here()
         arrays = self._pool.take(batch_size)
         try:
-            status = native.sample(arrays.outputs, beta)
-            if status:
-                self._wait_to_sample(arrays.outputs, beta, status, timeout)
+            self._fill(arrays.outputs, batch_size, beta, normalize, timeout)
             return arrays.batch()
         finally:
             self._pool.put(batch_size, arrays)
+
+    def _fill(
+        self,
+        outputs: _native.Outputs,
+        batch_size: int,
+        beta: float,
+        normalize: Normalize,
+        timeout: float,
+        outstanding: bool = False,
+    ) -> None:
+        """Sample into arrays that stand ready."""
+        native = self._native
+        if not native.owned or self._closed:
+            self._own()
+        how = _NORMALIZE.get(normalize)
+        if not 0.0 <= beta <= 100.0:
+            raise ConfigError(f"beta={beta} must be a number from 0 on (1: full correction)")
+        if how is None:
+            raise ConfigError(f"normalize={normalize!r} must be one of 'batch', 'buffer', 'none'")
+        if self._options["sampler"] == "fifo" and batch_size > self.capacity:
+            raise ConfigError(
+                f"batch_size={batch_size} is more than the {self.capacity} items that this fifo replay holds"
+            )
+        self._publish_here()
+        status = native.sample(outputs, beta, how, outstanding)
+        if not status:
+            return
+        deadline = time.monotonic() + timeout
+        while status:
+            if status == _CLOSED:
+                raise ClosedError("this replay was closed")
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise WaitTimeout(f"{self._why_no_sample(status, batch_size)} (waited {timeout} s)")
+            if status == _YIELDED:
+                self._own()
+            else:
+                native.wait(min(left, _SLICE))
+            if self._closed:
+                raise ClosedError("this replay was closed")
+            status = native.sample(outputs, beta, how, outstanding)
 
     def update_priorities(self, keys: Any, priorities: Any) -> Updated:
         """Write new raw magnitudes |δ| for sampled items; ``eps`` and ``alpha`` are applied here.
@@ -201,19 +243,13 @@ class Replay:
             PriorityError: a value is NaN, infinite or negative (the row is named); nothing was written.
             OwnershipError: another living process owns the replay.
         """
-        native = self._native
-        if not native.owned or self._closed:
-            self._own()
-        try:
-            status, first, stale = native.update(keys, priorities)
-        except TypeError:
-            status = IRREGULAR
+        status, first, stale = self._update(keys, priorities)
         if status == IRREGULAR:
             keys = np.ascontiguousarray(keys)
             if keys.ndim != 1 or keys.dtype != np.uint64:
                 raise SpecError(f"keys must be the uint64 [B] of a batch, got {keys.dtype} {list(keys.shape)}")
             priorities = as_priorities(priorities, len(keys))
-            status, first, stale = native.update(keys, priorities)
+            status, first, stale = self._update(keys, priorities)
         if status == BAD_PRIORITY:
             value = np.asarray(priorities)[first]
             raise PriorityError(
@@ -221,16 +257,42 @@ class Replay:
             )
         return Updated(first, stale)
 
+    def _update(self, keys: Any, priorities: Any) -> tuple[int, int, int]:
+        while True:
+            if not self._native.owned or self._closed:
+                self._own()
+            try:
+                answer = self._native.update(keys, priorities)
+            except TypeError:
+                return IRREGULAR, 0, 0
+            if answer[0] != YIELDED:
+                return answer
+
     def set_limiter(
-        self, *, min_size: int | None = None, samples_per_insert: float | None = None, insert_band: float = 0.1
+        self,
+        *,
+        min_size: int | None = None,
+        samples_per_insert: float | None = None,
+        insert_band: float | None = None,
     ) -> None:
-        """Change the limiter while the replay is in use (owner only)."""
+        """Change the limiter while the replay is in use (owner only). What is not given stays."""
+        changed = {
+            name: value
+            for name, value in (
+                ("min_size", min_size),
+                ("samples_per_insert", samples_per_insert),
+                ("insert_band", insert_band),
+            )
+            if value is not None
+        }
         if not self._native.owned or self._closed:
             self._own()
         counters = self._native.counters()
-        size = counters["min_size"] if min_size is None else min_size
-        rate = counters["samples_per_insert"] if samples_per_insert is None else samples_per_insert
-        self._native.set_limiter(size, rate, insert_band * size * rate)
+        now = {name: counters[name] for name in ("min_size", "samples_per_insert")} | {"insert_band": self._insert_band}
+        options = checked({**{name: self._options[name] for name in OPTIONS}, **now, **changed})
+        self._insert_band = options["insert_band"]
+        sizes = native_sizes(options)
+        self._native.set_limiter(sizes["min_size"], sizes["samples_per_insert"], sizes["error_buffer"])
 
     @property
     def allocator(self) -> Allocator:
@@ -245,6 +307,14 @@ class Replay:
     def release(self) -> None:
         """Stop owning the replay, so that another process may sample it; no effect where it is not owned."""
         self._native.disown()
+
+    def serve(
+        self, learners: int, batch_size: int, beta: float = 0.4, prefetch: int = 2, normalize: Normalize = "batch"
+    ) -> BatchServer:
+        """Sample for several learners of this host; see ``BatchServer``."""
+        from apexrl.replay.serving import BatchServer
+
+        return BatchServer(self, learners, batch_size, beta, prefetch, normalize)
 
     # --- everybody
 
@@ -272,14 +342,15 @@ class Replay:
 
     def stats(self) -> dict[str, Any]:
         """Counters of the replay's life: size, capacity, inserted, sampled, evicted, the observed samples per insert,
-        priority updates applied and stale, lanes, owners so far, bytes of memory."""
+        priority updates applied and stale, steps dropped by closing writers, items lost with owners (fifo), lanes,
+        owners so far, bytes of memory."""
         counters: dict[str, Any] = dict(self._native.counters())
         inserted = counters["inserted"]
         return {
             "size": len(self),
             "capacity": self.capacity,
             "observed_samples_per_insert": counters["sampled"] / inserted if inserted else 0.0,
-            "bytes_per_item": counters["slot_bytes"] / counters["chunk"],
+            "bytes_per_item": counters["slot_bytes"] / counters["chunk"] * stride_of(self._options),
             **counters,
         }
 
@@ -330,10 +401,14 @@ class Replay:
         if self._closed or self._native.closed:
             raise ClosedError("this replay was closed")
         holder = self._native.own()
+        deadline = time.monotonic() + _YIELD_SECONDS
+        while holder and self._native.counters()["provisional"] and time.monotonic() < deadline:
+            time.sleep(0.002)  # its maker only makes room: it lets a sampler in
+            holder = self._native.own()
         if holder:
             raise OwnershipError(
-                f"process {holder} owns this replay (it samples it, or made it and filled it beyond capacity), and "
-                "only one process may. Sample there, or wait until it has ended"
+                f"process {holder} owns this replay: it samples, and only one process may. Sample there, wait until "
+                "it has ended, or serve batches to others with serve()"
             )
 
     def _publish_here(self) -> None:
@@ -347,27 +422,16 @@ class Replay:
             os.getpid() == self._creator
             and not self._closed
             and not self._native.owned
+            and self._options["sampler"] != "fifo"
             and self._native.counters()["samples_per_insert"] == 0
-            and self._native.own() == 0
+            and self._native.own(provisional=True) == 0
         )
 
-    def _wait_to_sample(self, outputs: _native.Outputs, beta: float, status: int, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        while status:
-            if status == _CLOSED:
-                raise ClosedError("this replay was closed")
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise WaitTimeout(f"{self._why_no_sample(status)} (waited {timeout} s)")
-            self._native.wait(min(left, _SLICE))
-            if self._closed:
-                raise ClosedError("this replay was closed")
-            status = self._native.sample(outputs, beta)
-
-    def _why_no_sample(self, status: int) -> str:
+    def _why_no_sample(self, status: int, batch_size: int) -> str:
         counters = self._native.counters()
         if status == _TOO_FEW:
-            return f"the replay holds {len(self)} items, fewer than the {max(1, counters['min_size'])} needed to sample"
+            needed = max(1, counters["min_size"], batch_size if self._options["sampler"] == "fifo" else 0)
+            return f"the replay holds {len(self)} items, fewer than the {needed} needed to sample"
         if status == _ALL_ZERO:
             return "every priority in the replay is zero: with eps=0 such items are never sampled"
         return (

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from apexrl import _native
 from apexrl.errors import ApexrlError, ClosedError, ExhaustedError, PriorityError, SpecError, WaitTimeout
+from apexrl.replay.batch import step_arrays
 from apexrl.replay.layout import Layout
 from apexrl.spec import Array
 
@@ -24,7 +25,7 @@ PriorityFn = Callable[[Mapping[str, Array]], Any]
 
 # Answers of the native calls (native/writer.h Status, native/bind.cc).
 OK, WAIT, CLOSED, NO_LANE, NO_STREAMS, PUBLISH = 0, 1, 2, 3, 4, 5
-IRREGULAR, BAD_PRIORITY, BUSY, BAD_REWARD = -1, -2, -3, -4
+IRREGULAR, BAD_PRIORITY, BUSY, BAD_REWARD, YIELDED = -1, -2, -3, -4, -5
 
 _SLICE = 0.1  # seconds between looks at signals while waiting
 _LEASE_SECONDS = 1.0  # for a lane to come free before that is an error
@@ -141,7 +142,7 @@ class Writer:
                     if self._closed:
                         raise ClosedError("this writer was closed while it waited; nothing was stored")
                     stored, status, pending, bad = self._append(values, which)
-            if status == PUBLISH or pending >= _PUBLISH_ITEMS:
+            if status == PUBLISH or pending >= _PUBLISH_ITEMS or (pending and self._layout.steps):
                 self._publish()
             elif pending:
                 self._publish_if_due()
@@ -294,14 +295,16 @@ os.register_at_fork(after_in_child=_renew_locks)
 class PendingItems(Mapping[str, Array]):
     """Freshly completed items, as ``priority_fn`` sees them: gathered only when a name is read.
 
-    Names as in ``Batch.data``; every declared field ``f`` also as ``next_f``, its value m ≤ n steps later.
+    Names as in ``Batch.data``; with transitions every declared field ``f`` also as ``next_f``, its value m ≤ n steps
+    later.
     """
 
     def __init__(self, native: _native.Writer, layout: Layout, count: int) -> None:
         self._native = native
         self._columns = {column.name: (i, column) for i, column in enumerate(layout.columns)}
         self._count = count
-        self._returns: tuple[Array, Array] | None = None
+        self._layout = layout
+        self._steps: dict[str, Array] = {}
 
     @property
     def count(self) -> int:
@@ -309,12 +312,12 @@ class PendingItems(Mapping[str, Array]):
         return self._count
 
     def __getitem__(self, name: str) -> Array:
-        if name in ("reward", "discount"):
-            if self._returns is None:
-                self._returns = (np.empty(self._count, np.float32), np.empty(self._count, np.float32))
-                self._native.gather_pending_returns(*self._returns)
-            return self._returns[name == "discount"]
-        later = name not in self._columns and name.startswith("next_")
+        if name in self._step_names():
+            if not self._steps:
+                self._steps = step_arrays(self._layout, self._count)
+                self._native.gather_pending_steps(**self._steps)
+            return self._steps[name]
+        later = name not in self._columns and name.startswith("next_") and not self._layout.steps
         index, column = self._columns[name[5:] if later else name]
         out = np.empty((self._count, *column.window_shape), column.field.dtype)
         self._native.gather_pending(index, later, out)
@@ -323,11 +326,15 @@ class PendingItems(Mapping[str, Array]):
     def __iter__(self) -> Iterator[str]:
         for name in self._columns:
             yield name
-            yield "next_" + name
-        yield from ("reward", "discount")
+            if not self._layout.steps:
+                yield "next_" + name
+        yield from self._step_names()
 
     def __len__(self) -> int:
-        return 2 * len(self._columns) + 2
+        return len(list(iter(self)))
+
+    def _step_names(self) -> tuple[str, ...]:
+        return ("reward", "discount", "mask", "first") if self._layout.steps else ("reward", "discount")
 
 
 def as_priorities(value: Any, rows: int) -> NDArray[np.floating[Any]]:

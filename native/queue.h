@@ -1,0 +1,47 @@
+// The order in which the fifo sampler gives items out: positions of slots, as the owner took them in.
+//
+// What was given out is a prefix of each slot and stands in shared words, written before the batch is gathered: an
+// item is given out at most once, whoever dies.
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include "gather.h"
+#include "layout.h"
+
+namespace apexrl {
+
+class Queue {
+ public:
+  void push(uint32_t slot, uint32_t from, uint32_t to) {
+    if (!ranges_.empty() && ranges_.back().slot == slot && ranges_.back().to == from) {
+      ranges_.back().to = to;
+    } else {
+      ranges_.push_back({slot, from, to});
+    }
+  }
+
+  // The next `n` items; there must be as many.
+  void take(const View& view, size_t n, std::vector<ItemRef>& items) {
+    items.clear();
+    while (items.size() < n) {
+      Range& range = ranges_.front();
+      const double* staged = view.staged(range.slot);
+      while (range.from < range.to && items.size() < n) {
+        if (staged[range.from] >= 0.0) items.push_back({range.slot, view.geometry().behind + range.from, 0, 0});
+        ++range.from;
+      }
+      view.meta(range.slot).consumed.store(range.from, std::memory_order_release);
+      if (range.from == range.to) ranges_.pop_front();
+    }
+  }
+
+ private:
+  struct Range {
+    uint32_t slot, from, to;
+  };
+  std::deque<Range> ranges_;
+};
+
+}  // namespace apexrl

@@ -1,0 +1,56 @@
+// Removal in proportion to a power of the priority (Ape-X DPG: -0.4), item by item.
+//
+// Masses follow from the leaves, so they are this process's own and are made again by a new owner.
+#pragma once
+
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "layout.h"
+#include "rng.h"
+#include "sum_tree.h"
+
+namespace apexrl {
+
+class Removal {
+ public:
+  explicit Removal(const View& view)
+      : exponent_(view.geometry().remover_alpha / view.geometry().alpha),
+        floor_(std::pow(1e-12, view.geometry().alpha)),
+        leaves_(size_t(view.geometry().slots) * view.geometry().leaves),
+        mass_(static_cast<double*>(std::aligned_alloc(64, leaves_ * sizeof(double))), std::free) {
+    if (!mass_) throw std::bad_alloc();
+    std::fill_n(mass_.get(), leaves_, 0.0);
+    tree_ = std::make_unique<SumTree>(mass_.get(), leaves_);
+  }
+
+  // A leaf of the sampler's tree, (|p|+eps)^alpha, has changed; negative zero: there is no item.
+  void set(size_t leaf, double value) {
+    tree_->set(leaf, std::signbit(value) ? 0.0 : std::pow(std::max(value, floor_), exponent_));
+  }
+
+  // Up to `n` leaves that hold items, different ones, in proportion to their mass. Redrawing what came twice is the
+  // same as drawing one after the other without replacement.
+  void draw(size_t n, Rng& rng, std::vector<uint32_t>& leaf) {
+    tree_->propagate();
+    prefix_.resize(n);
+    leaf.resize(n);
+    const double total = tree_->total();
+    for (auto& p : prefix_) p = rng.uniform() * total;
+    if (total > 0.0) tree_->find(prefix_.data(), leaf.data(), n);
+    std::sort(leaf.begin(), leaf.end());
+    leaf.erase(std::unique(leaf.begin(), leaf.end()), leaf.end());
+    if (total <= 0.0) leaf.clear();
+  }
+
+ private:
+  double exponent_, floor_;  // a zero priority counts as 1e-12
+  size_t leaves_;
+  std::unique_ptr<double, void (*)(void*)> mass_;
+  std::unique_ptr<SumTree> tree_;
+  std::vector<double> prefix_;
+};
+
+}  // namespace apexrl

@@ -1,0 +1,203 @@
+"""Serving sampled batches to several learners of this host: Gorila's global replay, data-parallel Ape-X."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from apexrl.errors import ClosedError, ConfigError, OwnershipError, WaitTimeout
+from apexrl.replay.served import EMPTY, FULL, LEARNER_LOCK, LOST, SERVER_LOCK, TAKEN, ServedBatches, ServedMemory
+
+if TYPE_CHECKING:
+    from apexrl.replay.batch import ArraySet
+    from apexrl.replay.replay import Normalize, Replay
+
+_LOOK_SECONDS = 0.2  # between looks at who of the learners lives
+_STARVED_SECONDS = 0.005  # to wait for items
+
+
+class BatchServer:
+    """Keeps ``prefetch`` sampled batches ready for each learner and writes back the priorities that they send.
+
+    The process that calls ``step`` serves, and owns the replay; another may take over when it has ended. Picklable, as
+    are the ``learner(i)`` handles. Batches are sampled only for learners that are there.
+
+    Args:
+        replay: to sample from.
+        learners: places for learners.
+        batch_size, beta, normalize: as for ``Replay.sample``; a learner may ask for another ``beta``.
+        prefetch: batches ready or held per learner.
+    """
+
+    def __init__(
+        self,
+        replay: Replay,
+        learners: int,
+        batch_size: int,
+        beta: float = 0.4,
+        prefetch: int = 2,
+        normalize: Normalize = "batch",
+        memory: ServedMemory | None = None,
+    ) -> None:
+        for name, value, least in (("learners", learners, 1), ("batch_size", batch_size, 1), ("prefetch", prefetch, 1)):
+            if not isinstance(value, int) or value < least:
+                raise ConfigError(f"{name}={value!r} must be an integer of at least {least}")
+        if not 0.0 <= beta <= 100.0:
+            raise ConfigError(f"beta={beta} must be a number from 0 on (1: full correction)")
+        self._replay = replay
+        self._arguments = (learners, batch_size, beta, prefetch, normalize)
+        self._normalize: Normalize = normalize
+        if memory is None:
+            memory = ServedMemory(replay._layout, learners, batch_size, prefetch)
+            for i in range(learners):
+                memory.beta(i)[0] = beta
+        self._memory = memory
+        self._serving = False
+        self._sets: list[list[ArraySet]] = []
+        self._out: set[tuple[int, int]] = set()  # batches given out and not yet seen empty again
+        self._serials = [0] * learners
+        self._looked = 0.0
+        self._counters = {"batches": 0, "priorities_applied": 0, "priorities_stale": 0, "lost_batches": 0}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (BatchServer, (self._replay, *self._arguments, self._memory))
+
+    def learner(self, index: int) -> ServedBatches:
+        """The handle of learner ``index``, 0 … learners − 1, for whatever local process."""
+        if not 0 <= index < self._memory.learners:
+            raise ConfigError(f"learner {index} is out of range: there are places 0 … {self._memory.learners - 1}")
+        return ServedBatches(self._memory, index)
+
+    def step(self, timeout: float = 0.1) -> bool:
+        """Write back what learners sent and sample what they miss. False: nothing happened within ``timeout`` seconds.
+
+        Raises:
+            OwnershipError: another living process serves, or owns the replay.
+            ClosedError: closed.
+        """
+        self._begin()
+        memory = self._memory
+        seen = memory.segment.load(memory.SERVER_BELL)
+        worked = self._write_back()
+        self._bury()
+        starved = False
+        for learner in range(memory.learners):
+            if not memory.segment.load(memory.leased(learner)):
+                continue
+            for k in range(memory.prefetch):
+                state = memory.segment.load(memory.state(learner, k))
+                if state == LOST:
+                    self._lose(learner, k)
+                elif state != EMPTY:
+                    continue
+                if self._fill(learner, k):
+                    worked = True
+                else:
+                    starved = True
+                    break
+        if worked or timeout <= 0:
+            return worked
+        if starved:
+            self._replay._native.wait(min(timeout, _STARVED_SECONDS))
+        else:
+            memory.segment.wait(memory.SERVER_BELL, seen, timeout)
+        return False
+
+    def run(self, should_stop: Callable[[], bool]) -> None:
+        """Serve until ``should_stop()``."""
+        while not should_stop():
+            self.step()
+
+    def stats(self) -> dict[str, int]:
+        """Of this process: batches sampled, priorities applied and stale, batches lost with learners that died."""
+        return dict(self._counters)
+
+    def close(self) -> None:
+        """End it for every learner; the replay stays."""
+        segment, memory = self._memory.segment, self._memory
+        segment.store(memory.CLOSED, 1)
+        for learner in range(memory.learners):
+            segment.ring(memory.bell(learner))
+        if self._serving:
+            segment.unlock(SERVER_LOCK)
+            self._serving = False
+
+    def __enter__(self) -> BatchServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begin(self) -> None:
+        memory, segment = self._memory, self._memory.segment
+        if segment.load(memory.CLOSED):
+            raise ClosedError("this server was closed")
+        if self._serving and segment.holder(SERVER_LOCK):
+            return
+        if not segment.try_lock(SERVER_LOCK):
+            raise OwnershipError(f"process {segment.holder(SERVER_LOCK)} serves these batches, and only one may")
+        self._serving = True
+        native = self._replay._native
+        self._sets = [[memory.arrays(i, k, native) for k in range(memory.prefetch)] for i in range(memory.learners)]
+        for i in range(memory.learners):  # go on where a predecessor was
+            states = [segment.load(memory.state(i, k)) for k in range(memory.prefetch)]
+            self._out |= {(i, k) for k, state in enumerate(states) if state != EMPTY}
+            self._serials[i] = max((segment.load(memory.serial(i, k)) for k in range(memory.prefetch)), default=0)
+
+    def _fill(self, learner: int, k: int) -> bool:
+        memory, size = self._memory, self._memory.batch_size
+        if (learner, k) in self._out:
+            self._out.discard((learner, k))
+            self._replay._native.done(size, lost=False)
+        beta = float(memory.beta(learner)[0])
+        outputs = self._sets[learner][k].outputs
+        try:
+            self._replay._fill(outputs, size, beta, self._normalize, timeout=0.0, outstanding=True)
+        except WaitTimeout:
+            return False
+        self._out.add((learner, k))
+        self._serials[learner] = serial = (self._serials[learner] + 1) % 2**32
+        self._counters["batches"] += 1
+        memory.segment.store(memory.serial(learner, k), serial)
+        memory.segment.store(memory.state(learner, k), FULL)
+        memory.segment.ring(memory.bell(learner))
+        return True
+
+    def _write_back(self) -> bool:
+        memory, segment = self._memory, self._memory.segment
+        worked = False
+        for learner in range(memory.learners):
+            read = segment.load(memory.read(learner))
+            while read != segment.load(memory.written(learner)):
+                count, keys, magnitudes = memory.message(learner, read)
+                n = int(cast("Any", count[0]))
+                done = self._replay.update_priorities(keys[:n], magnitudes[:n])
+                self._counters["priorities_applied"] += done.applied
+                self._counters["priorities_stale"] += done.stale
+                read = (read + 1) % 2**32
+                segment.store(memory.read(learner), read)
+                segment.ring(memory.bell(learner))
+                worked = True
+        return worked
+
+    def _bury(self) -> None:
+        """Take back what learners held that have died."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = now
+        memory, segment = self._memory, self._memory.segment
+        for learner in range(memory.learners):
+            if not segment.load(memory.leased(learner)) or segment.holder(LEARNER_LOCK + learner):
+                continue
+            segment.store(memory.leased(learner), 0)
+            for k in range(memory.prefetch):
+                if segment.load(memory.state(learner, k)) in (TAKEN, LOST):
+                    self._lose(learner, k)
+
+    def _lose(self, learner: int, k: int) -> None:
+        self._memory.segment.store(self._memory.state(learner, k), EMPTY)
+        self._out.discard((learner, k))
+        self._counters["lost_batches"] += 1
+        self._replay._native.done(self._memory.batch_size, lost=True)
