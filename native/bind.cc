@@ -704,6 +704,11 @@ NB_MODULE(_native, m) {
       })
       .def_prop_ro("total", [](Tree& t) { return t.tree->total(); })
       .def("check", [](Tree& t) { return t.tree->check(); });
+  m.def("unheld", [](nb::tuple objects, Py_ssize_t references) {
+    for (PyObject **one = &PyTuple_GET_ITEM(objects.ptr(), 0), **end = one + PyTuple_GET_SIZE(objects.ptr()); one != end; ++one)
+      if (Py_REFCNT(*one) > references) return false;
+    return true;
+  }, nb::arg("objects"), nb::arg("references"), "Whether none of the objects has more references than that.");
   m.def("crc32c", [](nb::handle data) {
     Buffer buffer;
     if (!buffer.get(data.ptr())) throw std::invalid_argument("a checksum is of a contiguous array");

@@ -109,6 +109,10 @@ class Book {
     seen_unused_ = used;
     std::sort(order.begin(), order.end());
     for (const auto& [number, s] : order) {
+      if (slots[s].items == 0) {  // its last item went just before a predecessor did
+        release(s);
+        continue;
+      }
       slots[s].order = number;
       committed_.emplace_back(s, number);
       requeue(s);
@@ -219,7 +223,7 @@ class Book {
   void requeue(uint32_t s) {
     if (view_.geometry().sampler != Sampler::fifo) return;
     const uint32_t consumed = view_.meta(s).consumed.load(std::memory_order_acquire);
-    if (consumed < slots[s].visible) queue_.push(s, consumed, slots[s].visible);
+    if (consumed < slots[s].visible) queue_.push(view_, s, consumed, slots[s].visible);
   }
 
   // A predecessor died while it handed out a slot: take it back unless the worker got it.
@@ -316,7 +320,7 @@ class Book {
       }
       ++items;
     }
-    if (fifo) queue_.push(s, mine.visible, count);
+    if (fifo) queue_.push(view_, s, mine.visible, count);
     mine.visible = count;
     mine.items += items;
     items_ += items;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "layout.h"
+#include "stream_copy.h"
 
 namespace apexrl {
 
@@ -15,23 +16,46 @@ struct ItemRef {
   uint32_t warm;  // rows before it that warm a recurrent state, <= burn-in
 };
 
+// Where a column's cells are: values of the header that no store to an output can seem to change.
+struct Cells {
+  Cells(const View& view, const Column& c)
+      : first(view.cell(c, 0, 0)), slot_bytes(view.geometry().slot_bytes), stride(view.stride(c)) {}
+  const uint8_t* at(const ItemRef& item) const { return first + slot_bytes * item.slot + stride * item.row; }
+
+  const uint8_t* first;
+  size_t slot_bytes, stride;
+};
+
+// Up to a few hundred bytes, without a call.
+inline void copy_short(uint8_t* to, const uint8_t* from, size_t bytes) {
+  if (bytes < 16 || bytes > 256) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  for (size_t at = 0; at + 16 <= bytes; at += 16) std::memcpy(to + at, from + at, 16);
+  std::memcpy(to + bytes - 16, from + bytes - 16, 16);
+}
+
 template <size_t N>
-inline void copy_fixed(const View& view, const Column& c, const ItemRef* items, size_t n, uint8_t* out) {
-  for (size_t i = 0; i < n; ++i, out += N) std::memcpy(out, view.cell(c, items[i].slot, items[i].row), N);
+inline void copy_fixed(const Cells cells, const ItemRef* items, size_t n, uint8_t* out) {
+  for (size_t i = 0; i < n; ++i, out += N) std::memcpy(out, cells.at(items[i]), N);
 }
 
 // One column of n items: out [n, column].
 inline void gather_plain(const View& view, const Column& c, const ItemRef* items, size_t n, uint8_t* out) {
-  switch (c.bytes) {
-    case 1: return copy_fixed<1>(view, c, items, n, out);
-    case 2: return copy_fixed<2>(view, c, items, n, out);
-    case 4: return copy_fixed<4>(view, c, items, n, out);
-    case 8: return copy_fixed<8>(view, c, items, n, out);
-    case 16: return copy_fixed<16>(view, c, items, n, out);
-    case 32: return copy_fixed<32>(view, c, items, n, out);
+  const Cells cells(view, c);
+  const size_t bytes = c.bytes;
+  switch (bytes) {
+    case 1: return copy_fixed<1>(cells, items, n, out);
+    case 2: return copy_fixed<2>(cells, items, n, out);
+    case 4: return copy_fixed<4>(cells, items, n, out);
+    case 8: return copy_fixed<8>(cells, items, n, out);
+    case 16: return copy_fixed<16>(cells, items, n, out);
+    case 24: return copy_fixed<24>(cells, items, n, out);
+    case 32: return copy_fixed<32>(cells, items, n, out);
     default: break;
   }
-  for (size_t i = 0; i < n; ++i, out += c.bytes) std::memcpy(out, view.cell(c, items[i].slot, items[i].row), c.bytes);
+  for (size_t i = 0; i < n; ++i, out += bytes) copy_short(out, cells.at(items[i]), bytes);
 }
 
 // A windowed column, stacked, `later` steps after each item (0, or its span): out [n, stack, column], oldest first.
@@ -46,7 +70,7 @@ inline void gather_stacked(const View& view, const Column& c, const ItemRef* ite
     const uint8_t* first = view.cell(c, items[i].slot, row - earlier);
     for (uint32_t k = earlier + 1; k < stack; ++k, out += c.bytes) std::memcpy(out, first, c.bytes);
     if (stride == c.bytes) {
-      std::memcpy(out, first, size_t(c.bytes) * (earlier + 1));
+      copy_large(out, first, size_t(c.bytes) * (earlier + 1));
       out += size_t(c.bytes) * (earlier + 1);
     } else {
       for (uint32_t k = 0; k <= earlier; ++k, first += stride, out += c.bytes) std::memcpy(out, first, c.bytes);
@@ -60,6 +84,15 @@ inline void gather_column(const View& view, const Column& c, const ItemRef* item
   if (!later) return gather_plain(view, c, items, n, out);
   for (size_t i = 0; i < n; ++i, out += c.bytes)
     std::memcpy(out, view.cell(c, items[i].slot, items[i].row + items[i].span), c.bytes);
+}
+
+// A windowed column at each item and `span` steps later, item by item: the two share most of their frames.
+inline void gather_both(const View& view, const Column& c, const ItemRef* items, size_t n, uint8_t* now, uint8_t* later) {
+  const size_t bytes = size_t(c.bytes) * view.geometry().stack;
+  for (size_t i = 0; i < n; ++i) {
+    gather_column(view, c, items + i, 1, false, now + i * bytes);
+    gather_column(view, c, items + i, 1, true, later + i * bytes);
+  }
 }
 
 // m, the steps from `row` to its bootstrap observation: n, or fewer when the episode ends first (an unroll goes on).

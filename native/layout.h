@@ -2,8 +2,7 @@
 //
 //   Header | lanes | slot metas | leaves | staged priorities | slots
 //
-// A slot holds the rows of one chunk: small columns together in records, columns of 64 bytes or more in planes of
-// their own. Its state is one 8-byte word; whoever dies at any instruction leaves words from which the next owner
+// A slot holds the rows of one chunk: small columns together in records, large ones in planes of their own. Its state is one 8-byte word; whoever dies at any instruction leaves words from which the next owner
 // can tell what every slot is.
 #pragma once
 
@@ -15,6 +14,8 @@
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "crash.h"
 
 namespace apexrl {
 
@@ -85,6 +86,7 @@ struct Geometry {
 };
 
 constexpr uint32_t kMaxColumns = 128;
+constexpr uint32_t kRecordColumn = 256;  // bytes from which a column has a plane of its own
 
 // Lock indices in the segment.
 constexpr uint32_t kOwnerLock = 0;
@@ -198,7 +200,7 @@ inline void lay_out(Geometry& g, std::vector<Column>& columns) {
   uint32_t record = g.kind == Kind::rows ? 0 : sizeof(StepHead);
   for (uint32_t align : {8u, 4u, 2u, 1u})  // widest first: no holes
     for (auto& c : columns) {
-      c.plane = c.bytes >= 64 || c.per_item;
+      c.plane = c.bytes >= (c.windowed && g.stack > 1 ? 64 : kRecordColumn) || c.per_item;
       if (!c.plane && c.align == align) {
         c.offset = record;
         record += c.bytes;
@@ -341,7 +343,9 @@ inline void retire_lane(const View& view, uint32_t index) {
     SlotWord word = SlotWord::unpack(meta.word.load(std::memory_order_acquire));
     if (word.state == SlotState::leased && word.lane == index) {
       word.state = SlotState::closed;
+      APEXRL_POINT();
       meta.word.store(word.pack(), std::memory_order_release);
+      APEXRL_POINT();
     } else if (word.state == SlotState::unused && slot < h.next_unused.load(std::memory_order_acquire)) {
       // It died between claiming a never-used slot and saying so, unless another lane is just claiming it.
       bool elsewhere = false;
@@ -353,11 +357,14 @@ inline void retire_lane(const View& view, uint32_t index) {
       if (!elsewhere) meta.word.compare_exchange_strong(unused, SlotWord{SlotState::closed, index, 1}.pack());
     }
     entry.store(0, std::memory_order_release);
+    APEXRL_POINT();
   };
   for (uint32_t s = 0; s < g.streams; ++s) settle(view.next(index)[s]);
   for (uint32_t s = 0; s < g.streams; ++s) settle(view.current(index)[s]);
   for (uint32_t d = 0; d < g.desk; ++d) settle(view.desk(index)[d]);
+  APEXRL_POINT();
   lane.active.store(0, std::memory_order_release);
+  APEXRL_POINT();
   lane.published.fetch_add(1, std::memory_order_release);
 }
 

@@ -97,10 +97,10 @@ class Owner {
     if (g.sampler == Sampler::fifo) {
       h.handed.store(out.n + (outstanding ? h.handed.load(std::memory_order_relaxed) : 0), std::memory_order_relaxed);
       take(out);
+      gather(out, 0, out.n);
     } else {
       draw(out, beta, normalize);
     }
-    gather(out);
     if (g.sampler == Sampler::fifo) book_.done_with(refs_);
     h.sampled.fetch_add(out.n, std::memory_order_relaxed);
     h.items.store(book_.items(), std::memory_order_release);
@@ -116,21 +116,22 @@ class Owner {
     applied = stale = 0;
     if (yielded()) return false;
     book_.drain();
-    const Geometry& g = view_.geometry();
+    const Geometry g = view_.geometry();  // a copy: stores to leaves cannot change it
     const uint64_t offset_mask = (uint64_t(1) << g.offset_bits) - 1, slot_mask = (uint64_t(1) << g.slot_bits) - 1;
     const uint64_t generation_mask = ~uint64_t(0) >> (g.offset_bits + g.slot_bits);
+    const Book::SlotView* known = book_.slots.data();
+    const double* leaves = view_.leaves();
     double largest = 0.0;
     for (size_t i = 0; i < n; ++i) {
       if (i + 8 < n) {
         const uint64_t ahead = std::min<uint64_t>(keys[i + 8] >> g.offset_bits & slot_mask, g.slots - 1);
-        __builtin_prefetch(&book_.slots[ahead]);
-        __builtin_prefetch(view_.leaves(uint32_t(ahead)) + (keys[i + 8] & offset_mask), 1);
+        __builtin_prefetch(known + ahead);
+        __builtin_prefetch(leaves + ahead * g.leaves + (keys[i + 8] & offset_mask), 1);
       }
       const uint64_t offset = keys[i] & offset_mask, slot = keys[i] >> g.offset_bits & slot_mask;
       const uint64_t generation = keys[i] >> (g.offset_bits + g.slot_bits);
-      if (slot >= g.slots || offset >= book_.slots[slot].visible ||
-          (book_.slots[slot].generation & generation_mask) != generation ||
-          std::signbit(view_.leaves(uint32_t(slot))[offset]) || g.sampler == Sampler::fifo)
+      if (slot >= g.slots || offset >= known[slot].visible || (known[slot].generation & generation_mask) != generation ||
+          std::signbit(leaves[slot * g.leaves + offset]) || g.sampler == Sampler::fifo)
         continue;
       book_.set_priority(slot * g.leaves + offset, powered[i]);
       largest = std::max(largest, powered[i]);
@@ -305,32 +306,24 @@ class Owner {
   }
 
   // Proportional draws; stratified: one in each of n equal slices of the total (Schaul et al. 2016, appendix B.2.1).
+  // A block's rows are on their way to the cache while the next block is drawn.
   void draw(Outputs& out, double beta, Normalize normalize) {
-    const Geometry& g = view_.geometry();
+    const bool independent = view_.geometry().independent;
     const size_t n = out.n;
     refs_.resize(n);
     leaf_.resize(n);
     prefix_.resize(n);
-    const double total = book_.tree.total(), slice = total / double(n);
-    if (g.independent) {
-      for (size_t i = 0; i < n; ++i) prefix_[i] = rng_.uniform() * total;
-    } else {
-      for (size_t i = 0; i < n; ++i) prefix_[i] = (double(i) + rng_.uniform()) * slice;
-    }
-    book_.tree.find(prefix_.data(), leaf_.data(), n);
+    const double total = book_.tree.total(), slice = independent ? total : total / double(n);
+    for (size_t i = 0; i < n; ++i) prefix_[i] = (double(independent ? 0 : i) + rng_.uniform()) * slice;
     double smallest = std::numeric_limits<double>::infinity();
-    for (size_t i = 0; i < n; ++i) {
-      const uint32_t slot = leaf_[i] / g.leaves, offset = leaf_[i] - slot * g.leaves;
-      refs_[i] = ItemRef{slot, g.behind + offset, 0, 0};
-      const uint8_t* record = view_.record(slot, g.behind + offset);
-      __builtin_prefetch(record);
-      __builtin_prefetch(record + g.record - 1);
-      const double p = book_.tree.leaf(leaf_[i]);
-      out.keys[i] = view_.key(slot, offset, book_.slots[slot].generation);
-      prefix_[i] = p;
-      out.probabilities[i] = p / total;
-      smallest = std::min(smallest, p);
+    for (size_t start = 0; start < n; start += kBlock) {
+      const size_t count = std::min(kBlock, n - start);
+      book_.tree.find(prefix_.data() + start, leaf_.data() + start, count);
+      smallest = std::min(smallest, name_drawn(out, start, count, total));
+      if (start > 0) gather(out, start - kBlock, kBlock);
     }
+    const size_t last = (n - 1) / kBlock * kBlock;
+    gather(out, last, n - last);
     // (N P)^-beta over its largest value, of the batch or of all items: N and the total cancel.
     if (normalize == Normalize::buffer) {
       if (!book_.tree.tracks_least()) book_.tree.track_least();
@@ -339,6 +332,30 @@ class Owner {
       smallest = total / double(book_.items());
     }
     inverse_powers(prefix_.data(), out.weights, n, smallest, beta);
+  }
+
+  // What was drawn: rows, keys, probabilities; `prefix_` becomes the priorities. Answers the smallest of those.
+  double name_drawn(Outputs& out, size_t start, size_t count, double total) {
+    const Geometry g = view_.geometry();  // a copy: stores to the outputs cannot change it
+    const uint8_t* slots = view_.slot(0);
+    const uint32_t near = std::clamp<uint32_t>(g.record, 1, 512);
+    const double* leaves = view_.leaves();
+    const Book::SlotView* known = book_.slots.data();
+    double smallest = std::numeric_limits<double>::infinity();
+    for (size_t i = start; i < start + count; ++i) {
+      const uint32_t leaf = leaf_[i], slot = leaf / g.leaves, offset = leaf - slot * g.leaves;
+      refs_[i] = ItemRef{slot, g.behind + offset, 0, 0};
+      const uint8_t* record = slots + g.slot_bytes * slot + size_t(g.record) * (g.behind + offset);
+      for (uint32_t at = 0; at < near; at += 64) __builtin_prefetch(record + at);
+      __builtin_prefetch(record + near - 1);
+      const double p = leaves[leaf];
+      out.keys[i] = uint64_t(offset) | uint64_t(slot) << g.offset_bits |
+                    known[slot].generation << (g.offset_bits + g.slot_bits);
+      prefix_[i] = p;
+      out.probabilities[i] = p / total;
+      smallest = std::min(smallest, p);
+    }
+    return smallest;
   }
 
   // fifo: the oldest n.
@@ -351,28 +368,33 @@ class Owner {
     std::fill_n(out.weights, out.n, 1.0f);
   }
 
-  void gather(Outputs& out) {
+  // Items [start, start + count) of a batch into its outputs.
+  void gather(Outputs& out, size_t start, size_t count) {
     const Geometry& g = view_.geometry();
     const Header& h = header();
     const bool rows = g.kind == Kind::sequence || g.kind == Kind::unroll;
+    const size_t steps = rows ? g.burn_in + g.n_step : 1;
+    ItemRef* refs = refs_.data() + start;
     if (g.kind != Kind::rows)
-      for (auto& ref : refs_) ref = item_at(view_, ref.slot, ref.row, g.rows);
-    if (g.kind == Kind::transition) gather_returns(view_, refs_.data(), out.n, out.reward, out.discount);
-    if (rows) gather_steps(view_, refs_.data(), out.n, out.reward, out.discount, out.mask, out.first);
+      for (size_t i = 0; i < count; ++i) refs[i] = item_at(view_, refs[i].slot, refs[i].row, g.rows);
+    if (g.kind == Kind::transition) gather_returns(view_, refs, count, out.reward + start, out.discount + start);
+    if (rows)
+      gather_steps(view_, refs, count, out.reward + start * steps, out.discount + start * steps, out.mask + start * steps,
+                   out.first + start * (steps + 1));
     for (uint32_t c = 0; c < g.columns; ++c) {
       const Column& column = h.column[c];
-      if (out.column[c]) {
-        if (column.per_item) {
-          gather_cells(view_, column, refs_.data(), out.n, out.column[c]);
-        } else if (rows) {
-          gather_rows(view_, column, refs_.data(), out.n, out.column[c]);
-        } else {
-          gather_column(view_, column, refs_.data(), out.n, false, out.column[c]);
-        }
-      }
-      if (out.next_column[c]) gather_column(view_, column, refs_.data(), out.n, true, out.next_column[c]);
+      const size_t frames = column.per_item ? 1 : column.windowed ? (steps + rows) * g.stack : steps;
+      uint8_t* now = out.column[c] ? out.column[c] + start * frames * column.bytes : nullptr;
+      uint8_t* later = out.next_column[c] ? out.next_column[c] + start * frames * column.bytes : nullptr;
+      if (column.per_item && now) gather_cells(view_, column, refs, count, now);
+      else if (rows && now) gather_rows(view_, column, refs, count, now);
+      else if (now && later) gather_both(view_, column, refs, count, now, later);
+      else if (now) gather_column(view_, column, refs, count, false, now);
     }
+    copies_done();
   }
+
+  static constexpr size_t kBlock = 64;  // items: their lines and paths through the tree fit the first cache
 
   std::shared_ptr<Segment> segment_;
   View view_;

@@ -24,7 +24,8 @@ void powers(const double* in, double* out, size_t n, double eps, double alpha) {
 
 APEXRL_CLONES
 void inverse_powers(const double* in, float* out, size_t n, double smallest, double beta) {
-  for (size_t i = 0; i < n; ++i) out[i] = float(std::pow(smallest / in[i], beta));
+  const float exponent = float(beta);
+  for (size_t i = 0; i < n; ++i) out[i] = std::pow(float(smallest / in[i]), exponent);
 }
 
 }  // namespace apexrl

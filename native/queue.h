@@ -14,7 +14,12 @@ namespace apexrl {
 
 class Queue {
  public:
-  void push(uint32_t slot, uint32_t from, uint32_t to) {
+  // Positions [from, to) of a slot, which was not there before them. A range ends with an item: nothing of it is left
+  // when its slot's last item has gone, for the slot may then have another life.
+  void push(const View& view, uint32_t slot, uint32_t from, uint32_t to) {
+    const double* staged = view.staged(slot);
+    while (to > from && !(staged[to - 1] >= 0.0)) --to;
+    if (to == from) return;
     if (!ranges_.empty() && ranges_.back().slot == slot && ranges_.back().to == from) {
       ranges_.back().to = to;
     } else {

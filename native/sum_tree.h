@@ -11,6 +11,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "tree_step.h"
+
 namespace apexrl {
 
 class SumTree {
@@ -91,16 +93,12 @@ class SumTree {
   }
 
   // For each prefix[i] in [0, total): the leaf whose half-open interval of the running sum holds it. Never a zero leaf
-  // (unless the total is zero). `prefix` is overwritten.
-  void find(double* prefix, uint32_t* leaf, size_t n) const {
-    for (size_t i = 0; i < n; ++i) leaf[i] = 0;
+  // (unless the total is zero). `prefix` is overwritten. Best called for so few that a cache line of each fits the cache.
+  void find(double* prefix, uint32_t* leaf, size_t n, Descend descend = best_descend()) const {
+    std::fill_n(leaf, n, 0u);
     for (size_t k = levels_.size(); k-- > 0;) {
-      const double* below = k == 0 ? leaves_ : levels_[k - 1].data();
       const double* next = k >= 2 ? levels_[k - 2].data() : k == 1 ? leaves_ : nullptr;
-      for (size_t i = 0; i < n; ++i) {
-        leaf[i] = descend(below, leaf[i], prefix[i]);
-        if (next != nullptr) __builtin_prefetch(next + size_t(leaf[i]) * kFan);
-      }
+      descend(k == 0 ? leaves_ : levels_[k - 1].data(), next, prefix, leaf, n);
     }
   }
 
@@ -144,29 +142,6 @@ class SumTree {
     for (size_t j = 0; j < kFan; ++j)
       if (v[j] > 0.0 && (least == 0.0 || v[j] < least)) least = v[j];
     return least;
-  }
-
-  static uint32_t descend(const double* below, uint32_t node, double& prefix) {
-    const double* v = below + size_t(node) * kFan;
-    double running = 0.0, before = 0.0;
-    uint32_t child = 0;
-    for (uint32_t j = 0; j < kFan - 1; ++j) {
-      running += v[j];
-      const bool past = prefix >= running;
-      child += past;
-      before = past ? running : before;
-    }
-    // Rounding can lead past the last positive child: go back to it.
-    if (v[child] <= 0.0) {
-      uint32_t j = child;
-      while (j > 0 && v[j] <= 0.0) --j;
-      while (j < kFan - 1 && v[j] <= 0.0) ++j;
-      child = j;
-      prefix = v[child];  // beyond its end: the last positive leaf below is taken
-    } else {
-      prefix -= before;
-    }
-    return node * uint32_t(kFan) + child;
   }
 
   double* leaves_;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "crash.h"
 #include "gather.h"
 #include "layout.h"
 #include "segment.h"
@@ -49,10 +50,13 @@ class Writer {
         if (!segment_->try_lock(kLaneLock + l)) continue;
         retire_lane(view_, l);
         pid_ = uint32_t(getpid());
+        APEXRL_POINT();
         lane.pid.store(pid_, std::memory_order_relaxed);
         lane.streams.store(streams_, std::memory_order_relaxed);
         lane.generation.fetch_add(1, std::memory_order_relaxed);
+        APEXRL_POINT();
         lane.active.store(1, std::memory_order_seq_cst);
+        APEXRL_POINT();
         if (g.kind != Kind::rows && streams_in_use() > g.streams) {  // another was leased at the same moment
           lane.active.store(0, std::memory_order_release);
           segment_->unlock(kLaneLock + l);
@@ -147,7 +151,7 @@ class Writer {
       if (column.per_item) continue;
       for (size_t i = 0; i < n; ++i) {
         const Stream& s = stream_[which ? size_t(which[i]) : i];
-        std::memcpy(view_.cell(column, uint32_t(s.slot), s.rows), columns[c] + i * column.bytes, column.bytes);
+        copy_large(view_.cell(column, uint32_t(s.slot), s.rows), columns[c] + i * column.bytes, column.bytes);
       }
     }
     bool full = false;
@@ -275,7 +279,7 @@ class Writer {
 
   static void copy_in(uint8_t* to, size_t stride, const uint8_t* from, uint32_t bytes, uint32_t n) {
     if (stride == bytes) {
-      std::memcpy(to, from, size_t(bytes) * n);
+      copy_large(to, from, size_t(bytes) * n);
       return;
     }
     switch (bytes) {
@@ -321,8 +325,11 @@ class Writer {
       const uint32_t d = (desk_at_ + k) % g.desk;
       const uint32_t held = desk[d].load(std::memory_order_acquire);
       if (held == 0) continue;
+      APEXRL_POINT();
       next.store(held, std::memory_order_release);
+      APEXRL_POINT();
       desk[d].store(0, std::memory_order_release);
+      APEXRL_POINT();
       desk_at_ = (d + 1) % g.desk;
       number(held - 1);
       return held - 1;
@@ -331,9 +338,12 @@ class Writer {
     uint64_t n = counter.load(std::memory_order_acquire);
     while (n < g.slots) {
       next.store(uint32_t(n) + 1, std::memory_order_seq_cst);  // said before the claim: see retire_lane
+      APEXRL_POINT();
       if (counter.compare_exchange_strong(n, n + 1, std::memory_order_seq_cst)) {
         SlotMeta& meta = view_.meta(uint32_t(n));
+        APEXRL_POINT();
         number(uint32_t(n));
+        APEXRL_POINT();
         meta.word.store(SlotWord{SlotState::leased, l, 1}.pack(), std::memory_order_release);
         return int64_t(n);
       }
@@ -350,7 +360,9 @@ class Writer {
 
   void settle(uint32_t stream, int64_t slot) {
     const uint32_t l = uint32_t(lane_);
+    APEXRL_POINT();
     view_.current(l)[stream].store(uint32_t(slot) + 1, std::memory_order_release);
+    APEXRL_POINT();
     view_.next(l)[stream].store(0, std::memory_order_release);
   }
 
@@ -358,13 +370,18 @@ class Writer {
     auto& word = view_.meta(slot).word;
     SlotWord w = SlotWord::unpack(word.load(std::memory_order_relaxed));
     w.state = SlotState::closed;
+    APEXRL_POINT();
     word.store(w.pack(), std::memory_order_release);
+    APEXRL_POINT();
   }
 
   void publish_slot(uint32_t slot, uint32_t count, uint32_t items) {
     SlotMeta& meta = view_.meta(slot);
     meta.items.store(meta.items.load(std::memory_order_relaxed) + items, std::memory_order_relaxed);
+    copies_done();
+    APEXRL_POINT();
     meta.count.store(count, std::memory_order_release);
+    APEXRL_POINT();
     header().inserted.fetch_add(items, std::memory_order_relaxed);
   }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -110,7 +109,7 @@ def step_arrays(layout: Layout, size: int, allocate: Allocator = _allocate) -> d
 class ArraySet:
     """One set of output arrays for batches of one size. ``native``: the replay to sample into them; None: only read."""
 
-    __slots__ = ("columns", "fixed", "idle", "named", "outputs")
+    __slots__ = ("columns", "fixed", "named", "outputs")
 
     def __init__(self, native: _native.Replay | None, layout: Layout, size: int, allocate: Allocator) -> None:
         columns, later = [], []
@@ -145,15 +144,10 @@ class ArraySet:
                 weights=weights,
             )
         self.columns: tuple[Array, ...] = (*self.named.values(), *self.fixed)
-        del columns, later, here, there, step, keys, probabilities, weights
-        self.idle = self.references()
 
     def free(self) -> bool:
         """Whether nobody outside holds any of these arrays, nor a view of one."""
-        return self.references() == self.idle
-
-    def references(self) -> list[int]:
-        return [sys.getrefcount(array) for array in self.columns]
+        return _native.unheld(self.columns, 2)  # `columns`, and `named` or `fixed`
 
     def batch(self) -> Batch:
         return Batch(self.named.copy(), *self.fixed)
