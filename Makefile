@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PRESET ?= cartpole
 ARGS ?=
+PEERS ?= cpprb==11.0.0 tianshou==2.0.1 stable-baselines3
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard native/*.h native/*.cc)
@@ -47,11 +48,14 @@ test: check
 	$(BIN)/python -m pytest
 
 bench: $(VENV)/.dev
-	$(PIP) cpprb==11.0.0
-	$(BIN)/python benchmarks/replay.py
+	$(PIP) $(PEERS)
+	$(BIN)/python benchmarks/replay.py $(ARGS)
 
 examples: $(VENV)/.dev
-	for example in examples/*.py; do echo "== $$example"; $(BIN)/python $$example || exit 1; done
+	@for example in examples/*.py; do \
+	  case $$example in *jax*) $(BIN)/python -c 'import jax' 2>/dev/null || \
+	    { echo "== $$example is left out: no jax here ($(BIN)/python -m pip install jax)"; continue; };; esac; \
+	  echo "== $$example"; $(BIN)/python $$example || exit 1; done
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

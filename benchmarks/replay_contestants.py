@@ -1,103 +1,151 @@
-"""The replays that ``replay.py`` compares, behind one face, and the rows that they store.
+"""The face that every replay of the benchmark wears, the list of them, and apexrl's own.
 
-Every row carries one number in its observation, next observation and reward, so that a torn row is seen.
+Peers are in ``replay_peers.py``, ``replay_flashbax.py`` and ``replay_reverb.py``; each says there how it is set up.
+This file and those are also read by interpreters that have no apexrl: nothing is imported before it is needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from importlib import import_module
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from replay_rows import CYCLE, ROWS, Array, Chunk, Rows, stamped, steps, torn, torn_stacks
 
-Array = NDArray[Any]
 ALPHA, BETA, EPS = 0.6, 0.4, 1e-6
+STREAMS = 10  # environments that one writer of image stacks steps together
 
 
 @dataclass(frozen=True)
-class Rows:
-    """What one transition holds."""
+class Shape:
+    """What is asked of a contestant."""
 
-    observation: tuple[int, ...]
-    observation_dtype: str
-    action: tuple[int, ...]
-    action_dtype: str
+    rows: str
     capacity: int
-    """Default capacity, in transitions."""
-
-    def fields(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        observation = (self.observation, self.observation_dtype)
-        return {
-            "observation": observation,
-            "action": (self.action, self.action_dtype),
-            "reward": ((), "float32"),
-            "next_observation": observation,
-            "done": ((), "float32"),
-        }
+    batch: int
+    chunk: int
+    writers: int = 0
+    """Writer processes beside the one that samples."""
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of a transition when both observations are stored."""
-        return sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in self.fields().values())
-
-
-ROWS = {
-    "small": Rows((4,), "float32", (), "int64", 1_000_000),
-    "mujoco": Rows((17,), "float32", (6,), "float32", 1_000_000),
-    "atari": Rows((4, 84, 84), "uint8", (), "int64", 50_000),
-}
-
-Chunk = Mapping[str, Array]
+    def row(self) -> Rows:
+        return ROWS[self.rows]
 
 
 class Contestant(Protocol):
-    """One replay. ``insert`` takes what ``chunks`` made."""
+    """One replay."""
 
-    name: str
+    title: str
+    prioritized: bool
+    returns: str
+    """What batches are made of: NumPy, torch or jax."""
+    start: ClassVar[str]
+    """How its writer processes are started, ``fork`` or ``spawn``; empty: one process only."""
     bytes_per_transition: float
+    """Of stored fields, without the tree."""
 
-    def chunks(self, size: int, count: int, rng: np.random.Generator) -> list[Chunk]: ...
-    def insert(self, chunk: Chunk, priorities: Array) -> None: ...
-    def sample(self, size: int) -> tuple[Any, Mapping[str, Array]]:
-        """Keys for ``update``, and the batch."""
+    def chunks(self, rng: np.random.Generator) -> list[Any]:
+        """What ``insert`` takes, in turn: ``CYCLE`` chunks of ``shape.chunk`` transitions."""
+        ...
+
+    def insert(self, chunk: Any, priorities: Array) -> None: ...
+    def sample(self) -> tuple[Any, Any]:
+        """Keys for ``update``, and ``shape.batch`` transitions in arrays, as a user gets them."""
         ...
 
     def update(self, keys: Any, magnitudes: Array) -> None: ...
+    def columns(self, batch: Any) -> Mapping[str, Array]:
+        """The batch in NumPy, under our names (for checks only)."""
+        ...
+
+    def torn(self, batch: Mapping[str, Array]) -> int:
+        """Rows of ``columns`` that were never inserted."""
+        ...
+
     def ready(self) -> None:
-        """Wait until what was inserted can be sampled."""
+        """Wait until what was inserted can be sampled and nothing is under way."""
         ...
 
     def close(self) -> None: ...
 
 
-class Apexrl:
-    """apexrl.replay in rows mode: finished transitions in, as the peers take them."""
+@dataclass(frozen=True)
+class Entry:
+    """A contestant by name."""
 
-    name = "apexrl"
+    module: str
+    maker: str
+    packages: tuple[str, ...]
+    """Distributions whose versions are printed; the first must be installed."""
 
-    def __init__(self, rows: Rows, capacity: int, writers: int, uniform: bool) -> None:
+
+ENTRIES = {
+    "apexrl": Entry("replay_contestants", "apexrl", ("apexrl",)),
+    "cpprb": Entry("replay_peers", "Cpprb", ("cpprb",)),
+    "cpprb-mp": Entry("replay_peers", "CpprbMP", ("cpprb",)),
+    "tianshou": Entry("replay_peers", "Tianshou", ("tianshou",)),
+    "torchrl": Entry("replay_peers", "TorchrlPrioritized", ("torchrl", "torch")),
+    "flashbax": Entry("replay_flashbax", "Flashbax", ("flashbax", "jax")),
+    "reverb": Entry("replay_reverb", "Reverb", ("dm-reverb", "tensorflow")),
+    "torchrl-uniform": Entry("replay_peers", "TorchrlUniform", ("torchrl", "torch")),
+    "sb3-uniform": Entry("replay_peers", "Sb3", ("stable-baselines3",)),
+    "numpy-uniform": Entry("replay_peers", "NumpyUniform", ("numpy",)),
+}
+MANY = ("apexrl", "cpprb-mp", "reverb")  # into which several processes can insert
+
+
+def make(name: str, shape: Shape) -> Contestant:
+    entry = ENTRIES[name]
+    contestant: Contestant = getattr(import_module(entry.module), entry.maker)(shape)
+    return contestant
+
+
+def apexrl(shape: Shape) -> Contestant:
+    """Rows mode, as peers take them; image stacks in streams mode, where a frame is stored once."""
+    return ApexrlStacks(shape) if len(shape.row.observation) > 1 else ApexrlRows(shape)
+
+
+class ApexrlRows:
+    """``Replay(kind="rows")`` with default settings: α 0.6, β 0.4, stratified draws, weights ÷ batch maximum."""
+
+    title, prioritized, returns = "apexrl", True, "NumPy"
+    start: ClassVar[str] = "fork"
+
+    def __init__(self, shape: Shape) -> None:
         from apexrl.replay import Field, Replay
 
-        fields = {name: Field(shape, dtype) for name, (shape, dtype) in rows.fields().items()}
-        self._rows = rows
-        self.replay = Replay(capacity, fields, alpha=0.0 if uniform else ALPHA, eps=EPS, seed=0, writers=writers + 1)
+        self.shape = shape
+        self.replay = Replay(
+            shape.capacity,
+            {name: Field(*field) for name, field in shape.row.fields().items()},
+            alpha=ALPHA,
+            eps=EPS,
+            writers=shape.writers + 1,
+        )
         self._writer = self.replay.writer()
-        self.bytes_per_transition = self.replay.stats()["bytes_per_item"]
+        self.bytes_per_transition: float = self.replay.stats()["bytes_per_item"]
 
-    def chunks(self, size: int, count: int, rng: np.random.Generator) -> list[Chunk]:
-        return stamped(self._rows, size, count, rng)
+    def chunks(self, rng: np.random.Generator) -> list[Chunk]:
+        return stamped(self.shape.row, self.shape.chunk, rng)
 
     def insert(self, chunk: Chunk, priorities: Array) -> None:
         self._writer.extend(chunk, priorities=priorities)
 
-    def sample(self, size: int) -> tuple[Any, Mapping[str, Array]]:
-        batch = self.replay.sample(size, beta=BETA)
+    def sample(self) -> tuple[Any, Any]:
+        batch = self.replay.sample(self.shape.batch, beta=BETA)
         return batch.keys, batch.data
 
     def update(self, keys: Any, magnitudes: Array) -> None:
         self.replay.update_priorities(keys, magnitudes)
+
+    def columns(self, batch: Any) -> Mapping[str, Array]:
+        columns: Mapping[str, Array] = batch
+        return columns
+
+    def torn(self, batch: Mapping[str, Array]) -> int:
+        return torn(batch)
 
     def ready(self) -> None:
         self._writer.flush()
@@ -106,116 +154,48 @@ class Apexrl:
         self.replay.close()
 
 
-class ApexrlStreams(Apexrl):
-    """apexrl.replay in streams mode, for image stacks: each frame is stored once and stacked when sampled.
+class ApexrlStacks(ApexrlRows):
+    """``Replay(kind="transition", stack=4)``: each frame is stored once and stacked when it is sampled.
 
-    A chunk of N is one step of N environments.
+    A writer steps ``STREAMS`` environments together, so a chunk of 50 transitions is five appends of ten steps.
+    Priorities travel as an agent's do: recorded with the step, read by ``priority_fn`` when its window is complete.
     """
 
-    name = "apexrl"
-
-    def __init__(self, rows: Rows, capacity: int, chunk: int, uniform: bool) -> None:
+    def __init__(self, shape: Shape) -> None:
         from apexrl.replay import Field, Replay
 
-        self._rows = rows
-        self._priorities: Array = np.ones(0)
+        self.shape = shape
+        if shape.chunk % STREAMS:
+            raise ValueError(f"chunks of image stacks must be a multiple of {STREAMS} transitions, not {shape.chunk}")
+        row = shape.row
         self.replay = Replay(
-            capacity,
+            shape.capacity,
             {
-                "observation": Field(rows.observation[1:], rows.observation_dtype),
-                "action": Field(rows.action, rows.action_dtype),
+                "observation": Field(row.observation[1:], row.observation_dtype),
+                "action": Field(row.action, row.action_dtype),
+                "magnitude": Field((), "float32", sampled=False),
             },
             kind="transition",
-            stack=rows.observation[0],
+            stack=row.observation[0],
             n_step=1,
-            alpha=0.0 if uniform else ALPHA,
+            alpha=ALPHA,
             eps=EPS,
-            seed=0,
-            writers=1,
-            streams=chunk,
+            writers=shape.writers + 1,
+            streams=STREAMS * (shape.writers + 1),
         )
-        self._writer = self.replay.writer(
-            streams=chunk, priority_fn=lambda items: np.resize(self._priorities, len(items["reward"]))
-        )
+        self._writer = self.replay.writer(streams=STREAMS, priority_fn=lambda items: items["magnitude"])
         self.bytes_per_transition = self.replay.stats()["bytes_per_item"]
 
-    def chunks(self, size: int, count: int, rng: np.random.Generator) -> list[Chunk]:
-        no = np.zeros(size, np.bool_)
-        return [
-            {
-                "observation": chunk["observation"][:, -1].copy(),
-                "action": chunk["action"],
-                "reward": chunk["reward"],
-                "terminated": no,
-                "truncated": no,
-            }
-            for chunk in stamped(self._rows, size, count, rng)
-        ]
+    def chunks(self, rng: np.random.Generator) -> list[Any]:
+        """Each the steps of several turns, one after the other."""
+        turns = [dict(step) for step in steps(self.shape.row, STREAMS)]
+        each = self.shape.chunk // STREAMS
+        return [[turns[(each * i + j) % CYCLE] for j in range(each)] for i in range(CYCLE)]
 
-    def insert(self, chunk: Chunk, priorities: Array) -> None:
-        self._priorities = priorities
-        self._writer.append(chunk)
+    def insert(self, chunk: Any, priorities: Array) -> None:
+        for step, magnitudes in zip(chunk, priorities.reshape(-1, STREAMS), strict=True):
+            step["magnitude"] = magnitudes
+            self._writer.append(step)
 
-
-class Cpprb:
-    """cpprb's PrioritizedReplayBuffer, or MPPrioritizedReplayBuffer where several processes insert."""
-
-    name = "cpprb"
-
-    def __init__(self, rows: Rows, capacity: int, processes: bool, uniform: bool) -> None:
-        import cpprb
-
-        fields = {name: {"shape": shape or 1, "dtype": np.dtype(d)} for name, (shape, d) in rows.fields().items()}
-        self._rows = rows
-        self._uniform = uniform
-        kind = getattr(cpprb, f"{'MP' if processes else ''}{'' if uniform else 'Prioritized'}ReplayBuffer")
-        self.name = f"cpprb.{kind.__name__}"
-        self._buffer = kind(capacity, fields) if uniform else kind(capacity, fields, alpha=ALPHA, eps=EPS)
-        self.bytes_per_transition = float(rows.nbytes)
-
-    def chunks(self, size: int, count: int, rng: np.random.Generator) -> list[Chunk]:
-        return stamped(self._rows, size, count, rng)
-
-    def insert(self, chunk: Chunk, priorities: Array) -> None:
-        if self._uniform:
-            self._buffer.add(**chunk)
-        else:
-            self._buffer.add(**chunk, priorities=priorities)
-
-    def sample(self, size: int) -> tuple[Any, Mapping[str, Array]]:
-        if self._uniform:
-            return None, self._buffer.sample(size)
-        batch = self._buffer.sample(size, BETA)
-        return batch["indexes"], batch
-
-    def update(self, keys: Any, magnitudes: Array) -> None:
-        self._buffer.update_priorities(keys, magnitudes)
-
-    def ready(self) -> None:
-        """``add`` returns when the rows are there."""
-
-    def close(self) -> None:
-        """Nothing to let go of."""
-
-
-def stamped(rows: Rows, size: int, count: int, rng: np.random.Generator) -> list[Chunk]:
-    """``count`` chunks of ``size`` transitions, each with one number all over it."""
-    chunks: list[Chunk] = []
-    for _ in range(count):
-        stamp = rng.integers(256, size=size)
-        chunk = {
-            name: np.broadcast_to(stamp.reshape(size, *[1] * len(shape)), (size, *shape)).astype(dtype)
-            for name, (shape, dtype) in rows.fields().items()
-        }
-        chunks.append(chunk | {"done": np.zeros(size, np.float32)})
-    return chunks
-
-
-def torn(batch: Mapping[str, Array]) -> int:
-    """Rows of a batch whose parts do not carry one number."""
-    rows = len(batch["reward"])
-    stamp = batch["reward"].reshape(rows)
-    wrong = np.zeros(rows, np.bool_)
-    for name in ("observation", "next_observation", "action"):
-        wrong |= (batch[name].reshape(rows, -1) != stamp[:, np.newaxis]).any(axis=1)
-    return int(wrong.sum())
+    def torn(self, batch: Mapping[str, Array]) -> int:
+        return torn_stacks(batch)

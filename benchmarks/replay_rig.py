@@ -1,37 +1,22 @@
-"""Many processes on one replay: unpaced writers in processes of their own, and one learner that samples and updates.
+"""Many processes on one replay: the learner's process starts writers, which wait until they are called.
 
-Each contestant's rig lives in a process of its own, so that rigs can take turns and one that hangs can be ended.
+A writer either inserts without pause or keeps a schedule: its n-th chunk is due at ``start + n · interval``, it sleeps
+until then, and a chunk that comes late does not move the next one's time. Writers that are not called sleep in a read.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import time
-import traceback
-from collections.abc import Callable
 from ctypes import c_int64, c_uint8
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-import numpy as np
-from replay_contestants import ROWS, Apexrl, Contestant, Cpprb, torn
+from replay_contestants import Contestant, Shape
+from replay_player import Player
 
-PAUSE, RUN, STOP = 0, 1, 2
 SETTLE_SECONDS = 0.5
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a rig does."""
-
-    rows: str
-    capacity: int
-    batch: int
-    chunk: int
-    writers: int
-    uniform: bool
+JOIN_SECONDS = 30.0
 
 
 class Window(NamedTuple):
@@ -43,112 +28,67 @@ class Window(NamedTuple):
     checked_rows: int
 
 
-MAKERS: dict[str, Callable[[Shape], Contestant]] = {
-    "apexrl": lambda shape: Apexrl(ROWS[shape.rows], shape.capacity, shape.writers, shape.uniform),
-    "cpprb": lambda shape: Cpprb(ROWS[shape.rows], shape.capacity, processes=True, uniform=shape.uniform),
-}
-
-
 class Rig:
-    """A running rig. Paused until a window is asked for."""
+    """One learner, here, and ``shape.writers`` writer processes, idle until a window calls some of them."""
 
-    def __init__(self, contestant: str, shape: Shape) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(contestant, shape, theirs))
-        self._process.start()
-        theirs.close()
-        self.name: str = self._receive(180.0)
+    def __init__(self, player: Player, contestant: Contestant, shape: Shape) -> None:
+        context: Any = multiprocessing.get_context(contestant.start)
+        self._player = player
+        self._shape = shape
+        self._running = context.RawValue(c_uint8, 0)
+        self._counts = context.RawArray(c_int64, shape.writers)
+        self._lines: list[Connection] = []
+        for index in range(shape.writers):
+            ours, theirs = context.Pipe()
+            arguments = (contestant, shape, index, theirs, self._running, self._counts)
+            context.Process(target=_write, args=arguments, daemon=True).start()
+            theirs.close()
+            self._lines.append(ours)
+        for line in self._lines:
+            line.recv()  # it has data and is connected
 
-    def window(self, seconds: float) -> Window:
-        self._pipe.send(seconds)
-        return Window(*self._receive(seconds + 30.0))
+    def window(self, writers: int, pace: float, seconds: float) -> Window:
+        """Sample and update for ``seconds`` while ``writers`` insert, together ``pace`` a second (0: unpaced)."""
+        player = self._player
+        player.settle()
+        self._running.value = 1
+        start = time.perf_counter()
+        interval = writers * self._shape.chunk / pace if pace else 0.0
+        called = self._lines[:writers]
+        for index, line in enumerate(called):
+            line.send((start + interval * index / writers, interval))
+        self._learn(start + SETTLE_SECONDS)
+        start, inserted = time.perf_counter(), sum(self._counts)
+        batches = self._learn(start + seconds)
+        elapsed, inserted = time.perf_counter() - start, sum(self._counts) - inserted
+        wrong, checked = player.torn()
+        self._running.value = 0
+        for line in called:
+            if not line.poll(JOIN_SECONDS):
+                raise TimeoutError(f"a writer still inserts {JOIN_SECONDS:.0f} s after it was told to pause")
+            line.recv()
+        return Window(batches / elapsed, inserted / elapsed, wrong, checked)
 
-    def close(self) -> None:
-        if self._process.is_alive():
-            self._pipe.send(0.0)
-        self._process.join(10.0)
-        self._process.kill()
-
-    def _receive(self, timeout: float) -> Any:
-        if not self._pipe.poll(timeout):
-            self._process.kill()
-            raise TimeoutError(f"the rig did not answer within {timeout:.0f} s: it hangs")
-        answer = self._pipe.recv()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
-def _serve(contestant: str, shape: Shape, pipe: Connection) -> None:
-    """The learner's process: makes the replay, fills it, starts the writers, and measures when asked."""
-    context = multiprocessing.get_context("fork")  # both contestants can be inherited
-    state = context.RawValue(c_uint8, PAUSE)
-    counts = context.RawArray(c_int64, shape.writers)
-    writers = []
-    try:
-        replay = MAKERS[contestant](shape)
-        rng = np.random.default_rng(0)
-        for chunk in replay.chunks(shape.capacity // 100, 1, rng) * 100:
-            replay.insert(chunk, rng.random(len(chunk["reward"]), np.float32))
-        writers = [
-            context.Process(target=_write, args=(replay, shape, index, state, counts), daemon=True)
-            for index in range(shape.writers)
-        ]
-        for process in writers:
-            process.start()
-        pipe.send(replay.name)
-        while seconds := pipe.recv():
-            state.value = RUN
-            window = _measure(replay, shape, counts, seconds)
-            state.value = PAUSE
-            pipe.send(tuple(window))
-    except EOFError:
-        pass
-    except Exception as error:
-        pipe.send(RuntimeError(f"{contestant}: {error}\n{traceback.format_exc()}"))
-    finally:
-        state.value = STOP
-        for process in writers:
-            process.join(2.0)
-            process.kill()
-
-
-def _write(replay: Contestant, shape: Shape, index: int, state: Any, counts: Any) -> None:
-    rng = np.random.default_rng(index + 1)
-    chunks = replay.chunks(shape.chunk, 16, rng)
-    priorities = [rng.random(shape.chunk, np.float32) for _ in chunks]
-    turn = 0
-    parent = os.getppid()
-    while state.value != STOP and os.getppid() == parent:
-        if state.value == PAUSE:
-            time.sleep(0.005)
-            continue
-        for _ in range(8):
-            turn = (turn + 1) % len(chunks)
-            replay.insert(chunks[turn], priorities[turn])
-            counts[index] += shape.chunk
-
-
-def _measure(replay: Contestant, shape: Shape, counts: Any, seconds: float) -> Window:
-    rng = np.random.default_rng()
-    magnitudes = [rng.random(shape.batch, np.float32) for _ in range(16)]
-
-    def learn(until: float) -> int:
+    def _learn(self, until: float) -> int:
         batches = 0
         while time.perf_counter() < until:
-            keys, _ = replay.sample(shape.batch)
-            if not shape.uniform:
-                replay.update(keys, magnitudes[batches % 16])
+            self._player.loop()
             batches += 1
         return batches
 
-    learn(time.perf_counter() + SETTLE_SECONDS)
-    start, inserted = time.perf_counter(), sum(counts)
-    batches = learn(start + seconds)
-    end, inserted = time.perf_counter(), sum(counts) - inserted
-    wrong = checked = 0
-    for _ in range(8):
-        _, batch = replay.sample(shape.batch)
-        wrong, checked = wrong + torn(batch), checked + shape.batch
-    return Window(batches / (end - start), inserted / (end - start), wrong, checked)
+
+def _write(contestant: Contestant, shape: Shape, index: int, line: Connection, running: Any, counts: Any) -> None:
+    player = Player(contestant, shape, seed=index + 1)
+    line.send("ready")
+    while True:
+        try:
+            due, interval = line.recv()
+        except EOFError:
+            return
+        while running.value:
+            if interval:
+                time.sleep(max(0.0, due - time.perf_counter()))
+                due += interval
+            player.insert()
+            counts[index] += shape.chunk
+        line.send("paused")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from statistics import median
@@ -39,6 +39,25 @@ def version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
+
+
+def huge_pages() -> str:
+    """Whether the kernel gives huge pages: to a process's own arrays, and to shared memory."""
+    told = []
+    for name, what in (("enabled", "private"), ("shmem_enabled", "shared")):
+        try:
+            text = Path(f"/sys/kernel/mm/transparent_hugepage/{name}").read_text(encoding="utf-8")
+        except OSError:
+            return "huge pages: not known"
+        told.append(f"{what} {text.partition('[')[2].partition(']')[0]}")
+    return f"huge pages: {', '.join(told)}"
+
+
+def stack(versions: Mapping[str, str]) -> str:
+    """``a 1.0 (b 2.0)`` of a package first and then what it stands on, less what is the same as in this interpreter."""
+    here = {"numpy": version("numpy"), "Python": platform.python_version()}
+    parts = [f"{name} {number}" for name, number in versions.items() if here.get(name) != number]
+    return parts[0] + (f" ({', '.join(parts[1:])})" if parts[1:] else "") if parts else ""
 
 
 def short(value: float) -> str:

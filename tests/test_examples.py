@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import apexrl
 
 ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
 IMPORTS = "import numpy as np\nfrom apexrl.protocols import Acted, Learned\n\n"
 
 
@@ -41,10 +46,118 @@ def test_the_readme_replay_runs():
     exec(code, {**names, "td": np.ones(600), "new_td": np.ones(512)})
 
 
-def test_the_skeleton_runs():
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "replay_skeleton.py")], capture_output=True, text=True, timeout=100
+def run(*arguments, **environment):
+    """Runs Python there. It returns when everything that was started has ended: they all hold its pipes."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=EXAMPLES,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
+
+
+def figures(pattern, done):
+    """What the one printed line says, as numbers."""
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"\d+ updates/s, \d+ transitions inserted", done.stdout.strip())
     assert done.stderr == ""
+    said = re.fullmatch(pattern, done.stdout.strip())
+    assert said, done.stdout
+    return [float(figure) for figure in said.groups()]
+
+
+SKELETON = r"(\d+) updates/s, (\d+) steps/s, return (-?\d\.\d\d)"
+
+
+def test_the_skeleton_learns_with_numpy_alone(tmp_path):
+    for name in ("torch", "gymnasium"):
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name} was imported')")
+    updates, steps, reached = figures(SKELETON, run("replay_skeleton.py", PYTHONPATH=str(tmp_path)))
+    assert updates > 0
+    assert steps > 0
+    assert reached >= 0.9
+
+
+def test_an_untrained_skeleton_misses(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    skeleton = importlib.import_module("replay_skeleton")
+    seeds = [np.random.default_rng(seed) for seed in range(100)]
+    rewards = [row[2] for rng in seeds for row in skeleton.episode(skeleton.Model(), 0.0, rng)]
+    assert sum(rewards) / 100 < 0
+
+
+def test_the_skeleton_is_the_articles_and_short():
+    text = (EXAMPLES / "replay_skeleton.py").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 80
+    assert all(f"def {name}(" in text for name in ("get_action", "abs_TD_error", "train", "explorer"))
+    assert "self.weights" in text
+
+
+# The skeleton, with something done in its learner at some updates.
+DISTURBED = """
+import multiprocessing, os, signal
+import replay_skeleton as skeleton
+
+class Board(skeleton.WeightsBoard):
+    def publish(self, weights, version):
+        super().publish(weights, version)
+        disturb(version)
+
+def disturb(update):
+    {}
+
+skeleton.WeightsBoard = Board
+skeleton.UPDATES = 6_000
+skeleton.main()
+"""
+
+
+def test_the_skeleton_goes_on_without_killed_explorers():
+    kill = """if update in (500, 1000):
+        explorers = multiprocessing.active_children()
+        assert len(explorers) == (3 if update == 500 else 2)
+        explorers[0].kill()
+        explorers[0].join()"""
+    assert figures(SKELETON, run("-c", DISTURBED.format(kill)))[2] >= 0.9
+
+
+def test_the_skeletons_explorers_end_with_their_learner():
+    done = run("-c", DISTURBED.format("if update == 1000: os.kill(os.getpid(), signal.SIGKILL)"))
+    assert done.returncode == -signal.SIGKILL  # and run() came back: no explorer is left
+    assert done.stdout == ""
+
+
+def test_the_pytorch_dqn_learns():
+    pattern = r"(\d+) steps/s, (\d+) episodes, mean return of the last 20: (\d+\.\d)"
+    rate, episodes, reached = figures(pattern, run("dqn_pytorch.py", "--steps", "4000"))
+    assert rate > 0
+    assert episodes > 20
+    assert reached >= 60  # about 22 by chance
+
+
+def test_the_pytorch_dqn_takes_only_the_replay_and_marks_what_changed():
+    text = (EXAMPLES / "dqn_pytorch.py").read_text(encoding="utf-8")
+    lines = text.splitlines()
+    (imported,) = [line.partition("  #")[0] for line in lines if re.match(r"(from|import) apexrl", line)]
+    assert imported == "from apexrl.replay import Field, Replay"
+    for call in ("Replay(", "writer.append(", "replay.sample(", "replay.update_priorities("):
+        (at,) = [i for i, line in enumerate(lines) if call in line]
+        assert any("# was:" in line for line in lines[at - 2 : at + 1]), lines[at]
+
+
+def test_the_jax_loop_says_what_it_needs(tmp_path):
+    (tmp_path / "jax.py").write_text("raise ImportError")
+    done = run("jax_loop.py", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == "this example needs JAX, which apexrl itself does not: pip install jax\n"
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("jax"), reason="no jax here; apexrl needs none")
+def test_the_jax_loop_learns():
+    pattern = r"(\d+) steps/s, (\d+) updates/s, (\d+) episodes, mean return of the last 20: (\d+\.\d)"
+    rate, updates, episodes, reached = figures(pattern, run("jax_loop.py", "--steps", "40000"))
+    assert min(rate, updates) > 0
+    assert episodes > 20
+    assert reached >= 60  # about 22 by chance

@@ -37,13 +37,14 @@ _COLOURS: Final = {
     "acting": "green",
     "learning": "green",
     "evaluating": "magenta",
+    "serving": "green",
     "waiting": "yellow",
     "restarting": "yellow",
     "hung": "red",
     "stopped": "dim",
     "failed": "bold red",
 }
-_RATE_UNITS: Final = {"actor": "steps/s", "learner": "updates/s", "evaluator": "evals/s"}
+_RATE_UNITS: Final = {"actor": "steps/s", "learner": "updates/s", "evaluator": "evals/s", "replay": "batches/s"}
 _LEVELS: Final[dict[Level, str]] = {"info": "dim", "warning": "yellow", "error": "bold red"}
 
 

@@ -17,7 +17,7 @@ Phase = Literal["starting", "filling", "training", "stopping", "evaluating", "fi
 """``filling``: the replay is below ``min_size``; ``evaluating``: the final evaluation, after training stopped."""
 
 WorkerState = Literal[
-    "starting", "acting", "learning", "evaluating", "waiting", "restarting", "hung", "stopped", "failed"
+    "starting", "acting", "learning", "evaluating", "serving", "waiting", "restarting", "hung", "stopped", "failed"
 ]
 """``hung``: an environment call beyond ``env_timeout``, about to be killed; ``failed``: given up on."""
 
@@ -51,7 +51,8 @@ class WorkerStatus:
     restarts: int = 0
     """Times that this worker was started again."""
     rate: float = 0.0
-    """Per second, lately: environment steps of an actor, updates of a learner, evaluations of an evaluator."""
+    """Per second, lately: environment steps of an actor, updates of a learner, evaluations of an evaluator,
+    batches of a replay."""
     heartbeat_age_seconds: float = 0.0
     """Seconds since the worker's last sign of life."""
 

@@ -96,7 +96,8 @@ def run_serial(program: Program, ledger: Ledger, wiring: Wiring, interrupts: Int
 
 
 def _status(context: InlineContext, rate: RateMeter) -> WorkerStatus:
-    work = {"actor": "env_steps", "learner": "updates", "evaluator": "evaluations"}.get(context.role, "env_steps")
+    counters = {"actor": "env_steps", "learner": "updates", "evaluator": "evaluations", "replay": "batches"}
+    work = counters.get(context.role, "env_steps")
     return WorkerStatus(
         name=context.name,
         role=context.role,

@@ -17,7 +17,7 @@ from apexrl.metrics import RateMeter
 from apexrl.status import WorkerState, WorkerStatus
 from apexrl.topologies.program import Node
 
-_WORK = {"actor": "env_steps", "learner": "updates", "evaluator": "evaluations"}
+_WORK = {"actor": "env_steps", "learner": "updates", "evaluator": "evaluations", "replay": "batches"}
 _LONGEST_TICK_SECONDS = 0.5  # a supervisor that was stopped itself must not think that its workers hang
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from apexrl.topologies.program import Node, Program, ReplayLink, WeightsLink
+from apexrl.topologies.program import BatchesLink, Node, Program, ReplayLink, WeightsLink
 
 
 class Wiring:
@@ -21,23 +21,34 @@ class Wiring:
         self._links: dict[int, Any] = {}  # id of the placeholder -> what stands for it
         self._replays: list[Any] = []
         self._boards: list[Any] = []
-        for port in (port for node in program.nodes for port in node.ports.values()):
-            if id(port) in self._links:
-                continue
-            if isinstance(port, ReplayLink):
-                from apexrl.replay import Replay
+        self._shared = shared
+        self._replay_path = replay_path
+        for node in program.nodes:
+            for port in node.ports.values():
+                self._make(port)
 
-                real = Replay.load(replay_path) if replay_path.exists() else Replay(**port.options)
-                if shared:
-                    real.release()  # loading made it ours; it shall be the learner's
-                self._replays.append(real)
-                self._links[id(port)] = real
-            elif isinstance(port, WeightsLink):
-                from apexrl.weights import InlineWeights, WeightsBoard
+    def _make(self, port: Any) -> Any:
+        """What stands for a placeholder, made at its first mention; anything else is what it is."""
+        if id(port) in self._links:
+            return self._links[id(port)]
+        real = port
+        if isinstance(port, ReplayLink):
+            from apexrl.replay import Replay
 
-                board = WeightsBoard(port.nbytes) if shared else InlineWeights()
-                self._boards.append(board)
-                self._links[id(port)] = board
+            real = Replay.load(self._replay_path) if self._replay_path.exists() else Replay(**port.options)
+            if self._shared:
+                real.release()  # loading made it ours; it shall be its sampler's
+            self._replays.append(real)
+        elif isinstance(port, BatchesLink):
+            real = self._make(port.replay).serve(**port.options)
+        elif isinstance(port, WeightsLink):
+            from apexrl.weights import InlineWeights, WeightsBoard
+
+            real = WeightsBoard(port.nbytes) if self._shared else InlineWeights()
+            self._boards.append(real)
+        if real is not port:
+            self._links[id(port)] = real
+        return real
 
     def ports(self, node: Node) -> dict[str, Any]:
         """The node's ports with real links."""

@@ -24,7 +24,12 @@ FATAL = (NonFiniteError, ConfigError, SpecError, AgentError)
 
 _TEXT = 32_000  # characters of a traceback that travel
 _IDLE_SECONDS = 0.005
-ACTIVITY: dict[str, WorkerState] = {"actor": "acting", "learner": "learning", "evaluator": "evaluating"}
+ACTIVITY: dict[str, WorkerState] = {
+    "actor": "acting",
+    "learner": "learning",
+    "evaluator": "evaluating",
+    "replay": "serving",
+}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A prioritized replay in shared memory: NumPy in, NumPy out, for any number of processes.
+"""A replay in shared memory: NumPy in, NumPy out, for any number of processes.
 
     from apexrl.replay import Field, Replay
 
@@ -7,7 +7,9 @@ Imports NumPy and nothing of PyTorch, Gymnasium or the rest of apexrl's roles.
 
 from apexrl.replay.batch import Batch, Updated
 from apexrl.replay.replay import Replay
+from apexrl.replay.served import ServedBatches
+from apexrl.replay.serving import BatchServer
 from apexrl.replay.writer import PendingItems, Writer
 from apexrl.spec import Field
 
-__all__ = ["Batch", "Field", "PendingItems", "Replay", "Updated", "Writer"]
+__all__ = ["Batch", "BatchServer", "Field", "PendingItems", "Replay", "ServedBatches", "Updated", "Writer"]

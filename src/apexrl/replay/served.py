@@ -2,7 +2,8 @@
 
 The memory, made by ``Replay.serve``: words of 4 bytes, each written by one side, then per learner its batches and a
 ring of priority messages. A batch goes empty → full (server) → taken → empty (learner); lost, when a learner finds what
-one that died had taken. Who lives is the kernel's word: server and learners each hold a record lock, which goes with them.
+one that died had taken. Who lives is the kernel's word: server and learners each hold a record lock, which goes with
+them.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class ServedMemory:
             for _ in range(learners)
         ]
         self.segment = _native.Segment(self._end) if segment is None else segment
-        # Not an array itself: views of the arrays made over it then refer to those arrays, which tells when they are free.
+        # No array itself: views of the arrays made over it then refer to those, which tells when they are free.
         self._owner = holder(self.segment.view())
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -45,7 +45,7 @@ class BatchServer:
                 raise ConfigError(f"{name}={value!r} must be an integer of at least {least}")
         if not 0.0 <= beta <= 100.0:
             raise ConfigError(f"beta={beta} must be a number from 0 on (1: full correction)")
-        self._replay = replay
+        self.replay = replay
         self._arguments = (learners, batch_size, beta, prefetch, normalize)
         self._normalize: Normalize = normalize
         if memory is None:
@@ -61,7 +61,7 @@ class BatchServer:
         self._counters = {"batches": 0, "priorities_applied": 0, "priorities_stale": 0, "lost_batches": 0}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (BatchServer, (self._replay, *self._arguments, self._memory))
+        return (BatchServer, (self.replay, *self._arguments, self._memory))
 
     def learner(self, index: int) -> ServedBatches:
         """The handle of learner ``index``, 0 … learners − 1, for whatever local process."""
@@ -99,7 +99,7 @@ class BatchServer:
         if worked or timeout <= 0:
             return worked
         if starved:
-            self._replay._native.wait(min(timeout, _STARVED_SECONDS))
+            self.replay._native.wait(min(timeout, _STARVED_SECONDS))
         else:
             memory.segment.wait(memory.SERVER_BELL, seen, timeout)
         return False
@@ -138,7 +138,7 @@ class BatchServer:
         if not segment.try_lock(SERVER_LOCK):
             raise OwnershipError(f"process {segment.holder(SERVER_LOCK)} serves these batches, and only one may")
         self._serving = True
-        native = self._replay._native
+        native = self.replay._native
         self._sets = [[memory.arrays(i, k, native) for k in range(memory.prefetch)] for i in range(memory.learners)]
         for i in range(memory.learners):  # go on where a predecessor was
             states = [segment.load(memory.state(i, k)) for k in range(memory.prefetch)]
@@ -149,11 +149,11 @@ class BatchServer:
         memory, size = self._memory, self._memory.batch_size
         if (learner, k) in self._out:
             self._out.discard((learner, k))
-            self._replay._native.done(size, lost=False)
+            self.replay._native.done(size, lost=False)
         beta = float(memory.beta(learner)[0])
         outputs = self._sets[learner][k].outputs
         try:
-            self._replay._fill(outputs, size, beta, self._normalize, timeout=0.0, outstanding=True)
+            self.replay._fill(outputs, size, beta, self._normalize, timeout=0.0, outstanding=True)
         except WaitTimeout:
             return False
         self._out.add((learner, k))
@@ -172,7 +172,7 @@ class BatchServer:
             while read != segment.load(memory.written(learner)):
                 count, keys, magnitudes = memory.message(learner, read)
                 n = int(cast("Any", count[0]))
-                done = self._replay.update_priorities(keys[:n], magnitudes[:n])
+                done = self.replay.update_priorities(keys[:n], magnitudes[:n])
                 self._counters["priorities_applied"] += done.applied
                 self._counters["priorities_stale"] += done.stale
                 read = (read + 1) % 2**32
@@ -200,4 +200,4 @@ class BatchServer:
         self._memory.segment.store(self._memory.state(learner, k), EMPTY)
         self._out.discard((learner, k))
         self._counters["lost_batches"] += 1
-        self._replay._native.done(self._memory.batch_size, lost=True)
+        self.replay._native.done(self._memory.batch_size, lost=True)

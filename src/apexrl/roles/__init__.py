@@ -8,5 +8,6 @@ from __future__ import annotations
 from apexrl.roles.actor import Actor
 from apexrl.roles.evaluator import Evaluator
 from apexrl.roles.learner import Learner
+from apexrl.roles.replay_server import ReplayServer
 
-__all__ = ["Actor", "Evaluator", "Learner"]
+__all__ = ["Actor", "Evaluator", "Learner", "ReplayServer"]

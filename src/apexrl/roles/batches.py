@@ -15,7 +15,7 @@ from apexrl.errors import WaitTimeout
 from apexrl.protocols import Agent
 
 if TYPE_CHECKING:
-    from apexrl.replay import Batch, Replay
+    from apexrl.replay import Batch, Replay, ServedBatches
 
 
 class Ready(NamedTuple):
@@ -31,7 +31,9 @@ class DirectBatches:
     ``patience``: seconds that ``next`` waits for the replay.
     """
 
-    def __init__(self, replay: Replay, agent: Agent, batch_size: int, beta: float, patience: float) -> None:
+    def __init__(
+        self, replay: Replay | ServedBatches, agent: Agent, batch_size: int, beta: float, patience: float
+    ) -> None:
         self._replay = replay
         self._agent = agent
         self._batch_size = batch_size

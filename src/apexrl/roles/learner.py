@@ -18,7 +18,7 @@ from apexrl.run_folder import RunFolder
 from apexrl.spec import Array, EnvSpec
 
 if TYPE_CHECKING:
-    from apexrl.replay import Replay
+    from apexrl.replay import BatchServer, Replay
 
     class Weights(WeightsWriter, WeightsReader): ...
 
@@ -28,24 +28,28 @@ _PREFETCH_ON_CUDA = 4
 
 
 class Learner:
-    """Ape-X's learner (Horgan et al. 2018, Algorithm 2). It owns the replay from its first sample on.
+    """Ape-X's learner (Horgan et al. 2018, Algorithm 2). It owns the replay from its first sample on, or takes batches
+    that a replay role samples for it.
 
     A learner that takes a dead one's place restores the newest checkpoint and goes on. Weights versions are learner
     updates ever made in the run, so they never go back: a version counts an attempt, even where a restored learner
     repeats the work.
     """
 
-    def __init__(self, context: Context, *, config: Config, spec: EnvSpec, replay: Replay, weights: Weights) -> None:
+    def __init__(
+        self, context: Context, *, config: Config, spec: EnvSpec, replay: Replay | BatchServer, weights: Weights
+    ) -> None:
         import torch
 
         from apexrl.agents import agent_class
+        from apexrl.replay import BatchServer
 
         settings = config.learner
         torch.set_num_threads(max(1, settings.learner_threads))
         device = torch_device(settings.device)
         self._context = context
         self._config = config
-        self._replay = replay
+        self._replay = None if isinstance(replay, BatchServer) else replay
         self._weights = weights
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, device, context.seed)
         self._folder = RunFolder(context.folder)
@@ -53,8 +57,9 @@ class Learner:
 
         self._version = max(weights.version, context.total("updates")) + 1
         self._publish()
-        direct = DirectBatches(replay, self._agent, settings.batch_size, config.replay.beta, context.patience)
-        if device.startswith("cuda"):
+        source = replay.learner(context.index) if isinstance(replay, BatchServer) else replay
+        direct = DirectBatches(source, self._agent, settings.batch_size, config.replay.beta, context.patience)
+        if device.startswith("cuda") and not isinstance(replay, BatchServer):
             replay.allocator = pinned  # the gather then writes where the device copies from
         ahead = settings.prefetch if settings.prefetch >= 0 else _PREFETCH_ON_CUDA * device.startswith("cuda")
         threaded = ahead > 0 and context.patience > 0  # taking turns in one process leaves nobody to fetch ahead
@@ -98,7 +103,7 @@ class Learner:
         self._publish()
         self._report(now=float("inf"))
         self._checkpoint()
-        if self._config.learner.save_replay:
+        if self._config.learner.save_replay and self._replay is not None:
             self._replay.save(self._folder.replay_path)
 
     def _due(self) -> bool:

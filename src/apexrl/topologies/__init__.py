@@ -9,9 +9,9 @@ from typing import NamedTuple, cast
 
 from apexrl.config import Config
 from apexrl.errors import ConfigError
-from apexrl.topologies.program import Node, Probe, Program, ReplayLink, WeightsLink
+from apexrl.topologies.program import BatchesLink, Node, Probe, Program, ReplayLink, WeightsLink
 
-__all__ = ["TOPOLOGIES", "Node", "Probe", "Program", "ReplayLink", "Topology", "WeightsLink", "topology"]
+__all__ = ["TOPOLOGIES", "BatchesLink", "Node", "Probe", "Program", "ReplayLink", "Topology", "WeightsLink", "topology"]
 
 
 class Topology(NamedTuple):

@@ -40,6 +40,17 @@ class ReplayLink:
 
 
 @dataclass(frozen=True)
+class BatchesLink:
+    """Stands for batches that a ``replay`` role samples and learners take.
+
+    ``options`` are the keyword arguments of ``apexrl.replay.Replay.serve``.
+    """
+
+    replay: ReplayLink
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class WeightsLink:
     """Stands for the weights board: latest-only, one publisher, any number of readers.
 
@@ -83,6 +94,10 @@ class Program:
         """A replay with these options (see ``apexrl.replay.Replay``)."""
         return ReplayLink(options)
 
+    def batches(self, replay: ReplayLink, **options: Any) -> BatchesLink:
+        """Batches of a replay for several learners (see ``apexrl.replay.Replay.serve``)."""
+        return BatchesLink(replay, options)
+
     def weights(self, nbytes: int) -> WeightsLink:
         """A board for weights of ``nbytes`` bytes."""
         return WeightsLink(nbytes)
@@ -95,10 +110,14 @@ class Program:
         restarts: int = 0,
         env_timeout: float | None = None,
         nice: int = 0,
+        name: str = "",
         **ports: Any,
     ) -> Node:
-        """Add ``count`` workers of one role; ``ports`` become keyword arguments of ``factory``."""
-        name = getattr(factory, "__name__", type(factory).__name__).lower()
+        """Add ``count`` workers of one role; ``ports`` become keyword arguments of ``factory``.
+
+        ``name``: of the role; default: the factory's, in lower case.
+        """
+        name = name or getattr(factory, "__name__", type(factory).__name__).lower()
         if any(node.name == name for node in self.nodes):
             raise ValueError(f"the program has a role {name!r} already; raise its count instead")
         node = Node(name, factory, count, ports, restarts, env_timeout, nice)
