@@ -548,7 +548,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("closed", [](const PyReplay& r) { return r.replay->closed(); })
       .def("size", [](PyReplay& r) {
         const auto owner = r.replay->owner();
-        if (owner == nullptr) return r.replay->view().size();
+        if (owner == nullptr) return r.replay->view().size(r.replay->segment()->holder(kOwnerLock) != 0);
         nb::gil_scoped_release release;
         return owner->size();
       })

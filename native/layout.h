@@ -112,26 +112,26 @@ struct SlotWord {
 };
 
 struct SlotMeta {
-  std::atomic<uint64_t> word;
-  std::atomic<uint64_t> order;    // while leased: of use by its lane; once committed: of eviction
-  std::atomic<uint32_t> count;    // item positions published by the writer, a prefix
-  std::atomic<uint32_t> items;    // real items among them (no final observations)
-  std::atomic<uint32_t> drained;  // item positions whose leaves the owner has set, a prefix
-  std::atomic<uint32_t> consumed; // fifo: item positions that were given out, a prefix
+  Shared<uint64_t> word;
+  Shared<uint64_t> order;    // while leased: of use by its lane; once committed: of eviction
+  Shared<uint32_t> count;    // item positions published by the writer, a prefix
+  Shared<uint32_t> items;    // real items among them (no final observations)
+  Shared<uint32_t> drained;  // item positions whose leaves the owner has set, a prefix
+  Shared<uint32_t> consumed; // fifo: item positions that were given out, a prefix
 };
 static_assert(sizeof(SlotMeta) == 32);
 
 // Fixed part of a lane; behind it desk[], current[], next[]: slot + 1, or 0.
 struct alignas(64) Lane {
-  std::atomic<uint32_t> active;
-  std::atomic<uint32_t> pid;
-  std::atomic<uint32_t> streams;
-  std::atomic<uint32_t> bell;       // rung by the owner: slots or room have come
-  std::atomic<uint32_t> waiting;    // the worker waits at the bell
-  std::atomic<uint32_t> unused;
-  std::atomic<uint64_t> generation; // leases of this lane so far
-  std::atomic<uint64_t> published;  // changes whenever the worker publishes or closes something
-  std::atomic<uint64_t> settled;    // the value of `published` that the owner has taken in
+  Shared<uint32_t> active;
+  Shared<uint32_t> pid;
+  Shared<uint32_t> streams;
+  Shared<uint32_t> bell;       // rung by the owner: slots or room have come
+  Shared<uint32_t> waiting;    // the worker waits at the bell
+  Shared<uint32_t> unused;
+  Shared<uint64_t> generation; // leases of this lane so far
+  Shared<uint64_t> published;  // changes whenever the worker publishes or closes something
+  Shared<uint64_t> settled;    // the value of `published` that the owner has taken in
 };
 
 struct Header {
@@ -141,34 +141,34 @@ struct Header {
   Geometry geometry;
   Column column[kMaxColumns];
 
-  alignas(64) std::atomic<uint64_t> next_unused;
-  alignas(64) std::atomic<uint64_t> inserted;     // items ever published
-  alignas(64) std::atomic<uint64_t> max_priority; // bits of the largest (|p|+eps)^alpha so far; 0: none yet
-  alignas(64) std::atomic<uint32_t> bell;         // rung by workers: the owner is needed
-  std::atomic<uint32_t> asleep;                   // the owner's thread sleeps
-  std::atomic<uint32_t> hungry;                   // a sampler waits for items
-  std::atomic<uint32_t> closed;
-  std::atomic<uint32_t> lane_waits;               // some worker waits at its bell
-  alignas(64) std::atomic<uint64_t> insert_limit; // items that may ever be inserted, as things stand
-  std::atomic<uint64_t> absorbed;                 // items ever taken in by the owner
-  std::atomic<uint64_t> items;                    // in the tree now
-  std::atomic<uint64_t> sampled;                  // items ever sampled
-  std::atomic<uint64_t> evicted;
-  std::atomic<uint64_t> updates_applied, updates_stale;
-  std::atomic<uint64_t> next_order;
-  std::atomic<uint64_t> epoch;                    // owners so far
-  std::atomic<uint32_t> owner_pid;
-  std::atomic<uint32_t> provisional;              // the owner only makes room: it yields to who wants to sample
-  std::atomic<int64_t> wanted;                    // when somebody last did, in ns of the monotonic clock; 0: let in
-  std::atomic<uint32_t> granting;                 // slot + 1 that the owner is handing out at this moment
-  std::atomic<uint64_t> lanes_reclaimed;
-  std::atomic<uint64_t> dropped_steps;            // appended, but their window was never completed
-  std::atomic<uint64_t> handed;                   // fifo: items given out and perhaps not yet used
-  std::atomic<uint64_t> lost;                     // fifo: those of owners that died
+  alignas(64) Shared<uint64_t> next_unused;
+  alignas(64) Shared<uint64_t> inserted;     // items ever published
+  alignas(64) Shared<uint64_t> max_priority; // bits of the largest (|p|+eps)^alpha so far; 0: none yet
+  alignas(64) Shared<uint32_t> bell;         // rung by workers: the owner is needed
+  Shared<uint32_t> asleep;                   // the owner's thread sleeps
+  Shared<uint32_t> hungry;                   // a sampler waits for items
+  Shared<uint32_t> closed;
+  Shared<uint32_t> lane_waits;               // some worker waits at its bell
+  alignas(64) Shared<uint64_t> insert_limit; // items that may ever be inserted, as things stand
+  Shared<uint64_t> absorbed;                 // items ever taken in by the owner
+  Shared<uint64_t> items;                    // in the tree now
+  Shared<uint64_t> sampled;                  // items ever sampled
+  Shared<uint64_t> evicted;
+  Shared<uint64_t> updates_applied, updates_stale;
+  Shared<uint64_t> next_order;
+  Shared<uint64_t> epoch;                    // owners so far
+  Shared<uint32_t> owner_pid;
+  Shared<uint32_t> provisional;              // the owner only makes room: it yields to who wants to sample
+  Shared<int64_t> wanted;                    // when somebody last did, in ns of the monotonic clock; 0: let in
+  Shared<uint32_t> granting;                 // slot + 1 that the owner is handing out at this moment
+  Shared<uint64_t> lanes_reclaimed;
+  Shared<uint64_t> dropped_steps;            // appended, but their window was never completed
+  Shared<uint64_t> handed;                   // fifo: items given out and perhaps not yet used
+  Shared<uint64_t> lost;                     // fifo: those of owners that died
   // the limiter (Reverb's): samples and inserts may drift apart within a band
-  std::atomic<uint64_t> min_size;
-  std::atomic<double> samples_per_insert;         // 0: no limit
-  std::atomic<double> error_buffer;
+  Shared<uint64_t> min_size;
+  Shared<double> samples_per_insert;         // 0: no limit
+  Shared<double> error_buffer;
 };
 
 inline uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
@@ -237,11 +237,11 @@ class View {
   Lane& lane(uint32_t i) const {
     return *reinterpret_cast<Lane*>(base_ + geometry().lanes_at + geometry().lane_bytes * i);
   }
-  std::atomic<uint32_t>* desk(uint32_t lane_index) const {
-    return reinterpret_cast<std::atomic<uint32_t>*>(reinterpret_cast<uint8_t*>(&lane(lane_index)) + sizeof(Lane));
+  Shared<uint32_t>* desk(uint32_t lane_index) const {
+    return reinterpret_cast<Shared<uint32_t>*>(reinterpret_cast<uint8_t*>(&lane(lane_index)) + sizeof(Lane));
   }
-  std::atomic<uint32_t>* current(uint32_t lane_index) const { return desk(lane_index) + geometry().desk; }
-  std::atomic<uint32_t>* next(uint32_t lane_index) const { return current(lane_index) + geometry().streams; }
+  Shared<uint32_t>* current(uint32_t lane_index) const { return desk(lane_index) + geometry().desk; }
+  Shared<uint32_t>* next(uint32_t lane_index) const { return current(lane_index) + geometry().streams; }
   SlotMeta& meta(uint32_t slot) const { return reinterpret_cast<SlotMeta*>(base_ + geometry().metas_at)[slot]; }
   double* leaves() const { return reinterpret_cast<double*>(base_ + geometry().leaves_at); }
   double* leaves(uint32_t slot) const { return leaves() + size_t(slot) * geometry().leaves; }
@@ -283,10 +283,23 @@ class View {
     return std::min(items, geometry().most);
   }
 
+  // The same after an owner's death, which may have left counters behind, holes (proportional) and items given out.
+  uint64_t remaining_items() const {
+    uint64_t items = 0;
+    for (uint32_t s = 0; s < geometry().slots; ++s) {
+      const auto state = SlotWord::unpack(meta(s).word.load(std::memory_order_acquire)).state;
+      if (state != SlotState::leased && state != SlotState::closed && state != SlotState::committed) continue;
+      const uint32_t count = std::min(meta(s).count.load(std::memory_order_acquire), geometry().chunk);
+      for (uint32_t p = meta(s).consumed.load(std::memory_order_relaxed); p < count; ++p) items += staged(s)[p] >= 0.0;
+    }
+    return std::min(items, geometry().most);
+  }
+
   // `len`: exact once everything published was taken in by the owner, else an upper estimate within one publication.
-  uint64_t size() const {
+  uint64_t size(bool owned) const {
     const Header& h = header();
     if (h.epoch.load(std::memory_order_acquire) == 0) return visible_items();
+    if (!owned) return remaining_items();
     const uint64_t absorbed = h.absorbed.load(std::memory_order_acquire);
     const uint64_t inserted = h.inserted.load(std::memory_order_acquire);
     const uint64_t pending = inserted > absorbed ? inserted - absorbed : 0;
@@ -335,7 +348,7 @@ inline void retire_lane(const View& view, uint32_t index) {
   Lane& lane = view.lane(index);
   Header& h = view.header();
   const auto& g = view.geometry();
-  auto settle = [&](std::atomic<uint32_t>& entry) {
+  auto settle = [&](Shared<uint32_t>& entry) {
     const uint32_t held = entry.load(std::memory_order_acquire);
     if (held == 0) return;
     const uint32_t slot = held - 1;

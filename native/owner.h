@@ -72,9 +72,9 @@ class Owner {
 
   uint64_t size() {
     std::lock_guard guard(mutex_);
-    if (yielded()) return view_.size();
+    if (yielded()) return view_.size(true);
     book_.drain();
-    return book_.items();
+    return book_.store.items();
   }
 
   // Takes in what workers published, frees and hands out slots.
@@ -101,10 +101,10 @@ class Owner {
     } else {
       draw(out, beta, normalize);
     }
-    if (g.sampler == Sampler::fifo) book_.done_with(refs_);
+    if (g.sampler == Sampler::fifo) book_.store.done_with(refs_);
     h.sampled.fetch_add(out.n, std::memory_order_relaxed);
-    h.items.store(book_.items(), std::memory_order_release);
-    if (g.trim_every > 1 && ++batches_ % g.trim_every == 0) book_.trim(g.capacity);
+    h.items.store(book_.store.items(), std::memory_order_release);
+    if (g.trim_every > 1 && ++batches_ % g.trim_every == 0) book_.store.trim(g.capacity);
     book_.limiter.update();
     book_.limiter.wake_lanes();
     return SampleStatus::ok;
@@ -119,7 +119,7 @@ class Owner {
     const Geometry g = view_.geometry();  // a copy: stores to leaves cannot change it
     const uint64_t offset_mask = (uint64_t(1) << g.offset_bits) - 1, slot_mask = (uint64_t(1) << g.slot_bits) - 1;
     const uint64_t generation_mask = ~uint64_t(0) >> (g.offset_bits + g.slot_bits);
-    const Book::SlotView* known = book_.slots.data();
+    const Store::SlotView* known = book_.store.slots.data();
     const double* leaves = view_.leaves();
     double largest = 0.0;
     for (size_t i = 0; i < n; ++i) {
@@ -133,11 +133,11 @@ class Owner {
       if (slot >= g.slots || offset >= known[slot].visible || (known[slot].generation & generation_mask) != generation ||
           std::signbit(leaves[slot * g.leaves + offset]) || g.sampler == Sampler::fifo)
         continue;
-      book_.set_priority(slot * g.leaves + offset, powered[i]);
+      book_.store.set_priority(slot * g.leaves + offset, powered[i]);
       largest = std::max(largest, powered[i]);
       ++applied;
     }
-    book_.tree.propagate();
+    book_.store.tree.propagate();
     stale = n - applied;
     Header& h = header();
     if (applied > 0) raise_max_priority(h, largest);
@@ -155,7 +155,7 @@ class Owner {
       std::lock_guard guard(mutex_);
       if (yielded()) return;
       book_.drain();
-      if (may_sample(1) == SampleStatus::ok && book_.items() >= book_.limiter.min_size()) ns = std::min<int64_t>(ns, 1'000'000);
+      if (may_sample(1) == SampleStatus::ok && book_.store.items() >= book_.limiter.min_size()) ns = std::min<int64_t>(ns, 1'000'000);
     }
     if (!h.closed.load(std::memory_order_acquire)) futex_wait(h.bell, seen, ns);
     h.hungry.store(0, std::memory_order_relaxed);
@@ -180,12 +180,12 @@ class Owner {
   // Of the draws and of proportional removal.
   std::pair<Rng, Rng> rng_state() {
     std::lock_guard guard(mutex_);
-    return {rng_, book_.removal_rng};
+    return {rng_, book_.store.removal_rng};
   }
   void set_rng_state(const Rng& draws, const Rng& removal) {
     std::lock_guard guard(mutex_);
     rng_ = draws;
-    book_.removal_rng = removal;
+    book_.store.removal_rng = removal;
   }
 
   // What a snapshot must hold: slots oldest first, then those still being written; and the counters of this moment.
@@ -203,13 +203,13 @@ class Owner {
     std::lock_guard guard(mutex_);
     book_.drain();
     Snapshot all;
-    for (const uint32_t s : book_.filled()) all.slots.push_back({s, book_.slots[s].visible, book_.slots[s].generation});
+    for (const uint32_t s : book_.filled()) all.slots.push_back({s, book_.store.slots[s].visible, book_.store.slots[s].generation});
     Header& h = header();
     all.inserted = h.absorbed.load();
     all.sampled = h.sampled.load();
     all.evicted = h.evicted.load();
     all.batches = batches_;
-    all.rng = {rng_, book_.removal_rng};
+    all.rng = {rng_, book_.store.removal_rng};
     return all;
   }
   void set_batches(uint64_t batches) {
@@ -225,7 +225,7 @@ class Owner {
     size_t written = 0;
     for (; next < all.slots.size() && bytes >= entry_bytes; ++next) {
       const SnapshotSlot& wanted = all.slots[next];
-      if (book_.slots[wanted.slot].generation != wanted.generation || book_.slots[wanted.slot].visible < wanted.visible) continue;
+      if (book_.store.slots[wanted.slot].generation != wanted.generation || book_.store.slots[wanted.slot].visible < wanted.visible) continue;
       const uint32_t consumed = std::min(view_.meta(wanted.slot).consumed.load(), wanted.visible);
       const SnapshotEntry entry{wanted.slot, wanted.visible, wanted.generation, next + 1, consumed, 0};
       std::memcpy(out, &entry, sizeof entry);
@@ -242,14 +242,14 @@ class Owner {
     return written;
   }
 
-  // For tests: worst error of a sum, and whether the counts agree with the leaves.
+  // For tests: worst error of a sum; 1e300 when the books disagree with the slot words or with themselves.
   double check() {
     std::lock_guard guard(mutex_);
     book_.drain();
     uint64_t items = 0;
-    for (const auto& s : book_.slots) items += s.items;
-    if (items != book_.items()) return 1e300;
-    return book_.tree.check();
+    for (const auto& s : book_.store.slots) items += s.items;
+    if (items != book_.store.items() || !book_.closes()) return 1e300;
+    return book_.store.tree.check();
   }
 
  private:
@@ -277,9 +277,9 @@ class Owner {
   }
 
   SampleStatus may_sample(size_t n) {
-    const SampleStatus status = book_.limiter.may_sample(book_.items(), n);
+    const SampleStatus status = book_.limiter.may_sample(book_.store.items(), n);
     if (view_.geometry().sampler == Sampler::fifo) return status;
-    return status == SampleStatus::ok && book_.tree.total() <= 0.0 ? SampleStatus::all_zero : status;
+    return status == SampleStatus::ok && book_.store.tree.total() <= 0.0 ? SampleStatus::all_zero : status;
   }
 
   void start() {
@@ -313,12 +313,12 @@ class Owner {
     refs_.resize(n);
     leaf_.resize(n);
     prefix_.resize(n);
-    const double total = book_.tree.total(), slice = independent ? total : total / double(n);
+    const double total = book_.store.tree.total(), slice = independent ? total : total / double(n);
     for (size_t i = 0; i < n; ++i) prefix_[i] = (double(independent ? 0 : i) + rng_.uniform()) * slice;
     double smallest = std::numeric_limits<double>::infinity();
     for (size_t start = 0; start < n; start += kBlock) {
       const size_t count = std::min(kBlock, n - start);
-      book_.tree.find(prefix_.data() + start, leaf_.data() + start, count);
+      book_.store.tree.find(prefix_.data() + start, leaf_.data() + start, count);
       smallest = std::min(smallest, name_drawn(out, start, count, total));
       if (start > 0) gather(out, start - kBlock, kBlock);
     }
@@ -326,10 +326,10 @@ class Owner {
     gather(out, last, n - last);
     // (N P)^-beta over its largest value, of the batch or of all items: N and the total cancel.
     if (normalize == Normalize::buffer) {
-      if (!book_.tree.tracks_least()) book_.tree.track_least();
-      smallest = book_.tree.least();
+      if (!book_.store.tree.tracks_least()) book_.store.tree.track_least();
+      smallest = book_.store.tree.least();
     } else if (normalize == Normalize::none) {
-      smallest = total / double(book_.items());
+      smallest = total / double(book_.store.items());
     }
     inverse_powers(prefix_.data(), out.weights, n, smallest, beta);
   }
@@ -340,7 +340,7 @@ class Owner {
     const uint8_t* slots = view_.slot(0);
     const uint32_t near = std::clamp<uint32_t>(g.record, 1, 512);
     const double* leaves = view_.leaves();
-    const Book::SlotView* known = book_.slots.data();
+    const Store::SlotView* known = book_.store.slots.data();
     double smallest = std::numeric_limits<double>::infinity();
     for (size_t i = start; i < start + count; ++i) {
       const uint32_t leaf = leaf_[i], slot = leaf / g.leaves, offset = leaf - slot * g.leaves;
@@ -361,9 +361,9 @@ class Owner {
   // fifo: the oldest n.
   void take(Outputs& out) {
     const Geometry& g = view_.geometry();
-    book_.take(out.n, refs_);
+    book_.store.take(out.n, refs_);
     for (size_t i = 0; i < out.n; ++i)
-      out.keys[i] = view_.key(refs_[i].slot, refs_[i].row - g.behind, book_.slots[refs_[i].slot].generation);
+      out.keys[i] = view_.key(refs_[i].slot, refs_[i].row - g.behind, book_.store.slots[refs_[i].slot].generation);
     std::fill_n(out.probabilities, out.n, 1.0);
     std::fill_n(out.weights, out.n, 1.0f);
   }

@@ -344,10 +344,11 @@ class Replay:
         """Counters of the replay's life: size, capacity, inserted, sampled, evicted, the observed samples per insert,
         priority updates applied and stale, steps dropped by closing writers, items lost with owners (fifo), lanes,
         owners so far, bytes of memory."""
+        size = len(self)  # first: it takes in what the counters then tell
         counters: dict[str, Any] = dict(self._native.counters())
         inserted = counters["inserted"]
         return {
-            "size": len(self),
+            "size": size,
             "capacity": self.capacity,
             "observed_samples_per_insert": counters["sampled"] / inserted if inserted else 0.0,
             "bytes_per_item": counters["slot_bytes"] / counters["chunk"] * stride_of(self._options),

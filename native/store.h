@@ -1,0 +1,233 @@
+// What a replay holds, as its owner knows it: items and their sums, slots in the order of eviction, free slots.
+//
+// Not thread-safe: the Owner holds its mutex around it.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "crash.h"
+#include "layout.h"
+#include "queue.h"
+#include "removal.h"
+#include "sum_tree.h"
+
+namespace apexrl {
+
+class Store {
+ public:
+  struct SlotView {
+    uint64_t generation = 0;
+    uint32_t visible = 0;  // item positions in the tree, a prefix
+    uint32_t items = 0;    // that are still there
+    uint64_t order = 0;    // of eviction, from 1 on; 0: not committed
+  };
+
+  explicit Store(const View& view)
+      : tree(view.leaves(), size_t(view.geometry().slots) * view.geometry().leaves),
+        slots(view.geometry().slots),
+        removal_rng(view.geometry().seed ^ 0x5851f42d4c957f2d),
+        view_(view) {
+    if (view.geometry().remover == Remover::proportional) removal_ = std::make_unique<Removal>(view);
+  }
+
+  static constexpr double kNoItem = -0.0;  // a leaf: adds nothing, and differs from an item of priority zero
+
+  SumTree tree;                 // over item priorities
+  std::vector<SlotView> slots;
+  std::vector<uint32_t> free;
+  Rng removal_rng;
+
+  uint64_t items() const { return items_; }
+
+  // A new priority of an item, after eps and alpha.
+  void set_priority(size_t leaf, double value) {
+    tree.set(leaf, value);
+    if (removal_) removal_->set(leaf, value);
+  }
+
+  // fifo: the next n items. Their slots stay until done_with() at least.
+  void take(size_t n, std::vector<ItemRef>& items) {
+    queue_.take(view_, n, items);
+    for (const ItemRef& item : items) --slots[item.slot].items;
+    items_ -= n;
+  }
+  void done_with(const std::vector<ItemRef>& items) {
+    for (const ItemRef& item : items)
+      if (slots[item.slot].items == 0 && slots[item.slot].order != 0) release(item.slot);
+  }
+
+  // Removes what is above `to` items.
+  void trim(uint64_t to) {
+    const Geometry& g = view_.geometry();
+    if (g.sampler == Sampler::fifo) return;
+    if (removal_) {
+      while (items_ > to) {
+        removal_->draw(size_t(items_ - to), removal_rng, drawn_);
+        if (drawn_.empty()) return;
+        for (const uint32_t leaf : drawn_) remove(leaf);
+      }
+    } else {
+      while (items_ > to && evict_oldest()) {}
+    }
+    tree.propagate();
+    header().items.store(items_, std::memory_order_release);
+  }
+
+  // Slots with items that are complete, oldest first.
+  std::vector<uint32_t> in_order() const {
+    std::vector<uint32_t> all;
+    for (const auto& [s, order] : committed_)
+      if (slots[s].order == order) all.push_back(s);
+    return all;
+  }
+
+  // --- after a predecessor
+
+  // What shared words say of a slot's items.
+  void read(uint32_t s, const SlotWord& word) {
+    const Geometry& g = view_.geometry();
+    SlotView& mine = slots[s];
+    mine = SlotView{word.generation, 0, 0, 0};
+    double* leaves = view_.leaves(s);
+    if (word.state == SlotState::leased || word.state == SlotState::closed || word.state == SlotState::committed) {
+      const SlotMeta& meta = view_.meta(s);
+      mine.visible = std::min(meta.drained.load(std::memory_order_acquire), g.chunk);
+      const uint32_t consumed = meta.consumed.load(std::memory_order_acquire);
+      const double* staged = view_.staged(s);
+      for (uint32_t p = 0; p < mine.visible; ++p) {
+        const bool item = staged[p] >= 0.0;
+        mine.items += item && p >= consumed;
+        if (!item) leaves[p] = kNoItem;
+        if (removal_) removal_->set(size_t(s) * g.leaves + p, leaves[p]);
+      }
+      items_ += mine.items;
+    }
+    std::fill(leaves + mine.visible, leaves + g.leaves, 0.0);
+  }
+  // A committed slot, in the order of these calls.
+  void restore(uint32_t s, uint64_t order) {
+    if (slots[s].items == 0) return release(s);  // its last item went just before the predecessor did
+    slots[s].order = order;
+    committed_.emplace_back(s, order);
+    requeue(s);
+  }
+  // fifo: what a predecessor had taken in and not given out.
+  void requeue(uint32_t s) {
+    if (view_.geometry().sampler != Sampler::fifo) return;
+    const uint32_t consumed = view_.meta(s).consumed.load(std::memory_order_acquire);
+    if (consumed < slots[s].visible) queue_.push(view_, s, consumed, slots[s].visible);
+  }
+
+  // --- new items
+
+  // Positions [visible, count) of a slot that its worker has published.
+  void absorb(uint32_t s, uint32_t count) {
+    SlotView& mine = slots[s];
+    if (count <= mine.visible) return;
+    const Geometry& g = view_.geometry();
+    const double* staged = view_.staged(s);
+    const bool fifo = g.sampler == Sampler::fifo;
+    uint32_t items = 0;
+    for (uint32_t p = mine.visible; p < count; ++p) {
+      const double value = staged[p];
+      if (!(value >= 0.0)) {
+        view_.leaves(s)[p] = kNoItem;
+        continue;
+      }
+      if (fifo) {
+        view_.leaves(s)[p] = 0.0;
+      } else {
+        set_priority(size_t(s) * g.leaves + p, value);
+      }
+      ++items;
+    }
+    if (fifo) queue_.push(view_, s, mine.visible, count);
+    mine.visible = count;
+    mine.items += items;
+    items_ += items;
+    APEXRL_POINT();
+    view_.meta(s).drained.store(count, std::memory_order_release);
+    APEXRL_POINT();
+    header().absorbed.fetch_add(items, std::memory_order_relaxed);
+  }
+
+  // A slot that its worker has left joins the order of eviction.
+  void commit(uint32_t s) {
+    Header& h = header();
+    SlotMeta& meta = view_.meta(s);
+    const uint64_t order = h.next_order.fetch_add(1, std::memory_order_relaxed) + 1;
+    APEXRL_POINT();
+    meta.order.store(order, std::memory_order_relaxed);
+    APEXRL_POINT();
+    set_state(s, SlotState::committed);
+    slots[s].order = order;
+    committed_.emplace_back(s, order);
+    if (committed_.size() > 2 * slots.size()) {  // entries of slots that went out of turn
+      std::erase_if(committed_, [&](const auto& entry) { return slots[entry.first].order != entry.second; });
+    }
+  }
+
+  // False when no committed slot is left.
+  bool evict_oldest() {
+    while (!committed_.empty()) {
+      const auto [s, order] = committed_.front();
+      committed_.pop_front();
+      if (slots[s].order != order) continue;  // it went out of turn
+      header().evicted.fetch_add(slots[s].items, std::memory_order_relaxed);
+      release(s);
+      return true;
+    }
+    return false;
+  }
+
+  // Proportional removal of one item; its chunk is free when the last one has gone.
+  void remove(size_t leaf) {
+    const uint32_t s = uint32_t(leaf / view_.geometry().leaves), p = uint32_t(leaf % view_.geometry().leaves);
+    view_.staged(s)[p] = -1.0;  // what a successor counts by
+    APEXRL_POINT();
+    set_priority(leaf, kNoItem);
+    header().evicted.fetch_add(1, std::memory_order_relaxed);
+    --slots[s].items;
+    --items_;
+    if (slots[s].items == 0 && slots[s].order != 0) release(s);
+  }
+
+  // A slot whose items have gone is free.
+  void release(uint32_t s) {
+    const Geometry& g = view_.geometry();
+    set_state(s, SlotState::free);  // before its leaves: a successor clears the leaves of free slots
+    APEXRL_POINT();
+    SlotView& mine = slots[s];
+    items_ -= mine.items;
+    for (uint32_t p = 0; p < mine.visible && g.sampler != Sampler::fifo; ++p) {
+      const size_t leaf = size_t(s) * g.leaves + p;
+      tree.set(leaf, 0.0);
+      if (removal_) removal_->set(leaf, kNoItem);
+    }
+    mine.visible = mine.items = 0;
+    mine.order = 0;
+    free.push_back(s);
+  }
+
+  void set_state(uint32_t s, SlotState state) {
+    auto& word = view_.meta(s).word;
+    SlotWord w = SlotWord::unpack(word.load(std::memory_order_relaxed));
+    w.state = state;
+    word.store(w.pack(), std::memory_order_release);
+  }
+
+ private:
+  Header& header() const { return view_.header(); }
+
+  View view_;
+  std::deque<std::pair<uint32_t, uint64_t>> committed_;  // slot and order, oldest first; stale where the order differs
+  Queue queue_;                                          // fifo sampler
+  std::unique_ptr<Removal> removal_;                     // proportional remover
+  std::vector<uint32_t> drawn_;
+  uint64_t items_ = 0;
+};
+
+}  // namespace apexrl
