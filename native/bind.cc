@@ -709,6 +709,11 @@ NB_MODULE(_native, m) {
       if (Py_REFCNT(*one) > references) return false;
     return true;
   }, nb::arg("objects"), nb::arg("references"), "Whether none of the objects has more references than that.");
+  m.def("start_writing", [](int fd, int64_t offset, int64_t bytes) {
+#if defined(__linux__)
+    sync_file_range(fd, offset, bytes, SYNC_FILE_RANGE_WRITE);
+#endif
+  }, nb::arg("fd"), nb::arg("offset"), nb::arg("bytes"), "Have the kernel begin to write a file's pages; it need not.");
   m.def("crc32c", [](nb::handle data) {
     Buffer buffer;
     if (!buffer.get(data.ptr())) throw std::invalid_argument("a checksum is of a contiguous array");

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import time
+
 import numpy as np
 import pytest
 
 from apexrl.errors import SnapshotError
-from apexrl.replay import Field, Replay
+from apexrl.replay import Field, Replay, snapshot
 
+SPAWN = multiprocessing.get_context("spawn")
 FIELDS = {"number": Field((), "int64"), "image": Field((10, 10), "uint8")}
 
 
@@ -92,3 +96,141 @@ def test_damaged_files_are_refused_and_the_old_one_kept(tmp_path):
         Replay.load(path)
     with pytest.raises(SnapshotError, match="cannot open"):
         Replay.load(tmp_path / "absent")
+
+
+STEPS = {"observation": Field((2,), "float32"), "state": Field((3,), "float32", per_item=True)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampler": "fifo"},
+        {"sampler": "uniform", "draws": "independent"},
+        {"remover": "proportional", "alpha": 0.6},
+        {"trim_every": 7},
+        {"fields": STEPS, "kind": "sequence", "length": 5, "stride": 2, "burn_in": 3},
+        {"fields": STEPS, "kind": "unroll", "length": 4, "sampler": "fifo", "streams": 2},
+        {"fields": STEPS, "kind": "transition", "stack": 2, "n_step": 2, "remover": "proportional"},
+    ],
+    ids=str,
+)
+def test_every_kind_goes_on_exactly(tmp_path, options):
+    if options.get("kind") == "transition":
+        options = {**options, "fields": {"observation": STEPS["observation"]}}
+
+    def play(replay, writer, turns, seed):
+        """The same calls on whatever replay (without a writer: draws and updates only); answers all that was drawn."""
+        rng, drawn, t = np.random.default_rng(seed), [], 0
+        for _ in range(turns):
+            if writer is None:
+                pass
+            elif "kind" in options:
+                for _ in range(30):
+                    t += 1
+                    at = np.arange(2)[:, None] * 1000 + t
+                    step = {"observation": np.repeat(at, 2, 1).astype("f4"), "state": np.repeat(at, 3, 1).astype("f4")}
+                    flags = {"reward": rng.random(2), "terminated": rng.random(2) < 0.1, "truncated": [False, False]}
+                    writer.append({**{name: step[name] for name in replay._layout.names() if name in step}, **flags})
+            else:
+                writer.extend(rows(int(rng.integers(0, 9999)), 25), priorities=rng.random(25) + 0.01)
+            if len(replay) >= 10:
+                batch = replay.sample(10, normalize="buffer")
+                drawn.append({**batch.data, "probabilities": batch.probabilities, "weights": batch.weights})
+                replay.update_priorities(batch.keys, rng.random(10) + 0.01)
+                drawn.append({"size": np.int64(len(replay))})
+        return drawn
+
+    path = tmp_path / "snapshot"
+    with Replay(400, **{"fields": FIELDS, "seed": 4, "writers": 1, **options}) as replay:
+        streams = {"streams": 2} if "kind" in options else {}
+        with replay.writer(**streams) as writer:
+            play(replay, writer, 40, 1)
+        replay.save(path)
+        with Replay.load(path) as loaded:
+            assert loaded.stats()["sampled"] == replay.stats()["sampled"]
+            for name in ("inserted", "evicted", "size", "max_priority"):
+                assert loaded.stats()[name] == replay.stats()[name], name
+            first, second = play(replay, None, 20, 2), play(loaded, None, 20, 2)
+            assert len(first) == len(second) > 8
+            for a, b in zip(first, second, strict=True):
+                for name in a:
+                    np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+            with loaded.writer(**streams) as writer:  # where new items go in memory may differ from now on
+                assert len(play(loaded, writer, 20, 3)) > 20
+            assert loaded._check() == 0.0
+
+
+def write_for_ever(replay, seed):
+    writer, rng = replay.writer(), np.random.default_rng(seed)
+    while True:
+        writer.extend(rows(int(rng.integers(0, 1 << 40)), 17), timeout=60)
+
+
+def test_saving_goes_on_beside_writers(tmp_path):
+    path = tmp_path / "snapshot"
+    with Replay(20_000, FIELDS, writers=3) as replay:
+        processes = [SPAWN.Process(target=write_for_ever, args=(replay, k), daemon=True) for k in range(2)]
+        for process in processes:
+            process.start()
+        try:
+            replay.sample(8, timeout=30)
+            for _ in range(8):
+                before = replay.stats()["inserted"]
+                replay.save(path)
+                with Replay.load(path) as loaded:
+                    data = loaded.sample(512).data
+                    np.testing.assert_array_equal(
+                        data["image"], np.broadcast_to((data["number"] % 256)[:, None, None], (512, 10, 10))
+                    )
+                    assert before <= loaded.stats()["inserted"]
+                    assert 0 < len(loaded) <= 20_000
+                    assert loaded._check() == 0.0
+            assert replay.stats()["inserted"] > before  # nobody waited for the file
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+def save_for_ever(replay, path, pipe):
+    replay.sample(8)
+    pipe.send(None)
+    while True:
+        replay.save(path)
+
+
+def test_a_save_that_is_killed_leaves_the_one_before(tmp_path):
+    path = tmp_path / "snapshot"
+    with Replay(50_000, FIELDS) as replay:
+        replay.writer().extend(rows(0, 40_000))
+        for delay in (0.0, 0.02, 0.05):
+            ours, theirs = SPAWN.Pipe()
+            process = SPAWN.Process(target=save_for_ever, args=(replay, path, theirs), daemon=True)
+            process.start()
+            assert ours.poll(30)
+            while not path.exists():
+                time.sleep(0.001)
+            time.sleep(delay)
+            process.kill()
+            process.join()
+            with Replay.load(path) as loaded:
+                assert len(loaded) == 40_000
+        replay.save(path)
+        assert [p.name for p in tmp_path.iterdir()] == ["snapshot"]  # what the killed ones had begun is gone
+
+
+def test_a_disk_that_fails_keeps_the_one_before(tmp_path, monkeypatch):
+    path = tmp_path / "snapshot"
+    with filled() as replay:
+        replay.save(path)
+        whole = path.read_bytes()
+
+        def full(*_):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(snapshot, "_write_block", full)
+        with pytest.raises(OSError, match="No space left"):
+            replay.save(path)
+        assert path.read_bytes() == whole
+        assert [p.name for p in tmp_path.iterdir()] == ["snapshot"]
+        assert len(replay.sample(8)) == 8

@@ -11,6 +11,7 @@ import io
 import json
 import struct
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,19 +55,34 @@ def save(replay: Replay, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent)
     entry_bytes = native.snapshot_entry_bytes
-    block = np.empty(max(1, _BLOCK // entry_bytes) * entry_bytes, np.uint8)
-    with replacing(path) as temporary, temporary.open("wb", buffering=0) as file:
+    blocks = [np.empty(max(1, _BLOCK // entry_bytes) * entry_bytes, np.uint8) for _ in range(2)]
+    with (
+        replacing(path) as temporary,
+        temporary.open("wb", buffering=0) as file,
+        ThreadPoolExecutor(1, "snapshot") as disk,  # writes one block while the next is copied
+    ):
         _write(file, _MAGIC + struct.pack("<Q", len(text)) + text + struct.pack("<I", _native.crc32c(text)))
+        writing: Future[None] = disk.submit(lambda: None)
         done, total = 0, len(snapshot)
         while done < total:
-            done, entries = native.snapshot_block(snapshot, done, block)
+            blocks.reverse()
+            done, entries = native.snapshot_block(snapshot, done, blocks[0])
             if entries == 0:
                 continue  # all of them were evicted since
-            part = block[: entries * entry_bytes]
-            _write(file, struct.pack("<Q", entries))
-            _write(file, part.data)
-            _write(file, struct.pack("<I", _native.crc32c(part)))
+            part = blocks[0][: entries * entry_bytes]
+            crc = _native.crc32c(part)
+            writing.result()
+            writing = disk.submit(_write_block, file, entries, part, crc)
+        writing.result()
         _write(file, struct.pack("<Q", 0) + _END)
+
+
+def _write_block(file: io.FileIO, entries: int, part: NDArray[np.uint8], crc: int) -> None:
+    here = file.tell()
+    _write(file, struct.pack("<Q", entries))
+    _write(file, part.data)
+    _write(file, struct.pack("<I", crc))
+    _native.start_writing(file.fileno(), here, file.tell() - here)
 
 
 def load(path: Path) -> Replay:
@@ -127,19 +143,29 @@ def _load(file: io.FileIO, path: Path) -> Replay:
 
 
 def _blocks(file: io.FileIO, path: Path, entry_bytes: int, size: int) -> Iterator[tuple[NDArray[np.uint8], int]]:
-    """Each verified block and its number of entries. The array is used again for the next."""
-    buffer = np.empty(0, np.uint8)
-    while entries := struct.unpack("<Q", _read(file, 8, path))[0]:
+    """Each verified block and its number of entries. The array is used again for the one after the next."""
+    buffers = [np.empty(0, np.uint8) for _ in range(2)]
+
+    def read() -> tuple[NDArray[np.uint8], int]:
+        entries = struct.unpack("<Q", _read(file, 8, path))[0]
         count = entries * entry_bytes
         if count > size - file.tell():
             raise SnapshotError(f"{path} is truncated or corrupt: a block claims more bytes than there are")
-        if count > len(buffer):
-            buffer = np.empty(count, np.uint8)
-        part = buffer[:count]
+        buffers.reverse()
+        if count > len(buffers[0]):
+            buffers[0] = np.empty(count, np.uint8)
+        part = buffers[0][:count]
         _read_into(file, part, path)
-        if struct.unpack("<I", _read(file, 4, path))[0] != _native.crc32c(part):
+        if entries and struct.unpack("<I", _read(file, 4, path))[0] != _native.crc32c(part):
             raise SnapshotError(f"{path} is corrupt: the checksum of a block does not match")
-        yield part, entries
+        return part, entries
+
+    with ThreadPoolExecutor(1, "snapshot") as disk:  # reads one block while another is put in its place
+        part, entries = read()
+        while entries:
+            following = disk.submit(read)
+            yield part, entries
+            part, entries = following.result()
 
 
 def _write(file: io.FileIO, data: bytes | memoryview) -> None:
