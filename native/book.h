@@ -284,15 +284,10 @@ class Book {
     meta.drained.store(0, std::memory_order_relaxed);
     meta.consumed.store(0, std::memory_order_relaxed);
     const uint64_t generation = SlotWord::unpack(meta.word.load(std::memory_order_relaxed)).generation + 1;
-    APEXRL_POINT();
     h.granting.store(s + 1, std::memory_order_release);
-    APEXRL_POINT();
     meta.word.store(SlotWord{SlotState::leased, l, generation}.pack(), std::memory_order_release);
-    APEXRL_POINT();
     entry.store(s + 1, std::memory_order_release);
-    APEXRL_POINT();
     h.granting.store(0, std::memory_order_release);
-    APEXRL_POINT();
     store.slots[s] = Store::SlotView{generation, 0, 0, 0};
     held_[l].push_back(s);
   }

@@ -356,9 +356,7 @@ inline void retire_lane(const View& view, uint32_t index) {
     SlotWord word = SlotWord::unpack(meta.word.load(std::memory_order_acquire));
     if (word.state == SlotState::leased && word.lane == index) {
       word.state = SlotState::closed;
-      APEXRL_POINT();
       meta.word.store(word.pack(), std::memory_order_release);
-      APEXRL_POINT();
     } else if (word.state == SlotState::unused && slot < h.next_unused.load(std::memory_order_acquire)) {
       // It died between claiming a never-used slot and saying so, unless another lane is just claiming it.
       bool elsewhere = false;
@@ -370,14 +368,11 @@ inline void retire_lane(const View& view, uint32_t index) {
       if (!elsewhere) meta.word.compare_exchange_strong(unused, SlotWord{SlotState::closed, index, 1}.pack());
     }
     entry.store(0, std::memory_order_release);
-    APEXRL_POINT();
   };
   for (uint32_t s = 0; s < g.streams; ++s) settle(view.next(index)[s]);
   for (uint32_t s = 0; s < g.streams; ++s) settle(view.current(index)[s]);
   for (uint32_t d = 0; d < g.desk; ++d) settle(view.desk(index)[d]);
-  APEXRL_POINT();
   lane.active.store(0, std::memory_order_release);
-  APEXRL_POINT();
   lane.published.fetch_add(1, std::memory_order_release);
 }
 

@@ -131,6 +131,7 @@ class Store {
     const double* staged = view_.staged(s);
     const bool fifo = g.sampler == Sampler::fifo;
     uint32_t items = 0;
+    APEXRL_POINT();
     for (uint32_t p = mine.visible; p < count; ++p) {
       const double value = staged[p];
       if (!(value >= 0.0)) {
@@ -148,9 +149,7 @@ class Store {
     mine.visible = count;
     mine.items += items;
     items_ += items;
-    APEXRL_POINT();
     view_.meta(s).drained.store(count, std::memory_order_release);
-    APEXRL_POINT();
     header().absorbed.fetch_add(items, std::memory_order_relaxed);
   }
 
@@ -159,9 +158,7 @@ class Store {
     Header& h = header();
     SlotMeta& meta = view_.meta(s);
     const uint64_t order = h.next_order.fetch_add(1, std::memory_order_relaxed) + 1;
-    APEXRL_POINT();
     meta.order.store(order, std::memory_order_relaxed);
-    APEXRL_POINT();
     set_state(s, SlotState::committed);
     slots[s].order = order;
     committed_.emplace_back(s, order);
@@ -186,6 +183,7 @@ class Store {
   // Proportional removal of one item; its chunk is free when the last one has gone.
   void remove(size_t leaf) {
     const uint32_t s = uint32_t(leaf / view_.geometry().leaves), p = uint32_t(leaf % view_.geometry().leaves);
+    APEXRL_POINT();
     view_.staged(s)[p] = -1.0;  // what a successor counts by
     APEXRL_POINT();
     set_priority(leaf, kNoItem);

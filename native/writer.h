@@ -1,4 +1,4 @@
-// The worker's side of a replay: leases a lane, fills slots, publishes prefixes. One thread at a time.
+// The worker's side of a replay: fills slots and publishes prefixes of them. One thread at a time.
 //
 // No call here waits: what needs a slot or room that is not there returns Status::wait, and the caller decides.
 #pragma once
@@ -7,26 +7,16 @@
 #include <memory>
 #include <vector>
 
-#include "crash.h"
 #include "gather.h"
 #include "layout.h"
-#include "segment.h"
+#include "lease.h"
 
 namespace apexrl {
-
-enum class Status : int {
-  ok = 0,
-  wait = 1,         // no slot, or the limiter holds inserts back: wait() and call again
-  closed = 2,       // the replay was closed
-  no_lane = 3,      // every lane is leased
-  no_streams = 4,   // the replay has fewer streams left than asked for
-  publish = 5,      // (streams) complete items wait for their priorities: publish() first
-};
 
 class Writer {
  public:
   Writer(std::shared_ptr<Segment> segment, uint32_t streams)
-      : segment_(std::move(segment)), view_(segment_->data()), streams_(streams), fork_(fork_generation()) {
+      : view_(segment->data()), streams_(streams), lease_(std::move(segment), streams) {
     for (uint32_t c = 0; c < view_.geometry().columns; ++c) per_item_ = per_item_ || header().column[c].per_item;
   }
 
@@ -34,51 +24,25 @@ class Writer {
   Writer(const Writer&) = delete;
   Writer& operator=(const Writer&) = delete;
 
-  bool inherited() const { return fork_ != fork_generation(); }
-  int lane() const { return lane_; }
-  bool leased() const { return lane_ >= 0 && !inherited(); }
+  int lane() const { return lease_.lane(); }
+  bool leased() const { return lease_.held(); }
 
-  // Takes a lane that nobody alive holds. A dead predecessor's published rows are handed over first.
   Status lease() {
-    const auto& g = view_.geometry();
-    if (header().closed.load(std::memory_order_acquire)) return Status::closed;
-    if (g.kind != Kind::rows && streams_in_use() + streams_ > g.streams) return Status::no_streams;
-    for (int pass = 0; pass < 2; ++pass)  // lanes that were never used or were given back first
-      for (uint32_t l = 0; l < g.lanes; ++l) {
-        Lane& lane = view_.lane(l);
-        if (pass == 0 && lane.active.load(std::memory_order_acquire)) continue;
-        if (!segment_->try_lock(kLaneLock + l)) continue;
-        retire_lane(view_, l);
-        pid_ = uint32_t(getpid());
-        APEXRL_POINT();
-        lane.pid.store(pid_, std::memory_order_relaxed);
-        lane.streams.store(streams_, std::memory_order_relaxed);
-        lane.generation.fetch_add(1, std::memory_order_relaxed);
-        APEXRL_POINT();
-        lane.active.store(1, std::memory_order_seq_cst);
-        APEXRL_POINT();
-        if (g.kind != Kind::rows && streams_in_use() > g.streams) {  // another was leased at the same moment
-          lane.active.store(0, std::memory_order_release);
-          segment_->unlock(kLaneLock + l);
-          return Status::no_streams;
-        }
-        lane_ = int(l);
-        fork_ = fork_generation();
-        stream_.assign(streams_, Stream{});
-        return Status::ok;
-      }
-    return Status::no_lane;
+    const Status status = lease_.take_lane();
+    if (status == Status::ok) stream_.assign(streams_, Stream{});
+    return status;
   }
 
   // Gives the lane back. Published rows stay; complete items that were never published are lost.
   void release() {
     if (!leased()) return;
     header().dropped_steps.fetch_add(incomplete_steps(), std::memory_order_relaxed);
-    retire_lane(view_, uint32_t(lane_));
-    segment_->unlock(kLaneLock + uint32_t(lane_));
-    lane_ = -1;
-    ring();
+    lease_.release();
   }
+
+  bool all_settled() const { return lease_.all_settled(); }
+  // Sleeps until the owner rings, at most `ns`. Safe without the GIL.
+  void wait(int64_t ns) { lease_.wait(ns); }
 
   // --- rows
 
@@ -92,12 +56,12 @@ class Writer {
     const size_t before = start;
     while (start < n) {
       if (h.closed.load(std::memory_order_relaxed)) { status = Status::closed; break; }
-      const uint64_t room = this->room();
+      const uint64_t room = lease_.room();
       if (room == 0) { status = Status::wait; break; }
       if (stream.slot < 0) {
-        stream.slot = take(0);
+        stream.slot = lease_.take(0);
         if (stream.slot < 0) { status = Status::wait; break; }
-        settle(0, stream.slot);
+        lease_.settle(0, stream.slot);
         stream.rows = 0;
       }
       const uint32_t slot = uint32_t(stream.slot);
@@ -116,18 +80,18 @@ class Writer {
         }
         raise_max_priority(h, largest);
       } else {
-        std::fill_n(staged, count, default_priority());
+        std::fill_n(staged, count, lease_.default_priority());
       }
       stream.rows += count;
       start += count;
-      publish_slot(slot, stream.rows, count);
+      lease_.publish_slot(slot, stream.rows, count);
       if (stream.rows == g.chunk) {
-        close_slot(slot);
-        view_.current(uint32_t(lane_))[0].store(0, std::memory_order_release);
+        lease_.close_slot(slot);
+        lease_.leave(0);
         stream.slot = -1;
       }
     }
-    if (start != before) announce();
+    if (start != before) lease_.announce();
     return status;
   }
 
@@ -141,7 +105,7 @@ class Writer {
     Header& h = header();
     stored = false;
     if (h.closed.load(std::memory_order_relaxed)) return Status::closed;
-    if (room() <= pending_) return pending_ > 0 ? Status::publish : Status::wait;
+    if (lease_.room() <= pending_) return pending_ > 0 ? Status::publish : Status::wait;
     for (size_t i = 0; i < n; ++i) {
       const Status status = make_room(which ? uint32_t(which[i]) : uint32_t(i));
       if (status != Status::ok) return status;
@@ -198,7 +162,7 @@ class Writer {
   // Makes complete items visible. `powered`: one per pending item, or null for the largest so far.
   void publish(const double* powered) {
     const uint32_t behind = view_.geometry().behind;
-    const double standard = powered ? 0.0 : default_priority();
+    const double standard = powered ? 0.0 : lease_.default_priority();
     double largest = 0.0;
     size_t taken = 0;
     for (Stream& s : stream_) {
@@ -217,33 +181,14 @@ class Writer {
         ++items;
       }
       s.published = s.complete;
-      publish_slot(slot, s.published, items);
+      lease_.publish_slot(slot, s.published, items);
     }
     if (taken > 0) raise_max_priority(header(), largest);
     pending_ = 0;
-    announce();
+    lease_.announce();
     // Leave complete slots now if there are others: windows that an episode's end cut short may be complete there too.
     for (uint32_t i = 0; i < streams_; ++i)
       if (stream_[i].slot >= 0 && stream_[i].complete == stream_[i].limit) make_room(i);
-  }
-
-  // --- waiting
-
-  bool all_settled() const {
-    const Lane& lane = view_.lane(uint32_t(lane_));
-    return lane.settled.load(std::memory_order_acquire) == lane.published.load(std::memory_order_relaxed);
-  }
-
-  // Sleeps until the owner rings, at most `ns`. Safe without the GIL.
-  void wait(int64_t ns) {
-    Lane& lane = view_.lane(uint32_t(lane_));
-    Header& h = header();
-    const uint32_t seen = lane.bell.load(std::memory_order_acquire);
-    lane.waiting.store(1, std::memory_order_seq_cst);
-    h.lane_waits.store(1, std::memory_order_seq_cst);
-    futex_wake(h.bell);
-    if (!h.closed.load(std::memory_order_acquire)) futex_wait(lane.bell, seen, ns);
-    lane.waiting.store(0, std::memory_order_relaxed);
   }
 
  private:
@@ -291,131 +236,16 @@ class Writer {
     }
   }
 
-  double default_priority() const {
-    const double largest = max_priority(header());
-    if (largest > 0.0) return largest;
-    const auto& g = view_.geometry();
-    const double first = g.alpha == 0.0 ? 1.0 : std::pow(1.0 + g.eps, g.alpha);
-    raise_max_priority(header(), first);
-    return first;
-  }
-
-  // Items that the limiter lets in just now.
-  uint64_t room() const {
-    const uint64_t inserted = header().inserted.load(std::memory_order_relaxed);
-    const uint64_t limit = header().insert_limit.load(std::memory_order_relaxed);
-    return limit > inserted ? limit - inserted : 0;
-  }
-
-  uint64_t streams_in_use() const {
-    uint64_t leased = 0;
-    for (uint32_t l = 0; l < view_.geometry().lanes; ++l)
-      if (view_.lane(l).active.load(std::memory_order_seq_cst) && segment_->holder(kLaneLock + l) != 0)
-        leased += view_.lane(l).streams.load(std::memory_order_relaxed);
-    return leased;
-  }
-
-  // A free slot from the desk, or a never-used one. It stands in next[stream] until settle().
-  int64_t take(uint32_t stream) {
-    const auto& g = view_.geometry();
-    const uint32_t l = uint32_t(lane_);
-    auto& next = view_.next(l)[stream];
-    auto* desk = view_.desk(l);
-    for (uint32_t k = 0; k < g.desk; ++k) {
-      const uint32_t d = (desk_at_ + k) % g.desk;
-      const uint32_t held = desk[d].load(std::memory_order_acquire);
-      if (held == 0) continue;
-      APEXRL_POINT();
-      next.store(held, std::memory_order_release);
-      APEXRL_POINT();
-      desk[d].store(0, std::memory_order_release);
-      APEXRL_POINT();
-      desk_at_ = (d + 1) % g.desk;
-      number(held - 1);
-      return held - 1;
-    }
-    auto& counter = header().next_unused;
-    uint64_t n = counter.load(std::memory_order_acquire);
-    while (n < g.slots) {
-      next.store(uint32_t(n) + 1, std::memory_order_seq_cst);  // said before the claim: see retire_lane
-      APEXRL_POINT();
-      if (counter.compare_exchange_strong(n, n + 1, std::memory_order_seq_cst)) {
-        SlotMeta& meta = view_.meta(uint32_t(n));
-        APEXRL_POINT();
-        number(uint32_t(n));
-        APEXRL_POINT();
-        meta.word.store(SlotWord{SlotState::leased, l, 1}.pack(), std::memory_order_release);
-        return int64_t(n);
-      }
-    }
-    next.store(0, std::memory_order_release);
-    return -1;
-  }
-
-  // Slots closed together are committed in the order of their use; once committed, the word holds their rank.
-  void number(uint32_t slot) {
-    const uint64_t lease = view_.lane(uint32_t(lane_)).generation.load(std::memory_order_relaxed);
-    view_.meta(slot).order.store(lease << 40 | taken_++, std::memory_order_relaxed);
-  }
-
-  void settle(uint32_t stream, int64_t slot) {
-    const uint32_t l = uint32_t(lane_);
-    APEXRL_POINT();
-    view_.current(l)[stream].store(uint32_t(slot) + 1, std::memory_order_release);
-    APEXRL_POINT();
-    view_.next(l)[stream].store(0, std::memory_order_release);
-  }
-
-  void close_slot(uint32_t slot) {
-    auto& word = view_.meta(slot).word;
-    SlotWord w = SlotWord::unpack(word.load(std::memory_order_relaxed));
-    w.state = SlotState::closed;
-    APEXRL_POINT();
-    word.store(w.pack(), std::memory_order_release);
-    APEXRL_POINT();
-  }
-
-  void publish_slot(uint32_t slot, uint32_t count, uint32_t items) {
-    SlotMeta& meta = view_.meta(slot);
-    meta.items.store(meta.items.load(std::memory_order_relaxed) + items, std::memory_order_relaxed);
-    copies_done();
-    APEXRL_POINT();
-    meta.count.store(count, std::memory_order_release);
-    APEXRL_POINT();
-    header().inserted.fetch_add(items, std::memory_order_relaxed);
-  }
-
-  // Tells the owner that something was published, and wakes it when it is wanted.
-  void announce() {
-    Lane& lane = view_.lane(uint32_t(lane_));
-    lane.published.store(lane.published.load(std::memory_order_relaxed) + 1, std::memory_order_release);
-    Header& h = header();
-    if (h.hungry.load(std::memory_order_relaxed)) return ring();
-    if (h.owner_pid.load(std::memory_order_relaxed) == pid_) return;  // an owner in this process is asked directly
-    if (h.asleep.load(std::memory_order_relaxed) && low()) ring();
-  }
-
-  bool low() const {
-    const auto& g = view_.geometry();
-    const auto* desk = view_.desk(uint32_t(lane_));
-    uint32_t left = 0;
-    const uint32_t want = g.kind == Kind::rows ? g.desk : std::min(g.desk, streams_);
-    for (uint32_t d = 0; d < g.desk; ++d) left += desk[d].load(std::memory_order_relaxed) != 0;
-    return left * 2 < want;
-  }
-
-  void ring() { futex_wake(header().bell); }
-
   // Gives stream `i` a row to write. A complete slot is left once the steps that the next chunk repeats are copied.
   Status make_room(uint32_t i) {
     const auto& g = view_.geometry();
     Stream& s = stream_[i];
     if (s.slot >= 0 && s.complete < s.limit) return Status::ok;
     if (s.slot >= 0 && s.published < s.limit) return Status::publish;
-    const int64_t slot = take(i);
+    const int64_t slot = lease_.take(i);
     if (slot < 0) return pending_ > 0 ? Status::publish : Status::wait;
     if (s.slot < 0) {
-      settle(i, slot);
+      lease_.settle(i, slot);
       s.rows = g.behind;
       for (uint32_t row = 0; row < g.behind; ++row) view_.head(uint32_t(slot), row).flags = kAbsent;
     } else {
@@ -429,9 +259,9 @@ class Writer {
                         size_t(column.bytes) * repeated);
         }
       }
-      close_slot(old);
-      settle(i, slot);
-      announce();
+      lease_.close_slot(old);
+      lease_.settle(i, slot);
+      lease_.announce();
       s.rows = repeated;
       s.covered -= std::min(s.covered, from);
       while (!s.kept.empty() && s.kept.front().row < from) s.kept.pop_front();
@@ -501,15 +331,10 @@ class Writer {
     }
   }
 
-  std::shared_ptr<Segment> segment_;
   View view_;
   uint32_t streams_;
-  uint64_t fork_;
+  Lease lease_;
   bool per_item_ = false;  // some column is
-  int lane_ = -1;
-  uint32_t pid_ = 0;
-  uint32_t desk_at_ = 0;
-  uint64_t taken_ = 0;
   size_t pending_ = 0;
   std::vector<Stream> stream_;
 };

@@ -1,0 +1,159 @@
+// What the files that know Python share: borrowed buffers, and segments as they are pickled.
+//
+// Values that are not plain (another dtype, a list, strides, a wrong shape) are not explained in native code: the call
+// answers kIrregular, and the Python side converts them or says in words what is wrong.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "power.h"
+#include "replay.h"
+
+namespace nb = nanobind;
+
+namespace apexrl {
+
+constexpr int kIrregular = -1;    // a value is not a plain array of the declared kind
+constexpr int kBadPriority = -2;  // a priority is NaN, infinite or negative
+constexpr int kBusy = -3;         // another thread is inside this writer
+constexpr int kBadReward = -4;    // a reward is NaN or infinite
+constexpr int kYielded = -5;      // this process let another one own the replay
+
+// A borrowed C-contiguous buffer.
+class Buffer {
+ public:
+  Buffer() = default;
+  ~Buffer() {
+    if (view_.obj != nullptr) PyBuffer_Release(&view_);
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  bool get(PyObject* object, int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) {
+    if (PyObject_GetBuffer(object, &view_, flags) == 0) return true;
+    PyErr_Clear();
+    view_.obj = nullptr;
+    return false;
+  }
+  char kind() const {  // as NumPy's dtype.kind
+    const char* f = view_.format;
+    if (f == nullptr || f[0] == 0 || f[1] != 0) return 0;
+    switch (f[0]) {
+      case '?': return 'b';
+      case 'b': case 'h': case 'i': case 'l': case 'q': return 'i';
+      case 'B': case 'H': case 'I': case 'L': case 'Q': return 'u';
+      case 'e': case 'f': case 'd': return 'f';
+      default: return 0;
+    }
+  }
+  bool is(char kind_, size_t itemsize) const { return size_t(view_.itemsize) == itemsize && kind() == kind_; }
+  bool vector(char kind_, size_t itemsize) const { return view_.ndim == 1 && is(kind_, itemsize); }
+  size_t size() const { return size_t(view_.len) / size_t(view_.itemsize); }
+  const Py_buffer& view() const { return view_; }
+  template <typename T>
+  T* data() const { return static_cast<T*>(view_.buf); }
+
+ private:
+  Py_buffer view_{};
+};
+
+inline uint8_t* writable(nb::handle array, size_t nbytes) {
+  if (array.is_none()) return nullptr;
+  Buffer buffer;
+  if (!buffer.get(array.ptr(), PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) || size_t(buffer.view().len) != nbytes)
+    throw std::invalid_argument("an output array has the wrong size");
+  return buffer.data<uint8_t>();
+}
+
+inline std::shared_ptr<Segment> segment_from(nb::tuple state) {
+  Uuid uuid;
+  const nb::bytes raw = nb::cast<nb::bytes>(state[2]);
+  if (raw.size() != uuid.size()) throw std::invalid_argument("bad uuid");
+  std::memcpy(uuid.data(), raw.c_str(), uuid.size());
+  return Segment::attach(nb::cast<int>(state[0]), nb::cast<int>(state[1]), uuid, nb::cast<std::string>(state[3]));
+}
+
+inline nb::tuple segment_state(const Segment& s) {
+  return nb::make_tuple(int(getpid()), s.fd(), nb::bytes(reinterpret_cast<const char*>(s.uuid().data()), 16), s.path());
+}
+
+// [N] float32 or float64 raw magnitudes to (|p|+eps)^alpha; answers 0, kIrregular or kBadPriority with `bad`.
+inline int power_priorities(PyObject* object, size_t n, const Geometry& g, std::vector<double>& out, size_t& bad) {
+  Buffer buffer;
+  if (!buffer.get(object) || buffer.view().ndim != 1 || buffer.size() != n) return kIrregular;
+  out.resize(n);
+  if (buffer.is('f', 8)) {
+    std::copy_n(buffer.data<double>(), n, out.data());
+  } else if (buffer.is('f', 4)) {
+    std::copy_n(buffer.data<float>(), n, out.data());
+  } else {
+    return kIrregular;
+  }
+  constexpr double kLargest = 1e150;  // sums of squares of these stay finite
+  bool fine = true;
+  for (size_t i = 0; i < n; ++i) fine &= out[i] >= 0.0 && out[i] <= kLargest;
+  if (!fine) {
+    for (bad = 0; out[bad] >= 0.0 && out[bad] <= kLargest; ++bad) {}
+    return kBadPriority;
+  }
+  powers(out.data(), out.data(), n, g.eps, g.alpha);
+  return 0;
+}
+
+struct FieldType {
+  nb::object name;
+  char kind;
+  uint32_t itemsize;
+  std::vector<Py_ssize_t> shape;
+};
+
+class PyReplay {
+ public:
+  PyReplay(std::shared_ptr<Replay> replay, std::vector<FieldType> fields)
+      : replay(std::move(replay)), fields(std::move(fields)) {}
+
+  // Columns of `values` ([n, ...] each); false when anything is not plain. n == 0: taken from the first.
+  bool columns(const nb::dict& values, size_t extra, std::vector<Buffer>& buffers, std::vector<const uint8_t*>& data,
+               size_t& n, bool& first) const {
+    if (size_t(PyDict_GET_SIZE(values.ptr())) != fields.size() + extra) return false;
+    data.resize(fields.size());
+    for (size_t i = 0; i < fields.size(); ++i) {
+      PyObject* value = PyDict_GetItemWithError(values.ptr(), fields[i].name.ptr());
+      if (value == nullptr || !buffers[i].get(value)) return false;
+      const Py_buffer& b = buffers[i].view();
+      if (!buffers[i].is(fields[i].kind, fields[i].itemsize) || size_t(b.ndim) != fields[i].shape.size() + 1)
+        return false;
+      for (size_t d = 0; d < fields[i].shape.size(); ++d)
+        if (b.shape[d + 1] != fields[i].shape[d]) return false;
+      if (first) {
+        n = size_t(b.shape[0]);
+        first = false;
+      } else if (size_t(b.shape[0]) != n) {
+        return false;
+      }
+      data[i] = static_cast<const uint8_t*>(b.buf);
+    }
+    return true;
+  }
+
+  // The owner of this process serves its own workers at once.
+  bool serve_here() {
+    const auto owner = replay->owner();
+    if (owner == nullptr) return false;
+    nb::gil_scoped_release release;
+    owner->serve();
+    return true;
+  }
+
+  std::shared_ptr<Replay> replay;
+  std::vector<FieldType> fields;
+};
+
+void bind_replay(nb::module_& m);
+void bind_writer(nb::module_& m);
+
+}  // namespace apexrl

@@ -1,0 +1,245 @@
+// The replay, for Python. Copies are short and keep the GIL; what may wait or move megabytes releases it.
+#include <cmath>
+
+#include "bind.h"
+#include "power.h"
+
+namespace apexrl {
+namespace {
+
+// Pointers into arrays that the Python side keeps alive.
+std::shared_ptr<Outputs> make_outputs(const PyReplay& replay, size_t n, nb::list columns, nb::list next_columns,
+                                      nb::handle reward, nb::handle discount, nb::handle mask, nb::handle first,
+                                      nb::handle keys, nb::handle probabilities, nb::handle weights) {
+  auto out = std::make_shared<Outputs>();
+  const View& view = replay.replay->view();
+  const Geometry& g = view.geometry();
+  if (nb::len(columns) != g.columns || nb::len(next_columns) != g.columns)
+    throw std::invalid_argument("one output per column is needed");
+  out->n = n;
+  const bool rows = g.kind == Kind::sequence || g.kind == Kind::unroll;
+  const size_t steps = rows ? g.burn_in + g.n_step : 1;
+  for (uint32_t c = 0; c < g.columns; ++c) {
+    const Column& column = view.header().column[c];
+    const size_t per_item = column.per_item ? 1 : column.windowed ? (steps + rows) * g.stack : steps;
+    const size_t bytes = n * column.bytes * per_item;
+    out->column.push_back(writable(columns[c], bytes));
+    out->next_column.push_back(writable(next_columns[c], bytes));
+  }
+  out->reward = reinterpret_cast<float*>(writable(reward, n * steps * 4));
+  out->discount = reinterpret_cast<float*>(writable(discount, n * steps * 4));
+  out->mask = writable(mask, n * steps);
+  out->first = writable(first, n * (steps + 1));
+  if ((g.kind != Kind::rows && (!out->reward || !out->discount)) || (rows && (!out->mask || !out->first)))
+    throw std::invalid_argument("an output is missing");
+  out->keys = reinterpret_cast<uint64_t*>(writable(keys, n * 8));
+  out->probabilities = reinterpret_cast<double*>(writable(probabilities, n * 8));
+  out->weights = reinterpret_cast<float*>(writable(weights, n * 4));
+  return out;
+}
+
+std::vector<FieldType> field_types(nb::list fields, std::vector<Column>* columns) {
+  std::vector<FieldType> types;
+  for (nb::handle item : fields) {
+    auto [name, kind, itemsize, shape, windowed, sampled, per_item] =
+        nb::cast<std::tuple<nb::object, std::string, uint32_t, std::vector<Py_ssize_t>, bool, bool, bool>>(item);
+    uint64_t bytes = itemsize;
+    for (Py_ssize_t d : shape) bytes *= uint64_t(d);
+    if (bytes > UINT32_MAX) throw std::invalid_argument("a field is larger than 4 GiB");
+    if (columns) columns->push_back(Column{uint32_t(bytes), itemsize, windowed, sampled, 0, per_item, 0, 0});
+    types.push_back(FieldType{name, kind[0], itemsize, shape});
+  }
+  return types;
+}
+
+}  // namespace
+
+void bind_replay(nb::module_& m) {
+  nb::class_<Outputs>(m, "Outputs");
+  nb::class_<Owner::Snapshot>(m, "Snapshot")
+      .def("__len__", [](const Owner::Snapshot& s) { return s.slots.size(); })
+      .def_ro("inserted", &Owner::Snapshot::inserted)
+      .def_ro("sampled", &Owner::Snapshot::sampled)
+      .def_ro("evicted", &Owner::Snapshot::evicted)
+      .def_ro("batches", &Owner::Snapshot::batches)
+      .def_prop_ro("rng", [](const Owner::Snapshot& s) {
+        std::vector<uint64_t> words(s.rng.first.state.begin(), s.rng.first.state.end());
+        words.insert(words.end(), s.rng.second.state.begin(), s.rng.second.state.end());
+        return words;
+      });
+
+  nb::class_<PyReplay>(m, "Replay")
+      .def_static(
+          "create",
+          [](nb::list fields, nb::dict sizes, const std::string& json, const std::string& directory) {
+            const auto whole = [&](const char* name) { return nb::cast<uint64_t>(sizes[name]); };
+            const auto small = [&](const char* name) { return nb::cast<uint32_t>(sizes[name]); };
+            const auto real = [&](const char* name) { return nb::cast<double>(sizes[name]); };
+            Geometry g{};
+            g.kind = Kind(small("kind"));
+            g.sampler = Sampler(small("sampler"));
+            g.remover = Remover(small("remover"));
+            g.independent = small("independent");
+            g.capacity = whole("capacity");
+            g.most = whole("most");
+            g.chunk = small("chunk");
+            g.chunk_items = small("chunk_items");
+            g.behind = small("behind");
+            g.ahead = small("ahead");
+            g.lanes = small("lanes");
+            g.streams = small("streams");
+            g.stack = small("stack");
+            g.n_step = small("n_step");
+            g.burn_in = small("burn_in");
+            g.stride = small("stride");
+            g.cells = small("cells");
+            g.trim_every = small("trim_every");
+            g.gamma = real("gamma");
+            g.alpha = real("alpha");
+            g.eps = real("eps");
+            g.remover_alpha = real("remover_alpha");
+            g.seed = whole("seed");
+            std::vector<Column> columns;
+            auto types = field_types(fields, &columns);
+            return std::make_shared<PyReplay>(Replay::create(g, columns, json, whole("min_size"), real("samples_per_insert"),
+                                                             real("error_buffer"), directory),
+                                              std::move(types));
+          },
+          nb::kw_only(), nb::arg("fields"), nb::arg("sizes"), nb::arg("json"), nb::arg("directory"))
+      .def_static("describe", [](nb::tuple state) { return Replay::of(segment_from(state))->json(); },
+                  "The JSON that the creator left, for a process about to attach.")
+      .def_static("attach", [](nb::tuple state, nb::list fields) {
+        return std::make_shared<PyReplay>(Replay::of(segment_from(state)), field_types(fields, nullptr));
+      })
+      .def("state", [](const PyReplay& r) { return segment_state(*r.replay->segment()); })
+      .def("segment", [](const PyReplay& r) { return r.replay->segment(); })
+      .def("own", [](PyReplay& r, bool provisional) {  // -> 0, or the pid of the living owner
+        int holder = 0;
+        nb::gil_scoped_release release;
+        return r.replay->own(holder, provisional) != nullptr ? 0 : std::max(holder, 1);
+      }, nb::arg("provisional") = false)
+      .def_prop_ro("owned", [](PyReplay& r) { return r.replay->owner() != nullptr; })
+      .def("disown", [](PyReplay& r) {
+        nb::gil_scoped_release release;
+        r.replay->disown();
+      })
+      .def("shut", [](PyReplay& r) { r.replay->shut(); })
+      .def_prop_ro("closed", [](const PyReplay& r) { return r.replay->closed(); })
+      .def("size", [](PyReplay& r) {
+        const auto owner = r.replay->owner();
+        if (owner == nullptr) return r.replay->view().size(r.replay->segment()->holder(kOwnerLock) != 0);
+        nb::gil_scoped_release release;
+        return owner->size();
+      })
+      .def("outputs", &make_outputs, nb::arg("n"), nb::arg("columns"), nb::arg("next_columns"),
+           nb::arg("reward").none(), nb::arg("discount").none(), nb::arg("mask").none(), nb::arg("first").none(),
+           nb::arg("keys"), nb::arg("probabilities"), nb::arg("weights"))
+      .def("sample", [](PyReplay& r, Outputs& out, double beta, int normalize, bool outstanding) {
+        const auto owner = r.replay->owner();
+        if (owner == nullptr) return int(SampleStatus::yielded);
+        nb::gil_scoped_release release;
+        return int(owner->sample(beta, out, Normalize(normalize), outstanding));
+      }, nb::arg("outputs"), nb::arg("beta"), nb::arg("normalize") = 0, nb::arg("outstanding") = false)
+      .def("done", [](PyReplay& r, uint64_t items, bool lost) {
+        if (const auto owner = r.replay->owner()) lost ? owner->lose(items) : owner->done(items);
+      }, nb::arg("items"), nb::arg("lost"))
+      .def("update", [](PyReplay& r, nb::handle keys, nb::handle priorities) {  // -> (status, applied or bad, stale)
+        const auto owner = r.replay->owner();
+        if (owner == nullptr) return std::make_tuple(kYielded, size_t(0), size_t(0));
+        Buffer k;
+        if (!k.get(keys.ptr()) || !k.vector('u', 8)) return std::make_tuple(kIrregular, size_t(0), size_t(0));
+        static thread_local std::vector<double> powered;
+        size_t bad = 0;
+        const int status =
+            power_priorities(priorities.ptr(), k.size(), r.replay->view().geometry(), powered, bad);
+        if (status != 0) return std::make_tuple(status, bad, size_t(0));
+        size_t applied = 0, stale = 0;
+        nb::gil_scoped_release release;
+        const bool done = owner->update(k.data<uint64_t>(), powered.data(), k.size(), applied, stale);
+        return std::make_tuple(done ? 0 : kYielded, applied, stale);
+      })
+      .def("wait", [](PyReplay& r, double seconds) {
+        const auto owner = r.replay->owner();
+        nb::gil_scoped_release release;
+        if (owner != nullptr) owner->wait_for_items(int64_t(seconds * 1e9));
+      })
+      .def("set_limiter", [](PyReplay& r, uint64_t min_size, double spi, double error) {
+        const auto owner = r.replay->owner();
+        if (owner == nullptr) throw std::runtime_error("this process does not own the replay");
+        nb::gil_scoped_release release;
+        owner->set_limiter(min_size, spi, error);
+      })
+      .def("check", [](PyReplay& r) {
+        const auto owner = r.replay->owner();
+        return owner == nullptr ? 0.0 : owner->check();
+      })
+      .def("counters", [](PyReplay& r) {
+        const Header& h = r.replay->view().header();
+        const Geometry& g = r.replay->view().geometry();
+        uint32_t lanes = 0;
+        for (uint32_t l = 0; l < g.lanes; ++l) lanes += r.replay->view().lane(l).active.load();
+        nb::dict d;
+        d["inserted"] = h.inserted.load();
+        d["sampled"] = h.sampled.load();
+        d["evicted"] = h.evicted.load();
+        d["updates_applied"] = h.updates_applied.load();
+        d["updates_stale"] = h.updates_stale.load();
+        d["epoch"] = h.epoch.load();
+        d["owner_pid"] = r.replay->segment()->holder(kOwnerLock);
+        d["lanes"] = g.lanes;
+        d["lanes_active"] = lanes;
+        d["lanes_reclaimed"] = h.lanes_reclaimed.load();
+        d["provisional"] = h.provisional.load() != 0;
+        d["dropped_steps"] = h.dropped_steps.load();
+        d["lost"] = h.lost.load();
+        d["max_priority"] = max_priority(h);
+        d["min_size"] = h.min_size.load();
+        d["samples_per_insert"] = h.samples_per_insert.load();
+        d["error_buffer"] = h.error_buffer.load();
+        d["next_order"] = h.next_order.load();
+        d["chunk"] = g.chunk;
+        d["chunk_items"] = g.chunk_items;
+        d["slots"] = g.slots;
+        d["slots_used"] = std::min<uint64_t>(h.next_unused.load(), g.slots);
+        d["slot_bytes"] = g.slot_bytes;
+        d["leaves_per_slot"] = g.leaves;
+        d["bytes"] = g.total;
+        return d;
+      })
+      .def("snapshot", [](PyReplay& r) { return r.replay->owner()->snapshot(); })
+      .def("snapshot_block", [](PyReplay& r, const Owner::Snapshot& all, size_t next, nb::handle out) {
+        Buffer buffer;  // -> (next, entries written)
+        if (!buffer.get(out.ptr(), PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)) throw std::invalid_argument("out must be writable");
+        const auto owner = r.replay->owner();
+        nb::gil_scoped_release release;
+        const size_t written = owner->snapshot_block(all, next, buffer.data<uint8_t>(), size_t(buffer.view().len));
+        return std::make_tuple(next, written);
+      })
+      .def("restore_block", [](PyReplay& r, nb::handle block, size_t count) {
+        Buffer buffer;
+        if (!buffer.get(block.ptr())) throw std::invalid_argument("a block is a contiguous array");
+        nb::gil_scoped_release release;
+        r.replay->restore_block(buffer.data<uint8_t>(), size_t(buffer.view().len), count);
+      })
+      .def_prop_ro("snapshot_entry_bytes", [](const PyReplay& r) { return snapshot_entry_bytes(r.replay->view().geometry()); })
+      .def("finish_restore", [](PyReplay& r, uint64_t largest) { r.replay->finish_restore(largest); })
+      .def("largest_generation", [](const PyReplay& r) { return r.replay->largest_generation(); })
+      .def("restore_counters", [](PyReplay& r, uint64_t inserted, uint64_t sampled, uint64_t evicted, double largest) {
+        Header& h = r.replay->view().header();
+        h.inserted.store(inserted);
+        h.sampled.store(sampled);
+        h.evicted.store(evicted);
+        raise_max_priority(h, largest);
+      })
+      .def("restore_draws", [](PyReplay& r, uint64_t batches, std::vector<uint64_t> words) {
+        if (words.size() != 8) throw std::invalid_argument("the RNG state has eight words");
+        Rng draws(0), removal(0);
+        std::copy_n(words.begin(), 4, draws.state.begin());
+        std::copy_n(words.begin() + 4, 4, removal.state.begin());
+        r.replay->owner()->set_rng_state(draws, removal);
+        r.replay->owner()->set_batches(batches);
+      });
+
+}
+
+}  // namespace apexrl

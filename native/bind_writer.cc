@@ -1,0 +1,223 @@
+// A replay's writer, for Python. It is one thread's at a time.
+#include <cmath>
+#include <optional>
+
+#include "bind.h"
+
+namespace apexrl {
+namespace {
+
+class PyWriter {
+ public:
+  PyWriter(std::shared_ptr<PyReplay> replay, uint32_t streams)
+      : replay_(std::move(replay)), streams_(streams) {}
+
+  int lease() {
+    if (writer_ && writer_->leased()) return 0;
+    if (writer_) {  // inherited by fork: the parent's
+      writer_.release();
+      busy_.clear();
+    }
+    writer_ = std::make_unique<Writer>(replay_->replay->segment(), streams_);
+    const Status status = writer_->lease();
+    if (status != Status::ok) writer_.reset();
+    return int(status);
+  }
+  void release() {
+    if (writer_ && !writer_->leased()) writer_.release();
+    writer_.reset();
+  }
+  ~PyWriter() { release(); }
+  bool leased() const { return writer_ && writer_->leased(); }
+  int lane() const { return leased() ? writer_->lane() : -1; }
+
+  // -> (next row, status, row of a bad priority)
+  std::tuple<size_t, int, size_t> extend(const nb::dict& values, nb::handle priorities, size_t start) {
+    Busy busy(busy_);
+    if (!busy) return {start, kBusy, 0};
+    if (!leased()) return {start, int(Status::closed), 0};
+    std::vector<Buffer> buffers(replay_->fields.size());
+    size_t n = 0, bad = 0;
+    bool first = true;
+    if (!replay_->columns(values, 0, buffers, data_, n, first) || start > n) return {start, kIrregular, 0};
+    const Geometry& g = replay_->replay->view().geometry();
+    const double* powered = nullptr;
+    if (!priorities.is_none()) {
+      const int status = power_priorities(priorities.ptr(), n, g, powered_, bad);
+      if (status != 0) return {start, status, bad};
+      powered = powered_.data();
+    }
+    std::optional<nb::gil_scoped_release> release;
+    if (uint64_t(g.record) * (n - start) > (1 << 18) || g.slot_bytes > (1 << 18)) release.emplace();
+    Status status = writer_->extend(data_.data(), powered, n, start);
+    const auto owner = status == Status::wait ? replay_->replay->owner() : nullptr;
+    for (size_t before = n + 1; owner != nullptr && status == Status::wait && before != start;) {
+      before = start;
+      owner->serve();
+      status = writer_->extend(data_.data(), powered, n, start);
+    }
+    return {start, int(status), 0};
+  }
+
+  // -> (stored, status, pending items, bad row). `which`: int64 array of stream numbers, or None for all.
+  std::tuple<bool, int, size_t, size_t> append(const nb::dict& values, nb::handle reward, nb::handle terminated,
+                                               nb::handle truncated, nb::handle which) {
+    Busy busy(busy_);
+    if (!busy) return {false, kBusy, 0, 0};
+    if (!leased()) return {false, int(Status::closed), 0, 0};
+    std::vector<Buffer> buffers(replay_->fields.size());
+    Buffer r, te, tr, w;
+    size_t n = 0;
+    bool first = true;
+    if (!r.get(reward.ptr()) || !te.get(terminated.ptr()) || !tr.get(truncated.ptr()) ||
+        !(r.vector('f', 4) || r.vector('f', 8)) || !te.vector('b', 1) || !tr.vector('b', 1))
+      return {false, kIrregular, 0, 0};
+    n = r.size();
+    reward_.resize(n);
+    if (r.is('f', 4)) {
+      std::copy_n(r.data<float>(), n, reward_.data());
+    } else {  // as Gymnasium's vector environments give it
+      std::copy_n(r.data<double>(), n, reward_.data());
+    }
+    first = false;
+    if (te.size() != n || tr.size() != n || !replay_->columns(values, 3, buffers, data_, n, first))
+      return {false, kIrregular, 0, 0};
+    const int64_t* streams = nullptr;
+    if (!which.is_none()) {
+      if (!w.get(which.ptr()) || !w.vector('i', 8) || w.size() != n) return {false, kIrregular, 0, 0};
+      streams = w.data<int64_t>();
+      named_.resize(streams_);
+      ++call_;
+      for (size_t i = 0; i < n; ++i) {
+        if (streams[i] < 0 || streams[i] >= int64_t(streams_) || named_[size_t(streams[i])] == call_)
+          return {false, kIrregular, 0, 0};
+        named_[size_t(streams[i])] = call_;
+      }
+    } else if (n != streams_) {
+      return {false, kIrregular, 0, 0};
+    }
+    for (size_t i = 0; i < n; ++i)
+      if (!std::isfinite(reward_[i])) return {false, kBadReward, 0, i};
+    bool stored = false;
+    auto append = [&] {
+      return writer_->append(data_.data(), reward_.data(), te.data<uint8_t>(), tr.data<uint8_t>(), streams, n, stored);
+    };
+    Status status = append();
+    if (!stored && status == Status::wait && replay_->serve_here()) status = append();
+    return {stored, int(status), writer_->pending_count(), 0};
+  }
+
+  size_t pending() { return leased() ? writer_->pending(pending_) : 0; }
+  // A column of the pending items into `out` [pending, (stack,) ...].
+  void gather_pending(size_t column, bool later, nb::handle out) {
+    Buffer buffer;
+    const View& view = replay_->replay->view();
+    const Column& c = view.header().column[column];
+    const Geometry& g = view.geometry();
+    const bool rows = g.kind == Kind::sequence || g.kind == Kind::unroll;
+    const size_t steps = rows ? g.burn_in + g.n_step : 1;
+    const size_t frames = c.per_item ? 1 : c.windowed ? (steps + rows) * g.stack : steps;
+    if (!buffer.get(out.ptr(), PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) ||
+        size_t(buffer.view().len) != pending_.size() * frames * c.bytes)
+      throw std::invalid_argument("out has another size than the pending items");
+    if (c.per_item) {
+      gather_cells(view, c, pending_.data(), pending_.size(), buffer.data<uint8_t>());
+    } else if (rows) {
+      gather_rows(view, c, pending_.data(), pending_.size(), buffer.data<uint8_t>());
+    } else {
+      gather_column(view, c, pending_.data(), pending_.size(), later, buffer.data<uint8_t>());
+    }
+  }
+  // Arrays of [pending] (transition), or [pending, T] with `mask` and `first` [pending, T + 1].
+  void gather_pending_steps(nb::handle reward, nb::handle discount, nb::handle mask, nb::handle first) {
+    const View& view = replay_->replay->view();
+    const Geometry& g = view.geometry();
+    const size_t n = pending_.size();
+    const bool rows = g.kind == Kind::sequence || g.kind == Kind::unroll;
+    const size_t steps = rows ? g.burn_in + g.n_step : 1;
+    auto* r = reinterpret_cast<float*>(writable(reward, n * steps * 4));
+    auto* d = reinterpret_cast<float*>(writable(discount, n * steps * 4));
+    if (rows) {
+      gather_steps(view, pending_.data(), n, r, d, writable(mask, n * steps), writable(first, n * (steps + 1)));
+    } else {
+      gather_returns(view, pending_.data(), n, r, d);
+    }
+  }
+  // -> (status, bad row)
+  std::tuple<int, size_t> publish(nb::handle priorities) {
+    Busy busy(busy_);
+    if (!busy) return {kBusy, 0};
+    if (!leased()) return {int(Status::closed), 0};
+    if (priorities.is_none()) {
+      writer_->publish(nullptr);
+      return {0, 0};
+    }
+    size_t bad = 0;
+    const int status = power_priorities(priorities.ptr(), writer_->pending_count(),
+                                        replay_->replay->view().geometry(), powered_, bad);
+    if (status == 0) writer_->publish(powered_.data());
+    return {status, bad};
+  }
+
+  size_t pending_count() const { return leased() ? writer_->pending_count() : 0; }
+  bool all_settled() {
+    if (!leased()) return true;
+    replay_->serve_here();
+    return writer_->all_settled();
+  }
+  void wait(double seconds) {
+    if (!leased()) return;
+    nb::gil_scoped_release release;
+    writer_->wait(int64_t(seconds * 1e9));
+  }
+
+ private:
+  // Whether this thread is the only one inside.
+  class Busy {
+   public:
+    explicit Busy(std::atomic_flag& flag) : flag_(flag), mine_(!flag.test_and_set(std::memory_order_acquire)) {}
+    ~Busy() {
+      if (mine_) flag_.clear(std::memory_order_release);
+    }
+    explicit operator bool() const { return mine_; }
+
+   private:
+    std::atomic_flag& flag_;
+    bool mine_;
+  };
+
+  std::shared_ptr<PyReplay> replay_;
+  uint32_t streams_;
+  std::unique_ptr<Writer> writer_;
+  std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
+  std::vector<const uint8_t*> data_;
+  std::vector<double> powered_;
+  std::vector<float> reward_;
+  std::vector<ItemRef> pending_;
+  std::vector<uint64_t> named_;  // per stream: the last call that named it
+  uint64_t call_ = 0;
+};
+
+}  // namespace
+
+void bind_writer(nb::module_& m) {
+  nb::class_<PyWriter>(m, "Writer")
+      .def(nb::init<std::shared_ptr<PyReplay>, uint32_t>())
+      .def("lease", &PyWriter::lease)
+      .def("release", &PyWriter::release)
+      .def_prop_ro("leased", &PyWriter::leased)
+      .def_prop_ro("lane", &PyWriter::lane)
+      .def("extend", &PyWriter::extend, nb::arg("values"), nb::arg("priorities").none(), nb::arg("start"))
+      .def("append", &PyWriter::append, nb::arg("values"), nb::arg("reward"), nb::arg("terminated"),
+           nb::arg("truncated"), nb::arg("which").none())
+      .def("pending", &PyWriter::pending)
+      .def_prop_ro("pending_count", &PyWriter::pending_count)
+      .def("gather_pending", &PyWriter::gather_pending)
+      .def("gather_pending_steps", &PyWriter::gather_pending_steps, nb::arg("reward"), nb::arg("discount"),
+           nb::arg("mask") = nb::none(), nb::arg("first") = nb::none())
+      .def("publish", &PyWriter::publish, nb::arg("priorities").none())
+      .def("all_settled", &PyWriter::all_settled)
+      .def("wait", &PyWriter::wait);
+}
+
+}  // namespace apexrl
