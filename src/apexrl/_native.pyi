@@ -1,4 +1,4 @@
-"""Types of the native core (native/bind.cc). tests/native_core/test_stub.py holds its names equal to the module's."""
+"""Types of the native core (native/bind*.cc). tests/native_core/test_stub.py holds its names equal to the module's."""
 
 from typing import Any
 

@@ -24,7 +24,7 @@ from apexrl.spec import Array
 
 EMPTY, FULL, TAKEN, LOST = 0, 1, 2, 3
 SERVER_LOCK, LEARNER_LOCK = 0, 1  # + learner
-LARGEST_PRIORITY = 1e150  # as in native/bind.cc
+LARGEST_PRIORITY = 1e150  # as in native/bind.h
 _SLICE = 0.1  # seconds between looks at signals while waiting
 _LINE = 64
 

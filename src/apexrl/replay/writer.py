@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PriorityFn = Callable[[Mapping[str, Array]], Any]
 
-# Answers of the native calls (native/writer.h Status, native/bind.cc).
+# Answers of the native calls (native/lease.h Status, native/bind.h).
 OK, WAIT, CLOSED, NO_LANE, NO_STREAMS, PUBLISH = 0, 1, 2, 3, 4, 5
 IRREGULAR, BAD_PRIORITY, BUSY, BAD_REWARD, YIELDED = -1, -2, -3, -4, -5
 
