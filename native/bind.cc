@@ -1,5 +1,6 @@
 // The module _native: shared memory, the weights board, and what tests look at alone. Only bind*.cc know Python.
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 
 #include "bind.h"
 #include "board.h"
@@ -114,10 +115,16 @@ NB_MODULE(_native, m) {
         }
         t.tree->propagate();
       })
-      .def("find", [](Tree& t, std::vector<double> prefix) {
+      .def("find", [](Tree& t, std::vector<double> prefix, int version) -> std::optional<std::vector<uint32_t>> {
+        const Descend descend = version < 0 ? best_descend() : descend_version(version);
+        if (descend == nullptr) return std::nullopt;
         std::vector<uint32_t> leaf(prefix.size());
-        t.tree->find(prefix.data(), leaf.data(), prefix.size());
+        t.tree->find(prefix.data(), leaf.data(), prefix.size(), descend);
         return leaf;
+      }, nb::arg("prefix"), nb::arg("version") = -1, "Leaves; `version`: 2 AVX-512, 1 AVX2, 0 plain, None without it.")
+      .def_prop_ro("least", [](Tree& t) {
+        if (!t.tree->tracks_least()) t.tree->track_least();
+        return t.tree->least();
       })
       .def_prop_ro("total", [](Tree& t) { return t.tree->total(); })
       .def("check", [](Tree& t) { return t.tree->check(); });
@@ -131,12 +138,14 @@ NB_MODULE(_native, m) {
     sync_file_range(fd, offset, bytes, SYNC_FILE_RANGE_WRITE);
 #endif
   }, nb::arg("fd"), nb::arg("offset"), nb::arg("bytes"), "Have the kernel begin to write a file's pages; it need not.");
-  m.def("crc32c", [](nb::handle data) {
+  m.def("crc32c", [](nb::handle data, bool by_table) {
     Buffer buffer;
     if (!buffer.get(data.ptr())) throw std::invalid_argument("a checksum is of a contiguous array");
     nb::gil_scoped_release release;
-    return crc32c(buffer.data<uint8_t>(), size_t(buffer.view().len));
-  });
+    const auto* bytes = buffer.data<uint8_t>();
+    const size_t n = size_t(buffer.view().len);
+    return by_table ? ~crc32c_by_table(~0u, bytes, n) : crc32c(bytes, n);
+  }, nb::arg("data"), nb::arg("by_table") = false);
   m.def("powers", [](std::vector<double> values, double eps, double alpha) {
     powers(values.data(), values.data(), values.size(), eps, alpha);
     return values;

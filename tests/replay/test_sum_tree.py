@@ -75,3 +75,40 @@ def test_sums_do_not_drift():
 @settings(deadline=None)
 def test_powers_equal_numpy(priorities, eps, alpha):
     np.testing.assert_allclose(_native.powers(priorities, eps, alpha), powered(priorities, alpha, eps), rtol=1e-12)
+
+
+@given(st.integers(0, 100_000), st.sampled_from([1, 8, 9, 700, 5000]))
+@settings(max_examples=80, deadline=None)
+def test_every_instruction_set_draws_the_same(seed, size):
+    rng = np.random.default_rng(seed)
+    tree = _native.SumTree(size)
+    heavy = 10.0 ** rng.uniform(-12, 12, size) * (rng.random(size) < rng.uniform(0.01, 1.0))
+    tree.set(list(range(size)), heavy.tolist())
+    prefixes = (np.r_[rng.random(300), 0.0, np.nextafter(1.0, 0.0)] * tree.total).tolist()
+    plain = tree.find(prefixes, version=0)
+    assert plain == tree.find(prefixes)
+    for version in (1, 2):
+        assert tree.find(prefixes, version=version) in (None, plain)  # None: not on this processor
+
+
+@given(st.integers(0, 100_000))
+@settings(max_examples=40, deadline=None)
+def test_the_least_leaf_follows_every_change(seed):
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(1, 600))
+    tree, leaves = _native.SumTree(size), np.zeros(size)
+    for _ in range(20):
+        index = rng.integers(0, size, 10)
+        value = rng.choice([0.0, 1.0, rng.random(), 1e-9], 10)
+        tree.set(index.tolist(), value.tolist())
+        leaves[index] = 0.0
+        for i, v in zip(index, value, strict=True):
+            leaves[i] = v
+        assert tree.least == (leaves[leaves > 0].min() if (leaves > 0).any() else 0.0)
+
+
+@given(st.binary(max_size=300))
+def test_checksums_are_crc32c(data):
+    assert _native.crc32c(b"123456789") == 0xE3069283  # RFC 3720's check value
+    array = np.frombuffer(data, np.uint8)
+    assert _native.crc32c(array) == _native.crc32c(array, by_table=True)
