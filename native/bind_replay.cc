@@ -1,6 +1,8 @@
 // The replay, for Python. Copies are short and keep the GIL; what may wait or move megabytes releases it.
 #include <cmath>
 
+#include <nanobind/stl/optional.h>
+
 #include "bind.h"
 #include "power.h"
 
@@ -17,12 +19,11 @@ std::shared_ptr<Outputs> make_outputs(const PyReplay& replay, size_t n, nb::list
   if (nb::len(columns) != g.columns || nb::len(next_columns) != g.columns)
     throw std::invalid_argument("one output per column is needed");
   out->n = n;
-  const bool rows = g.kind == Kind::sequence || g.kind == Kind::unroll;
-  const size_t steps = rows ? g.burn_in + g.n_step : 1;
+  const bool windows = g.kind == Kind::sequence || g.kind == Kind::unroll;
+  const size_t steps = windows ? g.burn_in + g.n_step : 1;
   for (uint32_t c = 0; c < g.columns; ++c) {
     const Column& column = view.header().column[c];
-    const size_t per_item = column.per_item ? 1 : column.windowed ? (steps + rows) * g.stack : steps;
-    const size_t bytes = n * column.bytes * per_item;
+    const size_t bytes = n * column.bytes * frames_of(g, column);
     out->column.push_back(writable(columns[c], bytes));
     out->next_column.push_back(writable(next_columns[c], bytes));
   }
@@ -30,7 +31,7 @@ std::shared_ptr<Outputs> make_outputs(const PyReplay& replay, size_t n, nb::list
   out->discount = reinterpret_cast<float*>(writable(discount, n * steps * 4));
   out->mask = writable(mask, n * steps);
   out->first = writable(first, n * (steps + 1));
-  if ((g.kind != Kind::rows && (!out->reward || !out->discount)) || (rows && (!out->mask || !out->first)))
+  if ((g.kind != Kind::rows && (!out->reward || !out->discount)) || (windows && (!out->mask || !out->first)))
     throw std::invalid_argument("an output is missing");
   out->keys = reinterpret_cast<uint64_t*>(writable(keys, n * 8));
   out->probabilities = reinterpret_cast<double*>(writable(probabilities, n * 8));
@@ -57,7 +58,7 @@ std::vector<FieldType> field_types(nb::list fields, std::vector<Column>* columns
 void bind_replay(nb::module_& m) {
   nb::class_<Outputs>(m, "Outputs");
   nb::class_<Owner::Snapshot>(m, "Snapshot")
-      .def("__len__", [](const Owner::Snapshot& s) { return s.slots.size(); })
+      .def_ro("max_priority", &Owner::Snapshot::largest)
       .def_ro("inserted", &Owner::Snapshot::inserted)
       .def_ro("sampled", &Owner::Snapshot::sampled)
       .def_ro("evicted", &Owner::Snapshot::evicted)
@@ -102,7 +103,7 @@ void bind_replay(nb::module_& m) {
             std::vector<Column> columns;
             auto types = field_types(fields, &columns);
             return std::make_shared<PyReplay>(Replay::create(g, columns, json, whole("min_size"), real("samples_per_insert"),
-                                                             real("error_buffer"), directory),
+                                                             real("insert_band"), directory),
                                               std::move(types));
           },
           nb::kw_only(), nb::arg("fields"), nb::arg("sizes"), nb::arg("json"), nb::arg("directory"))
@@ -143,6 +144,9 @@ void bind_replay(nb::module_& m) {
       .def("done", [](PyReplay& r, uint64_t items, bool lost) {
         if (const auto owner = r.replay->owner()) lost ? owner->lose(items) : owner->done(items);
       }, nb::arg("items"), nb::arg("lost"))
+      .def("adopt", [](PyReplay& r, uint64_t items) {
+        if (const auto owner = r.replay->owner()) owner->adopt(items);
+      })
       .def("update", [](PyReplay& r, nb::handle keys, nb::handle priorities) {  // -> (status, applied or bad, stale)
         const auto owner = r.replay->owner();
         if (owner == nullptr) return std::make_tuple(kYielded, size_t(0), size_t(0));
@@ -163,12 +167,13 @@ void bind_replay(nb::module_& m) {
         nb::gil_scoped_release release;
         if (owner != nullptr) owner->wait_for_items(int64_t(seconds * 1e9));
       })
-      .def("set_limiter", [](PyReplay& r, uint64_t min_size, double spi, double error) {
+      .def("set_limiter", [](PyReplay& r, uint64_t min_size, double spi, double band) {  // false: not the owner
         const auto owner = r.replay->owner();
-        if (owner == nullptr) throw std::runtime_error("this process does not own the replay");
+        if (owner == nullptr) return false;
         nb::gil_scoped_release release;
-        owner->set_limiter(min_size, spi, error);
+        return owner->set_limiter(min_size, spi, band);
       })
+      .def("widen_limiter", [](PyReplay& r, double error) { r.replay->view().header().error_buffer.store(error); })
       .def("check", [](PyReplay& r) {
         const auto owner = r.replay->owner();
         return owner == nullptr ? 0.0 : owner->check();
@@ -196,6 +201,7 @@ void bind_replay(nb::module_& m) {
         d["min_size"] = h.min_size.load();
         d["samples_per_insert"] = h.samples_per_insert.load();
         d["error_buffer"] = h.error_buffer.load();
+        d["insert_band"] = h.insert_band.load();
         d["next_order"] = h.next_order.load();
         d["chunk"] = g.chunk;
         d["chunk_items"] = g.chunk_items;
@@ -206,14 +212,22 @@ void bind_replay(nb::module_& m) {
         d["bytes"] = g.total;
         return d;
       })
-      .def("snapshot", [](PyReplay& r) { return r.replay->owner()->snapshot(); })
-      .def("snapshot_block", [](PyReplay& r, const Owner::Snapshot& all, size_t next, nb::handle out) {
-        Buffer buffer;  // -> (next, entries written)
+      .def("snapshot", [](PyReplay& r) -> std::optional<Owner::Snapshot> {  // none: not the owner
+        const auto owner = r.replay->owner();
+        Owner::Snapshot all;
+        nb::gil_scoped_release release;
+        if (owner == nullptr || !owner->snapshot(all)) return std::nullopt;
+        return all;
+      })
+      .def("snapshot_block", [](PyReplay& r, Owner::Snapshot& all, nb::handle out) {  // -> entries; -1: not the owner
+        Buffer buffer;
         if (!buffer.get(out.ptr(), PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)) throw std::invalid_argument("out must be writable");
         const auto owner = r.replay->owner();
+        size_t written = 0;
         nb::gil_scoped_release release;
-        const size_t written = owner->snapshot_block(all, next, buffer.data<uint8_t>(), size_t(buffer.view().len));
-        return std::make_tuple(next, written);
+        if (owner == nullptr || !owner->snapshot_block(all, buffer.data<uint8_t>(), size_t(buffer.view().len), written))
+          return int64_t(-1);
+        return int64_t(written);
       })
       .def("restore_block", [](PyReplay& r, nb::handle block, size_t count) {
         Buffer buffer;

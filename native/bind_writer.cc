@@ -113,31 +113,22 @@ class PyWriter {
     Buffer buffer;
     const View& view = replay_->replay->view();
     const Column& c = view.header().column[column];
-    const Geometry& g = view.geometry();
-    const bool rows = g.kind == Kind::sequence || g.kind == Kind::unroll;
-    const size_t steps = rows ? g.burn_in + g.n_step : 1;
-    const size_t frames = c.per_item ? 1 : c.windowed ? (steps + rows) * g.stack : steps;
+    const size_t frames = frames_of(view.geometry(), c);
     if (!buffer.get(out.ptr(), PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) ||
         size_t(buffer.view().len) != pending_.size() * frames * c.bytes)
       throw std::invalid_argument("out has another size than the pending items");
-    if (c.per_item) {
-      gather_cells(view, c, pending_.data(), pending_.size(), buffer.data<uint8_t>());
-    } else if (rows) {
-      gather_rows(view, c, pending_.data(), pending_.size(), buffer.data<uint8_t>());
-    } else {
-      gather_column(view, c, pending_.data(), pending_.size(), later, buffer.data<uint8_t>());
-    }
+    gather_any(view, c, pending_.data(), pending_.size(), later, buffer.data<uint8_t>());
   }
   // Arrays of [pending] (transition), or [pending, T] with `mask` and `first` [pending, T + 1].
   void gather_pending_steps(nb::handle reward, nb::handle discount, nb::handle mask, nb::handle first) {
     const View& view = replay_->replay->view();
     const Geometry& g = view.geometry();
     const size_t n = pending_.size();
-    const bool rows = g.kind == Kind::sequence || g.kind == Kind::unroll;
-    const size_t steps = rows ? g.burn_in + g.n_step : 1;
+    const bool windows = g.kind == Kind::sequence || g.kind == Kind::unroll;
+    const size_t steps = windows ? g.burn_in + g.n_step : 1;
     auto* r = reinterpret_cast<float*>(writable(reward, n * steps * 4));
     auto* d = reinterpret_cast<float*>(writable(discount, n * steps * 4));
-    if (rows) {
+    if (windows) {
       gather_steps(view, pending_.data(), n, r, d, writable(mask, n * steps), writable(first, n * (steps + 1)));
     } else {
       gather_returns(view, pending_.data(), n, r, d);

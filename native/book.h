@@ -1,4 +1,4 @@
-// What the owner knows of its replay: which slot is what, the eviction order, the sum store.tree.
+// The owner's dealings with workers: what it leased to whom, what they published, who has died.
 //
 // All of it can be made again from shared words (take_over). Not thread-safe: the Owner holds its mutex around it.
 #pragma once
@@ -266,7 +266,9 @@ class Book {
   bool claim_unused() {
     auto& counter = header().next_unused;
     uint64_t n = counter.load(std::memory_order_acquire);
-    if (n >= view_.geometry().slots || !counter.compare_exchange_strong(n, n + 1)) return false;
+    do {
+      if (n >= view_.geometry().slots) return false;
+    } while (!counter.compare_exchange_weak(n, n + 1));
     store.set_state(uint32_t(n), SlotState::free);
     store.slots[n].generation = 0;
     store.free.push_back(uint32_t(n));

@@ -178,6 +178,14 @@ inline void gather_cells(const View& view, const Column& c, const ItemRef* items
     std::memcpy(out, view.cell(c, items[i].slot, view.head(items[i].slot, items[i].row).cell), c.bytes);
 }
 
+// A column of n items in whatever shape their kind has; `later`: (transition) its value `span` steps later.
+inline void gather_any(const View& view, const Column& c, const ItemRef* items, size_t n, bool later, uint8_t* out) {
+  const Kind kind = view.geometry().kind;
+  if (c.per_item) return gather_cells(view, c, items, n, out);
+  if (kind == Kind::sequence || kind == Kind::unroll) return gather_rows(view, c, items, n, out);
+  gather_column(view, c, items, n, later, out);
+}
+
 // What the steps of n items were: out [n, T] (first: [n, T + 1]). discount = gamma (1 - terminated); mask: a step was
 // taken here; first: an episode begins here.
 inline void gather_steps(const View& view, const ItemRef* items, size_t n, float* reward, float* discount,

@@ -60,7 +60,7 @@ struct Geometry {
   uint32_t behind;     // rows before the first item position that its window may need
   uint32_t ahead;      // rows after the last
   uint32_t rows;       // behind + chunk + ahead
-  uint32_t leaves;     // chunk rounded up to 8
+  uint32_t leaves;     // of a slot: chunk, rounded up to 8 from 3 on
   uint32_t slots;
   uint32_t lanes;
   uint32_t streams;    // of all lanes together; also entries of one lane's tables
@@ -169,6 +169,7 @@ struct Header {
   Shared<uint64_t> min_size;
   Shared<double> samples_per_insert;         // 0: no limit
   Shared<double> error_buffer;
+  Shared<double> insert_band;                     // of min_size * samples_per_insert
 };
 
 inline uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
@@ -177,6 +178,17 @@ inline uint32_t bits_for(uint64_t n) {  // bits that hold 0 … n-1
   uint32_t bits = 1;
   while ((uint64_t(1) << bits) < n) ++bits;
   return bits;
+}
+
+// Leaves of all slots, as a sum tree takes them.
+inline uint64_t tree_leaves(const Geometry& g) { return round_up(uint64_t(g.leaves) * g.slots, 8); }
+
+// Frames of a column in one item.
+inline size_t frames_of(const Geometry& g, const Column& c) {
+  if (c.per_item) return 1;
+  const bool windows = g.kind == Kind::sequence || g.kind == Kind::unroll;
+  const size_t steps = windows ? size_t(g.burn_in) + g.n_step : 1;
+  return c.windowed ? (steps + windows) * g.stack : steps;
 }
 
 // Lays out rows and segment. Fills what follows from the sizes already in `g`.
@@ -189,12 +201,11 @@ inline void lay_out(Geometry& g, std::vector<Column>& columns) {
   if (g.kind == Kind::transition) positions *= 2;
   if (g.kind == Kind::sequence) positions *= std::max(g.stride, g.n_step) + 1;
   if (g.kind == Kind::unroll) positions *= g.stride;
-  if (g.remover == Remover::proportional) positions *= 3;  // a chunk is reused when its last item has gone
   const uint64_t slots = (positions + g.chunk - 1) / g.chunk + spare + 2;
-  if (slots * round_up(g.chunk, 8) > UINT32_MAX) throw std::invalid_argument("capacity is too large");
+  g.leaves = g.chunk <= 2 ? g.chunk : uint32_t(round_up(g.chunk, 8));
+  if (slots > UINT32_MAX / g.leaves) throw std::invalid_argument("capacity is too large");
   g.slots = uint32_t(slots);
   g.rows = g.behind + g.chunk + g.ahead;
-  g.leaves = uint32_t(round_up(g.chunk, 8));
   g.columns = uint32_t(columns.size());
 
   uint32_t record = g.kind == Kind::rows ? 0 : sizeof(StepHead);
@@ -214,6 +225,8 @@ inline void lay_out(Geometry& g, std::vector<Column>& columns) {
       slot += round_up(uint64_t(c.bytes) * (c.per_item ? g.cells : g.rows), 64);
     }
   g.slot_bytes = slot;
+  constexpr uint64_t kMost = uint64_t(1) << 60;
+  if (slot > kMost / slots) throw std::invalid_argument("the rows of so many items do not fit any memory");
 
   g.offset_bits = bits_for(g.chunk);
   g.slot_bits = bits_for(g.slots);
@@ -221,8 +234,8 @@ inline void lay_out(Geometry& g, std::vector<Column>& columns) {
   g.lanes_at = round_up(sizeof(Header), 64);
   g.metas_at = g.lanes_at + g.lane_bytes * g.lanes;
   g.leaves_at = round_up(g.metas_at + sizeof(SlotMeta) * slots, 64);
-  g.staged_at = g.leaves_at + sizeof(double) * g.leaves * slots;
-  g.json_at = g.staged_at + sizeof(double) * g.leaves * slots;
+  g.staged_at = g.leaves_at + sizeof(double) * tree_leaves(g);
+  g.json_at = g.staged_at + sizeof(double) * tree_leaves(g);
   g.slots_at = round_up(g.json_at + g.json_bytes, 4096);
   g.total = g.slots_at + g.slot_bytes * slots;
 }

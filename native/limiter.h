@@ -52,16 +52,17 @@ class Limiter {
     } else if (rate > 0.0) {
       const double sampled = double(h.sampled.load(std::memory_order_relaxed));
       const double room = (sampled + double(min_size()) * rate + h.error_buffer.load(std::memory_order_relaxed)) / rate;
-      limit = std::max<uint64_t>(min_size(), uint64_t(room));
+      limit = std::max<uint64_t>(min_size(), uint64_t(std::min(room, 0x1p62)));
     }
     h.insert_limit.store(limit, std::memory_order_release);
   }
 
-  void set(uint64_t min_size, double samples_per_insert, double error_buffer) {
+  void set(uint64_t min_size, double samples_per_insert, double insert_band) {
     Header& h = header();
     h.min_size.store(min_size, std::memory_order_relaxed);
     h.samples_per_insert.store(samples_per_insert, std::memory_order_relaxed);
-    h.error_buffer.store(error_buffer, std::memory_order_relaxed);
+    h.insert_band.store(insert_band, std::memory_order_relaxed);
+    h.error_buffer.store(insert_band * double(min_size) * samples_per_insert, std::memory_order_relaxed);
     update();
     wake_lanes();
   }

@@ -63,7 +63,8 @@ class Owner {
     futex_wake(header().bell);
     if (thread_.joinable()) thread_.join();
     if (yielded_.load()) return;
-    header().handed.store(0, std::memory_order_relaxed);  // an orderly end: the last batch is its holder's to use
+    // An orderly end: the last batch is its holder's to use. Those that are served count until a server sees to them.
+    header().handed.store(served_, std::memory_order_relaxed);
     leave();
   }
 
@@ -95,7 +96,12 @@ class Owner {
     const SampleStatus status = may_sample(out.n);
     if (status != SampleStatus::ok) return status;
     if (g.sampler == Sampler::fifo) {
-      h.handed.store(out.n + (outstanding ? h.handed.load(std::memory_order_relaxed) : 0), std::memory_order_relaxed);
+      if (outstanding) {
+        served_ += out.n;
+      } else {
+        drawn_ = out.n;
+      }
+      h.handed.store(served_ + drawn_, std::memory_order_relaxed);
       take(out);
       gather(out, 0, out.n);
     } else {
@@ -153,7 +159,10 @@ class Owner {
     h.hungry.store(1, std::memory_order_seq_cst);
     {
       std::lock_guard guard(mutex_);
-      if (yielded()) return;
+      if (yielded()) {
+        h.hungry.store(0, std::memory_order_relaxed);
+        return;
+      }
       book_.drain();
       if (may_sample(1) == SampleStatus::ok && book_.store.items() >= book_.limiter.min_size()) ns = std::min<int64_t>(ns, 1'000'000);
     }
@@ -161,20 +170,31 @@ class Owner {
     h.hungry.store(0, std::memory_order_relaxed);
   }
 
-  void set_limiter(uint64_t min_size, double samples_per_insert, double error_buffer) {
+  // False: it has yielded.
+  bool set_limiter(uint64_t min_size, double samples_per_insert, double insert_band) {
     std::lock_guard guard(mutex_);
-    book_.limiter.set(min_size, samples_per_insert, error_buffer);
+    if (yielded()) return false;
+    header().provisional.store(0, std::memory_order_relaxed);
+    book_.limiter.set(min_size, samples_per_insert, insert_band);
+    return true;
   }
 
-  // fifo: a batch that was outstanding is done with.
+  // fifo: items of served batches are done with, were lost with a learner, or are out since a predecessor's time (who
+  // came after it counted them as lost).
   void done(uint64_t items) {
     std::lock_guard guard(mutex_);
-    auto& handed = header().handed;
-    handed.store(handed.load(std::memory_order_relaxed) - std::min<uint64_t>(items, handed.load()), std::memory_order_relaxed);
+    served_ -= std::min(items, served_);
+    header().handed.store(served_ + drawn_, std::memory_order_relaxed);
   }
   void lose(uint64_t items) {
     done(items);
     header().lost.fetch_add(items, std::memory_order_relaxed);
+  }
+  void adopt(uint64_t items) {
+    std::lock_guard guard(mutex_);
+    served_ += items;
+    header().handed.store(served_ + drawn_, std::memory_order_relaxed);
+    header().lost.fetch_sub(std::min<uint64_t>(items, header().lost.load()), std::memory_order_relaxed);
   }
 
   // Of the draws and of proportional removal.
@@ -196,38 +216,61 @@ class Owner {
   };
   struct Snapshot {
     std::vector<SnapshotSlot> slots;
-    uint64_t inserted, sampled, evicted, batches;
+    std::vector<uint64_t> copied;  // per slot: generation + 1 of what was copied, or 0
+    size_t next = 0;
+    uint64_t order = 0;            // entries so far
+    bool missed = false;           // some were evicted before they were copied
+    int passes = 1;
+    uint64_t inserted = 0, sampled = 0, evicted = 0, batches = 0;
+    double largest = 0.0;
     std::pair<Rng, Rng> rng{Rng(0), Rng(0)};
   };
-  Snapshot snapshot() {
+  // False: it has yielded.
+  bool snapshot(Snapshot& all) {
     std::lock_guard guard(mutex_);
+    if (yielded()) return false;
+    header().provisional.store(0, std::memory_order_relaxed);
     book_.drain();
-    Snapshot all;
-    for (const uint32_t s : book_.filled()) all.slots.push_back({s, book_.store.slots[s].visible, book_.store.slots[s].generation});
-    Header& h = header();
+    all.copied.assign(view_.geometry().slots, 0);
+    list_slots(all);
+    const Header& h = header();
     all.inserted = h.absorbed.load();
     all.sampled = h.sampled.load();
     all.evicted = h.evicted.load();
+    all.largest = max_priority(h);
     all.batches = batches_;
     all.rng = {rng_, book_.store.removal_rng};
-    return all;
+    return true;
   }
   void set_batches(uint64_t batches) {
     std::lock_guard guard(mutex_);
     batches_ = batches;
   }
-  // Copies slots into `out`, one entry after the other, as many as fit; those that were evicted meanwhile are left out.
-  // Advances `next`; answers how many entries were written.
-  size_t snapshot_block(const Snapshot& all, size_t& next, uint8_t* out, size_t bytes) {
+  // Copies slots into `out`, one entry after the other, as many as fit; answers how many. What was evicted before it
+  // could be copied is left out, and what came in its place is copied at the end. False: it has yielded.
+  bool snapshot_block(Snapshot& all, uint8_t* out, size_t bytes, size_t& written) {
     std::lock_guard guard(mutex_);
+    written = 0;
+    if (yielded()) return false;
     const Geometry& g = view_.geometry();
     const size_t entry_bytes = snapshot_entry_bytes(g);
-    size_t written = 0;
-    for (; next < all.slots.size() && bytes >= entry_bytes; ++next) {
-      const SnapshotSlot& wanted = all.slots[next];
-      if (book_.store.slots[wanted.slot].generation != wanted.generation || book_.store.slots[wanted.slot].visible < wanted.visible) continue;
+    for (;; ++all.next) {
+      if (all.next == all.slots.size()) {
+        if (!all.missed || all.passes == 3) break;
+        ++all.passes;
+        book_.drain();
+        list_slots(all);
+        if (all.slots.empty()) break;
+      }
+      if (bytes < entry_bytes) break;
+      const SnapshotSlot& wanted = all.slots[all.next];
+      const auto& now = book_.store.slots[wanted.slot];
+      if (now.generation != wanted.generation || now.visible < wanted.visible) {
+        all.missed = true;
+        continue;
+      }
       const uint32_t consumed = std::min(view_.meta(wanted.slot).consumed.load(), wanted.visible);
-      const SnapshotEntry entry{wanted.slot, wanted.visible, wanted.generation, next + 1, consumed, 0};
+      const SnapshotEntry entry{wanted.slot, wanted.visible, wanted.generation, ++all.order, consumed, 0};
       std::memcpy(out, &entry, sizeof entry);
       out += sizeof entry;
       std::memcpy(out, view_.slot(wanted.slot), g.slot_bytes);
@@ -237,9 +280,10 @@ class Owner {
       std::copy_n(view_.leaves(wanted.slot), wanted.visible, leaves);
       out += g.leaves * sizeof(double);
       bytes -= entry_bytes;
+      all.copied[wanted.slot] = wanted.generation + 1;
       ++written;
     }
-    return written;
+    return true;
   }
 
   // For tests: worst error of a sum; 1e300 when the books disagree with the slot words or with themselves.
@@ -269,6 +313,17 @@ class Owner {
   static bool wanted(const Header& h) {
     const int64_t asked = h.wanted.load(std::memory_order_acquire);
     return asked != 0 && now_ns() - asked < 1'000'000'000;
+  }
+
+  // What is there and was not copied yet.
+  void list_slots(Snapshot& all) const {
+    all.slots.clear();
+    all.next = 0;
+    all.missed = false;
+    for (const uint32_t s : book_.filled()) {
+      const auto& now = book_.store.slots[s];
+      if (all.copied[s] != now.generation + 1) all.slots.push_back({s, now.visible, now.generation});
+    }
   }
 
   void leave() {  // `provisional` stays as it is: without an owner it says nothing, and the next one sets it
@@ -372,24 +427,25 @@ class Owner {
   void gather(Outputs& out, size_t start, size_t count) {
     const Geometry& g = view_.geometry();
     const Header& h = header();
-    const bool rows = g.kind == Kind::sequence || g.kind == Kind::unroll;
-    const size_t steps = rows ? g.burn_in + g.n_step : 1;
+    const bool windows = g.kind == Kind::sequence || g.kind == Kind::unroll;
+    const size_t steps = windows ? g.burn_in + g.n_step : 1;
     ItemRef* refs = refs_.data() + start;
     if (g.kind != Kind::rows)
       for (size_t i = 0; i < count; ++i) refs[i] = item_at(view_, refs[i].slot, refs[i].row, g.rows);
     if (g.kind == Kind::transition) gather_returns(view_, refs, count, out.reward + start, out.discount + start);
-    if (rows)
-      gather_steps(view_, refs, count, out.reward + start * steps, out.discount + start * steps, out.mask + start * steps,
-                   out.first + start * (steps + 1));
+    if (windows)
+      gather_steps(view_, refs, count, out.reward + start * steps, out.discount + start * steps,
+                   out.mask + start * steps, out.first + start * (steps + 1));
     for (uint32_t c = 0; c < g.columns; ++c) {
       const Column& column = h.column[c];
-      const size_t frames = column.per_item ? 1 : column.windowed ? (steps + rows) * g.stack : steps;
-      uint8_t* now = out.column[c] ? out.column[c] + start * frames * column.bytes : nullptr;
-      uint8_t* later = out.next_column[c] ? out.next_column[c] + start * frames * column.bytes : nullptr;
-      if (column.per_item && now) gather_cells(view_, column, refs, count, now);
-      else if (rows && now) gather_rows(view_, column, refs, count, now);
-      else if (now && later) gather_both(view_, column, refs, count, now, later);
-      else if (now) gather_column(view_, column, refs, count, false, now);
+      const size_t before = start * frames_of(g, column) * column.bytes;
+      uint8_t* now = out.column[c] ? out.column[c] + before : nullptr;
+      uint8_t* later = out.next_column[c] ? out.next_column[c] + before : nullptr;
+      if (now && later) {
+        gather_both(view_, column, refs, count, now, later);
+      } else if (now) {
+        gather_any(view_, column, refs, count, false, now);
+      }
     }
     copies_done();
   }
@@ -402,6 +458,8 @@ class Owner {
   Book book_;
   Rng rng_;
   uint64_t batches_ = 0;  // sampled
+  uint64_t served_ = 0;   // fifo: items of batches that learners have or will have
+  uint64_t drawn_ = 0;    // fifo: items of the last batch that was not served
   bool stop_ = false;
   std::atomic<bool> yielded_{false};
   std::thread thread_;

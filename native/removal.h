@@ -19,8 +19,8 @@ class Removal {
   explicit Removal(const View& view)
       : exponent_(view.geometry().remover_alpha / view.geometry().alpha),
         floor_(std::pow(1e-12, view.geometry().alpha)),
-        leaves_(size_t(view.geometry().slots) * view.geometry().leaves),
-        mass_(static_cast<double*>(std::aligned_alloc(64, leaves_ * sizeof(double))), std::free) {
+        leaves_(tree_leaves(view.geometry())),
+        mass_(static_cast<double*>(std::aligned_alloc(64, round_up(leaves_ * sizeof(double), 64))), std::free) {
     if (!mass_) throw std::bad_alloc();
     std::fill_n(mass_.get(), leaves_, 0.0);
     tree_ = std::make_unique<SumTree>(mass_.get(), leaves_);

@@ -14,7 +14,7 @@ class Replay {
  public:
   // `g`: sizes and options; the layout is filled in here. `json`: the Python side's description, kept for attachers.
   static std::shared_ptr<Replay> create(Geometry g, std::vector<Column> columns, const std::string& json,
-                                        uint64_t min_size, double samples_per_insert, double error_buffer,
+                                        uint64_t min_size, double samples_per_insert, double insert_band,
                                         const std::string& directory) {
     if (g.chunk == 0 || g.chunk > 65535) throw std::invalid_argument("a chunk has 1 to 65535 item positions");
     if (g.most < g.capacity) g.most = g.capacity;
@@ -24,7 +24,7 @@ class Replay {
     uint64_t row = 0;
     for (const auto& c : columns) row += c.bytes;
     g.desk = g.kind == Kind::rows
-                 ? uint32_t(std::clamp<uint64_t>((uint64_t(4) << 20) / std::max<uint64_t>(1, row * g.chunk), 2, 32))
+                 ? uint32_t(std::clamp<uint64_t>((uint64_t(4) << 20) / std::max<uint64_t>(1, row * g.chunk), 2, g.chunk < 8 ? 256 : 32))
                  : g.streams;
     lay_out(g, columns);
     auto segment = Segment::create(g.total, directory);
@@ -35,11 +35,14 @@ class Replay {
     std::memcpy(segment->data() + g.json_at, json.data(), json.size());
     h.min_size.store(min_size);
     h.samples_per_insert.store(samples_per_insert);
+    const double error_buffer = insert_band * double(min_size) * samples_per_insert;
     h.error_buffer.store(error_buffer);
+    h.insert_band.store(insert_band);
     h.insert_limit.store(g.sampler == Sampler::fifo ? g.capacity : ~uint64_t(0));
     if (samples_per_insert > 0.0)
       h.insert_limit.store(std::max<uint64_t>(
-          std::max<uint64_t>(1, min_size), uint64_t((double(min_size) * samples_per_insert + error_buffer) / samples_per_insert)));
+          std::max<uint64_t>(1, min_size),
+          uint64_t(std::min((double(min_size) * samples_per_insert + error_buffer) / samples_per_insert, 0x1p62))));
     h.version = kReplayVersion;
     h.bytes = sizeof(Header);
     std::atomic_thread_fence(std::memory_order_release);
@@ -133,6 +136,11 @@ class Replay {
       in += g.slot_bytes;
       std::memcpy(view_.leaves(entry.slot), in, g.leaves * sizeof(double));
       in += g.leaves * sizeof(double);
+      if (g.kind == Kind::sequence || g.kind == Kind::unroll)
+        for (uint32_t row = 0; row < g.rows; ++row) {
+          StepHead& head = view_.head(entry.slot, row);
+          head.cell = uint16_t(std::min<uint32_t>(head.cell, std::max(g.cells, 1u) - 1));
+        }
       uint32_t items = 0;
       for (uint32_t p = 0; p < entry.visible; ++p) {
         const double leaf = view_.leaves(entry.slot)[p];

@@ -26,7 +26,7 @@ class Store {
   };
 
   explicit Store(const View& view)
-      : tree(view.leaves(), size_t(view.geometry().slots) * view.geometry().leaves),
+      : tree(view.leaves(), tree_leaves(view.geometry())),
         slots(view.geometry().slots),
         removal_rng(view.geometry().seed ^ 0x5851f42d4c957f2d),
         view_(view) {

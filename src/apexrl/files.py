@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+_NUMBERS = itertools.count()  # two threads may write one path
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path to write to; on a clean exit it is flushed to the disk and takes ``path``'s place."""
-    temporary = path.with_name(f".writing-{os.getpid()}-{path.name}")
+    temporary = path.with_name(f".writing-{os.getpid()}-{next(_NUMBERS)}-{path.name}")
     try:
         temporary.touch()
         mode = temporary.stat().st_mode & 0o777

@@ -15,7 +15,6 @@ Remover = Literal["fifo", "proportional"]
 Draws = Literal["stratified", "independent"]
 
 CHUNK = 64  # item positions per slot; fewer when the capacity would give less than 32 chunks
-CHUNK_OF_HOLES = 8  # with proportional removal, which frees a chunk when its last item has gone
 SOFT = 4  # a soft capacity may be exceeded by 1/SOFT between two trims
 
 _WHOLE = ("capacity", "stack", "n_step", "length", "burn_in", "trim_every", "writers", "min_size", "seed")
@@ -76,7 +75,7 @@ def checked(options: dict[str, Any]) -> dict[str, Any]:
     kind = options["kind"]
     for name, (kinds, neutral) in _OF_KINDS.items():
         if kind not in kinds:
-            need(name, options[name] in (neutral, 1), f"left out with kind={kind!r}")
+            need(name, options[name] == neutral, f"left out with kind={kind!r}")
     if options["length"] == 0 and kind in ("sequence", "unroll"):
         raise ConfigError(f"kind={kind!r} needs length=, the steps of an item")
     if kind == "sequence":
@@ -112,10 +111,10 @@ def _check_together(options: dict[str, Any]) -> None:
 def _chunk(options: dict[str, Any]) -> int:
     """Item positions in a slot."""
     capacity = options["capacity"]
-    if options["kind"] in ("rows", "transition"):
+    if options["remover"] == "proportional":
+        items = 1  # memory is free when its items have gone: one that stays long must not keep others' place
+    elif options["kind"] in ("rows", "transition"):
         items = min(CHUNK, capacity // 32)
-        if options["remover"] == "proportional":
-            items = min(items, CHUNK_OF_HOLES)
     else:  # four times as many rows as are repeated in the next slot
         items = min(
             64, math.ceil(4 * (options["burn_in"] + options["stack"] - 1 + options["length"]) / stride_of(options))
@@ -142,7 +141,10 @@ def native_sizes(options: dict[str, Any]) -> dict[str, Any]:
     capacity = options["capacity"]
     return {
         **{name: options[name] for name in ("capacity", "chunk", "streams", "stack", "burn_in", "trim_every")},
-        **{name: options[name] for name in ("gamma", "eps", "remover_alpha", "min_size", "samples_per_insert")},
+        **{
+            name: options[name]
+            for name in ("gamma", "eps", "remover_alpha", "min_size", "samples_per_insert", "insert_band")
+        },
         "kind": KINDS.index(kind),
         "sampler": int(options["sampler"] == "fifo"),
         "remover": int(options["remover"] == "proportional"),
@@ -157,5 +159,4 @@ def native_sizes(options: dict[str, Any]) -> dict[str, Any]:
         "cells": cells,
         "alpha": 0.0 if options["sampler"] == "uniform" else options["alpha"],
         "seed": options["seed"] & (2**64 - 1),
-        "error_buffer": options["insert_band"] * options["min_size"] * options["samples_per_insert"],
     }

@@ -122,7 +122,6 @@ class Replay:
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
         self._closed = False
         self._owner_seen = (0.0, 0)
-        self._insert_band = options["insert_band"]
 
     @staticmethod
     def _attach(state: tuple[int, int, bytes, str], creator: int) -> Replay:
@@ -184,8 +183,8 @@ class Replay:
         """
         if self._pool_pid != os.getpid():  # inherited by fork: those arrays belong to the parent's batches
             self._pool, self._pool_pid = BatchPool(self._native, self._layout), os.getpid()
-        if batch_size < 1:
-            raise ConfigError(f"batch_size={batch_size} must be at least 1")
+        if not isinstance(batch_size, int | np.integer) or isinstance(batch_size, bool) or batch_size < 1:
+            raise ConfigError(f"batch_size={batch_size!r} must be an integer of at least 1")
         arrays = self._pool.take(batch_size)
         try:
             self._fill(arrays.outputs, batch_size, beta, normalize, timeout)
@@ -285,14 +284,14 @@ class Replay:
             )
             if value is not None
         }
-        if not self._native.owned or self._closed:
-            self._own()
-        counters = self._native.counters()
-        now = {name: counters[name] for name in ("min_size", "samples_per_insert")} | {"insert_band": self._insert_band}
-        options = checked({**{name: self._options[name] for name in OPTIONS}, **now, **changed})
-        self._insert_band = options["insert_band"]
-        sizes = native_sizes(options)
-        self._native.set_limiter(sizes["min_size"], sizes["samples_per_insert"], sizes["error_buffer"])
+        while True:
+            if not self._native.owned or self._closed:
+                self._own()
+            counters = self._native.counters()
+            now = {name: counters[name] for name in ("min_size", "samples_per_insert", "insert_band")}
+            options = checked({**{name: self._options[name] for name in OPTIONS}, **now, **changed})
+            if self._native.set_limiter(options["min_size"], options["samples_per_insert"], options["insert_band"]):
+                return
 
     @property
     def allocator(self) -> Allocator:
@@ -332,7 +331,7 @@ class Replay:
         return int(self._native.counters()["owner_pid"])
 
     @property
-    def owner_pid_hint(self) -> int | None:
+    def _other_owner(self) -> int | None:
         """The owner if it is another process, as of at most a second ago; else None."""
         now = time.monotonic()
         if now - self._owner_seen[0] > 1.0:

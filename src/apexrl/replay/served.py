@@ -1,15 +1,18 @@
 """A learner's end of a replay that another process samples for it: batches in shared memory, priorities back.
 
-The memory, made by ``Replay.serve``: words of 4 bytes, each written by one side, then per learner its batches and a
-ring of priority messages. A batch goes empty → full (server) → taken → empty (learner); lost, when a learner finds what
+The memory, made by ``Replay.serve``: words of 4 bytes, then per learner its batches and a ring of priority messages. A
+batch goes empty → full (server) → taken → empty (learner); lost, when a learner finds what
 one that died had taken. Who lives is the kernel's word: server and learners each hold a record lock, which goes with
 them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -26,6 +29,8 @@ EMPTY, FULL, TAKEN, LOST = 0, 1, 2, 3
 SERVER_LOCK, LEARNER_LOCK = 0, 1  # + learner
 LARGEST_PRIORITY = 1e150  # as in native/bind.h
 _SLICE = 0.1  # seconds between looks at signals while waiting
+_HELD_SLICE = 0.001  # … and at batches that were dropped here, which rings no bell
+_LEASE_SECONDS = 1.0  # for a place to come free: the server may be clearing up after a learner that died
 _LINE = 64
 
 
@@ -90,6 +95,11 @@ class ServedMemory:
         """Counts the batches of a learner (mod 2^32), so that the oldest is taken first."""
         return self._states[learner][batch] + 4
 
+    def in_order(self, learner: int, batches: list[int]) -> list[int]:
+        """Oldest first. Serials wrap around: the oldest is the one farthest behind any other."""
+        some = self.segment.load(self.serial(learner, batches[0]))
+        return sorted(batches, key=lambda k: (self.segment.load(self.serial(learner, k)) - some + 2**31) % 2**32)
+
     def beta(self, learner: int) -> NDArray[np.float64]:
         """[1]: the exponent that the learner asks for."""
         beta: NDArray[np.float64] = self.array((1,), "float64", self._bells[learner] + 16)
@@ -141,6 +151,18 @@ class ServedBatches:
         self._sets: list[ArraySet] = []
         self._held: set[int] = set()
         self._closed = False
+        self._lock = threading.RLock()  # of this process: one thread at a time
+        _PLACES.add(self)
+
+    def __enter__(self) -> ServedBatches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # at the interpreter's end
+            self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (ServedBatches, (self._memory, self._learner))
@@ -164,26 +186,34 @@ class ServedBatches:
             raise ConfigError(f"batch_size={batch_size}: this server's batches have {memory.batch_size} items")
         if beta is not None and not 0.0 <= beta <= 100.0:
             raise ConfigError(f"beta={beta} must be a number from 0 on (1: full correction)")
-        self._lease()
-        if beta is not None:
-            memory.beta(me)[0] = beta
         deadline = time.monotonic() + timeout
         while True:
-            seen = segment.load(memory.bell(me))
-            self.give_back()
-            full = [k for k in range(memory.prefetch) if segment.load(memory.state(me, k)) == FULL]
-            if full:
-                newest = segment.load(memory.serial(me, full[0]))
-                # Serials wrap around: the oldest is the one farthest behind any other.
-                k = min(full, key=lambda k: (segment.load(memory.serial(me, k)) - newest + 2**31) % 2**32)
-                segment.store(memory.state(me, k), TAKEN)
-                self._held.add(k)
-                return self._sets[k].batch()
-            self._check_server()
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise WaitTimeout(f"no batch for learner {me} within {timeout} s: {self._why_none()}")
-            segment.wait(memory.bell(me), seen, min(left, _SLICE))
+            with self._lock:
+                self._lease()
+                if beta is not None:
+                    memory.beta(me)[0] = beta
+                seen = segment.load(memory.bell(me))
+                batch = self._take()
+                if batch is not None:
+                    return batch
+                self._check_server()
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise WaitTimeout(f"no batch for learner {me} within {timeout} s: {self._why_none()}")
+                all_held = len(self._held) == memory.prefetch
+            segment.wait(memory.bell(me), seen, min(left, _HELD_SLICE if all_held else _SLICE))
+
+    def _take(self) -> Batch | None:
+        """The oldest batch that is ready."""
+        memory, segment, me = self._memory, self._memory.segment, self._learner
+        self.give_back()
+        full = [k for k in range(memory.prefetch) if segment.load(memory.state(me, k)) == FULL]
+        if not full:
+            return None
+        k = memory.in_order(me, full)[0]
+        self._held.add(k)
+        segment.store(memory.state(me, k), TAKEN)
+        return self._sets[k].batch()
 
     def update_priorities(self, keys: Any, priorities: Any, *, timeout: float = 10.0) -> None:
         """Send new raw magnitudes |δ| to the replay. Those whose item has gone are counted there as stale.
@@ -197,7 +227,6 @@ class ServedBatches:
             PriorityError: a value is NaN, infinite or negative (the row is named); nothing was sent.
             WaitTimeout, ClosedError: as ``sample``.
         """
-        memory, segment, me = self._memory, self._memory.segment, self._learner
         keys = np.ascontiguousarray(keys)
         if keys.ndim != 1 or keys.dtype != np.uint64:
             raise SpecError(f"keys must be the uint64 [B] of a batch, got {keys.dtype} {list(keys.shape)}")
@@ -208,8 +237,13 @@ class ServedBatches:
             raise PriorityError(
                 f"priority of row {row} is {magnitudes[row]}: priorities are finite magnitudes |δ| from 0 to 1e150"
             )
-        self._lease()
         deadline = time.monotonic() + timeout
+        with self._lock:
+            self._lease()
+            self._send(keys, magnitudes, deadline, timeout)
+
+    def _send(self, keys: NDArray[np.uint64], magnitudes: NDArray[np.float64], deadline: float, timeout: float) -> None:
+        memory, segment, me = self._memory, self._memory.segment, self._learner
         for start in range(0, len(keys), memory.batch_size):
             part = slice(start, start + memory.batch_size)
             written = segment.load(memory.written(me))
@@ -230,21 +264,24 @@ class ServedBatches:
     def give_back(self) -> None:
         """Let the server fill the batches that are no longer held here; ``sample`` does so too."""
         memory = self._memory
-        for k in [k for k in self._held if self._sets[k].free()]:
-            self._held.discard(k)
-            memory.segment.store(memory.state(self._learner, k), EMPTY)
-            memory.segment.ring(memory.SERVER_BELL)
+        with self._lock:
+            for k in [k for k in self._held if self._sets[k].free()]:
+                self._held.discard(k)
+                memory.segment.store(memory.state(self._learner, k), EMPTY)
+                memory.segment.ring(memory.SERVER_BELL)
 
     def close(self) -> None:
-        """Leave the learner's place. It stays taken while this process holds one of its batches."""
+        """Leave the learner's place. It stays taken while this process holds one of its batches: then close again."""
         memory = self._memory
-        if self._pid != os.getpid() or self._closed:
-            return
-        self._closed = True
-        self.give_back()
-        if not self._held:
-            memory.segment.store(memory.leased(self._learner), 0)
-            memory.segment.unlock(LEARNER_LOCK + self._learner)
+        with self._lock:
+            self._closed = True
+            if self._pid != os.getpid():
+                return
+            self.give_back()
+            if not self._held:
+                self._pid = 0
+                memory.segment.store(memory.leased(self._learner), 0)
+                memory.segment.unlock(LEARNER_LOCK + self._learner)
 
     def _lease(self) -> None:
         if self._closed:
@@ -253,14 +290,17 @@ class ServedBatches:
             return
         memory, segment, me = self._memory, self._memory.segment, self._learner
         self._check_server()
-        if not segment.try_lock(LEARNER_LOCK + me):
-            raise OwnershipError(f"process {segment.holder(LEARNER_LOCK + me)} holds the place of learner {me}")
-        self._pid = os.getpid()
+        patience = time.monotonic() + _LEASE_SECONDS
+        while not segment.try_lock(LEARNER_LOCK + me):
+            if time.monotonic() >= patience:
+                raise OwnershipError(f"process {segment.holder(LEARNER_LOCK + me)} holds the place of learner {me}")
+            time.sleep(0.01)
         self._sets = [memory.arrays(me, k, None) for k in range(memory.prefetch)]
         self._held = set()
         for k in range(memory.prefetch):  # left by one that died
             if segment.load(memory.state(me, k)) == TAKEN:
                 segment.store(memory.state(me, k), LOST)
+        self._pid = os.getpid()
         segment.store(memory.leased(me), 1)
         segment.ring(memory.SERVER_BELL)
 
@@ -274,3 +314,15 @@ class ServedBatches:
         if not self._memory.segment.holder(SERVER_LOCK):
             return "no process serves: call step() or run() on the server, or restart the one that did"
         return "the server has sampled none: its replay holds too little, or its limiter waits"
+
+
+_PLACES: weakref.WeakSet[ServedBatches] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """In a forked child: the thread that held a lock does not exist here."""
+    for place in _PLACES:
+        place._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)

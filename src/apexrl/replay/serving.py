@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -45,6 +46,10 @@ class BatchServer:
                 raise ConfigError(f"{name}={value!r} must be an integer of at least {least}")
         if not 0.0 <= beta <= 100.0:
             raise ConfigError(f"beta={beta} must be a number from 0 on (1: full correction)")
+        if replay._options["sampler"] == "fifo" and batch_size > replay.capacity:
+            raise ConfigError(
+                f"batch_size={batch_size} is more than the {replay.capacity} items that this replay holds"
+            )
         self.replay = replay
         self._arguments = (learners, batch_size, beta, prefetch, normalize)
         self._normalize: Normalize = normalize
@@ -57,6 +62,7 @@ class BatchServer:
         self._sets: list[list[ArraySet]] = []
         self._out: set[tuple[int, int]] = set()  # batches given out and not yet seen empty again
         self._serials = [0] * learners
+        self._first = 0
         self._looked = 0.0
         self._counters = {"batches": 0, "priorities_applied": 0, "priorities_stale": 0, "lost_batches": 0}
 
@@ -82,20 +88,19 @@ class BatchServer:
         worked = self._write_back()
         self._bury()
         starved = False
-        for learner in range(memory.learners):
-            if not memory.segment.load(memory.leased(learner)):
-                continue
-            for k in range(memory.prefetch):
+        self._first += 1
+        for k in range(memory.prefetch):  # one for each learner, then a second: a limiter's few are shared
+            for i in range(memory.learners):
+                learner = (self._first + i) % memory.learners
+                if starved or not memory.segment.load(memory.leased(learner)):
+                    continue
                 state = memory.segment.load(memory.state(learner, k))
                 if state == LOST:
                     self._lose(learner, k)
                 elif state != EMPTY:
                     continue
-                if self._fill(learner, k):
-                    worked = True
-                else:
-                    starved = True
-                    break
+                starved = not self._fill(learner, k)
+                worked |= not starved
         if worked or timeout <= 0:
             return worked
         if starved:
@@ -114,14 +119,18 @@ class BatchServer:
         return dict(self._counters)
 
     def close(self) -> None:
-        """End it for every learner; the replay stays."""
+        """End it for every learner; the replay stays. Of a fifo replay, batches that no learner took count as lost."""
         segment, memory = self._memory.segment, self._memory
+        if self._serves():
+            for learner, k in sorted(self._out):
+                self.replay._native.done(memory.batch_size, lost=segment.load(memory.state(learner, k)) == FULL)
+            self._out.clear()
         segment.store(memory.CLOSED, 1)
         for learner in range(memory.learners):
             segment.ring(memory.bell(learner))
-        if self._serving:
+        if self._serves():
             segment.unlock(SERVER_LOCK)
-            self._serving = False
+        self._serving = False
 
     def __enter__(self) -> BatchServer:
         return self
@@ -133,17 +142,24 @@ class BatchServer:
         memory, segment = self._memory, self._memory.segment
         if segment.load(memory.CLOSED):
             raise ClosedError("this server was closed")
-        if self._serving and segment.holder(SERVER_LOCK):
+        if self._serves():
             return
         if not segment.try_lock(SERVER_LOCK):
             raise OwnershipError(f"process {segment.holder(SERVER_LOCK)} serves these batches, and only one may")
         self._serving = True
         native = self.replay._native
         self._sets = [[memory.arrays(i, k, native) for k in range(memory.prefetch)] for i in range(memory.learners)]
+        places = list(range(memory.prefetch))
+        self._out = {
+            (i, k) for i in range(memory.learners) for k in places if segment.load(memory.state(i, k)) != EMPTY
+        }
         for i in range(memory.learners):  # go on where a predecessor was
-            states = [segment.load(memory.state(i, k)) for k in range(memory.prefetch)]
-            self._out |= {(i, k) for k, state in enumerate(states) if state != EMPTY}
-            self._serials[i] = max((segment.load(memory.serial(i, k)) for k in range(memory.prefetch)), default=0)
+            self._serials[i] = segment.load(memory.serial(i, memory.in_order(i, places)[-1]))
+        self.replay._own()
+        # Batches of a fifo replay that outlived a predecessor were counted as lost with it.
+        self.replay._native.adopt(
+            len(self._out) * memory.batch_size if self.replay._options["sampler"] == "fifo" else 0
+        )
 
     def _fill(self, learner: int, k: int) -> bool:
         memory, size = self._memory, self._memory.batch_size
@@ -189,12 +205,19 @@ class BatchServer:
         self._looked = now
         memory, segment = self._memory, self._memory.segment
         for learner in range(memory.learners):
-            if not segment.load(memory.leased(learner)) or segment.holder(LEARNER_LOCK + learner):
+            # Under the learner's lock: nobody takes the place meanwhile.
+            if not segment.load(memory.leased(learner)) or not segment.try_lock(LEARNER_LOCK + learner):
                 continue
-            segment.store(memory.leased(learner), 0)
-            for k in range(memory.prefetch):
-                if segment.load(memory.state(learner, k)) in (TAKEN, LOST):
-                    self._lose(learner, k)
+            try:
+                segment.store(memory.leased(learner), 0)
+                for k in range(memory.prefetch):
+                    if segment.load(memory.state(learner, k)) in (TAKEN, LOST):
+                        self._lose(learner, k)
+            finally:
+                segment.unlock(LEARNER_LOCK + learner)
+
+    def _serves(self) -> bool:
+        return self._serving and self._memory.segment.holder(SERVER_LOCK) == os.getpid()
 
     def _lose(self, learner: int, k: int) -> None:
         self._memory.segment.store(self._memory.state(learner, k), EMPTY)

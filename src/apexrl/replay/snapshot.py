@@ -1,6 +1,7 @@
 """A replay in one file: a JSON head, then blocks of slots with their priorities, each with its checksum.
 
-    magic 8 | head bytes u64 | head JSON | crc32c u32 | { entries u64 | entries … | crc32c u32 }… | 0 u64 | magic 8
+    magic 8 | head bytes u64 | head JSON | crc32c u32 | { entries u64 | crc32c u32 | entries … |
+    crc32c u32 }… | 0 u64 | crc32c u32 | magic 8
 
 Slots go back to where they were, so keys that were handed out before the save stay good after a load.
 """
@@ -19,32 +20,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apexrl import _native
-from apexrl.errors import SnapshotError
+from apexrl.errors import OwnershipError, SnapshotError
 from apexrl.files import remove_leftovers, replacing
 from apexrl.replay.layout import Layout
 
 if TYPE_CHECKING:
     from apexrl.replay.replay import Replay
 
-_MAGIC = b"APEXSNP2"
-_END = b"APEXEND2"
+_MAGIC = b"APEXSNP3"
+_END = b"APEXEND3"
 _BLOCK = 8 << 20  # bytes copied at a time, during which the owner serves nobody else
 
 
 def save(replay: Replay, path: Path) -> None:
     """Write the owner's replay. The previous file stays until the new one is complete on disk."""
     native = replay._native
+    while (snapshot := native.snapshot()) is None:
+        replay._own()
     counters = native.counters()
-    snapshot = native.snapshot()
     head = {
         "layout": replay._layout.to_json(replay._options),
         "counters": {
             "inserted": snapshot.inserted,
             "sampled": snapshot.sampled,
             "evicted": snapshot.evicted,
-            "max_priority": counters["max_priority"],
+            "max_priority": snapshot.max_priority,
         },
-        "limiter": {k: counters[k] for k in ("min_size", "samples_per_insert", "error_buffer")},
+        "limiter": {k: counters[k] for k in ("min_size", "samples_per_insert", "insert_band", "error_buffer")},
         "rng": snapshot.rng,
         "batches": snapshot.batches,
         "largest_generation": native.largest_generation(),
@@ -63,26 +65,32 @@ def save(replay: Replay, path: Path) -> None:
     ):
         _write(file, _MAGIC + struct.pack("<Q", len(text)) + text + struct.pack("<I", _native.crc32c(text)))
         writing: Future[None] = disk.submit(lambda: None)
-        done, total = 0, len(snapshot)
-        while done < total:
+        while True:
             blocks.reverse()
-            done, entries = native.snapshot_block(snapshot, done, blocks[0])
+            entries = native.snapshot_block(snapshot, blocks[0])
+            if entries < 0:
+                raise OwnershipError(f"this process let go of the replay while it was being saved to {path}")
             if entries == 0:
-                continue  # all of them were evicted since
+                break
             part = blocks[0][: entries * entry_bytes]
             crc = _native.crc32c(part)
             writing.result()
             writing = disk.submit(_write_block, file, entries, part, crc)
         writing.result()
-        _write(file, struct.pack("<Q", 0) + _END)
+        _write(file, _counted(0) + _END)
 
 
 def _write_block(file: io.FileIO, entries: int, part: NDArray[np.uint8], crc: int) -> None:
     here = file.tell()
-    _write(file, struct.pack("<Q", entries))
+    _write(file, _counted(entries))
     _write(file, part.data)
     _write(file, struct.pack("<I", crc))
     _native.start_writing(file.fileno(), here, file.tell() - here)
+
+
+def _counted(entries: int) -> bytes:
+    count = struct.pack("<Q", entries)
+    return count + struct.pack("<I", _native.crc32c(count))
 
 
 def load(path: Path) -> Replay:
@@ -113,8 +121,8 @@ def _load(file: io.FileIO, path: Path) -> Replay:
     entry_bytes = int(head["entry_bytes"])
     # The end is looked at first: a truncated file is refused before memory is filled.
     here, size = file.tell(), path.stat().st_size
-    file.seek(max(here, size - 16))
-    if struct.unpack("<Q8s", _read(file, 16, path)) != (0, _END):
+    file.seek(max(here, size - 20))
+    if _read(file, 20, path) != _counted(0) + _END:
         raise SnapshotError(f"{path} is truncated or corrupt: it does not end as a snapshot does")
     file.seek(here)
 
@@ -135,7 +143,8 @@ def _load(file: io.FileIO, path: Path) -> Replay:
         native.restore_counters(kept["inserted"], kept["sampled"], kept["evicted"], kept["max_priority"])
         replay._own()
         native.restore_draws(head["batches"], head["rng"])
-        native.set_limiter(*(head["limiter"][k] for k in ("min_size", "samples_per_insert", "error_buffer")))
+        native.set_limiter(*(head["limiter"][k] for k in ("min_size", "samples_per_insert", "insert_band")))
+        native.widen_limiter(head["limiter"]["error_buffer"])
     except BaseException:
         replay.close()
         raise
@@ -147,7 +156,10 @@ def _blocks(file: io.FileIO, path: Path, entry_bytes: int, size: int) -> Iterato
     buffers = [np.empty(0, np.uint8) for _ in range(2)]
 
     def read() -> tuple[NDArray[np.uint8], int]:
-        entries = struct.unpack("<Q", _read(file, 8, path))[0]
+        count = _read(file, 12, path)
+        entries = struct.unpack("<Q", count[:8])[0]
+        if count != _counted(entries):
+            raise SnapshotError(f"{path} is corrupt: the checksum of a count does not match")
         count = entries * entry_bytes
         if count > size - file.tell():
             raise SnapshotError(f"{path} is truncated or corrupt: a block claims more bytes than there are")
@@ -166,6 +178,8 @@ def _blocks(file: io.FileIO, path: Path, entry_bytes: int, size: int) -> Iterato
             following = disk.submit(read)
             yield part, entries
             part, entries = following.result()
+    if file.tell() != size - 8:
+        raise SnapshotError(f"{path} is corrupt: it goes on after its last block")
 
 
 def _write(file: io.FileIO, data: bytes | memoryview) -> None:

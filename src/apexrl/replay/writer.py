@@ -234,7 +234,7 @@ class Writer:
         return len(which)
 
     def _publish_if_due(self) -> None:
-        owner = self._replay.owner_pid_hint
+        owner = self._replay._other_owner
         if owner is None:
             return
         now = time.monotonic()
