@@ -246,7 +246,9 @@ std::set<uint64_t> contents(const Replay& replay, Owner& owner) {
   const View& view = replay.view();
   const Geometry& g = view.geometry();
   std::set<uint64_t> tags;
-  for (const auto& s : owner.snapshot().slots)
+  Owner::Snapshot snapshot;
+  CHECK(owner.snapshot(snapshot));
+  for (const auto& s : snapshot.slots)
     for (uint32_t p = view.meta(s.slot).consumed.load(); p < s.visible; ++p) {
       if (view.staged(s.slot)[p] < 0.0) continue;
       const uint32_t row = g.behind + p;

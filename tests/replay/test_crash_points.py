@@ -30,11 +30,25 @@ def places(tmp_path_factory):
     return {(file, int(line)) for file, line in found}
 
 
-@pytest.mark.parametrize("file", ["writer.h", "book.h", "layout.h"])
+# Least share of a file's changes at which some process died. The limiter's settings are changed by no script, nor does
+# any wait for items.
+FILES = {
+    "book.h": 0.7,
+    "layout.h": 0.7,
+    "lease.h": 0.7,
+    "limiter.h": 0.3,
+    "owner.h": 0.5,
+    "queue.h": 0.7,
+    "store.h": 0.7,
+    "writer.h": 0.7,
+}
+
+
+@pytest.mark.parametrize("file", FILES)
 def test_a_death_at_any_place_harms_nobody(places, file):
     """The scripts reach most of the places; what they leave out needs a race of two processes."""
     lines = (NATIVE / file).read_text(encoding="utf-8").splitlines()
     could = {n for n, line in enumerate(lines, 1) if CHANGE.search(line)}
     reached = {n for name, n in places if name == file}
     missed = [f"{n}: {lines[n - 1].strip()}" for n in sorted(could - reached)]
-    assert len(could & reached) >= 0.7 * len(could), missed
+    assert len(could & reached) >= FILES[file] * len(could), missed

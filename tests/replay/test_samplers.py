@@ -248,6 +248,37 @@ def survivors(replay):
         ids |= set(batch.data["id"].tolist())
 
 
+@pytest.mark.parametrize("spread", [0.0, 3.0])
+def test_long_lived_items_do_not_bend_proportional_removal(spread):
+    """Many generations against an exact simulation. Heavy tails: large priorities stay long, small ones go at once."""
+    capacity, step = 1000, 40
+    rng, tails = np.random.default_rng(1), np.random.default_rng(0)
+    known, born = np.empty(0), np.empty(0, int)
+    with make(capacity, remover="proportional", alpha=0.6, eps=1e-6, writers=1) as replay:
+        writer = replay.writer()
+        for turn in range(20 * capacity // step):
+            magnitudes = np.exp(spread * tails.normal(size=step))
+            writer.extend({"id": np.full(step, turn), "pair": np.zeros((step, 2), "f4")}, priorities=magnitudes)
+            assert len(replay) == min(capacity, (turn + 1) * step)
+            known, born = np.append(known, magnitudes), np.append(born, np.full(step, turn))
+            if len(known) > capacity:
+                mass = (known + 1e-6) ** -0.4
+                gone = rng.choice(len(known), len(known) - capacity, replace=False, p=mass / mass.sum())
+                known, born = np.delete(known, gone), np.delete(born, gone)
+        turns, found = {}, 0
+        while found < 25:  # all of them, found by drawing until nothing new comes
+            batch = replay.sample(1000)
+            before = len(turns)
+            turns.update(zip(batch.keys.tolist(), batch.data["id"].tolist(), strict=True))
+            replay.update_priorities(batch.keys, np.full(1000, 1e-9))
+            found = found + 1 if len(turns) == before else 0
+        ours = np.array(list(turns.values()))
+        assert len(ours) == capacity
+        last = 20 * capacity // step
+        assert (last - ours.mean()) == pytest.approx(last - born.mean(), rel=0.15)
+        assert np.percentile(last - ours, 90) == pytest.approx(np.percentile(last - born, 90), rel=0.2)
+
+
 def test_proportional_removal_keeps_books_and_memory():
     with make(512, remover="proportional", alpha=0.6, eps=1e-3, writers=1) as replay:
         rng, writer = np.random.default_rng(2), replay.writer()
@@ -365,6 +396,9 @@ def test_a_maker_yields_while_its_own_thread_writes():
         ({"alpha": "x"}, "alpha='x' must be a number"),
         ({"alpha": float("nan")}, "alpha=nan must be between"),
         ({"draws": None}, "draws=None must be one of"),
+        ({"length": 1}, "left out with kind='rows'"),
+        ({"burn_in": 1}, "left out with kind='rows'"),
+        ({"stride": 1}, "left out with kind='rows'"),
     ],
 )
 def test_wrong_options_are_named(options, message):
@@ -379,5 +413,8 @@ def test_wrong_arguments_of_sample_are_named():
             replay.sample(4, normalize="max")
         with pytest.raises(ConfigError, match="beta=-1"):
             replay.sample(4, beta=-1)
+    for wrong in (2.0, "4", True, 0):
+        with make() as replay, pytest.raises(ConfigError, match="an integer of at least 1"):
+            replay.sample(wrong)
     with make(10, sampler="fifo") as replay, pytest.raises(ConfigError, match="more than the 10 items"):
         replay.sample(11)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -284,3 +285,106 @@ def test_sequences_are_served():
             start = batch.data["observation"][:, 2, 1, 0]
             np.testing.assert_array_equal(batch.data["state"][:, 0], np.maximum(start - 2, 0))
             assert batch.data["mask"][:, 2:].all()
+
+
+def test_a_limiter_is_shared_fairly():
+    """Few samples may be drawn: each of three learners gets its share."""
+    with make(samples_per_insert=4.0, min_size=64, insert_band=1.0) as replay:
+        writer = replay.writer()
+        writer.extend(rows(0, 64))
+        server = replay.serve(learners=3, batch_size=32)
+        learners = [server.learner(i) for i in range(3)]
+        batches = [0, 0, 0]
+        with server:
+            for turn in range(400):
+                server.step(0.0)
+                for i, learner in enumerate(learners):
+                    with contextlib.suppress(WaitTimeout):
+                        learner.sample(timeout=0.0)
+                        batches[i] += 1
+                with contextlib.suppress(WaitTimeout):
+                    writer.extend(rows(1000 + 8 * turn, 8), timeout=0.0)
+        assert min(batches) > 0.8 * sum(batches) / 3 > 20
+
+
+def test_threads_share_a_place_and_never_a_batch():
+    with make(20_000, sampler="fifo") as replay:
+        replay.writer().extend(rows(0, 20_000))
+        with Serving(replay.serve(learners=1, batch_size=16, prefetch=8)) as serving:
+            learner = serving.server.learner(0)
+            drawn: list[int] = []
+
+            def learn():
+                while len(drawn) < 16_000:
+                    drawn.extend(learner.sample(timeout=20).data["id"].tolist())
+
+            threads = [threading.Thread(target=learn) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            assert len(drawn) == len(set(drawn)) >= 16_000
+
+
+def test_a_place_is_free_when_its_handle_is_gone():
+    with make() as replay:
+        replay.writer().extend(rows(0, 300))
+        with Serving(replay.serve(learners=1, batch_size=50)) as serving:
+            learner = serving.server.learner(0)
+            batch = learner.sample()
+            learner.close()
+            with pytest.raises(OwnershipError, match=f"process {os.getpid()} holds the place"):
+                serving.server.learner(0).sample()
+            del batch
+            learner.close()
+            assert len(serving.server.learner(0).sample()) == 50  # this handle is dropped at once
+            with serving.server.learner(0) as another:
+                assert len(another.sample()) == 50
+
+
+def test_served_fifo_items_are_used_or_counted():
+    """A batch that a learner still gets after its server's death is not lost; one that nobody took at the end is."""
+    with make(500, sampler="fifo") as replay:
+        replay.writer().extend(rows(0, 400))
+        server = replay.serve(learners=1, batch_size=10, prefetch=3)
+        ours, theirs = SPAWN.Pipe()
+        process = SPAWN.Process(target=serve, args=(server, theirs), daemon=True)
+        process.start()
+        assert ours.poll(30)
+        learner = server.learner(0)
+        held = learner.sample(timeout=20)
+        seen = held.data["id"].tolist()
+        while replay.stats()["sampled"] < 30:
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        with Serving(server):
+            for _ in range(24):
+                seen += learner.sample(timeout=20).data["id"].tolist()
+            assert sorted(seen) == list(range(250))
+            assert replay.stats()["lost"] == 0
+            while replay.stats()["sampled"] == 250:  # another batch lies ready when it ends
+                learner.give_back()
+                time.sleep(0.01)
+        stats = replay.stats()
+        assert stats["lost"] == stats["sampled"] - 250 > 0
+
+
+def test_a_forked_child_is_not_the_server():
+    with make() as replay:
+        replay.writer().extend(rows(0, 300))
+        server = replay.serve(learners=1, batch_size=50)
+        server.step(0.0)
+        ours, theirs = multiprocessing.Pipe()
+        child = multiprocessing.get_context("fork").Process(target=step_once, args=(server, theirs), daemon=True)
+        child.start()
+        assert ours.poll(20)
+        assert "serves these batches" in ours.recv()
+        child.join(10)
+
+
+def step_once(server, pipe):
+    try:
+        pipe.send(str(server.step(0.0)))
+    except OwnershipError as error:
+        pipe.send(str(error))

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from apexrl.errors import SnapshotError
+from apexrl.errors import OwnershipError, SnapshotError
 from apexrl.replay import Field, Replay, snapshot
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -248,3 +248,68 @@ def test_a_disk_that_fails_keeps_the_one_before(tmp_path, monkeypatch):
         assert path.read_bytes() == whole
         assert [p.name for p in tmp_path.iterdir()] == ["snapshot"]
         assert len(replay.sample(8)) == 8
+
+
+def test_zeroed_counts_are_no_end(tmp_path):
+    """A hole in the file over a block's count must not pass for its end."""
+    path = tmp_path / "snapshot"
+    with Replay(200_000, FIELDS) as replay:
+        for first in range(0, 200_000, 20_000):
+            replay.writer().extend(rows(first, 20_000))
+        replay.save(path)
+        entry_bytes = replay._native.snapshot_entry_bytes
+    whole = path.read_bytes()
+    at = 16 + int.from_bytes(whole[8:16], "little") + 4
+    blocks = 0
+    while entries := int.from_bytes(whole[at : at + 8], "little"):
+        for width in (8, 12):
+            path.write_bytes(whole[:at] + bytes(width) + whole[at + width :])
+            with pytest.raises(SnapshotError, match="corrupt"):
+                Replay.load(path)
+        at += 12 + entries * entry_bytes + 4
+        blocks += 1
+    assert blocks > 2
+
+
+def sample_when_told(replay, pipe):
+    pipe.recv()
+    try:
+        pipe.send(len(replay.sample(16, timeout=20)))
+    except OwnershipError:
+        pipe.send(0)
+
+
+def test_who_saves_keeps_the_replay(tmp_path):
+    """A maker that owned it only to make room is its owner from the save on."""
+    with Replay(40_000, {"row": Field((500,), "float32")}, writers=1) as replay:
+        writer = replay.writer()
+        for _ in range(10):
+            writer.extend({"row": np.zeros((5000, 500), "f4")})
+        assert replay.stats()["provisional"]
+        ours, theirs = SPAWN.Pipe()
+        process = SPAWN.Process(target=sample_when_told, args=(replay, theirs), daemon=True)
+        process.start()
+        ours.send(None)
+        while not ours.poll(0.0):
+            replay.save(tmp_path / "s")
+        taken = ours.recv()
+        process.join(20)
+        with Replay.load(tmp_path / "s") as loaded:
+            assert len(loaded) > 30_000
+        assert taken in (0, 16)
+
+
+def test_letting_go_while_saving_is_an_error(tmp_path, monkeypatch):
+    with filled() as replay:
+        replay.save(tmp_path / "s")
+        whole = (tmp_path / "s").read_bytes()
+        plain = snapshot._write
+
+        def write(*arguments):
+            replay.release()
+            plain(*arguments)
+
+        monkeypatch.setattr(snapshot, "_write", write)
+        with pytest.raises(OwnershipError, match="let go of the replay while it was being saved"):
+            replay.save(tmp_path / "s")
+        assert (tmp_path / "s").read_bytes() == whole

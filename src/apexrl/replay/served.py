@@ -163,6 +163,8 @@ class ServedBatches:
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # at the interpreter's end
             self.close()
+            if self._held:
+                _LINGERING.append(self)  # its batches are still in use: who wants the place next looks again
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (ServedBatches, (self._memory, self._learner))
@@ -292,6 +294,10 @@ class ServedBatches:
         self._check_server()
         patience = time.monotonic() + _LEASE_SECONDS
         while not segment.try_lock(LEARNER_LOCK + me):
+            for left in _LINGERING.copy():
+                left.close()
+                if not left._held:
+                    _LINGERING.remove(left)
             if time.monotonic() >= patience:
                 raise OwnershipError(f"process {segment.holder(LEARNER_LOCK + me)} holds the place of learner {me}")
             time.sleep(0.01)
@@ -317,6 +323,7 @@ class ServedBatches:
 
 
 _PLACES: weakref.WeakSet[ServedBatches] = weakref.WeakSet()
+_LINGERING: list[ServedBatches] = []
 
 
 def _renew_locks() -> None:
