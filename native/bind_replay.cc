@@ -173,7 +173,10 @@ void bind_replay(nb::module_& m) {
         nb::gil_scoped_release release;
         return owner->set_limiter(min_size, spi, band);
       })
-      .def("widen_limiter", [](PyReplay& r, double error) { r.replay->view().header().error_buffer.store(error); })
+      .def("restore_limiter", [](PyReplay& r, double error, double offset) {
+        r.replay->view().header().error_buffer.store(error);
+        r.replay->view().header().diff_offset.store(offset);
+      })
       .def("check", [](PyReplay& r) {
         const auto owner = r.replay->owner();
         return owner == nullptr ? 0.0 : owner->check();
@@ -202,6 +205,7 @@ void bind_replay(nb::module_& m) {
         d["samples_per_insert"] = h.samples_per_insert.load();
         d["error_buffer"] = h.error_buffer.load();
         d["insert_band"] = h.insert_band.load();
+        d["diff_offset"] = h.diff_offset.load();
         d["next_order"] = h.next_order.load();
         d["chunk"] = g.chunk;
         d["chunk_items"] = g.chunk_items;

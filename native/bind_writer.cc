@@ -103,7 +103,9 @@ class PyWriter {
       return writer_->append(data_.data(), reward_.data(), te.data<uint8_t>(), tr.data<uint8_t>(), streams, n, stored);
     };
     Status status = append();
-    if (!stored && status == Status::wait && replay_->serve_here()) status = append();
+    // The owner here hands out one slot at a time when they are short; every stream may need one.
+    for (uint32_t tries = 0; tries <= streams_ && !stored && status == Status::wait && replay_->serve_here(); ++tries)
+      status = append();
     return {stored, int(status), writer_->pending_count(), 0};
   }
 

@@ -247,7 +247,8 @@ class Book {
       if (desk[d].load(std::memory_order_acquire) != 0) continue;
       if (store.free.empty()) {
         const bool claimed = claim_unused();
-        if (!claimed && (ready > 0 || g.sampler == Sampler::fifo)) break;
+        if (!claimed && g.sampler == Sampler::fifo) break;
+        if (!claimed && ready > 0 && !lane.waiting.load(std::memory_order_relaxed)) break;
         if (!claimed) {  // many half-filled chunks: better to lose the oldest than to stop a worker
           if (!store.evict_oldest()) break;
           store.tree.propagate();

@@ -169,6 +169,7 @@ struct Header {
   Shared<uint64_t> min_size;
   Shared<double> samples_per_insert;         // 0: no limit
   Shared<double> error_buffer;
+  Shared<double> diff_offset;                     // what is not counted: of before the rate was changed
   Shared<double> insert_band;                     // of min_size * samples_per_insert
 };
 

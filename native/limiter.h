@@ -1,6 +1,8 @@
 // How fast the replay may be read and written: Reverb's rate limiter, held in shared words.
 //
 //   diff = inserts * samples_per_insert - samples   stays within   min_size * samples_per_insert ± error_buffer
+//
+// When the rate is changed, counting begins anew in the middle of the band.
 #pragma once
 
 #include "layout.h"
@@ -38,7 +40,8 @@ class Limiter {
     }
     const double inserted = double(h.absorbed.load(std::memory_order_relaxed));
     const double sampled = double(h.sampled.load(std::memory_order_relaxed));
-    const bool fine = inserted * rate - sampled - double(n) >= double(min_size()) * rate - error;
+    const double diff = inserted * rate - sampled - h.diff_offset.load(std::memory_order_relaxed);
+    const bool fine = diff - double(n) >= double(min_size()) * rate - error;
     return fine ? SampleStatus::ok : SampleStatus::limited;
   }
 
@@ -51,14 +54,21 @@ class Limiter {
       limit = h.sampled.load(std::memory_order_relaxed) + view_.geometry().capacity;
     } else if (rate > 0.0) {
       const double sampled = double(h.sampled.load(std::memory_order_relaxed));
-      const double room = (sampled + double(min_size()) * rate + h.error_buffer.load(std::memory_order_relaxed)) / rate;
-      limit = std::max<uint64_t>(min_size(), uint64_t(std::min(room, 0x1p62)));
+      const double most = double(min_size()) * rate + h.error_buffer.load(std::memory_order_relaxed);
+      const double room = (most + sampled + h.diff_offset.load(std::memory_order_relaxed)) / rate;
+      limit = std::max<uint64_t>(min_size(), uint64_t(std::clamp(room, 0.0, 0x1p62)));
     }
     h.insert_limit.store(limit, std::memory_order_release);
   }
 
   void set(uint64_t min_size, double samples_per_insert, double insert_band) {
     Header& h = header();
+    if (samples_per_insert != h.samples_per_insert.load(std::memory_order_relaxed)) {
+      const uint64_t inserted = h.absorbed.load(std::memory_order_relaxed);
+      const double beyond = double(inserted > min_size ? inserted - min_size : 0);
+      h.diff_offset.store(beyond * samples_per_insert - double(h.sampled.load(std::memory_order_relaxed)),
+                          std::memory_order_relaxed);
+    }
     h.min_size.store(min_size, std::memory_order_relaxed);
     h.samples_per_insert.store(samples_per_insert, std::memory_order_relaxed);
     h.insert_band.store(insert_band, std::memory_order_relaxed);

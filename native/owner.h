@@ -51,7 +51,13 @@ class Owner {
       }
       return nullptr;
     }
-    return new Owner(segment, provisional);
+    try {
+      return new Owner(segment, provisional);
+    } catch (...) {  // no memory, no thread
+      h.owner_pid.store(0, std::memory_order_release);
+      segment->unlock(kOwnerLock);
+      throw;
+    }
   }
 
   // In a forked child this object is only memory: the caller leaks it instead of destroying it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -37,7 +38,10 @@ class Field:
     per_item: bool = False
 
     def __post_init__(self) -> None:
-        shape = (self.shape,) if isinstance(self.shape, int) else tuple(int(n) for n in self.shape)
+        given = (self.shape,) if isinstance(self.shape, int | np.integer) else tuple(self.shape)
+        if not all(isinstance(n, int | np.integer) for n in given):
+            raise SpecError(f"Field shape {self.shape!r} must be whole numbers")
+        shape = tuple(int(n) for n in given)
         if any(n <= 0 for n in shape):
             raise SpecError(f"Field shape {shape} has a non-positive dimension")
         try:
@@ -48,6 +52,8 @@ class Field:
             raise SpecError(
                 f"Field dtype {self.dtype!r} is not supported: use a native bool, integer or float of at most 8 bytes"
             )
+        if math.prod(shape) * dtype.itemsize >= 2**32:
+            raise SpecError(f"Field shape {shape} is larger than 4 GiB")
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dtype", dtype.name)
 

@@ -266,10 +266,10 @@ def test_absent_learners_cost_nothing():
     """Batches are sampled for those that are there: a fifo replay keeps the others' items."""
     with make(500, sampler="fifo") as replay:
         replay.writer().extend(rows(0, 400))
-        with Serving(replay.serve(learners=4, batch_size=10, prefetch=1)) as serving:
+        with Serving(replay.serve(learners=4, batch_size=10, prefetch=2)) as serving:
             serving.server.learner(2).sample(timeout=20)
             time.sleep(0.1)
-            assert replay.stats()["sampled"] == 10
+            assert replay.stats()["sampled"] in (20, 30)  # its own two, and perhaps one in place of the dropped
 
 
 def test_sequences_are_served():

@@ -243,7 +243,7 @@ def test_a_disk_that_fails_keeps_the_one_before(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(snapshot, "_write_block", full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(SnapshotError, match=f"cannot write the replay snapshot {path}: No space left"):
             replay.save(path)
         assert path.read_bytes() == whole
         assert [p.name for p in tmp_path.iterdir()] == ["snapshot"]

@@ -36,7 +36,7 @@ class Batch:
 
     def __init__(
         self,
-        data: dict[str, Array],
+        data: dict[str, NDArray[Any]],
         keys: NDArray[np.uint64],
         probabilities: NDArray[np.float64],
         weights: NDArray[np.float32],

@@ -59,8 +59,8 @@ class Layout:
     """
 
     def __init__(self, fields: Mapping[str, Field], kind: Kind, stack: int, steps: int = 0) -> None:
-        if not fields:
-            raise SpecError("a replay needs at least one field")
+        if not isinstance(fields, Mapping) or not fields:
+            raise SpecError("a replay needs at least one field: a mapping of names to Field")
         self.kind: Kind = kind
         self.stack = stack
         self.steps = steps
@@ -152,8 +152,14 @@ class Layout:
 def _as_array(name: str, value: Any, dtype: str, shape: tuple[int, ...]) -> Array:
     given = getattr(value, "dtype", None)
     try:
-        array = np.asarray(value) if given is not None else np.asarray(value, dtype)
-    except (TypeError, ValueError, RuntimeError) as error:
+        array = np.asarray(value)
+        if given is None and array.size and array.dtype != np.dtype(dtype):
+            plain, array = array, array.astype(dtype, casting="unsafe" if array.dtype.kind in "iu" else "same_kind")
+            if array.dtype.kind != "f" and not np.array_equal(plain, array):
+                raise ValueError(f"a value does not fit: {plain.min()} … {plain.max()}")
+        elif given is None:
+            array = array.astype(dtype)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise SpecError(f"field {name!r}: cannot make a {dtype} array of it ({error})") from None
     if array.dtype != np.dtype(dtype):
         raise SpecError(f"field {name!r} has dtype {array.dtype}, declared {dtype}: convert it with .astype({dtype!r})")

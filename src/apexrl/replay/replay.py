@@ -104,12 +104,15 @@ class Replay:
         arguments = dict(locals())
         options = checked({name: arguments[name] for name in OPTIONS})
         layout = Layout(fields, kind, options["stack"], options["burn_in"] + options["length"])
-        native = _native.Replay.create(
-            fields=layout.native(),
-            sizes=native_sizes(options),
-            json=layout.to_json(options),
-            directory=os.fspath(directory),
-        )
+        try:
+            native = _native.Replay.create(
+                fields=layout.native(),
+                sizes=native_sizes(options),
+                json=layout.to_json(options),
+                directory=os.fspath(directory),
+            )
+        except (ValueError, RuntimeError) as error:
+            raise ConfigError(f"cannot make this replay: {error}") from None
         self._bind(native, layout, options, creator=os.getpid())
 
     def _bind(self, native: _native.Replay, layout: Layout, options: dict[str, Any], creator: int) -> None:
@@ -120,6 +123,7 @@ class Replay:
         self._pool = BatchPool(native, layout)
         self._pool_pid = os.getpid()
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+        self._servers: weakref.WeakSet[BatchServer] = weakref.WeakSet()
         self._closed = False
         self._owner_seen = (0.0, 0)
 
@@ -152,6 +156,16 @@ class Replay:
             raise ConfigError("streams= and priority_fn= belong to streams mode; extend() takes priorities=")
         if self._layout.kind != "rows":
             streams = 1 if streams is None else streams
+            if not isinstance(streams, int | np.integer) or isinstance(streams, bool):
+                raise ConfigError(f"streams={streams!r} must be an integer")
+            if priority_fn is not None and not callable(priority_fn):
+                raise ConfigError(f"priority_fn={priority_fn!r} is no function")
+            open_items = streams * native_sizes(self._options)["chunk_items"]
+            if open_items > self.capacity and not self._options["streams_chosen"]:
+                raise ConfigError(
+                    f"the chunks that {streams} streams write at a time hold {open_items} items, more than the "
+                    f"capacity of {self.capacity}: make the replay with streams={streams} (of all writers) for smaller chunks"
+                )
             if not 1 <= streams <= self._options["streams"]:
                 raise ConfigError(
                     f"streams={streams} is out of range 1 … {self._options['streams']} (the replay's streams=)"
@@ -205,7 +219,7 @@ class Replay:
         native = self._native
         if not native.owned or self._closed:
             self._own()
-        how = _NORMALIZE.get(normalize)
+        how = _NORMALIZE.get(normalize) if isinstance(normalize, str) else None
         if not 0.0 <= beta <= 100.0:
             raise ConfigError(f"beta={beta} must be a number from 0 on (1: full correction)")
         if how is None:
@@ -313,6 +327,8 @@ class Replay:
         """Sample for several learners of this host; see ``BatchServer``."""
         from apexrl.replay.serving import BatchServer
 
+        if normalize not in _NORMALIZE:
+            raise ConfigError(f"normalize={normalize!r} must be one of 'batch', 'buffer', 'none'")
         return BatchServer(self, learners, batch_size, beta, prefetch, normalize)
 
     # --- everybody
@@ -382,6 +398,8 @@ class Replay:
                 self._native.shut()
             for writer in list(self._writers):
                 writer.close()
+            for server in list(self._servers):
+                server.close()
         finally:
             self._native.disown()
             self._pool.clear()

@@ -28,7 +28,7 @@ class BatchServer:
         replay: to sample from.
         learners: places for learners.
         batch_size, beta, normalize: as for ``Replay.sample``; a learner may ask for another ``beta``.
-        prefetch: batches ready or held per learner.
+        prefetch: batches ready or held per learner, at least two: a loop holds one while it asks for the next.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class BatchServer:
         normalize: Normalize = "batch",
         memory: ServedMemory | None = None,
     ) -> None:
-        for name, value, least in (("learners", learners, 1), ("batch_size", batch_size, 1), ("prefetch", prefetch, 1)):
+        for name, value, least in (("learners", learners, 1), ("batch_size", batch_size, 1), ("prefetch", prefetch, 2)):
             if not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}={value!r} must be an integer of at least {least}")
         if not 0.0 <= beta <= 100.0:
@@ -53,6 +53,7 @@ class BatchServer:
         self.replay = replay
         self._arguments = (learners, batch_size, beta, prefetch, normalize)
         self._normalize: Normalize = normalize
+        replay._servers.add(self)
         if memory is None:
             memory = ServedMemory(replay._layout, learners, batch_size, prefetch)
             for i in range(learners):
@@ -82,6 +83,13 @@ class BatchServer:
             OwnershipError: another living process serves, or owns the replay.
             ClosedError: closed.
         """
+        try:
+            return self._step(timeout)
+        except ClosedError:
+            self.close()  # the replay was closed: learners shall know
+            raise
+
+    def _step(self, timeout: float) -> bool:
         self._begin()
         memory = self._memory
         seen = memory.segment.load(memory.SERVER_BELL)

@@ -29,11 +29,21 @@ if TYPE_CHECKING:
 
 _MAGIC = b"APEXSNP3"
 _END = b"APEXEND3"
+_LIMITER = ("min_size", "samples_per_insert", "insert_band", "error_buffer", "diff_offset")
 _BLOCK = 8 << 20  # bytes copied at a time, during which the owner serves nobody else
 
 
 def save(replay: Replay, path: Path) -> None:
     """Write the owner's replay. The previous file stays until the new one is complete on disk."""
+    try:
+        _save(replay, path)
+    except OSError as error:
+        raise SnapshotError(
+            f"cannot write the replay snapshot {path}: {error.strerror}; what was there is kept"
+        ) from error
+
+
+def _save(replay: Replay, path: Path) -> None:
     native = replay._native
     while (snapshot := native.snapshot()) is None:
         replay._own()
@@ -46,7 +56,7 @@ def save(replay: Replay, path: Path) -> None:
             "evicted": snapshot.evicted,
             "max_priority": snapshot.max_priority,
         },
-        "limiter": {k: counters[k] for k in ("min_size", "samples_per_insert", "insert_band", "error_buffer")},
+        "limiter": {k: counters[k] for k in _LIMITER},
         "rng": snapshot.rng,
         "batches": snapshot.batches,
         "largest_generation": native.largest_generation(),
@@ -143,8 +153,9 @@ def _load(file: io.FileIO, path: Path) -> Replay:
         native.restore_counters(kept["inserted"], kept["sampled"], kept["evicted"], kept["max_priority"])
         replay._own()
         native.restore_draws(head["batches"], head["rng"])
-        native.set_limiter(*(head["limiter"][k] for k in ("min_size", "samples_per_insert", "insert_band")))
-        native.widen_limiter(head["limiter"]["error_buffer"])
+        limiter = [head["limiter"][k] for k in _LIMITER]
+        native.set_limiter(*limiter[:3])
+        native.restore_limiter(*limiter[3:])
     except BaseException:
         replay.close()
         raise

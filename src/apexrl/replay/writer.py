@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import threading
 import time
@@ -49,6 +51,7 @@ class Writer:
         self._closed = False
         self._lock = threading.RLock()  # of this process: pending → priority_fn → publish must not be interrupted
         self._waiting_since = 0.0
+        self._publishing = False
         self.published = 0  # items that this writer has published
         _WRITERS.add(self)
 
@@ -115,13 +118,16 @@ class Writer:
             SpecError: a name, shape or dtype is wrong, or a reward is not finite; nothing was stored.
             WaitTimeout: no room in time; nothing was stored, the call may be repeated.
             ClosedError, ExhaustedError: closed, or no lane or stream is free.
+            What ``priority_fn`` raises: the steps were stored all the same and must not be appended again. Its items
+            wait for the next call, or get the largest priority so far where their chunk is full.
         """
         if self._layout.kind == "rows":
             raise ApexrlError("append() is for streams mode; this replay takes finished rows: use extend()")
         with self._lock:
             if self._closed or not self._native.leased:
                 self._lease()
-            which = None if streams is None else np.ascontiguousarray(streams, np.int64)
+            which = None if streams is None else self._numbers(streams)
+            failed: BaseException | None = None
             stored, status, pending, bad = self._append(values, which)
             if status == IRREGULAR:
                 values = self._layout.plain(values, self._rows(which))
@@ -131,7 +137,11 @@ class Writer:
                 while not stored:
                     self._raise(status, bad, None)
                     if status == PUBLISH:
-                        self._publish()
+                        try:
+                            self._publish()
+                        except Exception as error:
+                            failed = error
+                            self._native.publish(None)
                     elif not self._replay._own_if_alone():
                         left = deadline - time.monotonic()
                         if left <= 0:
@@ -142,6 +152,8 @@ class Writer:
                     if self._closed:
                         raise ClosedError("this writer was closed while it waited; nothing was stored")
                     stored, status, pending, bad = self._append(values, which)
+            if failed is not None:
+                raise failed
             if status == PUBLISH or pending >= _PUBLISH_ITEMS or (pending and self._layout.steps):
                 self._publish()
             elif pending:
@@ -180,6 +192,10 @@ class Writer:
                 finally:
                     self._native.release()
 
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # at the interpreter's end
+            self.close()
+
     def __enter__(self) -> Writer:
         return self
 
@@ -192,7 +208,7 @@ class Writer:
         """Publish what is complete, unless the writer's own thread is at it."""
         if self._native.pending_count and self._lock.acquire(blocking=False):
             try:
-                if self._native.pending_count:
+                if self._native.pending_count and not self._publishing:
                     self._publish()
             finally:
                 self._lock.release()
@@ -224,6 +240,14 @@ class Writer:
         except (TypeError, KeyError):
             return False, IRREGULAR, 0, 0
 
+    def _numbers(self, streams: Sequence[int]) -> NDArray[np.int64]:
+        numbers = np.asarray(streams)
+        if numbers.size and numbers.dtype.kind not in "iu":
+            raise SpecError(
+                f"streams= takes the numbers of streams, got {numbers.dtype}: for a mask, np.flatnonzero(mask)"
+            )
+        return np.ascontiguousarray(numbers, np.int64)
+
     def _rows(self, which: NDArray[np.int64] | None) -> int:
         if which is None:
             return self._streams or 1
@@ -246,6 +270,13 @@ class Writer:
     def _publish(self) -> None:
         """Compute the priorities of all complete items at once and make them visible."""
         self._waiting_since = 0.0
+        self._publishing = True  # priority_fn may look at the replay
+        try:
+            self._publish_all()
+        finally:
+            self._publishing = False
+
+    def _publish_all(self) -> None:
         while True:  # once more when the next chunk's first windows are complete too
             priorities = None
             count = self._native.pending()
@@ -273,6 +304,9 @@ class Writer:
     def _why_no_room(self, timeout: float) -> str:
         counters = self._replay._native.counters()
         owner = counters["owner_pid"]
+        if self._replay._options["sampler"] == "fifo":
+            waiting = "no process samples it" if not owner else f"process {owner} has not sampled enough"
+            return f"the fifo replay held its {self._replay.capacity} items for {timeout} s: {waiting}"
         if not owner:
             return f"no free slot within {timeout} s: the replay is full and no process samples it"
         if counters["samples_per_insert"] > 0:
@@ -289,7 +323,15 @@ def _renew_locks() -> None:
         writer._lock = threading.RLock()
 
 
+def _close_all() -> None:
+    """At the interpreter's end: what is complete is published."""
+    for writer in list(_WRITERS):
+        with contextlib.suppress(Exception):
+            writer.close()
+
+
 os.register_at_fork(after_in_child=_renew_locks)
+atexit.register(_close_all)
 
 
 class PendingItems(Mapping[str, Array]):

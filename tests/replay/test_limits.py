@@ -1,0 +1,102 @@
+"""The limiter at run time, memory that runs out, and values that do not fit."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from apexrl.errors import ConfigError, SpecError, WaitTimeout
+from apexrl.replay import Field, Replay
+
+
+def rows(first, count):
+    return {"number": np.arange(first, first + count)}
+
+
+def make(**options):
+    return Replay(fields={"number": Field((), "int64")}, **options)
+
+
+def test_a_changed_rate_counts_from_now_on():
+    """Neither side stands still for as long as the history is."""
+    with make(capacity=5000, min_size=100, samples_per_insert=16.0, insert_band=0.5) as replay:
+        writer = replay.writer()
+        for _ in range(200):
+            with contextlib.suppress(WaitTimeout):
+                writer.extend(rows(0, 50), timeout=0.0)
+            with contextlib.suppress(WaitTimeout):
+                replay.sample(100, timeout=0.0)
+        for rate in (1.0, 8.0, 0.25):
+            replay.set_limiter(samples_per_insert=rate)
+            inserted, sampled = replay.stats()["inserted"], replay.stats()["sampled"]
+            for _ in range(400):
+                with contextlib.suppress(WaitTimeout):
+                    writer.extend(rows(0, 50), timeout=0.0)
+                with contextlib.suppress(WaitTimeout):
+                    replay.sample(20, timeout=0.0)
+            stats = replay.stats()
+            assert (stats["sampled"] - sampled) / (stats["inserted"] - inserted) == pytest.approx(rate, rel=0.25)
+
+
+def test_an_owner_that_cannot_be_made_leaves_the_replay_free():
+    """Memory runs out while the owner is made: the next try is not refused."""
+    code = """
+import resource, sys
+import numpy as np
+from apexrl.replay import Field, Replay
+replay = Replay(30_000_000, {"x": Field((), "float32")}, writers=1)
+replay.writer().extend({"x": np.zeros(100, "f4")})
+used = int(open("/proc/self/statm").read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (used + (20 << 20), -1))
+try:
+    replay.sample(4)
+except MemoryError:
+    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+    print(len(replay.sample(4)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "4\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([1.7], "cannot make a int64 array"),
+        (["7"], "cannot make a int64 array"),
+        ([2**70], "cannot make a int64 array"),
+        ([None], "cannot make a int64 array"),
+    ],
+)
+def test_lists_are_converted_only_without_loss(value, message):
+    with Replay(10, {"x": Field((), "int64"), "small": Field((), "uint8")}) as replay:
+        writer = replay.writer()
+        with pytest.raises(SpecError, match=message):
+            writer.extend({"x": value, "small": [1]})
+        with pytest.raises(SpecError, match="does not fit"):
+            writer.extend({"x": [1], "small": [300]})
+        writer.extend({"x": [1], "small": [255]})
+        assert len(replay) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "message"),
+    [
+        (["x"], {}, "a mapping of names to Field"),
+        ({f"x{i}": Field((), "f4") for i in range(129)}, {}, "more than 128 fields"),
+        ({"x": Field((1000, 1000), "f8")}, {"capacity": 2**36}, "cannot make this replay"),
+        ({"x": Field((), "f4")}, {"directory": "/does/not/exist"}, "cannot make this replay"),
+    ],
+)
+def test_what_cannot_be_made_is_a_config_error(fields, options, message):
+    with pytest.raises(ConfigError if "mapping" not in message else SpecError, match=message):
+        Replay(**{"capacity": 10, "fields": fields, **options})
+
+
+@pytest.mark.parametrize("shape", [(2.5,), (2**40, 2**40), (2**33,)])
+def test_impossible_field_shapes_are_refused(shape):
+    with pytest.raises(SpecError, match=r"whole numbers|4 GiB"):
+        Field(shape, "uint8")
