@@ -164,7 +164,7 @@ class Replay:
             if open_items > self.capacity and not self._options["streams_chosen"]:
                 raise ConfigError(
                     f"the chunks that {streams} streams write at a time hold {open_items} items, more than the "
-                    f"capacity of {self.capacity}: make the replay with streams={streams} (of all writers) for smaller chunks"
+                    f"capacity of {self.capacity}: make the replay with streams={streams} (of all writers)"
                 )
             if not 1 <= streams <= self._options["streams"]:
                 raise ConfigError(

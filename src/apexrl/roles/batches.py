@@ -82,7 +82,7 @@ class PrefetchedBatches:
 
     def write_back(self, keys: NDArray[np.uint64], priorities: NDArray[np.float32]) -> None:
         """Leave priorities for the thread. There are never more than batches in flight, which are bounded."""
-        self._write_backs.append((keys.copy(), priorities))  # a view would hold the whole batch
+        self._write_backs.append((np.array(keys), priorities))  # a view would hold the whole batch
 
     def close(self) -> None:
         """Stop the thread; batches sampled ahead are dropped."""
