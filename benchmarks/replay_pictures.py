@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -89,7 +90,8 @@ def many_processes(windows: Mapping[str, Any], infos: Infos, title: str) -> Figu
                 axis.plot(i, median(values), "o", color=shade, markersize=5)
                 labels_at[i].append((median(values), shade))
         axis.set(yscale="log", title=what, ylabel=unit)
-        axis.set_xticks(range(len(labels)), [label.replace(", ", "\n") for label in labels])
+        axis.set_xticks(range(len(labels)), [re.sub(r" writers?(, )?", "\n", label).strip() for label in labels])
+        axis.set_xlabel("writers")
         axis.margins(x=0.12, y=0.15)
         axis.grid(axis="x", visible=False)
         for i, values in enumerate(labels_at):
