@@ -178,8 +178,13 @@ void random_streams(unsigned seed) {
 }
 
 // Three writers, a sampler and the owner's own thread over one mapping.
-void threads() {
-  auto replay = Replay::create(geometry(Kind::rows, 2000, 4, 1, 1, 1), columns(false), "{}", 0, 0.0, 0.0, "");
+void threads(Sampler sampler, Remover remover) {
+  Geometry g = geometry(Kind::rows, 2000, 4, 1, 1, 1);
+  g.sampler = sampler;
+  g.remover = remover;
+  g.remover_alpha = -0.4;
+  if (remover == Remover::proportional) g.chunk = 1;
+  auto replay = Replay::create(g, columns(false), "{}", 0, 0.0, 0.0, "");
   int holder = 0;
   const auto owner = replay->own(holder);
   std::atomic<bool> stop{false};
@@ -211,7 +216,8 @@ void threads() {
     drawn.check();
     std::vector<double> fresh(drawn.n, 0.5);
     size_t applied = 0, stale = 0;
-    owner->update(drawn.keys.data(), fresh.data(), drawn.n, applied, stale);
+    CHECK(owner->update(drawn.keys.data(), fresh.data(), drawn.n, applied, stale) && applied + stale == drawn.n);
+    CHECK(sampler != Sampler::fifo || stale == drawn.n);
     ++batches;
   }
   stop = true;
@@ -239,7 +245,9 @@ int main(int argc, char** argv) {
     for (unsigned seed = 0; seed < 25; ++seed) random_streams(seed);
     board();
   }
-  threads();
+  threads(Sampler::prioritized, Remover::fifo);
+  threads(Sampler::prioritized, Remover::proportional);
+  threads(Sampler::fifo, Remover::fifo);
   std::puts("ok");
   return 0;
 }

@@ -7,7 +7,7 @@
     ├── PriorityError      a NaN, infinite or negative priority (also a ValueError)
     ├── OwnershipError     a second sampler while the owner lives
     ├── ExhaustedError     no free writer lane or stream is left
-    ├── SnapshotError      a file is truncated, corrupt or of another version
+    ├── SnapshotError      a file is truncated, corrupt, of another version, or cannot be written
     ├── ConfigError        an unknown or contradictory setting (also a ValueError)
     ├── EnvError           an environment cannot be made, fails or hangs
     ├── AgentError         an agent cannot do what was asked of it
@@ -49,7 +49,7 @@ class ExhaustedError(ApexrlError):
 
 
 class SnapshotError(ApexrlError):
-    """A stored file is truncated, corrupt or of another version."""
+    """A stored file is truncated, corrupt or of another version, or cannot be written."""
 
 
 class ConfigError(ApexrlError, ValueError):
