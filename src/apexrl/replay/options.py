@@ -160,3 +160,19 @@ def native_sizes(options: dict[str, Any]) -> dict[str, Any]:
         "alpha": 0.0 if options["sampler"] == "uniform" else options["alpha"],
         "seed": options["seed"] & (2**64 - 1),
     }
+
+
+def checked_streams(options: dict[str, Any], streams: Any) -> int:
+    """The streams of one writer; ConfigError when the replay cannot hold what they write at a time."""
+    streams = 1 if streams is None else streams
+    if not isinstance(streams, int | np.integer) or isinstance(streams, bool):
+        raise ConfigError(f"streams={streams!r} must be an integer")
+    open_items = streams * native_sizes(options)["chunk_items"]
+    if open_items > options["capacity"] and not options["streams_chosen"]:
+        raise ConfigError(
+            f"the chunks that {streams} streams write at a time hold {open_items} items, more than the capacity of "
+            f"{options['capacity']}: make the replay with streams={streams} (of all writers)"
+        )
+    if not 1 <= streams <= options["streams"]:
+        raise ConfigError(f"streams={streams} is out of range 1 … {options['streams']} (the replay's streams=)")
+    return int(streams)

@@ -15,7 +15,7 @@ from apexrl import _native
 from apexrl.errors import ClosedError, ConfigError, OwnershipError, PriorityError, SpecError, WaitTimeout
 from apexrl.replay.batch import Allocator, Batch, BatchPool, Updated
 from apexrl.replay.layout import Kind, Layout
-from apexrl.replay.options import OPTIONS, Draws, Remover, Sampler, checked, native_sizes, stride_of
+from apexrl.replay.options import OPTIONS, Draws, Remover, Sampler, checked, checked_streams, native_sizes, stride_of
 from apexrl.replay.writer import BAD_PRIORITY, IRREGULAR, YIELDED, PriorityFn, Writer, as_priorities
 from apexrl.spec import Field
 
@@ -154,22 +154,10 @@ class Replay:
         """
         if self._layout.kind == "rows" and (streams is not None or priority_fn is not None):
             raise ConfigError("streams= and priority_fn= belong to streams mode; extend() takes priorities=")
+        if priority_fn is not None and not callable(priority_fn):
+            raise ConfigError(f"priority_fn={priority_fn!r} is no function")
         if self._layout.kind != "rows":
-            streams = 1 if streams is None else streams
-            if not isinstance(streams, int | np.integer) or isinstance(streams, bool):
-                raise ConfigError(f"streams={streams!r} must be an integer")
-            if priority_fn is not None and not callable(priority_fn):
-                raise ConfigError(f"priority_fn={priority_fn!r} is no function")
-            open_items = streams * native_sizes(self._options)["chunk_items"]
-            if open_items > self.capacity and not self._options["streams_chosen"]:
-                raise ConfigError(
-                    f"the chunks that {streams} streams write at a time hold {open_items} items, more than the "
-                    f"capacity of {self.capacity}: make the replay with streams={streams} (of all writers)"
-                )
-            if not 1 <= streams <= self._options["streams"]:
-                raise ConfigError(
-                    f"streams={streams} is out of range 1 … {self._options['streams']} (the replay's streams=)"
-                )
+            streams = checked_streams(self._options, streams)
         writer = Writer(self, streams, priority_fn)
         self._writers.add(writer)
         return writer
