@@ -28,6 +28,9 @@ class TakesRows:
     def chunks(self, rng: np.random.Generator) -> list[Chunk]:
         return stamped(self.shape.row, self.shape.chunk, rng)
 
+    def update(self, keys: Any, magnitudes: Array) -> None:
+        """Uniform contestants have no priorities, and are not asked."""
+
     def columns(self, batch: Any) -> Mapping[str, Array]:
         columns: Mapping[str, Array] = batch
         return columns
@@ -204,9 +207,6 @@ class Sb3(TakesRows):
     def sample(self) -> tuple[Any, Any]:
         return None, self._buffer.sample(self.shape.batch)
 
-    def update(self, keys: Any, magnitudes: Array) -> None:
-        raise NotImplementedError("uniform")
-
     def columns(self, batch: Any) -> Mapping[str, Array]:
         return {
             "observation": batch.observations.numpy(),
@@ -243,6 +243,3 @@ class NumpyUniform(TakesRows):
         for name, column in self._columns.items():
             np.take(column, rows, axis=0, out=self._batch[name], mode="clip")  # "raise" would copy twice
         return None, self._batch
-
-    def update(self, keys: Any, magnitudes: Array) -> None:
-        raise NotImplementedError("uniform")

@@ -11,30 +11,11 @@
 #include <vector>
 
 #include "book.h"
-#include "gather.h"
+#include "draws.h"
 #include "layout.h"
-#include "power.h"
-#include "rng.h"
 #include "segment.h"
 
 namespace apexrl {
-
-// Where a sampled batch goes: contiguous arrays of n rows.
-struct Outputs {
-  size_t n = 0;
-  std::vector<uint8_t*> column;       // [columns], null: not wanted
-  std::vector<uint8_t*> next_column;  // [columns], null: not wanted
-  float* reward = nullptr;            // [n]; sequences and unrolls [n, T]
-  float* discount = nullptr;
-  uint8_t* mask = nullptr;            // [n, T]
-  uint8_t* first = nullptr;           // [n, T + 1]
-  uint64_t* keys = nullptr;
-  double* probabilities = nullptr;
-  float* weights = nullptr;
-};
-
-// By what importance weights (N P)^-beta are divided.
-enum class Normalize : int { batch = 0, buffer = 1, none = 2 };
 
 class Owner {
  public:
@@ -108,12 +89,10 @@ class Owner {
         drawn_ = out.n;
       }
       h.handed.store(served_ + drawn_, std::memory_order_relaxed);
-      take(out);
-      gather(out, 0, out.n);
+      draws_.oldest(book_.store, out);
     } else {
-      draw(out, beta, normalize);
+      draws_.proportional(book_.store, out, beta, normalize);
     }
-    if (g.sampler == Sampler::fifo) book_.store.done_with(refs_);
     h.sampled.fetch_add(out.n, std::memory_order_relaxed);
     h.items.store(book_.store.items(), std::memory_order_release);
     if (g.trim_every > 1 && ++batches_ % g.trim_every == 0) book_.store.trim(g.capacity);
@@ -204,13 +183,9 @@ class Owner {
   }
 
   // Of the draws and of proportional removal.
-  std::pair<Rng, Rng> rng_state() {
-    std::lock_guard guard(mutex_);
-    return {rng_, book_.store.removal_rng};
-  }
   void set_rng_state(const Rng& draws, const Rng& removal) {
     std::lock_guard guard(mutex_);
-    rng_ = draws;
+    draws_.rng = draws;
     book_.store.removal_rng = removal;
   }
 
@@ -245,7 +220,7 @@ class Owner {
     all.evicted = h.evicted.load();
     all.largest = max_priority(h);
     all.batches = batches_;
-    all.rng = {rng_, book_.store.removal_rng};
+    all.rng = {draws_.rng, book_.store.removal_rng};
     return true;
   }
   void set_batches(uint64_t batches) {
@@ -304,12 +279,12 @@ class Owner {
 
  private:
   Owner(const std::shared_ptr<Segment>& segment, bool provisional)
-      : segment_(segment), view_(segment->data()), book_(segment), rng_(view_.geometry().seed) {
+      : segment_(segment), view_(segment->data()), book_(segment), draws_(view_) {
     std::lock_guard guard(mutex_);
     if (!provisional) header().wanted.store(0, std::memory_order_relaxed);
     header().provisional.store(provisional, std::memory_order_release);
     const uint64_t before = book_.take_over();
-    if (before > 0) rng_ = Rng(view_.geometry().seed + before * 0x9e3779b97f4a7c15);  // not its predecessor's draws
+    if (before > 0) draws_.rng = Rng(view_.geometry().seed + before * 0x9e3779b97f4a7c15);  // not its predecessor's draws
     start();
   }
 
@@ -366,112 +341,17 @@ class Owner {
     });
   }
 
-  // Proportional draws; stratified: one in each of n equal slices of the total (Schaul et al. 2016, appendix B.2.1).
-  // A block's rows are on their way to the cache while the next block is drawn.
-  void draw(Outputs& out, double beta, Normalize normalize) {
-    const bool independent = view_.geometry().independent;
-    const size_t n = out.n;
-    refs_.resize(n);
-    leaf_.resize(n);
-    prefix_.resize(n);
-    const double total = book_.store.tree.total(), slice = independent ? total : total / double(n);
-    for (size_t i = 0; i < n; ++i) prefix_[i] = (double(independent ? 0 : i) + rng_.uniform()) * slice;
-    double smallest = std::numeric_limits<double>::infinity();
-    for (size_t start = 0; start < n; start += kBlock) {
-      const size_t count = std::min(kBlock, n - start);
-      book_.store.tree.find(prefix_.data() + start, leaf_.data() + start, count);
-      smallest = std::min(smallest, name_drawn(out, start, count, total));
-      if (start > 0) gather(out, start - kBlock, kBlock);
-    }
-    const size_t last = (n - 1) / kBlock * kBlock;
-    gather(out, last, n - last);
-    // (N P)^-beta over its largest value, of the batch or of all items: N and the total cancel.
-    if (normalize == Normalize::buffer) {
-      if (!book_.store.tree.tracks_least()) book_.store.tree.track_least();
-      smallest = book_.store.tree.least();
-    } else if (normalize == Normalize::none) {
-      smallest = total / double(book_.store.items());
-    }
-    inverse_powers(prefix_.data(), out.weights, n, smallest, beta);
-  }
-
-  // What was drawn: rows, keys, probabilities; `prefix_` becomes the priorities. Answers the smallest of those.
-  double name_drawn(Outputs& out, size_t start, size_t count, double total) {
-    const Geometry g = view_.geometry();  // a copy: stores to the outputs cannot change it
-    const uint8_t* slots = view_.slot(0);
-    const uint32_t near = std::clamp<uint32_t>(g.record, 1, 512);
-    const double* leaves = view_.leaves();
-    const Store::SlotView* known = book_.store.slots.data();
-    double smallest = std::numeric_limits<double>::infinity();
-    for (size_t i = start; i < start + count; ++i) {
-      const uint32_t leaf = leaf_[i], slot = leaf / g.leaves, offset = leaf - slot * g.leaves;
-      refs_[i] = ItemRef{slot, g.behind + offset, 0, 0};
-      const uint8_t* record = slots + g.slot_bytes * slot + size_t(g.record) * (g.behind + offset);
-      for (uint32_t at = 0; at < near; at += 64) __builtin_prefetch(record + at);
-      __builtin_prefetch(record + near - 1);
-      const double p = leaves[leaf];
-      out.keys[i] = uint64_t(offset) | uint64_t(slot) << g.offset_bits |
-                    known[slot].generation << (g.offset_bits + g.slot_bits);
-      prefix_[i] = p;
-      out.probabilities[i] = p / total;
-      smallest = std::min(smallest, p);
-    }
-    return smallest;
-  }
-
-  // fifo: the oldest n.
-  void take(Outputs& out) {
-    const Geometry& g = view_.geometry();
-    book_.store.take(out.n, refs_);
-    for (size_t i = 0; i < out.n; ++i)
-      out.keys[i] = view_.key(refs_[i].slot, refs_[i].row - g.behind, book_.store.slots[refs_[i].slot].generation);
-    std::fill_n(out.probabilities, out.n, 1.0);
-    std::fill_n(out.weights, out.n, 1.0f);
-  }
-
-  // Items [start, start + count) of a batch into its outputs.
-  void gather(Outputs& out, size_t start, size_t count) {
-    const Geometry& g = view_.geometry();
-    const Header& h = header();
-    const bool windows = g.kind == Kind::sequence || g.kind == Kind::unroll;
-    const size_t steps = windows ? g.burn_in + g.n_step : 1;
-    ItemRef* refs = refs_.data() + start;
-    if (g.kind != Kind::rows)
-      for (size_t i = 0; i < count; ++i) refs[i] = item_at(view_, refs[i].slot, refs[i].row, g.rows);
-    if (g.kind == Kind::transition) gather_returns(view_, refs, count, out.reward + start, out.discount + start);
-    if (windows)
-      gather_steps(view_, refs, count, out.reward + start * steps, out.discount + start * steps,
-                   out.mask + start * steps, out.first + start * (steps + 1));
-    for (uint32_t c = 0; c < g.columns; ++c) {
-      const Column& column = h.column[c];
-      const size_t before = start * frames_of(g, column) * column.bytes;
-      uint8_t* now = out.column[c] ? out.column[c] + before : nullptr;
-      uint8_t* later = out.next_column[c] ? out.next_column[c] + before : nullptr;
-      if (now && later) {
-        gather_both(view_, column, refs, count, now, later);
-      } else if (now) {
-        gather_any(view_, column, refs, count, false, now);
-      }
-    }
-    copies_done();
-  }
-
-  static constexpr size_t kBlock = 64;  // items: their lines and paths through the tree fit the first cache
-
   std::shared_ptr<Segment> segment_;
   View view_;
   std::mutex mutex_;
   Book book_;
-  Rng rng_;
+  Draws draws_;
   uint64_t batches_ = 0;  // sampled
   uint64_t served_ = 0;   // fifo: items of batches that learners have or will have
   uint64_t drawn_ = 0;    // fifo: items of the last batch that was not served
   bool stop_ = false;
   std::atomic<bool> yielded_{false};
   std::thread thread_;
-  std::vector<ItemRef> refs_;  // of the draw under way, as the next two
-  std::vector<uint32_t> leaf_;
-  std::vector<double> prefix_;
 };
 
 }  // namespace apexrl

@@ -36,28 +36,16 @@ class SumTree {
   double leaf(size_t i) const { return leaves_[i]; }
 
   void rebuild() {
-    const double* below = leaves_;
-    size_t n = count_;
-    for (auto& level : levels_) {
-      n = (n + kFan - 1) / kFan;
-      for (size_t i = 0; i < n; ++i) level.data()[i] = sum8(below + i * kFan);
-      below = level.data();
-    }
+    fill(levels_, sum8);
     for (auto& list : dirty_) list.clear();
-    if (!least_.empty()) track_least();
+    if (!least_.empty()) fill(least_, least8);
   }
 
   // From now on least() answers in O(1); costs one more pass over what propagate() touches.
   void track_least() {
     if (least_.empty())
       for (auto& level : levels_) least_.emplace_back(level.count());
-    const double* below = leaves_;
-    size_t n = count_;
-    for (auto& level : least_) {
-      n = (n + kFan - 1) / kFan;
-      for (size_t i = 0; i < n; ++i) level.data()[i] = least8(below + i * kFan);
-      below = level.data();
-    }
+    fill(least_, least8);
   }
   bool tracks_least() const { return !least_.empty(); }
   // The smallest positive leaf; 0 when there is none.
@@ -134,6 +122,17 @@ class SumTree {
     size_t count_;
     std::unique_ptr<double, Free> data_;
   };
+
+  template <typename Of8>
+  void fill(std::vector<Level>& levels, Of8 of8) {
+    const double* below = leaves_;
+    size_t n = count_;
+    for (auto& level : levels) {
+      n = (n + kFan - 1) / kFan;
+      for (size_t i = 0; i < n; ++i) level.data()[i] = of8(below + i * kFan);
+      below = level.data();
+    }
+  }
 
   static double sum8(const double* v) { return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7])); }
 

@@ -235,8 +235,6 @@ def test_evaluate_plays_exactly_what_was_asked(tmp_path: Path) -> None:
 
 
 def test_films(tmp_path: Path) -> None:
-    pytest.importorskip("imageio_ffmpeg")
-    pytest.importorskip("pygame")
     folder = a_run(tmp_path)
     result = apexrl.evaluate(folder.path, 2, tmp_path / "films")
     assert [film.name for film in result.films] == ["episode-001.mp4", "episode-002.mp4"]
@@ -244,7 +242,6 @@ def test_films(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_filmed(tmp_path: Path) -> None:
-    pytest.importorskip("imageio_ffmpeg")
     folder = a_run(tmp_path, Config(env=EnvConfig(env="apexrl.envs.toy:Corridor-v0"), agent=AgentConfig(hidden=(8,))))
     with pytest.raises(EnvError):
         apexrl.evaluate(folder.path, 1, tmp_path / "films")

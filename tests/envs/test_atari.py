@@ -5,7 +5,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import pytest
 
 from apexrl.config import EnvConfig
 from apexrl.envs import make_vector
@@ -56,8 +55,6 @@ def test_a_seeded_reset_starts_the_game_anew_even_after_a_lost_life() -> None:
 
 
 def test_pong_and_breakout_through_the_pipeline() -> None:
-    pytest.importorskip("ale_py")
-    pytest.importorskip("cv2")
     env = make_vector(EnvConfig(env="ALE/Pong-v5", atari=True, stack=4, reward_clip=1.0), 2, 0)
     assert env.spec.observation["observation"].shape == (84, 84)
     assert env.spec.observation["observation"].dtype == "uint8"

@@ -131,7 +131,7 @@ class BatchServer:
         segment, memory = self._memory.segment, self._memory
         if self._serves():
             for learner, k in sorted(self._out):
-                self.replay._native.done(memory.batch_size, lost=segment.load(memory.state(learner, k)) == FULL)
+                self._done(lost=segment.load(memory.state(learner, k)) == FULL)
             self._out.clear()
         segment.store(memory.CLOSED, 1)
         for learner in range(memory.learners):
@@ -173,7 +173,7 @@ class BatchServer:
         memory, size = self._memory, self._memory.batch_size
         if (learner, k) in self._out:
             self._out.discard((learner, k))
-            self.replay._native.done(size, lost=False)
+            self._done(lost=False)
         beta = float(memory.beta(learner)[0])
         outputs = self._sets[learner][k].outputs
         try:
@@ -231,4 +231,9 @@ class BatchServer:
         self._memory.segment.store(self._memory.state(learner, k), EMPTY)
         self._out.discard((learner, k))
         self._counters["lost_batches"] += 1
-        self.replay._native.done(self._memory.batch_size, lost=True)
+        self._done(lost=True)
+
+    def _done(self, lost: bool) -> None:
+        """A fifo batch is no longer out; others' items may be drawn again."""
+        if self.replay._options["sampler"] == "fifo":
+            self.replay._native.done(self._memory.batch_size, lost)

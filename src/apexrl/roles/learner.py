@@ -189,9 +189,11 @@ def torch_device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        kind = torch.device(name).type
+        device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"--device {name!r} is no device: use auto, cpu, cuda or cuda:N") from error
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {name!r}: this PyTorch finds no CUDA device; use --device cpu")
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        found = f"{count} CUDA devices; use cuda:0 … cuda:{count - 1}" if count else "no CUDA device; use --device cpu"
+        raise ConfigError(f"--device {name!r}: this PyTorch finds {found}")
     return name

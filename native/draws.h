@@ -1,0 +1,140 @@
+// Drawing a batch and gathering it: which items, with what probability and weight, and their rows as arrays.
+//
+// Not thread-safe: the Owner holds its mutex around it.
+#pragma once
+
+#include <vector>
+
+#include "gather.h"
+#include "layout.h"
+#include "power.h"
+#include "rng.h"
+#include "store.h"
+
+namespace apexrl {
+
+// Where a sampled batch goes: contiguous arrays of n rows.
+struct Outputs {
+  size_t n = 0;
+  std::vector<uint8_t*> column;       // [columns], null: not wanted
+  std::vector<uint8_t*> next_column;  // [columns], null: not wanted
+  float* reward = nullptr;            // [n]; sequences and unrolls [n, T]
+  float* discount = nullptr;
+  uint8_t* mask = nullptr;            // [n, T]
+  uint8_t* first = nullptr;           // [n, T + 1]
+  uint64_t* keys = nullptr;
+  double* probabilities = nullptr;
+  float* weights = nullptr;
+};
+
+// By what importance weights (N P)^-beta are divided.
+enum class Normalize : int { batch = 0, buffer = 1, none = 2 };
+
+class Draws {
+ public:
+  explicit Draws(const View& view) : rng(view.geometry().seed), view_(view) {}
+
+  Rng rng;
+
+  // Proportional draws; stratified: one in each of n equal slices of the total (Schaul et al. 2016, appendix B.2.1).
+  // A block's rows are on their way to the cache while the next block is drawn.
+  void proportional(Store& store, Outputs& out, double beta, Normalize normalize) {
+    const bool independent = view_.geometry().independent;
+    const size_t n = out.n;
+    refs_.resize(n);
+    leaf_.resize(n);
+    prefix_.resize(n);
+    const double total = store.tree.total(), slice = independent ? total : total / double(n);
+    for (size_t i = 0; i < n; ++i) prefix_[i] = (double(independent ? 0 : i) + rng.uniform()) * slice;
+    double smallest = std::numeric_limits<double>::infinity();
+    for (size_t start = 0; start < n; start += kBlock) {
+      const size_t count = std::min(kBlock, n - start);
+      store.tree.find(prefix_.data() + start, leaf_.data() + start, count);
+      smallest = std::min(smallest, name_drawn(store, out, start, count, total));
+      if (start > 0) gather(out, start - kBlock, kBlock);
+    }
+    const size_t last = (n - 1) / kBlock * kBlock;
+    gather(out, last, n - last);
+    // (N P)^-beta over its largest value, of the batch or of all items: N and the total cancel.
+    if (normalize == Normalize::buffer) {
+      if (!store.tree.tracks_least()) store.tree.track_least();
+      smallest = store.tree.least();
+    } else if (normalize == Normalize::none) {
+      smallest = total / double(store.items());
+    }
+    inverse_powers(prefix_.data(), out.weights, n, smallest, beta);
+  }
+
+  // fifo: the oldest n.
+  void oldest(Store& store, Outputs& out) {
+    const Geometry& g = view_.geometry();
+    store.take(out.n, refs_);
+    for (size_t i = 0; i < out.n; ++i)
+      out.keys[i] = view_.key(refs_[i].slot, refs_[i].row - g.behind, store.slots[refs_[i].slot].generation);
+    std::fill_n(out.probabilities, out.n, 1.0);
+    std::fill_n(out.weights, out.n, 1.0f);
+    gather(out, 0, out.n);
+    store.done_with(refs_);
+  }
+
+ private:
+  static constexpr size_t kBlock = 64;  // items: their lines and paths through the tree fit the first cache
+
+  // What was drawn: rows, keys, probabilities; `prefix_` becomes the priorities. Answers the smallest of those.
+  double name_drawn(const Store& store, Outputs& out, size_t start, size_t count, double total) {
+    const Geometry g = view_.geometry();  // a copy: stores to the outputs cannot change it
+    const uint8_t* slots = view_.slot(0);
+    const uint32_t near = std::clamp<uint32_t>(g.record, 1, 512);
+    const double* leaves = view_.leaves();
+    const Store::SlotView* known = store.slots.data();
+    double smallest = std::numeric_limits<double>::infinity();
+    for (size_t i = start; i < start + count; ++i) {
+      const uint32_t leaf = leaf_[i], slot = leaf / g.leaves, offset = leaf - slot * g.leaves;
+      refs_[i] = ItemRef{slot, g.behind + offset, 0, 0};
+      const uint8_t* record = slots + g.slot_bytes * slot + size_t(g.record) * (g.behind + offset);
+      for (uint32_t at = 0; at < near; at += 64) __builtin_prefetch(record + at);
+      __builtin_prefetch(record + near - 1);
+      const double p = leaves[leaf];
+      out.keys[i] = uint64_t(offset) | uint64_t(slot) << g.offset_bits |
+                    known[slot].generation << (g.offset_bits + g.slot_bits);
+      prefix_[i] = p;
+      out.probabilities[i] = p / total;
+      smallest = std::min(smallest, p);
+    }
+    return smallest;
+  }
+
+  // Items [start, start + count) of a batch into its outputs.
+  void gather(Outputs& out, size_t start, size_t count) {
+    const Geometry& g = view_.geometry();
+    const Header& h = view_.header();
+    const bool windows = g.kind == Kind::sequence || g.kind == Kind::unroll;
+    const size_t steps = windows ? g.burn_in + g.n_step : 1;
+    ItemRef* refs = refs_.data() + start;
+    if (g.kind != Kind::rows)
+      for (size_t i = 0; i < count; ++i) refs[i] = item_at(view_, refs[i].slot, refs[i].row, g.rows);
+    if (g.kind == Kind::transition) gather_returns(view_, refs, count, out.reward + start, out.discount + start);
+    if (windows)
+      gather_steps(view_, refs, count, out.reward + start * steps, out.discount + start * steps,
+                   out.mask + start * steps, out.first + start * (steps + 1));
+    for (uint32_t c = 0; c < g.columns; ++c) {
+      const Column& column = h.column[c];
+      const size_t before = start * frames_of(g, column) * column.bytes;
+      uint8_t* now = out.column[c] ? out.column[c] + before : nullptr;
+      uint8_t* later = out.next_column[c] ? out.next_column[c] + before : nullptr;
+      if (now && later) {
+        gather_both(view_, column, refs, count, now, later);
+      } else if (now) {
+        gather_any(view_, column, refs, count, false, now);
+      }
+    }
+    copies_done();
+  }
+
+  View view_;
+  std::vector<ItemRef> refs_;  // of the batch under way, as the next two
+  std::vector<uint32_t> leaf_;
+  std::vector<double> prefix_;
+};
+
+}  // namespace apexrl
