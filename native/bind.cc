@@ -96,6 +96,7 @@ NB_MODULE(_native, m) {
 
   bind_replay(m);
   bind_writer(m);
+  bind_chunks(m);
 
   // Native structures alone, for the tests' comparison with their NumPy twins.
   struct Tree {

@@ -155,5 +155,6 @@ class PyReplay {
 
 void bind_replay(nb::module_& m);
 void bind_writer(nb::module_& m);
+void bind_chunks(nb::module_& m);
 
 }  // namespace apexrl

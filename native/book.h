@@ -282,6 +282,7 @@ class Book {
   void grant(uint32_t s, uint32_t l, Shared<uint32_t>& entry) {
     Header& h = header();
     SlotMeta& meta = view_.meta(s);
+    meta.last_count.store(meta.count.load(std::memory_order_relaxed), std::memory_order_relaxed);
     meta.count.store(0, std::memory_order_relaxed);
     meta.items.store(0, std::memory_order_relaxed);
     meta.drained.store(0, std::memory_order_relaxed);

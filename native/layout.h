@@ -118,8 +118,10 @@ struct SlotMeta {
   Shared<uint32_t> items;    // real items among them (no final observations)
   Shared<uint32_t> drained;  // item positions whose leaves the owner has set, a prefix
   Shared<uint32_t> consumed; // fifo: item positions that were given out, a prefix
+  Shared<uint32_t> stream;   // of its lane
+  Shared<uint32_t> last_count;  // `count` of its life before this one
 };
-static_assert(sizeof(SlotMeta) == 32);
+static_assert(sizeof(SlotMeta) == 40);
 
 // Fixed part of a lane; behind it desk[], current[], next[]: slot + 1, or 0.
 struct alignas(64) Lane {
@@ -324,8 +326,8 @@ class View {
   uint8_t* base_;
 };
 
-constexpr char kReplayMagic[9] = "APEXRPL2";
-constexpr uint32_t kReplayVersion = 2;
+constexpr char kReplayMagic[9] = "APEXRPL3";
+constexpr uint32_t kReplayVersion = 3;
 
 // One slot in a snapshot; its rows and leaves follow.
 struct SnapshotEntry {

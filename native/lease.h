@@ -82,7 +82,7 @@ class Lease {
       next.store(held, std::memory_order_release);
       desk[d].store(0, std::memory_order_release);
       desk_at_ = (d + 1) % g.desk;
-      number(held - 1);
+      number(held - 1, stream);
       return held - 1;
     }
     auto& counter = header().next_unused;
@@ -91,7 +91,7 @@ class Lease {
       next.store(uint32_t(n) + 1, std::memory_order_seq_cst);  // said before the claim: see retire_lane
       if (counter.compare_exchange_strong(n, n + 1, std::memory_order_seq_cst)) {
         SlotMeta& meta = view_.meta(uint32_t(n));
-        number(uint32_t(n));
+        number(uint32_t(n), stream);
         meta.word.store(SlotWord{SlotState::leased, l, 1}.pack(), std::memory_order_release);
         return int64_t(n);
       }
@@ -183,9 +183,10 @@ class Lease {
   }
 
   // Slots closed together are committed in the order of their use; once committed, the word holds their rank.
-  void number(uint32_t slot) {
+  void number(uint32_t slot, uint32_t stream) {
     const uint64_t lease = view_.lane(uint32_t(lane_)).generation.load(std::memory_order_relaxed);
     view_.meta(slot).order.store(lease << 40 | taken_++, std::memory_order_relaxed);
+    view_.meta(slot).stream.store(stream, std::memory_order_relaxed);
   }
 
   bool low() const {

@@ -101,6 +101,36 @@ class Owner {
     return SampleStatus::ok;
   }
 
+  // fifo: chunks for another host, their bodies one after the other in `out`, of `most` bytes in all unless one item
+  // needs more. They are given out: they are the caller's to keep from here on.
+  SampleStatus take_chunks(int64_t linger, uint64_t most, std::vector<ChunkHead>& chunks, std::vector<uint8_t>& out) {
+    std::lock_guard guard(mutex_);
+    Header& h = header();
+    chunks.clear();
+    out.clear();
+    if (h.closed.load(std::memory_order_acquire)) return SampleStatus::closed;
+    if (yielded()) return SampleStatus::yielded;
+    h.provisional.store(0, std::memory_order_relaxed);
+    book_.drain();
+    if (!book_.store.feeds_host()) book_.store.feed_host(book_.filled());
+    ChunkHead chunk;
+    const auto body = [&](uint64_t bytes) -> uint8_t* {
+      if (!chunks.empty() && out.size() + bytes > most) return nullptr;
+      out.resize(out.size() + bytes);
+      return out.data() + out.size() - bytes;
+    };
+    uint64_t items = 0;
+    while (out.size() < most && book_.store.take_chunk(linger, most, chunk, body)) {
+      chunks.push_back(chunk);
+      items += chunk.items;
+    }
+    h.sampled.fetch_add(items, std::memory_order_relaxed);
+    h.items.store(book_.store.items(), std::memory_order_release);
+    book_.limiter.update();
+    book_.limiter.wake_lanes();
+    return chunks.empty() ? SampleStatus::too_few : SampleStatus::ok;
+  }
+
   // Writes powered priorities by key; a key whose item has gone is counted and left alone. False: it has yielded.
   bool update(const uint64_t* keys, const double* powered, size_t n, size_t& applied, size_t& stale) {
     std::lock_guard guard(mutex_);

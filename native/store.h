@@ -8,8 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "chunks.h"
 #include "crash.h"
 #include "layout.h"
+#include "process.h"
 #include "queue.h"
 #include "removal.h"
 #include "sum_tree.h"
@@ -57,6 +59,47 @@ class Store {
   void done_with(const std::vector<ItemRef>& items) {
     for (const ItemRef& item : items)
       if (slots[item.slot].items == 0 && slots[item.slot].order != 0) release(item.slot);
+  }
+
+  // fifo: items go to another host from here on, chunk by chunk. `filled`: slots, oldest first.
+  bool feeds_host() const { return outbox_ != nullptr; }
+  void feed_host(const std::vector<uint32_t>& filled) {
+    outbox_ = std::make_unique<Outbox>(view_);
+    for (const uint32_t s : filled)
+      if (slots[s].items > 0) outbox_->add(s, now_ns());
+  }
+
+  // fifo: the next chunk for another host, of at most `most` bytes where one item does not need more; false: nothing is
+  // ready. A slot that is still being written waits for `linger` ns. Answers by `body` where to write the bytes.
+  template <typename Body>
+  bool take_chunk(int64_t linger, uint64_t most, ChunkHead& chunk, Body&& body) {
+    const int64_t found = outbox_->ready(now_ns(), linger);
+    if (found < 0) return false;
+    const uint32_t s = uint32_t(found);
+    const Geometry& g = view_.geometry();
+    SlotMeta& meta = view_.meta(s);
+    const double* staged = view_.staged(s);
+    uint32_t first = meta.consumed.load(std::memory_order_relaxed), to = slots[s].visible;
+    while (!(staged[first] >= 0.0)) ++first;
+    while (!(staged[to - 1] >= 0.0)) --to;
+    const uint64_t row = chunk_bytes(view_, 1, 1, 1), repeated = uint64_t(g.behind) + g.ahead;
+    const uint64_t fit = most / row > repeated ? most / row - repeated : 1;
+    if (to - first > std::min<uint64_t>(fit, 65535)) {
+      to = first + uint32_t(std::min<uint64_t>(fit, 65535));
+      while (!(staged[to - 1] >= 0.0)) --to;
+    }
+    chunk = describe_chunk(view_, s, first, to);
+    uint8_t* out = body(chunk.bytes);
+    if (out == nullptr) return false;  // not this time
+    meta.consumed.store(to, std::memory_order_release);
+    write_chunk(view_, s, chunk, out);
+    slots[s].items -= chunk.items;
+    items_ -= chunk.items;
+    if (slots[s].items == 0) {
+      outbox_->remove(s);
+      if (slots[s].order != 0) release(s);
+    }
+    return true;
   }
 
   // Removes what is above `to` items.
@@ -145,7 +188,8 @@ class Store {
       }
       ++items;
     }
-    if (fifo) queue_.push(view_, s, mine.visible, count);
+    if (fifo && !outbox_) queue_.push(view_, s, mine.visible, count);
+    if (fifo && outbox_ && items > 0) outbox_->add(s, now_ns());
     mine.visible = count;
     mine.items += items;
     items_ += items;
@@ -223,6 +267,7 @@ class Store {
   View view_;
   std::deque<std::pair<uint32_t, uint64_t>> committed_;  // slot and order, oldest first; stale where the order differs
   Queue queue_;                                          // fifo sampler
+  std::unique_ptr<Outbox> outbox_;                       // … in its place, where chunks go to another host
   std::unique_ptr<Removal> removal_;                     // proportional remover
   std::vector<uint32_t> drawn_;
   uint64_t items_ = 0;

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "../board.h"
+#include "../inbox.h"
 #include "../replay.h"
 
 using namespace apexrl;
@@ -177,6 +178,89 @@ void random_streams(unsigned seed) {
   }
 }
 
+// Chunks from one replay to another, each in a buffer of just its size; damaged ones before the sound ones.
+void random_chunks(unsigned seed) {
+  std::mt19937 random(seed);
+  const Kind kind = Kind(1 + seed % 3);
+  const uint32_t streams = 1 + random() % 3;
+  const auto make = [&](Sampler sampler, uint64_t capacity) {
+    Geometry g = geometry(kind, capacity, 2, 8, kind == Kind::transition ? 1 + seed % 4 : 1, 1 + seed % 5);
+    g.sampler = sampler;
+    auto all = columns(true);
+    if (kind != Kind::transition) {
+      g.burn_in = seed % 3;
+      g.behind = g.burn_in;
+      g.stride = kind == Kind::unroll ? g.n_step : 1 + seed % 2;
+      g.chunk = uint32_t(round_up(g.chunk, g.stride));
+      g.cells = kind == Kind::unroll ? g.chunk / g.stride : 2 * g.chunk / g.stride;
+      g.chunk_items = g.cells;
+      all.push_back(Column{24, 8, 0, 1, 0, 1, 0, 0});
+    }
+    return Replay::create(g, all, "{}", 0, 0.0, 0.0, "");
+  };
+  auto here = make(Sampler::fifo, 4000), there = make(Sampler::prioritized, 500 + random() % 4000);
+  int holder = 0;
+  const auto sender = here->own(holder), owner = there->own(holder);
+  Writer writer(here->segment(), streams);
+  Inbox inbox(there->segment(), streams, Segment::create(Receipts::bytes(1)));
+  CHECK(writer.lease() == Status::ok && inbox.lease() == Status::ok);
+  Rows rows(streams);
+  std::vector<uint8_t> state(24 * streams, 7), ends(streams), none(streams);
+  const std::vector<float> reward(streams, 1.0f);
+  std::vector<ChunkHead> heads;
+  std::vector<uint8_t> bodies;
+  std::vector<ItemRef> pending;
+  uint64_t sequence = 0, items = 0;
+  for (uint64_t t = 1; t < 800; ++t) {
+    for (uint32_t s = 0; s < streams; ++s) {
+      rows.fill(s, t);
+      ends[s] = random() % 15 == 0;
+    }
+    auto data = rows.data();
+    if (kind != Kind::transition) data.push_back(state.data());
+    for (bool stored = false; !stored;) {
+      const Status status = writer.append(data.data(), reward.data(), ends.data(), none.data(), nullptr, streams, stored);
+      if (status == Status::publish) writer.publish(std::vector<double>(writer.pending(pending), 1.5).data());
+      CHECK(status != Status::wait);
+    }
+    if (random() % 10 != 0 || sender->take_chunks(0, 1 + random() % 50'000, heads, bodies) != SampleStatus::ok) continue;
+    size_t at = 0;
+    for (const ChunkHead& head : heads) {
+      const std::vector<uint8_t> body(bodies.begin() + std::ptrdiff_t(at), bodies.begin() + std::ptrdiff_t(at + head.bytes));
+      at += head.bytes;
+      const auto commit = [&](const ChunkHead& h, const std::vector<uint8_t>& bytes) {
+        const char* why = nullptr;
+        Commit answer = Commit::wait;
+        while ((answer = inbox.commit(uint32_t(h.source) % streams, h, bytes.data(), bytes.size(), 0, sequence, items, why)) == Commit::wait)
+          owner->serve();
+        return answer;
+      };
+      for (int damages = 0; damages < 20; ++damages) {  // of heads: what they say must fit the body
+        ChunkHead bad = head;
+        uint32_t* const words[] = {&bad.positions, &bad.rows, &bad.cells, &bad.items};
+        *words[random() % 4] ^= 1u << random() % 32;
+        std::vector<uint8_t> bytes = body;
+        if (random() % 2) bytes.resize(random() % (2 * body.size()));
+        CHECK(commit(bad, bytes) == Commit::refused);
+      }
+      CHECK(commit(head, body) == Commit::done && commit(head, body) == Commit::repeated);
+      CHECK(commit(head, std::vector<uint8_t>()) == Commit::repeated);
+      ++sequence;
+      items += head.items;
+      if (random() % 4) continue;
+      std::vector<uint8_t> bytes = body;  // of bodies: refused, or something that an actor might have sent
+      bytes[random() % (head.rows * sizeof(StepHead) + head.positions * sizeof(double))] ^= uint8_t(1u << random() % 8);
+      if (commit(head, bytes) == Commit::done) ++sequence, items += head.items;
+      CHECK(owner->check() == 0.0);
+    }
+  }
+  CHECK(items > 100 && there->view().header().inserted.load() == items);
+  if (kind != Kind::transition) return;
+  Drawn drawn(64, there->view().geometry().stack, true);
+  CHECK(owner->sample(0.4, drawn.out) == SampleStatus::ok);
+  drawn.check();
+}
+
 // Three writers, a sampler and the owner's own thread over one mapping.
 void threads(Sampler sampler, Remover remover) {
   Geometry g = geometry(Kind::rows, 2000, 4, 1, 1, 1);
@@ -243,6 +327,7 @@ int main(int argc, char** argv) {
   if (!only_threads) {
     for (unsigned seed = 0; seed < 25; ++seed) random_rows(seed);
     for (unsigned seed = 0; seed < 25; ++seed) random_streams(seed);
+    for (unsigned seed = 0; seed < 24; ++seed) random_chunks(seed);
     board();
   }
   threads(Sampler::prioritized, Remover::fifo);

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "../crash.h"
+#include "../inbox.h"
 #include "../replay.h"
 
 using namespace apexrl;
@@ -42,7 +43,9 @@ struct Flavour {
   Kind kind;
   Sampler sampler = Sampler::prioritized;
   Remover remover = Remover::fifo;
+  bool travels = false;  // its items go to another host, chunk by chunk
 };
+bool chunks_travel = false;  // of the flavour under trial
 
 // --- a replay whose rows carry their number in every byte, with no more slots than it must have
 
@@ -194,10 +197,47 @@ void work(const Replay& replay, uint64_t number) {
   worker.write(26, [&] { return worker.wait(), true; });
 }
 
+// An item was given out, which must not have been given out before.
+void give(uint64_t tag) {
+  const uint32_t given = notes->given.load();
+  CHECK(given < std::size(notes->taken));
+  CHECK(std::count(notes->taken, notes->taken + given, tag) == 0);
+  notes->taken[given] = tag;
+  notes->given.store(given + 1);
+}
+
+// Takes chunks of at most 16 items in all, as an uplink does. False: there are none.
+bool take(const Replay& replay, Owner& owner) {
+  const View& view = replay.view();
+  const uint32_t behind = view.geometry().behind;
+  std::vector<ChunkHead> heads;
+  std::vector<uint8_t> bodies;
+  if (owner.take_chunks(0, 16 * chunk_bytes(view, 1, 1, 1), heads, bodies) != SampleStatus::ok) return false;
+  const uint8_t* body = bodies.data();
+  for (const ChunkHead& head : heads) {
+    CHECK(flaw_of(view, head, body, head.bytes) == nullptr);
+    const uint8_t* staged = body + head.rows * sizeof(StepHead);
+    const uint8_t* tags = staged + head.positions * sizeof(double);
+    for (uint32_t p = 0; p < head.positions; ++p) {
+      double priority;
+      uint64_t tag;
+      std::memcpy(&priority, staged + p * sizeof priority, sizeof priority);
+      std::memcpy(&tag, tags + (behind + p) * sizeof tag, sizeof tag);
+      if (priority >= 0.0) give(tag);
+    }
+    body += head.bytes;
+  }
+  return true;
+}
+
 // Samples 16 items; their keys. What a fifo sampler gives out is noted, and must not have been given out before.
 std::vector<uint64_t> draw(const Replay& replay, Owner& owner) {
   const View& view = replay.view();
   const Geometry& g = view.geometry();
+  if (chunks_travel && g.sampler == Sampler::fifo) {
+    for (int calls = 0; calls < 4 && take(replay, owner); ++calls) {}
+    return {};
+  }
   constexpr size_t n = 16;
   const size_t steps = g.burn_in + g.n_step, rows = g.stride > 0 ? steps + 1 : g.stack;  // of a windowed column
   std::vector<uint64_t> tag(n * rows), next(n * rows), keys(n);
@@ -230,13 +270,7 @@ std::vector<uint64_t> draw(const Replay& replay, Owner& owner) {
       CHECK(later > 0 && later <= kStreams * kNStep && later % kStreams == 0);
       CHECK(next_large[own * kLarge] == uint8_t(next[own] * 7));
     }
-    if (g.sampler == Sampler::fifo) {
-      const uint32_t given = notes->given.load();
-      CHECK(given < std::size(notes->taken));
-      CHECK(std::count(notes->taken, notes->taken + given, tag[own]) == 0);
-      notes->taken[given] = tag[own];
-      notes->given.store(given + 1);
-    }
+    if (g.sampler == Sampler::fifo) give(tag[own]);
   }
   return keys;
 }

@@ -210,6 +210,86 @@ bool owner_after_owner(const Flavour& flavour, uint64_t n) {
   return lived;
 }
 
+// --- chunks of another host
+
+struct Parcel {
+  ChunkHead head;
+  std::vector<uint8_t> body;
+  uint64_t sequence, item;
+};
+
+// What a host sends: chunks of what a worker there published, a few positions or a slot at a time.
+std::vector<Parcel> pack(const Flavour& flavour) {
+  auto replay = make({flavour.name, flavour.kind, Sampler::fifo}, 1);
+  int holder = 0;
+  const auto owner = replay->own(holder);
+  std::vector<Parcel> parcels;
+  uint64_t items = 0;
+  const Help take = [&] {
+    std::vector<ChunkHead> heads;
+    std::vector<uint8_t> bodies;
+    const uint64_t most = parcels.size() % 3 == 0 ? 1 : 4000;
+    while (owner->take_chunks(0, most, heads, bodies) == SampleStatus::ok) {
+      size_t at = 0;
+      for (const ChunkHead& head : heads) {
+        parcels.push_back({head, {}, parcels.size(), items});
+        parcels.back().body.assign(bodies.begin() + std::ptrdiff_t(at), bodies.begin() + std::ptrdiff_t(at + head.bytes));
+        at += head.bytes;
+        items += head.items;
+      }
+    }
+    return true;
+  };
+  Worker worker(*replay, 1);
+  for (int round = 0; round < 6; ++round) {
+    worker.write(7, take);
+    take();
+  }
+  return parcels;
+}
+
+// An intake's life: commits every parcel but `lost`, whatever a predecessor has committed.
+void bring(Replay& replay, const std::shared_ptr<Segment>& receipts, const std::vector<Parcel>& parcels, size_t lost) {
+  Inbox inbox(replay.segment(), kStreams, receipts);
+  CHECK(inbox.lease() == Status::ok);
+  for (const Parcel& parcel : parcels) {
+    if (parcel.sequence == lost) continue;
+    const char* why = nullptr;
+    Commit answer = Commit::wait;
+    for (int tries = 0; answer == Commit::wait && tries < 2000; ++tries) {
+      if (tries > 0) inbox.wait(1'000'000);
+      answer = inbox.commit(uint32_t(parcel.head.source & 1), parcel.head, parcel.body.data(), parcel.body.size(), 1,
+                            parcel.sequence, parcel.item, why);
+    }
+    CHECK(answer == Commit::done || answer == Commit::repeated);
+  }
+}
+
+bool intake(const Flavour& flavour, uint64_t n, bool ruled) {
+  const std::vector<Parcel> parcels = pack(flavour);
+  const size_t lost = n % 4 == 0 ? n / 4 % (parcels.size() - 1) : parcels.size();
+  const uint64_t items = parcels.back().item + parcels.back().head.items, missing = lost < parcels.size() ? parcels[lost].head.items : 0;
+  auto replay = make(flavour, 2);
+  const auto receipts = Segment::create(Receipts::bytes(3));
+  int holder = 0;
+  Owner* const owner = ruled ? replay->own(holder).get() : nullptr;
+  const auto meanwhile = owner ? std::function<void()>([&] { owner->serve(); }) : nullptr;
+  const bool lived = survives(0, n, [&] { bring(*replay, receipts, parcels, lost); }, meanwhile);
+  if (owner)  // it has seen the death before the next intake comes, or has not
+    for (const int64_t until = now_ns() + (n % 2 == 0 ? 250'000'000 : 0); now_ns() < until; usleep(1000)) owner->serve();
+  bring(*replay, receipts, parcels, lost);
+  const Account& books = Receipts(receipts).account(1);
+  CHECK(books.next_item.load() == items && books.missing.load() == missing && books.committed.load() == items - missing);
+  CHECK(books.progress.load() == uint64_t(parcels.size()) << 16);
+  if (lost < parcels.size()) notes->published.store(0);  // what is missing is not looked for
+  settle(*replay, *replay->own(holder), 0, 0);
+  CHECK(contents(*replay, *replay->own(holder)).size() == items - missing);
+  aftermath(*replay, nullptr, true, 0);
+  return lived;
+}
+bool intake_alone(const Flavour& flavour, uint64_t n) { return intake(flavour, n, false); }
+bool intake_beside_owner(const Flavour& flavour, uint64_t n) { return intake(flavour, n, true); }
+
 // Trials with a death at every `every`-th place, in processes of their own, until one ends without a death.
 void enumerate(const char* name, uint64_t every, const std::function<bool(uint64_t)>& trial,
                std::map<std::string, int>& places) {
@@ -263,9 +343,11 @@ int main() {
       {"transition", Kind::transition},
       {"sequence", Kind::sequence},
       {"unroll, fifo sampler", Kind::unroll, Sampler::fifo},
+      {"transition, chunks taken", Kind::transition, Sampler::fifo, Remover::fifo, true},
   };
   std::map<std::string, int> places;
   for (const Flavour& flavour : flavours) {
+    chunks_travel = flavour.travels;
     const auto run = [&](const char* name, bool (*trial)(const Flavour&, uint64_t), uint64_t every = 1) {
       const std::string whole = std::string(flavour.name) + ", " + name;
       enumerate(whole.c_str(), every, [&](uint64_t n) { return trial(flavour, n); }, places);
@@ -276,6 +358,9 @@ int main() {
     const bool plain = flavour.sampler == Sampler::prioritized && flavour.remover == Remover::fifo;
     run("owner", owner_alone, plain ? 1 : 2);
     run("owner after owner", owner_after_owner, 7);  // what killed the first varies with it
+    if (flavour.kind == Kind::rows || flavour.travels) continue;
+    run("intake", intake_alone);
+    run("intake beside owner", intake_beside_owner, 3);
   }
   for (const auto& [place, deaths] : places) std::printf("place %s %d\n", place.c_str(), deaths);
   std::puts("ok");

@@ -89,6 +89,11 @@ class ActorConfig:
     """Actor processes (Ape-X: 360)."""
     envs_per_actor: int = 8
     """Environments stepped together in one actor process (Ape-X: 1)."""
+    vector: Literal["sync", "threads"] = "sync"
+    """sync steps them one after the other; threads steps each in its own thread and acts on whichever are ready (for
+    simulators that wait rather than compute)."""
+    actor_slots: int = 0
+    """Actors that the ε ladder has room for, on all hosts together; 0: --actors, or 64 when other hosts may join."""
     epsilon: float = 0.4
     """Largest ε of the ladder ε_i = ε^(1 + α·i/(N−1)) over all N environments (Ape-X: 0.4)."""
     epsilon_alpha: float = 7.0
@@ -154,6 +159,36 @@ class StopConfig:
 
 
 @dataclass(frozen=True)
+class HostsConfig:
+    """Runs over several machines, through Redis."""
+
+    send_period: float = 0.2
+    """Seconds that a chunk still being written waits before what is there of it is sent (ours: full chunks go at once)."""
+    window_mb: float = 64.0
+    """Megabytes of experience that one host may have sent, or ready to send, and the learner not yet committed."""
+    when_full: Literal["wait", "drop-oldest"] = "wait"
+    """When the window is full: actors wait, or the oldest experience in it is dropped and counted."""
+    compression: Literal["none", "zlib"] = "none"
+    """Of experience and weights on the wire (zlib, level 1: for slow links; frames of Atari shrink about tenfold)."""
+    lease_seconds: float = 10.0
+    """Seconds without a sign of life after which a host's slots, or the learner's place, are free for others."""
+    patience_minutes: float = 30.0
+    """Minutes that actors wait for a learner, or for the server, before they give up."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the hosts of a run meet. No part of a configuration: the URL holds a password and is written nowhere."""
+
+    url: str = field(repr=False)
+    """Of a Redis server: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://."""
+    run: str = ""
+    """What the run is called there; empty: as its run folder."""
+    actors: bool | None = True
+    """Whether the learner's machine brings actors too; None: as the resumed run did."""
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole run. Complete and re-runnable from config.toml."""
 
@@ -176,3 +211,4 @@ class Config:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
     stop: StopConfig = field(default_factory=StopConfig)
+    hosts: HostsConfig = field(default_factory=HostsConfig)

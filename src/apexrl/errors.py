@@ -12,6 +12,8 @@
     ├── EnvError           an environment cannot be made, fails or hangs
     ├── AgentError         an agent cannot do what was asked of it
     ├── NonFiniteError     NaN or infinity in a loss or in weights
+    ├── LinkError          a server cannot be reached, refuses us, or is not fit for a run
+    ├── FrameError         bytes from the network are no frame of this run (also a ValueError)
     └── WorkerError        a role failed more often than its restart limit allows
 
 A message says what was wrong, where, and what to do.
@@ -66,6 +68,14 @@ class AgentError(ApexrlError):
 
 class NonFiniteError(ApexrlError):
     """A loss, a gradient or weights hold NaN or infinity."""
+
+
+class LinkError(ApexrlError):
+    """A server cannot be reached, refuses us, or is not fit for a run; the message names it, without the password."""
+
+
+class FrameError(ApexrlError, ValueError):
+    """Bytes from the network are no frame of this run; nothing of them was used."""
 
 
 class WorkerError(ApexrlError):

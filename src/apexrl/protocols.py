@@ -92,6 +92,19 @@ class Agent(Protocol):
     def load_state_dict(self, state: Arrays) -> None: ...
 
 
+class ChunkHead(NamedTuple):
+    """What a chunk on its way to another host says of its body (``replay.chunks``): consecutive rows of one stream."""
+
+    source: int  # of the stream: unique on the host that wrote it
+    life: int  # of the slot that it was written in; chunks of one life follow one another there
+    first: int  # its first item position in that slot
+    positions: int  # item positions
+    rows: int  # steps: those before and after that the items need are repeated
+    cells: int  # per-item values
+    items: int
+    nbytes: int  # of the body
+
+
 class WeightsWriter(Protocol):
     def publish(self, weights: Arrays, version: int) -> None: ...
     @property
@@ -149,7 +162,8 @@ class Context(Protocol):
         ...
 
     def env_call(self) -> AbstractContextManager[None]:
-        """Marks an environment call, so that one which hangs beyond the limit is seen from outside."""
+        """Marks an environment call, so that one which hangs beyond the limit is seen from outside. Several may be in
+        progress, also in several threads: the oldest counts."""
         ...
 
 

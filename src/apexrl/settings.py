@@ -216,7 +216,7 @@ def check(config: Config) -> None:
         ConfigError: a value is out of range or two contradict each other; the message names the flag.
     """
     agent, replay, actor, learner = config.agent, config.replay, config.actor, config.learner
-    evaluator, stop, env = config.evaluator, config.stop, config.env
+    evaluator, stop, env, hosts = config.evaluator, config.stop, config.env, config.hosts
     at_least_1 = {
         "actors": actor.actors,
         "envs_per_actor": actor.envs_per_actor,
@@ -238,6 +238,9 @@ def check(config: Config) -> None:
         "env_timeout": actor.env_timeout,
         "checkpoint_seconds": learner.checkpoint_seconds,
         "eval_period_seconds": evaluator.eval_period_seconds,
+        "window_mb": hosts.window_mb,
+        "lease_seconds": hosts.lease_seconds,
+        "patience_minutes": hosts.patience_minutes,
         "priority_eps": replay.priority_eps,
     }
     not_negative = {
@@ -253,6 +256,8 @@ def check(config: Config) -> None:
         "insert_band": replay.insert_band,
         "epsilon_alpha": actor.epsilon_alpha,
         "actor_restarts": actor.actor_restarts,
+        "actor_slots": actor.actor_slots,
+        "send_period": hosts.send_period,
         "learner_restarts": learner.learner_restarts,
         "updates_per_second": learner.updates_per_second,
         "env_steps": stop.env_steps,
@@ -275,6 +280,13 @@ def check(config: Config) -> None:
         raise ConfigError(f"--hidden must be numbers of units, at least 1 each, not {agent.hidden}")
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", learner.device):
         raise ConfigError(f"--device must be auto, cpu, cuda, cuda:N or mps, not {learner.device!r}")
+    if config.serial and actor.vector == "threads":
+        raise ConfigError(
+            "--serial cannot go with --vector threads: which environment is ready first is no matter of the seed. "
+            "Leave out one of them"
+        )
+    if 0 < actor.actor_slots < actor.actors:
+        raise ConfigError(f"--actor-slots {actor.actor_slots} is less than --actors {actor.actors}")
     if replay.min_size > replay.capacity:
         raise ConfigError(
             f"--min-size {replay.min_size} is more than --capacity {replay.capacity}: it is never reached"

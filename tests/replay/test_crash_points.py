@@ -39,6 +39,7 @@ FILES = {
     "limiter.h": 0.3,
     "owner.h": 0.5,
     "queue.h": 0.7,
+    "receipts.h": 0.7,
     "store.h": 0.7,
     "writer.h": 0.7,
 }

@@ -1,0 +1,124 @@
+// Chunks as they travel between hosts: consecutive item positions of one slot, with the rows before and after that
+// their windows need, as bytes that stand alone.
+//
+//   heads [rows] | priorities after eps and alpha [positions], -1: no item | columns: [rows, bytes], or per item [cells, bytes]
+#pragma once
+
+#include <cmath>
+#include <deque>
+#include <vector>
+
+#include "gather.h"
+#include "layout.h"
+
+namespace apexrl {
+
+struct ChunkHead {
+  uint64_t source;     // lane << 32 | stream of the writing host
+  uint64_t life;       // slot << 24 | the low bits of its generation there
+  uint32_t first;      // item position in that slot
+  uint32_t positions;
+  uint32_t rows;       // behind + positions + what the last window needs
+  uint32_t cells;      // per-item values
+  uint32_t items;
+  uint64_t bytes;      // of the body
+};
+
+inline uint64_t chunk_bytes(const View& view, uint64_t rows, uint64_t positions, uint64_t cells) {
+  uint64_t bytes = rows * sizeof(StepHead) + positions * sizeof(double);
+  for (uint32_t c = 0; c < view.geometry().columns; ++c) {
+    const Column& column = view.header().column[c];
+    bytes += (column.per_item ? cells : rows) * column.bytes;
+  }
+  return bytes;
+}
+
+// Positions [first, to) of a slot, all complete and the last an item.
+inline ChunkHead describe_chunk(const View& view, uint32_t slot, uint32_t first, uint32_t to) {
+  const Geometry& g = view.geometry();
+  const double* staged = view.staged(slot);
+  const SlotWord word = SlotWord::unpack(view.meta(slot).word.load(std::memory_order_acquire));
+  const uint32_t last = g.behind + to - 1;
+  ChunkHead chunk{uint64_t(word.lane) << 32 | view.meta(slot).stream.load(std::memory_order_relaxed),
+                  uint64_t(slot) << 24 | (word.generation & 0xffffff), first, to - first,
+                  last + span_of(view, slot, last, g.rows) + 1 - first, 0, 0, 0};
+  for (uint32_t p = first; p < to; ++p) chunk.items += staged[p] >= 0.0;
+  chunk.cells = g.cells > 0 ? chunk.items : 0;
+  chunk.bytes = chunk_bytes(view, chunk.rows, chunk.positions, chunk.cells);
+  return chunk;
+}
+
+// The body, at `out`.
+inline void write_chunk(const View& view, uint32_t slot, const ChunkHead& chunk, uint8_t* out) {
+  const Geometry& g = view.geometry();
+  const double* staged = view.staged(slot) + chunk.first;
+  const auto item = [&](uint32_t row) {  // of the chunk
+    return row >= g.behind && row - g.behind < chunk.positions && staged[row - g.behind] >= 0.0;
+  };
+  uint32_t cell = 0, first_cell = 0;
+  for (uint32_t r = 0; r < chunk.rows; ++r, out += sizeof(StepHead)) {
+    StepHead head = view.head(slot, chunk.first + r);
+    if (head.flags & kAbsent) head = StepHead{0.0f, kAbsent, 0, 0};
+    const bool starts = item(r);
+    if (starts && cell == 0) first_cell = head.cell;
+    head.flags = uint8_t(starts ? head.flags | kItem : head.flags & ~kItem);
+    head.cell = uint16_t(starts && g.cells > 0 ? cell++ : 0);
+    std::memcpy(out, &head, sizeof head);
+  }
+  for (uint32_t p = 0; p < chunk.positions; ++p, out += sizeof(double)) {
+    const double value = staged[p] >= 0.0 ? staged[p] : -1.0;
+    std::memcpy(out, &value, sizeof value);
+  }
+  for (uint32_t c = 0; c < g.columns; ++c) {
+    const Column& column = view.header().column[c];
+    const uint32_t n = column.per_item ? chunk.cells : chunk.rows;
+    if (n == 0) continue;
+    const uint8_t* from = view.cell(column, slot, column.per_item ? first_cell : chunk.first);
+    const size_t stride = view.stride(column);
+    if (stride == column.bytes) {
+      std::memcpy(out, from, size_t(n) * column.bytes);
+    } else {
+      for (uint32_t r = 0; r < n; ++r) std::memcpy(out + size_t(r) * column.bytes, from + r * stride, column.bytes);
+    }
+    out += size_t(n) * column.bytes;
+  }
+}
+
+// Which slots have items that were not sent yet, oldest first. Of the owner whose replay feeds another host.
+class Outbox {
+ public:
+  explicit Outbox(const View& view) : view_(view), waits_(view.geometry().slots) {}
+
+  // The slot has items beyond its consumed prefix.
+  void add(uint32_t slot, int64_t now) {
+    if (waits_[slot]) return;
+    waits_[slot] = 1;
+    waiting_.push_back({slot, now});
+  }
+
+  // The first slot that nobody writes any more, or whose items have waited for `linger` ns; or -1.
+  int64_t ready(int64_t now, int64_t linger) const {
+    for (const auto& [slot, since] : waiting_) {
+      const SlotWord word = SlotWord::unpack(view_.meta(slot).word.load(std::memory_order_acquire));
+      if (word.state != SlotState::leased || now - since >= linger) return slot;
+    }
+    return -1;
+  }
+
+  // Nothing of it waits any more.
+  void remove(uint32_t slot) {
+    waits_[slot] = 0;
+    std::erase_if(waiting_, [&](const Waiting& one) { return one.slot == slot; });
+  }
+
+ private:
+  struct Waiting {
+    uint32_t slot;
+    int64_t since;
+  };
+  View view_;
+  std::deque<Waiting> waiting_;
+  std::vector<uint8_t> waits_;  // per slot
+};
+
+}  // namespace apexrl

@@ -1,0 +1,259 @@
+// Brings chunks of other hosts into a replay, through an ordinary lane. One thread at a time; no call waits.
+//
+// Nothing of a body is trusted: what could not have been written by a Writer is refused before a byte of it is stored.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "chunks.h"
+#include "lease.h"
+#include "receipts.h"
+
+namespace apexrl {
+
+// Why a chunk is refused; nullptr: it is sound.
+inline const char* flaw_of(const View& view, const ChunkHead& c, const uint8_t* body, uint64_t bytes) {
+  const Geometry& g = view.geometry();
+  if (g.kind == Kind::rows) return "this replay takes finished rows, not chunks";
+  if (c.positions == 0 || c.positions > 65535 || c.first > 1u << 30) return "it names no positions";
+  if (c.rows < g.behind + c.positions || c.rows > uint64_t(g.behind) + c.positions + g.ahead) return "its rows do not fit its positions";
+  if (c.items == 0 || c.items > c.positions || c.cells != (g.cells > 0 ? c.items : 0)) return "its items do not fit its positions";
+  if (bytes != chunk_bytes(view, c.rows, c.positions, c.cells)) return "its body has another size than its head says";
+  const auto head = [&](uint32_t r) {
+    StepHead h;
+    std::memcpy(&h, body + size_t(r) * sizeof h, sizeof h);
+    return h;
+  };
+  constexpr uint8_t kKnown = kTerminated | kTruncated | kFinal | kStart | kItem | kAbsent, kEnd = kTerminated | kTruncated;
+  for (uint32_t r = 0; r < c.rows; ++r) {
+    const StepHead now = head(r);
+    if (now.flags & ~kKnown) return "a step has unknown flags";
+    if (!std::isfinite(now.reward)) return "a reward is NaN or infinite";
+    if (now.flags & kAbsent) {
+      if (r >= g.behind || now.flags != kAbsent || (r > 0 && !(head(r - 1).flags & kAbsent))) return "a step is absent in between";
+      continue;
+    }
+    if ((now.flags & kFinal) && (now.flags & kEnd)) return "a final observation ends again";
+    if (r == 0) continue;
+    const StepHead before = head(r - 1);
+    if (before.flags & (kFinal | kAbsent)) {
+      if (now.age != 0 || (now.flags & kFinal)) return "an episode does not begin where the last one ended";
+    } else if (now.age != std::min(before.age + 1, 255) || bool(now.flags & kFinal) != bool(before.flags & kEnd)) {
+      return "an episode's steps do not follow one another";
+    }
+  }
+  uint32_t items = 0;
+  for (uint32_t p = 0; p < c.positions; ++p) {
+    double value;
+    std::memcpy(&value, body + size_t(c.rows) * sizeof(StepHead) + p * sizeof value, sizeof value);
+    const StepHead now = head(g.behind + p);
+    const bool item = now.flags & kItem;
+    if (item ? !(value >= 0.0 && value <= 1e300) : value != -1.0) return "a priority is out of range";
+    if (!item) {
+      if (g.kind == Kind::transition && !(now.flags & kFinal)) return "a step is no item";
+      continue;
+    }
+    if (g.kind == Kind::transition ? bool(now.flags & kFinal) : !(now.flags & kStart)) return "an item begins where none can";
+    if (g.cells > 0 && now.cell != items) return "the per-item values are out of order";
+    ++items;
+    uint32_t span = 0;  // as span_of
+    const uint32_t row = g.behind + p;
+    if (g.kind == Kind::unroll) {
+      span = uint64_t(row) + g.n_step < c.rows ? g.n_step : 0;
+    } else {
+      for (uint32_t k = 0; k < g.n_step && row + k + 1 < c.rows && span == 0; ++k)
+        if ((head(row + k).flags & kEnd) || k + 1 == g.n_step) span = k + 1;
+    }
+    if (span == 0) return "an item's window is not complete";
+  }
+  return items == c.items ? nullptr : "its items are not as many as it says";
+}
+
+enum class Commit : int { done = 0, wait = 1, closed = 2, repeated = 3, refused = 4 };
+
+class Inbox {
+ public:
+  Inbox(std::shared_ptr<Segment> segment, uint32_t streams, std::shared_ptr<Segment> receipts)
+      : view_(segment->data()), lease_(std::move(segment), streams), receipts_(std::move(receipts)), stream_(streams) {}
+
+  Status lease() {
+    const Status status = lease_.take_lane();
+    if (status != Status::ok) return status;
+    std::fill(stream_.begin(), stream_.end(), Stream{});
+    receipts_.recover(view_);  // the lane's last worker is dead: nothing more is published in its name
+    return status;
+  }
+  void release() { lease_.release(); }
+  bool leased() const { return lease_.held(); }
+  uint32_t streams() const { return uint32_t(stream_.size()); }
+  size_t accounts() const { return receipts_.accounts(); }
+  const View& view() const { return view_; }
+  void wait(int64_t ns) { lease_.wait(ns); }
+  bool all_settled() const { return lease_.all_settled(); }
+
+  // The slot that the stream fills is handed over as it is.
+  void close(uint32_t i) {
+    Stream& s = stream_[i];
+    if (s.slot < 0) return;
+    lease_.close_slot(uint32_t(s.slot));
+    lease_.leave(i);
+    lease_.announce();
+    s = Stream{};
+  }
+
+  // Commits chunk number `sequence` of an account's sender, whose first item is its number `item`. With Commit::wait
+  // a part may be committed already: the call is to be repeated, and goes on there.
+  Commit commit(uint32_t i, const ChunkHead& c, const uint8_t* body, uint64_t bytes, uint32_t account, uint64_t sequence,
+                uint64_t item, const char*& why) {
+    why = nullptr;
+    if (view_.header().closed.load(std::memory_order_relaxed)) return Commit::closed;
+    Account& books = receipts_.account(account);
+    const uint64_t progress = books.progress.load(std::memory_order_relaxed);
+    if (sequence < progress >> 16) {
+      books.repeated.fetch_add(std::min(c.items, 65535u), std::memory_order_relaxed);
+      return Commit::repeated;
+    }
+    why = flaw_of(view_, c, body, bytes);
+    const uint64_t expected = books.next_item.load(std::memory_order_relaxed);
+    uint32_t from = sequence == progress >> 16 ? uint32_t(progress & 0xffff) : 0;
+    if (why == nullptr && from >= c.positions) why = "it is another chunk than the one that came before under its number";
+    if (why == nullptr && from == 0 && item < expected) why = "its items were numbered before";
+    if (why == nullptr && (sequence >= uint64_t(1) << 47 || item >= uint64_t(1) << 62)) why = "its number is out of range";
+    if (why != nullptr) return Commit::refused;
+    const uint64_t missing = books.missing.load(std::memory_order_relaxed) + (from == 0 ? item - expected : 0);
+    uint32_t before = 0;  // items of positions before `from`
+    for (uint32_t p = 0; p < from; ++p) before += staged_of(c, body, p) >= 0.0;
+    while (from < c.positions) {
+      if (lease_.room() == 0) return Commit::wait;
+      const int64_t n = place(i, c, body, from, before, Entry{account, 0, item, books.committed.load(std::memory_order_relaxed), missing}, sequence);
+      if (n < 0) return Commit::wait;
+      for (int64_t k = 0; k < n; ++k) before += staged_of(c, body, from + uint32_t(k)) >= 0.0;
+      from += uint32_t(n);
+    }
+    lease_.announce();
+    return Commit::done;
+  }
+
+ private:
+  struct Stream {
+    int64_t slot = -1;
+    uint64_t life = 0;   // of the sender's slot
+    int64_t base = 0;    // the sender's position at our position 0
+    uint32_t count = 0;  // positions published
+    uint32_t rows = 0;   // written
+    uint32_t cells = 0;
+  };
+
+  double staged_of(const ChunkHead& c, const uint8_t* body, uint32_t p) const {
+    double value;
+    std::memcpy(&value, body + size_t(c.rows) * sizeof(StepHead) + size_t(p) * sizeof value, sizeof value);
+    return value;
+  }
+
+  // Puts as many positions as fit, from `from` on, where they belong. Answers how many; -1: there is no slot.
+  int64_t place(uint32_t i, const ChunkHead& c, const uint8_t* body, uint32_t from, uint32_t before, Entry entry, uint64_t sequence) {
+    const Geometry& g = view_.geometry();
+    Stream& s = stream_[i];
+    const int64_t here = int64_t(c.first) + from;
+    if (s.slot >= 0) {  // only what follows what is there without a hole may join it
+      const bool follows = s.life == c.life && here >= s.base + s.count && here - s.base < g.chunk &&
+                           int64_t(c.first) - s.base <= int64_t(s.rows) && int64_t(c.first) >= s.base;
+      if (!follows) close(i);
+    }
+    if (s.slot < 0) {
+      const int64_t slot = lease_.take(i);
+      if (slot < 0) return -1;
+      lease_.settle(i, slot);
+      s = Stream{slot, c.life, here, 0, 0, 0};
+    }
+    const uint32_t slot = uint32_t(s.slot), at = uint32_t(here - s.base);  // our first position
+    uint32_t n = std::min(c.positions - from, g.chunk - at), items = 0;
+    for (uint32_t k = 0; k < n; ++k) {
+      if (!(staged_of(c, body, from + k) >= 0.0)) continue;
+      if (g.cells > 0 && s.cells + items == g.cells) {
+        n = k;
+        break;
+      }
+      ++items;
+    }
+    if (n == 0) {  // its cells are used up
+      close(i);
+      return place(i, c, body, from, before, entry, sequence);
+    }
+    write_rows(s, c, body, from, n, before);
+    double* staged = view_.staged(slot);
+    double largest = 0.0;
+    for (uint32_t p = s.count; p < at; ++p) staged[p] = -1.0;  // positions that are no items, or never came
+    for (uint32_t k = 0; k < n; ++k) {
+      staged[at + k] = staged_of(c, body, from + k);
+      largest = std::max(largest, staged[at + k]);
+    }
+    const bool last = from + n == c.positions;
+    entry.progress = last ? (sequence + 1) << 16 : sequence << 16 | (from + n);
+    entry.next_item += before + items;
+    entry.committed += items;
+    copies_done();
+    receipts_.announce(view_, slot, at + n, entry);
+    lease_.publish_slot(slot, at + n, items);
+    receipts_.enter();
+    raise_max_priority(view_.header(), largest);
+    s.count = at + n;
+    s.cells += items;
+    if (s.count == g.chunk) close(i);
+    return n;
+  }
+
+  // The chunk's rows into the slot; those that are there already get what is new of them: where items begin.
+  void write_rows(Stream& s, const ChunkHead& c, const uint8_t* body, uint32_t from, uint32_t n, uint32_t before) {
+    const Geometry& g = view_.geometry();
+    const uint32_t slot = uint32_t(s.slot);
+    const int64_t shift = int64_t(c.first) - s.base;  // our row of the chunk's row 0; negative in a slot begun in its middle
+    const uint32_t row = uint32_t(int64_t(from) + shift) + g.behind, end = uint32_t(std::min<int64_t>(g.rows, c.rows + shift));
+    const uint8_t* column_at = body + size_t(c.rows) * sizeof(StepHead) + size_t(c.positions) * sizeof(double);
+    const uint32_t fresh = s.rows;
+    for (uint32_t r = std::min(row, fresh); r < end; ++r) {
+      StepHead in;
+      std::memcpy(&in, body + size_t(int64_t(r) - shift) * sizeof in, sizeof in);
+      const bool starts = r >= row && r < row + n;
+      if (!starts) in.flags &= uint8_t(~kItem);
+      in.cell = starts && (in.flags & kItem) && g.cells > 0 ? uint16_t(s.cells + in.cell - before) : 0;
+      StepHead& head = view_.head(slot, r);
+      if (r >= fresh) {
+        head = in;
+      } else if (r >= row) {  // windows of published items read its reward and its ends meanwhile
+        head.flags = in.flags;
+        head.cell = in.cell;
+      }
+    }
+    for (uint32_t k = 0; k < g.columns; ++k) {
+      const Column& column = view_.header().column[k];
+      if (column.per_item) {
+        uint32_t items = 0;
+        for (uint32_t p = 0; p < n; ++p) items += staged_of(c, body, from + p) >= 0.0;
+        std::memcpy(view_.cell(column, slot, s.cells), column_at + size_t(before) * column.bytes, size_t(items) * column.bytes);
+        column_at += size_t(c.cells) * column.bytes;
+        continue;
+      }
+      if (end > fresh) {
+        const uint8_t* in = column_at + size_t(int64_t(fresh) - shift) * column.bytes;
+        uint8_t* out = view_.cell(column, slot, fresh);
+        const size_t stride = view_.stride(column);
+        if (stride == column.bytes) {
+          copy_large(out, in, size_t(end - fresh) * column.bytes);
+        } else {
+          for (uint32_t r = fresh; r < end; ++r, in += column.bytes, out += stride) copy_short(out, in, column.bytes);
+        }
+      }
+      column_at += size_t(c.rows) * column.bytes;
+    }
+    s.rows = std::max(s.rows, end);
+  }
+
+  View view_;
+  Lease lease_;
+  Receipts receipts_;
+  std::vector<Stream> stream_;
+};
+
+}  // namespace apexrl

@@ -1,0 +1,98 @@
+// What of whom has been committed to a replay: shared memory that outlives the process which brings it in.
+//
+// A chunk is committed by the one store that publishes its items. What the books are to say then is written down
+// before it; whoever comes after a death looks whether that store was made, and takes it over or drops it. So nothing
+// is committed twice and nothing is counted that is not there.
+#pragma once
+
+#include "crash.h"
+#include "layout.h"
+#include "segment.h"
+
+namespace apexrl {
+
+// Of one life of one sender. The Python side reads these words as uint64 (replay/chunks.py).
+struct Account {
+  Shared<uint64_t> sender;     // digest of its name and generation; 0: nobody's
+  Shared<uint64_t> progress;   // sequence number of the next chunk << 16 | its positions that are here already
+  Shared<uint64_t> next_item;  // number of the sender's next item
+  Shared<uint64_t> committed;  // items
+  Shared<uint64_t> missing;    // items that were numbered and never came
+  Shared<uint64_t> repeated;   // items that came again, and were dropped
+  Shared<uint64_t> word[10];   // the Python side's
+};
+static_assert(sizeof(Account) == 128);
+
+struct Intent {
+  Shared<uint64_t> account;  // + 1; 0: none
+  Shared<uint64_t> slot, generation, count;
+  Shared<uint64_t> progress, next_item, committed, missing;
+};
+
+struct Entry {
+  uint32_t account;
+  uint64_t progress, next_item, committed, missing;
+};
+
+class Receipts {
+ public:
+  static constexpr size_t kHead = 128;
+  static_assert(sizeof(Intent) <= kHead);
+  static size_t bytes(size_t accounts) { return kHead + accounts * sizeof(Account); }
+
+  explicit Receipts(std::shared_ptr<Segment> segment) : segment_(std::move(segment)) {
+    if (segment_->nbytes() < bytes(1)) throw std::invalid_argument("too small for receipts");
+  }
+
+  size_t accounts() const { return (segment_->nbytes() - kHead) / sizeof(Account); }
+  Account& account(size_t i) const { return reinterpret_cast<Account*>(segment_->data() + kHead)[i]; }
+
+  // To be said before the store that commits.
+  void announce(const View& view, uint32_t slot, uint32_t count, const Entry& entry) {
+    Intent& w = intent();
+    w.slot.store(slot, std::memory_order_relaxed);
+    w.generation.store(SlotWord::unpack(view.meta(slot).word.load(std::memory_order_relaxed)).generation,
+                       std::memory_order_relaxed);
+    w.count.store(count, std::memory_order_relaxed);
+    w.progress.store(entry.progress, std::memory_order_relaxed);
+    w.next_item.store(entry.next_item, std::memory_order_relaxed);
+    w.committed.store(entry.committed, std::memory_order_relaxed);
+    w.missing.store(entry.missing, std::memory_order_relaxed);
+    w.account.store(entry.account + 1, std::memory_order_release);
+  }
+  // To be done after it.
+  void enter() {
+    Intent& w = intent();
+    Account& mine = account(w.account.load(std::memory_order_relaxed) - 1);
+    mine.next_item.store(w.next_item.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    mine.committed.store(w.committed.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    mine.missing.store(w.missing.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    mine.progress.store(w.progress.load(std::memory_order_relaxed), std::memory_order_release);
+    w.account.store(0, std::memory_order_release);
+  }
+  // After a predecessor's death. The slot tells of its present life and of the one before it; of a longer past nobody
+  // knows, and then it is taken for committed: nothing may be committed twice.
+  void recover(const View& view) {
+    Intent& w = intent();
+    const uint64_t whose = w.account.load(std::memory_order_acquire);
+    if (whose == 0) return;
+    const uint64_t slot = w.slot.load(std::memory_order_relaxed);
+    if (whose > accounts() || slot >= view.geometry().slots) return w.account.store(0, std::memory_order_release);
+    const SlotMeta& meta = view.meta(uint32_t(slot));
+    const SlotWord word = SlotWord::unpack(meta.word.load(std::memory_order_acquire));
+    const uint64_t lives = word.generation - w.generation.load(std::memory_order_relaxed);
+    const auto& count = lives == 0 ? meta.count : meta.last_count;
+    if (lives <= 1 && count.load(std::memory_order_acquire) < w.count.load(std::memory_order_relaxed)) {
+      w.account.store(0, std::memory_order_release);
+    } else {
+      enter();
+    }
+  }
+
+ private:
+  Intent& intent() const { return *reinterpret_cast<Intent*>(segment_->data()); }
+
+  std::shared_ptr<Segment> segment_;
+};
+
+}  // namespace apexrl

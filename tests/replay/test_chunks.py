@@ -1,0 +1,340 @@
+"""Chunks between hosts: what arrives is what was written, once, whoever dies and whatever is dropped or damaged."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apexrl.errors import ConfigError, ExhaustedError, FrameError, WaitTimeout
+from apexrl.replay import Field, Replay
+from apexrl.replay.chunks import ChunkSink, ChunkSource, Receipts, schema
+
+FIELDS = {
+    "observation": Field((3,), "float32"),
+    "frame": Field((20, 20), "uint8", windowed=True),
+    "number": Field((), "int64"),
+    "q": Field((), "float32"),
+}
+KINDS = {
+    "transition": {"kind": "transition", "stack": 3, "n_step": 3},
+    "sequence": {"kind": "sequence", "length": 5, "stride": 2, "burn_in": 2},
+    "unroll": {"kind": "unroll", "length": 4, "burn_in": 1},
+}
+
+
+def fields(kind):
+    return FIELDS if kind == "transition" else {**FIELDS, "state": Field((2,), "float32", per_item=True)}
+
+
+class Simulator:
+    """Streams of numbered steps with ends at random."""
+
+    def __init__(self, streams, seed, kind):
+        self._rng = np.random.default_rng(seed)
+        self._ended = np.zeros(streams, bool)
+        self._number = np.arange(streams) * 1_000_000
+        self._kind = kind
+
+    def step(self):
+        n = len(self._ended)
+        draw = self._rng.random(n)
+        terminated, truncated = (draw < 0.06) & ~self._ended, (draw > 0.95) & ~self._ended
+        self._ended = terminated | truncated
+        self._number += 1
+        number = self._number.copy()
+        values = {
+            "observation": (number[:, None] * 10 + np.arange(3)).astype(np.float32),
+            "frame": np.broadcast_to((number % 251).astype(np.uint8)[:, None, None], (n, 20, 20)).copy(),
+            "number": number,
+            "q": number.astype(np.float32) / 7,
+            "reward": (number % 17).astype(np.float32),
+            "terminated": terminated,
+            "truncated": truncated,
+        }
+        return values if self._kind == "transition" else {**values, "state": values["observation"][:, :2].copy()}
+
+
+def first_number(kind, data):
+    """The number of each item's own first step."""
+    numbers = data["number"]
+    return numbers if kind == "transition" else numbers[:, KINDS[kind]["burn_in"]]
+
+
+def everything(kind, replay):
+    """Each item of a fifo replay by the number of its first step: the bytes of all its columns."""
+    items = {}
+    while len(replay):
+        data = replay.sample(1, timeout=5.0).data
+        (number,) = first_number(kind, data).tolist()
+        assert number not in items
+        items[number] = {name: value[0].tobytes() for name, value in data.items()}
+    return items
+
+
+def pair(kind, chunk_capacity, streams=2):
+    """(an actor host's replay, its source, the learner's replay, receipts, its sink)."""
+    options = KINDS[kind]
+    here = Replay(4096, fields(kind), sampler="fifo", streams=streams, **options)
+    there = Replay(chunk_capacity, fields(kind), sampler="fifo", streams=4, **options)
+    receipts = Receipts(8)
+    sink = ChunkSink(there, receipts, 4)
+    sink.open()
+    return here, ChunkSource(here), there, receipts, sink
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_items_arrive_as_they_were_written(kind, data):
+    """The twin is a replay of the same steps without a journey; dropped chunks are missing, and nothing else."""
+    seed = data.draw(st.integers(0, 2**31))
+    rng = np.random.default_rng(seed)
+    capacity = data.draw(st.sampled_from([600, 4096]))  # with the smaller one, chunks are shorter than the sender's
+    here, source, there, receipts, sink = pair(kind, capacity)
+    twin = Replay(4096, fields(kind), sampler="fifo", streams=2, **KINDS[kind])
+    simulator = Simulator(2, seed, kind)
+    writer, twin_writer = here.writer(streams=2), twin.writer(streams=2)
+    drop = data.draw(st.sampled_from([0.0, 0.0, 0.3]))
+    sequence = item = missing = behind = 0
+    for _ in range(data.draw(st.integers(30, 250))):
+        steps = simulator.step()
+        writer.append(steps)
+        twin_writer.append(steps)
+        if rng.random() < 0.2:
+            heads, body = source.take(int(rng.integers(1, 60_000)), 0.0)
+            offset = 0
+            for head in heads:
+                if rng.random() < drop:
+                    behind += head.items
+                else:
+                    assert sink.commit("host/1", sequence, item, head, body, offset)
+                    missing, behind = missing + behind, 0
+                sequence, item, offset = sequence + 1, item + head.items, offset + head.nbytes
+    heads, body = source.take(2**30, 0.0)
+    offset = 0
+    for head in heads:
+        assert sink.commit("host/1", sequence, item, head, body, offset)
+        missing, behind = missing + behind, 0
+        sequence, item, offset = sequence + 1, item + head.items, offset + head.nbytes
+    sink.close()
+    account = receipts.read("host/1")
+    assert account.committed + account.missing + behind == item
+    assert account.missing == missing
+    found, expected = everything(kind, there), everything(kind, twin)
+    assert item == len(expected)
+    assert len(found) == account.committed
+    assert all(expected[number] == value for number, value in found.items())
+    if not missing and not behind:
+        assert found.keys() == expected.keys()
+    for replay in (here, there, twin):
+        replay.close()
+
+
+def test_priorities_travel():
+    """What an actor computed is what the learner draws by: eps and alpha are applied once, where it was written."""
+    options = {"kind": "transition", "alpha": 0.5, "eps": 0.0}
+    one = {"number": Field((), "int64")}
+    here = Replay(4096, one, sampler="fifo", streams=1, **options)
+    there = Replay(4096, one, streams=2, **options)
+    sink, source = ChunkSink(there, Receipts(8), 1), ChunkSource(here)
+    sink.open()
+    writer = here.writer(streams=1, priority_fn=lambda items: (items["number"] ** 2).astype(np.float32))
+    for number in range(65):
+        end = np.array([False])
+        writer.append({"number": np.array([number]), "reward": np.zeros(1), "terminated": end, "truncated": end})
+    heads, body = source.take(2**20, 0.0)
+    offset = item = 0
+    for sequence, head in enumerate(heads):
+        sink.commit("host/1", sequence, item, head, body, offset)
+        offset, item = offset + head.nbytes, item + head.items
+    batch = there.sample(256, beta=1.0)
+    np.testing.assert_allclose(batch.probabilities, batch.data["number"] / np.arange(64).sum())
+    assert there._check() < 1e-9
+
+
+def test_a_chunk_is_committed_once():
+    here, source, there, receipts, sink = pair("transition", 4096)
+    simulator, writer = Simulator(2, 1, "transition"), here.writer(streams=2)
+    for _ in range(100):
+        writer.append(simulator.step())
+    (head, *_), body = source.take(1, 0.0)
+    assert sink.commit("host/1", 0, 0, head, body)
+    assert not sink.commit("host/1", 0, 0, head, body)
+    successor = ChunkSink(there, pickle.loads(pickle.dumps(receipts)), 4)
+    sink.close()
+    successor.open()
+    assert not successor.commit("host/1", 0, 0, head, body)
+    assert successor.commit("host/2", 0, 0, head, body)  # another life numbers anew
+    assert receipts.read("host/1")[1:] == (head.items, 0, 2 * head.items)
+    assert receipts.totals()[1:] == (2 * head.items, 0, 2 * head.items)
+
+
+def test_what_a_server_remembers_is_not_taken_again():
+    here, source, _, receipts, sink = pair("transition", 4096)
+    simulator, writer = Simulator(2, 1, "transition"), here.writer(streams=2)
+    for _ in range(100):
+        writer.append(simulator.step())
+    (head, *_), body = source.take(1, 0.0)
+    receipts.restore({"host/1": 7})
+    assert not sink.commit("host/1", 6, 500, head, body)
+    assert sink.commit("host/1", 7, 600, head, body)
+    assert receipts.read("host/1")[:3] == (8, head.items, 0)
+
+
+def test_the_quietest_sender_is_forgotten_and_its_books_are_not():
+    receipts = Receipts(2)
+    rows = [receipts.account(f"host/{n}") for n in range(3)]
+    assert rows[0] == rows[2] != rows[1]
+    receipts._table[rows[1], 3] = 10
+    receipts.account("host/4")
+    receipts.account("host/5")
+    assert receipts.totals().committed == 10
+    assert receipts.count(rows[1], [5, 2]) == [5, 2]
+    assert receipts.count(rows[1], [7, 1]) == [2, 0]
+
+
+def test_chunks_wait_while_the_replay_takes_none():
+    here, source, there, receipts, sink = pair("transition", 64)
+    simulator, writer = Simulator(2, 1, "transition"), here.writer(streams=2)
+    for _ in range(120):
+        writer.append(simulator.step())
+    heads, body = source.take(2**20, 0.0)
+    sequence = item = offset = 0
+    with pytest.raises(WaitTimeout):
+        for head in heads:
+            sink.commit("host/1", sequence, item, head, body, offset)
+            sequence, item, offset = sequence + 1, item + head.items, offset + head.nbytes
+    taken = receipts.read("host/1").committed
+    there.sample(taken)
+    head = heads[sequence]
+    sink.commit("host/1", sequence, item, head, body, offset, timeout=5.0)  # goes on where it was
+    assert receipts.read("host/1")[:3] == (sequence + 1, item + head.items, 0)
+
+
+def test_more_streams_than_were_said_take_turns():
+    """The stream that was quiet for longest begins a new slot when it comes again."""
+    here, source, there, _, other = pair("transition", 4096, streams=6)
+    other.close()
+    sink = ChunkSink(there, Receipts(8), 2)
+    sink.open()
+    simulator, writer = Simulator(6, 1, "transition"), here.writer(streams=6)
+    sequence = item = 0
+    for _ in range(10):
+        for _ in range(10):
+            writer.append(simulator.step())
+        heads, body = source.take(2**20, 0.0)
+        offset = 0
+        for head in heads:
+            sink.commit("host/1", sequence, item, head, body, offset)
+            sequence, item, offset = sequence + 1, item + head.items, offset + head.nbytes
+    sink.close()
+    assert len(everything("transition", there)) == item > 500
+
+
+def test_a_slot_being_written_waits_for_more():
+    here, source, *_ = pair("transition", 4096)
+    simulator, writer = Simulator(2, 3, "transition"), here.writer(streams=2)
+    for _ in range(20):
+        writer.append(simulator.step())
+    assert source.take(2**20, 60.0) == ([], b"")
+    heads, _ = source.take(2**20, 0.0)
+    assert sum(head.items for head in heads) == here.stats()["sampled"]
+    for _ in range(80):
+        writer.append(simulator.step())
+    heads, _ = source.take(2**20, 60.0)  # the full ones go at once
+    assert {head.first + head.positions for head in heads} == {64}
+
+
+def sound_chunk(kind="transition"):
+    here, source, _, _, sink = pair(kind, 4096)
+    simulator, writer = Simulator(2, 3, kind), here.writer(streams=2)
+    for _ in range(60):
+        writer.append(simulator.step())
+    heads, body = source.take(2**20, 0.0)
+    return heads[0], body[: heads[0].nbytes], sink
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda h: h._replace(positions=0), "positions"),
+        (lambda h: h._replace(positions=70_000), "positions"),
+        (lambda h: h._replace(rows=h.rows + 9), "rows"),
+        (lambda h: h._replace(items=h.items - 1), "items"),
+        (lambda h: h._replace(items=0), "items"),
+        (lambda h: h._replace(nbytes=h.nbytes - 1), "size"),
+        (lambda h: h._replace(nbytes=2**60), "cut off"),
+        (lambda h: h._replace(cells=3), "items"),
+    ],
+)
+def test_a_head_that_lies_is_refused(change, why):
+    head, body, sink = sound_chunk()
+    with pytest.raises(FrameError, match=why):
+        sink.commit("host/1", 0, 0, change(head), body)
+    assert sink.commit("host/1", 0, 0, head, body)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_a_damaged_body_is_refused_or_harmless(kind, data):
+    """Whatever the bytes: no crash, and what is taken can be sampled."""
+    head, body, sink = sound_chunk(kind)
+    there = sink._replay
+    damaged = bytearray(body)
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, min(len(body), head.rows * 8 + head.positions * 8) - 1))
+        damaged[at] = data.draw(st.integers(0, 255))
+    try:
+        sink.commit("host/1", 0, 0, head, damaged)
+    except FrameError:
+        assert len(there) == 0
+    else:
+        sink.close()
+        assert len(there) == head.items
+        batch = there.sample(head.items)
+        assert np.isfinite(batch.data["reward"]).all()
+    there.close()
+
+
+def test_numbers_out_of_order_are_refused():
+    head, body, sink = sound_chunk()
+    assert sink.commit("host/1", 0, 100, head, body)
+    with pytest.raises(FrameError, match="numbered before"):
+        sink.commit("host/1", 1, 50, head, body)
+    with pytest.raises(FrameError, match="out of range"):
+        sink.commit("host/1", 2**50, 2000, head, body)
+
+
+def test_what_does_not_fit_is_said():
+    plain = {"number": Field((), "int64")}
+    with pytest.raises(ConfigError, match="fifo"):
+        ChunkSource(Replay(100, plain, kind="transition"))
+    with pytest.raises(ConfigError, match="fifo"):
+        ChunkSource(Replay(100, plain, sampler="fifo"))
+    replay = Replay(1000, plain, kind="transition", writers=1, streams=2)
+    with pytest.raises(ExhaustedError, match="streams"):
+        ChunkSink(replay, Receipts(8), 3).open()
+    first = ChunkSink(replay, Receipts(8), 1)
+    first.open()
+    with pytest.raises(ExhaustedError, match="writer lane"):
+        ChunkSink(replay, Receipts(8), 1).open()
+
+
+def test_the_schema_says_what_fits():
+    plain = {"number": Field((), "int64")}
+    base = schema(plain, kind="transition", capacity=100)
+    assert base == schema(plain, kind="transition", capacity=5000, sampler="fifo", writers=3, seed=5)
+    assert base == ChunkSource(Replay(100, plain, kind="transition", sampler="fifo")).schema
+    others = [
+        schema({"number": Field((), "int32")}, kind="transition", capacity=100),
+        schema({"numbers": Field((), "int64")}, kind="transition", capacity=100),
+        schema(plain, kind="transition", capacity=100, n_step=2),
+        schema(plain, kind="transition", capacity=100, alpha=0.5),
+        schema(plain, kind="unroll", length=3, capacity=100),
+    ]
+    assert len({base, *others}) == 6
