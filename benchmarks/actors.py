@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
@@ -72,9 +73,6 @@ def seconds_at(folder: Path, updates: int) -> float:
 
 def run(actors: int, options: argparse.Namespace, seed: int) -> Result:
     """Train, follow the checkpoints, stop when one is good enough."""
-    from apexrl import checkpoint as checkpoints
-    from apexrl.errors import SnapshotError
-
     name = f"{title(options)}-{actors}-{seed}"
     folder = runs.RUNS / name
     flags = ["--actors", str(actors), "--envs-per-actor", "1", "--updates-per-second", str(options.updates_per_second)]
@@ -84,33 +82,12 @@ def run(actors: int, options: argparse.Namespace, seed: int) -> Result:
     flags += ["--minutes", str(options.minutes), *options.flags]
     log = report.OUT / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    curve: list[tuple[float, float]] = []
-    solved: float | None = None
     with log.open("w") as output:
         process = subprocess.Popen(
             runs.command("slow-cartpole", name, flags), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            seen = -1
-            enough = 0.0
-            while process.poll() is None:
-                time.sleep(0.1)
-                try:
-                    newest = checkpoints.load_latest(folder / "checkpoints")
-                except (SnapshotError, FileNotFoundError):
-                    continue  # pruned while it was being read
-                if newest is None or newest.metadata["updates"] <= seen:
-                    if solved is not None and time.monotonic() > enough:
-                        break
-                    continue
-                seen = newest.metadata["updates"]
-                at = seconds_at(folder, seen)
-                if solved is None:
-                    mean = greedy(folder, newest.path, 1000 * seed + len(curve))
-                    curve.append((at, mean))
-                    if mean >= GOAL:
-                        solved = at
-                        enough = time.monotonic() + max(0.0, options.rate_seconds - at)  # enough for steady rates
+            curve, solved = follow(folder, lambda: process.poll() is None, seed, options.rate_seconds)
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
@@ -122,6 +99,41 @@ def run(actors: int, options: argparse.Namespace, seed: int) -> Result:
         raise runs.RunFailed(f"{name} left no summary; see {log}")
     steady = runs.rates(folder, 2.0)
     return Result(actors, steady.env_steps_per_second, steady.updates_per_second, solved, curve, steady.seconds)
+
+
+def follow(
+    folder: Path, running: Callable[[], bool], seed: int, rate_seconds: float
+) -> tuple[list[tuple[float, float]], float | None]:
+    """Play with every new checkpoint until one is good enough and the run is ``rate_seconds`` old.
+
+    Returns seconds and mean greedy return of every evaluation, and the seconds to 475.
+    """
+    from apexrl import checkpoint as checkpoints
+    from apexrl.errors import SnapshotError
+
+    curve: list[tuple[float, float]] = []
+    solved: float | None = None
+    seen = -1
+    enough = 0.0
+    while running():
+        time.sleep(0.1)
+        try:
+            newest = checkpoints.load_latest(folder / "checkpoints")
+        except (SnapshotError, FileNotFoundError):
+            continue  # pruned while it was being read
+        if newest is None or newest.metadata["updates"] <= seen:
+            if solved is not None and time.monotonic() > enough:
+                break
+            continue
+        seen = newest.metadata["updates"]
+        at = seconds_at(folder, seen)
+        if solved is None:
+            mean = greedy(folder, newest.path, 1000 * seed + len(curve))
+            curve.append((at, mean))
+            if mean >= GOAL:
+                solved = at
+                enough = time.monotonic() + max(0.0, rate_seconds - at)  # enough for steady rates
+    return curve, solved
 
 
 def earlier_runs(path: Path) -> dict[int, list[Result]]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from apexrl import cli, settings
-from apexrl.config import Config
+from apexrl.config import Config, Meeting
 from apexrl.errors import EnvError, SnapshotError, WorkerError
 from apexrl.presets import preset
 
@@ -244,3 +244,111 @@ def test_every_word_of_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         "return 2.00 ± 1.00 (min 1.00, max 3.00) over 2 greedy episodes\n"
         "weights: best.safetensors\nvideo: films/episode-001.mp4\n"
     )
+
+
+@pytest.fixture
+def met(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
+    """Collects what runs over several hosts would be started with."""
+    calls: list[dict[str, Any]] = []
+
+    def run(config: Config, *, on_folder: Any, **given: Any) -> Any:
+        calls.append({"config": config, **given})
+        return SimpleNamespace(summary={"stopped_by": "env_steps"})
+
+    def join(url: str, run: str, *, on_folder: Any, **given: Any) -> Any:
+        calls.append({"url": url, "run": run, **given})
+        return SimpleNamespace(summary={"stopped_by": "finished"})
+
+    monkeypatch.setattr("apexrl.api.run", run)
+    monkeypatch.setattr("apexrl.api.join", join)
+    monkeypatch.delenv("APEXRL_REDIS_URL", raising=False)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("words", "meeting"),
+    [
+        (["train", "cartpole"], None),
+        (["train", "cartpole", "--redis", "redis://h"], Meeting("redis://h", "", True)),
+        (["train", "cartpole", "--redis", "redis://h", "--run", "cp"], Meeting("redis://h", "cp", True)),
+        (["learner", "cartpole", "--redis", "redis://h", "--run", "cp"], Meeting("redis://h", "cp", False)),
+    ],
+)
+def test_where_hosts_meet(words: list[str], meeting: Meeting | None, met: list[dict[str, Any]]) -> None:
+    assert cli.main(words) == 0
+    assert met[-1].get("meeting") == meeting
+    assert met[-1]["config"].preset == "cartpole"
+
+
+def test_the_url_may_stand_in_the_environment_and_is_taken_out_of_it(
+    met: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in (["train", "cartpole", "--run", "cp"], ["learner", "cartpole"]):
+        monkeypatch.setenv("APEXRL_REDIS_URL", "redis://secret")
+        assert cli.main(words) == 0
+        assert met[-1]["meeting"].url == "redis://secret"
+        assert "APEXRL_REDIS_URL" not in os.environ
+    monkeypatch.setenv("APEXRL_REDIS_URL", "redis://secret")
+    assert cli.main(["train", "cartpole"]) == 0
+    assert "meeting" not in met[-1]
+
+
+def test_an_actor_host_is_told_what_is_different_there(met: list[dict[str, Any]]) -> None:
+    words = ["--redis", "redis://h", "--run", "cp", "--actors", "3", "--out", "o", "--env-kwargs", "port", "8000"]
+    assert cli.main(["actor", *words]) == 0
+    call = met[-1]
+    assert (call["url"], call["run"], call["actors"], call["out"]) == ("redis://h", "cp", 3, "o")
+    assert call["env_kwargs"] == {"port": 8000}
+
+
+def test_a_resumed_run_meets_as_before(met: list[dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(settings.to_toml(preset("cartpole").config))
+    assert cli.main(["resume", str(tmp_path), "--redis", "redis://h"]) == 0
+    assert met[-1]["meeting"] == Meeting("redis://h", "", None)
+    assert met[-1]["resume"] == tmp_path
+    assert cli.main(["resume", str(tmp_path)]) == 0
+    assert "meeting" not in met[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["learner", "cartpole", "--run", "cp"], "say which Redis server: --redis"),
+        (["actor", "--run", "cp"], "say which Redis server: --redis"),
+        (["actor", "--redis", "redis://h"], "say which run: apexrl actor --redis URL --run NAME"),
+        (["stop", "--redis", "redis://h"], "say which run: apexrl stop"),
+        (["status"], "say which Redis server"),
+        (["learner", "cartpole", "--actors", "3"], "apexrl learner starts no actors"),
+        (["learner", "cartpole", "--actors=3"], "apexrl learner starts no actors"),
+        (["learner"], "say what to train: apexrl learner PRESET"),
+        (["actor", "--redis", "redis://h", "--run", "cp", "--actors", "-1"], "--actors must be 0 or more"),
+        (["actor", "--redis", "http://:pw@h", "--run", "cp"], "must begin with redis://"),
+        (["actor", "--redis", "redis://h", "--run", "a/b"], "cannot name a run"),
+        (["learner", "cartpole", "--redis", "redis://h", "--run", "a b"], "cannot name a run"),
+    ],
+)
+def test_mistakes_with_hosts(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("APEXRL_REDIS_URL", raising=False)
+    assert cli.main(words) == 2
+    err = capsys.readouterr().err.replace("\n", " ")
+    assert told in err
+    assert "pw" not in err
+
+
+@pytest.mark.parametrize("name", ["learner", "actor", "status", "stop"])
+def test_help_of_commands_for_several_hosts(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([name, "--help"]) == 0
+    assert "--redis" in capsys.readouterr().out
+
+
+def test_the_command_needs_no_redis_package_until_it_is_asked_for_one() -> None:
+    code = "import sys; sys.modules['redis'] = None; from apexrl import cli, api; cli.main(sys.argv[1:])"
+    told = {
+        "--help": "apexrl",
+        "learner cartpole --redis redis://h --run r": "pip install 'apexrl[train,redis]'",
+    }
+    for words, answer in told.items():
+        ended = subprocess.run([sys.executable, "-c", code, *words.split()], capture_output=True, text=True, check=True)
+        assert answer in ended.stdout + ended.stderr

@@ -27,6 +27,7 @@ PUBLIC = {
     "WorkerStatus",
     "__version__",
     "evaluate",
+    "join",
     "load",
     "preset",
     "resume",

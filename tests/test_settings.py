@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import string
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import gymnasium as gym
 import pytest
@@ -38,8 +38,8 @@ def any_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(TEXT, VALUES, max_size=3)
     if hint == float | None:
         return st.none() | st.floats(allow_nan=False)
-    if set(get_args(hint)) == {"adam", "rmsprop"}:
-        return st.sampled_from(["adam", "rmsprop"])
+    if get_origin(hint) is Literal:
+        return st.sampled_from(get_args(hint))
     return TEXT  # env: an id
 
 
@@ -174,6 +174,7 @@ def test_presets_are_in_range(name: str) -> None:
         ({"minutes": -1.0}, "--minutes must be 0 or more"),
         ({"hidden": (64, 0)}, "--hidden must be"),
         ({"device": "gpu"}, "--device must be auto, cpu, cuda"),
+        ({"serial": True, "vector": "threads"}, "--serial cannot go with --vector threads"),
         ({"min_size": 100, "capacity": 50}, "--min-size 100 is more than --capacity 50"),
     ],
 )

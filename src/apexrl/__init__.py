@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from apexrl.api import Evaluation, Run, evaluate, load, resume, train
+    from apexrl.api import Evaluation, Run, evaluate, join, load, resume, train
     from apexrl.config import (
         ActorConfig,
         AgentConfig,
@@ -50,6 +50,7 @@ _HOMES = {
     "StopConfig": "apexrl.config",
     "WorkerStatus": "apexrl.status",
     "evaluate": "apexrl.api",
+    "join": "apexrl.api",
     "load": "apexrl.api",
     "preset": "apexrl.presets",
     "resume": "apexrl.api",
@@ -74,6 +75,7 @@ __all__ = [
     "WorkerStatus",
     "__version__",
     "evaluate",
+    "join",
     "load",
     "preset",
     "resume",

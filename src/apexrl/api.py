@@ -1,9 +1,9 @@
-"""The library's face: ``train``, ``resume``, ``load``, ``evaluate``."""
+"""The library's face: ``train``, ``resume``, ``join``, ``load``, ``evaluate``."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apexrl import settings
-from apexrl.config import Config
+from apexrl.config import Config, Meeting
 from apexrl.errors import ConfigError
 from apexrl.run_folder import RunFolder, env_name
 from apexrl.status import Level, Observer, RunStatus
@@ -71,6 +71,8 @@ def train(
     env: str | Callable[..., Any] | None = None,
     callbacks: Sequence[Callback] = (),
     show: bool = True,
+    redis: str = "",
+    run: str = "",
     **overrides: Any,
 ) -> Run:
     """Train an agent and wait until it is done.
@@ -81,6 +83,8 @@ def train(
             ``env_kwargs``). Worker processes must be able to import a callable: define it at the top of a module.
         callbacks: called with every ``RunStatus``; returning True stops the run.
         show: a live panel on a terminal, plain lines elsewhere; False: silent.
+        redis: URL of a Redis server, through which other hosts may join with ``apexrl actor`` or ``apexrl.join``.
+        run: the run's name there; empty: that of its folder.
         **overrides: any setting by its flat name, as on the command line: ``actors=4, learning_rate=3e-4``.
 
     Returns:
@@ -101,22 +105,71 @@ def train(
         overrides["env"] = env
     config = settings.override(config, overrides)
     observers: list[Observer] = [Calls(callback) for callback in callbacks]
-    return run(config, observers=[*_panels(show), *observers])
+    return _run(config, observers=[*_panels(show), *observers], meeting=_meeting(redis, run, True))
 
 
-def resume(path: str | Path, *, callbacks: Sequence[Callback] = (), show: bool = True, **overrides: Any) -> Run:
+def resume(
+    path: str | Path,
+    *,
+    callbacks: Sequence[Callback] = (),
+    show: bool = True,
+    redis: str = "",
+    run: str = "",
+    **overrides: Any,
+) -> Run:
     """Go on with a run in its own folder, from its newest checkpoint (and its replay, when that was saved).
 
     Args:
         path: the run folder.
         callbacks: as for ``train``.
         show: as for ``train``.
+        redis: as for ``train``; actors that wait for the run go on with it.
+        run: as for ``train``; empty: the name that it had.
         **overrides: what shall differ from its ``config.toml``, most often what ends it: ``minutes=30``.
     """
     folder = RunFolder.open(path)
     observers: list[Observer] = [Calls(callback) for callback in callbacks]
     config = settings.override(folder.config(), overrides)
-    return run(config, observers=[*_panels(show), *observers], resume=folder.path)
+    return _run(config, observers=[*_panels(show), *observers], resume=folder.path, meeting=_meeting(redis, run, None))
+
+
+def join(
+    url: str,
+    run: str,
+    *,
+    actors: int = 0,
+    out: str = "runs",
+    env_kwargs: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+    show: bool = True,
+    observers: Sequence[Observer] = (),
+    on_folder: Callable[[Path], None] | None = None,
+) -> Run:
+    """Bring actors to a run whose learner works on another host, and wait until it is over.
+
+    Args:
+        url: of the Redis server.
+        run: the run's name there; it may be started later.
+        actors: actor processes; 0: as many as its configuration says.
+        out: folder of run folders: this host's part of the run gets one, with logs and a summary.
+        env_kwargs: keyword arguments of the environment that are different on this host.
+        callbacks: as for ``train``, with this host's part of the run.
+        show: as for ``train``.
+        observers: who else watches.
+        on_folder: told the path of the run folder as soon as there is one.
+
+    Raises:
+        LinkError: the server cannot be reached, or is not fit; or learner or server stayed away for too long.
+        ConfigError, EnvError: the environment is another one here, or cannot be made; the message names this host.
+        ExhaustedError: the run has too few slots free.
+    """
+    from apexrl import launch
+
+    remember = Remember(on_folder)
+    watching = [remember, *_panels(show), *observers, *(Calls(callback) for callback in callbacks)]
+    summary = launch.join(url, run, watching, actors=actors, out=out, env_kwargs=env_kwargs)
+    assert remember.path is not None, "launch told no observer of its folder"
+    return Run(remember.path, summary)
 
 
 def load(
@@ -195,6 +248,7 @@ def run(
     observers: Sequence[Observer] = (),
     resume: Path | None = None,
     on_folder: Callable[[Path], None] | None = None,
+    meeting: Meeting | None = None,
 ) -> Run:
     """Launch a run and draw its learning curve; ``train`` and the command both come here.
 
@@ -203,18 +257,23 @@ def run(
         observers: who watches.
         resume: the folder of a run to go on with.
         on_folder: told the run folder's path as soon as there is one.
+        meeting: where other hosts may join; None: nowhere.
     """
     from apexrl.launch import launch
 
     settings.check(config)
     remember = Remember(on_folder)
     try:
-        summary = launch(config, observers=[remember, *observers], resume=resume)
+        where: dict[str, Any] = {} if meeting is None else {"meeting": meeting}
+        summary = launch(config, observers=[remember, *observers], resume=resume, **where)
     finally:
         if remember.path is not None:
             _try_to_draw(RunFolder(remember.path), config, observers)
     assert remember.path is not None, "launch told no observer of its folder"
     return Run(remember.path, summary)
+
+
+_run = run  # for those who have an argument of that name
 
 
 def draw_curve(folder: RunFolder, config: Config) -> bool:
@@ -270,6 +329,12 @@ class Remember(Watch):
         self.path = folder
         if self._told is not None:
             self._told(folder)
+
+
+def _meeting(redis: str, run: str, actors: bool | None) -> Meeting | None:
+    if run and not redis:
+        raise ConfigError(f"run={run!r} is a name on a Redis server: give redis= too")
+    return Meeting(redis, run, actors) if redis else None
 
 
 def _panels(show: bool) -> list[Observer]:

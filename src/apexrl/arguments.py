@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from apexrl.config import Config
+from apexrl.config import Config, Meeting
 from apexrl.errors import ConfigError
 from apexrl.settings import did_you_mean
 
@@ -21,12 +22,23 @@ TRAIN_MODULES = frozenset(
 )
 """What the extra ``train`` brings, by import name, for a helpful word when it is missing."""
 
+REDIS_URL = "APEXRL_REDIS_URL"
+"""Environment variable in place of ``--redis``, which shows in the list of processes with its password."""
+
 _FLAT = (tyro.conf.OmitArgPrefixes,)
+
+_Url = Annotated[str, tyro.conf.arg(metavar="URL")]
+_Run = Annotated[str, tyro.conf.arg(metavar="NAME")]
 
 
 @dataclass(frozen=True)
 class _Train(Config):
     preset: Annotated[str, tyro.conf.Suppress] = ""  # the first word, not a flag
+    redis: _Url = ""
+    """Redis server through which other hosts may join: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://. With --run
+    alone, APEXRL_REDIS_URL says it."""
+    run: _Run = ""
+    """What the run is called there; empty: as its run folder."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,10 @@ class Resume:
     """New limit of minutes of training, those before included; 0: no limit."""
     stop_at_return: float | None = None
     """New mean greedy return at which to stop."""
+    redis: _Url = ""
+    """Redis server of a run over several hosts, whose actors then go on. With --run alone, APEXRL_REDIS_URL says it."""
+    run_name: Annotated[str, tyro.conf.arg(name="run", metavar="NAME")] = ""
+    """What the run is called there; empty: as before."""
 
 
 @dataclass(frozen=True)
@@ -62,32 +78,112 @@ class Eval:
     """Which weights: those of the best evaluation, the newest, or a checkpoint file."""
 
 
+@dataclass(frozen=True)
+class Actor:
+    """Bring actors to a run whose learner works on another host. It may be started before the learner.
+
+    Settings come from the run; the environment must be installed here too. Ends by itself when the run is over.
+    """
+
+    redis: _Url = ""
+    """Redis server of the run: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://; else APEXRL_REDIS_URL."""
+    run: _Run = ""
+    """What the run is called there."""
+    actors: int = 0
+    """Actor processes on this host; 0: as many as the run's configuration says."""
+    out: str = "runs"
+    """Folder of run folders; this host's part of the run gets one, NAME@HOST."""
+    env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Keyword arguments of the environment's constructor that are different on this host."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """Show the runs at a Redis server, or every member of one run."""
+
+    redis: _Url = ""
+    """Redis server: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://; else APEXRL_REDIS_URL."""
+    run: _Run = ""
+    """Which run; empty: all."""
+    watch: bool = False
+    """Keep it live until Ctrl-C."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Ask a run to end in good order: final checkpoint and evaluation, then its actors leave."""
+
+    redis: _Url = ""
+    """Redis server: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://; else APEXRL_REDIS_URL."""
+    run: _Run = ""
+    """Which run."""
+    wait_seconds: float = 60.0
+    """How long to wait for its end; 0: not at all."""
+
+
+def redis_url(given: str) -> str:
+    """``--redis``, or what the environment says. The variable is taken out of there: simulators need no password.
+
+    Raises:
+        ConfigError: neither is there.
+    """
+    url = given or os.environ.pop(REDIS_URL, "")
+    if not url:
+        raise ConfigError(f"say which Redis server: --redis redis://USER:PASSWORD@HOST:PORT, or set {REDIS_URL}")
+    return url
+
+
+def run_name(given: str, command: str) -> str:
+    """``--run``, which these commands cannot do without."""
+    if not given:
+        raise ConfigError(
+            f"say which run: apexrl {command} --redis URL --run NAME (apexrl status --redis URL lists them)"
+        )
+    return given
+
+
 def parse(kind: type[T], words: Sequence[str], command: str) -> T:
     """Parse the flags of a command; exits with code 2 and an explanation when they are wrong."""
     return tyro.cli(kind, prog=f"apexrl {command}", args=list(words), registry=_registry())
 
 
-def parse_train(words: Sequence[str], start: Config, word: str) -> Config:
-    """Parse the flags of ``train``, which change ``start``; ``word`` names it in the help."""
+def parse_train(
+    words: Sequence[str], start: Config, word: str, command: str = "train"
+) -> tuple[Config, Meeting | None]:
+    """Parse the flags of ``train`` or ``learner``, which change ``start``; ``word`` names it in the help.
+
+    Returns:
+        The configuration, and where other hosts may join if they may.
+    """
+    alone = command == "learner"
+    if alone and any(name == "--actors" or name.startswith("--actors=") for name in words):
+        raise ConfigError(
+            "apexrl learner starts no actors: leave --actors out, and run apexrl actor --redis URL --run NAME "
+            "--actors N here or on other hosts, or apexrl train --redis URL for both"
+        )
+    what = "Learn, with actors that other hosts bring," if alone else "Train"
     description = (
-        f"Train {word}. Every setting below is a flag; its value here is {word}'s."
+        f"{what} {word}. Every setting below is a flag; its value here is {word}'s."
         if word
-        else "Train a preset, a run's config.toml, or your own environment:\n\n"
-        "  apexrl train PRESET [--flags]\n"
-        "  apexrl train --env MODULE:Env-v0 [--flags]\n\n"
+        else f"{what} a preset, a run's config.toml, or your own environment:\n\n"
+        f"  apexrl {command} PRESET [--flags]\n"
+        f"  apexrl {command} --env MODULE:Env-v0 [--flags]\n\n"
         "See apexrl list for presets. Every setting is a flag; the defaults below are those without a preset."
     )
     values = {entry.name: getattr(start, entry.name) for entry in dataclasses.fields(Config)}
     parsed = tyro.cli(
         _Train,
-        prog=f"apexrl train {word}".strip(),
+        prog=f"apexrl {command} {word}".strip(),
         description=description,
         args=list(words),
         default=_Train(**values),
         config=_FLAT,
         registry=_registry(),
     )
-    return Config(**{name: getattr(parsed, name) for name in values})
+    config = Config(**{name: getattr(parsed, name) for name in values})
+    if not (alone or parsed.redis or parsed.run):
+        return config, None
+    return config, Meeting(redis_url(parsed.redis), parsed.run, actors=not alone)
 
 
 def resumed(config: Config, wanted: Resume) -> Config:
@@ -98,6 +194,13 @@ def resumed(config: Config, wanted: Resume) -> Config:
         if (value := getattr(wanted, name)) is not None
     }
     return dataclasses.replace(config, stop=dataclasses.replace(config.stop, **given))
+
+
+def meeting(wanted: Resume) -> Meeting | None:
+    """Where other hosts may join a resumed run; None: nowhere."""
+    if not (wanted.redis or wanted.run_name):
+        return None
+    return Meeting(redis_url(wanted.redis), wanted.run_name, actors=None)
 
 
 def check(config: Config) -> None:

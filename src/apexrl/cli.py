@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from apexrl.config import Config
 from apexrl.errors import AgentError, ApexrlError, ConfigError, EnvError, SpecError
@@ -20,7 +20,10 @@ from apexrl.settings import did_you_mean, from_toml
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from apexrl.api import Run
+    from apexrl.config import Meeting
     from apexrl.presets import Preset
+    from apexrl.status import Observer
 
 TRAIN_MODULES = frozenset(
     ("gymnasium", "matplotlib", "msgspec", "rich", "safetensors", "tensorboard", "tomli_w", "torch", "tyro")
@@ -49,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain(str(error))
         return USAGE if isinstance(error, _NOT_UNDERSTOOD) else FAILED
     except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "redis":
+            _complain("redis is not installed; run: pip install 'apexrl[train,redis]'")
+            return USAGE
         if (error.name or "").partition(".")[0] not in TRAIN_MODULES:
             raise
         _complain(f"{error.name} is not installed; run: pip install 'apexrl[train]'")
@@ -77,12 +83,67 @@ def _train(words: list[str]) -> int:
     """train a preset, a config.toml, or your own environment"""
     from apexrl import arguments
 
-    config = arguments.parse_train(words, *_starting_point(words))
+    config, meeting = arguments.parse_train(words, *_starting_point(words))
     arguments.check(config)
-    return _run(config, None)
+    return _run(config, None, meeting)
 
 
-def _starting_point(words: list[str]) -> tuple[Config, str]:
+def _learner(words: list[str]) -> int:
+    """train with actors on other hosts, which meet through a Redis server"""
+    from apexrl import arguments
+
+    config, meeting = arguments.parse_train(words, *_starting_point(words, "learner"), "learner")
+    arguments.check(config)
+    return _run(config, None, meeting)
+
+
+def _actor(words: list[str]) -> int:
+    """bring actors to a run whose learner works on another host"""
+    from apexrl import api, arguments
+
+    wanted = arguments.parse(arguments.Actor, words, "actor")
+    url, run = arguments.redis_url(wanted.redis), arguments.run_name(wanted.run, "actor")
+    if wanted.actors < 0:
+        raise ConfigError(f"--actors must be 0 or more, not {wanted.actors}")
+
+    def join(observers: list[Observer], on_folder: Callable[[Path], None]) -> Run:
+        return api.join(
+            url,
+            run,
+            actors=wanted.actors,
+            out=wanted.out,
+            env_kwargs=wanted.env_kwargs,
+            show=False,
+            observers=observers,
+            on_folder=on_folder,
+        )
+
+    return _shown(join)
+
+
+def _status(words: list[str]) -> int:
+    """show the runs at a Redis server, and who works in them"""
+    from apexrl import arguments
+
+    wanted = arguments.parse(arguments.Status, words, "status")
+    url = arguments.redis_url(wanted.redis)
+    from apexrl.hosts import show_status
+
+    return show_status(url, wanted.run, wanted.watch)
+
+
+def _stop(words: list[str]) -> int:
+    """end a run over several hosts, in good order"""
+    from apexrl import arguments
+
+    wanted = arguments.parse(arguments.Stop, words, "stop")
+    url, run = arguments.redis_url(wanted.redis), arguments.run_name(wanted.run, "stop")
+    from apexrl.hosts import stop
+
+    return stop(url, run, wanted.wait_seconds)
+
+
+def _starting_point(words: list[str], command: str = "train") -> tuple[Config, str]:
     """The configuration that the flags change, and its word on the command line; takes that word from ``words``."""
     from apexrl.presets import names, preset
 
@@ -99,10 +160,10 @@ def _starting_point(words: list[str]) -> tuple[Config, str]:
     if not asks_help and not any(word == "--env" or word.startswith("--env=") for word in words):
         misplaced = next((word for word in words if word in names()), None)
         if misplaced:
-            raise ConfigError(f"the preset comes first: apexrl train {misplaced} --flags")
+            raise ConfigError(f"the preset comes first: apexrl {command} {misplaced} --flags")
         raise ConfigError(
-            f"say what to train: apexrl train PRESET ({', '.join(names())}), or apexrl train --env ID; "
-            "see: apexrl train --help"
+            f"say what to train: apexrl {command} PRESET ({', '.join(names())}), or apexrl {command} --env ID; "
+            f"see: apexrl {command} --help"
         )
     return Config(), ""
 
@@ -115,11 +176,22 @@ def _resume(words: list[str]) -> int:
     from apexrl.run_folder import RunFolder
 
     folder = RunFolder.open(wanted.run)
-    return _run(arguments.resumed(folder.config(), wanted), folder.path)
+    return _run(arguments.resumed(folder.config(), wanted), folder.path, arguments.meeting(wanted))
 
 
-def _run(config: Config, resume: Path | None) -> int:
+def _run(config: Config, resume: Path | None, meeting: Meeting | None = None) -> int:
     from apexrl import api
+
+    where: dict[str, Any] = {} if meeting is None else {"meeting": meeting}
+
+    def train(observers: list[Observer], on_folder: Callable[[Path], None]) -> Run:
+        return api.run(config, observers=observers, resume=resume, on_folder=on_folder, **where)
+
+    return _shown(train)
+
+
+def _shown(start: Callable[[list[Observer], Callable[[Path], None]], Run]) -> int:
+    """Start a run, or a part of one, and show it; prints its folder at the end."""
     from apexrl.panel import panel
 
     path: Path | None = None
@@ -129,7 +201,7 @@ def _run(config: Config, resume: Path | None) -> int:
         path = folder
 
     try:
-        run = api.run(config, observers=[panel()], resume=resume, on_folder=remember)
+        run = start([panel()], remember)
     except ApexrlError as error:
         _complain(str(error))
         return USAGE if path is None and isinstance(error, _NOT_UNDERSTOOD) else FAILED
@@ -193,6 +265,10 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "eval": _eval,
     "resume": _resume,
     "list": _list,
+    "learner": _learner,
+    "actor": _actor,
+    "status": _status,
+    "stop": _stop,
 }
 
 _EXAMPLES = (
@@ -200,6 +276,8 @@ _EXAMPLES = (
     ("apexrl train cartpole --actors 8 --seed 2", "any setting is a flag; see apexrl train cartpole --help"),
     ("apexrl train --env my_sim:Plant-v0 --minutes 30", "your own environment, from your own module"),
     ("apexrl eval runs/NAME --video films", "watch what was learned"),
+    ("apexrl learner cartpole --redis redis://HOST --run cp", "one learner for actors on many hosts …"),
+    ("apexrl actor --redis redis://HOST --run cp --actors 8", "… of which each brings some"),
 )
 
 
@@ -209,7 +287,16 @@ def _print_help() -> None:
     except ModuleNotFoundError:
         print(f"apexrl COMMAND …, where COMMAND is one of {', '.join(COMMANDS)}; run: pip install 'apexrl[train]'")
         return
-    usages = {"train": "PRESET | FILE.toml [--flags]", "eval": "RUN [--episodes N] [--video DIR]", "resume": "RUN"}
+    start, server = "PRESET | FILE.toml [--flags]", "--redis URL --run NAME"
+    usages = {
+        "train": start,
+        "eval": "RUN [--episodes N] [--video DIR]",
+        "resume": "RUN",
+        "learner": f"{start} {server}",
+        "actor": f"{server} [--actors N]",
+        "status": "--redis URL [--run NAME] [--watch]",
+        "stop": server,
+    }
     lines = ["[bold]apexrl[/]: distributed reinforcement learning. Many actors, one learner, a fast replay.\n"]
     lines += ["[bold]Usage[/]\n"]
     for name, command in COMMANDS.items():

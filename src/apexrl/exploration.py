@@ -15,7 +15,7 @@ def epsilon_ladder(n: int, epsilon: float = 0.4, alpha: float = 7.0) -> NDArray[
     get ε = 0.4 and 0.0007. With ``n`` = 1 the formula divides by zero; the one environment gets ε itself.
 
     Args:
-        n: environments of the whole run; actor ``a`` with M of them holds ``ladder[a * M : (a + 1) * M]``.
+        n: environments of the whole run; ``slot_epsilons`` says which actor holds which rungs.
         epsilon: the largest ε, a probability.
         alpha: how far the ladder falls; 0 gives every environment ε.
 
@@ -30,3 +30,39 @@ def epsilon_ladder(n: int, epsilon: float = 0.4, alpha: float = 7.0) -> NDArray[
         raise ConfigError(f"epsilon_alpha is {alpha}; it must be 0 or more")
     exponents = 1.0 + alpha * np.arange(n) / max(n - 1, 1)
     return (epsilon**exponents).astype(np.float32)
+
+
+def slot_epsilons(slot: int, slots: int, envs: int, epsilon: float = 0.4, alpha: float = 7.0) -> NDArray[np.float32]:
+    """ε of the environments of one actor slot, float32 [envs]: rungs e·slots + order[slot] of the whole ladder.
+
+    An actor's environments stand ``slots`` rungs apart, so that every actor spans the ladder; and the slots come in
+    ``slot_order``, so that the lowest few of many, which are taken first, lie evenly over it. All slots together hold
+    every rung once.
+
+    Args:
+        slot: 0 … slots-1.
+        slots: actors that the run has room for.
+        envs: environments of each.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    if not 0 <= slot < slots:
+        raise ConfigError(f"actor slot {slot} is none of the {slots} that the ε ladder was made for (--actor-slots)")
+    rungs = np.arange(envs) * slots + slot_order(slots)[slot]
+    mine: NDArray[np.float32] = epsilon_ladder(slots * envs, epsilon, alpha)[rungs]
+    return mine
+
+
+def slot_order(slots: int) -> NDArray[np.int64]:
+    """A permutation of 0 … slots-1 of which every beginning is spread evenly: 0, 1/2, 1/4, 3/4, … of the way.
+
+    Numbers with their bits reversed (van der Corput's sequence in base 2); where ``slots`` is no power of two, those of
+    the next one that are smaller than ``slots``.
+    """
+    bits = max(slots - 1, 0).bit_length()
+    numbers = np.arange(1 << bits)
+    reversed_bits = np.zeros_like(numbers)
+    for bit in range(bits):
+        reversed_bits |= ((numbers >> bit) & 1) << (bits - 1 - bit)
+    return reversed_bits[reversed_bits < slots]

@@ -22,7 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from apexrl.status import Level, Observer, RunStatus, WorkerStatus
+from apexrl.status import OTHER_WORK, WORK, Level, Observer, RunStatus, WorkerStatus
 
 if TYPE_CHECKING:
     from apexrl.config import Config, StopConfig
@@ -38,13 +38,13 @@ _COLOURS: Final = {
     "learning": "green",
     "evaluating": "magenta",
     "serving": "green",
+    "carrying": "green",
     "waiting": "yellow",
     "restarting": "yellow",
     "hung": "red",
     "stopped": "dim",
     "failed": "bold red",
 }
-_RATE_UNITS: Final = {"actor": "steps/s", "learner": "updates/s", "evaluator": "evals/s", "replay": "batches/s"}
 _LEVELS: Final[dict[Level, str]] = {"info": "dim", "warning": "yellow", "error": "bold red"}
 
 
@@ -77,7 +77,7 @@ class LivePanel:
         self._view.note(kind, values)
 
     def message(self, text: str, level: Level = "info") -> None:
-        if level == "info":
+        if level == "info" and self._live.is_started:
             self._view.messages.append((text, level))
         else:
             self._console.print(Text(brief(text, level), style=_LEVELS[level]))
@@ -287,6 +287,12 @@ def closing_line(summary: Mapping[str, Any]) -> Text:
         "minutes": "the time was up",
         "callback": "a callback asked for it",
         "interrupted": "you interrupted it",
+        "stopped": "apexrl stop asked for it",
+        "finished": "the learner's run is over",
+        "replaced": "another run took its name",
+        "lost slots": "other hosts have its slots now",
+        "lost learner": "the learner stayed away",
+        "actors failed": "its actors failed",
         "error": "of an error",
     }
     wall, steps, updates = (float(summary.get(key) or 0.0) for key in ("wall_seconds", "env_steps", "updates"))
@@ -364,7 +370,7 @@ def _worker_row(worker: WorkerStatus) -> tuple[RenderableType, ...]:
     state = Text.assemble((f"● {worker.state}", _COLOURS[worker.state]))
     if worker.restarts:
         state.append(f" ({worker.restarts})", style="yellow")
-    unit = _RATE_UNITS.get(worker.role, "/s")
+    unit = WORK.get(worker.role, OTHER_WORK).unit
     rate = Text(f"{number(worker.rate)} {unit}" if worker.rate else "–")
     age = worker.heartbeat_age_seconds
     seen = Text(f"{age:.1f} s ago", style="red" if age > 10 else "dim")

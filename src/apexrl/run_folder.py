@@ -7,6 +7,7 @@ runs/NAME/
   events.out.tfevents… the same for TensorBoard
   checkpoints/         update-N.safetensors (all state), best.safetensors (weights); JSON beside each
   learning_curve.png
+  hosts.json           of a run over several hosts: its name and id on the Redis server
   summary.json         written last
 """
 
@@ -33,7 +34,8 @@ from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.status import RunStatus
 
 StopReason = str
-"""``env_steps``, ``minutes``, ``stop_at_return``, ``callback``, ``interrupted`` or ``error``."""
+"""``env_steps``, ``minutes``, ``stop_at_return``, ``callback``, ``interrupted`` or ``error``. In runs over several
+hosts also ``stopped`` (from afar), and on an actor host ``finished`` (the learner), ``replaced`` or ``lost slots``."""
 
 
 class RunFolder:
@@ -83,6 +85,11 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def hosts_path(self) -> Path:
+        """What the run is called on a Redis server, if it was ever on one."""
+        return self.path / "hosts.json"
 
     @property
     def replay_path(self) -> Path:
@@ -151,9 +158,10 @@ def make_summary(
     stopped_by: StopReason,
     final_eval_return: float | None = None,
     final_eval_episodes: int = 0,
+    carried: Mapping[str, Any] | None = None,
     error: str | None = None,
 ) -> dict[str, Any]:
-    """What ``summary.json`` says, from the last status of a run.
+    """What ``summary.json`` says, from the last status of a run; ``carried``: totals of what went between hosts.
 
     ``wall_seconds`` is training: from the first environment step to the stop. Rates are averages over it.
     """
@@ -181,6 +189,8 @@ def make_summary(
         "dropped": dict(status.dropped),
         "versions": versions(),
     }
+    if carried:
+        summary["hosts"] = dict(carried)
     if error is not None:
         summary["error"] = error
     return summary

@@ -6,9 +6,10 @@ The terminal panel, the run log, callbacks and tests all see the run through the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from apexrl.config import Config
@@ -17,9 +18,42 @@ Phase = Literal["starting", "filling", "training", "stopping", "evaluating", "fi
 """``filling``: the replay is below ``min_size``; ``evaluating``: the final evaluation, after training stopped."""
 
 WorkerState = Literal[
-    "starting", "acting", "learning", "evaluating", "serving", "waiting", "restarting", "hung", "stopped", "failed"
+    "starting",
+    "acting",
+    "learning",
+    "evaluating",
+    "serving",
+    "carrying",
+    "waiting",
+    "restarting",
+    "hung",
+    "stopped",
+    "failed",
 ]
-"""``hung``: an environment call beyond ``env_timeout``, about to be killed; ``failed``: given up on."""
+"""``carrying``: between hosts; ``hung``: an environment call beyond ``env_timeout``, about to be killed; ``failed``:
+given up on."""
+
+
+class Work(NamedTuple):
+    """What a role does, for whoever counts and shows it."""
+
+    counter: str  # that tells how much of it is done
+    unit: str  # of its rate
+    activity: WorkerState
+
+
+WORK: Final[Mapping[str, Work]] = {
+    "actor": Work("env_steps", "steps/s", "acting"),
+    "learner": Work("updates", "updates/s", "learning"),
+    "evaluator": Work("evaluations", "evals/s", "evaluating"),
+    "replay": Work("batches", "batches/s", "serving"),
+    "intake": Work("chunks", "chunks/s", "carrying"),
+    "uplink": Work("chunks", "chunks/s", "carrying"),
+}
+"""Of every role that there is, by its name."""
+
+OTHER_WORK: Final = Work("env_steps", "/s", "acting")
+"""Of a role that somebody else wrote."""
 
 Level = Literal["info", "warning", "error"]
 
@@ -44,7 +78,7 @@ class WorkerStatus:
     role: str
     """``actor``, ``learner``, ``evaluator`` …"""
     index: int
-    """The leased slot, 0 … count-1."""
+    """The leased slot: of the whole run, on whichever host it works."""
     pid: int | None = None
     """Process id; None while there is no process."""
     state: WorkerState = "starting"
@@ -52,7 +86,7 @@ class WorkerStatus:
     """Times that this worker was started again."""
     rate: float = 0.0
     """Per second, lately: environment steps of an actor, updates of a learner, evaluations of an evaluator,
-    batches of a replay."""
+    batches of a replay, chunks of an intake or uplink."""
     heartbeat_age_seconds: float = 0.0
     """Seconds since the worker's last sign of life."""
 
@@ -111,8 +145,9 @@ class Observer(Protocol):
         """The run folder exists; no worker is started yet."""
         ...
 
-    def update(self, status: RunStatus) -> bool | None:
-        """A fresh status, a few times a second; it may be kept. Returning True asks the run to stop."""
+    def update(self, status: RunStatus) -> bool | str | None:
+        """A fresh status, a few times a second; it may be kept. Returning True asks the run to stop, and a text does
+        so with this word for the reason."""
         ...
 
     def event(self, kind: str, values: dict[str, Any]) -> None:

@@ -44,6 +44,11 @@ class WeightsBoard:
         return (WeightsBoard._attach, (self._native.state(),))
 
     @property
+    def capacity(self) -> int:
+        """Bytes of weights that it has room for."""
+        return self._native.capacity
+
+    @property
     def version(self) -> int:
         """The newest version ever published; 0 before the first."""
         return self._native.version

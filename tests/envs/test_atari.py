@@ -9,7 +9,8 @@ import numpy as np
 from apexrl.config import EnvConfig
 from apexrl.envs import make_vector
 from apexrl.envs.atari import LifeLossEnds
-from apexrl.envs.vector import LoopRows, VectorEnv
+from apexrl.envs.rows import LoopRows
+from apexrl.envs.vector import VectorEnv
 
 
 class Game(gym.Env[np.ndarray, np.int64]):

@@ -9,8 +9,8 @@ import pytest
 
 from apexrl.config import EnvConfig
 from apexrl.envs import env_name, make_env, make_vector
+from apexrl.envs.rows import LoopRows, NativeRows
 from apexrl.envs.toy import Catch
-from apexrl.envs.vector import LoopRows, NativeRows
 from apexrl.errors import EnvError
 
 

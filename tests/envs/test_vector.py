@@ -8,7 +8,7 @@ import pytest
 
 from apexrl.config import EnvConfig
 from apexrl.envs import Episode, VectorEnv, make_env, make_vector
-from apexrl.envs.vector import LoopRows, NativeRows
+from apexrl.envs.rows import LoopRows, NativeRows
 from apexrl.errors import EnvError
 
 
@@ -221,7 +221,7 @@ def test_an_observation_that_does_not_fit_its_space_is_refused() -> None:
         observation_space = gym.spaces.Box(0.0, 1.0, (3,), np.float32)
 
     with pytest.raises(
-        EnvError, match=r"returned observation of shape \(2,\), but its observation_space declares \(3,\)"
+        EnvError, match=r"number 0 .*returned 'observation' of shape \[2\]; its observation space says \[3\]"
     ):
         scripted(Liar()).reset()
 

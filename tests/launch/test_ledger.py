@@ -147,3 +147,27 @@ def test_what_a_run_had_reached_is_read_from_whatever_is_there(tmp_path: Path) -
     assert base_of(folder) == Base(env_steps=500, updates=9, episodes=3, elapsed_seconds=12.5)
     folder.write_summary({"env_steps": 400, "updates": 20, "wall_seconds": 3.0, "best_eval_return": 5.0})
     assert base_of(folder) == Base(500, 20, 3, 12.5, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"), [(True, "callback"), ("lost slots", "lost slots"), (False, None), (1, None)]
+)
+def test_an_observer_may_stop_the_run_and_say_why(answer: Any, reason: str | None, tmp_path: Path) -> None:
+    ledger, _ = ledger_of(tmp_path, act=lambda status: answer)
+    ledger.show()
+    assert ledger.stop_reason == reason
+
+
+@pytest.mark.parametrize(("kind", "lost"), [("intake", "missing"), ("uplink", "dropped_items")])
+def test_what_went_between_hosts_is_in_status_and_summary(kind: str, lost: str, tmp_path: Path) -> None:
+    ledger, _ = ledger_of(tmp_path)
+    assert "items" not in tick(ledger, 101.0).dropped
+    ledger.hear(kind, {lost: 1, "waiting": 9})
+    ledger.hear(kind, {lost: 3, "waiting": 0})
+    assert tick(ledger, 102.0).dropped == {"items": 3}
+    assert ledger.close()["hosts"] == {lost: 3, "waiting": 0}
+
+
+def test_a_run_on_one_machine_has_nothing_to_say_of_hosts(tmp_path: Path) -> None:
+    ledger, _ = ledger_of(tmp_path)
+    assert "hosts" not in ledger.close()

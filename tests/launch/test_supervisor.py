@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,14 @@ def supervise(
     env_timeout: float | None = None,
     act: Act = lambda status: None,
     role: Any = Actor,
+    leased: dict[str, tuple[int, ...]] | None = None,
     **ports: Any,
 ) -> Watcher:
     """Run ``count`` idle workers to their end."""
     config = Config(name="run", out=str(tmp_path), stop=stop or StopConfig(env_steps=60), actor=ActorConfig())
     program = Program(config)
     program.role(role, count=count, restarts=restarts, env_timeout=env_timeout, deeds=deeds, **ports)
+    program.nodes[-1] = replace(program.nodes[-1], **(leased or {}))  # type: ignore[arg-type]
     watcher = Watcher(act)
     folder = RunFolder.create(config)
     ledger = Ledger(config, folder, [watcher], Base(), time.monotonic())
@@ -198,3 +201,18 @@ def test_another_role_is_watched_alike(tmp_path: Path) -> None:
     watcher = supervise(tmp_path, {"0.0": "exit"}, role=Learner, count=1)
     assert watcher.summary["restarts"] == {"actor": 0, "learner": 1}
     assert watcher.summary["updates"] > 0
+
+
+def test_workers_serve_in_leased_slots_with_seeds_of_their_lease(tmp_path: Path) -> None:
+    seeds: dict[str, set[str]] = {}
+    for lease in (0, 1, 2):
+        folder = tmp_path / str(lease)
+        folder.mkdir()
+        watcher = supervise(folder, {}, leased={"indices": (3, 9), "generations": (lease, lease)})
+        born = [text.split() for text in watcher.texts if text.startswith("born")]
+        assert sorted(words[1] for words in born) == ["actor-3.0", "actor-9.0"]
+        assert [worker.index for worker in watcher.statuses[-1].workers] == [3, 9]
+        for words in born:
+            seeds.setdefault(words[1], set()).add(words[3])
+    assert all(len(found) == 3 for found in seeds.values())
+    assert not set.intersection(*seeds.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,6 +125,51 @@ def test_a_shared_context_shows_calls_and_heartbeats_on_the_board() -> None:
         assert before <= row.heartbeat <= time.monotonic()
         context.show("learning")
         assert row.state == "learning"
+
+
+def test_of_several_calls_the_oldest_is_shown() -> None:
+    board = ControlBoard(1)
+    ours, theirs = messages.channel()
+    with ours, theirs:
+        context = SharedContext(
+            name="x", role="x", index=0, generation=0, seed=0, folder=Path(), board=board, row=0, channel=theirs
+        )
+        row = board.row(0)
+        first, second, third = (context.env_call() for _ in range(3))
+        first.__enter__()
+        began = row.busy_since
+        second.__enter__()
+        between = time.monotonic()
+        third.__enter__()
+        assert row.busy_since == began
+        second.__exit__(None, None, None)
+        assert row.busy_since == began
+        first.__exit__(None, None, None)
+        assert between <= row.busy_since <= time.monotonic()
+        third.__exit__(None, None, None)
+        assert row.busy_since == 0.0
+
+
+def test_calls_in_many_threads_leave_no_mark() -> None:
+    board = ControlBoard(1)
+    ours, theirs = messages.channel()
+    with ours, theirs:
+        context = SharedContext(
+            name="x", role="x", index=0, generation=0, seed=0, folder=Path(), board=board, row=0, channel=theirs
+        )
+        row = board.row(0)
+
+        def calls() -> list[float]:
+            shown = []
+            for _ in range(300):
+                with context.env_call():
+                    shown.append(row.busy_since)
+            return shown
+
+        with ThreadPoolExecutor(4) as pool:
+            shown = [seconds for each in [pool.submit(calls) for _ in range(4)] for seconds in each.result()]
+        assert all(seconds > 0.0 for seconds in shown)
+        assert row.busy_since == 0.0
 
 
 def test_a_message_that_cannot_be_sent_is_counted() -> None:

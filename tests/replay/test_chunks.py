@@ -183,6 +183,9 @@ def test_what_a_server_remembers_is_not_taken_again():
     assert not sink.commit("host/1", 6, 500, head, body)
     assert sink.commit("host/1", 7, 600, head, body)
     assert receipts.read("host/1")[:3] == (8, head.items, 0)
+    row = receipts.account("host/1")
+    assert receipts.count(row, [9000, 70]) == [0, 0]  # made before our time
+    assert receipts.count(row, [9010, 71]) == [10, 1]
 
 
 def test_the_quietest_sender_is_forgotten_and_its_books_are_not():

@@ -129,8 +129,15 @@ def test_a_refused_step_is_offered_again_and_nothing_is_acted_meanwhile(stage: A
 
 
 def test_each_slot_has_its_own_rungs_of_the_ladder(stage: Any) -> None:
-    seen = np.concatenate([make(stage, index=index)[0]._epsilon for index in range(3)])
-    np.testing.assert_array_equal(seen, epsilon_ladder(6, 0.4, 7.0))
+    seen = [make(stage, index=index)[0]._epsilon for index in range(3)]
+    ladder = epsilon_ladder(6, 0.4, 7.0)
+    np.testing.assert_array_equal(np.stack(seen), ladder[[[0, 3], [2, 5], [1, 4]]])
+
+
+def test_slots_that_nobody_has_taken_keep_their_rungs(stage: Any) -> None:
+    config = replace(CONFIG, actor=replace(CONFIG.actor, actor_slots=8))
+    ladder = epsilon_ladder(16, 0.4, 7.0)
+    np.testing.assert_array_equal(make(stage, config, index=1)[0]._epsilon, ladder[[4, 12]])
 
 
 def test_finished_episodes_are_reported_with_return_and_length(stage: Any) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from apexrl import checkpoint
 from apexrl.agents import agent_class
-from apexrl.config import AgentConfig, Config, EnvConfig, EvaluatorConfig
+from apexrl.config import ActorConfig, AgentConfig, Config, EnvConfig, EvaluatorConfig
 from apexrl.envs import FrameStack, make_vector
 from apexrl.envs.vector import Episode, Stepped
 from apexrl.protocols import Acted
@@ -190,3 +191,22 @@ def test_a_hurried_stop_skips_the_final_evaluation(stage: Any) -> None:
     stage.run.stopping = stage.run.hurried = True
     evaluator.close()
     assert [values["final"] for values in stage.values("evaluation")] == [False]
+
+
+def test_environments_in_threads_are_measured_alike(make_stage: Any) -> None:
+    """Every episode is played to its end by all environments together, so the figure does not depend on their pace."""
+    measured = []
+    for vector in ("sync", "threads"):
+        stage = make_stage()
+        config = replace(
+            CONFIG,
+            env=EnvConfig(env="apexrl.envs.toy:SlowCartPole-v0", env_kwargs={"seconds": 0.0}),
+            actor=ActorConfig(vector=vector),  # type: ignore[arg-type]
+        )
+        spec, weights = published(3)
+        evaluator = Evaluator(stage.context("evaluator"), config=config, spec=spec, weights=weights)
+        evaluate(evaluator)
+        evaluator.close()
+        measured.append([values["returns"] for values in stage.values("evaluation")])
+    assert measured[0] == measured[1]
+    assert len(measured[0]) == 2

@@ -5,21 +5,35 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
-from typing import Any
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, Literal
 
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
 from apexrl.config import EnvConfig
 from apexrl.envs.atari import LifeLossEnds, atari_env, register_atari
-from apexrl.envs.vector import LoopRows, NativeRows, VectorEnv
+from apexrl.envs.rows import Backend, EnvCall, LoopRows, NativeRows
+from apexrl.envs.threads import ThreadRows
+from apexrl.envs.vector import VectorEnv
 from apexrl.errors import EnvError
 
 
-def make_vector(config: EnvConfig, num_envs: int, seed: int) -> VectorEnv:
+def make_vector(
+    config: EnvConfig,
+    num_envs: int,
+    seed: int,
+    vector: Literal["sync", "threads"] = "sync",
+    call: EnvCall = nullcontext,
+) -> VectorEnv:
     """``num_envs`` environments stepped together, with distinct seeds drawn from ``seed``.
 
     An environment that is registered with a vectorised form of its own and NEXT_STEP autoreset (CartPole) uses it.
+
+    Args:
+        vector: one after the other, or each in its own thread (``ThreadRows``).
+        call: entered around every call into environments.
 
     Raises:
         EnvError: the environment cannot be found or made; the message says what to install or what was meant.
@@ -27,8 +41,15 @@ def make_vector(config: EnvConfig, num_envs: int, seed: int) -> VectorEnv:
     """
     if num_envs < 1:
         raise EnvError(f"{env_name(config)}: {num_envs} environments were asked for; at least 1 is needed")
-    backend = _native(config, num_envs) or LoopRows([make_env(config) for _ in range(num_envs)], env_name(config))
-    return VectorEnv(backend, env_name(config), config.stack, config.reward_clip, seed)
+    name = env_name(config)
+    backend: Backend | None
+    if vector == "threads":
+        backend = ThreadRows([partial(make_env, config)] * num_envs, name, call)
+    else:
+        native = _native(config, num_envs)
+        backend = NativeRows(native, name, call) if native else None
+        backend = backend or LoopRows([make_env(config) for _ in range(num_envs)], name, call)
+    return VectorEnv(backend, name, config.stack, config.reward_clip, seed)
 
 
 def make_env(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, Any]:
@@ -109,7 +130,7 @@ def _extra(name: str) -> str:
     return ""
 
 
-def _native(config: EnvConfig, num_envs: int) -> NativeRows | None:
+def _native(config: EnvConfig, num_envs: int) -> gym.vector.VectorEnv[Any, Any, Any] | None:
     """The environment's own vectorised form, when there is one that does what a loop would."""
     name = config.env
     if not isinstance(name, str) or config.atari:
@@ -129,7 +150,7 @@ def _native(config: EnvConfig, num_envs: int) -> NativeRows | None:
     open_ended = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
     if not open_ended and not kwargs.keys() <= accepted.keys():
         return None
-    made = _guard(
+    made: gym.vector.VectorEnv[Any, Any, Any] = _guard(
         name,
         lambda **kw: gym.make_vec(name, num_envs=num_envs, vectorization_mode="vector_entry_point", **kw),
         kwargs,
@@ -137,4 +158,4 @@ def _native(config: EnvConfig, num_envs: int) -> NativeRows | None:
     if made.metadata.get("autoreset_mode") is not AutoresetMode.NEXT_STEP:
         made.close()
         return None
-    return NativeRows(made, name)
+    return made

@@ -39,18 +39,26 @@ class FrameStack:
             else {}
         )
 
-    def push(self, observations: Mapping[str, Array], starts: NDArray[np.bool_] | None = None) -> dict[str, Array]:
-        """Add one frame per environment and return the windows.
+    def push(
+        self,
+        observations: Mapping[str, Array],
+        starts: NDArray[np.bool_] | None = None,
+        which: NDArray[np.int64] | None = None,
+    ) -> dict[str, Array]:
+        """Add one frame of R environments and return their windows.
 
         Args:
-            observations: name -> [B, *shape].
-            starts: [B], true where this frame begins an episode; None: everywhere (after a reset of all).
+            observations: name -> [R, *shape].
+            starts: [R], true where this frame begins an episode; None: everywhere (after a reset of all).
+            which: [R], numbers of the environments; None: all B, in order. The first push is of all.
 
         Returns:
-            name -> [B, stack, *shape], a view that holds until the next push.
+            name -> [R, stack, *shape], a view that holds until the next push.
         """
         if self.stack == 1:
             return dict(observations)
+        if which is not None:
+            return self._push_some(observations, starts, which)
         if self._newest < 0:
             starts = None
         keep = self.stack - 1
@@ -69,4 +77,20 @@ class FrameStack:
             if starts is None or len(rows):  # type: ignore[arg-type]
                 buffer[rows, window] = frames[rows, np.newaxis]
             windows[name] = buffer[:, window]
+        return windows
+
+    def _push_some(
+        self, observations: Mapping[str, Array], starts: NDArray[np.bool_] | None, which: NDArray[np.int64]
+    ) -> dict[str, Array]:
+        """Environments that do not go in step share no newest column: their windows move within the present one."""
+        window = slice(self._newest + 1 - self.stack, self._newest + 1)
+        first = np.ones(len(which), np.bool_) if starts is None else starts
+        windows: dict[str, Array] = {}
+        for name, buffer in self._buffers.items():
+            frames = observations[name]
+            seen = buffer[which, window]  # a copy, [R, stack, *shape]
+            seen[:, :-1] = seen[:, 1:]
+            seen[:, -1] = frames
+            seen[first] = frames[first, np.newaxis]
+            buffer[which, window] = windows[name] = seen
         return windows

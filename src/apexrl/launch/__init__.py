@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from apexrl.config import Config
+    from apexrl.config import Config, Meeting
     from apexrl.status import Observer
 
-__all__ = ["launch"]
+__all__ = ["join", "launch"]
 
 
 def launch(
@@ -20,6 +20,7 @@ def launch(
     observers: Sequence[Observer] = (),
     resume: Path | None = None,
     env: Callable[..., Any] | None = None,
+    meeting: Meeting | None = None,
 ) -> dict[str, Any]:
     """Run ``config`` to its end and return the summary, which is also in the run folder.
 
@@ -28,12 +29,15 @@ def launch(
         observers: told of everything, from this thread.
         resume: the folder of a run to go on with: counters, weights, optimizer, RNG, and the replay when it was saved.
         env: makes the environment, in place of ``config.env.env``.
+        meeting: where other hosts may bring actors; None: a run on this machine alone.
 
     Raises:
         ConfigError: a setting makes no sense.
         EnvError: the environment cannot be made.
         WorkerError: a role failed more often than it may.
         NonFiniteError: a loss, a gradient or weights became NaN or infinite.
+        LinkError: the server cannot be reached, or is not fit for a run.
+        OwnershipError: the run has a learner already.
 
         In all cases no process is left behind; once the run folder exists, so does its summary.
     """
@@ -43,7 +47,21 @@ def launch(
     if env is not None:
         config = replace(config, env=replace(config.env, env=env))
     with Interrupts() as interrupts:
+        if meeting is not None:
+            from apexrl.launch import hosts
+
+            return hosts.learn(config, meeting, observers, resume, interrupts, began)
         from apexrl.launch import runs
 
         launcher = runs.serial if config.serial else runs.processes
         return launcher(config, observers, resume, interrupts, began)
+
+
+def join(url: str, run: str, observers: Sequence[Observer] = (), **wishes: Any) -> dict[str, Any]:
+    """Bring actors to a run that a learner on another host works at, until it is over; see ``launch.hosts.join``."""
+    from apexrl.launch import hosts
+    from apexrl.launch.supervisor import Interrupts
+
+    began = time.monotonic()
+    with Interrupts() as interrupts:
+        return hosts.join(url, run, observers=observers, interrupts=interrupts, began=began, **wishes)

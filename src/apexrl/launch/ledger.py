@@ -71,6 +71,7 @@ class Ledger:
         self.folder = folder
         self.stop_reason: str | None = None
         self.final: Mapping[str, Any] = {}
+        self.carried: Mapping[str, Any] = {}  # between hosts: the newest totals of intake or uplink
         self._observers = observers
         self.base = base
         self._began = began
@@ -105,6 +106,8 @@ class Ledger:
             goal = self.config.stop.stop_at_return
             if goal is not None and mean >= goal:
                 self.stop("stop_at_return")
+        elif kind in ("intake", "uplink"):
+            self.carried = values
         elif kind == "log":
             self.tell(values["text"], values.get("level", "info"))
         for observer in self._observers:
@@ -163,7 +166,7 @@ class Ledger:
             weights_version=version,
             workers=workers,
             restarts=dict(restarts),
-            dropped=dict(dropped),
+            dropped=dict(dropped) | self._lost_items(),
         )
         status.progress, status.eta_seconds = progress(
             self.config.stop, env_steps, status.env_steps_per_second, elapsed
@@ -174,10 +177,11 @@ class Ledger:
         return status
 
     def show(self) -> None:
-        """Give the observers the newest status; one that answers True stops the run."""
+        """Give the observers the newest status; one that answers True, or with a reason, stops the run."""
         answers = [observer.update(self.status) for observer in self._observers]
-        if any(answer is True for answer in answers):
-            self.stop("callback")
+        for answer in answers:
+            if answer is True or isinstance(answer, str):
+                self.stop(answer if isinstance(answer, str) else "callback")
 
     def training_ends(self, now: float) -> None:
         """Training is over; what follows (final checkpoint, final evaluation) is not counted as its time."""
@@ -193,12 +197,18 @@ class Ledger:
             stopped_by="error" if error is not None else self.stop_reason or "interrupted",
             final_eval_return=self.final.get("mean"),
             final_eval_episodes=int(self.final.get("episodes", 0)),
+            carried=self.carried,
             error=error,
         )
         self.folder.write_summary(summary)
         for observer in self._observers:
             observer.finished(summary)
         return summary
+
+    def _lost_items(self) -> dict[str, int]:
+        """Experience that did not get from one host to the other, as far as this side knows."""
+        counts = [self.carried[name] for name in ("missing", "dropped_items") if name in self.carried]
+        return {"items": int(counts[0])} if counts else {}
 
     def _phase(self, status: RunStatus) -> Phase:
         if self._stopped is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import traceback
+from collections.abc import Mapping
 from typing import Any
 
 from apexrl import errors
@@ -38,10 +39,14 @@ def probe_work(channel: socket.socket, config: Config) -> int:
         values = {"kind": type(error).__name__, "error": str(error), "traceback": text[-32_000:]}
         messages.send(channel, "error", values)
         return 1
-    fields = {name: {**vars(field), "shape": list(field.shape)} for name, field in found.step_spec.items()}
-    nbytes = found.weights_nbytes
+    fields, nbytes = step_spec_to_json(found.step_spec), found.weights_nbytes
     messages.send(channel, "probe", {"spec": spec_to_json(found.spec), "step_spec": fields, "nbytes": nbytes})
     return 0
+
+
+def step_spec_to_json(fields: Mapping[str, Field]) -> dict[str, Any]:
+    """An agent's extra fields as JSON-able values."""
+    return {name: {**vars(field), "shape": list(field.shape)} for name, field in fields.items()}
 
 
 def probe_answer(message: messages.Message) -> Probe:

@@ -16,7 +16,7 @@ from apexrl.links.control import ControlBoard
 from apexrl.metrics import RunLog
 from apexrl.run_folder import RunFolder
 from apexrl.status import Observer
-from apexrl.topologies import Probe, topology
+from apexrl.topologies import Probe, Program, topology
 
 
 def processes(
@@ -28,19 +28,41 @@ def processes(
     try:
         seen = supervisor.probe()
         program = wire(config, seen)
-        board = ControlBoard(sum(node.count for node in program.nodes))
-
-        def body(ledger: Ledger, wiring: Wiring) -> None:
-            for name in ("env_steps", "updates", "episodes"):
-                board.set_base(name, getattr(ledger.base, name))
-            try:
-                supervisor.run(program, ledger, board, wiring)
-            finally:
-                supervisor.close()
-
-        return _record(config, observers, resume, began, seen, body, lambda path: Wiring(program, True, path))
+        return supervise(supervisor, program, config, observers, resume, began, seen)
     finally:
         supervisor.close()
+
+
+def supervise(
+    supervisor: Supervisor,
+    program: Program,
+    config: Config,
+    observers: Sequence[Observer],
+    resume: Path | None,
+    began: float,
+    seen: Probe,
+    first: Callable[[Ledger], None] = lambda ledger: None,
+    last: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Run ``program`` in processes, with its run folder; returns the summary.
+
+    Args:
+        first: called once there is a folder, before any worker starts.
+        last: called when all workers have ended; what it raises is how the run failed.
+    """
+    board = ControlBoard(sum(node.count for node in program.nodes))
+
+    def body(ledger: Ledger, wiring: Wiring) -> None:
+        for name in ("env_steps", "updates", "episodes"):
+            board.set_base(name, getattr(ledger.base, name))
+        first(ledger)
+        try:
+            supervisor.run(program, ledger, board, wiring)
+        finally:
+            supervisor.close()
+        last()
+
+    return _record(config, observers, resume, began, seen, body, lambda path: Wiring(program, True, path))
 
 
 def serial(

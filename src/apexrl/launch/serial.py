@@ -14,11 +14,10 @@ from apexrl.launch.ledger import Ledger
 from apexrl.launch.slots import slot_seed
 from apexrl.launch.supervisor import Interrupts
 from apexrl.launch.wiring import Wiring
-from apexrl.launch.worker import ACTIVITY
 from apexrl.links.context import InlineContext, InlineRun
 from apexrl.metrics import RateMeter
 from apexrl.protocols import Role
-from apexrl.status import WorkerStatus
+from apexrl.status import OTHER_WORK, WORK, WorkerStatus
 from apexrl.topologies.program import Program
 
 STEPS_PER_SECOND = 10_000.0
@@ -96,14 +95,13 @@ def run_serial(program: Program, ledger: Ledger, wiring: Wiring, interrupts: Int
 
 
 def _status(context: InlineContext, rate: RateMeter) -> WorkerStatus:
-    counters = {"actor": "env_steps", "learner": "updates", "evaluator": "evaluations", "replay": "batches"}
-    work = counters.get(context.role, "env_steps")
+    work = WORK.get(context.role, OTHER_WORK)
     return WorkerStatus(
         name=context.name,
         role=context.role,
         index=context.index,
-        state=ACTIVITY.get(context.role, "acting"),
-        rate=rate.add(time.monotonic(), context.counts[work]),
+        state=work.activity,
+        rate=rate.add(time.monotonic(), context.counts[work.counter]),
     )
 
 

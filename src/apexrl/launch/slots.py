@@ -14,28 +14,31 @@ from apexrl.launch.patience import Patience
 from apexrl.links import messages
 from apexrl.links.control import ControlBoard
 from apexrl.metrics import RateMeter
-from apexrl.status import WorkerState, WorkerStatus
+from apexrl.status import WORK, WorkerState, WorkerStatus
 from apexrl.topologies.program import Node
 
-_WORK = {"actor": "env_steps", "learner": "updates", "evaluator": "evaluations", "replay": "batches"}
 _LONGEST_TICK_SECONDS = 0.5  # a supervisor that was stopped itself must not think that its workers hang
 
 
-def slot_seed(seed: int, role: str, index: int, generation: int, resumed_at: int = 0) -> int:
+def slot_seed(seed: int, role: str, index: int, generation: int, resumed_at: int = 0, lease: int = 0) -> int:
     """The seed of one life of one slot: distinct for all, and the same in every run with this ``seed``.
 
-    ``resumed_at``: environment steps at which a resumed run goes on, so that it meets no seed twice.
+    Args:
+        generation: of the life, on this host.
+        resumed_at: environment steps at which a resumed run goes on, so that it meets no seed twice.
+        lease: generation of the lease under which this host has the slot; 0 when the slot is its own.
     """
-    entropy = [seed, zlib.crc32(role.encode()), index, generation, resumed_at]
+    entropy = [seed, zlib.crc32(role.encode()), index, generation, resumed_at] + [lease] * (lease > 0)
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0])
 
 
 class Slot:
     """One worker of a program, over all its lives."""
 
-    def __init__(self, node: Node, index: int, board: ControlBoard, row: int, folder: Path) -> None:
+    def __init__(self, node: Node, index: int, lease: int, board: ControlBoard, row: int, folder: Path) -> None:
         self.node = node
         self.index = index
+        self.lease = lease
         self.name = f"{node.name}-{index}"
         self.row_number = row
         self.row = board.row(row)
@@ -101,8 +104,8 @@ class Slot:
 
     @property
     def work_done(self) -> int:
-        counter = _WORK.get(self.node.name)
-        return self.row.counter(counter) if counter else 0
+        work = WORK.get(self.node.name)
+        return self.row.counter(work.counter) if work else 0
 
     def env_call_hangs(self, now: float) -> bool:
         """Whether the environment call in progress has taken longer than it may. To be asked at every tick."""

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -46,7 +46,12 @@ PRELOAD = (
 _TICK_SECONDS = 0.1
 _FIRST_TICK_SECONDS = 0.02  # until the first environment step, so that its time is known closely
 _SHOW_SECONDS = 0.25
-_GRACE_SECONDS = {"learner": 120.0, "actor": 10.0}  # from the stop to the kill; others as long as they are alive
+_GRACE_SECONDS = {  # from the stop to the kill; others: no limit
+    "learner": 120.0,
+    "actor": 10.0,
+    "intake": 20.0,
+    "uplink": 30.0,
+}
 _REPLAY_GRACE_SECONDS = 1800.0  # when the learner also writes the replay
 _HURRIED_GRACE_SECONDS = 5.0
 _HURRIED_LEARNER_SECONDS = 30.0  # it has a checkpoint to write
@@ -81,11 +86,19 @@ class Supervisor:
         config: of the run.
         interrupts: counts the person's wishes to stop.
         preload: modules that the fork server imports before the first worker.
+        hurried: reasons to stop that leave no time for what takes long, such as a final evaluation.
     """
 
-    def __init__(self, config: Config, interrupts: Interrupts, preload: Sequence[str] = PRELOAD) -> None:
+    def __init__(
+        self,
+        config: Config,
+        interrupts: Interrupts,
+        preload: Sequence[str] = PRELOAD,
+        hurried: Collection[str] = ("interrupted",),
+    ) -> None:
         self._config = config
         self._interrupts = interrupts
+        self._hurried = hurried
         self._run_tag = uuid.uuid4().hex[:12]
         self._server = ForkServer(preload)
         self._selector = selectors.DefaultSelector()
@@ -142,8 +155,8 @@ class Supervisor:
         """
         self._ledger, self._board, self._wiring = ledger, board, wiring
         for node in program.nodes:
-            for index in range(node.count):
-                self._slots.append(Slot(node, index, board, len(self._slots), ledger.folder.path))
+            for index, lease in node.leases:
+                self._slots.append(Slot(node, index, lease, board, len(self._slots), ledger.folder.path))
         now = time.monotonic()
         for slot in self._slots:
             self._begin(slot, now)
@@ -176,7 +189,9 @@ class Supervisor:
             role=slot.node.name,
             index=slot.index,
             generation=slot.generation,
-            seed=slot_seed(self._config.seed, slot.node.name, slot.index, slot.generation, self._ledger.base.env_steps),
+            seed=slot_seed(
+                self._config.seed, slot.node.name, slot.index, slot.generation, self._ledger.base.env_steps, slot.lease
+            ),
             folder=self._ledger.folder.path,
             board=self._board,
             row=slot.row_number,
@@ -309,7 +324,7 @@ class Supervisor:
     def _stop(self, now: float) -> None:
         self._stop_at = now
         self._ledger.training_ends(now)
-        hurry = self._failure is not None or self._ledger.stop_reason == "interrupted"
+        hurry = self._failure is not None or self._ledger.stop_reason in self._hurried
         self._board.stop = HURRY if hurry else STOP
 
     def _heed_interrupts(self) -> None:
@@ -325,7 +340,9 @@ class Supervisor:
                 slot.gone = True
         elif self._board.stop == RUN:
             self._ledger.stop("interrupted")
-            self._ledger.tell("interrupted: writing the final checkpoint (Ctrl-C again ends at once)", "warning")
+            learns = any(slot.node.name == "learner" for slot in self._slots)
+            last = "writing the final checkpoint" if learns else "handing over what there is"
+            self._ledger.tell(f"interrupted: {last} (Ctrl-C again ends at once)", "warning")
         else:
             self._board.stop = HURRY
             self._stop_at = time.monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from apexrl.topologies.program import BatchesLink, Node, Program, ReplayLink, WeightsLink
+from apexrl.topologies.program import BatchesLink, Node, Program, ReceiptsLink, ReplayLink, WeightsLink
 
 
 class Wiring:
@@ -41,6 +41,10 @@ class Wiring:
             self._replays.append(real)
         elif isinstance(port, BatchesLink):
             real = self._make(port.replay).serve(**port.options)
+        elif isinstance(port, ReceiptsLink):
+            from apexrl.replay.chunks import Receipts
+
+            real = Receipts()
         elif isinstance(port, WeightsLink):
             from apexrl.weights import InlineWeights, WeightsBoard
 

@@ -16,7 +16,7 @@ from typing import Any
 from apexrl.errors import AgentError, ConfigError, NonFiniteError, SpecError
 from apexrl.links.context import SharedContext
 from apexrl.links.control import ControlBoard
-from apexrl.status import WorkerState
+from apexrl.status import OTHER_WORK, WORK
 from apexrl.topologies.program import Factory
 
 FATAL = (NonFiniteError, ConfigError, SpecError, AgentError)
@@ -24,12 +24,6 @@ FATAL = (NonFiniteError, ConfigError, SpecError, AgentError)
 
 _TEXT = 32_000  # characters of a traceback that travel
 _IDLE_SECONDS = 0.005
-ACTIVITY: dict[str, WorkerState] = {
-    "actor": "acting",
-    "learner": "learning",
-    "evaluator": "evaluating",
-    "replay": "serving",
-}
 
 
 @dataclass(frozen=True)
@@ -69,7 +63,7 @@ def work(channel: socket.socket, assignment: Assignment) -> int:
         row=assignment.row,
         channel=channel,
     )
-    activity = ACTIVITY.get(assignment.role, "acting")
+    activity = WORK.get(assignment.role, OTHER_WORK).activity
     try:
         role = assignment.factory(context, **assignment.ports)
         while not context.should_stop():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +43,7 @@ class SharedContext:
         self._board = board
         self._row = board.row(row)
         self._channel = channel
-        self._env_call = _EnvCall(self._row)
+        self._env_calls = _EnvCalls(self._row)
         self._next_beat = 0.0
 
     def clock(self) -> float:
@@ -70,28 +71,52 @@ class SharedContext:
             self._row.count("dropped_messages", 1)
 
     def env_call(self) -> _EnvCall:
-        return self._env_call
+        return _EnvCall(self._env_calls)
 
     def show(self, state: str) -> None:
         """Tell whoever looks at the board what this worker is doing."""
         self._row.state = state
 
 
-class _EnvCall:
-    """Stamps the time at which an environment call began, so that one which hangs is seen from outside."""
+class _EnvCalls:
+    """Shows when the oldest environment call in progress began, so that one which hangs is seen from outside.
 
-    __slots__ = ("_row",)
+    Calls may be made in several threads. One that hangs is seen among any number that come and go.
+    """
 
     def __init__(self, row: Row) -> None:
         self._row = row
+        self._lock = threading.Lock()
+        self._began: dict[_EnvCall, float] = {}  # in the order of time
+
+    def begin(self, call: _EnvCall) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if not self._began:
+                self._row.busy_since = now
+            self._began[call] = now
+
+    def end(self, call: _EnvCall) -> None:
+        with self._lock:
+            del self._began[call]
+            self._row.busy_since = next(iter(self._began.values()), 0.0)
+
+
+class _EnvCall:
+    """One environment call."""
+
+    __slots__ = ("_calls",)
+
+    def __init__(self, calls: _EnvCalls) -> None:
+        self._calls = calls
 
     def __enter__(self) -> None:
-        self._row.busy_since = time.monotonic()
+        self._calls.begin(self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._row.busy_since = 0.0
+        self._calls.end(self)
 
 
 class InlineRun:

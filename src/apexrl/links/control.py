@@ -10,13 +10,22 @@ from typing import Any
 
 from apexrl._native import Segment
 
-COUNTERS = ("env_steps", "episodes", "updates", "evaluations", "weights_pulled", "batches", "dropped_messages")
+COUNTERS = (
+    "env_steps",
+    "episodes",
+    "updates",
+    "evaluations",
+    "weights_pulled",
+    "batches",
+    "chunks",
+    "dropped_messages",
+)
 """What workers count; ``total`` sums a counter over all rows and the resumed run's base."""
 
 RUN, STOP, HURRY = 0, 1, 2
 """Stop word: go on; end in good order; end at once, without a final evaluation."""
 
-STATES = ("starting", "acting", "learning", "evaluating", "serving", "waiting")
+STATES = ("starting", "acting", "learning", "evaluating", "serving", "carrying", "waiting")
 """What a worker says it is doing (the rest of ``status.WorkerState`` is for its supervisor to see)."""
 
 _CELLS = 32  # 8-byte words per row: 256 bytes, so that two workers never share a cache line

@@ -152,11 +152,15 @@ class Receipts:
             if not (self._table[:, _SENDER] == _mark(sender)).any():
                 row = self.account(sender)
                 self._table[row, _PROGRESS] = sequence << 16
-                self._table[row, _JOINED] = 1  # how many items came before is not known
+                self._table[row, [_JOINED, _COUNTS_ON]] = 1  # what it had sent and counted by then is not known
 
     def count(self, row: int, totals: Iterable[int]) -> list[int]:
-        """Enter a sender's counters, which only grow; answers by how much each grew."""
+        """Enter a sender's counters, which only grow; answers by how much each grew, in our time."""
         grown = []
+        if self._table[row, _COUNTS_ON]:
+            totals = list(totals)
+            self._table[row, _FIRST_COUNTER : _FIRST_COUNTER + len(totals)] = totals
+            self._table[row, _COUNTS_ON] = 0
         for column, total in enumerate(totals, _FIRST_COUNTER):
             grown.append(max(0, total - int(self._table[row, column])))
             self._table[row, column] += np.uint64(grown[-1])
@@ -176,7 +180,7 @@ class Receipts:
             self._table[row, _JOINED] = 0
 
 
-_SENDER, _PROGRESS, _NEXT_ITEM, _COMMITTED, _MISSING, _REPEATED, _USED, _JOINED, _FIRST_COUNTER = range(9)
+_SENDER, _PROGRESS, _NEXT_ITEM, _COMMITTED, _MISSING, _REPEATED, _USED, _JOINED, _COUNTS_ON, _FIRST_COUNTER = range(10)
 
 
 def _mark(sender: str) -> np.uint64:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from apexrl.roles.actor import Actor
 from apexrl.roles.evaluator import Evaluator
+from apexrl.roles.intake import Intake
 from apexrl.roles.learner import Learner
 from apexrl.roles.replay_server import ReplayServer
+from apexrl.roles.uplink import Uplink
 
-__all__ = ["Actor", "Evaluator", "Learner", "ReplayServer"]
+__all__ = ["Actor", "Evaluator", "Intake", "Learner", "ReplayServer", "Uplink"]

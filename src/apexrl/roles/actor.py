@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from apexrl.config import Config
 from apexrl.errors import AgentError, WaitTimeout
-from apexrl.exploration import epsilon_ladder
-from apexrl.protocols import Agent, Context, State, StepWriter, WeightsReader
+from apexrl.exploration import slot_epsilons
+from apexrl.protocols import Agent, Context, StepWriter, WeightsReader
 from apexrl.spec import Array, EnvSpec, Field
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 VERSION = "version"
 """Field in which every step carries the weights version that chose its action."""
+
+Which = NDArray[np.int64] | None
+"""Numbers of some of an actor's environments, [R]; None: all M, in order."""
 
 _REPORT_SECONDS = 0.25
 _REPORT_EPISODES = 1000  # a message holds no more
@@ -40,8 +44,11 @@ def step_fields(spec: EnvSpec, extras: dict[str, Field]) -> dict[str, Field]:
 class Actor:
     """Ape-X's actor (Horgan et al. 2018, Algorithm 1) over M environments at once.
 
-    Slot ``index`` of the run owns M neighbouring rungs of the ε ladder, whoever serves in it; environments and
-    exploration noise are seeded anew in every generation.
+    Slot ``index`` of the run owns M rungs that span the ε ladder, whoever serves in it; environments and exploration
+    noise are seeded anew in every generation.
+
+    With ``vector = "sync"`` all environments are always ready, and ``which`` is None throughout. With ``"threads"``
+    each takes its own time, and ``which`` [R] are the numbers of those that are ready.
     """
 
     def __init__(
@@ -51,63 +58,85 @@ class Actor:
         from apexrl.envs import FrameStack, make_vector
 
         envs = config.actor.envs_per_actor
-        ladder = epsilon_ladder(config.actor.actors * envs, config.actor.epsilon, config.actor.epsilon_alpha)
+        slots = config.actor.actor_slots or config.actor.actors
         seeds = np.random.SeedSequence(context.seed).generate_state(2)
         self._context = context
         self._weights = weights
-        self._pull_period = config.actor.pull_period
-        self._epsilon = ladder[context.index * envs : (context.index + 1) * envs]
+        self._pull_period = config.actor.pull_period * envs
+        self._epsilon = slot_epsilons(context.index, slots, envs, config.actor.epsilon, config.actor.epsilon_alpha)
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, "cpu", int(seeds[0]))
         with context.env_call():
-            self._env = make_vector(config.env, envs, int(seeds[1]))
+            self._env = make_vector(config.env, envs, int(seeds[1]), config.actor.vector, context.env_call)
             self._observation = self._env.reset()
         self._frames = FrameStack(spec.stack, envs, spec.observation)
-        self._seen = self._frames.push(self._observation)
-        self._state: State = None
+        # Of whoever waits for an action; None: nobody does.
+        self._seen: dict[str, Array] | None = self._frames.push(self._observation)
+        self._which: Which = None if config.actor.vector == "sync" else np.arange(envs)
+        self._state = PerEnv(envs)
+        self._begun = PerEnv(envs)
         self._writer: StepWriter = replay.writer(streams=envs, priority_fn=self._agent.priorities)
         self._unwritten: dict[str, Array] | None = None
 
         self._version = 0
         self._versions = np.zeros(envs, np.int64)
-        self._until_pull = 0
+        self._until_pull = 0  # environment steps
         self._returns: list[float] = []
         self._lengths: list[int] = []
         self._next_report = context.clock() + _REPORT_SECONDS
 
     def step(self) -> bool:
-        """One step of all M environments. False: no weights are published yet, or the replay takes no more just now."""
+        """One step of whichever environments are ready.
+
+        False: no weights are published yet, or the replay takes no more just now.
+        """
         if self._until_pull <= 0:
             self._pull()
         if self._version == 0:
             return False
         if self._unwritten is None:
-            self._unwritten = self._act()
+            self._act()
+            self._unwritten = self._collect()
+        if self._unwritten is None:
+            return True  # every environment is at work
+        streams = None if self._which is None else self._which.tolist()
         try:
-            self._writer.append(self._unwritten, timeout=self._context.patience)
+            self._writer.append(self._unwritten, streams, timeout=self._context.patience)
         except WaitTimeout:
             return False  # nothing was taken; the same steps are offered again
         self._unwritten = None
         self._report()
         return True
 
-    def _act(self) -> dict[str, Array]:
-        """Choose, step, and return the steps that came of it: each observation, its action and the action's results."""
-        actions, extras, self._state = self._agent.act(self._seen, self._state, self._epsilon)
-        with self._context.env_call():
-            stepped = self._env.step(actions)
+    def _act(self) -> None:
+        """Choose for all who wait for an action, and let them step."""
+        if self._seen is None:
+            return
+        which = self._which
+        epsilon = self._epsilon if which is None else self._epsilon[which]
+        actions, extras, state = self._agent.act(self._seen, self._state.take(which) or None, epsilon)
+        self._state.put(which, state or {})
+        versions = self._versions[: len(actions)]
+        self._begun.put(which, {**self._observation, "action": actions, **extras, VERSION: versions})
+        self._env.send(actions, which)
+        self._seen = None
+
+    def _collect(self) -> dict[str, Array] | None:
+        """The steps that are done: each observation, its action and the action's results. None: none so far."""
+        stepped = self._env.receive(timeout=self._context.patience)
+        if stepped is None:
+            return None
+        which = self._which = stepped.which
         steps: dict[str, Array] = {
-            **self._observation,
-            "action": actions,
-            **extras,
-            VERSION: self._versions,
+            **self._begun.take(which),
             "reward": stepped.reward,
             "terminated": stepped.terminated,
             "truncated": stepped.truncated,
         }
         self._observation = stepped.observation
-        self._seen = self._frames.push(stepped.observation, stepped.starts)
-        self._until_pull -= 1
-        self._context.count(env_steps=len(actions) - int(np.count_nonzero(stepped.starts)))
+        self._seen = self._frames.push(stepped.observation, stepped.starts, which)
+        rows = len(stepped.starts)
+        self._until_pull -= rows
+        self._context.count(env_steps=rows - int(np.count_nonzero(stepped.starts)))
         for episode in stepped.episodes:
             self._returns.append(episode.episode_return)
             self._lengths.append(episode.length)
@@ -140,3 +169,25 @@ class Actor:
         self._report(last=True)
         with self._context.env_call():
             self._env.close()
+
+
+class PerEnv:
+    """Named arrays of M environments, of which some rows are put and some are taken. All rows are not copied."""
+
+    def __init__(self, num_envs: int) -> None:
+        self._num_envs = num_envs
+        self._arrays: dict[str, Array] = {}
+
+    def put(self, which: Which, rows: dict[str, Array]) -> None:
+        """``rows`` name -> [R, ...]; the first are of all M."""
+        if which is None:
+            self._arrays = rows
+            return
+        for name, values in rows.items():
+            if name not in self._arrays:
+                self._arrays[name] = np.empty((self._num_envs, *values.shape[1:]), values.dtype)
+            self._arrays[name][which] = values
+
+    def take(self, which: Which) -> dict[str, Array]:
+        """Name -> [R, ...]."""
+        return self._arrays if which is None else {name: array[which] for name, array in self._arrays.items()}

@@ -48,7 +48,7 @@ class Evaluator:
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, "cpu", context.seed)
         self._seeds = np.random.SeedSequence(context.seed)  # spawns a fresh seed for every evaluation
         with context.env_call():
-            self._env = make_vector(config.env, envs, context.seed)
+            self._env = make_vector(config.env, envs, context.seed, config.actor.vector)
         self._frames = FrameStack(spec.stack, envs, spec.observation)
         self._folder = RunFolder(context.folder).checkpoints
         goal = config.stop.stop_at_return

@@ -61,17 +61,24 @@ class WeightsLink:
 
 
 @dataclass(frozen=True)
+class ReceiptsLink:
+    """Stands for what an intake has committed of whom: memory that outlives it."""
+
+
+@dataclass(frozen=True)
 class Node:
     """One role of a program.
 
     Args:
-        name: of the role: ``actor``; its workers are ``actor-0`` … ``actor-<count-1>``.
+        name: of the role: ``actor``; its workers are ``actor-0`` … ``actor-<count-1>``, or as ``indices`` says.
         factory: makes the role inside its worker, ``factory(context, **ports)``.
         count: workers.
         ports: what the role is given: settings and links.
         restarts: times that one worker may be started again before the run gives up.
         env_timeout: seconds that one environment call may take before the worker counts as hung; None: no limit.
         nice: how much it gives way to others for the processor, 0 … 19.
+        indices: slots of the run that these workers serve in, where others of the role work elsewhere; empty: all.
+        generations: of the leases of these slots.
     """
 
     name: str
@@ -81,6 +88,15 @@ class Node:
     restarts: int = 0
     env_timeout: float | None = None
     nice: int = 0
+    indices: tuple[int, ...] = ()
+    generations: tuple[int, ...] = ()
+
+    @property
+    def leases(self) -> list[tuple[int, int]]:
+        """(slot, generation of its lease) of every worker; 0 for a slot that needs no lease."""
+        if not self.indices:
+            return [(index, 0) for index in range(self.count)]
+        return list(zip(self.indices, self.generations, strict=True))
 
 
 @dataclass

@@ -1,0 +1,65 @@
+"""One observation of a program's own loop, as the run's named arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from apexrl.errors import SpecError
+from apexrl.spec import OBSERVATION, Array, EnvSpec
+
+
+def named_observation(spec: EnvSpec, observation: Any) -> dict[str, Array]:
+    """One observation as the run's named arrays, copied, ``[1, *shape]`` each.
+
+    Raises:
+        SpecError: an entry is missing or not known, or its shape, type or values are not those of its space.
+    """
+    given = dict(_leaves(observation, OBSERVATION))
+    if given.keys() != spec.observation.keys():
+        raise SpecError(f"this run's observations are {sorted(spec.observation)}, but this one has {sorted(given)}")
+    named: dict[str, Array] = {}
+    for name, field in spec.observation.items():
+        try:
+            value = np.asarray(given[name])
+        except (ValueError, TypeError) as error:
+            raise SpecError(f"{name} is no array: {error}") from None
+        if value.shape != field.shape:
+            raise SpecError(f"{name} has shape {list(value.shape)}; this run's environment has {list(field.shape)}")
+        named[name] = _stored(name, value, spec.starts.get(name, 0), spec.categories.get(name, 0), field.dtype)
+    return named
+
+
+def _stored(name: str, value: Array, start: int, categories: int, dtype: str) -> Array:
+    """``value`` [*shape] as it is stored, [1, *shape], if nothing of it is lost but digits behind the point."""
+    kind = np.dtype(dtype).kind
+    if value.dtype.kind not in ("biuf" if kind == "f" else "biu"):
+        raise SpecError(f"{name} has dtype {value.dtype}, which does not become {dtype}")
+    if start:
+        value = value.astype(np.int64) - start
+    if kind == "f":
+        with np.errstate(over="ignore"):
+            stored = np.array(value[np.newaxis], dtype)
+        if not np.isfinite(stored).all():
+            raise SpecError(f"{name} holds NaN, infinity, or a number too large for {dtype}")
+        return stored
+    if value.dtype != np.dtype(dtype) or categories:
+        least, most = (0, categories - 1) if categories else (0, 1) if kind == "b" else _range(dtype)
+        low, high = int(value.min()), int(value.max())
+        if low < least or high > most:
+            wrong = low if low < least else high
+            raise SpecError(f"{name} holds {wrong + start}; it must be between {least + start} and {most + start}")
+    return np.array(value[np.newaxis], dtype)
+
+
+def _range(dtype: str) -> tuple[int, int]:
+    limits = np.iinfo(dtype)
+    return int(limits.min), int(limits.max)
+
+
+def _leaves(value: Any, name: str) -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return [leaf for key, inner in value.items() for leaf in _leaves(inner, f"{name}/{key}")]
+    return [(name, value)]

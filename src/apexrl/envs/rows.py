@@ -1,0 +1,220 @@
+"""B environments as rows of arrays: what answers look like, and the two kinds that step all of them in lock-step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from apexrl.envs.spaces import Leaf, flatten_observation, observation_leaves
+from apexrl.errors import EnvError
+from apexrl.spec import Array
+
+LIFE_LOST = "life_lost"  # info key: this end is one of a life, the game goes on
+
+Bools = NDArray[np.bool_]
+Which = NDArray[np.int64] | None
+"""Numbers of the environments that rows belong to, [R]; None: all B of them, in order."""
+
+EnvCall = Callable[[], AbstractContextManager[Any]]
+"""Entered around every call into environments (``protocols.Context.env_call``), in the thread that makes it."""
+
+
+class Rows(NamedTuple):
+    """Answers of R environments."""
+
+    observation: dict[str, Array]  # name -> [R, *shape]
+    reward: NDArray[np.float64]  # [R]
+    terminated: Bools  # [R]
+    truncated: Bools  # [R]
+    life_lost: Bools | None  # [R]; None: nowhere
+    which: Which = None
+
+
+class Backend(Protocol):
+    """B environments with NEXT_STEP autoreset: the step after an end resets and ignores the action."""
+
+    num_envs: int
+    observation_space: gym.Space[Any]  # of one environment
+    action_space: gym.Space[Any]  # of one environment
+
+    def reset(self, seeds: Sequence[int]) -> dict[str, Array]: ...
+    def send(self, actions: Array, starting: Bools, which: Which) -> None:
+        """Begin a step of some environments: ``actions`` [R, ...], ``starting`` [R] where it is a reset."""
+        ...
+
+    def receive(self, least: int, timeout: float) -> Rows | None:
+        """The steps that are done, at least ``least`` of them; None: not so many within ``timeout`` seconds."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class NativeRows:
+    """An environment that is vectorised by itself (``vector_entry_point``). In lock-step: ``send`` makes the step."""
+
+    def __init__(self, env: gym.vector.VectorEnv[Any, Any, Any], name: str, call: EnvCall = nullcontext) -> None:
+        self._env, self._name, self._call = env, name, call
+        self.num_envs = env.num_envs
+        self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
+        self._leaves = observation_leaves(self.observation_space)
+        self._rows: Rows | None = None
+
+    def reset(self, seeds: Sequence[int]) -> dict[str, Array]:
+        with self._call(), blame(self._name, "reset"):
+            observation, _ = self._env.reset(seed=seeds[0])
+        return {name: array.copy() for name, array in flatten_observation(self._leaves, observation).items()}
+
+    def send(self, actions: Array, starting: Bools, which: Which = None) -> None:
+        with self._call(), blame(self._name, "step"):
+            observation, reward, terminated, truncated, _ = self._env.step(actions)
+        # An actor holds an observation until after the next step, and some environments write into the same array.
+        flat = {name: array.copy() for name, array in flatten_observation(self._leaves, observation).items()}
+        self._rows = Rows(flat, reward, terminated, truncated, None)
+
+    def receive(self, least: int = 1, timeout: float = 0.0) -> Rows | None:
+        rows, self._rows = self._rows, None
+        return rows
+
+    def close(self) -> None:
+        with self._call(), blame(self._name, "close"):
+            self._env.close()
+
+
+class LoopRows:
+    """Single environments, one after the other. In lock-step: ``send`` makes the steps.
+
+    ``gymnasium.vector.SyncVectorEnv`` does the same (a test holds the two equal), but merges every ``info`` and
+    copies observations twice: most of the time of a small environment.
+    """
+
+    def __init__(self, envs: Sequence[gym.Env[Any, Any]], name: str, call: EnvCall = nullcontext) -> None:
+        self._name, self._call = name, call
+        self.num_envs = len(envs)
+        self.observation_space, self.action_space = envs[0].observation_space, envs[0].action_space
+        self._leaves = observation_leaves(self.observation_space)
+        self._singles = singles(envs, self._leaves, name)
+        self._rows: Rows | None = None
+
+    def reset(self, seeds: Sequence[int]) -> dict[str, Array]:
+        rows = empty_rows(self._leaves, self.num_envs)
+        with self._call():
+            for single, seed in zip(self._singles, seeds, strict=True):
+                single.reset(seed, rows)
+        refuse_not_finite(rows, self._leaves, self._name)
+        return rows.observation
+
+    def send(self, actions: Array, starting: Bools, which: Which = None) -> None:
+        rows = empty_rows(self._leaves, self.num_envs)
+        with self._call():
+            for single, action, starts in zip(self._singles, each(actions), starting.tolist(), strict=True):
+                single.step(action, starts, rows)
+        refuse_not_finite(rows, self._leaves, self._name)
+        self._rows = rows
+
+    def receive(self, least: int = 1, timeout: float = 0.0) -> Rows | None:
+        rows, self._rows = self._rows, None
+        return rows
+
+    def close(self) -> None:
+        errors = []
+        with self._call():
+            for single in self._singles:
+                try:
+                    single.close()
+                except EnvError as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+class Single:
+    """One environment among B that are alike: its errors name its number, its answers go into its row."""
+
+    def __init__(self, env: gym.Env[Any, Any], leaves: tuple[Leaf, ...], name: str, number: int) -> None:
+        self._env, self._leaves, self._name, self._number = env, leaves, name, number
+
+    def reset(self, seed: int | None, rows: Rows) -> None:
+        with blame(self._name, "reset", self._number):
+            observation, _ = self._env.reset() if seed is None else self._env.reset(seed=seed)
+        self._store(observation, rows)
+        row = self._number
+        rows.reward[row] = 0.0
+        rows.terminated[row] = rows.truncated[row] = False
+        if rows.life_lost is not None:
+            rows.life_lost[row] = False
+
+    def step(self, action: Any, starts: bool, rows: Rows) -> None:
+        if starts:
+            self.reset(None, rows)
+            return
+        row = self._number
+        with blame(self._name, "step", row):
+            observation, rows.reward[row], ended, cut, info = self._env.step(action)
+            rows.terminated[row], rows.truncated[row] = ended, cut
+        if rows.life_lost is not None:
+            rows.life_lost[row] = bool((ended or cut) and info.get(LIFE_LOST))
+        self._store(observation, rows)
+
+    def close(self) -> None:
+        with blame(self._name, "close", self._number):
+            self._env.close()
+
+    def _store(self, observation: Any, rows: Rows) -> None:
+        for leaf in self._leaves:
+            value = observation
+            for key in leaf.path:
+                value = value[key]
+            if np.shape(value) != leaf.field.shape:
+                raise EnvError(
+                    f"environment {self._name} (number {self._number} of this actor) returned {leaf.name!r} of shape "
+                    f"{list(np.shape(value))}; its observation space says {list(leaf.field.shape)}"
+                )
+            rows.observation[leaf.name][self._number] = value - leaf.start if leaf.start else value
+
+
+def singles(envs: Sequence[gym.Env[Any, Any]], leaves: tuple[Leaf, ...], name: str) -> list[Single]:
+    """Number them, and refuse those that are not alike."""
+    for index, env in enumerate(envs):
+        if env.observation_space != envs[0].observation_space or env.action_space != envs[0].action_space:
+            raise EnvError(f"{name}: environment {index} has other spaces than environment 0; all must be alike")
+    return [Single(env, leaves, name, number) for number, env in enumerate(envs)]
+
+
+def empty_rows(leaves: tuple[Leaf, ...], count: int) -> Rows:
+    observation = {leaf.name: np.empty((count, *leaf.field.shape), leaf.field.dtype) for leaf in leaves}
+    terminated, truncated, life_lost = (np.zeros(count, np.bool_) for _ in range(3))
+    return Rows(observation, np.zeros(count), terminated, truncated, life_lost)
+
+
+def each(actions: Array) -> Sequence[Any]:
+    """One action per environment: Python integers for Discrete spaces, cheaper for environments than NumPy scalars and
+    always accepted."""
+    return actions.tolist() if actions.ndim == 1 else actions  # type: ignore[return-value]
+
+
+def refuse_not_finite(rows: Rows, leaves: tuple[Leaf, ...], name: str) -> None:
+    """Raise EnvError where a floating-point observation holds NaN or infinity."""
+    for leaf in leaves:
+        if leaf.field.dtype.startswith("float") and not np.isfinite(rows.observation[leaf.name]).all():
+            values = rows.observation[leaf.name]
+            row = int(np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))[0])
+            raise EnvError(
+                f"environment {name} (number {row if rows.which is None else rows.which[row]} of this actor) returned "
+                f"NaN or infinity in {leaf.name!r}: "
+                "mend the environment, or wrap it so that it ends the episode instead"
+            )
+
+
+@contextmanager
+def blame(name: str, call: str, index: int | None = None) -> Iterator[None]:
+    """Turn whatever an environment raises into an EnvError that names it; the traceback stays attached."""
+    try:
+        yield
+    except Exception as error:
+        which = "" if index is None else f" of environment {index}"
+        raise EnvError(f"{name}: {call}(){which} raised {type(error).__name__}: {error}") from error

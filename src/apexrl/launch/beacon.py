@@ -1,0 +1,180 @@
+"""The beacon: says to the server every second that this side of a run lives, and hears there what the others want."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from apexrl.config import Config
+from apexrl.errors import LinkError, OwnershipError
+from apexrl.links.redis.members import HostPlace
+from apexrl.links.redis.run import LearnerPlace, Orders
+from apexrl.links.redis.server import Backoff
+from apexrl.links.redis.values import HostDigest, LearnerDigest
+from apexrl.status import Level, RunStatus
+
+PERIOD_SECONDS: Final = 1.0
+CLOSE_SECONDS: Final = 20.0
+"""How long ``close`` waits for the server at most."""
+
+_FINISH_SECONDS = 8.0  # to tell that the run is over, through trouble with the server
+_EPISODES_SENT = 1000  # in one message
+_EPISODES_KEPT = 10 * _EPISODES_SENT  # while the server is away; of more, the newest
+_CARRIED = {  # what the intake says -> what a digest calls it
+    "committed": "committed_items",
+    "missing": "missing_items",
+    "repeated": "duplicate_items",
+    "refused": "refused_frames",
+}
+
+
+class Beacon:
+    """An observer that keeps a place in a run, from a thread of its own: the supervisor never waits for the server.
+
+    Args:
+        place: taken already.
+        config: of the run; its lease, and how patient an actor host is.
+    """
+
+    def __init__(self, place: LearnerPlace | HostPlace, config: Config) -> None:
+        self.error: Exception | None = None
+        self._place = place
+        self._run = place.record.name
+        self._patience_seconds = 60.0 * config.hosts.patience_minutes
+        self._period = min(PERIOD_SECONDS, config.hosts.lease_seconds / 4)
+        self._status = RunStatus()
+        self._carried: dict[str, Any] = {}
+        self._summary: dict[str, Any] | None = None
+        self._reason = ""
+        self._news: queue.SimpleQueue[tuple[str, Level]] = queue.SimpleQueue()  # bounded: only changes are told
+        self._episodes: deque[tuple[float, int]] = deque(maxlen=_EPISODES_KEPT)
+        self._tell: Callable[[str, Level], None] | None = None
+        self._alone_since: float | None = None  # monotonic seconds
+        self._server_away = self._learner_away = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="beacon", daemon=True)
+        self._thread.start()
+
+    def announce(self, tell: Callable[[str, Level], None]) -> None:
+        """Where news for a human go, from the supervisor's thread."""
+        self._tell = tell
+
+    def close(self) -> None:
+        """Give the place back: as the end of the run if it had one, else for another to take."""
+        self._closing.set()
+        self._thread.join(CLOSE_SECONDS)
+
+    def check(self) -> None:
+        """Raise what took the place from us, if anything did."""
+        if self.error is not None:
+            raise self.error
+
+    def started(self, config: Config, folder: Path) -> None: ...
+
+    def update(self, status: RunStatus) -> str | None:
+        self._status = status
+        while self._tell is not None and not self._news.empty():
+            self._tell(*self._news.get())
+        return self._reason or None
+
+    def event(self, kind: str, values: Mapping[str, Any]) -> None:
+        if kind in ("intake", "uplink"):
+            self._carried = {_CARRIED.get(name, name): number for name, number in values.items()}
+        elif kind == "episodes" and isinstance(self._place, HostPlace):
+            self._episodes.extend(zip(values["returns"], values["lengths"], strict=True))
+
+    def message(self, text: str, level: Level = "info") -> None:
+        if level != "info" and isinstance(self._place, HostPlace):
+            self._place.send("log", {"text": text, "level": level})
+
+    def finished(self, summary: dict[str, Any]) -> None:
+        self._summary = summary
+
+    def _keep(self) -> None:
+        """The thread: renew until closed, then give the place back."""
+        backoff = Backoff()
+        while not self._closing.is_set():
+            pause = self._period
+            try:
+                self._heed(self._renew())
+                backoff.reset()
+            except LinkError as error:
+                self._lost(error)
+                pause = backoff.next()
+            except Exception as error:  # the supervisor's thread raises it
+                self.error, self._reason = error, "replaced" if isinstance(error, OwnershipError) else "error"
+                break
+            self._wait_for_others()
+            self._closing.wait(pause)
+        self._closing.wait()
+        self._give_back()
+
+    def _renew(self) -> Orders:
+        if isinstance(self._place, LearnerPlace):
+            return self._place.renew(LearnerDigest.of(self._status, self._carried))
+        while self._episodes:
+            some = [self._episodes.popleft() for _ in range(min(_EPISODES_SENT, len(self._episodes)))]
+            returns, lengths = zip(*some, strict=True)
+            self._place.send("episodes", {"returns": returns, "lengths": lengths})
+        return self._place.renew(HostDigest.of(self._status, self._carried))
+
+    def _heed(self, orders: Orders) -> None:
+        if self._server_away:
+            self._server_away = False
+            self._news.put(("the Redis server is back", "info"))
+        over = orders.finished or orders.stop or orders.replaced
+        if orders.learner_alive == self._learner_away and not over:
+            self._learner_away = not orders.learner_alive
+            text = "is away: waiting for it" if self._learner_away else "is back"
+            self._news.put((f"the learner of run {self._run} {text}", "warning" if self._learner_away else "info"))
+        if orders.learner_alive:
+            self._alone_since = None
+        if orders.lost_slots and not self._reason:
+            lost = ", ".join(str(slot) for slot in orders.lost_slots)
+            self._news.put((f"other hosts have taken the slots {lost} while the server was away", "warning"))
+        wishes = {
+            "replaced": orders.replaced,
+            "finished": orders.finished,
+            "stopped": orders.stop,
+            "lost slots": bool(orders.lost_slots),
+        }
+        self._reason = self._reason or next((reason for reason, wanted in wishes.items() if wanted), "")
+
+    def _lost(self, error: LinkError) -> None:
+        if not self._server_away:
+            self._server_away = True
+            self._news.put((f"{error}; trying again", "warning"))
+
+    def _wait_for_others(self) -> None:
+        """An actor host without a learner or a server is of no use for ever; a learner goes on with what it has."""
+        if not (self._server_away or self._learner_away) or isinstance(self._place, LearnerPlace):
+            return
+        now = time.monotonic()
+        self._alone_since = now if self._alone_since is None else self._alone_since
+        if now - self._alone_since > self._patience_seconds and not self._reason:
+            who = "Redis server" if self._server_away else "learner"
+            minutes = self._patience_seconds / 60
+            self.error = LinkError(f"no {who} of run {self._run} for {minutes:g} minutes (--patience-minutes)")
+            self._reason = "lost learner"
+
+    def _give_back(self) -> None:
+        deadline, backoff = time.monotonic() + _FINISH_SECONDS, Backoff()
+        if isinstance(self._place, HostPlace):
+            self._place.leave(HostDigest.of(self._status, self._carried))
+        elif self._summary is None:
+            self._place.leave()
+        else:
+            told = False
+            while not told and time.monotonic() < deadline:
+                try:
+                    self._place.finish(self._summary)
+                    told = True
+                except LinkError:
+                    time.sleep(backoff.next())
+            if not told:  # hosts then wait for another learner until their patience ends
+                self._place.leave()

@@ -1,0 +1,154 @@
+"""The actor host that ``apexrl train --redis`` starts beside its learner: one more supervisor, in a process of its own.
+
+What it is to do comes in on its standard input, so that the URL shows in no process list; when that closes, because
+the learner's side has ended, it ends too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from apexrl.config import Config
+from apexrl.errors import ApexrlError, WorkerError
+from apexrl.status import Level, RunStatus
+
+if TYPE_CHECKING:
+    from apexrl.launch.hosts import Identity
+
+LOG: Final = "actor-host.log"
+"""In the learner's run folder, under ``logs``."""
+
+_LEAVE_SECONDS: Final = 15.0  # after the run's end, for the actors to go by themselves
+_LINE_SECONDS: Final = 10.0
+_TAIL_BYTES: Final = 4000
+
+
+class Companion:
+    """The learner's end: an observer that starts the actor host, notes when it fails, and waits for it at the end."""
+
+    def __init__(self, url: str, identity: Identity, config: Config) -> None:
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the companion)
+        self._folder: Path | None = None
+        self._failed = False
+        path = [entry for entry in sys.path if entry] + [os.getcwd()]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; from {__name__} import main; main()"],
+            stdin=subprocess.PIPE,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # Ctrl-C in the terminal is the learner's to handle
+        )
+        assert self._process.stdin is not None
+        wishes = {
+            "url": url,
+            "run": identity.name,
+            "run_id": identity.run_id,
+            "actors": config.actor.actors,
+            "out": config.out,
+        }
+        with suppress(BrokenPipeError):  # its end is noticed, with what it said
+            self._process.stdin.write(json.dumps(wishes).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def started(self, config: Config, folder: Path) -> None:
+        self._folder = folder
+
+    def update(self, status: RunStatus) -> str | None:
+        """Ends the run when the actors of this machine have failed."""
+        self._failed = self._failed or bool(self._process.poll())
+        return "actors failed" if self._failed else None
+
+    def event(self, kind: str, values: Mapping[str, Any]) -> None: ...
+
+    def message(self, text: str, level: Level = "info") -> None: ...
+
+    def finished(self, summary: Mapping[str, Any]) -> None: ...
+
+    def check(self) -> None:
+        """Raise WorkerError if it failed before the run was over."""
+        if self._failed:
+            raise WorkerError(f"the actor host of this machine has failed:\n{self._said(_TAIL_BYTES)}")
+
+    def close(self) -> None:
+        """Wait until it has ended, keep what it said, and leave nothing of it behind."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(_LEAVE_SECONDS)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # its workers end with it
+            self._process.wait()
+        if self._folder is not None:
+            (self._folder / "logs").mkdir(exist_ok=True)
+            (self._folder / "logs" / LOG).write_text(self._said(), encoding="utf-8")
+        self._output.close()
+
+    def _said(self, most: int | None = None) -> str:
+        size = self._output.seek(0, os.SEEK_END)
+        self._output.seek(0 if most is None else max(0, size - most))
+        return self._output.read().decode(errors="replace").strip() + "\n"
+
+
+class Lines:
+    """What the actor host says, in lines: messages, and now and then where it is."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._next = 0.0
+
+    def started(self, config: Config, folder: Path) -> None:
+        self._print(f"run folder: {folder}")
+
+    def update(self, status: RunStatus) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _LINE_SECONDS
+            rate = status.env_steps_per_second
+            self._print(f"{status.phase}: {status.env_steps} steps, {rate:.0f}/s, weights {status.weights_version}")
+
+    def event(self, kind: str, values: Mapping[str, Any]) -> None: ...
+
+    def message(self, text: str, level: Level = "info") -> None:
+        self._print(text if level == "info" else f"{level}: {text}")
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        self._print(f"ended: {summary['stopped_by']}")
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._file, flush=True)
+
+
+def main() -> None:
+    """The actor host's end."""
+    from apexrl.launch.hosts import join
+    from apexrl.launch.supervisor import Interrupts
+
+    began = time.monotonic()
+    wishes = json.loads(sys.stdin.readline())
+    with Interrupts() as interrupts:
+
+        def wait_for_the_end() -> None:
+            while os.read(sys.stdin.fileno(), 1):  # the buffered reader has a lock that an exit would wait for
+                pass
+            interrupts.count += 1
+
+        threading.Thread(target=wait_for_the_end, name="lifeline", daemon=True).start()
+        try:
+            join(**wishes, observers=[Lines(sys.stdout)], interrupts=interrupts, began=began)
+        except KeyboardInterrupt:
+            pass
+        except ApexrlError as error:
+            print(f"{type(error).__name__}: {error}", flush=True)
+            sys.exit(1)

@@ -1,0 +1,346 @@
+"""A run over several hosts: the learner's side, and that of a host which brings actors.
+
+Both are the supervisor, the ledger and the run folder of a run on one machine, around one half of its program. What
+they know of one another stands on the Redis server; a beacon keeps their places there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from apexrl import settings
+from apexrl.config import Config, EnvConfig, HostsConfig, Meeting, StopConfig
+from apexrl.errors import AgentError, ClosedError, ConfigError, EnvError, ExhaustedError, SpecError, WaitTimeout
+from apexrl.files import replace_text
+from apexrl.launch.beacon import Beacon
+from apexrl.launch.companion import Companion
+from apexrl.launch.ledger import Ledger
+from apexrl.launch.probe import step_spec_to_json
+from apexrl.launch.runs import supervise
+from apexrl.launch.supervisor import PRELOAD, Interrupts, Supervisor
+from apexrl.links.redis.keys import RunKeys, check_name
+from apexrl.links.redis.members import HostPlace
+from apexrl.links.redis.run import LearnerPlace, RunRecord, find_run, host_name
+from apexrl.links.redis.server import Server
+from apexrl.replay.chunks import schema
+from apexrl.run_folder import RunFolder, default_name, env_name, spec_to_json, versions
+from apexrl.status import Level, Observer
+from apexrl.topologies import Probe, Program, topology
+from apexrl.topologies.hosts import actor_side, learner_side, options_to_json, passing, replay_of, with_slots
+
+HOST_PRELOAD: Final = (*PRELOAD, "redis", "apexrl.links.redis.experience", "apexrl.links.redis.weights")
+
+_HURRIED: Final = frozenset(("finished", "stopped", "replaced", "lost learner"))
+"""Why an actor host ends without waiting for its last steps to arrive: nobody takes them any more."""
+
+_AGAIN: Final = frozenset(("lost slots", "replaced"))
+"""Why an actor host joins once more."""
+
+_LEASE_PATIENCE: Final = 1.5  # leases; a host that was killed holds its slots for one
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a run is called on a server, and which of all runs of that name it is."""
+
+    name: str
+    run_id: str
+    actors: bool
+    """Whether the learner's machine brings actors too."""
+
+    @classmethod
+    def of(cls, config: Config, meeting: Meeting, resume: Path | None) -> Identity:
+        """A new one, or that of a resumed run, which stands in its folder."""
+        known = cls._read(RunFolder.open(resume)) if resume is not None else None
+        name = meeting.run or (known.name if known else resume.name if resume is not None else config.name)
+        actors = meeting.actors if meeting.actors is not None else known is None or known.actors
+        return cls(check_name(name), known.run_id if known else str(uuid.uuid4()), actors)
+
+    def write(self, folder: RunFolder) -> None:
+        values = {"run": self.name, "run_id": self.run_id, "actors": self.actors}
+        replace_text(folder.hosts_path, json.dumps(values) + "\n")
+
+    @classmethod
+    def _read(cls, folder: RunFolder) -> Identity | None:
+        """None: it was never on a server."""
+        try:
+            values = json.loads(folder.hosts_path.read_text(encoding="utf-8"))
+            return cls(str(values["run"]), str(values["run_id"]), bool(values["actors"]))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            path = folder.hosts_path
+            raise ConfigError(f"{path} cannot be read ({error}): delete it, and resume under a new --run") from error
+
+
+def learn(
+    config: Config,
+    meeting: Meeting,
+    observers: Sequence[Observer],
+    resume: Path | None,
+    interrupts: Interrupts,
+    began: float,
+) -> dict[str, Any]:
+    """The learner's side, from its place on the server to the summary.
+
+    Args:
+        meeting: with ``actors``, this machine is an actor host too, with ``config.actor.actors``.
+
+    Raises:
+        LinkError: the server cannot be reached, or is not fit for a run.
+        OwnershipError: the run has a learner.
+    """
+    if config.serial:
+        raise ConfigError("--serial runs everything in one process: leave it out, or --redis")
+    if callable(config.env.env):  # other hosts must find it by its name
+        settings.import_callable(settings.describe_callable(config.env.env), "--redis")
+    config = with_slots(config)
+    if not config.name:
+        config = replace(config, name=meeting.run or default_name(config))
+    identity = Identity.of(config, meeting, resume)
+    wire = topology(config.topology)
+    server = Server(meeting.url)
+    server.check()
+    with ExitStack() as stack:
+        companion = stack.enter_context(closing(Companion(meeting.url, identity, config))) if identity.actors else None
+        supervisor = stack.enter_context(closing(Supervisor(config, interrupts, HOST_PRELOAD)))
+        seen = supervisor.probe()
+        whole = wire(config, seen)
+        remote = {"server": server, "keys": RunKeys(identity.name), "run_id": identity.run_id}
+        program = learner_side(whole, remote)
+        record = make_record(config, identity, whole, seen)
+        place = LearnerPlace.take(server, record, config.hosts.lease_seconds)
+        beacon = stack.enter_context(closing(Beacon(place, config)))
+        watchers = [beacon] if companion is None else [beacon, companion]
+
+        def first(ledger: Ledger) -> None:
+            beacon.announce(ledger.tell)
+            identity.write(ledger.folder)
+            ledger.tell(f"run {identity.name} is at {server.address}: actors may join", "info")
+
+        def last() -> None:
+            beacon.check()
+            if companion is not None:
+                companion.check()
+
+        return supervise(supervisor, program, config, [*observers, *watchers], resume, began, seen, first, last)
+
+
+def join(
+    url: str,
+    run: str,
+    *,
+    actors: int = 0,
+    out: str = "runs",
+    env_kwargs: Mapping[str, Any] | None = None,
+    observers: Sequence[Observer] = (),
+    interrupts: Interrupts,
+    began: float,
+    run_id: str = "",
+) -> dict[str, Any]:
+    """An actor host's side: wait for the run, work until it is over, and return this host's summary.
+
+    A host that lost its slots, or whose run was begun anew, joins again.
+
+    Args:
+        actors: actor processes; 0: as many as the run's configuration says.
+        out: folder of run folders.
+        env_kwargs: in place of the run's, one by one: what is different on this host.
+        run_id: work for this run of that name only.
+
+    Raises:
+        LinkError: the server cannot be reached, or is not fit; or learner or server stayed away for too long.
+        WaitTimeout: nobody started the run.
+        ConfigError, EnvError: the environment is another one here, or cannot be made; names this host.
+    """
+    RunKeys(run)
+    server = Server(url)
+    server.check()
+
+    def tell(text: str, level: Level = "info") -> None:
+        for observer in observers:
+            observer.message(text, level)
+
+    while True:
+        record = _find(server, run, run_id, tell, interrupts)
+        try:
+            summary = _work(server, record, actors, out, env_kwargs or {}, observers, tell, interrupts, began)
+        except ClosedError as error:  # it ended before we were in
+            tell(str(error), "warning")
+            continue
+        if summary["stopped_by"] not in _AGAIN or interrupts.count:
+            return summary
+        tell(f"joining run {run} again", "info")
+
+
+def make_record(config: Config, identity: Identity, program: Program, seen: Probe) -> RunRecord:
+    """What other hosts must know before they join."""
+    options = replay_of(program).options
+    local = passing(options, 1, config.actor.envs_per_actor, int(config.hosts.window_mb * 2**20))
+    return RunRecord(
+        run_id=identity.run_id,
+        name=identity.name,
+        apexrl=versions()["apexrl"] or "",
+        config=settings.to_toml(config),
+        spec=spec_to_json(seen.spec),
+        step_spec=step_spec_to_json(seen.step_spec),
+        schema=schema(**options).hex(),
+        weights_nbytes=seen.weights_nbytes,
+        actor_slots=config.actor.actor_slots,
+        host=host_name(),
+        began=time.time(),
+        local=options_to_json(local),
+    )
+
+
+def local_config(record: RunRecord, actors: int, out: str, env_kwargs: Mapping[str, Any], origin: str) -> Config:
+    """The run's configuration as an actor host uses it: when it ends is the learner's business."""
+    config = settings.from_toml(record.config, origin)
+    folder = re.sub(r"[^\w.+=@-]", "-", f"{record.name}@{host_name()}")
+    actor = replace(config.actor, actors=actors or config.actor.actors, actor_slots=record.actor_slots)
+    env: EnvConfig = replace(config.env, env_kwargs={**config.env.env_kwargs, **env_kwargs})
+    config = replace(config, name=folder, out=out, actor=actor, env=env, stop=StopConfig())
+    settings.check(config)
+    return config
+
+
+def compare(record: RunRecord, seen: Probe, config: Config) -> None:
+    """Refuse an environment, or an agent, that is another one here than on the learner's host.
+
+    Raises:
+        ConfigError: names this host and the first difference.
+    """
+    ours = {"environment": spec_to_json(seen.spec), "agent": step_spec_to_json(seen.step_spec)}
+    theirs = {"environment": record.spec, "agent": record.step_spec}
+    found = _difference(ours, theirs, "")
+    if found is None and seen.weights_nbytes != record.weights_nbytes:
+        found = f"agent.weights: {seen.weights_nbytes} bytes here, {record.weights_nbytes} there"
+    if found is not None:
+        have = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
+        raise ConfigError(
+            f"on host {host_name()} {env_name(config)} is not what it is on the learner's host {record.host}: {found}. "
+            f"Install the same versions on both (here: {have}; there: apexrl {record.apexrl})"
+        )
+
+
+def _find(
+    server: Server, run: str, run_id: str, tell: Callable[[str, Level], None], interrupts: Interrupts
+) -> RunRecord:
+    """The run's record; waits for the learner to publish it."""
+    patience = 60.0 * HostsConfig().patience_minutes
+    deadline = time.monotonic() + patience
+    told = False
+    while True:
+        try:
+            record = find_run(server, run, 2.0 if told else 0.0, stopped=lambda: interrupts.count > 0)
+            if not run_id or record.run_id == run_id:
+                break
+            time.sleep(0.2)
+        except ClosedError:
+            raise KeyboardInterrupt from None
+        except WaitTimeout as error:
+            if time.monotonic() > deadline:
+                raise WaitTimeout(f"{error} (waited {patience / 60:g} minutes)") from None
+            if not told:
+                tell(f"waiting for run {run} at {server.address}", "info")
+            told = True
+        if interrupts.count:
+            raise KeyboardInterrupt
+    ours = versions()["apexrl"] or ""
+    if ours.split(".")[:2] != record.apexrl.split(".")[:2]:
+        raise ConfigError(
+            f"run {run} was started by apexrl {record.apexrl} on {record.host}, and host {host_name()} has {ours}: "
+            "install the same version on every host"
+        )
+    return record
+
+
+def _work(
+    server: Server,
+    record: RunRecord,
+    actors: int,
+    out: str,
+    env_kwargs: Mapping[str, Any],
+    observers: Sequence[Observer],
+    tell: Callable[[str, Level], None],
+    interrupts: Interrupts,
+    began: float,
+) -> dict[str, Any]:
+    """One membership, from the probe to the summary."""
+    config = local_config(record, actors, out, env_kwargs, f"run {record.name} at {server.address}")
+    wire = topology(config.topology)
+    with ExitStack() as stack:
+        supervisor = stack.enter_context(closing(Supervisor(config, interrupts, HOST_PRELOAD, _HURRIED)))
+        try:
+            seen = supervisor.probe()
+        except (EnvError, ConfigError, AgentError, SpecError) as error:
+            raise type(error)(f"on host {host_name()}: {error}") from error
+        compare(record, seen, config)
+        whole = wire(config, seen)
+        if schema(**replay_of(whole).options).hex() != record.schema:
+            raise ConfigError(
+                f"host {host_name()} would store steps otherwise than the learner's host {record.host}: install the "
+                f"same version of apexrl on both (there: {record.apexrl})"
+            )
+        place = _lease(server, record, config, tell, interrupts)
+        beacon = stack.enter_context(closing(Beacon(place, config)))
+        remote = {
+            "server": server,
+            "keys": place.keys,
+            "run_id": record.run_id,
+            "member": place.member,
+            "generation": place.generation,
+        }
+        program = actor_side(whole, [(slot.index, slot.generation) for slot in place.slots], remote)
+
+        def first(ledger: Ledger) -> None:
+            beacon.announce(ledger.tell)
+            slots = ", ".join(str(slot.index) for slot in place.slots)
+            ledger.tell(f"joined run {record.name} at {server.address} with the slots {slots}", "info")
+
+        return supervise(supervisor, program, config, [*observers, beacon], None, began, seen, first, beacon.check)
+
+
+def _lease(
+    server: Server, record: RunRecord, config: Config, tell: Callable[[str, Level], None], interrupts: Interrupts
+) -> HostPlace:
+    """Slots for all actors; those of a host that was just killed are waited for."""
+    lease = config.hosts.lease_seconds
+    deadline = time.monotonic() + _LEASE_PATIENCE * lease
+    told = False
+    while True:
+        try:
+            return HostPlace.join(server, record, config.actor.actors, ttl=lease)
+        except ExhaustedError as error:
+            if time.monotonic() > deadline:
+                raise
+            if not told:
+                tell(f"{error}; waiting, as those of a dead host are free after {lease:g} s", "warning")
+            told = True
+        if interrupts.count:
+            raise KeyboardInterrupt
+        time.sleep(0.25)
+
+
+def _difference(ours: Any, theirs: Any, where: str) -> str | None:
+    """The first place where two JSON-able values differ, in words."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for name in [*ours, *(name for name in theirs if name not in ours)]:
+            path = f"{where}.{name}" if where else str(name)
+            if name not in ours or name not in theirs:
+                return f"{path} is only {'here' if name in ours else 'there'}"
+            found = _difference(ours[name], theirs[name], path)
+            if found is not None:
+                return found
+        return None
+    if ours == theirs:
+        return None
+    return f"{where}: {str(ours)[:200]} here, {str(theirs)[:200]} there"

@@ -1,0 +1,253 @@
+"""Those who bring experience to a run: actor hosts and clients. Slots are leased, and who falls silent loses them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
+
+from apexrl.errors import ClosedError, ExhaustedError, LinkError
+from apexrl.links.redis.keys import RunKeys
+from apexrl.links.redis.run import Orders, RunRecord, host_name
+from apexrl.links.redis.scripts import JOIN, LEAVE, POP, RENEW_MEMBER, Connection
+from apexrl.links.redis.server import Backoff, Server
+from apexrl.links.redis.values import MOST_MESSAGE_BYTES, MOST_STATUS_BYTES, Heartbeat, HostDigest, decode, encode
+
+__all__ = ["HostDigest", "HostPlace", "Message", "Messages", "SlotLease"]
+
+MOST_MESSAGES: Final = 1000
+"""Messages of all members together that may wait at the server for the learner's host."""
+
+_MOST_QUEUED: Final = 256  # messages of one member, until its next renewal
+_MOST_AT_ONCE: Final = 64  # messages in one renewal: at most 4 MB
+_MOST_READ: Final = 256
+_POLL_SECONDS: Final = 0.05
+
+Kind = Literal["host", "client"]
+
+
+@dataclass(frozen=True, order=True)
+class SlotLease:
+    """An actor's place on the ε ladder.
+
+    Attributes:
+        index: 0 … actor_slots-1.
+        generation: of the slot; grows with every lease.
+    """
+
+    index: int
+    generation: int
+
+
+class HostPlace:
+    """A member of a run. ``send`` may be called from any thread, all else from one.
+
+    Attributes:
+        member: this life's name; no other will ever have it.
+        generation: grows with every member that joins the run.
+        slots: what is leased now, lowest index first.
+        dropped_messages: those that had no room, here or at the server.
+    """
+
+    def __init__(
+        self, connection: Connection, record: RunRecord, kind: Kind, member: str, ttl: float, reply: list[Any]
+    ) -> None:
+        self.record = record
+        self.keys = RunKeys(record.name)
+        self.kind = kind
+        self.member = member
+        self.generation = int(reply[1])
+        self.slots = _leases(reply[3:])
+        self.dropped_messages = 0
+        self._wanted = len(self.slots)
+        self._connection = connection
+        self._ttl = max(1, round(1000 * ttl))
+        self._taken = int(reply[2])
+        self._digest = HostDigest()
+        self._queue: deque[tuple[str, bytes]] = deque()
+
+    @classmethod
+    def join(
+        cls, server: Server, record: RunRecord, actors: int = 1, kind: Kind = "host", ttl: float = 10.0
+    ) -> HostPlace:
+        """Lease ``actors`` slots, the lowest free ones; all or none.
+
+        Args:
+            ttl: seconds without ``renew`` after which the slots are free for others.
+
+        Raises:
+            ExhaustedError: fewer are free.
+            ClosedError: the run has ended, or another has taken its name.
+            LinkError: the server cannot be reached or refuses.
+        """
+        connection, keys, name = Connection(server), RunKeys(record.name), record.name
+        member = f"{re.sub(r'[^A-Za-z0-9.-]', '-', host_name())[:48]}-{os.getpid()}-{secrets.token_hex(4)}"
+        try:
+            reply = connection.script(
+                JOIN,
+                [keys.state, keys.slots, keys.generations, keys.members],
+                *(record.run_id, member, max(1, round(1000 * ttl)), record.actor_slots, actors),
+            )
+            match reply[0]:
+                case b"joined":
+                    place = cls(connection, record, kind, member, ttl, reply)
+                    place.renew(HostDigest())
+                    return place
+                case b"full":
+                    free = int(reply[1])
+                    fewer = f"start at most {free} (--actors {free}), or " if free else ""
+                    raise ExhaustedError(
+                        f"run {name} at {server.address} has {record.actor_slots} actor slots and {free} free, "
+                        f"{actors} wanted: {fewer}give the learner more (--actor-slots)"
+                    )
+                case b"replaced":
+                    raise ClosedError(f"another run has taken the name {name} at {server.address}; join again")
+                case _:
+                    raise ClosedError(f"run {name} at {server.address} has ended")
+        except BaseException:
+            connection.close()
+            raise
+
+    def renew(self, digest: HostDigest) -> Orders:
+        """Say that this member lives, every second, and deliver its messages. Leases that expired meanwhile are taken
+        again where nobody else has them, else others in their place (``Orders.lost_slots``, ``slots``).
+
+        Raises:
+            LinkError: the server cannot be reached or refuses; try again, nothing is lost yet.
+        """
+        self._digest = digest
+        keys, held = self.keys, [number for slot in self.slots for number in (slot.index, slot.generation)]
+        lease: list[str | bytes | int] = [self.record.run_id, self.member, self._ttl, self.record.actor_slots]
+        lease += [self._wanted, self.generation, self._heartbeat(digest), MOST_MESSAGES, self._taken, len(self.slots)]
+        batch: list[tuple[str, bytes]] = [self._queue.popleft() for _ in range(min(len(self._queue), _MOST_AT_ONCE))]
+        words: list[str | bytes] = [word for message in batch for word in message]
+        try:
+            reply = self._connection.script(
+                RENEW_MEMBER,
+                [keys.state, keys.slots, keys.generations, keys.members, keys.learner, keys.messages],
+                *lease,
+                *held,
+                *words,
+            )
+        except LinkError:  # whether they arrived is not known: better twice than never
+            self._queue.extendleft(reversed(batch))
+            raise
+        if reply[0] == b"replaced":
+            return Orders(replaced=True, learner_alive=False)
+        _, stop, finished, alive, version, dropped, taken, slots = reply
+        self._taken = max(self._taken, int(taken))
+        self.dropped_messages += dropped
+        before, self.slots = self.slots, _leases(slots)
+        return Orders(
+            stop=bool(stop),
+            finished=bool(finished),
+            learner_alive=bool(alive),
+            weights_version=int(version),
+            lost_slots=tuple(sorted({slot.index for slot in before} - {slot.index for slot in self.slots})),
+        )
+
+    def send(self, kind: str, values: dict[str, Any]) -> bool:
+        """A message for the learner's terminal and books, with the next renewal. False: no room or too long; counted.
+
+        After trouble with the server a message may arrive twice.
+        """
+        encoded = encode(values)
+        if len(self._queue) >= _MOST_QUEUED or len(encoded) > MOST_MESSAGE_BYTES:
+            self.dropped_messages += 1
+            return False
+        self._queue.append((kind, encoded))
+        return True
+
+    def leave(self, digest: HostDigest | None = None) -> None:
+        """Deliver the last messages and free the slots. Never raises ``LinkError``: what is not given back expires."""
+        keys = self.keys
+        with contextlib.suppress(LinkError):
+            while self._queue and not self.renew(digest or self._digest).replaced:
+                pass
+            self._connection.script(
+                LEAVE,
+                [keys.state, keys.slots, keys.generations, keys.members],
+                *(self.record.run_id, self.member, self.generation, self._heartbeat(digest or self._digest)),
+                *(slot.index for slot in self.slots),
+            )
+        self._connection.close()
+
+    def _heartbeat(self, digest: HostDigest) -> bytes:
+        slots = [slot.index for slot in self.slots]
+        data = encode(Heartbeat(kind=self.kind, host=host_name(), pid=os.getpid(), slots=slots, digest=digest))
+        if len(data) > MOST_STATUS_BYTES:  # thousands of slots
+            data = encode(Heartbeat(kind=self.kind, host=host_name(), pid=os.getpid(), slots=[], digest=digest))
+        return data
+
+
+class Message(NamedTuple):
+    """What a member said."""
+
+    member: str
+    kind: str
+    values: dict[str, Any]
+
+
+class Messages:
+    """The learner host's end of all members' messages. One reader; each message is given out at most once.
+
+    Attributes:
+        unreadable: entries that were no messages, and dropped.
+    """
+
+    def __init__(self, server: Server, keys: RunKeys) -> None:
+        self.unreadable = 0
+        self._keys = keys
+        self._connection = Connection(server)
+        self._backoff = Backoff()
+        self._next_try = 0.0  # monotonic seconds; later than now after trouble
+
+    def read(self, timeout: float = 0.0) -> list[Message]:
+        """What has come, oldest first, at most 256 at a time; none, too, while there is trouble with the server.
+
+        Args:
+            timeout: seconds to wait for the first.
+        """
+        ends = time.monotonic() + timeout
+        while not (messages := self._pop()) and time.monotonic() < ends:
+            time.sleep(min(_POLL_SECONDS, timeout))
+        return messages
+
+    def _pop(self) -> list[Message]:
+        messages: list[Message] = []
+        if time.monotonic() < self._next_try:
+            return messages
+        try:
+            entries = self._connection.script(POP, [self._keys.messages], _MOST_READ)
+            self._backoff.reset()
+        except LinkError:
+            self._next_try = time.monotonic() + self._backoff.next()
+            return messages
+        for entry in entries:
+            message = _message(entry[1])
+            if message is None:
+                self.unreadable += 1
+            else:
+                messages.append(message)
+        return messages
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _message(fields: list[bytes]) -> Message | None:
+    if len(fields) != 6 or fields[::2] != [b"member", b"kind", b"values"] or len(fields[5]) > MOST_MESSAGE_BYTES:
+        return None
+    values = decode(fields[5], dict[str, Any])
+    if values is None or not all(re.fullmatch(rb"[A-Za-z0-9._-]{1,100}", word) for word in (fields[1], fields[3])):
+        return None
+    return Message(fields[1].decode(), fields[3].decode(), values)
+
+
+def _leases(numbers: list[Any]) -> list[SlotLease]:
+    return sorted(SlotLease(int(a), int(b)) for a, b in zip(numbers[::2], numbers[1::2], strict=True))

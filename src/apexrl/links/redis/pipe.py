@@ -1,0 +1,110 @@
+"""Commands packed by hand over one redis-py connection: many per write, replies as they are, no copy of large values.
+
+redis-py's pipelines cost some 20 µs a command and copy every value; frames are many and large. Connecting, TLS,
+authentication and parsing stay redis-py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from redis import exceptions
+
+from apexrl.links.redis.server import Server, ServerFacts, check
+
+_JOINED_BYTES = 64 * 1024
+"""Smaller pieces are joined into one write; larger ones are written from where they lie."""
+
+Words = bytes | str | int
+"""What a command is made of."""
+
+
+def command(*words: Words, more: int = 0) -> bytes:
+    """One command in the Redis protocol; the caller appends ``more`` words of its own."""
+    packed = [b"*%d\r\n" % (len(words) + more)]
+    for word in words:
+        if not isinstance(word, bytes):
+            word = str(word).encode()
+        packed.append(b"$%d\r\n%b\r\n" % (len(word), word))
+    return b"".join(packed)
+
+
+class Pipe:
+    """One open connection to a server that was found fit. Not thread-safe. Raises redis-py's errors.
+
+    Args:
+        read_bytes: taken from the socket at a time.
+
+    Raises:
+        LinkError: the server cannot be reached, or is not fit for a run.
+    """
+
+    def __init__(self, server: Server, read_bytes: int = 65536) -> None:
+        self._client = server.connect(read_bytes)
+        try:
+            self.facts: ServerFacts = check(self._client, server.address)
+        except BaseException:
+            self._client.close()
+            raise
+        self._connection: Any = self._client.connection
+        self._whole = True  # nothing went wrong between a command and its reply
+        self.owed = 0
+        """Replies that were not read yet."""
+
+    def close(self) -> None:
+        self._client.close()
+
+    def send(self, pieces: Sequence[bytes], replies: int) -> None:
+        """Write packed commands; they will have ``replies`` replies."""
+        writes: list[bytes] = []
+        small: list[bytes] = []
+        size = 0
+        for piece in pieces:
+            if len(piece) < _JOINED_BYTES:
+                small.append(piece)
+                size += len(piece)
+            if small and (len(piece) >= _JOINED_BYTES or size >= _JOINED_BYTES):
+                writes.append(b"".join(small))
+                small, size = [], 0
+            if len(piece) >= _JOINED_BYTES:
+                writes.append(piece)
+        if small:
+            writes.append(b"".join(small))
+        if not self._whole:  # redis-py would connect anew, unseen
+            raise exceptions.ConnectionError("connection closed by server")
+        self._whole = False
+        self._connection.send_packed_command(writes, check_health=False)
+        self._whole = True
+        self.owed += replies
+
+    def read(self) -> Any:
+        """The next reply; an error that one command met is returned, trouble of the connection is raised."""
+        self.owed -= 1
+        self._whole = False
+        try:
+            reply = self._connection.read_response()
+        except exceptions.ResponseError as error:
+            reply = error
+        self._whole = True
+        return reply
+
+    def drain(self) -> list[Any]:
+        """All replies that are still to come."""
+        return [self.read() for _ in range(self.owed)]
+
+    def ask(self, *words: Words) -> Any:
+        """One command and its reply.
+
+        Raises:
+            ResponseError: the server refuses it.
+        """
+        self.send([command(*words)], 1)
+        reply = self.drain()[-1]
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def arrived(self, timeout: float) -> bool:
+        """Whether something can be read within ``timeout`` seconds (a connection that was closed raises)."""
+        return bool(self._connection.can_read(timeout))

@@ -1,0 +1,325 @@
+"""What must happen at once on the server, as Lua: who is the learner, who leases which slot.
+
+Only the server's clock says what has expired. No key has a TTL while its run goes on (a server short of memory may
+evict such keys): the moment of expiry is a value. A key of another type than ours was written by somebody who does not
+belong there; it is deleted and made again.
+
+``taken`` is when the newest learner took its place. A server restarted from an old snapshot may tell of an earlier run
+of the name, or of an earlier life of this one; who knows of a later ``taken`` knows better.
+
+Scripts are sent whole (EVAL): they are short, and a restarted server has forgotten those it was told by digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from redis.exceptions import RedisError, ResponseError
+
+from apexrl.links.redis.server import Server, explain
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+_PRELUDE: Final = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)  -- milliseconds
+local function text(number) return string.format('%.0f', number) end  -- tostring says 1.8e+12
+local function whole(value)  -- 0 for what is no whole number
+  if value and #value <= 15 and string.find(value, '^%d+$') then return tonumber(value) end
+  return 0
+end
+local function identity(value)  -- nil for what cannot be a run's id or a learner's token
+  if value and #value >= 8 and #value <= 64 and string.find(value, '^[%w%-]+$') then return value end
+end
+local function heal(key, kind)
+  local found = redis.call('TYPE', key).ok
+  if found ~= 'none' and found ~= kind then redis.call('DEL', key) end
+end
+"""
+
+TAKE: Final = (
+    _PRELUDE
+    + """
+-- KEYS state, learner, record, all others of the run. ARGV run_id, token, host, pid, ttl, record
+heal(KEYS[1], 'hash') heal(KEYS[2], 'hash')
+local place = redis.call('HMGET', KEYS[2], 'token', 'until', 'host', 'pid', 'seen')
+if identity(place[1]) and whole(place[2]) > now then
+  return {'held', place[3] or '', place[4] or '', text(now - whole(place[5])), text(whole(place[2]) - now)}
+end
+local taken = text(math.max(now, whole(redis.call('HGET', KEYS[1], 'taken')) + 1))
+local resumed = redis.call('HGET', KEYS[1], 'run_id') == ARGV[1]
+for index, key in ipairs(KEYS) do
+  if resumed and index ~= 2 then redis.call('PERSIST', key) else redis.call('UNLINK', key) end
+end
+redis.call('HSET', KEYS[1], 'run_id', ARGV[1], 'phase', 'running', 'taken', taken)
+redis.call('HDEL', KEYS[1], 'stop', 'summary')
+redis.call('HSET', KEYS[2], 'token', ARGV[2], 'host', ARGV[3], 'pid', ARGV[4],
+           'seen', text(now), 'until', text(now + ARGV[5]))
+redis.call('SET', KEYS[3], ARGV[6])
+return {'taken', resumed and 1 or 0, taken}
+"""
+)
+
+RENEW_LEARNER: Final = (
+    _PRELUDE
+    + """
+-- KEYS state, learner, record, generations, all others of the run
+-- ARGV run_id, token, host, pid, ttl, status, version, SHA-1 of the record, taken
+heal(KEYS[1], 'hash') heal(KEYS[2], 'hash') heal(KEYS[3], 'string') heal(KEYS[4], 'hash')
+local run = identity(redis.call('HGET', KEYS[1], 'run_id'))
+local taken = whole(redis.call('HGET', KEYS[1], 'taken'))
+if taken > tonumber(ARGV[9]) then
+  local place = redis.call('HMGET', KEYS[2], 'host', 'pid', 'seen')
+  return {'replaced', place[1] or '', place[2] or '', text(now - whole(place[3]))}
+end
+if run ~= ARGV[1] or taken < tonumber(ARGV[9]) then  -- an empty server, or an old snapshot
+  if run and run ~= ARGV[1] then redis.call('UNLINK', unpack(KEYS)) end
+  redis.call('HSET', KEYS[1], 'run_id', ARGV[1], 'phase', 'running', 'taken', ARGV[9])
+  redis.call('HDEL', KEYS[1], 'stop', 'summary')
+end
+redis.call('HSET', KEYS[2], 'token', ARGV[2], 'host', ARGV[3], 'pid', ARGV[4],
+           'seen', text(now), 'until', text(now + ARGV[5]), 'status', ARGV[6], 'version', ARGV[7])
+local record = redis.call('GET', KEYS[3])
+local intact = record and redis.sha1hex(record) == ARGV[8]
+return {'held', redis.call('HEXISTS', KEYS[1], 'stop'), intact and 1 or 0, redis.call('HGETALL', KEYS[4])}
+"""
+)
+
+RESTORE: Final = (
+    _PRELUDE
+    + """
+-- KEYS learner, record, generations. ARGV token, record, then fields of generations with the last one known of each
+if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
+heal(KEYS[3], 'hash')
+redis.call('SET', KEYS[2], ARGV[2])
+for i = 3, #ARGV, 2 do
+  if whole(redis.call('HGET', KEYS[3], ARGV[i])) < whole(ARGV[i + 1]) then
+    redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1])
+  end
+end
+return 1
+"""
+)
+
+END: Final = (
+    _PRELUDE
+    + """
+-- KEYS learner, state. ARGV taken, summary ('' when the run is not over). May be repeated
+heal(KEYS[1], 'hash') heal(KEYS[2], 'hash')
+if redis.call('HGET', KEYS[2], 'taken') ~= ARGV[1] then return 0 end
+if ARGV[2] ~= '' then redis.call('HSET', KEYS[2], 'phase', 'finished', 'summary', ARGV[2]) end
+redis.call('HDEL', KEYS[1], 'token', 'until')
+return 1
+"""
+)
+
+STOP: Final = (
+    _PRELUDE
+    + """
+-- KEYS state, learner, members. Answers whether there is such a run, and who is there to hear it
+heal(KEYS[1], 'hash') heal(KEYS[2], 'hash') heal(KEYS[3], 'hash')
+if redis.call('HEXISTS', KEYS[1], 'run_id') == 0 then return {'none'} end
+if redis.call('HGET', KEYS[1], 'phase') == 'finished' then return {'finished'} end
+local place = redis.call('HMGET', KEYS[2], 'token', 'until')
+local alive = identity(place[1]) and whole(place[2]) > now and 1 or 0
+for _, value in ipairs(redis.call('HVALS', KEYS[3])) do
+  if whole(string.match(value, '^%d+ (%d+) ')) > now then alive = alive + 1 end
+end
+redis.call('HSET', KEYS[1], 'stop', text(now))
+if alive == 0 then redis.call('HSET', KEYS[1], 'phase', 'finished') return {'deserted'} end
+return {'asked'}
+"""
+)
+
+PRUNE: Final = (
+    _PRELUDE
+    + """
+-- KEYS members. ARGV milliseconds that a silent member stays in the list
+heal(KEYS[1], 'hash')
+local all = redis.call('HGETALL', KEYS[1])
+for i = 1, #all, 2 do
+  if whole(string.match(all[i + 1], '^(%d+) ')) + ARGV[1] < now then redis.call('HDEL', KEYS[1], all[i]) end
+end
+return 0
+"""
+)
+
+_LEASES: Final = (
+    _PRELUDE
+    + """
+-- KEYS state, slots, generations, members, ...
+local function lessee(index)  -- of a lease that has not expired
+  local member, till = string.match(redis.call('HGET', KEYS[2], index) or '', '^(%S+) %d+ (%d+)$')
+  if member and whole(till) > now then return member end
+end
+local function following(field)
+  local generation = text(whole(redis.call('HGET', KEYS[3], field)) + 1)
+  redis.call('HSET', KEYS[3], field, generation)
+  return generation
+end
+local function at_least(field, generation)
+  if whole(redis.call('HGET', KEYS[3], field)) < whole(generation) then
+    redis.call('HSET', KEYS[3], field, generation)
+  end
+end
+local function lease(index, member, generation, ttl)
+  redis.call('HSET', KEYS[2], index, member .. ' ' .. generation .. ' ' .. text(now + ttl))
+end
+heal(KEYS[1], 'hash') heal(KEYS[2], 'hash') heal(KEYS[3], 'hash') heal(KEYS[4], 'hash')
+local run = identity(redis.call('HGET', KEYS[1], 'run_id'))
+local taken = whole(redis.call('HGET', KEYS[1], 'taken'))
+"""
+)
+
+JOIN: Final = (
+    _LEASES
+    + """
+-- ARGV run_id, member, ttl, number of slots, slots wanted
+if run and run ~= ARGV[1] then return {'replaced'} end
+if redis.call('HGET', KEYS[1], 'phase') == 'finished' then return {'finished'} end
+if redis.call('HEXISTS', KEYS[1], 'stop') == 1 then return {'stopping'} end
+local free = {}
+for index = 0, ARGV[4] - 1 do
+  if not lessee(index) then free[#free + 1] = index end
+end
+if #free < tonumber(ARGV[5]) then return {'full', #free} end
+local reply = {'joined', following('members'), text(taken)}
+for i = 1, ARGV[5] do
+  local generation = following('slot:' .. free[i])
+  lease(free[i], ARGV[2], generation, ARGV[3])
+  reply[#reply + 1] = free[i]
+  reply[#reply + 1] = generation
+end
+return reply
+"""
+)
+
+RENEW_MEMBER: Final = (
+    _LEASES
+    + """
+-- KEYS ..., learner, messages
+-- ARGV run_id, member, ttl, number of slots, slots wanted, generation, heartbeat, most messages that may wait,
+--      taken, slots held, then index and generation of each, then kind and values of each message
+if run and run ~= ARGV[1] and taken > tonumber(ARGV[9]) then return {'replaced'} end
+local current = run == ARGV[1] and taken >= tonumber(ARGV[9])
+heal(KEYS[5], 'hash') heal(KEYS[6], 'stream')
+local place = redis.call('HMGET', KEYS[5], 'token', 'until', 'version')
+local alive = current and identity(place[1]) and whole(place[2]) > now
+local stop = current and redis.call('HEXISTS', KEYS[1], 'stop') == 1
+local finished = current and redis.call('HGET', KEYS[1], 'phase') == 'finished'
+local slots, missing = {}, tonumber(ARGV[5])
+local first_message = 11 + 2 * ARGV[10]
+for i = 11, first_message - 1, 2 do
+  local index, generation = tonumber(ARGV[i]), ARGV[i + 1]
+  local who = lessee(index)
+  if not who or who == ARGV[2] then
+    local last = whole(redis.call('HGET', KEYS[3], 'slot:' .. index))
+    if last > whole(generation) then generation = following('slot:' .. index) end  -- another had it meanwhile
+    at_least('slot:' .. index, generation)  -- a server that came back empty
+    lease(index, ARGV[2], generation, ARGV[3])
+    slots[#slots + 1] = index
+    slots[#slots + 1] = generation
+    missing = missing - 1
+  end
+end
+for index = 0, ARGV[4] - 1 do
+  if missing <= 0 then break end
+  if not lessee(index) then
+    local generation = following('slot:' .. index)
+    lease(index, ARGV[2], generation, ARGV[3])
+    slots[#slots + 1] = index
+    slots[#slots + 1] = generation
+    missing = missing - 1
+  end
+end
+at_least('members', ARGV[6])
+redis.call('HSET', KEYS[4], ARGV[2], text(now) .. ' ' .. text(now + ARGV[3]) .. ' ' .. ARGV[6] .. ' ' .. ARGV[7])
+local dropped = 0
+for i = first_message, #ARGV, 2 do
+  if redis.call('XLEN', KEYS[6]) >= tonumber(ARGV[8]) then
+    dropped = dropped + 1
+  else
+    redis.call('XADD', KEYS[6], '*', 'member', ARGV[2], 'kind', ARGV[i], 'values', ARGV[i + 1])
+  end
+end
+return {'held', stop and 1 or 0, finished and 1 or 0, alive and 1 or 0, text(whole(place[3])), dropped,
+        text(current and taken or 0), slots}
+"""
+)
+
+LEAVE: Final = (
+    _LEASES
+    + """
+-- ARGV run_id, member, generation, heartbeat, then the slots held
+if run ~= ARGV[1] then return 0 end
+for i = 5, #ARGV do
+  if lessee(ARGV[i]) == ARGV[2] then redis.call('HDEL', KEYS[2], ARGV[i]) end
+end
+redis.call('HSET', KEYS[4], ARGV[2], text(now) .. ' 0 ' .. ARGV[3] .. ' ' .. ARGV[4])
+return 1
+"""
+)
+
+POP: Final = (
+    _PRELUDE
+    + """
+-- KEYS messages. ARGV the most to take out
+heal(KEYS[1], 'stream')
+local entries = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', ARGV[1])
+for _, entry in ipairs(entries) do redis.call('XDEL', KEYS[1], entry[1]) end
+return entries
+"""
+)
+
+
+class Connection:
+    """Runs scripts and commands over a connection of its own: made when first needed, and again after trouble.
+
+    Not for several threads at once. Whatever goes wrong on the way or on the server becomes a ``LinkError`` in words.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._redis: Redis | None = None
+
+    def script(self, text: str, keys: Sequence[str], *arguments: str | bytes | int) -> Any:
+        return self.command("EVAL", text, len(keys), *keys, *arguments)
+
+    def command(self, *words: str | bytes | int) -> Any:
+        """The reply as the server sent it: bytes, numbers, lists."""
+        return self.pipeline([words])[0]
+
+    def pipeline(self, commands: Sequence[Sequence[str | bytes | int]], refusals: bool = False) -> list[Any]:
+        """Several commands in one go; with ``refusals``, a refused one's place in the list is None."""
+        try:
+            if self._redis is None:
+                self._redis = self.server.connect()
+            line: Any = self._redis.connection
+            line.send_packed_command(line.pack_commands(commands))
+            replies = [_reply(line) for _ in commands]
+            refused = [reply for reply in replies if isinstance(reply, ResponseError)]
+            if refused and not refusals:
+                raise refused[0]
+        except (RedisError, OSError) as error:
+            self.close()
+            raise explain(error, self.server.address) from None
+        except BaseException:  # Ctrl-C between a command and its reply
+            self.close()
+            raise
+        return [None if isinstance(reply, ResponseError) else reply for reply in replies]
+
+    def close(self) -> None:
+        if self._redis is not None:
+            with suppress(RedisError, OSError):
+                self._redis.close()
+            self._redis = None
+
+
+def _reply(line: Any) -> Any:
+    try:
+        return line.read_response()
+    except ResponseError as refused:
+        return refused

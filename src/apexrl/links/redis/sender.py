@@ -1,0 +1,309 @@
+"""The sending end of the stream of experience (`links.redis.experience` says how the two ends work together)."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from redis import exceptions
+
+from apexrl.errors import LinkError
+from apexrl.links.redis.keys import RunKeys
+from apexrl.links.redis.pipe import Pipe, command
+from apexrl.links.redis.server import DEFAULT_BULK_BYTES, TROUBLE, Backoff, Server, explain
+from apexrl.links.redis.stream import MOST_LIFE, field_of, sequence_of, stream_of
+from apexrl.links.redis.wire import MOST_BODY_BYTES, MOST_CHUNKS, FrameHead, encode_frame, packing
+from apexrl.protocols import ChunkHead
+
+BATCH_BYTES: Final = 4 * 2**20
+"""Sent before replies are read: bounds what is sent twice after a cut."""
+BATCH_FRAMES: Final = 256
+LEAST_PAUSE, MOST_PAUSE = 0.001, 0.05
+"""Seconds between two looks at what was committed."""
+
+_MULTI, _EXEC = command("MULTI"), command("EXEC")
+
+
+class ExperienceSender:
+    """Sends one member's chunks, in order, each once. For one thread. Trouble with the server is waited out.
+
+    ``sent_items`` = ``committed_items`` + ``dropped_items`` + ``uncommitted_items`` at any time.
+
+    Args:
+        run_id, member, generation, schema: stand in every frame.
+        window_bytes: kept uncommitted; a frame may exceed it.
+        when_full: ``wait`` (the caller looks at ``room``) or ``drop-oldest``.
+        compression: ``none`` or ``zlib``.
+        most_bulk: the server's (`ServerFacts`), until a connection of the sender's own has told.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        keys: RunKeys,
+        *,
+        run_id: str,
+        member: str,
+        generation: int,
+        schema: bytes,
+        window_bytes: int,
+        when_full: str = "wait",
+        compression: str = "none",
+        most_bulk: int = DEFAULT_BULK_BYTES,
+    ) -> None:
+        self._server, self._keys = server, keys
+        self._run_id, self._member, self._generation, self._schema = run_id, member, generation, schema
+        self._window, self._drops, self._packed = window_bytes, when_full == "drop-oldest", packing(compression)
+        self._field = field_of(member, generation)
+        self._pipe: Pipe | None = None
+        self._backoff = Backoff()
+        self._not_before = 0.0
+        self._server_id, self._life = "", b""  # empty: not known
+        self._most_bulk = most_bulk
+        self._append = self._stream = b""  # XADD up to the frame; the stream of this life
+        self._look = command("HGET", keys.committed, self._field) + command("GETRANGE", keys.steps, 0, MOST_LIFE)
+        self._queued: deque[_Kept] = deque()
+        self._sent: deque[_Kept] = deque()  # and answered; all of them come before what is queued
+        self._deletes: list[bytes] = []  # entries that were dropped after they were sent
+        self._sequence = 0
+        self.trouble = ""
+        """Why nothing moves, in words; empty when all is well."""
+        self.committed_sequence = 0
+        self.sent_items = self.committed_items = self.dropped_items = self.uncommitted_items = 0
+        self.uncommitted_bytes = 0
+        self.dropped_frames = self.resent_frames = 0
+        self.reconnects = 0
+        self.server_full = 0
+        """How often the server refused frames because it was full."""
+
+    @property
+    def connected(self) -> bool:
+        return self._pipe is not None
+
+    @property
+    def met(self) -> bool:
+        """Whether the server was ever there."""
+        return self._server_id != ""
+
+    @property
+    def most_frame_bytes(self) -> int:
+        """Bytes of the largest body that may be offered; before the first connection, a guess."""
+        return min(self._most_bulk - 2**16, MOST_BODY_BYTES)  # the head is small beside that
+
+    @property
+    def room(self) -> int:
+        """Bytes that may still be offered; with ``drop-oldest`` the whole window."""
+        return self._window if self._drops else max(0, self._window - self.uncommitted_bytes)
+
+    def offer(self, heads: Sequence[ChunkHead], body: bytes | memoryview, counts: Mapping[str, int]) -> None:
+        """Take one frame of chunks to be sent. Copies the body once; never waits.
+
+        Args:
+            body: of all chunks, one after the other.
+            counts: the member's cumulative counters.
+
+        Raises:
+            LinkError: the frame is larger than ``most_frame_bytes``, or has more than 4096 chunks; nothing was taken.
+            ValueError: the body is not as long as its chunks.
+        """
+        nbytes = memoryview(body).nbytes
+        if nbytes != sum([head.nbytes for head in heads]) or not heads:
+            raise ValueError(f"{nbytes} bytes are not the body of these {len(heads)} chunks")
+        if nbytes > self.most_frame_bytes or len(heads) > MOST_CHUNKS:
+            raise LinkError(
+                f"a frame of {nbytes} bytes and {len(heads)} chunks is more than the {self.most_frame_bytes} bytes and "
+                f"{MOST_CHUNKS} chunks that Redis at {self._server.address} and apexrl take: send fewer or smaller "
+                "chunks, or raise the server's proto-max-bulk-len"
+            )
+        items = sum([head.items for head in heads])
+        head = FrameHead(
+            self._run_id,
+            self._schema,
+            self._member,
+            self._generation,
+            self._sequence,
+            self.sent_items,
+            [*heads],
+            dict(counts),
+        )
+        frame = encode_frame(head, body, self._packed)
+        self._sequence += len(heads)
+        self.sent_items += items
+        if self._drops:
+            self._make_room(len(frame))
+        self._queued.append(_Kept(self._sequence, items, frame))
+        self.uncommitted_items += items
+        self.uncommitted_bytes += len(frame)
+
+    def step(self, timeout: float) -> bool:
+        """Send what is queued and look at what was committed.
+
+        Waits up to ``timeout`` seconds, while frames are uncommitted, for something to move (a dead connection may
+        take the server's timeout to be noticed). Returns whether something did. Trouble only sets ``trouble``.
+        """
+        deadline = time.monotonic() + timeout
+        pause = LEAST_PAUSE
+        while True:
+            moved = False
+            try:
+                while self._ready() and self._exchange():
+                    moved = True
+                    if not self._queued or time.monotonic() >= deadline:
+                        break
+            except (*TROUBLE, exceptions.ResponseError) as error:
+                self._troubled(error)
+            if moved or not self.uncommitted_bytes or time.monotonic() >= deadline:
+                return moved
+            time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
+            pause = min(2.0 * pause, MOST_PAUSE)
+
+    def close(self, timeout: float) -> None:
+        """Try for ``timeout`` seconds to have everything committed, then disconnect."""
+        deadline = time.monotonic() + timeout
+        while self.uncommitted_bytes and time.monotonic() < deadline:
+            self.step(deadline - time.monotonic())
+        self._disconnect()
+
+    def _ready(self) -> bool:
+        """Whether there is a connection and something to say; all that a new server may lack is queued again."""
+        if time.monotonic() < self._not_before:
+            return False
+        if self._pipe is None:
+            self._pipe = Pipe(self._server)
+            facts = self._pipe.facts
+            self.reconnects += self._server_id != ""
+            self._most_bulk = facts.most_bulk
+            if self._server_id != facts.run_id:  # it may have forgotten even what it answered
+                self._server_id = facts.run_id
+                self._queue_again()
+        return bool(self.uncommitted_bytes or self._deletes or not self._life)
+
+    def _exchange(self) -> bool:
+        """One batch (all of it or nothing), deletions, and a look: one round trip."""
+        pipe = self._pipe
+        assert pipe is not None
+        batch = self._batch() if self._life else []
+        whole = len(batch) > 1  # a full server must not refuse one frame and take the next
+        pieces = [_MULTI] if whole else []
+        for kept in batch:
+            pieces += (b"%b$%d\r\n" % (self._append, len(kept.frame)), kept.frame, b"\r\n")
+            self.resent_frames += kept.tried
+            kept.tried = True
+        if whole:
+            pieces.append(_EXEC)
+        deletes, self._deletes = self._deletes, []
+        if deletes:
+            pieces.append(command("XDEL", self._stream, *deletes))
+        pieces.append(self._look)
+        answers = len(batch) + 2 * whole
+        pipe.send(pieces, answers + bool(deletes) + 2)
+        replies = pipe.drain()
+        entries = replies[answers - 1] if whole else replies[:answers]
+        told = replies[:answers] + (entries if isinstance(entries, list) else [])
+        refusal = next((reply for reply in told if isinstance(reply, Exception)), None)
+        moved = bool(batch) and refusal is None and self._taken(batch, entries)
+        moved |= self._looked(*replies[-2:])
+        if refusal is not None:
+            raise refusal
+        return moved
+
+    def _batch(self) -> list[_Kept]:
+        batch: list[_Kept] = []
+        nbytes = 0
+        while self._queued and len(self._queued[0].frame) > self._most_bulk:  # never to be sent to this server
+            self._drop(self._queued.popleft())
+        for kept in self._queued:
+            if batch and (nbytes + len(kept.frame) > BATCH_BYTES or len(batch) == BATCH_FRAMES):
+                break
+            batch.append(kept)
+            nbytes += len(kept.frame)
+        return batch
+
+    def _taken(self, batch: list[_Kept], entries: list[bytes | None]) -> bool:
+        """Move a batch from queued to sent, if there was a stream to take it."""
+        if None in entries:  # the stream is gone: wait until the receiver has made another
+            self._life = b""
+            self._queue_again()
+            return False
+        for kept, entry in zip(batch, entries, strict=True):
+            kept.entry = entry or b""
+            self._sent.append(self._queued.popleft())
+        self._well()
+        return True
+
+    def _looked(self, committed: Any, life: Any) -> bool:
+        for reply in (committed, life):
+            if isinstance(reply, Exception):
+                raise reply
+        if life != self._life:
+            self._life = life
+            self._stream = stream_of(self._keys, life)
+            self._append = command("XADD", self._stream, "NOMKSTREAM", "*", "f", more=1)
+            self._queue_again()
+        if not life:
+            self.trouble = "no learner takes experience yet"
+        elif not self._queued:
+            self._well()
+        sequence = min(sequence_of(committed), self._sequence)
+        moved = False
+        for kept_ones in (self._sent, self._queued):
+            while kept_ones and kept_ones[0].end <= sequence:
+                kept = kept_ones.popleft()
+                self._release(kept)
+                self.committed_items += kept.items
+                moved = True
+        self.committed_sequence = max(self.committed_sequence, sequence)
+        return moved
+
+    def _release(self, kept: _Kept) -> None:
+        self.uncommitted_bytes -= len(kept.frame)
+        self.uncommitted_items -= kept.items
+
+    def _drop(self, kept: _Kept) -> None:
+        self._release(kept)
+        self.dropped_items += kept.items
+        self.dropped_frames += 1
+
+    def _make_room(self, nbytes: int) -> None:
+        while self.uncommitted_bytes and self.uncommitted_bytes + nbytes > self._window:
+            kept = (self._sent or self._queued).popleft()
+            if kept.entry:
+                self._deletes.append(kept.entry)
+            self._drop(kept)
+
+    def _queue_again(self) -> None:
+        """Everything uncommitted is to be sent, from the oldest on."""
+        self._queued.extendleft(reversed(self._sent))
+        self._sent.clear()
+
+    def _well(self) -> None:
+        self._backoff.reset()
+        self.trouble = ""
+
+    def _troubled(self, error: Exception) -> None:
+        self.trouble = str(explain(error, self._server.address))
+        self._not_before = time.monotonic() + self._backoff.next()
+        if isinstance(error, exceptions.OutOfMemoryError):
+            self.server_full += 1  # all was answered: the connection is good
+        else:
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._pipe is not None:
+            self._pipe.close()
+            self._pipe = None
+
+
+class _Kept:
+    """A frame until it is committed."""
+
+    __slots__ = ("end", "entry", "frame", "items", "tried")
+
+    def __init__(self, end: int, items: int, frame: bytes) -> None:
+        self.end = end  # the sequence after its last chunk
+        self.items = items
+        self.frame = frame
+        self.entry = b""  # its id on the server, when known
+        self.tried = False  # to send it

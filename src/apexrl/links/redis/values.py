@@ -1,0 +1,188 @@
+"""What a run's keys hold, as strict types. Whatever is read from a server may have been written by anybody."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+
+from apexrl.status import RunStatus
+
+PROTOCOL: Final = 1
+"""Of everything that hosts say to one another through a server; a host joins runs of its own protocol only."""
+
+MOST_RECORD_BYTES: Final = 4 << 20
+MOST_STATUS_BYTES: Final = 32 << 10
+MOST_MESSAGE_BYTES: Final = 64 << 10
+
+Identity = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9-]{8,64}$")]
+Word = Annotated[str, msgspec.Meta(max_length=200)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Measurement = float | None
+"""None stands for NaN, which JSON cannot say."""
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """All that another host must know of a run before it joins."""
+
+    run_id: Identity
+    name: Annotated[str, msgspec.Meta(pattern=r"^[\w.+=@-]{1,100}$")]
+    apexrl: Word
+    """Version of the package that the learner runs."""
+    protocol: int = PROTOCOL
+    config: str
+    """As in config.toml; with everything resolved that depends on the learner's host."""
+    spec: dict[str, Any]
+    """The environment's spaces (``EnvSpec`` as plain data)."""
+    step_spec: dict[str, Any]
+    """The agent's extra fields."""
+    schema: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$", max_length=64)]
+    """Digest of what a chunk's body holds, as hex digits."""
+    weights_nbytes: Count
+    actor_slots: Annotated[int, msgspec.Meta(ge=1, le=65536)]
+    host: Word
+    began: Annotated[float, msgspec.Meta(ge=0.0, le=2.0**33)]
+    """Seconds since 1970, by the learner host's clock."""
+    local: dict[str, Any]
+    """Options of the replay that an actor host keeps its experience in until it is sent."""
+
+
+class LearnerDigest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the learner's host says of the run, every second. Rates are per second."""
+
+    phase: Word = "starting"
+    elapsed_seconds: float = 0.0
+    env_steps: Count = 0
+    env_steps_per_second: float = 0.0
+    updates: Count = 0
+    updates_per_second: float = 0.0
+    episodes: Count = 0
+    train_return: Measurement = None
+    eval_return: Measurement = None
+    best_eval_return: Measurement = None
+    replay_size: Count = 0
+    replay_capacity: Count = 0
+    samples_per_insert: float = 0.0
+    policy_lag: Measurement = None
+    """Mean, in updates."""
+    policy_lag_p95: Measurement = None
+    weights_version: Count = 0
+    actors: Count = 0
+    """Actors on the learner's own host."""
+    restarts: Count = 0
+    committed_items: Count = 0
+    """Items that came from other hosts into the replay."""
+    missing_items: Count = 0
+    """Items that hosts made and that never came: dropped on purpose, or lost with a host."""
+    duplicate_items: Count = 0
+    """Items that came once more and were dropped."""
+    refused_frames: Count = 0
+    """Frames that were none of this run's."""
+
+    @classmethod
+    def of(cls, status: RunStatus, carried: Mapping[str, int] | None = None) -> LearnerDigest:
+        """What there is to say of ``status``; ``carried``: the intake's totals, named as the fields here."""
+        lag = status.policy_lag
+        own = {"committed_items", "missing_items", "duplicate_items", "refused_frames"}
+        return cls(
+            phase=status.phase,
+            elapsed_seconds=_finite(status.elapsed_seconds) or 0.0,
+            env_steps=status.env_steps,
+            env_steps_per_second=_finite(status.env_steps_per_second) or 0.0,
+            updates=status.updates,
+            updates_per_second=_finite(status.updates_per_second) or 0.0,
+            episodes=status.episodes,
+            train_return=_finite(status.train_return),
+            eval_return=_finite(status.eval_return),
+            best_eval_return=_finite(status.best_eval_return),
+            replay_size=status.replay_size,
+            replay_capacity=status.replay_capacity,
+            samples_per_insert=_finite(status.samples_per_insert) or 0.0,
+            policy_lag=_finite(lag.mean),
+            policy_lag_p95=_finite(lag.p95),
+            weights_version=status.weights_version,
+            actors=sum(worker.role == "actor" for worker in status.workers),
+            restarts=sum(status.restarts.values()),
+            **{name: int(value) for name, value in (carried or {}).items() if name in own},
+        )
+
+
+class HostDigest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an actor host or a client says of itself, every second. Rates are per second."""
+
+    state: Word = "starting"
+    """A word of ``status.WorkerState``: ``acting``, ``waiting`` …"""
+    env_steps: Count = 0
+    env_steps_per_second: float = 0.0
+    episodes: Count = 0
+    train_return: Measurement = None
+    weights_version: Count = 0
+    sent_items: Count = 0
+    uncommitted_items: Count = 0
+    """Sent or waiting to be sent, and not yet in the learner's replay."""
+    uncommitted_bytes: Count = 0
+    dropped_items: Count = 0
+    restarts: Count = 0
+
+    @classmethod
+    def of(cls, status: RunStatus, carried: Mapping[str, int] | None = None) -> HostDigest:
+        """What there is to say of a host's ``status``; ``carried``: the uplink's totals, named as the fields here."""
+        own = {"sent_items", "uncommitted_items", "uncommitted_bytes", "dropped_items"}
+        states = [worker.state for worker in status.workers if worker.role == "actor"]
+        return cls(
+            state=max(set(states), key=states.count) if states else "starting",
+            env_steps=status.env_steps,
+            env_steps_per_second=_finite(status.env_steps_per_second) or 0.0,
+            episodes=status.episodes,
+            train_return=_finite(status.train_return),
+            weights_version=status.weights_version,
+            restarts=sum(status.restarts.values()),
+            **{name: int(value) for name, value in (carried or {}).items() if name in own},
+        )
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """A member's entry: who it is, and what it says of itself."""
+
+    kind: Word
+    """``host`` or ``client``."""
+    host: Word
+    pid: Count
+    slots: Annotated[list[Count], msgspec.Meta(max_length=65536)]
+    digest: HostDigest
+
+
+T = TypeVar("T")
+
+
+def decode(data: bytes | None, kind: type[T]) -> T | None:
+    """``data`` as a ``kind``; None when it is no such thing, whatever it is."""
+    if data is None:
+        return None
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def encode(value: Any) -> bytes:
+    """JSON; NumPy scalars and arrays become numbers and lists."""
+    return msgspec.json.encode(value, enc_hook=_plain)
+
+
+def printable(text: str | bytes | None, most: int = 80) -> str:
+    """``text`` fit for a terminal: one line, no control characters, at most ``most`` characters."""
+    words = text.decode("utf-8", "replace") if isinstance(text, bytes) else text or ""
+    return "".join(c if c.isprintable() else "?" for c in words[:most])
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"JSON cannot hold a {type(value).__name__}")

@@ -1,0 +1,236 @@
+"""The intake: on the learner's host it brings in what other hosts send, and sends them the weights."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from apexrl.config import Config
+from apexrl.errors import FrameError, LinkError, WaitTimeout
+from apexrl.protocols import Context
+from apexrl.roles.uplink import COUNTED
+
+if TYPE_CHECKING:
+    from apexrl.links.redis.experience import Received
+    from apexrl.links.redis.keys import RunKeys
+    from apexrl.links.redis.server import Server
+    from apexrl.replay import Replay
+    from apexrl.replay.chunks import Receipts
+    from apexrl.weights import WeightsBoard
+
+
+_REPORT_SECONDS = 1.0
+_PATIENCE_SECONDS = 0.1
+_MOST_TEXT = 2000  # characters of what another host says
+_LOOK_SECONDS = 2.0  # between looks whether the server still has the weights
+
+
+class Intake:
+    """Commits chunks of other hosts to the learner's replay, through a lane like any actor's: the learner does not know
+    who is remote.
+
+    A frame is acknowledged once it is committed. What was committed stands in ``receipts``, in shared memory, so that a
+    successor of a killed intake takes nothing twice.
+
+    Args:
+        streams: the most environments of all other hosts together.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        config: Config,
+        server: Server,
+        keys: RunKeys,
+        run_id: str,
+        replay: Replay,
+        weights: WeightsBoard,
+        receipts: Receipts,
+        streams: int,
+    ) -> None:
+        from apexrl.links.redis.experience import ExperienceReceiver
+        from apexrl.links.redis.members import Messages
+        from apexrl.replay.chunks import ChunkSink
+
+        self._context = context
+        self._receipts = receipts
+        self._sink = ChunkSink(replay, receipts, streams)
+        self._sink.open()
+        self._receiver = ExperienceReceiver(server, keys, run_id=run_id, schema=self._sink.schema)
+        receipts.restore({f"{member}/{life}": n for (member, life), n in self._receiver.known().items()})
+        self._messages = Messages(server, keys)
+        self._queue: deque[Delivery] = deque()
+        self._refused = 0
+        self._next_report = 0.0
+        self._weights = UploadThread(server, keys, run_id, weights, config.hosts.compression)
+
+    def step(self) -> bool:
+        """Commit and acknowledge what has come. False: nothing came, or the replay takes no more just now."""
+        self._weights.check()
+        self._report()
+        if not self._queue:
+            received = self._receiver.receive(min(self._context.patience, _PATIENCE_SECONDS))
+            self._queue.extend(Delivery(one) for one in received)
+        if not self._queue:
+            return False
+        done: list[Received] = []
+        committed: dict[tuple[str, int], int] = {}
+        full = False
+        while self._queue and not full:
+            delivery = self._queue[0]
+            full = not self._commit(delivery)
+            sender = delivery.received.member, delivery.received.generation
+            reached = self._receipts.read(delivery.sender).sequence
+            if not full:
+                done.append(self._queue.popleft().received)
+                reached = max(reached, delivery.end)  # what was refused is done with too
+            committed[sender] = reached
+        self._receiver.acknowledge(done, committed)
+        return bool(done)
+
+    def close(self) -> None:
+        """Hand over what is there; what was not committed stays on the server for a successor."""
+        self._report(last=True)
+        self._receiver.close()
+        self._messages.close()
+        self._weights.close()
+        self._sink.close()
+
+    def _commit(self, delivery: Delivery) -> bool:
+        """Commit a frame's chunks from where it stands. False: the replay took no more."""
+        received = delivery.received
+        try:
+            while delivery.chunk < len(received.heads):
+                head = received.heads[delivery.chunk]
+                self._sink.commit(
+                    delivery.sender,
+                    received.sequence + delivery.chunk,
+                    delivery.item,
+                    head,
+                    received.body,
+                    delivery.offset,
+                    min(self._context.patience, _PATIENCE_SECONDS),
+                )
+                delivery.chunk += 1
+                delivery.item += head.items
+                delivery.offset += head.nbytes
+        except WaitTimeout:
+            return False
+        except FrameError as error:  # the rest of the frame is of the same origin
+            self._refused += 1
+            self._context.send("log", text=f"{error} (frame {received.entry.decode()})", level="warning")
+        grown = self._receipts.count(
+            self._receipts.account(delivery.sender), (received.counts.get(name, 0) for name in COUNTED)
+        )
+        self._context.count(chunks=delivery.chunk, **dict(zip(COUNTED, grown, strict=True)))
+        return True
+
+    def _report(self, last: bool = False) -> None:
+        """Once a second: what hosts had to say, what was refused, and the books."""
+        now = self._context.clock()
+        if now < self._next_report and not last:
+            return
+        self._next_report = now + _REPORT_SECONDS
+        self._pass_on()
+        for text in self._receiver.take_refusals():
+            self._context.send("log", text=text, level="warning")
+        totals = self._receipts.totals()
+        self._context.send(
+            "intake",
+            committed=totals.committed,
+            missing=totals.missing,
+            repeated=totals.repeated,
+            refused=self._refused + self._receiver.refused,
+            waiting=self._receiver.depth(),
+        )
+
+    def _pass_on(self) -> None:
+        """What hosts had to say: their episodes, and what a human should read."""
+        try:
+            messages = self._messages.read()
+        except LinkError:
+            return  # the receiver waits for the server
+        for member, kind, values in messages:
+            if kind == "episodes":
+                returns, lengths = _numbers(values.get("returns")), _numbers(values.get("lengths"))
+                if returns and len(returns) == len(lengths):
+                    env_steps = self._context.total("env_steps")
+                    self._context.send(kind, returns=returns, lengths=lengths, env_steps=env_steps)
+            elif kind == "log":
+                level = "error" if values.get("level") == "error" else "warning"
+                self._context.send(kind, text=f"{member}: {values.get('text', '')}"[:_MOST_TEXT], level=level)
+
+
+def _numbers(values: Any) -> list[float]:
+    """A list of finite numbers as it is; anything else is empty: it comes from another host."""
+    fine = isinstance(values, list) and all(isinstance(one, int | float) and abs(one) < 1e300 for one in values)
+    return values if fine else []
+
+
+class Delivery:
+    """A frame on its way into the replay, and how far it is."""
+
+    __slots__ = ("chunk", "end", "item", "offset", "received", "sender")
+
+    def __init__(self, received: Received) -> None:
+        self.received = received
+        self.sender = f"{received.member}/{received.generation}"
+        self.chunk = 0
+        self.end = received.sequence + len(received.heads)
+        self.item = received.item_index
+        self.offset = 0
+
+
+class UploadThread:
+    """Sends every new version of the weights that it can: the newest only, and not faster than the link takes them."""
+
+    def __init__(self, server: Server, keys: RunKeys, run_id: str, board: WeightsBoard, compression: str) -> None:
+        from apexrl.links.redis.weights import WeightsUploader
+
+        self._uploader = WeightsUploader(server, keys, run_id=run_id, compression=compression)
+        self._board = board
+        self._closing = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="weights", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise here what went wrong in the thread."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        self._closing = True
+        self._thread.join(timeout=5.0)
+
+    def _pause(self, seconds: float) -> None:
+        time.sleep(min(seconds, _LOOK_SECONDS))
+
+    def _run(self) -> None:
+        from apexrl.links.redis.server import Backoff
+
+        backoff = Backoff()
+        sent, look_at = 0, 0.0
+        try:
+            while not self._closing:
+                newest = self._board.latest(newer_than=sent) if self._board.wait(sent, timeout=0.25) else None
+                began = time.monotonic()
+                try:
+                    if newest is not None:
+                        self._uploader.publish(newest[1], newest[0])
+                        sent = newest[0]
+                        look_at = began + _LOOK_SECONDS
+                        self._pause(time.monotonic() - began)  # half of the link is the experience's
+                    elif sent and began >= look_at:
+                        sent = min(sent, self._uploader.published())  # less when a server came back without them
+                        look_at = began + _LOOK_SECONDS
+                    backoff.reset()
+                except LinkError:
+                    self._pause(backoff.next())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._uploader.close()

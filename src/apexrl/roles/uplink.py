@@ -1,0 +1,223 @@
+"""The uplink: on an actor host it stands where the learner stands at home. Experience goes up, weights come down."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from apexrl.config import Config
+from apexrl.errors import FrameError, SpecError
+from apexrl.protocols import Context
+
+if TYPE_CHECKING:
+    from apexrl.links.redis.experience import ExperienceSender
+    from apexrl.links.redis.keys import RunKeys
+    from apexrl.links.redis.server import Server
+    from apexrl.replay import Replay
+    from apexrl.weights import WeightsBoard
+
+
+FRAME_BYTES = 1 << 19
+"""Chunks that are ready together share a frame up to this size."""
+
+LIVES = 1000
+"""Lives that one member's uplinks may have: each numbers its chunks anew."""
+
+COUNTED = ("env_steps", "episodes")
+"""Counters of a host that travel with its frames, as totals."""
+
+_HEAD_BYTES = 1 << 20  # of weights, at most: names and shapes
+_REPORT_SECONDS = 1.0
+_REFUSED_PAUSE_SECONDS = 1.0
+_LAST_CHUNKS_SECONDS = 5.0  # at the end, for actors to close their writers
+_LAST_COMMIT_SECONDS = 10.0  # … and for the learner's host to commit what was sent
+
+
+class Uplink:
+    """Owns this host's replay of steps in passing: takes what actors publish, sends it, keeps it until it is committed.
+
+    When experience finds no way, slots fill and actors wait, as they do at home. Weights are pulled once for all actors
+    here, by a thread, onto the board that they read.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        config: Config,
+        server: Server,
+        keys: RunKeys,
+        run_id: str,
+        member: str,
+        generation: int,
+        replay: Replay,
+        weights: WeightsBoard,
+    ) -> None:
+        from apexrl.links.redis.experience import ExperienceSender
+        from apexrl.replay.chunks import ChunkSource
+
+        hosts = config.hosts
+        self._context = context
+        self._linger = hosts.send_period
+        self._replay = replay
+        self._source = ChunkSource(replay)
+        self._sender: ExperienceSender = ExperienceSender(
+            server,
+            keys,
+            run_id=run_id,
+            member=member,
+            generation=generation * LIVES + context.generation,
+            schema=self._source.schema,
+            window_bytes=int(hosts.window_mb * 2**20),
+            when_full=hosts.when_full,
+            compression=hosts.compression,
+        )
+        self._weights = WeightsThread(server, keys, run_id, weights)
+        self._pace = Pace() if hosts.when_full == "wait" else None
+        self._next_report = 0.0
+
+    def step(self) -> bool:
+        """Take what is ready, send what may be sent. False: nothing moved."""
+        self._report()
+        took = self._take(self._linger)
+        moved = self._sender.step(0.0 if took else min(self._context.patience, 0.02))
+        if not took and not moved:
+            self._source.wait(min(self._context.patience, 0.02))
+        return took or moved
+
+    def close(self) -> None:
+        """Send what actors leave behind, and wait until it is committed."""
+        if not self._context.hurried():
+            deadline = time.monotonic() + _LAST_CHUNKS_SECONDS
+            while self._replay.stats()["lanes_active"] and time.monotonic() < deadline:
+                self._take(self._linger)
+                self._sender.step(0.02)
+            while self._take(0.0) or (self._sender.room <= 0 and time.monotonic() < deadline):
+                self._sender.step(0.02)
+        self._sender.close(0.5 if self._context.hurried() else _LAST_COMMIT_SECONDS)
+        self._report(last=True)
+        self._weights.close()
+
+    def _report(self, last: bool = False) -> None:
+        """Once a second: the books of this end."""
+        for text in self._weights.take_refusals():
+            self._context.send("log", text=text, level="warning")
+        now = self._context.clock()
+        if now < self._next_report and not last:
+            return
+        self._next_report = now + _REPORT_SECONDS
+        sender = self._sender
+        self._context.send(
+            "uplink",
+            sent_items=sender.sent_items,
+            committed_items=sender.committed_items,
+            dropped_items=sender.dropped_items,
+            uncommitted_items=sender.uncommitted_items,
+            uncommitted_bytes=sender.uncommitted_bytes,
+            resent_frames=sender.resent_frames,
+            trouble=sender.trouble,
+        )
+
+    def _take(self, linger: float) -> bool:
+        if self._pace is not None:
+            self._pace.committed(time.monotonic(), self._sender.committed_items)
+            if self._sender.uncommitted_items >= self._pace.items:
+                return False
+        if not self._sender.met:  # what the server takes is not known yet
+            return False
+        room = min(self._sender.room, FRAME_BYTES, self._sender.most_frame_bytes)
+        if room <= 0:
+            return False
+        heads, body = self._source.take(room, linger)
+        if not heads:
+            return False
+        self._sender.offer(heads, body, {name: self._context.total(name) for name in COUNTED})
+        if self._pace is not None:
+            self._pace.offered(time.monotonic(), self._sender.sent_items)
+        self._context.count(chunks=len(heads))
+        return True
+
+
+class Pace:
+    """How many items may be under way: what the learner's host commits in half a second, or in three journeys.
+
+    A window of bytes alone would let actors run far ahead of a learner that holds them back, and it would train on
+    steps of long ago. As in congestion control by delay (Brakmo & Peterson 1995, TCP Vegas), what counts is how long
+    things wait.
+    """
+
+    LEAST, FIRST = 512, 4096
+    AHEAD_SECONDS, JOURNEYS, OVER_SECONDS = 0.5, 3.0, 2.0
+
+    def __init__(self) -> None:
+        self.items = float(self.FIRST)
+        self._journey = float("inf")  # seconds from an offer to its commit, lately at best
+        self._offers: deque[tuple[int, float]] = deque(maxlen=4096)  # (items offered until then, when)
+        self._commits: deque[tuple[int, float]] = deque()
+
+    def offered(self, now: float, items: int) -> None:
+        """``items`` in all have been offered."""
+        self._offers.append((items, now))
+
+    def committed(self, now: float, items: int) -> None:
+        """``items`` in all are committed."""
+        if self._commits and self._commits[-1][0] == items:
+            return
+        self._commits.append((items, now))
+        while len(self._commits) > 2 and now - self._commits[1][1] > self.OVER_SECONDS:
+            self._commits.popleft()
+        while self._offers and self._offers[0][0] <= items:
+            journey = max(0.001, now - self._offers.popleft()[1])
+            self._journey = min(1.02 * self._journey, journey)
+        before, since = self._commits[0]
+        if now - since < self.AHEAD_SECONDS:
+            return
+        rate = (items - before) / (now - since)
+        ahead = max(self.AHEAD_SECONDS, self.JOURNEYS * min(self._journey, self.OVER_SECONDS))
+        self.items = max(self.LEAST, rate * ahead)
+
+
+class WeightsThread:
+    """Puts every new version of the run's weights onto this host's board."""
+
+    def __init__(self, server: Server, keys: RunKeys, run_id: str, board: WeightsBoard) -> None:
+        from apexrl.links.redis.weights import WeightsDownloader
+
+        most = 2 * board.capacity + _HEAD_BYTES
+        self._downloader = WeightsDownloader(server, keys, run_id=run_id, most_bytes=most)
+        self._board = board
+        self._closing = False
+        self._error: BaseException | None = None
+        self._refusals: deque[str] = deque(maxlen=8)
+        self._thread = threading.Thread(target=self._run, name="weights", daemon=True)
+        self._thread.start()
+
+    def take_refusals(self) -> list[str]:
+        """Why weights were refused since the last call; raises what ended the thread."""
+        if self._error is not None:
+            raise self._error
+        texts = list(self._refusals)
+        self._refusals.clear()
+        return texts
+
+    def close(self) -> None:
+        self._closing = True
+        self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                try:
+                    newest = self._downloader.wait(newer_than=self._board.version, timeout=0.25)
+                    if newest is not None:
+                        version, arrays = newest
+                        self._board.publish(arrays, version)
+                except (FrameError, SpecError) as error:  # actors go on with what they have
+                    self._refusals.append(f"weights were refused: {error}")
+                    time.sleep(_REFUSED_PAUSE_SECONDS)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._downloader.close()

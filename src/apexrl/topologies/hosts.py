@@ -1,0 +1,159 @@
+"""Cuts a program in two where experience and weights cross to another host.
+
+The learner's side keeps every role but the actors and gains an intake. An actor host's side keeps the actors alone, on
+a replay of its own that only passes on, with an uplink in the learner's place. Neither actors nor learner see a
+difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from apexrl.config import Config
+from apexrl.errors import ConfigError
+from apexrl.roles import Intake, Uplink
+from apexrl.spec import Field
+from apexrl.topologies.program import BatchesLink, Node, Program, ReceiptsLink, ReplayLink, WeightsLink
+
+ACTOR = "actor"
+DEFAULT_SLOTS = 64
+"""Actors of a run over several hosts, where ``actor_slots`` leaves it open."""
+
+_PASSING = 2048  # items that an actor host's replay holds, at least
+_CHUNK, _SHORT_CHUNK = 64, 8  # items in a slot of a replay that is large enough; where steps are very large
+_OWN_BYTES = 16  # of a step beside its fields: reward, flags
+_LEARNERS_OWN = ("sampler", "draws", "remover", "remover_alpha", "trim_every")  # say how it samples, not what it holds
+
+
+def with_slots(config: Config) -> Config:
+    """``config`` with its number of actor slots settled, for a run over several hosts."""
+    actor = config.actor
+    slots = actor.actor_slots or max(DEFAULT_SLOTS, actor.actors)
+    return replace(config, actor=replace(actor, actor_slots=slots))
+
+
+def learner_side(program: Program, remote: Mapping[str, Any]) -> Program:
+    """What runs on the learner's host.
+
+    Args:
+        remote: the intake's ports that say where other hosts are.
+
+    Raises:
+        ConfigError: the topology cannot be cut between actors and learner.
+    """
+    actor, replay, weights = _cut(program)
+    config = program.config
+    streams = config.actor.actor_slots * config.actor.envs_per_actor
+    # its one writer stands for all remote actors
+    shared = ReplayLink({**replay.options, "writers": 1, "streams": streams})
+    side = Program(config, _rewired([node for node in program.nodes if node is not actor], replay, shared))
+    side.role(
+        Intake,
+        config=config,
+        replay=shared,
+        weights=weights,
+        receipts=ReceiptsLink(),
+        streams=streams,
+        restarts=config.learner.learner_restarts,
+        **remote,
+    )
+    return side
+
+
+def actor_side(program: Program, leases: Sequence[tuple[int, int]], remote: Mapping[str, Any]) -> Program:
+    """What runs on an actor host.
+
+    Args:
+        leases: (slot of the run, generation of its lease) of every actor.
+        remote: the uplink's ports that say where the learner is.
+
+    Raises:
+        ConfigError: the topology cannot be cut between actors and learner.
+    """
+    actor, replay, weights = _cut(program)
+    config = program.config
+    streams = len(leases) * config.actor.envs_per_actor
+    local = ReplayLink(passing(replay.options, len(leases), streams, int(config.hosts.window_mb * 2**20)))
+    here = replace(
+        *_rewired([actor], replay, local),
+        count=len(leases),
+        indices=tuple(index for index, _ in leases),
+        generations=tuple(generation for _, generation in leases),
+    )
+    side = Program(config, [here])
+    side.role(Uplink, config=config, replay=local, weights=weights, restarts=config.actor.actor_restarts, **remote)
+    return side
+
+
+def replay_of(program: Program) -> ReplayLink:
+    """The replay that the actors write into.
+
+    Raises:
+        ConfigError: the topology cannot be cut between actors and learner.
+    """
+    return _cut(program)[1]
+
+
+def passing(options: Mapping[str, Any], writers: int, streams: int, window_bytes: int) -> dict[str, Any]:
+    """Options of a replay that holds the same steps as one with ``options``, but only until they are passed on.
+
+    Args:
+        writers: actors on this host.
+        streams: their environments.
+        window_bytes: of experience that may be under way; the replay holds about as much again at most.
+    """
+    step = _OWN_BYTES + sum(field.nbytes for field in options["fields"].values())
+    room = max(_PASSING, 2 * _CHUNK * streams)  # for whole chunks in every stream, and as many waiting; what waits ages
+    capacity = max(2 * _SHORT_CHUNK * streams, min(room, window_bytes // step))
+    kept = {name: value for name, value in options.items() if name not in _LEARNERS_OWN}
+    return kept | {
+        "sampler": "fifo",
+        "capacity": capacity,
+        "min_size": 0,
+        "samples_per_insert": 0.0,
+        "writers": writers,
+        "streams": streams,
+    }
+
+
+def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a replay as JSON-able values."""
+    fields = {name: {**vars(field), "shape": list(field.shape)} for name, field in options["fields"].items()}
+    return {**options, "fields": fields}
+
+
+def options_from_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """``options_to_json`` undone. Raises KeyError, TypeError or SpecError when ``values`` is something else."""
+    fields = {name: Field(**{**field, "shape": tuple(field["shape"])}) for name, field in values["fields"].items()}
+    return {**values, "fields": fields}
+
+
+def _cut(program: Program) -> tuple[Node, ReplayLink, WeightsLink]:
+    """The actors, and the two links through which alone they know the rest."""
+    name = program.config.topology
+    actor = next((node for node in program.nodes if node.name == ACTOR), None)
+    if actor is None:
+        raise ConfigError(f"topology {name} cannot run over several hosts: it has no role {ACTOR!r}")
+    replays = [port for port in actor.ports.values() if isinstance(port, ReplayLink)]
+    weights = [port for port in actor.ports.values() if isinstance(port, WeightsLink)]
+    others = [port for port in actor.ports.values() if isinstance(port, BatchesLink)]
+    if len(replays) != 1 or len(weights) != 1 or others:
+        raise ConfigError(
+            f"topology {name} cannot run over several hosts: its actors must have one replay to write into, one "
+            "weights board to read, and no other link"
+        )
+    return actor, replays[0], weights[0]
+
+
+def _rewired(nodes: Sequence[Node], old: ReplayLink, new: ReplayLink) -> list[Node]:
+    """The nodes with another replay where they had ``old``, also as the source of batches."""
+    batches: dict[int, BatchesLink] = {}  # one placeholder stays one
+
+    def port(value: Any) -> Any:
+        if isinstance(value, BatchesLink) and value.replay is old:
+            return batches.setdefault(id(value), replace(value, replay=new))
+        return new if value is old else value
+
+    return [replace(node, ports={name: port(value) for name, value in node.ports.items()}) for node in nodes]

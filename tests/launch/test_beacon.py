@@ -1,0 +1,162 @@
+"""The beacon on a real server: places are kept, wishes are heard, and trouble is told but never raised at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from apexrl.config import Config, HostsConfig
+from apexrl.errors import LinkError, OwnershipError
+from apexrl.launch.beacon import Beacon
+from apexrl.links.redis.keys import RunKeys
+from apexrl.links.redis.members import HostPlace, Messages
+from apexrl.links.redis.run import LearnerPlace, RunRecord, find_run, stop_run
+from apexrl.status import RunStatus
+from redis_server import RedisServer
+
+TTL = 1.0
+
+
+def record(run_id: str = "one-run-of-many") -> RunRecord:
+    return RunRecord(
+        run_id=run_id, name="r", apexrl="0", config="", spec={}, step_spec={}, schema="00", weights_nbytes=1,
+        actor_slots=4, host="h", began=0.0, local={},
+    )  # fmt: skip
+
+
+def config(patience_minutes: float = 30.0) -> Config:
+    return replace(Config(), hosts=HostsConfig(lease_seconds=TTL, patience_minutes=patience_minutes))
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """What ``what`` answers once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture
+def learner(redis_server: RedisServer) -> Iterator[Beacon]:
+    with closing(Beacon(LearnerPlace.take(redis_server.server(), record(), TTL), config())) as beacon:
+        yield beacon
+
+
+@pytest.fixture
+def place(redis_server: RedisServer, learner: Beacon) -> HostPlace:
+    return HostPlace.join(redis_server.server(), record(), 2, ttl=TTL)
+
+
+def reason(beacon: Beacon) -> Callable[[], str | None]:
+    return lambda: beacon.update(RunStatus())
+
+
+def test_places_are_kept_beyond_their_leases(redis_server: RedisServer, learner: Beacon, place: HostPlace) -> None:
+    with closing(Beacon(place, config())) as host:
+        time.sleep(2 * TTL)
+        assert learner.update(RunStatus()) is None
+        assert host.update(RunStatus()) is None
+        with pytest.raises(OwnershipError, match="has a learner"):
+            LearnerPlace.take(redis_server.server(), record("another-run"), TTL)
+        slots = [slot.index for slot in HostPlace.join(redis_server.server(), record(), 2, ttl=TTL).slots]
+    assert slots == [2, 3]
+
+
+def test_the_end_of_the_run_reaches_an_actor_host(redis_server: RedisServer, learner: Beacon, place: HostPlace) -> None:
+    with closing(Beacon(place, config())) as host:
+        told: list[str] = []
+        host.announce(lambda text, level: told.append(text))
+        learner.finished({"stopped_by": "env_steps"})
+        learner.close()
+        assert wait_for(reason(host)) == "finished"
+        assert told == []
+
+
+def test_a_wish_to_stop_reaches_both_sides(redis_server: RedisServer, learner: Beacon, place: HostPlace) -> None:
+    with closing(Beacon(place, config())) as host:
+        assert stop_run(redis_server.server(), "r") == "asked"
+        assert wait_for(reason(host)) == "stopped"
+        assert wait_for(reason(learner)) == "stopped"
+        learner.check()
+
+
+def test_a_run_without_a_summary_only_leaves_its_place(redis_server: RedisServer, learner: Beacon) -> None:
+    learner.close()
+    assert find_run(redis_server.server(), "r", timeout=0.0) == record()
+    LearnerPlace.take(redis_server.server(), record(), TTL).leave()
+
+
+def test_another_run_of_the_name_ends_both_sides(redis_server: RedisServer, learner: Beacon, place: HostPlace) -> None:
+    with closing(Beacon(place, config())) as host, redis_server.client() as client:
+        client.delete(RunKeys("r").learner)  # as if this learner had been frozen for longer than its lease
+        LearnerPlace.take(redis_server.server(), record("another-run"), TTL).leave()
+        assert wait_for(reason(learner)) == "replaced"
+        assert wait_for(reason(host)) == "replaced"
+        with pytest.raises(OwnershipError, match="has another learner now"):
+            learner.check()
+
+
+def test_lost_slots_are_told(redis_server: RedisServer, learner: Beacon, place: HostPlace) -> None:
+    with redis_server.client() as client:
+        for slot in ("0", "1"):
+            client.hset(RunKeys("r").slots, slot, "somebody-else 9 999999999999999")
+    told: list[str] = []
+    with closing(Beacon(place, config())) as host:
+        host.announce(lambda text, level: told.append(text))
+        assert wait_for(reason(host)) == "lost slots"
+        wait_for(lambda: host.update(RunStatus()) and told)
+    assert "other hosts have taken the slots 0, 1" in told[0]
+
+
+def test_a_server_that_goes_and_comes_back_is_told_of_and_nothing_ends(
+    redis_server: RedisServer, learner: Beacon, place: HostPlace
+) -> None:
+    told: list[str] = []
+    with closing(Beacon(place, config())) as host:
+        host.announce(lambda text, level: told.append(text))
+        redis_server.kill()
+        wait_for(lambda: host.update(RunStatus()) or told)
+        assert "trying again" in told[0]
+        assert redis_server.url not in told[0]
+        redis_server.start()
+        wait_for(lambda: host.update(RunStatus()) or "the Redis server is back" in told)
+        wait_for(lambda: learner.update(RunStatus()) or find_run(redis_server.server(), "r", timeout=20.0))
+        assert host.update(RunStatus()) is None
+        host.check()
+
+
+def test_an_actor_host_does_not_wait_for_ever(redis_server: RedisServer, learner: Beacon, place: HostPlace) -> None:
+    learner.close()  # it leaves without ending the run
+    told: list[str] = []
+    with closing(Beacon(place, config(patience_minutes=0.5 / 60))) as host:
+        host.announce(lambda text, level: told.append(text))
+        assert wait_for(reason(host)) == "lost learner"
+        with pytest.raises(LinkError, match=r"no learner of run r for 0\.00833333 minutes"):
+            host.check()
+    assert told[0] == "the learner of run r is away: waiting for it"
+
+
+def test_episodes_and_warnings_reach_the_learners_side(
+    redis_server: RedisServer, learner: Beacon, place: HostPlace
+) -> None:
+    messages = Messages(redis_server.server(), RunKeys("r"))
+    with closing(messages), closing(Beacon(place, config())) as host:
+        for episode in range(1500):
+            host.event("episodes", {"returns": [float(episode)], "lengths": [episode], "env_steps": 5})
+        host.event("metrics", {"values": {}})
+        host.message("nothing to worry about")
+        host.message("actor-3: broken; starting it again", "warning")
+        heard: list[Any] = []
+        wait_for(lambda: heard.extend(messages.read()) or sum(m.kind == "episodes" for m in heard) >= 2)
+        wait_for(lambda: heard.extend(messages.read()) or any(m.kind == "log" for m in heard))
+    assert {message.member for message in heard} == {place.member}
+    returns = [value for message in heard if message.kind == "episodes" for value in message.values["returns"]]
+    assert returns == [float(episode) for episode in range(1500)]
+    logs = [message.values for message in heard if message.kind == "log"]
+    assert logs == [{"text": "actor-3: broken; starting it again", "level": "warning"}]

@@ -1,0 +1,278 @@
+"""The actor whose environments take their own time: what it writes is what it writes in lock-step."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from apexrl.agents import agent_class
+from apexrl.config import ActorConfig, AgentConfig, Config, EnvConfig
+from apexrl.envs import make_vector
+from apexrl.errors import EnvError, WaitTimeout
+from apexrl.protocols import Acted
+from apexrl.replay import Replay
+from apexrl.roles import Actor
+from apexrl.roles.actor import VERSION, step_fields
+from apexrl.spec import Field
+from apexrl.weights import InlineWeights
+
+ENVS = 4
+
+
+class Numbered(gym.Env[np.ndarray, np.int64]):
+    """Observes (number, episode, step): every row says which environment it is of. Episodes have 2 to 7 steps.
+
+    Steps take up to a millisecond, in an order that no seed decides.
+    """
+
+    observation_space = gym.spaces.Box(0.0, 10_000.0, (3,), np.float32)
+    action_space = gym.spaces.Discrete(3)
+
+    def __init__(self, numbers: Any = None) -> None:
+        self.number = next(numbers) if numbers else 0
+        self.episode, self.t = -1, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.episode, self.t = self.episode + 1, 0
+        return self._look(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        time.sleep(random.random() * 0.001)
+        self.t += 1
+        ended = self.t == 2 + (self.number + self.episode) % 6
+        odd = self.episode % 2 == 1
+        return self._look(), 100.0 * self.number + self.t + 0.25 * int(action), ended and odd, ended and not odd, {}
+
+    def _look(self) -> np.ndarray:
+        return np.array([self.number, self.episode, self.t], np.float32)
+
+
+class Counter:
+    """An agent whose state counts an environment's decisions, and that records where each decision was made."""
+
+    def __init__(self) -> None:
+        self.batches: set[int] = set()
+        self.version = -1
+
+    step_spec = {"told": Field((), "int64"), "explored": Field((), "float32")}  # noqa: RUF012
+
+    def act(self, observations: Any, state: Any, exploration: Any, greedy: bool = False) -> Acted:
+        newest = observations["observation"].reshape(len(exploration), -1)[:, -3:]
+        count = np.zeros(len(newest), np.int64) if state is None else state["count"] + 1
+        self.batches.add(len(newest))
+        actions = (newest @ np.array([1.0, 3.0, 7.0])).astype(np.int64) % 3
+        told = newest[:, 0].astype(np.int64) * 1_000_000 + count
+        return Acted(actions, {"told": told, "explored": exploration}, {"count": count})
+
+    def load(self, weights: Any) -> None:
+        self.version = int(weights["w"][0])
+
+    def priorities(self, items: Any) -> Any:
+        return np.ones(len(items["reward"]), np.float32)
+
+
+def config_for(vector: Any, stack: int = 1) -> Config:
+    numbers = itertools.count()
+    return Config(
+        agent=AgentConfig(hidden=(8,)),
+        actor=ActorConfig(actors=1, envs_per_actor=ENVS, pull_period=5, vector=vector),
+        env=EnvConfig(env=Numbered, env_kwargs={"numbers": numbers}, stack=stack),
+    )
+
+
+class Recorder:
+    """A replay's writer that keeps every stream's rows, and refuses as often as it is told to."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        self.refusals = 0
+        self.offered: list[Any] = []
+
+    def writer(self, streams: int, priority_fn: Any) -> Recorder:
+        return self
+
+    def append(self, steps: dict[str, Any], streams: Any = None, timeout: float = 10.0) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            self.offered.append((steps, streams))
+            raise WaitTimeout("full")
+        for row, stream in enumerate(range(ENVS) if streams is None else streams):
+            self.rows[stream].append({name: np.array(value[row]) for name, value in steps.items()})
+
+    def close(self) -> None: ...
+
+
+def make(stage: Any, monkeypatch: pytest.MonkeyPatch, vector: str, stack: int = 1) -> tuple[Actor, Any, Counter, Any]:
+    agent, recorder, weights = Counter(), Recorder(), InlineWeights()
+    monkeypatch.setattr("apexrl.agents.agent_class", lambda name: lambda *args: agent)
+    config = config_for(vector, stack)
+    env = make_vector(replace(config.env, env_kwargs={}), 1, 0)
+    env.close()
+    context = stage.context("actor")
+    context.patience = 1.0
+    actor = Actor(context, config=config, spec=env.spec, replay=recorder, weights=weights)  # type: ignore[arg-type]
+    weights.publish({"w": np.array([1.0], np.float32)}, 1)
+    return actor, recorder, agent, weights
+
+
+def run(actor: Actor, recorder: Recorder, rows: int) -> None:
+    while any(len(recorder.rows[stream]) < rows for stream in range(ENVS)):
+        actor.step()
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_every_stream_gets_the_rows_of_lock_step(stack: int, make_stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = {}
+    for vector in ("sync", "threads"):
+        stage = make_stage()
+        actor, recorder, agent, _ = make(stage, monkeypatch, vector, stack)
+        run(actor, recorder, 60)
+        actor.close()
+        assert (agent.batches == {ENVS}) == (vector == "sync")
+        written[vector] = recorder.rows
+        reported = stage.values("episodes")
+        assert sum(len(values["returns"]) for values in reported) == stage.run.totals["episodes"]
+    for stream in range(ENVS):
+        for one, two in zip(written["sync"][stream][:60], written["threads"][stream][:60], strict=True):
+            assert one.keys() == two.keys()
+            for name in one:
+                if name != VERSION:
+                    np.testing.assert_array_equal(one[name], two[name], err_msg=name)
+                assert one[name].dtype == two[name].dtype
+
+
+def test_a_row_says_where_it_is_of_and_counts_what_was_decided_there(
+    stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actor, recorder, _, _ = make(stage, monkeypatch, "threads")
+    run(actor, recorder, 50)
+    steps = 0
+    for stream, rows in recorder.rows.items():
+        told = np.array([row["told"] for row in rows])
+        np.testing.assert_array_equal(told, stream * 1_000_000 + np.arange(len(rows)))
+        assert {int(row["observation"][0]) for row in rows} == {stream}
+        assert {float(row["explored"]) for row in rows} == {float(actor._epsilon[stream])}
+        final = [bool(row["terminated"] or row["truncated"]) for row in rows]
+        for before, (row, after) in zip([False, *final], itertools.pairwise(rows), strict=False):
+            here, there = row["observation"], after["observation"]
+            if before:  # the final observation's own row: action ignored, no reward; the next episode begins after it
+                assert row["reward"] == 0.0
+                assert there.tolist() == [stream, here[1] + 1, 0]
+            else:
+                assert row["reward"] == 100.0 * stream + there[2] + 0.25 * row["action"]
+                assert there.tolist() == [stream, here[1], here[2] + 1]
+        steps += sum(not ended for ended in [False, *final[:-1]])
+    assert stage.run.totals["env_steps"] == steps
+    actor.close()
+
+
+def test_a_refused_step_is_offered_again_unchanged(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    actor, recorder, _, _ = make(stage, monkeypatch, "threads")
+    run(actor, recorder, 5)
+    recorder.refusals = 3
+    while recorder.refusals:
+        actor.step()
+    first, *others = recorder.offered
+    for steps, streams in others:
+        assert streams == first[1]
+        for name in steps:
+            np.testing.assert_array_equal(steps[name], first[0][name])
+    run(actor, recorder, 40)
+    for stream, rows in recorder.rows.items():
+        told = [int(row["told"]) for row in rows]
+        assert told == [stream * 1_000_000 + turn for turn in range(len(rows))]
+    actor.close()
+
+
+def test_weights_are_pulled_by_period_whoever_was_ready(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    actor, recorder, agent, weights = make(stage, monkeypatch, "threads")
+    actor.step()
+    assert agent.version == 1
+    weights.publish({"w": np.array([9.0], np.float32)}, 9)
+    while agent.version == 1:
+        actor.step()
+    rows = sum(len(rows) for rows in recorder.rows.values())
+    assert 5 * ENVS <= rows < 6 * ENVS
+    run(actor, recorder, 30)
+    for mine in recorder.rows.values():
+        versions = [int(row[VERSION]) for row in mine]
+        assert versions == sorted(versions)
+        assert set(versions) == {1, 9}
+    actor.close()
+
+
+def test_an_environment_that_fails_ends_the_actor_by_its_number(stage: Any) -> None:
+    config = replace(
+        config_for("threads"),
+        env=EnvConfig(env="apexrl.envs.faulty:Raises-v0", env_kwargs={"at_step": 20}),
+    )
+    env = make_vector(config.env, 1, 0)
+    env.close()
+    weights = InlineWeights()
+    weights.publish(agent_class("dqn")(env.spec, config.agent, "cpu", 3).weights(), 1)
+    actor = Actor(stage.context("actor"), config=config, spec=env.spec, replay=Recorder(), weights=weights)  # type: ignore[arg-type]
+    with pytest.raises(EnvError, match=r"step\(\) of environment \d raised RuntimeError: the simulator broke"):
+        while True:
+            actor.step()
+    actor.close()
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_what_is_sampled_is_of_one_environment_and_one_episode(
+    stack: int, stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for("threads", stack)
+    agent = Counter()
+    monkeypatch.setattr("apexrl.agents.agent_class", lambda name: lambda *args: agent)
+    env = make_vector(replace(config.env, env_kwargs={}), 1, 0)
+    env.close()
+    n = 3
+    with Replay(
+        kind="transition",
+        fields=step_fields(env.spec, agent.step_spec),
+        capacity=4000,
+        stack=stack,
+        n_step=n,
+        gamma=0.5,
+        writers=1,
+        streams=ENVS,
+    ) as replay:
+        weights = InlineWeights()
+        weights.publish({"w": np.array([1.0], np.float32)}, 1)
+        context = stage.context("actor")
+        context.patience = 1.0
+        actor = Actor(context, config=config, spec=env.spec, replay=replay, weights=weights)
+        while stage.run.totals["env_steps"] < 1500:
+            actor.step()
+        actor.close()
+        batch = replay.sample(1024)
+        now = batch.data["observation"].reshape(1024, stack, 3)
+        later = batch.data["next_observation"].reshape(1024, stack, 3)
+        number, episode, t = now[:, -1].T
+        assert set(number) == set(range(ENVS))
+        np.testing.assert_array_equal(batch.data["told"] // 1_000_000, number)
+        m = later[:, -1, 2] - t  # steps until the later observation, fewer than n at an episode's end
+        assert set(m.tolist()) == {1.0, 2.0, 3.0}
+        for window in (now, later):
+            np.testing.assert_array_equal(window[:, :, 0], np.repeat(number[:, None], stack, 1))
+            np.testing.assert_array_equal(window[:, :, 1], np.repeat(episode[:, None], stack, 1))
+            back = np.arange(stack)[::-1]
+            np.testing.assert_array_equal(window[:, :, 2], np.maximum(window[:, -1:, 2] - back, 0))
+        length = 2 + (number + episode) % 6
+        np.testing.assert_array_equal(m, np.minimum(n, length - t))
+        ended = (t + m == length) & (episode % 2 == 1)
+        np.testing.assert_allclose(batch.data["discount"], np.where(ended, 0.0, 0.5**m))
+        expected = np.zeros(1024)
+        for k in range(n):
+            action = (number * 1.0 + episode * 3.0 + (t + k) * 7.0).astype(np.int64) % 3
+            expected += np.where(k < m, 0.5**k * (100.0 * number + t + k + 1 + 0.25 * action), 0.0)
+        np.testing.assert_allclose(batch.data["reward"], expected, rtol=1e-6)

@@ -1,0 +1,255 @@
+"""Uplink and intake over a real server: what actors of one host wrote is in the learner's replay of another, once."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from apexrl.config import Config, HostsConfig
+from apexrl.links.redis.keys import RunKeys
+from apexrl.links.redis.members import HostPlace
+from apexrl.links.redis.run import LearnerPlace, RunRecord
+from apexrl.links.redis.server import Server
+from apexrl.replay import Field, Replay
+from apexrl.replay.chunks import Receipts, schema
+from apexrl.roles import Intake, Uplink
+from apexrl.roles.uplink import Pace
+from apexrl.weights import WeightsBoard
+
+FIELDS = {"observation": Field((2,), "float32"), "number": Field((), "int64")}
+OPTIONS = {"kind": "transition", "n_step": 2}
+CONFIG = Config(hosts=HostsConfig(send_period=0.01))
+RUN_ID = "00000000-1111-2222-3333-444444444444"
+
+
+class Hosts:
+    """A learner's host and an actor host, with the roles in this process."""
+
+    def __init__(self, stage, make_stage, server, capacity=10_000):
+        self.server, self.keys = Server(server.url, timeout=2.0), RunKeys("r")
+        self.here, self.there = make_stage(), make_stage()
+        self.there.run.totals["env_steps"] = 0
+        self.learners = Replay(capacity, FIELDS, writers=1, streams=8, **OPTIONS)
+        self.actors = Replay(4096, FIELDS, sampler="fifo", streams=2, **OPTIONS)
+        self.receipts, self.board, self.copy = Receipts(16), WeightsBoard(1000), WeightsBoard(1000)
+        self.writer = self.actors.writer(streams=2)
+        self.number = 0
+
+    def intake(self, generation=0):
+        return Intake(
+            Waiting(self.there.context("intake")),
+            config=CONFIG,
+            server=self.server,
+            keys=self.keys,
+            run_id=RUN_ID,
+            replay=self.learners,
+            weights=self.board,
+            receipts=self.receipts,
+            streams=4,
+        )
+
+    def uplink(self, config=CONFIG, generation=1):
+        return Uplink(
+            Waiting(self.here.context("uplink")),
+            config=config,
+            server=self.server,
+            keys=self.keys,
+            run_id=RUN_ID,
+            member="host-a",
+            generation=generation,
+            replay=self.actors,
+            weights=self.copy,
+        )
+
+    def write(self, steps):
+        no = np.zeros(2, bool)
+        for _ in range(steps):
+            self.number += 1
+            values = {"observation": np.zeros((2, 2), np.float32), "number": np.array([self.number, -self.number])}
+            end = np.array([self.number % 50 == 0, False])
+            self.writer.append({**values, "reward": np.zeros(2, np.float32), "terminated": no, "truncated": end})
+            self.here.run.totals["env_steps"] += 2
+
+    def close(self):
+        for one in (self.writer, self.learners, self.actors):
+            one.close()
+
+
+class Waiting:
+    """A context whose clock goes, though roles take turns."""
+
+    patience = 0.01
+
+    def __init__(self, context):
+        self._context = context
+
+    def __getattr__(self, name):
+        return getattr(self._context, name)
+
+    def clock(self):
+        return time.monotonic()
+
+
+def turn(until, *roles, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not until():
+        assert time.monotonic() < deadline, "it never came to that"
+        for role in roles:
+            role.step()
+
+
+@pytest.fixture
+def hosts(stage, make_stage, redis_server):
+    made = Hosts(stage, make_stage, redis_server)
+    yield made
+    made.close()
+
+
+def test_steps_go_up_and_weights_come_down(hosts):
+    intake, uplink = hosts.intake(), hosts.uplink()
+    hosts.board.publish({"w": np.arange(3.0)}, 5)
+    hosts.write(200)
+    turn(lambda: len(hosts.learners) >= 390 and hosts.copy.version == 5, uplink, intake)
+    np.testing.assert_array_equal(hosts.copy.latest()[1]["w"], np.arange(3.0))
+    assert hosts.there.run.totals["env_steps"] == hosts.here.run.totals["env_steps"] == 400
+    assert hosts.there.run.totals["chunks"] == hosts.here.run.totals["chunks"] > 0
+    turn(lambda: hosts.there.values("intake")[-1]["committed"] == len(hosts.learners), uplink, intake)
+    turn(lambda: uplink._sender.uncommitted_items == 0, uplink, intake)
+    newest = hosts.there.values("intake")[-1]
+    assert (newest["missing"], newest["repeated"], newest["refused"]) == (0, 0, 0)
+    for role in (uplink, intake):
+        role.close()
+
+
+def test_a_successor_takes_nothing_twice(hosts):
+    """The first intake commits and never acknowledges: for its successor all of it comes again."""
+    first, uplink = hosts.intake(), hosts.uplink()
+    first._receiver.acknowledge = lambda done, committed: None
+    hosts.write(200)
+    turn(lambda: len(hosts.learners) >= 390, uplink, first)
+    before = len(hosts.learners)
+    first._sink.close()
+    second = hosts.intake()
+    turn(lambda: uplink._sender.uncommitted_items == 0, uplink, second)
+    assert len(hosts.learners) == before == hosts.receipts.totals().committed
+    assert hosts.receipts.totals().repeated == before
+    for role in (uplink, second, first):
+        role.close()
+
+
+def test_frames_that_lie_are_said_and_done_with(hosts):
+    intake, uplink = hosts.intake(), hosts.uplink()
+    take = uplink._source.take
+    uplink._source.take = lambda most, linger: lie(take(most, linger))
+    hosts.write(100)
+    turn(lambda: hosts.there.values("log"), uplink, intake)
+    assert "host-a/1000" in hosts.there.values("log")[0]["text"]
+    turn(lambda: uplink._sender.uncommitted_items == 0, uplink, intake)
+    assert len(hosts.learners) == 0
+    uplink._source.take = take
+    hosts.write(100)
+    turn(lambda: len(hosts.learners) >= 190, uplink, intake)
+    assert hosts.receipts.totals().missing > 0
+    for role in (uplink, intake):
+        role.close()
+
+
+def lie(taken):
+    heads, body = taken
+    return [head._replace(rows=head.rows + 1) for head in heads], body
+
+
+def test_weights_that_the_server_lost_are_sent_again(hosts, redis_server):
+    intake, uplink = hosts.intake(), hosts.uplink()
+    hosts.board.publish({"w": np.arange(3.0)}, 5)
+    turn(lambda: hosts.copy.version == 5, intake)
+    with redis_server.client() as client:
+        client.flushall()
+    newcomer = WeightsBoard(1000)
+    hosts.copy = newcomer
+    late = hosts.uplink(generation=2)
+    turn(lambda: newcomer.version == 5, intake)
+    for role in (uplink, late, intake):
+        role.close()
+
+
+def test_what_hosts_say_is_passed_on_and_junk_is_not(hosts):
+    options = {"capacity": 10_000, "fields": FIELDS, **OPTIONS}
+    record = RunRecord(
+        run_id=RUN_ID,
+        name="r",
+        apexrl="1",
+        config="",
+        spec={},
+        step_spec={},
+        schema=schema(**options).hex(),
+        weights_nbytes=8,
+        actor_slots=4,
+        host="h",
+        began=0.0,
+        local={},
+    )
+    learner = LearnerPlace.take(hosts.server, record)
+    place = HostPlace.join(hosts.server, record, 1, "host", 10.0)
+    intake = hosts.intake()
+    place.send("episodes", {"returns": [1.0, 2.5], "lengths": [3, 4]})
+    place.send("episodes", {"returns": ["x"], "lengths": [3]})
+    place.send("episodes", {"returns": 5})
+    place.send("log", {"text": "careful", "level": "warning"})
+    place.send("checkpoint", {"path": "/"})
+    from apexrl.links.redis.values import HostDigest
+
+    place.renew(HostDigest())
+    turn(lambda: hosts.there.values("log"), intake)
+    (episodes,) = hosts.there.values("episodes")
+    assert (episodes["returns"], episodes["lengths"], episodes["env_steps"]) == ([1.0, 2.5], [3, 4], 0)
+    assert hosts.there.values("log")[0]["text"] == f"{place.member}: careful"
+    assert not hosts.there.values("checkpoint")
+    intake.close()
+    place.leave()
+    learner.leave()
+
+
+def test_actors_wait_when_nobody_commits(hosts):
+    """Without an intake the window fills, then the host's own replay; nothing is lost, and all arrives later."""
+    uplink = hosts.uplink(replace(CONFIG, hosts=HostsConfig(send_period=0.01, window_mb=0.01)))
+    uplink._pace = None  # bytes alone
+    for _ in range(30):
+        hosts.write(10)
+        for _ in range(5):
+            uplink.step()
+    waiting = hosts.actors.stats()["size"]
+    assert waiting > 100
+    intake = hosts.intake()
+    turn(lambda: len(hosts.learners) >= 590, uplink, intake)
+    assert hosts.receipts.totals()[2:] == (0, 0)
+    for role in (uplink, intake):
+        role.close()
+
+
+def test_the_pace_follows_what_is_committed():
+    pace = Pace()
+    offered = committed = 0
+    for tick in range(400):  # 10 ms each: 2000 items a second, 50 ms on the way
+        now = tick / 100
+        offered += 20
+        pace.offered(now, offered)
+        if tick >= 5:
+            committed += 20
+            pace.committed(now, committed)
+    assert pace.items == pytest.approx(1000, rel=0.05)
+    for tick in range(400, 1000):  # a learner that takes a tenth of that
+        committed += 2
+        pace.committed(tick / 100, committed)
+    assert pace.items == Pace.LEAST
+
+
+def test_the_pace_gives_a_long_way_room():
+    pace = Pace()
+    for tick in range(1000):  # 1000 items a second, 0.4 s on the way
+        pace.offered(tick / 100, 10 * tick)
+        pace.committed(tick / 100, max(0, 10 * (tick - 40)))
+    assert pace.items == pytest.approx(1200, rel=0.05)
