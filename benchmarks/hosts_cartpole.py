@@ -29,7 +29,8 @@ GOAL = 475.0
 
 def one_machine(seed: int, options: argparse.Namespace) -> Result:
     began = time.monotonic()
-    summary = runs.train("cartpole", f"hosts-one-{seed}", flags(seed, options), options.limit + 60)
+    given = ["--actors", str(options.actors), *flags(seed, options)]
+    summary = runs.train("cartpole", f"hosts-one-{seed}", given, options.limit + 60)
     return summary | {"whole_seconds": time.monotonic() - began}
 
 
@@ -48,8 +49,7 @@ def hosts(seed: int, options: argparse.Namespace) -> Result:
 
 def flags(seed: int, options: argparse.Namespace) -> list[str]:
     given = ["--seed", str(seed), "--stop-at-return", str(GOAL), "--minutes", str(options.limit / 60)]
-    # the ladder has as many rungs in both
-    return [*given, "--actors", str(options.actors), "--actor-slots", str(options.actors), *options.flags]
+    return [*given, "--actor-slots", str(options.actors), *options.flags]  # the ladder has as many rungs in both
 
 
 CONTESTANTS = {"one machine": one_machine, "learner + 2 actor hosts": hosts}

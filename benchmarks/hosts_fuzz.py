@@ -125,6 +125,7 @@ def run(count: int, seed: int, folder: Path) -> Result:
                 wrong, missing = _judge(items, some, known, poisoned=kind == "poisoned")
                 tally.update(frames=len(frames), refused=fuzz.books["refused"] - before, items=len(items))
                 tally.update(wrong=wrong, missing=missing)
+                del frames, items
                 result["memory_mb"].append([result["frames"] + tally["frames"], _resident()])
             result["kinds"][kind] = dict(tally)
             result["frames"] += tally["frames"]

@@ -15,26 +15,8 @@ from apexrl import _native
 from apexrl.links.redis.wire import FrameHead, encode_frame
 
 _FIXED = struct.Struct("<4sBBBxIIII")  # as in links/redis/wire.py
-_HOSTILE = (
-    -1,
-    0,
-    1,
-    2,
-    63,
-    65,
-    255,
-    65535,
-    65536,
-    2**31 - 1,
-    2**31,
-    2**32 - 1,
-    2**32,
-    2**47,
-    2**53,
-    2**62,
-    2**63,
-    2**64,
-)
+_HOSTILE = (-1, 0, 1, 2, 63, 65, 255, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**47, 2**53, 2**62, 2**63)
+_NO_HEADS = (b"\xc1", b"\x9f" * 5000, b"\xdd\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"")
 
 
 class Mutants:
@@ -66,7 +48,8 @@ class Mutants:
                     other = dice.choice(self._sound)
                     frame[at:] = other[dice.randrange(len(other)) :]
                 case _:
-                    frame[8 + 4 * dice.randrange(4) :][:4] = struct.pack("<I", dice.choice(_HOSTILE) % 2**32)
+                    field = 8 + 4 * dice.randrange(4)
+                    frame[field : field + 4] = struct.pack("<I", dice.choice(_HOSTILE) % 2**32)
         return bytes(frame)
 
     def hostile(self) -> bytes:
@@ -85,10 +68,10 @@ class Mutants:
                 value[place] = lie
         packed = msgspec.msgpack.encode(value)
         if dice.random() < 0.1:
-            packed = dice.choice(
-                (b"\xc1", b"\x9f" * 5000, b"\xdd\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", packed[:-1])
-            )
-        return self._seal(packed, self._bomb() if dice.random() < 0.05 else body)
+            packed = dice.choice((*_NO_HEADS, packed[:-1]))
+        if dice.random() < 0.05:
+            return self._seal(packed, bytes(dice.choice((1 << 20, 1 << 24))), bomb=True)
+        return self._seal(packed, body)
 
     def poisoned(self) -> bytes:
         """Sound heads and checksums; what the body holds is changed: flags, ages, rewards, priorities."""
@@ -129,13 +112,13 @@ class Mutants:
         dice = self._random
         number = dice.choice(_HOSTILE)
         return dice.choice((
-            number, number, number, -(2**63), 1.5, None, True, "", "x" * 200, "\x00\x1b[2J", b"", b"\xff" * 100,
-            [], [[]], {}, {"a": number if number < 2**63 else 1}, [number] * 5000, [[0] * 8] * 5000,
+            number, number, number, 2**64 - 1, -(2**63), 1.5, None, True, "", "x" * 200, "\x00\x1b[2J", b"",
+            b"\xff" * 100, [], [[]], {}, {"a": number}, [number] * 5000, [[0] * 8] * 5000,
         ))  # fmt: skip
 
-    def _seal(self, head: bytes, body: bytes) -> bytes:
+    def _seal(self, head: bytes, body: bytes, bomb: bool = False) -> bytes:
         dice = self._random
-        packed = dice.random() < 0.3
+        packed = bomb or dice.random() < 0.3
         raw = len(body)
         wire = zlib.compress(body, 1) if packed else body
         if packed and dice.random() < 0.5:
@@ -143,6 +126,3 @@ class Mutants:
         fixed = _FIXED.pack(b"apxr", 1, 1, int(packed), len(head), len(wire), raw, _native.crc32c(wire))
         front = fixed + head
         return front + struct.pack("<I", _native.crc32c(front)) + wire
-
-    def _bomb(self) -> bytes:
-        return bytes(self._random.choice((1 << 20, 1 << 24)))  # packed a thousandfold

@@ -53,25 +53,28 @@ class Solved(NamedTuple):
 
 def flags(seed: int, options: argparse.Namespace) -> list[str]:
     """Of the learner."""
-    given = ["--envs-per-actor", "1", "--actor-slots", str(max(options.actors)), "--seed", str(seed)]
+    given = ["--envs-per-actor", "1", "--actor-slots", str(max(64, *options.growth)), "--seed", str(seed)]
     given += ["--updates-per-second", str(options.updates_per_second), "--samples-per-insert", "0"]
     given += ["--stop-at-return", "None", "--checkpoint-seconds", str(one_machine.CHECKPOINT_SECONDS)]
+    given += ["--eval-episodes", "1", "--eval-envs", "1"]  # what counts is played here, without the wait
     given += ["--eval-period-seconds", "36000", "--env-kwargs", "seconds", str(options.step_ms / 1000)]
     return [*given, "--minutes", str(options.minutes), *options.flags]
 
 
-def grow(places: rig.Places, now: int, wanted: int) -> None:
+def grow(places: rig.Places, learner: rig.Command, now: int, wanted: int) -> None:
     """Start actor hosts until ``wanted`` actors serve, evenly over the hosts."""
     share = [wanted // HOSTS + (host < wanted % HOSTS) for host in range(HOSTS)]
     before = [now // HOSTS + (host < now % HOSTS) for host in range(HOSTS)]
     for host in range(HOSTS):
         if share[host] > before[host]:
             places.actor(host, "--actors", str(share[host] - before[host]))
-    rig.wait_for(f"{wanted} actors", lambda: working(places) >= wanted, START_SECONDS)
+    rig.wait_for(f"{wanted} actors", lambda: working(places, learner) >= wanted, START_SECONDS)
 
 
-def working(places: rig.Places) -> int:
-    """Actors of members whose steps have reached the learner's host."""
+def working(places: rig.Places, learner: rig.Command) -> int:
+    """Actors of members that have made steps."""
+    if not learner.running:
+        raise runs.RunFailed(f"the learner has ended:\n{learner.said[-3000:]}")
     return sum(len(member.slots) for member in places.look().alive if member.digest.env_steps > 0)
 
 
@@ -82,7 +85,7 @@ def growth(options: argparse.Namespace) -> list[Plateau]:
         learner = places.learner("slow-cartpole", *flags(1, options))
         now = 0
         for wanted in options.growth:
-            grow(places, now, wanted)
+            grow(places, learner, now, wanted)
             now = wanted
             time.sleep(SETTLE_SECONDS)
             first = rig.status(places.run_folder)
@@ -107,7 +110,7 @@ def solve(actors: int, seed: int, options: argparse.Namespace) -> Solved:
     """One run to 475."""
     with rig.Places(options.kind, HOSTS, rig.folder(f"slow-{actors}-{seed}"), options.delay_ms) as places:
         learner = places.learner("slow-cartpole", *flags(seed, options))
-        grow(places, 0, actors)
+        grow(places, learner, 0, actors)
         curve, seconds = one_machine.follow(places.run_folder, lambda: learner.running, seed, options.rate_seconds)
         learner.interrupt()
         learner.finish(60)

@@ -183,7 +183,7 @@ def _sent(server: rig.RedisServer) -> int:
 
 
 def _bells(server: rig.RedisServer) -> int:
-    return int(server.ask("PUBSUB", "NUMSUB", RunKeys("transport").doorbell)[0][1])
+    return int(server.ask("PUBSUB", "NUMSUB", RunKeys("transport").doorbell)[1])
 
 
 def _hear(pipe: Connection) -> Any:

@@ -37,32 +37,41 @@ class Hosts:
         self.receipts, self.board, self.copy = Receipts(16), WeightsBoard(1000), WeightsBoard(1000)
         self.writer = self.actors.writer(streams=2)
         self.number = 0
+        self.roles = []
 
-    def intake(self, generation=0):
-        return Intake(
-            Waiting(self.there.context("intake")),
-            config=CONFIG,
-            server=self.server,
-            keys=self.keys,
-            run_id=RUN_ID,
-            replay=self.learners,
-            weights=self.board,
-            receipts=self.receipts,
-            streams=4,
+    def intake(self):
+        return self._made(
+            Intake(
+                Waiting(self.there.context("intake")),
+                config=CONFIG,
+                server=self.server,
+                keys=self.keys,
+                run_id=RUN_ID,
+                replay=self.learners,
+                weights=self.board,
+                receipts=self.receipts,
+                streams=4,
+            )
         )
 
     def uplink(self, config=CONFIG, generation=1):
-        return Uplink(
-            Waiting(self.here.context("uplink")),
-            config=config,
-            server=self.server,
-            keys=self.keys,
-            run_id=RUN_ID,
-            member="host-a",
-            generation=generation,
-            replay=self.actors,
-            weights=self.copy,
+        return self._made(
+            Uplink(
+                Waiting(self.here.context("uplink")),
+                config=config,
+                server=self.server,
+                keys=self.keys,
+                run_id=RUN_ID,
+                member="host-a",
+                generation=generation,
+                replay=self.actors,
+                weights=self.copy,
+            )
         )
+
+    def _made(self, role):
+        self.roles.append(role)
+        return role
 
     def write(self, steps):
         no = np.zeros(2, bool)
@@ -105,6 +114,10 @@ def turn(until, *roles, seconds=20.0):
 def hosts(stage, make_stage, redis_server):
     made = Hosts(stage, make_stage, redis_server)
     yield made
+    for stage_ in (made.here, made.there):
+        stage_.run.hurried = True  # nobody takes the last steps
+    for role in reversed(made.roles):
+        role.close()
     made.close()
 
 
@@ -120,8 +133,6 @@ def test_steps_go_up_and_weights_come_down(hosts):
     turn(lambda: uplink._sender.uncommitted_items == 0, uplink, intake)
     newest = hosts.there.values("intake")[-1]
     assert (newest["missing"], newest["repeated"], newest["refused"]) == (0, 0, 0)
-    for role in (uplink, intake):
-        role.close()
 
 
 def test_a_successor_takes_nothing_twice(hosts):
@@ -136,8 +147,6 @@ def test_a_successor_takes_nothing_twice(hosts):
     turn(lambda: uplink._sender.uncommitted_items == 0, uplink, second)
     assert len(hosts.learners) == before == hosts.receipts.totals().committed
     assert hosts.receipts.totals().repeated == before
-    for role in (uplink, second, first):
-        role.close()
 
 
 def test_frames_that_lie_are_said_and_done_with(hosts):
@@ -153,8 +162,6 @@ def test_frames_that_lie_are_said_and_done_with(hosts):
     hosts.write(100)
     turn(lambda: len(hosts.learners) >= 190, uplink, intake)
     assert hosts.receipts.totals().missing > 0
-    for role in (uplink, intake):
-        role.close()
 
 
 def lie(taken):
@@ -163,17 +170,15 @@ def lie(taken):
 
 
 def test_weights_that_the_server_lost_are_sent_again(hosts, redis_server):
-    intake, uplink = hosts.intake(), hosts.uplink()
+    intake, _uplink = hosts.intake(), hosts.uplink()
     hosts.board.publish({"w": np.arange(3.0)}, 5)
     turn(lambda: hosts.copy.version == 5, intake)
     with redis_server.client() as client:
         client.flushall()
     newcomer = WeightsBoard(1000)
     hosts.copy = newcomer
-    late = hosts.uplink(generation=2)
+    hosts.uplink(generation=2)
     turn(lambda: newcomer.version == 5, intake)
-    for role in (uplink, late, intake):
-        role.close()
 
 
 def test_what_hosts_say_is_passed_on_and_junk_is_not(hosts):
@@ -208,7 +213,6 @@ def test_what_hosts_say_is_passed_on_and_junk_is_not(hosts):
     assert (episodes["returns"], episodes["lengths"], episodes["env_steps"]) == ([1.0, 2.5], [3, 4], 0)
     assert hosts.there.values("log")[0]["text"] == f"{place.member}: careful"
     assert not hosts.there.values("checkpoint")
-    intake.close()
     place.leave()
     learner.leave()
 
@@ -226,8 +230,6 @@ def test_actors_wait_when_nobody_commits(hosts):
     intake = hosts.intake()
     turn(lambda: len(hosts.learners) >= 590, uplink, intake)
     assert hosts.receipts.totals()[2:] == (0, 0)
-    for role in (uplink, intake):
-        role.close()
 
 
 def test_the_pace_follows_what_is_committed():
