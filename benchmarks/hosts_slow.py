@@ -51,14 +51,14 @@ class Solved(NamedTuple):
     curve: list[tuple[float, float]]
 
 
-def flags(seed: int, options: argparse.Namespace) -> list[str]:
-    """Of the learner."""
+def flags(seed: int, minutes: float, options: argparse.Namespace) -> list[str]:
+    """Of the learner; ``minutes`` 0: until it is stopped."""
     given = ["--envs-per-actor", "1", "--actor-slots", str(max(64, *options.growth)), "--seed", str(seed)]
     given += ["--updates-per-second", str(options.updates_per_second), "--samples-per-insert", "0"]
     given += ["--stop-at-return", "None", "--checkpoint-seconds", str(one_machine.CHECKPOINT_SECONDS)]
     given += ["--eval-episodes", "1", "--eval-envs", "1"]  # what counts is played here, without the wait
     given += ["--eval-period-seconds", "36000", "--env-kwargs", "seconds", str(options.step_ms / 1000)]
-    return [*given, "--minutes", str(options.minutes), *options.flags]
+    return [*given, "--minutes", str(minutes), *options.flags]
 
 
 def grow(places: rig.Places, learner: rig.Command, now: int, wanted: int) -> None:
@@ -82,11 +82,12 @@ def growth(options: argparse.Namespace) -> list[Plateau]:
     """One run, joined by more and more."""
     plateaus: list[Plateau] = []
     with rig.Places(options.kind, HOSTS, rig.folder("slow-growth"), options.delay_ms) as places:
-        learner = places.learner("slow-cartpole", *flags(1, options))
+        learner = places.learner("slow-cartpole", *flags(1, 0.0, options))
         now = 0
         for wanted in options.growth:
             grow(places, learner, now, wanted)
             now = wanted
+            rig.wait_for("updates", lambda: rig.status(places.run_folder).get("updates", 0), START_SECONDS)
             time.sleep(SETTLE_SECONDS)
             first = rig.status(places.run_folder)
             time.sleep(options.plateau_seconds)
@@ -109,7 +110,7 @@ def growth(options: argparse.Namespace) -> list[Plateau]:
 def solve(actors: int, seed: int, options: argparse.Namespace) -> Solved:
     """One run to 475."""
     with rig.Places(options.kind, HOSTS, rig.folder(f"slow-{actors}-{seed}"), options.delay_ms) as places:
-        learner = places.learner("slow-cartpole", *flags(seed, options))
+        learner = places.learner("slow-cartpole", *flags(seed, options.minutes, options))
         grow(places, learner, 0, actors)
         curve, seconds = one_machine.follow(places.run_folder, lambda: learner.running, seed, options.rate_seconds)
         learner.interrupt()

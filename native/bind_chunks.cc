@@ -59,14 +59,14 @@ class PyInbox {
 
 void bind_chunks(nb::module_& m) {
   // -> (status, heads, bodies one after the other)
-  m.def("take_chunks", [](PyReplay& r, double linger, uint64_t most) {
+  m.def("take_chunks", [](PyReplay& r, double linger, uint64_t most, uint64_t allowed) {
     static thread_local std::vector<ChunkHead> chunks;
     static thread_local std::vector<uint8_t> out;
     const auto owner = r.replay->owner();
     SampleStatus status = SampleStatus::yielded;
     if (owner != nullptr) {
       nb::gil_scoped_release release;
-      status = owner->take_chunks(int64_t(linger * 1e9), most, chunks, out);
+      status = owner->take_chunks(int64_t(linger * 1e9), most, allowed, chunks, out);
     }
     nb::list heads;
     if (status == SampleStatus::ok)
@@ -74,7 +74,7 @@ void bind_chunks(nb::module_& m) {
         heads.append(nb::make_tuple(c.source, c.life, c.first, c.positions, c.rows, c.cells, c.items, c.bytes));
     const bool some = status == SampleStatus::ok;
     return nb::make_tuple(int(status), heads, nb::bytes(reinterpret_cast<const char*>(out.data()), some ? out.size() : 0));
-  }, nb::arg("replay"), nb::arg("linger"), nb::arg("most"));
+  }, nb::arg("replay"), nb::arg("linger"), nb::arg("most"), nb::arg("allowed"));
   m.def("receipts_bytes", &Receipts::bytes, nb::arg("accounts"));
 
   nb::class_<PyInbox>(m, "Inbox")

@@ -167,6 +167,7 @@ struct Header {
   Shared<uint64_t> dropped_steps;            // appended, but their window was never completed
   Shared<uint64_t> handed;                   // fifo: items given out and perhaps not yet used
   Shared<uint64_t> lost;                     // fifo: those of owners that died
+  Shared<uint64_t> allowed;                  // fifo: items that may wait here, + 1; 0: as many as the capacity
   // the limiter (Reverb's): samples and inserts may drift apart within a band
   Shared<uint64_t> min_size;
   Shared<double> samples_per_insert;         // 0: no limit

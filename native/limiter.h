@@ -51,7 +51,8 @@ class Limiter {
     const double rate = h.samples_per_insert.load(std::memory_order_relaxed);
     uint64_t limit = ~uint64_t(0);
     if (view_.geometry().sampler == Sampler::fifo) {  // nothing is dropped: a full queue makes writers wait
-      limit = h.sampled.load(std::memory_order_relaxed) + view_.geometry().capacity;
+      const uint64_t allowed = h.allowed.load(std::memory_order_relaxed), capacity = view_.geometry().capacity;
+      limit = h.sampled.load(std::memory_order_relaxed) + (allowed == 0 ? capacity : std::min(allowed - 1, capacity));
     } else if (rate > 0.0) {
       const double sampled = double(h.sampled.load(std::memory_order_relaxed));
       const double most = double(min_size()) * rate + h.error_buffer.load(std::memory_order_relaxed);

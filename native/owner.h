@@ -102,8 +102,10 @@ class Owner {
   }
 
   // fifo: chunks for another host, their bodies one after the other in `out`, of `most` bytes in all unless one item
-  // needs more. They are given out: they are the caller's to keep from here on.
-  SampleStatus take_chunks(int64_t linger, uint64_t most, std::vector<ChunkHead>& chunks, std::vector<uint8_t>& out) {
+  // needs more. They are given out: they are the caller's to keep from here on. `allowed`: items that may wait here
+  // until the next call.
+  SampleStatus take_chunks(int64_t linger, uint64_t most, uint64_t allowed, std::vector<ChunkHead>& chunks,
+                           std::vector<uint8_t>& out) {
     std::lock_guard guard(mutex_);
     Header& h = header();
     chunks.clear();
@@ -126,6 +128,7 @@ class Owner {
     }
     h.sampled.fetch_add(items, std::memory_order_relaxed);
     h.items.store(book_.store.items(), std::memory_order_release);
+    h.allowed.store(std::min(allowed, view_.geometry().capacity) + 1, std::memory_order_relaxed);
     book_.limiter.update();
     book_.limiter.wake_lanes();
     return chunks.empty() ? SampleStatus::too_few : SampleStatus::ok;

@@ -223,7 +223,7 @@ void random_chunks(unsigned seed) {
       if (status == Status::publish) writer.publish(std::vector<double>(writer.pending(pending), 1.5).data());
       CHECK(status != Status::wait);
     }
-    if (random() % 10 != 0 || sender->take_chunks(0, 1 + random() % 50'000, heads, bodies) != SampleStatus::ok) continue;
+    if (random() % 10 != 0 || sender->take_chunks(0, 1 + random() % 50'000, 4000, heads, bodies) != SampleStatus::ok) continue;
     size_t at = 0;
     for (const ChunkHead& head : heads) {
       const std::vector<uint8_t> body(bodies.begin() + std::ptrdiff_t(at), bodies.begin() + std::ptrdiff_t(at + head.bytes));

@@ -212,7 +212,7 @@ bool take(const Replay& replay, Owner& owner) {
   const uint32_t behind = view.geometry().behind;
   std::vector<ChunkHead> heads;
   std::vector<uint8_t> bodies;
-  if (owner.take_chunks(0, 16 * chunk_bytes(view, 1, 1, 1), heads, bodies) != SampleStatus::ok) return false;
+  if (owner.take_chunks(0, 16 * chunk_bytes(view, 1, 1, 1), kCapacity, heads, bodies) != SampleStatus::ok) return false;
   const uint8_t* body = bodies.data();
   for (const ChunkHead& head : heads) {
     CHECK(flaw_of(view, head, body, head.bytes) == nullptr);

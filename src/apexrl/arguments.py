@@ -181,6 +181,9 @@ def parse_train(
         registry=_registry(),
     )
     config = Config(**{name: getattr(parsed, name) for name in values})
+    if alone and config.actor.actor_slots:  # how many actors a host brings unless it says so
+        actors = min(config.actor.actors, config.actor.actor_slots)
+        config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, actors=actors))
     if not (alone or parsed.redis or parsed.run):
         return config, None
     return config, Meeting(redis_url(parsed.redis), parsed.run, actors=not alone)

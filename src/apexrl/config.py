@@ -162,7 +162,7 @@ class StopConfig:
 class HostsConfig:
     """Runs over several machines, through Redis."""
 
-    send_period: float = 0.2
+    send_period: float = 0.1
     """Seconds that a chunk still being written waits before what is there of it is sent (full ones go at once)."""
     window_mb: float = 64.0
     """Megabytes of experience that one host may have sent, or ready to send, and the learner not yet committed."""

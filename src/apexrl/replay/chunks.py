@@ -59,12 +59,13 @@ class ChunkSource:
         self._replay = replay
         self.schema = _schema(replay._layout, replay._options)
 
-    def take(self, most_bytes: int, linger: float) -> tuple[list[ChunkHead], bytes]:
+    def take(self, most_bytes: int, linger: float, allowed: int = 2**62) -> tuple[list[ChunkHead], bytes]:
         """What is ready now: heads, and bodies one after the other; nothing waits here.
 
         Args:
             most_bytes: of all bodies together; a single item that needs more comes alone.
             linger: seconds that what is in a chunk still being written may wait for more.
+            allowed: items that may wait here until the next call; with as many, writers wait.
 
         Raises:
             ClosedError, OwnershipError: the replay was closed, or another living process owns it.
@@ -73,7 +74,7 @@ class ChunkSource:
         if not replay._native.owned or replay._closed:
             replay._own()
         replay._publish_here()
-        status, heads, body = _native.take_chunks(replay._native, linger, most_bytes)
+        status, heads, body = _native.take_chunks(replay._native, linger, most_bytes, allowed)
         if status == 4:
             raise ClosedError("this replay was closed")
         return [ChunkHead(*head) for head in heads], body
@@ -234,7 +235,10 @@ class ChunkSink:
         stream = self._stream(row, head.source)
         deadline = 0.0
         while True:
-            answer, why = self._native.commit(stream, head, body, offset, row, sequence, item)
+            try:
+                answer, why = self._native.commit(stream, head, body, offset, row, sequence, item)
+            except TypeError:
+                answer, why = _REFUSED, "a number in its head is out of range"
             if answer == _DONE:
                 return True
             if answer == _CAME_BEFORE:

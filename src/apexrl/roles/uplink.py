@@ -28,6 +28,7 @@ LIVES = 1000
 COUNTED = ("env_steps", "episodes")
 """Counters of a host that travel with its frames, as totals."""
 
+_UNLIMITED = 2**62
 _HEAD_BYTES = 1 << 20  # of weights, at most: names and shapes
 _REPORT_SECONDS = 1.0
 _REFUSED_PAUSE_SECONDS = 1.0
@@ -75,7 +76,7 @@ class Uplink:
             compression=hosts.compression,
         )
         self._weights = WeightsThread(server, keys, run_id, weights)
-        self._pace = Pace() if hosts.when_full == "wait" else None
+        self._pace = Pace(hosts.send_period) if hosts.when_full == "wait" else None
         self._next_report = 0.0
 
     def step(self) -> bool:
@@ -121,16 +122,15 @@ class Uplink:
         )
 
     def _take(self, linger: float) -> bool:
+        sender = self._sender
+        allowed = _UNLIMITED
         if self._pace is not None:
-            self._pace.committed(time.monotonic(), self._sender.committed_items)
-            if self._sender.uncommitted_items >= self._pace.items:
-                return False
-        if not self._sender.met:  # what the server takes is not known yet
-            return False
-        room = min(self._sender.room, FRAME_BYTES, self._sender.most_frame_bytes)
-        if room <= 0:
-            return False
-        heads, body = self._source.take(room, linger)
+            self._pace.committed(time.monotonic(), sender.committed_items, sender.reconnects)
+            allowed = max(0, int(self._pace.items) - sender.uncommitted_items)
+        room = min(sender.room, FRAME_BYTES, sender.most_frame_bytes)
+        if not sender.met or not allowed:  # what the server takes is not known yet; or too much is under way
+            room = 0
+        heads, body = self._source.take(room, linger, allowed)
         if not heads:
             return False
         self._sender.offer(heads, body, {name: self._context.total(name) for name in COUNTED})
@@ -141,19 +141,24 @@ class Uplink:
 
 
 class Pace:
-    """How many items may be under way: what the learner's host commits in half a second, or in three journeys.
+    """How many items actors may be ahead of what is committed: as many as are committed while one is under way.
 
     A window of bytes alone would let actors run far ahead of a learner that holds them back, and it would train on
     steps of long ago. As in congestion control by delay (Brakmo & Peterson 1995, TCP Vegas), what counts is how long
     things wait.
+
+    Args:
+        linger: seconds that a step may wait on this host to be sent.
     """
 
-    LEAST, FIRST = 512, 4096
-    AHEAD_SECONDS, JOURNEYS, OVER_SECONDS = 0.5, 3.0, 2.0
+    LEAST, FIRST = 256, 1024
+    LEAST_SECONDS, JOURNEYS, OVER_SECONDS = 0.1, 2.0, 1.0
 
-    def __init__(self) -> None:
+    def __init__(self, linger: float) -> None:
+        self._linger = linger
         self.items = float(self.FIRST)
-        self._journey = float("inf")  # seconds from an offer to its commit, lately at best
+        self._journey = float("inf")  # seconds from an offer to its commit, at best: later ones wait in queues of ours
+        self._connection = 0
         self._offers: deque[tuple[int, float]] = deque(maxlen=4096)  # (items offered until then, when)
         self._commits: deque[tuple[int, float]] = deque()
 
@@ -161,8 +166,11 @@ class Pace:
         """``items`` in all have been offered."""
         self._offers.append((items, now))
 
-    def committed(self, now: float, items: int) -> None:
-        """``items`` in all are committed."""
+    def committed(self, now: float, items: int, connection: int = 0) -> None:
+        """``items`` in all are committed. With another ``connection`` the way may be another one too."""
+        if connection != self._connection:
+            self._connection, self._journey = connection, float("inf")
+            self._offers.clear()
         if self._commits and self._commits[-1][0] == items:
             return
         self._commits.append((items, now))
@@ -170,12 +178,12 @@ class Pace:
             self._commits.popleft()
         while self._offers and self._offers[0][0] <= items:
             journey = max(0.001, now - self._offers.popleft()[1])
-            self._journey = min(1.02 * self._journey, journey)
+            self._journey = min(self._journey, journey)
         before, since = self._commits[0]
-        if now - since < self.AHEAD_SECONDS:
+        if now - since < self.OVER_SECONDS / 4:
             return
         rate = (items - before) / (now - since)
-        ahead = max(self.AHEAD_SECONDS, self.JOURNEYS * min(self._journey, self.OVER_SECONDS))
+        ahead = self._linger + max(self.LEAST_SECONDS, self.JOURNEYS * min(self._journey, 1.0))
         self.items = max(self.LEAST, rate * ahead)
 
 

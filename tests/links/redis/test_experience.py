@@ -186,6 +186,15 @@ def test_what_the_server_says_was_committed_survives_the_receiver(ends: Ends) ->
     assert ends.receiver().known() == {("m", 1): 9}
 
 
+def test_lives_without_end_take_no_memory_without_end(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apexrl.links.redis.receiver.MOST_MEMBERS", 3)
+    receiver = ends.receiver()
+    for n in (1, 2, 3, 1, 4, 5):
+        receiver.acknowledge((), {(f"m{n}", 1): 10 + n + len(receiver.known())})
+        receiver.receive(0.0)
+    assert {member for member, _ in receiver.known()} == {"m1", "m4", "m5"}
+
+
 def test_a_receiver_that_dies_between_commit_and_acknowledgement(ends: Ends) -> None:
     sender, intake = ends.sender(), Intake()
     first = ends.receiver()

@@ -22,6 +22,8 @@ MOST_BLOCK = 1.0
 """Seconds that the server holds a read back for: below every reply timeout."""
 MOST_ENTRIES = 256
 """Asked for at a time."""
+MOST_MEMBERS = 4096
+"""Lives of members in ``committed``; of more, those that were quiet for longest are forgotten."""
 
 
 class Received(NamedTuple):
@@ -69,6 +71,7 @@ class ExperienceReceiver:
         self._done: list[bytes] = []  # entries to be acknowledged
         self._unwritten: dict[str, int] = {}  # of `committed`
         self._table: dict[str, int] = {}  # all of it
+        self._forgotten: list[str] = []  # fields to be deleted
         self._told_done = 0  # how many of `_done` were sent, and not answered yet
         self._told: dict[str, int] = {}  # likewise of `_unwritten`
         self._server_id = ""
@@ -253,7 +256,13 @@ class ExperienceReceiver:
         for (member, generation), sequence in committed.items():
             field = field_of(member, generation)
             if sequence > self._table.get(field, 0):
+                self._table.pop(field, None)  # the one told last stands last
                 self._table[field] = self._unwritten[field] = sequence
+        while len(self._table) > MOST_MEMBERS:
+            gone = next(iter(self._table))
+            del self._table[gone]
+            self._unwritten.pop(gone, None)
+            self._forgotten.append(gone)
 
     def _tell(self) -> None:
         """Send acknowledgements; their replies are read together with the next reply that is waited for."""
@@ -269,6 +278,9 @@ class ExperienceReceiver:
             self._told = dict(self._unwritten)
             words = [word for pair in self._told.items() for word in pair]
             pipe.send([command("HSET", self._keys.committed, *words)], 1)
+        if self._forgotten:
+            pipe.send([command("HDEL", self._keys.committed, *self._forgotten)], 1)
+            self._forgotten.clear()
 
     def _settle(self) -> Any:
         """Read all replies and return the last. What was told and answered need not be told again."""

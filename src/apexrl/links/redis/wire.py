@@ -42,7 +42,8 @@ OVERHEAD_BYTES: Final = _FIXED.size + _CRC.size
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Text = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"\A[\x21-\x7e]+\Z")]
-_Head = tuple[Count, Count, Count, Count, Count, Count, Count, Count]
+Small = Annotated[int, Meta(ge=0, lt=2**31)]
+_Head = tuple[Count, Count, Small, Small, Small, Small, Small, Count]
 _DTYPE = r"\A(\|[biu]1|<[iuf][248])\Z"
 
 
