@@ -67,7 +67,7 @@ def chunks(shape: Shape, count: int, seed: int = 0, most_bytes: int = 1 << 24) -
     ``most_bytes``: of one; larger ones come in pieces.
     """
     length = (count // STREAMS + 2) * _CHUNK
-    with replay(shape, 2 * STREAMS * length) as source:
+    with replay(shape, max(8 * STREAMS * _CHUNK, 2 * STREAMS * length)) as source:  # of less, chunks would be shorter
         with source.writer(streams=STREAMS) as writer:
             for step in steps(shape, length, seed):
                 writer.append(step)

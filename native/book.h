@@ -282,12 +282,13 @@ class Book {
   void grant(uint32_t s, uint32_t l, Shared<uint32_t>& entry) {
     Header& h = header();
     SlotMeta& meta = view_.meta(s);
+    const uint64_t generation = SlotWord::unpack(meta.word.load(std::memory_order_relaxed)).generation + 1;
     meta.last_count.store(meta.count.load(std::memory_order_relaxed), std::memory_order_relaxed);
-    meta.count.store(0, std::memory_order_relaxed);
+    meta.word.store(SlotWord{SlotState::free, 0, generation}.pack(), std::memory_order_release);  // before its count goes
+    meta.count.store(0, std::memory_order_release);
     meta.items.store(0, std::memory_order_relaxed);
     meta.drained.store(0, std::memory_order_relaxed);
     meta.consumed.store(0, std::memory_order_relaxed);
-    const uint64_t generation = SlotWord::unpack(meta.word.load(std::memory_order_relaxed)).generation + 1;
     h.granting.store(s + 1, std::memory_order_release);
     meta.word.store(SlotWord{SlotState::leased, l, generation}.pack(), std::memory_order_release);
     entry.store(s + 1, std::memory_order_release);

@@ -108,7 +108,7 @@ class Outbox {
   // Nothing of it waits any more.
   void remove(uint32_t slot) {
     waits_[slot] = 0;
-    std::erase_if(waiting_, [&](const Waiting& one) { return one.slot == slot; });
+    waiting_.erase(std::find_if(waiting_.begin(), waiting_.end(), [&](const Waiting& one) { return one.slot == slot; }));
   }
 
  private:

@@ -79,10 +79,14 @@ class Receipts {
     const uint64_t slot = w.slot.load(std::memory_order_relaxed);
     if (whose > accounts() || slot >= view.geometry().slots) return w.account.store(0, std::memory_order_release);
     const SlotMeta& meta = view.meta(uint32_t(slot));
-    const SlotWord word = SlotWord::unpack(meta.word.load(std::memory_order_acquire));
-    const uint64_t lives = word.generation - w.generation.load(std::memory_order_relaxed);
-    const auto& count = lives == 0 ? meta.count : meta.last_count;
-    if (lives <= 1 && count.load(std::memory_order_acquire) < w.count.load(std::memory_order_relaxed)) {
+    uint64_t generation, lives;
+    uint32_t count;
+    do {  // the owner may be giving it another life
+      generation = SlotWord::unpack(meta.word.load(std::memory_order_acquire)).generation;
+      lives = generation - w.generation.load(std::memory_order_relaxed);
+      count = (lives == 0 ? meta.count : meta.last_count).load(std::memory_order_acquire);
+    } while (SlotWord::unpack(meta.word.load(std::memory_order_acquire)).generation != generation);
+    if (lives <= 1 && count < w.count.load(std::memory_order_relaxed)) {
       w.account.store(0, std::memory_order_release);
     } else {
       enter();

@@ -82,10 +82,10 @@ class Store {
     uint32_t first = meta.consumed.load(std::memory_order_relaxed), to = slots[s].visible;
     while (!(staged[first] >= 0.0)) ++first;
     while (!(staged[to - 1] >= 0.0)) --to;
-    const uint64_t row = chunk_bytes(view_, 1, 1, 1), repeated = uint64_t(g.behind) + g.ahead;
-    const uint64_t fit = most / row > repeated ? most / row - repeated : 1;
-    if (to - first > std::min<uint64_t>(fit, 65535)) {
-      to = first + uint32_t(std::min<uint64_t>(fit, 65535));
+    const uint64_t repeated = chunk_bytes(view_, uint64_t(g.behind) + g.ahead, 0, 0);
+    const uint64_t fit = most > repeated ? (most - repeated) / chunk_bytes(view_, 1, 1, 1) : 0;
+    if (to - first > std::clamp<uint64_t>(fit, 1, 65535)) {
+      to = first + uint32_t(std::clamp<uint64_t>(fit, 1, 65535));
       while (!(staged[to - 1] >= 0.0)) --to;
     }
     chunk = describe_chunk(view_, s, first, to);

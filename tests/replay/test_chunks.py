@@ -183,9 +183,6 @@ def test_what_a_server_remembers_is_not_taken_again():
     assert not sink.commit("host/1", 6, 500, head, body)
     assert sink.commit("host/1", 7, 600, head, body)
     assert receipts.read("host/1")[:3] == (8, head.items, 0)
-    row = receipts.account("host/1")
-    assert receipts.count(row, [9000, 70]) == [0, 0]  # made before our time
-    assert receipts.count(row, [9010, 71]) == [10, 1]
 
 
 def test_the_quietest_sender_is_forgotten_and_its_books_are_not():
@@ -196,8 +193,54 @@ def test_the_quietest_sender_is_forgotten_and_its_books_are_not():
     receipts.account("host/4")
     receipts.account("host/5")
     assert receipts.totals().committed == 10
-    assert receipts.count(rows[1], [5, 2]) == [5, 2]
-    assert receipts.count(rows[1], [7, 1]) == [2, 0]
+
+
+def test_counters_belong_to_the_host_whatever_lives_its_senders_have():
+    receipts = Receipts(8)
+    assert receipts.count("host", [5, 2], first=True) == [5, 2]
+    assert receipts.count("host", [7, 1], first=False) == [2, 0]
+    assert receipts.count("host", [9, 4], first=True) == [2, 2]  # another life
+    assert receipts.count("late", [9, 4], first=False) == [9, 4]
+
+
+def test_a_resumed_run_counts_from_where_hosts_are_by_now():
+    """The replay that they worked for is gone, and so are its receipts."""
+    original = Receipts(8, resumed=True)
+    receipts = pickle.loads(pickle.dumps(original))
+    assert receipts.count("host", [9000, 70], first=False) == [0, 0]
+    assert receipts.count("host", [9010, 71], first=False) == [10, 1]
+    assert receipts.count("new", [6, 1], first=True) == [6, 1]
+    head, body, _ = sound_chunk()
+    there = Replay(4096, fields("transition"), streams=4, **KINDS["transition"])
+    sink = ChunkSink(there, receipts, 4)
+    sink.open()
+    assert sink.commit("host/1", 40, 5000, head, body)
+    assert receipts.read("host/1")[:3] == (41, head.items, 0)
+
+
+def test_streams_that_ended_do_not_keep_what_is_old():
+    """An open chunk is never evicted: those of hosts that left are closed, and their items go in their turn."""
+    head, body, _ = sound_chunk()
+    there = Replay(4096, fields("transition"), streams=65, **KINDS["transition"])
+    sink = ChunkSink(there, Receipts(100), 64)
+    sink.open()
+    for life in range(60):
+        sink.commit(f"host/{life}", 0, 0, head, body)
+    assert sink.close_idle(60.0) == 0
+    assert sink.close_idle(0.0) == 60
+    assert sink.close_idle(0.0) == 0
+    sink.commit("host/100", 0, 0, head, body)
+    before = there.stats()["evicted"]
+    there.sample(1)
+    with there.writer(streams=1) as writer:
+        end = np.array([False])
+        for number in range(9000):
+            values = {name: np.zeros((1, *field.shape), field.dtype) for name, field in FIELDS.items()}
+            values["number"] += 5_000_000 + number
+            writer.append({**values, "reward": np.zeros(1), "terminated": end, "truncated": end})
+    assert there.stats()["evicted"] > before
+    numbers = there.sample(2000).data["number"]
+    assert (numbers < 5_000_000).mean() < 0.1  # but for that of the last, which is open still
 
 
 def test_chunks_wait_while_the_replay_takes_none():

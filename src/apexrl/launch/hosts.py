@@ -115,7 +115,7 @@ def learn(
         seen = supervisor.probe()
         whole = wire(config, seen)
         remote = {"server": server, "keys": RunKeys(identity.name), "run_id": identity.run_id}
-        program = learner_side(whole, remote)
+        program = learner_side(whole, remote, resumed=resume is not None)
         record = make_record(config, identity, whole, seen)
         place = LearnerPlace.take(server, record, config.hosts.lease_seconds)
         beacon = stack.enter_context(closing(Beacon(place, config)))

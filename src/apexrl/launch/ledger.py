@@ -216,7 +216,8 @@ class Ledger:
             return "evaluating" if busy else "stopping"
         if self._first_step is None:
             return "starting"
-        return "training" if status.updates > self.base.updates else "filling"
+        elsewhere = not any(worker.role == "learner" for worker in status.workers)  # this host brings actors alone
+        return "training" if elsewhere or status.updates > self.base.updates else "filling"
 
     def _apply_rules(self, status: RunStatus) -> None:
         rules = self.config.stop

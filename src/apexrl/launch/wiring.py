@@ -44,7 +44,7 @@ class Wiring:
         elif isinstance(port, ReceiptsLink):
             from apexrl.replay.chunks import Receipts
 
-            real = Receipts()
+            real = Receipts(resumed=port.resumed)
         elif isinstance(port, WeightsLink):
             from apexrl.weights import InlineWeights, WeightsBoard
 

@@ -11,7 +11,7 @@ import inspect
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,10 +100,13 @@ class Receipts:
 
     Args:
         senders: lives of senders that are remembered; of more, the one that was quiet for longest is forgotten.
+        resumed: senders may have been at work before, for a replay that is gone: what they numbered and counted then
+            is not missing, and is not counted again.
     """
 
-    def __init__(self, senders: int = 4096) -> None:
+    def __init__(self, senders: int = 4096, resumed: bool = False) -> None:
         self._attach(_native.Segment(_native.receipts_bytes(senders + 1)))
+        self._table[0, _RESUMED] = resumed
 
     def _attach(self, segment: _native.Segment) -> None:
         self._segment = segment
@@ -134,6 +137,7 @@ class Receipts:
         free = np.flatnonzero(self._table[1:, _SENDER] == 0)
         row = int(free[0]) + 1 if free.size else self._forget()
         self._table[row] = 0
+        self._table[row, _JOINED] = self._table[0, _RESUMED]
         self._table[row, _USED] = time.monotonic_ns()
         self._table[row, _SENDER] = mark
         return row
@@ -153,18 +157,24 @@ class Receipts:
             if not (self._table[:, _SENDER] == _mark(sender)).any():
                 row = self.account(sender)
                 self._table[row, _PROGRESS] = sequence << 16
-                self._table[row, [_JOINED, _COUNTS_ON]] = 1  # what it had sent and counted by then is not known
+                self._table[row, _JOINED] = 1  # how many items came before is not known
 
-    def count(self, row: int, totals: Iterable[int]) -> list[int]:
-        """Enter a sender's counters, which only grow; answers by how much each grew, in our time."""
+    def count(self, host: str, totals: Sequence[int], first: bool) -> list[int]:
+        """Enter a host's counters, which only grow, whatever lives its senders have; answers by how much each grew.
+
+        Args:
+            first: this comes with the first chunk that its sender ever made.
+        """
+        row = self.account(f"{host} counters")
+        known = self._table[row]
+        if not known[_COUNTED] and self._table[0, _RESUMED] and not first:
+            known[_FIRST_COUNTER : _FIRST_COUNTER + len(totals)] = totals
+        known[_COUNTED] = 1
+        known[_USED] = time.monotonic_ns()
         grown = []
-        if self._table[row, _COUNTS_ON]:
-            totals = list(totals)
-            self._table[row, _FIRST_COUNTER : _FIRST_COUNTER + len(totals)] = totals
-            self._table[row, _COUNTS_ON] = 0
         for column, total in enumerate(totals, _FIRST_COUNTER):
-            grown.append(max(0, total - int(self._table[row, column])))
-            self._table[row, column] += np.uint64(grown[-1])
+            grown.append(max(0, total - int(known[column])))
+            known[column] += np.uint64(grown[-1])
         return grown
 
     def _forget(self) -> int:
@@ -176,12 +186,14 @@ class Receipts:
     def _expect(self, row: int, sequence: int, item: int) -> None:
         """Before a commit: the first chunk of a sender of before our time tells how its items are numbered."""
         self._table[row, _USED] = time.monotonic_ns()
-        if self._table[row, _JOINED] and sequence >= int(self._table[row, _PROGRESS]) >> 16:
-            self._table[row, _NEXT_ITEM] = item
-            self._table[row, _JOINED] = 0
+        known = self._table[row]
+        if known[_JOINED] and sequence >= int(known[_PROGRESS]) >> 16:
+            known[_NEXT_ITEM] = item
+            known[_JOINED] = 0
 
 
-_SENDER, _PROGRESS, _NEXT_ITEM, _COMMITTED, _MISSING, _REPEATED, _USED, _JOINED, _COUNTS_ON, _FIRST_COUNTER = range(10)
+_SENDER, _PROGRESS, _NEXT_ITEM, _COMMITTED, _MISSING, _REPEATED, _USED, _JOINED, _COUNTED, _FIRST_COUNTER = range(10)
+_RESUMED = _JOINED  # of row 0, which is nobody's
 
 
 def _mark(sender: str) -> np.uint64:
@@ -204,6 +216,8 @@ class ChunkSink:
         self._native = _native.Inbox(replay._native, streams, receipts._segment)
         self._limit = streams
         self._streams: OrderedDict[tuple[int, int], int] = OrderedDict()  # of (account, source), oldest use first
+        self._free: list[int] = []  # streams that were closed
+        self._used: dict[int, float] = {}  # stream -> when, in monotonic seconds
         self.schema = _schema(replay._layout, replay._options)
 
     def open(self) -> None:
@@ -253,6 +267,19 @@ class ChunkSink:
                 raise WaitTimeout(f"the replay took no chunk for {timeout:g} s; the call may be repeated")
             self._native.wait(min(_SLICE, deadline - now))
 
+    def close_idle(self, seconds: float) -> int:
+        """Hand over what streams have left that were quiet for so long: an open chunk is never evicted. How many."""
+        closed, now = 0, time.monotonic()
+        while self._streams:
+            key, stream = next(iter(self._streams.items()))
+            if now - self._used[stream] < seconds:
+                break
+            del self._streams[key]
+            self._native.close(stream)
+            self._free.append(stream)
+            closed += 1
+        return closed
+
     def close(self) -> None:
         """Hand over what is there and give the lane back."""
         self._native.release()
@@ -261,7 +288,9 @@ class ChunkSink:
         key = (row, source)
         stream = self._streams.get(key)
         if stream is None:
-            if len(self._streams) < self._limit:
+            if self._free:
+                stream = self._free.pop()
+            elif len(self._streams) < self._limit:
                 stream = len(self._streams)
             else:  # whoever was quiet for longest begins a new chunk if it comes again
                 _, stream = self._streams.popitem(last=False)
@@ -269,4 +298,5 @@ class ChunkSink:
             self._streams[key] = stream
         else:
             self._streams.move_to_end(key)
+        self._used[stream] = time.monotonic()
         return stream

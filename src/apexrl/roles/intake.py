@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from apexrl.config import Config
 from apexrl.errors import FrameError, LinkError, WaitTimeout
 from apexrl.protocols import Context
-from apexrl.roles.uplink import COUNTED
+from apexrl.roles.uplink import COUNTED, LIVES
 
 if TYPE_CHECKING:
     from apexrl.links.redis.experience import Received
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _REPORT_SECONDS = 1.0
 _PATIENCE_SECONDS = 0.1
 _MOST_TEXT = 2000  # characters of what another host says
+_IDLE_SECONDS = 60.0  # after which a stream of a host is thought to have ended
 _LOOK_SECONDS = 2.0  # between looks whether the server still has the weights
 
 
@@ -63,7 +64,7 @@ class Intake:
         receipts.restore({f"{member}/{life}": n for (member, life), n in self._receiver.known().items()})
         self._messages = Messages(server, keys)
         self._queue: deque[Delivery] = deque()
-        self._refused = 0
+        self._refused = self._refused_items = 0
         self._next_report = 0.0
         self._weights = UploadThread(server, keys, run_id, weights, config.hosts.compression)
 
@@ -121,10 +122,11 @@ class Intake:
             return False
         except FrameError as error:  # the rest of the frame is of the same origin
             self._refused += 1
+            self._refused_items += sum(head.items for head in received.heads[delivery.chunk :])
             self._context.send("log", text=f"{error} (frame {received.entry.decode()})", level="warning")
-        grown = self._receipts.count(
-            self._receipts.account(delivery.sender), (received.counts.get(name, 0) for name in COUNTED)
-        )
+        host = f"{received.member}/{received.generation // LIVES}"
+        totals = [received.counts.get(name, 0) for name in COUNTED]
+        grown = self._receipts.count(host, totals, first=received.sequence == 0)
         self._context.count(chunks=delivery.chunk, **dict(zip(COUNTED, grown, strict=True)))
         return True
 
@@ -135,6 +137,7 @@ class Intake:
             return
         self._next_report = now + _REPORT_SECONDS
         self._pass_on()
+        self._sink.close_idle(_IDLE_SECONDS)
         for text in self._receiver.take_refusals():
             self._context.send("log", text=text, level="warning")
         totals = self._receipts.totals()
@@ -144,6 +147,7 @@ class Intake:
             missing=totals.missing,
             repeated=totals.repeated,
             refused=self._refused + self._receiver.refused,
+            refused_items=self._refused_items,
             waiting=self._receiver.depth(),
         )
 

@@ -78,6 +78,7 @@ class Uplink:
         self._weights = WeightsThread(server, keys, run_id, weights)
         self._pace = Pace(hosts.send_period) if hosts.when_full == "wait" else None
         self._next_report = 0.0
+        self._left = 0
 
     def step(self) -> bool:
         """Take what is ready, send what may be sent. False: nothing moved."""
@@ -90,13 +91,14 @@ class Uplink:
 
     def close(self) -> None:
         """Send what actors leave behind, and wait until it is committed."""
-        if not self._context.hurried():
-            deadline = time.monotonic() + _LAST_CHUNKS_SECONDS
-            while self._replay.stats()["lanes_active"] and time.monotonic() < deadline:
-                self._take(self._linger)
-                self._sender.step(0.02)
-            while self._take(0.0) or (self._sender.room <= 0 and time.monotonic() < deadline):
-                self._sender.step(0.02)
+        self._pace = None
+        deadline = time.monotonic() + (0.0 if self._context.hurried() else _LAST_CHUNKS_SECONDS)
+        while time.monotonic() < deadline:
+            busy = self._replay.stats()["lanes_active"] > 0
+            if not self._take(0.0) and not busy and not len(self._replay):
+                break
+            self._sender.step(0.02)
+        self._left = len(self._replay)
         self._sender.close(0.5 if self._context.hurried() else _LAST_COMMIT_SECONDS)
         self._report(last=True)
         self._weights.close()
@@ -118,6 +120,7 @@ class Uplink:
             uncommitted_items=sender.uncommitted_items,
             uncommitted_bytes=sender.uncommitted_bytes,
             resent_frames=sender.resent_frames,
+            left_items=self._left,
             trouble=sender.trouble,
         )
 

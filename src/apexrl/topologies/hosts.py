@@ -34,11 +34,12 @@ def with_slots(config: Config) -> Config:
     return replace(config, actor=replace(actor, actor_slots=slots))
 
 
-def learner_side(program: Program, remote: Mapping[str, Any]) -> Program:
+def learner_side(program: Program, remote: Mapping[str, Any], resumed: bool = False) -> Program:
     """What runs on the learner's host.
 
     Args:
         remote: the intake's ports that say where other hosts are.
+        resumed: these may have been at work for the run before.
 
     Raises:
         ConfigError: the topology cannot be cut between actors and learner.
@@ -54,7 +55,7 @@ def learner_side(program: Program, remote: Mapping[str, Any]) -> Program:
         config=config,
         replay=shared,
         weights=weights,
-        receipts=ReceiptsLink(),
+        receipts=ReceiptsLink(resumed),
         streams=streams,
         restarts=config.learner.learner_restarts,
         **remote,

@@ -62,7 +62,12 @@ class WeightsLink:
 
 @dataclass(frozen=True)
 class ReceiptsLink:
-    """Stands for what an intake has committed of whom: memory that outlives it."""
+    """Stands for what an intake has committed of whom: memory that outlives it.
+
+    ``resumed``: hosts may have been at work for this run before.
+    """
+
+    resumed: bool = False
 
 
 @dataclass(frozen=True)
