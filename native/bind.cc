@@ -142,9 +142,10 @@ NB_MODULE(_native, m) {
   m.def("crc32c", [](nb::handle data, bool by_table) {
     Buffer buffer;
     if (!buffer.get(data.ptr())) throw std::invalid_argument("a checksum is of a contiguous array");
-    nb::gil_scoped_release release;
     const auto* bytes = buffer.data<uint8_t>();
     const size_t n = size_t(buffer.view().len);
+    std::optional<nb::gil_scoped_release> release;
+    if (n > (1 << 16)) release.emplace();
     return by_table ? ~crc32c_by_table(~0u, bytes, n) : crc32c(bytes, n);
   }, nb::arg("data"), nb::arg("by_table") = false);
   m.def("powers", [](std::vector<double> values, double eps, double alpha) {

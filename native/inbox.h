@@ -119,7 +119,10 @@ class Inbox {
     uint32_t from = sequence == progress >> 16 ? uint32_t(progress & 0xffff) : 0;
     if (why == nullptr && from >= c.positions) why = "it is another chunk than the one that came before under its number";
     if (why == nullptr && from == 0 && item < expected) why = "its items were numbered before";
-    if (why == nullptr && (sequence >= uint64_t(1) << 47 || item >= uint64_t(1) << 62)) why = "its number is out of range";
+    constexpr uint64_t kAhead = uint64_t(1) << 34;  // no sender has lost so many; forged numbers must not spoil the books
+    const bool joined = progress == 0 && expected == item;  // at work before our time
+    if (why == nullptr && from == 0 && !joined && (item - expected > kAhead || sequence - (progress >> 16) > kAhead)) why = "it is numbered too far ahead";
+    if (why == nullptr && (sequence >= uint64_t(1) << 40 || item >= uint64_t(1) << 50)) why = "its number is out of range";
     if (why != nullptr) return Commit::refused;
     const uint64_t missing = books.missing.load(std::memory_order_relaxed) + (from == 0 ? item - expected : 0);
     uint32_t before = 0;  // items of positions before `from`

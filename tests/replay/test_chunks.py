@@ -352,8 +352,13 @@ def test_numbers_out_of_order_are_refused():
     assert sink.commit("host/1", 0, 100, head, body)
     with pytest.raises(FrameError, match="numbered before"):
         sink.commit("host/1", 1, 50, head, body)
+    with pytest.raises(FrameError, match="too far ahead"):
+        sink.commit("host/1", 2**35, 2000, head, body)
+    with pytest.raises(FrameError, match="too far ahead"):
+        sink.commit("host/1", 1, 2**45, head, body)
     with pytest.raises(FrameError, match="out of range"):
-        sink.commit("host/1", 2**50, 2000, head, body)
+        sink.commit("host/1", 2**64, 2000, head, body)
+    assert sink.commit("host/1", 1, 2000, head, body)
 
 
 def test_what_does_not_fit_is_said():

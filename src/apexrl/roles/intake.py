@@ -66,6 +66,7 @@ class Intake:
         self._queue: deque[Delivery] = deque()
         self._refused = self._refused_items = 0
         self._next_report = 0.0
+        self._trouble = ""
         self._weights = UploadThread(server, keys, run_id, weights, config.hosts.compression)
 
     def step(self) -> bool:
@@ -87,7 +88,8 @@ class Intake:
             reached = self._receipts.read(delivery.sender).sequence
             if not full:
                 done.append(self._queue.popleft().received)
-                reached = max(reached, delivery.end)  # what was refused is done with too
+                if delivery.received.sequence <= reached:  # what was refused, in its turn, is done with too
+                    reached = max(reached, delivery.end)
             committed[sender] = reached
         self._receiver.acknowledge(done, committed)
         return bool(done)
@@ -124,6 +126,7 @@ class Intake:
             self._refused += 1
             self._refused_items += sum(head.items for head in received.heads[delivery.chunk :])
             self._context.send("log", text=f"{error} (frame {received.entry.decode()})", level="warning")
+            return True
         host = f"{received.member}/{received.generation // LIVES}"
         totals = [received.counts.get(name, 0) for name in COUNTED]
         grown = self._receipts.count(host, totals, first=received.sequence == 0)
@@ -140,6 +143,10 @@ class Intake:
         self._sink.close_idle(_IDLE_SECONDS)
         for text in self._receiver.take_refusals():
             self._context.send("log", text=text, level="warning")
+        if self._receiver.trouble != self._trouble:
+            self._trouble = self._receiver.trouble
+            text = f"experience of other hosts: {self._trouble or 'all is well again'}"
+            self._context.send("log", text=text, level="warning" if self._trouble else "info")
         totals = self._receipts.totals()
         self._context.send(
             "intake",
