@@ -295,10 +295,13 @@ def test_the_url_may_stand_in_the_environment_and_is_taken_out_of_it(
 
 def test_an_actor_host_is_told_what_is_different_there(met: list[dict[str, Any]]) -> None:
     words = ["--redis", "redis://h", "--run", "cp", "--actors", "3", "--out", "o", "--env-kwargs", "port", "8000"]
-    assert cli.main(["actor", *words]) == 0
+    assert cli.main(["actor", *words, "--trust", "my_sim", "--trust", "my_agents.dqn"]) == 0
     call = met[-1]
     assert (call["url"], call["run"], call["actors"], call["out"]) == ("redis://h", "cp", 3, "o")
     assert call["env_kwargs"] == {"port": 8000}
+    assert call["trust"] == ("my_sim", "my_agents.dqn")
+    assert cli.main(["actor", "--redis", "redis://h", "--run", "cp"]) == 0
+    assert met[-1]["trust"] == ()
 
 
 def test_a_resumed_run_meets_as_before(met: list[dict[str, Any]], tmp_path: Path) -> None:

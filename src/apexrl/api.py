@@ -140,6 +140,7 @@ def join(
     actors: int = 0,
     out: str = "runs",
     env_kwargs: Mapping[str, Any] | None = None,
+    trust: Sequence[str] = (),
     callbacks: Sequence[Callback] = (),
     show: bool = True,
     observers: Sequence[Observer] = (),
@@ -153,6 +154,7 @@ def join(
         actors: actor processes; 0: as many as its configuration says.
         out: folder of run folders: this host's part of the run gets one, with logs and a summary.
         env_kwargs: keyword arguments of the environment that are different on this host.
+        trust: modules of yours of which the run may have an environment's callable, or an agent, called here.
         callbacks: as for ``train``, with this host's part of the run.
         show: as for ``train``.
         observers: who else watches.
@@ -160,14 +162,15 @@ def join(
 
     Raises:
         LinkError: the server cannot be reached, or is not fit; or learner or server stayed away for too long.
-        ConfigError, EnvError: the environment is another one here, or cannot be made; the message names this host.
+        ConfigError, EnvError: the environment is another one here, or cannot be made; the message names this host. Or
+            the run names something to be called here that is not of a trusted module.
         ExhaustedError: the run has too few slots free.
     """
     from apexrl import launch
 
     remember = Remember(on_folder)
     watching = [remember, *_panels(show), *observers, *(Calls(callback) for callback in callbacks)]
-    summary = launch.join(url, run, watching, actors=actors, out=out, env_kwargs=env_kwargs)
+    summary = launch.join(url, run, watching, actors=actors, out=out, env_kwargs=env_kwargs, trust=trust)
     assert remember.path is not None, "launch told no observer of its folder"
     return Run(remember.path, summary)
 

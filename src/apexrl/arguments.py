@@ -82,7 +82,8 @@ class Eval:
 class Actor:
     """Bring actors to a run whose learner works on another host. It may be started before the learner.
 
-    Settings come from the run; the environment must be installed here too. Ends by itself when the run is over.
+    Settings come from the run; the environment must be installed here too: of one given as MODULE:ID, the module is
+    imported here and makes what it has registered. Ends by itself when the run is over.
     """
 
     redis: _Url = ""
@@ -95,6 +96,9 @@ class Actor:
     """Folder of run folders; this host's part of the run gets one, NAME@HOST."""
     env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Keyword arguments of the environment's constructor that are different on this host."""
+    trust: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE")] = ()
+    """Module, or package, of your own of which the run may have an environment's callable, or an agent
+    (--agent MODULE:Class), called on this host; may be given several times. What a run names elsewhere is refused."""
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,7 @@ def _actor(words: list[str]) -> int:
             actors=wanted.actors,
             out=wanted.out,
             env_kwargs=wanted.env_kwargs,
+            trust=wanted.trust,
             show=False,
             observers=observers,
             on_folder=on_folder,

@@ -29,6 +29,7 @@ from apexrl.topologies.hosts import learner_side
 from apexrl.weights import WeightsBoard
 
 RUN = "test"
+TRUST = ("counting_agent",)
 SPEC = EnvSpec({"observation": Field((2,), "float32")}, ActionSpec(n=2))
 CONFIG = Config(
     agent=AgentConfig(agent="counting_agent:CountingAgent", n_step=2, gamma=0.5),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from learner_side import CONFIG, RUN, SPEC, LearnerSide, with_hosts
+from learner_side import CONFIG, RUN, SPEC, TRUST, LearnerSide, with_hosts
 
 from apexrl import client
 from apexrl.client import ClientActor
@@ -45,7 +45,7 @@ def learn(redis_server: RedisServer, stack: ExitStack) -> Callable[..., LearnerS
 
 @pytest.fixture
 def connect(redis_server: RedisServer, stack: ExitStack) -> Callable[..., ClientActor]:
-    return lambda timeout=20.0: stack.enter_context(client.connect(redis_server.url, RUN, timeout))
+    return lambda timeout=20.0: stack.enter_context(client.connect(redis_server.url, RUN, timeout, trust=TRUST))
 
 
 def play(actor: ClientActor, first: int, steps: int, ends: str = "truncated") -> None:
@@ -149,7 +149,7 @@ def test_a_run_that_is_stopped_or_replaced_is_told(redis_server: RedisServer, le
 def test_a_restarted_server_loses_nothing(stack: ExitStack, tmp_path: Path, keep_data: bool) -> None:
     server = stack.enter_context(RedisServer(tmp_path / "kept", appendonly="yes", appendfsync="always"))
     learner = stack.enter_context(closing(LearnerSide(server.url)))
-    actor = stack.enter_context(client.connect(server.url, RUN))
+    actor = stack.enter_context(client.connect(server.url, RUN, trust=TRUST))
     learner.publish(1)
     play(actor, 0, 50)
     learner.until("some items", lambda: len(learner.replay) == 50)
@@ -164,16 +164,22 @@ def test_a_restarted_server_loses_nothing(stack: ExitStack, tmp_path: Path, keep
     learner.until("the server is back", lambda: actor.connected)
 
 
-def test_without_a_server_the_program_goes_on_until_the_window_is_full(redis_server: RedisServer, learn: Any) -> None:
+def test_without_a_server_the_program_goes_on_until_the_window_is_full(
+    redis_server: RedisServer, learn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apexrl.roles.uplink._LAST_CHUNKS_SECONDS", 0.2)  # what it waits for at the end never comes
+    monkeypatch.setattr("apexrl.roles.uplink._LAST_COMMIT_SECONDS", 0.2)
     learner = learn(with_hosts(window_mb=0.05))
-    with client.connect(redis_server.url, RUN, 10.0) as actor:
+    with client.connect(redis_server.url, RUN, 10.0, trust=TRUST) as actor:
         learner.publish(1)
         play(actor, 0, 20)
         learner.until("items", lambda: len(learner.replay) == 20)
         redis_server.kill()
-        actor._timeout = 2.0
+        while not actor._carrier._trouble:
+            time.sleep(0.02)
+        actor._timeout = 0.5
         steps = 0
-        with pytest.raises(WaitTimeout, match=r"no room for experience within 2 s: Redis at .*The step is kept"):
+        with pytest.raises(WaitTimeout, match=r"no room for experience within 0\.5 s: Redis at .*The step is kept"):
             for steps in range(1000, 50_000):
                 actor.act([steps, 0])
                 actor.observe(0.0, False, False)
@@ -208,9 +214,9 @@ def books(learner: LearnerSide) -> tuple[int, int]:
 def test_no_learner_no_weights_and_nobody_there(redis_server: RedisServer, learn: Any, connect: Any) -> None:
     with pytest.raises(WaitTimeout, match=r"run test at .* was not there within 0 s: nobody has started it"):
         connect(0.0)
-    learn()
-    with pytest.raises(WaitTimeout, match="no weights came within 1 s: the learner of run test is alive"):
-        connect(1.0).act([0, 0])
+    learn().turn()  # it is ready to take experience
+    with pytest.raises(WaitTimeout, match=r"no weights came within 0\.2 s: the learner of run test is alive"):
+        connect(0.2).act([0, 0])
     redis_server.kill()
     with pytest.raises(LinkError, match="connection refused"):
         connect()
@@ -238,6 +244,14 @@ def test_an_agent_that_cannot_be_made_here_takes_no_slot(learn: Any, connect: An
     assert learner.place._connection.command("HLEN", learner.place.keys.slots) == 0
 
 
+def test_an_agent_that_nobody_trusts_is_not_made_and_takes_no_slot(redis_server: RedisServer, learn: Any) -> None:
+    learner = learn()
+    for trust in ((), ("counting",), ("counting_agent.more",)):
+        with pytest.raises(ConfigError, match="wants 'counting_agent:CountingAgent' to be called here as its agent"):
+            client.connect(redis_server.url, RUN, 1.0, trust=trust)
+    assert learner.place._connection.command("HLEN", learner.place.keys.slots) == 0
+
+
 def test_a_box_of_the_run_is_what_act_returns(learn: Any, connect: Any) -> None:
     learner = learn(spec=replace(SPEC, action=ActionSpec((2,), "float32")))
     actor = connect()
@@ -248,7 +262,7 @@ def test_a_box_of_the_run_is_what_act_returns(learn: Any, connect: Any) -> None:
 PROGRAM = """
 import os, sys
 from apexrl import client
-actor = client.connect(os.environ["URL"], "test")
+actor = client.connect(os.environ["URL"], "test", trust=["counting_agent"])
 print("connected", flush=True)
 for number in range(30):
     actor.act([number, 0])

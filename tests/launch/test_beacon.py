@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -73,9 +74,12 @@ def test_the_end_of_the_run_reaches_an_actor_host(redis_server: RedisServer, lea
         told: list[str] = []
         host.announce(lambda text, level: told.append(text))
         learner.finished({"stopped_by": "env_steps"})
-        learner.close()
+        ending = threading.Thread(target=learner.close)  # it waits for the host to leave
+        ending.start()
         assert wait_for(reason(host)) == "finished"
         assert told == []
+    ending.join(20.0)
+    assert not ending.is_alive()
 
 
 def test_a_wish_to_stop_reaches_both_sides(redis_server: RedisServer, learner: Beacon, place: HostPlace) -> None:
@@ -100,18 +104,21 @@ def test_another_run_of_the_name_ends_both_sides(redis_server: RedisServer, lear
         assert wait_for(reason(host)) == "replaced"
         with pytest.raises(OwnershipError, match="has another learner now"):
             learner.check()
+        learner.close()
+        assert not learner._thread.is_alive()
 
 
 def test_lost_slots_are_told(redis_server: RedisServer, learner: Beacon, place: HostPlace) -> None:
     with redis_server.client() as client:
-        for slot in ("0", "1"):
-            client.hset(RunKeys("r").slots, slot, "somebody-else 9 999999999999999")
+        client.hdel(RunKeys("r").slots, "0", "1")  # as if this host had been frozen for longer than its leases
+    others = HostPlace.join(redis_server.server(), record(), 2, ttl=30.0)
     told: list[str] = []
     with closing(Beacon(place, config())) as host:
         host.announce(lambda text, level: told.append(text))
         assert wait_for(reason(host)) == "lost slots"
         wait_for(lambda: host.update(RunStatus()) and told)
     assert "other hosts have taken the slots 0, 1" in told[0]
+    others.leave()
 
 
 def test_a_server_that_goes_and_comes_back_is_told_of_and_nothing_ends(

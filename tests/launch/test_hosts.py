@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,10 @@ from apexrl.config import Config, Meeting, StopConfig
 from apexrl.errors import ConfigError
 from apexrl.launch.hosts import Identity, compare, local_config, make_record
 from apexrl.links.redis.members import HostPlace
-from apexrl.links.redis.run import RunRecord, find_run
+from apexrl.links.redis.run import LearnerPlace, RunRecord, find_run
+from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
+from apexrl.links.redis.view import look
 from apexrl.run_folder import RunFolder
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, topology
@@ -32,6 +34,17 @@ from redis_server import RedisServer
 
 PROBE = Probe(EnvSpec({"observation": Field((4,), "float32")}, ActionSpec(n=2)), {"q": Field((2,), "float32")}, 64)
 PASSWORD = "not/for#anybody"
+
+OWN = """
+import gymnasium
+from apexrl.agents.dqn import DQN
+
+def make():
+    return gymnasium.make("CartPole-v1")
+
+class Mine(DQN):
+    pass
+"""
 
 
 def a_record(config: Config) -> RunRecord:
@@ -169,6 +182,9 @@ def start(tmp_path: Path, url: str) -> Iterator[Start]:
     config = replace(small(tmp_path), name="", out="runs", stop=StopConfig())
     config = replace(config, hosts=replace(config.hosts, lease_seconds=2.0))
     (folder / "small.toml").write_text(settings.to_toml(config))
+    own = settings.override(config, {"env": settings.LazyCallable("own_sim:make"), "agent": "own_sim:Mine"})
+    (folder / "own.toml").write_text(settings.to_toml(own))
+    (folder / "own_sim.py").write_text(OWN)
     with ExitStack() as stack:
 
         @contextmanager
@@ -195,7 +211,7 @@ HOST = f"r@{os.uname().nodename}"
 
 @pytest.mark.slow
 def test_a_learner_and_its_actors_on_one_machine(start: Start, tmp_path: Path) -> None:
-    both = start("train", "small.toml", "--run", "r", "--env-steps", "3000")
+    both = start("train", "own.toml", "--run", "r", "--env-steps", "3000")  # what its user names is called at both ends
     assert both.ends() == 0, both.said
     learner, actors = summary(tmp_path, "r"), summary(tmp_path, HOST)
     assert learner["stopped_by"] == "env_steps"
@@ -216,8 +232,8 @@ def test_actor_hosts_come_and_go(start: Start, url: str, tmp_path: Path) -> None
     learner = start("learner", "small.toml", "--run", "r")
     early.says("with the slots 0, 1")
     other = start("actor", "--run", "r", "--actors", "1", "--out", "others")
-    other.says("with the slots 2")
     second = start("learner", "small.toml", "--run", "r")
+    other.says("with the slots 2")
     assert second.ends() == 1
     assert f"run r at {server.address} has a learner: process {learner.process.pid}" in second.said
     learner.says("best evaluation so far")
@@ -235,9 +251,9 @@ def test_actor_hosts_come_and_go(start: Start, url: str, tmp_path: Path) -> None
         assert time.monotonic() < deadline
         time.sleep(0.2)
     other.process.send_signal(signal.SIGINT)
+    late = start("actor", "--run", "r", "--actors", "2")
     assert other.ends() == 130
     assert "handing over what there is" in other.said
-    late = start("actor", "--run", "r", "--actors", "2")
     late.says("with the slots 0, 1")
 
     stop = start("stop", "--run", "r")
@@ -249,27 +265,43 @@ def test_actor_hosts_come_and_go(start: Start, url: str, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_actors_wait_for_a_learner_that_was_killed_and_go_on_with_its_successor(start: Start, tmp_path: Path) -> None:
-    learner = start("learner", "small.toml", "--run", "r")
-    actor = start("actor", "--run", "r")
+def test_actors_wait_for_a_learner_that_was_killed_and_go_on_with_its_successor(
+    start: Start, url: str, tmp_path: Path
+) -> None:
+    learner = start("learner", "own.toml", "--run", "r")
+    actor = start("actor", "--run", "r", "--trust", "own_sim")
     learner.says("training")
     learner.kill()
+    resumed = start("resume", "runs/r", "--run", "r")
     actor.says("the learner of run r is away: waiting for it")
-    resumed = start("resume", "runs/r", "--run", "r", "--env-steps", "20000")
     actor.says("the learner of run r is back")
-    assert resumed.ends() == 0, resumed.said
+    with closing(Connection(Server(url))) as connection:
+        made = sum(member.digest.env_steps for member in look(connection, "r").alive)
+        deadline = time.monotonic() + 60.0
+        while look(connection, "r").digest.env_steps < made + 2000:
+            assert time.monotonic() < deadline, resumed.said
+            time.sleep(0.05)
+    resumed.process.send_signal(signal.SIGINT)
+    assert resumed.ends() == 130, resumed.said
     assert actor.ends() == 0, actor.said
     # no step is counted twice: neither by the dead learner's checkpoint and its successor, nor because it came again
-    assert 20000 <= summary(tmp_path, "r")["env_steps"] <= summary(tmp_path, HOST)["env_steps"]
+    assert made + 2000 <= summary(tmp_path, "r")["env_steps"] <= summary(tmp_path, HOST)["env_steps"]
     assert actor.said.count("joined run r") == 1
     assert not (tmp_path / "hosts" / "runs" / f"{HOST}-2").exists()
 
 
-@pytest.mark.slow
-def test_a_run_whose_actors_cannot_make_the_environment_says_where(start: Start, tmp_path: Path) -> None:
-    learner = start("learner", "small.toml", "--run", "r")
+def test_a_run_whose_actors_cannot_make_the_environment_says_where(start: Start, url: str, tmp_path: Path) -> None:
+    place = LearnerPlace.take(Server(url), a_record(small(tmp_path)), 10.0)
     wrong = start("actor", "--run", "r", "--env-kwargs", "gravity_of", "moon")
     assert wrong.ends() == 2, wrong.said
     assert f"on host {os.uname().nodename}: environment CartPole-v1 cannot be made with" in wrong.said
-    learner.process.send_signal(signal.SIGINT)
-    assert learner.ends() == 130, learner.said
+    place.leave()
+
+
+def test_ctrl_c_ends_an_actor_host_that_waits_for_its_run(start: Start) -> None:
+    waiting = start("actor", "--run", "nobodys")
+    waiting.says("waiting for run nobodys")
+    waiting.process.send_signal(signal.SIGINT)
+    assert waiting.ends() == 130, waiting.said
+    assert "Traceback" not in waiting.said
+    assert not (waiting.log.parent / "runs").exists()

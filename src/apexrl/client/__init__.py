@@ -14,12 +14,14 @@ program goes on with the weights that it has.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from apexrl.client.actor import ClientActor
 
 __all__ = ["ClientActor", "connect"]
 
 
-def connect(url: str, run: str, timeout: float = 60.0) -> ClientActor:
+def connect(url: str, run: str, timeout: float = 60.0, *, trust: Sequence[str] = ()) -> ClientActor:
     """Join a run as an actor with one environment, which the calling program steps.
 
     Args:
@@ -27,9 +29,11 @@ def connect(url: str, run: str, timeout: float = 60.0) -> ClientActor:
         run: the run's name (``apexrl learner PRESET --redis URL --run NAME``).
         timeout: seconds to wait for the run to appear; later, that ``act`` waits for the first weights, and that it or
             ``observe`` wait for room when experience finds no way to the learner.
+        trust: modules of yours of which the run's agent may be (``--agent MODULE:Class``); shipped ones always may.
 
     Raises:
-        ConfigError: the URL or the name is none, or this version of apexrl cannot serve in that run.
+        ConfigError: the URL or the name is none, or this version of apexrl cannot serve in that run; or its agent is
+            of a module that is not trusted.
         LinkError: the server cannot be reached, refuses us, or is not fit for a run.
         WaitTimeout: no such run appeared in time.
         ExhaustedError: every actor slot of the run is taken.
@@ -37,7 +41,7 @@ def connect(url: str, run: str, timeout: float = 60.0) -> ClientActor:
     """
     from apexrl.client.carrier import Carrier  # brings redis
 
-    carrier = Carrier.join(url, run, timeout)
+    carrier = Carrier.join(url, run, timeout, trust)
     try:
         return ClientActor(carrier, timeout)
     except BaseException:

@@ -7,7 +7,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from apexrl.links.context import InlineContext, InlineRun
 from apexrl.links.redis.members import HostDigest, HostPlace
 from apexrl.links.redis.run import Orders, RunRecord, find_run
 from apexrl.links.redis.server import Backoff, Server
+from apexrl.links.redis.trust import entrusted
 from apexrl.metrics import RateMeter
 from apexrl.roles.uplink import Uplink
 from apexrl.run_folder import spec_from_json
@@ -41,32 +42,14 @@ _HURRY_SECONDS = 2.0
 class Carrier:
     """A client's end of a run: its slot, a replay in passing, the newest weights, and the threads that serve them."""
 
-    def __init__(self, server: Server, record: RunRecord) -> None:
-        from apexrl.replay import Replay
-        from apexrl.replay.chunks import schema
-        from apexrl.weights import WeightsBoard
-
+    def __init__(self, server: Server, record: RunRecord, trust: Sequence[str] = ()) -> None:
         self.server = server
         self.record = record
-        self.config: Config = settings.from_toml(record.config, f"the record of run {record.name}")
-        try:
-            self.spec: EnvSpec = spec_from_json(record.spec)
-            window = int(self.config.hosts.window_mb * 2**20)
-            options = passing(options_from_json(record.local), writers=1, streams=1, window_bytes=window)
-            fits = schema(**options).hex() == record.schema
-            self.fields: Mapping[str, Field] = options["fields"]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ConfigError(f"the record of run {record.name} at {server.address} is none: {error}") from None
-        if not fits:
-            raise ConfigError(
-                f"run {record.name} at {server.address} was started by apexrl {record.apexrl}, which stores steps in "
-                "another form: install the same version here and there"
-            )
-        try:
-            self.replay: Replay = Replay(**options)
-            self.weights: WeightsBoard = WeightsBoard(record.weights_nbytes)
-        except (TypeError, RuntimeError, MemoryError) as error:
-            raise ConfigError(f"the record of run {record.name} asks for what cannot be made: {error}") from None
+        origin = f"run {record.name} at {server.address}"
+        self.config: Config = entrusted(
+            settings.from_toml(record.config, f"the record of {origin}"), trust, origin, env=False
+        )
+        self._make_links()
         self._place = HostPlace.join(server, record, 1, "client", self.config.hosts.lease_seconds)
         self._pid = os.getpid()
         self.slot = self._place.slots[0].index
@@ -96,11 +79,37 @@ class Carrier:
             raise
 
     @classmethod
-    def join(cls, url: str, run: str, timeout: float) -> Carrier:
+    def join(cls, url: str, run: str, timeout: float, trust: Sequence[str] = ()) -> Carrier:
         """Find the run and lease a slot. Raises what ``client.connect`` does."""
         server = Server(url)
         server.check()
-        return cls(server, find_run(server, run, timeout))
+        return cls(server, find_run(server, run, timeout), trust)
+
+    def _make_links(self) -> None:
+        """A replay that only passes on, and a weights board, as the record has them."""
+        from apexrl.replay import Replay
+        from apexrl.replay.chunks import schema
+        from apexrl.weights import WeightsBoard
+
+        server, record = self.server, self.record
+        try:
+            self.spec: EnvSpec = spec_from_json(record.spec)
+            window = int(self.config.hosts.window_mb * 2**20)
+            options = passing(options_from_json(record.local), writers=1, streams=1, window_bytes=window)
+            fits = schema(**options).hex() == record.schema
+            self.fields: Mapping[str, Field] = options["fields"]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"the record of run {record.name} at {server.address} is none: {error}") from None
+        if not fits:
+            raise ConfigError(
+                f"run {record.name} at {server.address} was started by apexrl {record.apexrl}, which stores steps in "
+                "another form: install the same version here and there"
+            )
+        try:
+            self.replay: Replay = Replay(**options)
+            self.weights: WeightsBoard = WeightsBoard(record.weights_nbytes)
+        except (TypeError, RuntimeError, MemoryError) as error:
+            raise ConfigError(f"the record of run {record.name} asks for what cannot be made: {error}") from None
 
     # --- for the program's thread
 

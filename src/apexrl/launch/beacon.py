@@ -97,21 +97,21 @@ class Beacon:
 
     def _keep(self) -> None:
         """The thread: renew until closed, then give the place back."""
-        backoff = Backoff()
-        while not self._closing.is_set():
+        backoff, pause, failed = Backoff(), 0.0, False
+        while not self._closing.wait(pause):
             pause = self._period
+            if failed:
+                continue
             try:
                 self._heed(self._renew())
                 backoff.reset()
             except LinkError as error:
                 self._lost(error)
                 pause = backoff.next()
-            except Exception as error:  # the supervisor's thread raises it
+            except Exception as error:  # the supervisor's thread raises it, and closes this beacon
                 self.error, self._reason = error, "replaced" if isinstance(error, OwnershipError) else "error"
-                break
+                failed = True
             self._wait_for_others()
-            self._closing.wait(pause)
-        self._closing.wait()
         self._give_back()
 
     def _renew(self) -> Orders:

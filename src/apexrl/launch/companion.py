@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from apexrl.config import Config
 from apexrl.errors import ApexrlError, WorkerError
+from apexrl.links.redis.trust import modules
 from apexrl.status import Level, RunStatus
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Companion:
             "run_id": identity.run_id,
             "actors": config.actor.actors,
             "out": config.out,
+            "trust": modules(config),  # what this machine's user has named for the learner may be called by its actors
         }
         with suppress(BrokenPipeError):  # its end is noticed, with what it said
             self._process.stdin.write(json.dumps(wishes).encode() + b"\n")

@@ -18,7 +18,16 @@ from typing import Any, Final
 
 from apexrl import settings
 from apexrl.config import Config, EnvConfig, HostsConfig, Meeting, StopConfig
-from apexrl.errors import AgentError, ClosedError, ConfigError, EnvError, ExhaustedError, SpecError, WaitTimeout
+from apexrl.errors import (
+    AgentError,
+    ClosedError,
+    ConfigError,
+    EnvError,
+    ExhaustedError,
+    LinkError,
+    SpecError,
+    WaitTimeout,
+)
 from apexrl.files import replace_text
 from apexrl.launch.beacon import Beacon
 from apexrl.launch.companion import Companion
@@ -29,7 +38,8 @@ from apexrl.launch.supervisor import PRELOAD, Interrupts, Supervisor
 from apexrl.links.redis.keys import RunKeys, check_name
 from apexrl.links.redis.members import HostPlace
 from apexrl.links.redis.run import LearnerPlace, RunRecord, find_run, host_name
-from apexrl.links.redis.server import Server
+from apexrl.links.redis.server import Backoff, Server
+from apexrl.links.redis.trust import entrusted
 from apexrl.replay.chunks import schema
 from apexrl.run_folder import RunFolder, default_name, env_name, spec_to_json, versions
 from apexrl.status import Level, Observer
@@ -98,13 +108,7 @@ def learn(
         LinkError: the server cannot be reached, or is not fit for a run.
         OwnershipError: the run has a learner.
     """
-    if config.serial:
-        raise ConfigError("--serial runs everything in one process: leave it out, or --redis")
-    if callable(config.env.env):  # other hosts must find it by its name
-        settings.import_callable(settings.describe_callable(config.env.env), "--redis")
-    config = with_slots(config)
-    if not config.name:
-        config = replace(config, name=meeting.run or default_name(config))
+    config = _for_many(config, meeting)
     identity = Identity.of(config, meeting, resume)
     wire = topology(config.topology)
     server = Server(meeting.url)
@@ -114,11 +118,11 @@ def learn(
         supervisor = stack.enter_context(closing(Supervisor(config, interrupts, HOST_PRELOAD)))
         seen = supervisor.probe()
         whole = wire(config, seen)
-        remote = {"server": server, "keys": RunKeys(identity.name), "run_id": identity.run_id}
-        program = learner_side(whole, remote, resumed=resume is not None)
         record = make_record(config, identity, whole, seen)
         place = LearnerPlace.take(server, record, config.hosts.lease_seconds)
+        remote = {"server": server, "keys": place.keys, "run_id": identity.run_id, "fence": place.taken}
         beacon = stack.enter_context(closing(Beacon(place, config)))
+        program = learner_side(whole, remote, resumed=resume is not None)
         watchers = [beacon] if companion is None else [beacon, companion]
 
         def first(ledger: Ledger) -> None:
@@ -141,6 +145,7 @@ def join(
     actors: int = 0,
     out: str = "runs",
     env_kwargs: Mapping[str, Any] | None = None,
+    trust: Sequence[str] = (),
     observers: Sequence[Observer] = (),
     interrupts: Interrupts,
     began: float,
@@ -154,12 +159,14 @@ def join(
         actors: actor processes; 0: as many as the run's configuration says.
         out: folder of run folders.
         env_kwargs: in place of the run's, one by one: what is different on this host.
+        trust: modules of which the run may have an environment's callable, or an agent, called here.
         run_id: work for this run of that name only.
 
     Raises:
         LinkError: the server cannot be reached, or is not fit; or learner or server stayed away for too long.
         WaitTimeout: nobody started the run.
-        ConfigError, EnvError: the environment is another one here, or cannot be made; names this host.
+        ConfigError, EnvError: the environment is another one here, or cannot be made; names this host. Or the run
+            wants something called here that is not of a trusted module.
     """
     RunKeys(run)
     server = Server(url)
@@ -169,10 +176,14 @@ def join(
         for observer in observers:
             observer.message(text, level)
 
+    minutes = HostsConfig().patience_minutes
     while True:
-        record = _find(server, run, run_id, tell, interrupts)
+        record = _find(server, run, run_id, minutes, tell, interrupts)
+        origin = f"run {record.name} at {server.address}"
+        config = local_config(record, actors, out, env_kwargs or {}, origin, trust)
+        minutes = config.hosts.patience_minutes
         try:
-            summary = _work(server, record, actors, out, env_kwargs or {}, observers, tell, interrupts, began)
+            summary = _work(server, record, config, observers, tell, interrupts, began)
         except ClosedError as error:  # it ended before we were in
             tell(str(error), "warning")
             continue
@@ -201,9 +212,21 @@ def make_record(config: Config, identity: Identity, program: Program, seen: Prob
     )
 
 
-def local_config(record: RunRecord, actors: int, out: str, env_kwargs: Mapping[str, Any], origin: str) -> Config:
-    """The run's configuration as an actor host uses it: when it ends is the learner's business."""
-    config = settings.from_toml(record.config, origin)
+def local_config(
+    record: RunRecord,
+    actors: int,
+    out: str,
+    env_kwargs: Mapping[str, Any],
+    origin: str,
+    trust: Sequence[str] = (),
+) -> Config:
+    """The run's configuration as an actor host uses it: when it ends is the learner's business.
+
+    Raises:
+        ConfigError: it is none, or does not go with what is wanted here, or names something to be called here that is
+            not of a module in ``trust``.
+    """
+    config = entrusted(settings.from_toml(record.config, origin), trust, origin)
     folder = re.sub(r"[^\w.+=@-]", "-", f"{record.name}@{host_name()}")
     actor = replace(config.actor, actors=actors or config.actor.actors, actor_slots=record.actor_slots)
     env: EnvConfig = replace(config.env, env_kwargs={**config.env.env_kwargs, **env_kwargs})
@@ -231,29 +254,42 @@ def compare(record: RunRecord, seen: Probe, config: Config) -> None:
         )
 
 
+def _for_many(config: Config, meeting: Meeting) -> Config:
+    """``config`` settled for a run over several hosts.
+
+    Raises:
+        ConfigError: it cannot be one.
+    """
+    if config.serial:
+        raise ConfigError("--serial runs everything in one process: leave it out, or --redis")
+    if callable(config.env.env):  # other hosts must find it by its name
+        settings.import_callable(settings.describe_callable(config.env.env), "--redis")
+    return with_slots(replace(config, name=config.name or meeting.run or default_name(config)))
+
+
 def _find(
-    server: Server, run: str, run_id: str, tell: Callable[[str, Level], None], interrupts: Interrupts
+    server: Server, run: str, run_id: str, minutes: float, tell: Callable[[str, Level], None], interrupts: Interrupts
 ) -> RunRecord:
-    """The run's record; waits for the learner to publish it."""
-    patience = 60.0 * HostsConfig().patience_minutes
-    deadline = time.monotonic() + patience
+    """The run's record; waits for the learner to publish it, and for a server that is away."""
+    deadline = time.monotonic() + 60.0 * minutes
     told = False
     while True:
         try:
-            record = find_run(server, run, 2.0 if told else 0.0, stopped=lambda: interrupts.count > 0)
+            rest = max(0.0, deadline - time.monotonic()) if told else 0.0
+            record = find_run(server, run, rest, stopped=lambda: interrupts.count > 0)
             if not run_id or record.run_id == run_id:
                 break
-            time.sleep(0.2)
+            late = f"run {run} at {server.address} is another one than the one to join"
         except ClosedError:
             raise KeyboardInterrupt from None
         except WaitTimeout as error:
-            if time.monotonic() > deadline:
-                raise WaitTimeout(f"{error} (waited {patience / 60:g} minutes)") from None
-            if not told:
-                tell(f"waiting for run {run} at {server.address}", "info")
-            told = True
-        if interrupts.count:
-            raise KeyboardInterrupt
+            late = str(error)
+        if time.monotonic() >= deadline:
+            raise WaitTimeout(f"{late} (waited {minutes:g} minutes)")
+        if not told:
+            tell(f"waiting for run {run} at {server.address}", "info")
+        told = True
+        _pause(0.2, interrupts)
     ours = versions()["apexrl"] or ""
     if ours.split(".")[:2] != record.apexrl.split(".")[:2]:
         raise ConfigError(
@@ -266,16 +302,13 @@ def _find(
 def _work(
     server: Server,
     record: RunRecord,
-    actors: int,
-    out: str,
-    env_kwargs: Mapping[str, Any],
+    config: Config,
     observers: Sequence[Observer],
     tell: Callable[[str, Level], None],
     interrupts: Interrupts,
     began: float,
 ) -> dict[str, Any]:
     """One membership, from the probe to the summary."""
-    config = local_config(record, actors, out, env_kwargs, f"run {record.name} at {server.address}")
     wire = topology(config.topology)
     with ExitStack() as stack:
         supervisor = stack.enter_context(closing(Supervisor(config, interrupts, HOST_PRELOAD, _HURRIED)))
@@ -312,22 +345,40 @@ def _work(
 def _lease(
     server: Server, record: RunRecord, config: Config, tell: Callable[[str, Level], None], interrupts: Interrupts
 ) -> HostPlace:
-    """Slots for all actors; those of a host that was just killed are waited for."""
-    lease = config.hosts.lease_seconds
-    deadline = time.monotonic() + _LEASE_PATIENCE * lease
-    told = False
+    """Slots for all actors; those of a host that was just killed are waited for, and a server that is away."""
+    lease, patience, backoff = config.hosts.lease_seconds, 60.0 * config.hosts.patience_minutes, Backoff()
+    away = full = None  # monotonic seconds since when
+    told: set[type[Exception]] = set()
     while True:
+        now = time.monotonic()
         try:
             return HostPlace.join(server, record, config.actor.actors, ttl=lease)
-        except ExhaustedError as error:
-            if time.monotonic() > deadline:
+        except LinkError as error:
+            away, full = away or now, None  # slots may be leased that we were never told of: they expire
+            if now - away > patience:
                 raise
-            if not told:
-                tell(f"{error}; waiting, as those of a dead host are free after {lease:g} s", "warning")
-            told = True
-        if interrupts.count:
-            raise KeyboardInterrupt
-        time.sleep(0.25)
+            words, pause = f"{error}; trying again", backoff.next()
+            kind: type[Exception] = LinkError
+        except ExhaustedError as error:
+            away, full = None, full or now
+            if now - full > _LEASE_PATIENCE * lease:
+                raise
+            words, pause = f"{error}; waiting, as those of a dead host are free after {lease:g} s", 0.25
+            kind = ExhaustedError
+            backoff.reset()
+        if kind not in told:
+            tell(words, "warning")
+        told.add(kind)
+        _pause(pause, interrupts)
+
+
+def _pause(seconds: float, interrupts: Interrupts) -> None:
+    """Sleep, but no longer than until Ctrl-C, which is raised."""
+    ends = time.monotonic() + seconds
+    while not interrupts.count and time.monotonic() < ends:
+        time.sleep(min(0.05, seconds))
+    if interrupts.count:
+        raise KeyboardInterrupt
 
 
 def _difference(ours: Any, theirs: Any, where: str) -> str | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from apexrl.config import Config
-from apexrl.errors import FrameError, LinkError, WaitTimeout
+from apexrl.errors import FrameError, LinkError, OwnershipError, WaitTimeout
 from apexrl.protocols import Context
 from apexrl.roles.uplink import COUNTED, LIVES
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _REPORT_SECONDS = 1.0
 _PATIENCE_SECONDS = 0.1
+_MOST_ENTRIES = 256  # frames taken from the server at a time
 _MOST_TEXT = 2000  # characters of what another host says
 _IDLE_SECONDS = 60.0  # after which a stream of a host is thought to have ended
 _LOOK_SECONDS = 2.0  # between looks whether the server still has the weights
@@ -37,6 +39,7 @@ class Intake:
 
     Args:
         streams: the most environments of all other hosts together.
+        fence: of the learner's place; where another learner has a newer one, this intake touches nothing any more.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Intake:
         weights: WeightsBoard,
         receipts: Receipts,
         streams: int,
+        fence: int = 0,
     ) -> None:
         from apexrl.links.redis.experience import ExperienceReceiver
         from apexrl.links.redis.members import Messages
@@ -60,18 +64,31 @@ class Intake:
         self._receipts = receipts
         self._sink = ChunkSink(replay, receipts, streams)
         self._sink.open()
-        self._receiver = ExperienceReceiver(server, keys, run_id=run_id, schema=self._sink.schema)
-        receipts.restore({f"{member}/{life}": n for (member, life), n in self._receiver.known().items()})
+        self._receiver = ExperienceReceiver(server, keys, run_id=run_id, schema=self._sink.schema, fence=fence)
+        self._met = False  # the server has told what it knows of senders
         self._messages = Messages(server, keys)
         self._queue: deque[Delivery] = deque()
         self._refused = self._refused_items = 0
         self._next_report = 0.0
         self._trouble = ""
-        self._weights = UploadThread(server, keys, run_id, weights, config.hosts.compression)
+        self._weights = UploadThread(server, keys, run_id, weights, config.hosts.compression, fence)
+        self._replaced = False
 
     def step(self) -> bool:
         """Commit and acknowledge what has come. False: nothing came, or the replay takes no more just now."""
+        if self._replaced:
+            return False
+        try:
+            return self._carry()
+        except OwnershipError as error:  # the supervisor hears of it too, and ends the run
+            self._replaced = True
+            self._context.send("log", text=str(error), level="warning")
+            return False
+
+    def _carry(self) -> bool:
         self._weights.check()
+        if not self._met and not self._meet():
+            return False
         self._report()
         if not self._queue:
             received = self._receiver.receive(min(self._context.patience, _PATIENCE_SECONDS))
@@ -92,12 +109,26 @@ class Intake:
                     reached = max(reached, delivery.end)
             committed[sender] = reached
         self._receiver.acknowledge(done, committed)
+        self._receiver.most_entries = 1 if full else min(2 * self._receiver.most_entries, _MOST_ENTRIES)
         return bool(done)
+
+    def _meet(self) -> bool:
+        """Take over what the server remembers of senders, before anything of theirs. False: it cannot be asked now."""
+        try:
+            known = self._receiver.known()
+        except LinkError:
+            time.sleep(min(self._context.patience, _PATIENCE_SECONDS))
+            return False
+        self._receipts.restore({f"{member}/{life}": sequence for (member, life), sequence in known.items()})
+        self._met = True
+        return True
 
     def close(self) -> None:
         """Hand over what is there; what was not committed stays on the server for a successor."""
-        self._report(last=True)
-        self._receiver.close()
+        if not self._replaced:
+            with suppress(OwnershipError):
+                self._report(last=True)
+                self._receiver.close()
         self._messages.close()
         self._weights.close()
         self._sink.close()
@@ -198,10 +229,12 @@ class Delivery:
 class UploadThread:
     """Sends every new version of the weights that it can: the newest only, and not faster than the link takes them."""
 
-    def __init__(self, server: Server, keys: RunKeys, run_id: str, board: WeightsBoard, compression: str) -> None:
+    def __init__(
+        self, server: Server, keys: RunKeys, run_id: str, board: WeightsBoard, compression: str, fence: int
+    ) -> None:
         from apexrl.links.redis.weights import WeightsUploader
 
-        self._uploader = WeightsUploader(server, keys, run_id=run_id, compression=compression)
+        self._uploader = WeightsUploader(server, keys, run_id=run_id, compression=compression, fence=fence)
         self._board = board
         self._closing = False
         self._error: BaseException | None = None
@@ -241,6 +274,8 @@ class UploadThread:
                     backoff.reset()
                 except LinkError:
                     self._pause(backoff.next())
+        except OwnershipError:
+            pass  # the intake hears of it too
         except BaseException as error:
             self._error = error
         finally:

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 
 import pytest
+import records
+from records import join_soon, wait_until
 
 from apexrl.errors import ClosedError, ExhaustedError, LinkError
 from apexrl.links.redis import members
@@ -19,15 +20,7 @@ from redis_server import RedisServer, binaries
 
 
 def a_record(actor_slots: int = 8) -> RunRecord:
-    return RunRecord(
-        run_id=uuid.uuid4().hex, name="r", apexrl="0.1.0", config="", spec={}, step_spec={}, schema="",
-        weights_nbytes=1, actor_slots=actor_slots, host="here", began=0.0, local={},
-    )  # fmt: skip
-
-
-@pytest.fixture
-def server(redis_server: RedisServer) -> Server:
-    return redis_server.server()
+    return records.a_record(name="r", actor_slots=actor_slots)
 
 
 @pytest.fixture
@@ -85,7 +78,7 @@ def test_fifty_at_once_get_slots_of_their_own(server: Server) -> None:
 
 def test_who_falls_silent_loses_its_slots(server: Server, record: RunRecord) -> None:
     silent = HostPlace.join(server, record, 8, ttl=0.1)
-    heir = join_when_free(server, record, 8)
+    heir = join_soon(server, record, 8)
     assert indices(heir) == indices(silent)
     assert silent.renew(HostDigest()).lost_slots == tuple(range(8))
     assert silent.slots == []
@@ -263,43 +256,11 @@ def test_every_server_at_hand_runs_the_scripts(binary: str, tmp_path) -> None:
         learner.finish({})
 
 
-def test_a_server_without_memory_says_so_and_the_leases_are_there_afterwards(
-    redis_server: RedisServer, record: RunRecord
-) -> None:
-    server = redis_server.server()
-    host = HostPlace.join(server, record, 2)
-    with redis_server.client() as raw:
-        raw.config_set("maxmemory", 1)
-        with pytest.raises(LinkError, match="maxmemory"):
-            host.renew(HostDigest())
-        raw.config_set("maxmemory", 0)
-    assert host.renew(HostDigest()).lost_slots == ()
-    assert indices(host) == [0, 1]
-    host.leave()
-
-
 def expire(redis_server: RedisServer, place: HostPlace) -> None:
     """As if ``place`` had been silent for longer than its leases."""
     with redis_server.client() as raw:
         for slot in place.slots:
-            raw.hset(place.keys.slots, str(slot.index), f"{place.member} {slot.generation} 1000")
-
-
-def join_when_free(server: Server, record: RunRecord, actors: int) -> HostPlace:
-    ends = time.monotonic() + 30.0
-    while True:
-        try:
-            return HostPlace.join(server, record, actors)
-        except ExhaustedError:
-            assert time.monotonic() < ends
-            time.sleep(0.02)
-
-
-def wait_until(condition) -> None:
-    ends = time.monotonic() + 30.0
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.02)
+            raw.hset(place.keys.slots, str(slot.index), f"{place.member} {slot.generation} 1000 1000")
 
 
 def test_a_name_is_found_among_other_keys(redis_server: RedisServer, record: RunRecord) -> None:

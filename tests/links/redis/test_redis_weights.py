@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,49 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import redis
+from ends import KEYS, Ends
 
 from apexrl.errors import LinkError
 from apexrl.links.redis import weights as module
 from apexrl.links.redis.keys import RunKeys
-from apexrl.links.redis.weights import WeightsDownloader, WeightsUploader
+from apexrl.links.redis.weights import WeightsDownloader
 from redis_server import RedisServer, binaries
-
-KEYS = RunKeys("r")
 
 
 def weights_of(version: int, size: int = 1000) -> dict[str, np.ndarray[Any, Any]]:
     return {"w": np.full((size // 10, 10), version, np.float32), "b": np.arange(7) + version}
-
-
-@pytest.fixture
-def closing() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-class Ends:
-    def __init__(self, server: RedisServer, stack: ExitStack) -> None:
-        self.redis, self._stack = server, stack
-
-    def uploader(self, **other: Any) -> WeightsUploader:
-        uploader = WeightsUploader(self.redis.server(), KEYS, **{"run_id": "run", **other})
-        self._stack.callback(uploader.close)
-        return uploader
-
-    def downloader(self, **other: Any) -> WeightsDownloader:
-        downloader = WeightsDownloader(self.redis.server(), KEYS, **{"run_id": "run", **other})
-        self._stack.callback(downloader.close)
-        return downloader
-
-    def client(self) -> redis.Redis:
-        client = self.redis.client()
-        self._stack.callback(client.close)
-        return client
-
-
-@pytest.fixture
-def ends(redis_server: RedisServer, closing: ExitStack) -> Ends:
-    return Ends(redis_server, closing)
 
 
 def same(got: tuple[int, dict[str, Any]] | None, version: int, size: int = 1000) -> bool:
@@ -80,7 +48,7 @@ def test_a_late_subscriber_reads_the_newest(ends: Ends, compression: str) -> Non
     assert downloader.wait(9, 0.05) is None
     assert (downloader.transfers, downloader.refused, downloader.reconnects, downloader.trouble) == (1, 0, 0, "")
     assert uploader.published() == 9
-    assert (uploader.published_versions, downloader.connected) == (3, True)
+    assert downloader.connected
 
 
 def test_the_bell_wakes_who_waits(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +92,6 @@ def test_ten_megabytes_through_a_server_that_takes_one(binary: str, tmp_path: Pa
             uploader.publish(weights_of(version, 2_500_000), version)
             assert same(downloader.wait(version - 1, 10.0), version, 2_500_000)
         assert downloader.transfers == 3
-        assert downloader.transferred_bytes == uploader.published_bytes > 30_000_000
         parts = sorted(ends.client().scan_iter(KEYS.weights + ":*"))
         assert len(parts) == 2 * 10
         assert all(ends.client().ttl(part) == -1 for part in parts)

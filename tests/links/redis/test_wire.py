@@ -30,7 +30,7 @@ def frame_head(heads: list[ChunkHead], **other: object) -> FrameHead:
         "sequence": 5,
         "item_index": 320,
     }
-    return FrameHead(**{**known, **other}, heads=[*heads], counts={"env_steps": 400})  # type: ignore[arg-type]
+    return FrameHead(**{"counts": {"env_steps": 400}, **known, **other}, heads=[*heads])  # type: ignore[arg-type]
 
 
 def chunks(*sizes: int) -> list[ChunkHead]:
@@ -71,7 +71,7 @@ def test_an_empty_body_travels() -> None:
 
 def test_another_run_and_other_fields_are_refused_with_the_member_named() -> None:
     data = encode_frame(frame_head(chunks(10)), bytes(10))
-    with pytest.raises(FrameError, match=r"host-1-ab belongs to another run \(run\)"):
+    with pytest.raises(FrameError, match=r"host-1-ab belongs to another run \('run'\)"):
         decode_frame(data, "other", SCHEMA)
     with pytest.raises(FrameError, match="host-1-ab has other fields"):
         decode_frame(data, "run", b"else")
@@ -92,7 +92,9 @@ def test_another_protocol_is_refused_in_words() -> None:
         ({"member": ""}, "cannot be read"),
         ({"member": "x" * 101}, "cannot be read"),
         ({"generation": -1}, "cannot be read"),
-        ({"sequence": 2**60}, "cannot be read"),
+        ({"sequence": 2**40}, "cannot be read"),
+        ({"item_index": 2**50 + 1}, "cannot be read"),
+        ({"counts": {"env_steps": 2**50 + 1}}, "cannot be read"),
         ({"sequence": 1.5}, "cannot be read"),
         ({"schema": bytes(100)}, "cannot be read"),
     ],

@@ -55,12 +55,13 @@ class RunKeys:
 
     @property
     def state(self) -> str:
-        """Hash: ``run_id``, ``phase`` (running or finished), ``stop`` (when it was asked for), ``summary``."""
+        """Hash: ``run_id``, ``taken`` (when the newest learner took its place), ``phase`` (running or finished),
+        ``stop`` (when it was asked for), ``summary``."""
         return self._key("state")
 
     @property
     def learner(self) -> str:
-        """Hash: who is the learner, until when, and its newest status."""
+        """Hash: who is the learner, seen when, until when, and its newest status."""
         return self._key("learner")
 
     @property
@@ -80,7 +81,8 @@ class RunKeys:
 
     @property
     def steps(self) -> str:
-        """Stream: frames of experience, members -> intake."""
+        """String: the life of the stream of experience, members -> intake: ``TAKEN-TOKEN``, after the learner's
+        ``taken`` and anything that was never there before. The stream itself lies under ``steps:LIFE``."""
         return self._key("steps")
 
     @property

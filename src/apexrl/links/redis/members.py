@@ -139,7 +139,8 @@ class HostPlace:
             raise
         if reply[0] == b"replaced":
             return Orders(replaced=True, learner_alive=False)
-        _, stop, finished, alive, version, dropped, taken, slots = reply
+        _, stop, finished, alive, version, dropped, told, taken, slots = reply
+        self._queue.extendleft(reversed(batch[told:]))  # a full server took no more
         self._taken = max(self._taken, int(taken))
         self.dropped_messages += dropped
         before, self.slots = self.slots, _leases(slots)
@@ -167,8 +168,11 @@ class HostPlace:
         """Deliver the last messages and free the slots. Never raises ``LinkError``: what is not given back expires."""
         keys = self.keys
         with contextlib.suppress(LinkError):
-            while self._queue and not self.renew(digest or self._digest).replaced:
-                pass
+            waiting = len(self._queue) + 1
+            while 0 < len(self._queue) < waiting:  # a full server takes none
+                waiting = len(self._queue)
+                if self.renew(digest or self._digest).replaced:
+                    break
             self._connection.script(
                 LEAVE,
                 [keys.state, keys.slots, keys.generations, keys.members],

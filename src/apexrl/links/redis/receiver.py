@@ -10,18 +10,23 @@ from typing import Any, NamedTuple
 
 from redis import exceptions
 
-from apexrl.errors import FrameError
+from apexrl.errors import FrameError, LinkError, OwnershipError
+from apexrl.links.redis.fences import ADOPT, TELL, outdated
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.pipe import Pipe, Words, command
 from apexrl.links.redis.server import TROUBLE, Backoff, Server, explain
-from apexrl.links.redis.stream import CONSUMER, GROUP, MOST_LIFE, field_of, sequence_of, stream_of
-from apexrl.links.redis.wire import MOST_BODY_BYTES, decode_frame
+from apexrl.links.redis.stream import CONSUMER, GROUP, LAST_OF_LIFE, field_of, sequence_of, stream_of
+from apexrl.links.redis.wire import decode_frame
 from apexrl.protocols import ChunkHead
 
 MOST_BLOCK = 1.0
 """Seconds that the server holds a read back for: below every reply timeout."""
 MOST_ENTRIES = 256
 """Asked for at a time."""
+FIRST_ENTRIES = 4
+"""… as long as nobody knows how large they are."""
+MOST_TOLD = 1000
+"""Entries acknowledged at a time."""
 MOST_MEMBERS = 4096
 """Lives of members in ``committed``; of more, those that were quiet for longest are forgotten."""
 
@@ -44,10 +49,14 @@ class ExperienceReceiver:
 
     What it gave out and was not told to acknowledge comes again: to a successor, and to itself after a cut.
 
+    Every call may raise ``OwnershipError`` where a newer learner has the run: nothing of its run was touched.
+
     Args:
         run_id, schema: frames with others are refused.
-        most_bytes_per_read: about so much is taken from the server at a time.
-        most_frame_bytes: of one frame's body, unpacked.
+        fence: the ``taken`` of the `LearnerPlace` that this works for; 0: whoever's the run is.
+        most_bytes_per_read: about so much is taken from the server at a time, by the size of the entries before. How
+            large an entry is shows only when it is read: a hostile one may have all that the server takes
+            (``proto-max-bulk-len``, 512 MB), and is then refused.
     """
 
     def __init__(
@@ -57,35 +66,30 @@ class ExperienceReceiver:
         *,
         run_id: str,
         schema: bytes,
+        fence: int = 0,
         most_bytes_per_read: int = 8 * 2**20,
-        most_frame_bytes: int = MOST_BODY_BYTES,
     ) -> None:
         self._server, self._keys, self._run_id, self._schema = server, keys, run_id, schema
-        self._most_read, self._most_frame = most_bytes_per_read, most_frame_bytes
+        self._fence, self._most_read = fence, most_bytes_per_read
         self._pipe: Pipe | None = None
         self._backoff = Backoff()
         self._not_before = 0.0
         self._life = self._stream = b""
         self._after = b"0"  # pending entries of ours after this one come first; ">": new ones
-        self._expected_bytes = 256 * 1024  # of an entry: how many are asked for at a time
+        self._expected_bytes = max(1, most_bytes_per_read // FIRST_ENTRIES)  # of an entry: how many are asked for
         self._done: list[bytes] = []  # entries to be acknowledged
         self._unwritten: dict[str, int] = {}  # of `committed`
         self._table: dict[str, int] = {}  # all of it
         self._forgotten: list[str] = []  # fields to be deleted
-        self._told_done = 0  # how many of `_done` were sent, and not answered yet
-        self._told: dict[str, int] = {}  # likewise of `_unwritten`
+        self._told: _Told | None = None  # sent, and not answered yet
         self._server_id = ""
         self._refusals: deque[str] = deque(maxlen=32)
+        self.most_entries = MOST_ENTRIES
+        """Asked for at a time, at most; fewer while they cannot be committed: what was given out cannot be dropped."""
         self.trouble = ""
         """Why nothing arrives, in words; empty when all is well."""
         self.refused = 0
         """Entries that were no frames of this run."""
-        self.received_frames = self.received_bytes = 0
-        self.reconnects = 0
-
-    @property
-    def connected(self) -> bool:
-        return self._pipe is not None
 
     def receive(self, timeout: float) -> list[Received]:
         """Frames that have arrived, waiting up to ``timeout`` seconds for the first. Empty also when in trouble."""
@@ -119,24 +123,31 @@ class ExperienceReceiver:
             except TROUBLE as error:
                 self._troubled(error)
 
-    def publish_all(self, committed: Mapping[tuple[str, int], int]) -> None:
-        """Tell senders everything that was ever committed; after a restart of the server this is done by itself."""
-        self.acknowledge((), committed)
-
     def known(self) -> dict[tuple[str, int], int]:
-        """What the server says was committed, as `acknowledge` takes it; empty when it cannot be asked now."""
+        """What the server says was committed, as `acknowledge` takes it.
+
+        Raises:
+            LinkError: it cannot be asked now; ask again.
+        """
+        if self._pipe is None and time.monotonic() < self._not_before:
+            raise LinkError(self.trouble)
         told: dict[tuple[str, int], int] = {}
+        cursor = b""
         try:
-            if not self._ready():
-                return told
-            values = self._ask("HGETALL", self._keys.committed)
+            self._ready()
+            while cursor != b"0" and len(told) <= MOST_MEMBERS:
+                cursor, values = self._ask("HSCAN", self._keys.committed, cursor or 0, "COUNT", 1000)
+                for field, value in zip(values[::2], values[1::2], strict=True):
+                    member, _, generation = field.decode("utf-8", "replace").rpartition("/")
+                    if 0 < len(member) <= 100 and generation.isdecimal() and len(generation) < 17:
+                        told[member, int(generation)] = sequence_of(value)
         except (*TROUBLE, exceptions.ResponseError) as error:
-            self._troubled(error)
-            return told
-        for field, value in zip(values[::2], values[1::2], strict=True):
-            member, _, generation = field.decode("utf-8", "replace").rpartition("/")
-            if member and generation.isdigit() and len(generation) < 17:
-                told[member, int(generation)] = sequence_of(value)
+            if "WRONGTYPE" in str(error):  # made again with the next that is told
+                return {}
+            raise self._troubled(error) from None
+        fields = {field_of(*who): sequence for who, sequence in told.items()}
+        self._table = {**{field: fields[field] for field in fields.keys() - self._table.keys()}, **self._table}
+        self._prune()
         return told
 
     def depth(self) -> int:
@@ -159,7 +170,7 @@ class ExperienceReceiver:
             try:
                 self._tell()
                 self._settle()
-            except (*TROUBLE, exceptions.ResponseError):
+            except (*TROUBLE, exceptions.ResponseError, OwnershipError):
                 pass  # a successor receives it again and drops it
             self._disconnect()
 
@@ -170,7 +181,6 @@ class ExperienceReceiver:
             return False
         self._pipe = Pipe(self._server, read_bytes=2**20)
         server_id, self._server_id = self._server_id, self._pipe.facts.run_id
-        self.reconnects += server_id != ""
         if server_id != self._server_id:
             self._unwritten = dict(self._table)  # it may have forgotten even what it answered
         self._after = b"0"  # what the last connection was sent and nobody saw
@@ -179,24 +189,32 @@ class ExperienceReceiver:
 
     def _find_stream(self) -> None:
         """The stream of the run as it is, or a new one."""
-        self._life = self._ask("GETRANGE", self._keys.steps, 0, MOST_LIFE)
-        if self._life:
-            self._stream = stream_of(self._keys, self._life)
-            try:
-                self._ask("XGROUP", "CREATE", self._stream, GROUP, "0")
-                return
-            except exceptions.ResponseError as error:
-                if "BUSYGROUP" in str(error):  # is there already
-                    return
-                if "requires the key to exist" not in str(error):
-                    raise
-        self._life = secrets.token_hex(8).encode()
-        self._stream = stream_of(self._keys, self._life)
-        self._ask("XGROUP", "CREATE", self._stream, GROUP, "0", "MKSTREAM")
-        self._ask("SET", self._keys.steps, self._life)
-        self._done.clear()  # entries of the old life went with it
-        self._after = b">"
-        self._unwritten = dict(self._table)
+        keys, how = self._keys, b"moved"
+        for _ in range(3):
+            life = self._present_life()
+            new = b"%d-%b" % (self._fence, secrets.token_hex(8).encode())
+            streams = stream_of(keys, life), stream_of(keys, new)
+            how = self._ask("EVAL", ADOPT, 4, keys.state, keys.steps, *streams, self._fence, life, new, GROUP)
+            if how != b"moved":
+                break
+        if how == b"outdated":
+            raise self._outdated()
+        if how == b"moved":
+            raise LinkError(f"the stream of run {keys.name} at {self._server.address} changes again and again")
+        found = life if how == b"adopted" else new
+        if found != self._life:
+            self._life, self._stream = found, stream_of(keys, found)
+            self._done.clear()  # entries of the old life went with it
+            self._after = b"0" if how == b"adopted" else b">"
+            self._unwritten = dict(self._table)
+
+    def _present_life(self) -> bytes:
+        try:
+            return bytes(self._ask("GETRANGE", self._keys.steps, 0, LAST_OF_LIFE))
+        except exceptions.ResponseError as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            return b""  # to be healed
 
     def _read(self, timeout: float) -> list[Any]:
         """Raw entries: first what was given to this consumer before, then new ones."""
@@ -205,7 +223,7 @@ class ExperienceReceiver:
         fresh = self._after == b">"
         block = int(1000 * min(timeout, MOST_BLOCK, 0.5 * self._server.timeout))
         wait = ("BLOCK", block) if fresh and block else ()  # BLOCK 0 would be for ever
-        count = max(1, min(MOST_ENTRIES, self._most_read // self._expected_bytes))
+        count = max(1, min(self.most_entries, self._most_read // self._expected_bytes))
         words = ("GROUP", GROUP, CONSUMER, "COUNT", count, *wait, "STREAMS", self._stream, self._after)
         self._pipe.send([command("XREADGROUP", *words)], 1)
         reply = self._settle()
@@ -220,7 +238,7 @@ class ExperienceReceiver:
         entries: list[Any] = reply[0][1] if reply else []
         if not fresh:
             self._after = entries[-1][0] if entries else b">"
-        elif not entries and self._ask("GETRANGE", self._keys.steps, 0, MOST_LIFE) != self._life:
+        elif not entries and self._present_life() != self._life:
             self._find_stream()  # senders do not find it any more
         return entries
 
@@ -231,13 +249,11 @@ class ExperienceReceiver:
             if values is None:  # dropped by its sender after we were given it
                 self._done.append(entry)
                 continue
-            nbytes = sum([len(value) for value in values])
-            largest = max(largest, nbytes)
-            self.received_bytes += nbytes
+            largest = max(largest, sum([len(value) for value in values]))
             try:
                 if len(values) != 2 or values[0] != b"f":
                     raise FrameError(f"an entry has {len(values)} words where a frame has 2")
-                head, heads, body = decode_frame(values[1], self._run_id, self._schema, self._most_frame)
+                head, heads, body = decode_frame(values[1], self._run_id, self._schema)
             except FrameError as error:
                 self.refused += 1
                 self._refusals.append(f"entry {entry.decode('ascii', 'replace')}: {error}")
@@ -246,7 +262,6 @@ class ExperienceReceiver:
             received.append(
                 Received(entry, head.member, head.generation, head.sequence, head.item_index, heads, body, head.counts)
             )
-        self.received_frames += len(received)
         # A large one counts at once, and is forgotten slowly.
         if entries:
             self._expected_bytes = max(largest, self._expected_bytes - self._expected_bytes // 8)
@@ -255,9 +270,12 @@ class ExperienceReceiver:
     def _note(self, committed: Mapping[tuple[str, int], int]) -> None:
         for (member, generation), sequence in committed.items():
             field = field_of(member, generation)
-            if sequence > self._table.get(field, 0):
-                self._table.pop(field, None)  # the one told last stands last
-                self._table[field] = self._unwritten[field] = sequence
+            sequence = max(sequence, self._table.pop(field, 0))  # the one told last stands last
+            # Told even when it is not news: who sends again has not heard of it.
+            self._table[field] = self._unwritten[field] = sequence
+        self._prune()
+
+    def _prune(self) -> None:
         while len(self._table) > MOST_MEMBERS:
             gone = next(iter(self._table))
             del self._table[gone]
@@ -265,39 +283,40 @@ class ExperienceReceiver:
             self._forgotten.append(gone)
 
     def _tell(self) -> None:
-        """Send acknowledgements; their replies are read together with the next reply that is waited for."""
+        """Send acknowledgements; the reply is read together with the next reply that is waited for."""
         pipe = self._pipe
         assert pipe is not None
         if pipe.owed:
             self._settle()
-        if self._done:
-            done, entries = len(self._done), self._done
-            pipe.send([command("XACK", self._stream, GROUP, *entries), command("XDEL", self._stream, *entries)], 2)
-            self._told_done = done
-        if self._unwritten:
-            self._told = dict(self._unwritten)
-            words = [word for pair in self._told.items() for word in pair]
-            pipe.send([command("HSET", self._keys.committed, *words)], 1)
-        if self._forgotten:
-            pipe.send([command("HDEL", self._keys.committed, *self._forgotten)], 1)
-            self._forgotten.clear()
+        if not (self._done or self._unwritten or self._forgotten):
+            return
+        keys, told = self._keys, _Told(self._done[:MOST_TOLD], dict(self._unwritten), list(self._forgotten))
+        words = [word for pair in told.sequences.items() for word in pair]
+        sizes = self._fence, self._life, GROUP, len(told.entries), len(words)
+        lists = *told.entries, *words, *told.forgotten
+        pipe.send([command("EVAL", TELL, 4, keys.state, keys.steps, self._stream, keys.committed, *sizes, *lists)], 1)
+        self._told = told
 
     def _settle(self) -> Any:
         """Read all replies and return the last. What was told and answered need not be told again."""
         assert self._pipe is not None
         replies = self._pipe.drain()
-        if self._told_done:
-            del self._done[: self._told_done]  # refused only where the stream is gone
-        if self._told:
-            answer = replies[2 if self._told_done else 0]
-            if isinstance(answer, Exception):  # a full server, say: told again with the next
-                self.trouble = str(explain(answer, self._server.address))
-            else:
-                for field, sequence in self._told.items():
-                    if self._unwritten.get(field) == sequence:
-                        del self._unwritten[field]
-        self._told_done, self._told = 0, {}
+        told, self._told = self._told, None
+        if told is not None:
+            self._answered(told, replies[0])
         return replies[-1] if replies else None
+
+    def _answered(self, told: _Told, answer: Any) -> None:
+        if isinstance(answer, Exception):  # told again with the next
+            self.trouble = str(explain(answer, self._server.address))
+        elif answer == b"outdated":
+            raise self._outdated()
+        elif answer == b"told":
+            del self._done[: len(told.entries)], self._forgotten[: len(told.forgotten)]
+            for field, sequence in told.sequences.items():
+                if self._unwritten.get(field) == sequence:
+                    del self._unwritten[field]
+        # Else the stream has another life, as the next look tells.
 
     def _ask(self, *words: Words) -> Any:
         assert self._pipe is not None
@@ -307,13 +326,27 @@ class ExperienceReceiver:
             raise reply
         return reply
 
-    def _troubled(self, error: Exception) -> None:
-        self.trouble = str(explain(error, self._server.address))
+    def _troubled(self, error: Exception) -> LinkError:
+        told = explain(error, self._server.address)
+        self.trouble = str(told)
         self._not_before = time.monotonic() + self._backoff.next()
         self._disconnect()
+        return told
+
+    def _outdated(self) -> OwnershipError:
+        self._disconnect()
+        return outdated(self._server, self._keys)
 
     def _disconnect(self) -> None:
-        self._told_done, self._told = 0, {}
+        self._told = None
         if self._pipe is not None:
             self._pipe.close()
             self._pipe = None
+
+
+class _Told(NamedTuple):
+    """What the server is told in one go."""
+
+    entries: list[bytes]
+    sequences: dict[str, int]
+    forgotten: list[str]

@@ -24,7 +24,9 @@ from apexrl.links.redis.values import (
     RunRecord,
     decode,
     encode,
+    lives,
     printable,
+    whole,
 )
 
 __all__ = ["LearnerDigest", "LearnerPlace", "Orders", "RunRecord", "find_run", "host_name", "stop_run"]
@@ -57,7 +59,9 @@ class LearnerPlace:
     """The one learner of a run. For one thread; every call may raise ``LinkError``, and may then be repeated.
 
     Args:
-        resumed: the run was there before with this ``run_id``: its experience and books were kept.
+        taken: when it took the place, by the server's clock, in milliseconds since 1970; grows with every take.
+            Roles that write for this learner do so with this as their ``fence``: no longer than it is the newest.
+        resumed: the run was there before with this ``run_id``: its books were kept.
     """
 
     def __init__(
@@ -65,11 +69,11 @@ class LearnerPlace:
     ) -> None:
         self.record = record
         self.keys = RunKeys(record.name)
+        self.taken = taken
         self.resumed = resumed
         self._connection = connection
         self._ttl = _milliseconds(ttl)
         self._token = token
-        self._taken = taken
         self._encoded = encode(record)
         self._digest = hashlib.sha1(self._encoded, usedforsecurity=False).hexdigest()
         self._generations: dict[bytes, int] = {}
@@ -122,7 +126,7 @@ class LearnerPlace:
             RENEW_LEARNER,
             _all(keys),
             *(self.record.run_id, self._token, host_name(), os.getpid(), self._ttl, status),
-            *(digest.weights_version, self._digest, self._taken),
+            *(digest.weights_version, self._digest, self.taken),
         )
         if reply[0] != b"held":
             raise OwnershipError(
@@ -130,7 +134,7 @@ class LearnerPlace:
                 f"{_who(reply[1:])}. This one ends"
             )
         _, stop, intact, pairs = reply
-        generations = dict(zip(pairs[::2], map(_whole, pairs[1::2]), strict=True))
+        generations = dict(zip(pairs[::2], map(whole, pairs[1::2]), strict=True))
         behind = any(generations.get(field, 0) < last for field, last in self._generations.items())
         for field, last in generations.items():
             self._generations[field] = max(last, self._generations.get(field, 0))
@@ -148,7 +152,7 @@ class LearnerPlace:
         """Tell everybody that the run is over; wait for the members to leave, at most ``timeout`` seconds, and clear
         away what nobody needs any more. The record stays for a week."""
         keys = self.keys
-        if not self._connection.script(END, [keys.learner, keys.state], self._taken, encode(summary)):
+        if not self._connection.script(END, [keys.learner, keys.state], self.taken, encode(summary)):
             self._connection.close()  # another has the place: nothing of this is ours
             return
         ends = time.monotonic() + timeout
@@ -167,7 +171,7 @@ class LearnerPlace:
         """Free the place without ending the run: hosts wait for the next learner. Never raises ``LinkError``: a place
         that cannot be given back expires."""
         with contextlib.suppress(LinkError):
-            self._connection.script(END, [self.keys.learner, self.keys.state], self._taken, "")
+            self._connection.script(END, [self.keys.learner, self.keys.state], self.taken, "")
         self._connection.close()
 
     def _anybody(self) -> bool:
@@ -175,7 +179,8 @@ class LearnerPlace:
         seconds, micros = self._connection.command("TIME")
         now = int(seconds) * 1000 + int(micros) // 1000
         entries = self._connection.pipeline([("HVALS", self.keys.members)], refusals=True)[0] or []
-        return any(_whole(entry.split(b" ", 2)[1]) > now for entry in entries if entry.count(b" ") >= 2)
+        parts = [entry.split(b" ", 2) for entry in entries]
+        return any(len(part) == 3 and lives(whole(part[0]), whole(part[1]), now) for part in parts)
 
 
 def find_run(
@@ -266,11 +271,7 @@ def _clear_parts(connection: Connection, keys: RunKeys) -> None:
 
 def _who(reply: list[bytes]) -> str:
     host, pid, age = reply[:3]
-    return f"process {printable(pid, 20)} on {printable(host, 64)}, last heard of {_whole(age) / 1000:.1f} s ago"
-
-
-def _whole(data: bytes) -> int:
-    return int(data) if data.isdigit() and len(data) <= 15 else 0
+    return f"process {printable(pid, 20)} on {printable(host, 64)}, last heard of {whole(age) / 1000:.1f} s ago"
 
 
 def _milliseconds(seconds: float) -> int:

@@ -1,8 +1,12 @@
 """What must happen at once on the server, as Lua: who is the learner, who leases which slot.
 
-Only the server's clock says what has expired. No key has a TTL while its run goes on (a server short of memory may
-evict such keys): the moment of expiry is a value. A key of another type than ours was written by somebody who does not
-belong there; it is deleted and made again.
+Only the server's clock says what has expired. No key here has a TTL while its run goes on (a server short of memory may
+evict such keys): the moment of expiry is a value. Where that is farther away than the lease is long, the clock was set
+back: then the lease counts from now. A key of another type than ours was written by somebody who does not belong there;
+it is deleted and made again.
+
+A full server refuses to grow (noeviction). Whoever lives must be able to say so all the same, and whoever stops or
+ends, too: a script that has written before may go on writing. What can wait, messages, waits.
 
 ``taken`` is when the newest learner took its place. A server restarted from an old snapshot may tell of an earlier run
 of the name, or of an earlier life of this one; who knows of a later ``taken`` knows better.
@@ -23,7 +27,7 @@ from apexrl.links.redis.server import Server, explain
 if TYPE_CHECKING:
     from redis import Redis
 
-_PRELUDE: Final = """
+PRELUDE: Final = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)  -- milliseconds
 local function text(number) return string.format('%.0f', number) end  -- tostring says 1.8e+12
@@ -38,16 +42,28 @@ local function heal(key, kind)
   local found = redis.call('TYPE', key).ok
   if found ~= 'none' and found ~= kind then redis.call('DEL', key) end
 end
+local function even_when_full() redis.pcall('HDEL', KEYS[1], '') end  -- the first write; changes nothing
+local function held(key)  -- whether a learner has its place, and for how long yet
+  local place = redis.call('HMGET', key, 'token', 'until', 'ttl')
+  local till, longest = whole(place[2]), now + whole(place[3])
+  if not identity(place[1]) or till <= now then return false end
+  if till > longest then  -- the clock was set back
+    till = longest
+    redis.call('HSET', key, 'until', text(till))
+  end
+  return till > now, till - now
+end
 """
 
 TAKE: Final = (
-    _PRELUDE
+    PRELUDE
     + """
 -- KEYS state, learner, record, all others of the run. ARGV run_id, token, host, pid, ttl, record
-heal(KEYS[1], 'hash') heal(KEYS[2], 'hash')
-local place = redis.call('HMGET', KEYS[2], 'token', 'until', 'host', 'pid', 'seen')
-if identity(place[1]) and whole(place[2]) > now then
-  return {'held', place[3] or '', place[4] or '', text(now - whole(place[5])), text(whole(place[2]) - now)}
+heal(KEYS[1], 'hash') heal(KEYS[2], 'hash') even_when_full()
+local living, left = held(KEYS[2])
+if living then
+  local place = redis.call('HMGET', KEYS[2], 'host', 'pid', 'seen')
+  return {'held', place[1] or '', place[2] or '', text(now - whole(place[3])), text(left)}
 end
 local taken = text(math.max(now, whole(redis.call('HGET', KEYS[1], 'taken')) + 1))
 local resumed = redis.call('HGET', KEYS[1], 'run_id') == ARGV[1]
@@ -57,18 +73,18 @@ end
 redis.call('HSET', KEYS[1], 'run_id', ARGV[1], 'phase', 'running', 'taken', taken)
 redis.call('HDEL', KEYS[1], 'stop', 'summary')
 redis.call('HSET', KEYS[2], 'token', ARGV[2], 'host', ARGV[3], 'pid', ARGV[4],
-           'seen', text(now), 'until', text(now + ARGV[5]))
+           'seen', text(now), 'until', text(now + ARGV[5]), 'ttl', ARGV[5])
 redis.call('SET', KEYS[3], ARGV[6])
 return {'taken', resumed and 1 or 0, taken}
 """
 )
 
 RENEW_LEARNER: Final = (
-    _PRELUDE
+    PRELUDE
     + """
 -- KEYS state, learner, record, generations, all others of the run
 -- ARGV run_id, token, host, pid, ttl, status, version, SHA-1 of the record, taken
-heal(KEYS[1], 'hash') heal(KEYS[2], 'hash') heal(KEYS[3], 'string') heal(KEYS[4], 'hash')
+heal(KEYS[1], 'hash') heal(KEYS[2], 'hash') heal(KEYS[3], 'string') heal(KEYS[4], 'hash') even_when_full()
 local run = identity(redis.call('HGET', KEYS[1], 'run_id'))
 local taken = whole(redis.call('HGET', KEYS[1], 'taken'))
 if taken > tonumber(ARGV[9]) then
@@ -81,7 +97,7 @@ if run ~= ARGV[1] or taken < tonumber(ARGV[9]) then  -- an empty server, or an o
   redis.call('HDEL', KEYS[1], 'stop', 'summary')
 end
 redis.call('HSET', KEYS[2], 'token', ARGV[2], 'host', ARGV[3], 'pid', ARGV[4],
-           'seen', text(now), 'until', text(now + ARGV[5]), 'status', ARGV[6], 'version', ARGV[7])
+           'seen', text(now), 'until', text(now + ARGV[5]), 'ttl', ARGV[5], 'status', ARGV[6], 'version', ARGV[7])
 local record = redis.call('GET', KEYS[3])
 local intact = record and redis.sha1hex(record) == ARGV[8]
 return {'held', redis.call('HEXISTS', KEYS[1], 'stop'), intact and 1 or 0, redis.call('HGETALL', KEYS[4])}
@@ -89,11 +105,11 @@ return {'held', redis.call('HEXISTS', KEYS[1], 'stop'), intact and 1 or 0, redis
 )
 
 RESTORE: Final = (
-    _PRELUDE
+    PRELUDE
     + """
 -- KEYS learner, record, generations. ARGV token, record, then fields of generations with the last one known of each
 if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
-heal(KEYS[3], 'hash')
+heal(KEYS[3], 'hash') even_when_full()
 redis.call('SET', KEYS[2], ARGV[2])
 for i = 3, #ARGV, 2 do
   if whole(redis.call('HGET', KEYS[3], ARGV[i])) < whole(ARGV[i + 1]) then
@@ -105,10 +121,10 @@ return 1
 )
 
 END: Final = (
-    _PRELUDE
+    PRELUDE
     + """
 -- KEYS learner, state. ARGV taken, summary ('' when the run is not over). May be repeated
-heal(KEYS[1], 'hash') heal(KEYS[2], 'hash')
+heal(KEYS[1], 'hash') heal(KEYS[2], 'hash') even_when_full()
 if redis.call('HGET', KEYS[2], 'taken') ~= ARGV[1] then return 0 end
 if ARGV[2] ~= '' then redis.call('HSET', KEYS[2], 'phase', 'finished', 'summary', ARGV[2]) end
 redis.call('HDEL', KEYS[1], 'token', 'until')
@@ -117,16 +133,16 @@ return 1
 )
 
 STOP: Final = (
-    _PRELUDE
+    PRELUDE
     + """
 -- KEYS state, learner, members. Answers whether there is such a run, and who is there to hear it
-heal(KEYS[1], 'hash') heal(KEYS[2], 'hash') heal(KEYS[3], 'hash')
+heal(KEYS[1], 'hash') heal(KEYS[2], 'hash') heal(KEYS[3], 'hash') even_when_full()
 if redis.call('HEXISTS', KEYS[1], 'run_id') == 0 then return {'none'} end
 if redis.call('HGET', KEYS[1], 'phase') == 'finished' then return {'finished'} end
-local place = redis.call('HMGET', KEYS[2], 'token', 'until')
-local alive = identity(place[1]) and whole(place[2]) > now and 1 or 0
+local alive = held(KEYS[2]) and 1 or 0
 for _, value in ipairs(redis.call('HVALS', KEYS[3])) do
-  if whole(string.match(value, '^%d+ (%d+) ')) > now then alive = alive + 1 end
+  local seen, till = string.match(value, '^(%d+) (%d+) ')
+  if whole(seen) <= now and whole(till) > now then alive = alive + 1 end
 end
 redis.call('HSET', KEYS[1], 'stop', text(now))
 if alive == 0 then redis.call('HSET', KEYS[1], 'phase', 'finished') return {'deserted'} end
@@ -135,25 +151,32 @@ return {'asked'}
 )
 
 PRUNE: Final = (
-    _PRELUDE
+    PRELUDE
     + """
 -- KEYS members. ARGV milliseconds that a silent member stays in the list
 heal(KEYS[1], 'hash')
 local all = redis.call('HGETALL', KEYS[1])
 for i = 1, #all, 2 do
-  if whole(string.match(all[i + 1], '^(%d+) ')) + ARGV[1] < now then redis.call('HDEL', KEYS[1], all[i]) end
+  local age = now - whole(string.match(all[i + 1], '^(%d+) '))  -- negative: the clock was set back
+  if math.abs(age) > tonumber(ARGV[1]) then redis.call('HDEL', KEYS[1], all[i]) end
 end
 return 0
 """
 )
 
 _LEASES: Final = (
-    _PRELUDE
+    PRELUDE
     + """
 -- KEYS state, slots, generations, members, ...
+local function lease(index, member, generation, ttl)
+  redis.call('HSET', KEYS[2], index, member .. ' ' .. generation .. ' ' .. text(now + ttl) .. ' ' .. ttl)
+end
 local function lessee(index)  -- of a lease that has not expired
-  local member, till = string.match(redis.call('HGET', KEYS[2], index) or '', '^(%S+) %d+ (%d+)$')
-  if member and whole(till) > now then return member end
+  local value = redis.call('HGET', KEYS[2], index) or ''
+  local member, generation, till, ttl = string.match(value, '^(%S+) (%d+) (%d+) (%d+)$')
+  if not member or whole(till) <= now then return end
+  if whole(till) > now + whole(ttl) then lease(index, member, generation, text(whole(ttl))) end
+  return member
 end
 local function following(field)
   local generation = text(whole(redis.call('HGET', KEYS[3], field)) + 1)
@@ -164,9 +187,6 @@ local function at_least(field, generation)
   if whole(redis.call('HGET', KEYS[3], field)) < whole(generation) then
     redis.call('HSET', KEYS[3], field, generation)
   end
-end
-local function lease(index, member, generation, ttl)
-  redis.call('HSET', KEYS[2], index, member .. ' ' .. generation .. ' ' .. text(now + ttl))
 end
 heal(KEYS[1], 'hash') heal(KEYS[2], 'hash') heal(KEYS[3], 'hash') heal(KEYS[4], 'hash')
 local run = identity(redis.call('HGET', KEYS[1], 'run_id'))
@@ -181,6 +201,7 @@ JOIN: Final = (
 if run and run ~= ARGV[1] then return {'replaced'} end
 if redis.call('HGET', KEYS[1], 'phase') == 'finished' then return {'finished'} end
 if redis.call('HEXISTS', KEYS[1], 'stop') == 1 then return {'stopping'} end
+even_when_full()
 local free = {}
 for index = 0, ARGV[4] - 1 do
   if not lessee(index) then free[#free + 1] = index end
@@ -206,12 +227,22 @@ RENEW_MEMBER: Final = (
 if run and run ~= ARGV[1] and taken > tonumber(ARGV[9]) then return {'replaced'} end
 local current = run == ARGV[1] and taken >= tonumber(ARGV[9])
 heal(KEYS[5], 'hash') heal(KEYS[6], 'stream')
-local place = redis.call('HMGET', KEYS[5], 'token', 'until', 'version')
-local alive = current and identity(place[1]) and whole(place[2]) > now
+local first_message = 11 + 2 * ARGV[10]
+local dropped, told = 0, 0
+for i = first_message, #ARGV, 2 do
+  if redis.call('XLEN', KEYS[6]) >= tonumber(ARGV[8]) then
+    dropped = dropped + 1
+  else
+    local added = redis.pcall('XADD', KEYS[6], '*', 'member', ARGV[2], 'kind', ARGV[i], 'values', ARGV[i + 1])
+    if type(added) == 'table' and added.err then break end  -- full
+  end
+  told = told + 1
+end
+even_when_full()
+local alive = current and held(KEYS[5])
 local stop = current and redis.call('HEXISTS', KEYS[1], 'stop') == 1
 local finished = current and redis.call('HGET', KEYS[1], 'phase') == 'finished'
 local slots, missing = {}, tonumber(ARGV[5])
-local first_message = 11 + 2 * ARGV[10]
 for i = 11, first_message - 1, 2 do
   local index, generation = tonumber(ARGV[i]), ARGV[i + 1]
   local who = lessee(index)
@@ -237,16 +268,8 @@ for index = 0, ARGV[4] - 1 do
 end
 at_least('members', ARGV[6])
 redis.call('HSET', KEYS[4], ARGV[2], text(now) .. ' ' .. text(now + ARGV[3]) .. ' ' .. ARGV[6] .. ' ' .. ARGV[7])
-local dropped = 0
-for i = first_message, #ARGV, 2 do
-  if redis.call('XLEN', KEYS[6]) >= tonumber(ARGV[8]) then
-    dropped = dropped + 1
-  else
-    redis.call('XADD', KEYS[6], '*', 'member', ARGV[2], 'kind', ARGV[i], 'values', ARGV[i + 1])
-  end
-end
-return {'held', stop and 1 or 0, finished and 1 or 0, alive and 1 or 0, text(whole(place[3])), dropped,
-        text(current and taken or 0), slots}
+return {'held', stop and 1 or 0, finished and 1 or 0, alive and 1 or 0,
+        text(whole(redis.call('HGET', KEYS[5], 'version'))), dropped, told, text(current and taken or 0), slots}
 """
 )
 
@@ -255,6 +278,7 @@ LEAVE: Final = (
     + """
 -- ARGV run_id, member, generation, heartbeat, then the slots held
 if run ~= ARGV[1] then return 0 end
+even_when_full()
 for i = 5, #ARGV do
   if lessee(ARGV[i]) == ARGV[2] then redis.call('HDEL', KEYS[2], ARGV[i]) end
 end
@@ -264,7 +288,7 @@ return 1
 )
 
 POP: Final = (
-    _PRELUDE
+    PRELUDE
     + """
 -- KEYS messages. ARGV the most to take out
 heal(KEYS[1], 'stream')

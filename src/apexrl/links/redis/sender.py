@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from redis import exceptions
 
@@ -13,23 +13,28 @@ from apexrl.errors import LinkError
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.pipe import Pipe, command
 from apexrl.links.redis.server import DEFAULT_BULK_BYTES, TROUBLE, Backoff, Server, explain
-from apexrl.links.redis.stream import MOST_LIFE, field_of, sequence_of, stream_of
+from apexrl.links.redis.stream import LAST_OF_LIFE, field_of, sequence_of, stream_of
 from apexrl.links.redis.wire import MOST_BODY_BYTES, MOST_CHUNKS, FrameHead, encode_frame, packing
 from apexrl.protocols import ChunkHead
 
 BATCH_BYTES: Final = 4 * 2**20
 """Sent before replies are read: bounds what is sent twice after a cut."""
 BATCH_FRAMES: Final = 256
+DOUBT_SECONDS, MOST_DOUBT_SECONDS = 5.0, 60.0
+"""Without anything committed, after which the server is asked whether it still has what it took; longer each time."""
 LEAST_PAUSE, MOST_PAUSE = 0.001, 0.05
 """Seconds between two looks at what was committed."""
 
 _MULTI, _EXEC = command("MULTI"), command("EXEC")
+_THERE: Final = "return #redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])"  # the entry itself may be large
 
 
 class ExperienceSender:
     """Sends one member's chunks, in order, each once. For one thread. Trouble with the server is waited out.
 
-    ``sent_items`` = ``committed_items`` + ``dropped_items`` + ``uncommitted_items`` at any time.
+    ``sent_items`` = ``committed_items`` + ``dropped_items`` + ``uncommitted_items`` at any time. Dropped is what this
+    end gave up. The intake may have had such a frame already and commit it: then it counts as dropped here, and as
+    committed there, where gaps in the numbers say what is really missing.
 
     Args:
         run_id, member, generation, schema: stand in every frame.
@@ -63,20 +68,21 @@ class ExperienceSender:
         self._server_id, self._life = "", b""  # empty: not known
         self._most_bulk = most_bulk
         self._append = self._stream = b""  # XADD up to the frame; the stream of this life
-        self._look = command("HGET", keys.committed, self._field) + command("GETRANGE", keys.steps, 0, MOST_LIFE)
+        self._look = command("HGET", keys.committed, self._field) + command("GETRANGE", keys.steps, 0, LAST_OF_LIFE)
         self._queued: deque[_Kept] = deque()
         self._sent: deque[_Kept] = deque()  # and answered; all of them come before what is queued
-        self._deletes: list[bytes] = []  # entries that were dropped after they were sent
+        self._posted: _Posted | None = None
+        self._deletes: list[bytes] = []  # entries of this life that were dropped after they were sent
+        self._sure_until = 0.0  # monotonic seconds; then what was sent is doubted
+        self._doubt = DOUBT_SECONDS
         self._sequence = 0
         self.trouble = ""
         """Why nothing moves, in words; empty when all is well."""
         self.committed_sequence = 0
         self.sent_items = self.committed_items = self.dropped_items = self.uncommitted_items = 0
         self.uncommitted_bytes = 0
-        self.dropped_frames = self.resent_frames = 0
+        self.resent_frames = 0
         self.reconnects = 0
-        self.server_full = 0
-        """How often the server refused frames because it was full."""
 
     @property
     def connected(self) -> bool:
@@ -148,9 +154,15 @@ class ExperienceSender:
         while True:
             moved = False
             try:
-                while self._ready() and self._exchange():
-                    moved = True
-                    if not self._queued or time.monotonic() >= deadline:
+                moved = self._collect()
+                while self._ready():
+                    self._post()
+                    patient = self._drops or time.monotonic() < deadline  # what is dropped must not be on its way
+                    if self._posted and self._posted.batch and not patient:
+                        moved = True  # the caller makes the next frames while the server takes these
+                        break
+                    moved |= (exchanged := self._collect())
+                    if not exchanged or not self._queued or not patient:
                         break
             except (*TROUBLE, exceptions.ResponseError) as error:
                 self._troubled(error)
@@ -180,31 +192,48 @@ class ExperienceSender:
                 self._queue_again()
         return bool(self.uncommitted_bytes or self._deletes or not self._life)
 
-    def _exchange(self) -> bool:
-        """One batch (all of it or nothing), deletions, and a look: one round trip."""
+    def _post(self) -> None:
+        """Deletions, one batch (all of it or nothing), and a look, on their way: replies are for `_collect`.
+
+        One at a time: a batch must not be taken where the one before it was refused.
+        """
         pipe = self._pipe
         assert pipe is not None
         batch = self._batch() if self._life else []
         whole = len(batch) > 1  # a full server must not refuse one frame and take the next
-        pieces = [_MULTI] if whole else []
+        deletes = len(self._deletes)
+        doubted = self._sent[-1] if self._sent and time.monotonic() > self._sure_until else None
+        pieces = [command("XDEL", self._stream, *self._deletes)] if deletes else []
+        if whole:
+            pieces.append(_MULTI)
         for kept in batch:
             pieces += (b"%b$%d\r\n" % (self._append, len(kept.frame)), kept.frame, b"\r\n")
             self.resent_frames += kept.tried
             kept.tried = True
         if whole:
             pieces.append(_EXEC)
-        deletes, self._deletes = self._deletes, []
-        if deletes:
-            pieces.append(command("XDEL", self._stream, *deletes))
+        if doubted is not None:  # before the look, so that what was committed meanwhile is not missed
+            pieces.append(command("EVAL", _THERE, 1, self._stream, doubted.entry))
         pieces.append(self._look)
         answers = len(batch) + 2 * whole
-        pipe.send(pieces, answers + bool(deletes) + 2)
-        replies = pipe.drain()
+        pipe.send(pieces, bool(deletes) + answers + (doubted is not None) + 2)
+        self._posted = _Posted(batch, answers, whole, deletes, doubted)
+
+    def _collect(self) -> bool:
+        """The replies to what was posted. Whether something moved."""
+        posted, self._posted = self._posted, None
+        if posted is None or self._pipe is None:
+            return False
+        batch, answers, whole, deletes, doubted = posted
+        replies = self._pipe.drain()[bool(deletes) :]
+        del self._deletes[:deletes]
         entries = replies[answers - 1] if whole else replies[:answers]
         told = replies[:answers] + (entries if isinstance(entries, list) else [])
         refusal = next((reply for reply in told if isinstance(reply, Exception)), None)
         moved = bool(batch) and refusal is None and self._taken(batch, entries)
         moved |= self._looked(*replies[-2:])
+        if doubted is not None:
+            self._judge(doubted, replies[-3])
         if refusal is not None:
             raise refusal
         return moved
@@ -227,6 +256,8 @@ class ExperienceSender:
             self._life = b""
             self._queue_again()
             return False
+        if not self._sent:
+            self._sure_until = time.monotonic() + self._doubt
         for kept, entry in zip(batch, entries, strict=True):
             kept.entry = entry or b""
             self._sent.append(self._queued.popleft())
@@ -242,6 +273,9 @@ class ExperienceSender:
             self._stream = stream_of(self._keys, life)
             self._append = command("XADD", self._stream, "NOMKSTREAM", "*", "f", more=1)
             self._queue_again()
+            self._deletes.clear()
+            for kept in self._queued:
+                kept.entry = b""
         if not life:
             self.trouble = "no learner takes experience yet"
         elif not self._queued:
@@ -254,8 +288,19 @@ class ExperienceSender:
                 self._release(kept)
                 self.committed_items += kept.items
                 moved = True
+        if moved:
+            self._doubt = DOUBT_SECONDS
+            self._sure_until = time.monotonic() + self._doubt
         self.committed_sequence = max(self.committed_sequence, sequence)
         return moved
+
+    def _judge(self, doubted: _Kept, there: Any) -> None:
+        """Queue again what the server took and has no more, although nobody committed it."""
+        self._doubt = min(2.0 * self._doubt, MOST_DOUBT_SECONDS)  # a frame that is refused comes to this, too
+        self._sure_until = time.monotonic() + self._doubt
+        if there == 0 and self._sent and self._sent[-1] is doubted:
+            self._deletes += [kept.entry for kept in self._sent]  # none may overtake those before it
+            self._queue_again()
 
     def _release(self, kept: _Kept) -> None:
         self.uncommitted_bytes -= len(kept.frame)
@@ -264,7 +309,6 @@ class ExperienceSender:
     def _drop(self, kept: _Kept) -> None:
         self._release(kept)
         self.dropped_items += kept.items
-        self.dropped_frames += 1
 
     def _make_room(self, nbytes: int) -> None:
         while self.uncommitted_bytes and self.uncommitted_bytes + nbytes > self._window:
@@ -285,15 +329,24 @@ class ExperienceSender:
     def _troubled(self, error: Exception) -> None:
         self.trouble = str(explain(error, self._server.address))
         self._not_before = time.monotonic() + self._backoff.next()
-        if isinstance(error, exceptions.OutOfMemoryError):
-            self.server_full += 1  # all was answered: the connection is good
-        else:
+        if not isinstance(error, exceptions.OutOfMemoryError):  # after which all was answered: the connection is good
             self._disconnect()
 
     def _disconnect(self) -> None:
+        self._posted = None
         if self._pipe is not None:
             self._pipe.close()
             self._pipe = None
+
+
+class _Posted(NamedTuple):
+    """A round trip whose replies are still to come."""
+
+    batch: list[_Kept]  # these are still the first of what is queued
+    answers: int  # replies to it
+    whole: bool
+    deletes: int
+    doubted: _Kept | None
 
 
 class _Kept:

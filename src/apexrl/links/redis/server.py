@@ -101,7 +101,8 @@ class Server:
 
         Raises:
             LinkError: it cannot be reached, is older than 6.2 or a replica, or may evict streams.
-                A ``volatile-*`` policy is accepted: only leases have a time to live, and their holders renew them.
+                A ``volatile-*`` policy is accepted: while a run goes on, only parts of weights have a time to live,
+                and only until their head is written.
         """
         client = self.connect()
         try:

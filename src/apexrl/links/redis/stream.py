@@ -7,13 +7,14 @@ from typing import Any, Final
 import redis
 
 from apexrl.links.redis.keys import RunKeys
+from apexrl.links.redis.values import MOST_SEQUENCE
 
 GROUP: Final = "learner"
 CONSUMER: Final = "intake"
 """One name: what a dead intake had not acknowledged is its successor's own."""
 
-MOST_LIFE: Final = 63
-"""Characters of a stream's life that are looked at."""
+LAST_OF_LIFE: Final = 62
+"""Index of the last character of a stream's life that is looked at."""
 
 
 def stream_of(keys: RunKeys, life: bytes) -> bytes:
@@ -27,11 +28,12 @@ def field_of(member: str, generation: int) -> str:
 
 
 def sequence_of(value: bytes | None) -> int:
-    """A value of ``keys.committed``; 0 when it is none."""
-    return int(value) if value and len(value) < 17 and value.isdigit() else 0
+    """A value of ``keys.committed``; 0 when it is none that a sender can have reached."""
+    sequence = int(value) if value and len(value) < 17 and value.isdigit() else 0
+    return sequence if sequence < MOST_SEQUENCE else 0
 
 
 def depth(client: redis.Redis, keys: RunKeys) -> int:
     """Frames on the server that were not acknowledged yet. Raises redis-py's errors."""
-    life: Any = client.getrange(keys.steps, 0, MOST_LIFE)
+    life: Any = client.getrange(keys.steps, 0, LAST_OF_LIFE)
     return int(client.xlen(stream_of(keys, life))) if life else 0

@@ -11,8 +11,11 @@ import msgspec
 from apexrl.status import RunStatus
 
 PROTOCOL: Final = 1
-"""Of everything that hosts say to one another through a server; a host joins runs of its own protocol only."""
+"""Raised when anything that hosts say to one another through a server changes its meaning. A host joins runs of its own
+protocol only; frames of another one are refused."""
 
+MOST_SEQUENCE: Final = 2**40
+"""Chunks of one member's life."""
 MOST_RECORD_BYTES: Final = 4 << 20
 MOST_STATUS_BYTES: Final = 32 << 10
 MOST_MESSAGE_BYTES: Final = 64 << 10
@@ -155,6 +158,20 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 T = TypeVar("T")
+
+
+def whole(data: bytes | None) -> int:
+    """A number of the server's; 0 for what is none, or none of ours."""
+    return int(data) if data and data.isdigit() and len(data) <= 15 else 0
+
+
+def lives(seen: int, until: int, now: int) -> bool:
+    """Whether who was seen last at ``seen``, with a lease ``until``, lives; server's times in milliseconds.
+
+    ``now`` may have been read a little before the others; one farther in the future stands there since the server's
+    clock was set back.
+    """
+    return seen <= now + 1000 and until > now
 
 
 def decode(data: bytes | None, kind: type[T]) -> T | None:

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 from apexrl.links.redis.keys import EVERY_RECORD, RunKeys
 from apexrl.links.redis.scripts import Connection
-from apexrl.links.redis.stream import MOST_LIFE, stream_of
+from apexrl.links.redis.stream import LAST_OF_LIFE, stream_of
 from apexrl.links.redis.values import (
     MOST_RECORD_BYTES,
     MOST_STATUS_BYTES,
@@ -16,7 +16,9 @@ from apexrl.links.redis.values import (
     LearnerDigest,
     RunRecord,
     decode,
+    lives,
     printable,
+    whole,
 )
 
 MOST_MEMBERS: Final = 4096
@@ -81,7 +83,7 @@ def look(connection: Connection, name: str) -> RunView:
             ("GETRANGE", keys.record, 0, MOST_RECORD_BYTES),
             ("HMGET", keys.state, "phase", "stop"),
             ("HMGET", keys.learner, "token", "until", "seen", "host", "pid", "status"),
-            ("GETRANGE", keys.steps, 0, MOST_LIFE),
+            ("GETRANGE", keys.steps, 0, LAST_OF_LIFE),
             ("HSCAN", keys.members, 0, "COUNT", MOST_MEMBERS),
         ],
         refusals=True,
@@ -104,10 +106,10 @@ def look(connection: Connection, name: str) -> RunView:
         record=parsed,
         phase=printable(phase, 20),
         stopping=stop is not None,
-        learner_alive=token is not None and _whole(until) > now,
+        learner_alive=token is not None and lives(whole(seen), whole(until), now),
         learner_host=printable(host, 64),
         learner_pid=printable(pid, 20),
-        learner_age_seconds=max(0, now - _whole(seen)) / 1000,
+        learner_age_seconds=max(0, now - whole(seen)) / 1000,
         digest=digest or LearnerDigest(),
         queue=queue or 0,
         members=known,
@@ -140,23 +142,19 @@ def _member(key: bytes, value: bytes, now: int) -> MemberView | None:
     heartbeat = _sized(parts[3], Heartbeat)
     if heartbeat is None:
         return None
-    until = _whole(parts[1])
+    was_seen, until = whole(parts[0]), whole(parts[1])
     return MemberView(
         member=printable(key, 100),
-        generation=_whole(parts[2]),
+        generation=whole(parts[2]),
         kind=printable(heartbeat.kind, 20),
         host=printable(heartbeat.host, 64),
         pid=heartbeat.pid,
         slots=sorted(heartbeat.slots),
-        state="left" if until == 0 else "alive" if until > now else "lost",
-        age_seconds=max(0, now - _whole(parts[0])) / 1000,
+        state="left" if until == 0 else "alive" if lives(was_seen, until, now) else "lost",
+        age_seconds=max(0, now - was_seen) / 1000,
         digest=heartbeat.digest,
     )
 
 
 def _sized(data: bytes | None, kind: type[Any]) -> Any:
     return decode(data, kind) if data is not None and len(data) <= MOST_STATUS_BYTES else None
-
-
-def _whole(data: bytes | None) -> int:
-    return int(data) if data and data.isdigit() and len(data) <= 15 else 0

@@ -15,6 +15,7 @@ from msgspec import Meta
 from redis import exceptions
 
 from apexrl.errors import FrameError
+from apexrl.links.redis.fences import CURRENT, SHOW, outdated
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.pipe import Pipe, command
 from apexrl.links.redis.server import TROUBLE, Backoff, Server, explain
@@ -76,25 +77,27 @@ class WeightsUploader:
 
     Args:
         run_id: other runs' weights under these keys are replaced.
+        fence: the ``taken`` of the `LearnerPlace` that this works for; 0: whoever's the run is.
         compression: ``none`` or ``zlib``.
     """
 
-    def __init__(self, server: Server, keys: RunKeys, *, run_id: str, compression: str = "none") -> None:
-        self._server, self._keys, self._run_id, self._packed = server, keys, run_id, packing(compression)
+    def __init__(
+        self, server: Server, keys: RunKeys, *, run_id: str, fence: int = 0, compression: str = "none"
+    ) -> None:
+        self._server, self._keys, self._run_id, self._fence = server, keys, run_id, fence
+        self._packed = packing(compression)
         self._pipe: Pipe | None = None
-        self.published_versions = self.published_bytes = 0
 
     def publish(self, weights: Arrays, version: int) -> None:
         """Make ``version`` the newest; the one before stays for those who are reading it.
 
         Raises:
             LinkError: the server cannot take it now; try again, with the newest.
+            OwnershipError: a newer learner has the run; its weights stand.
             FrameError: an array is not of plain numbers.
         """
         blob = encode_weights(self._run_id, version, weights, self._packed)
         self._guarded(lambda pipe: self._publish(pipe, memoryview(blob), version))
-        self.published_versions += 1
-        self.published_bytes += len(blob)
 
     def published(self) -> int:
         """The version that the server has of this run; 0 when it has none (it may have lost it: publish again).
@@ -112,6 +115,8 @@ class WeightsUploader:
 
     def _publish(self, pipe: Pipe, blob: memoryview, version: int) -> None:
         keys = self._keys
+        if not pipe.ask("EVAL", CURRENT, 1, keys.state, self._fence):
+            raise outdated(self._server, keys)
         part_bytes = min(PART_BYTES, pipe.facts.most_bulk)
         parts = -(-len(blob) // part_bytes)
         old = self._head(pipe)
@@ -127,14 +132,12 @@ class WeightsUploader:
             setting = command("SETEX", keys.weights_part(version, part), ORPHAN_SECONDS, more=1)
             pipe.send([b"%b$%d\r\n" % (setting, len(data)), bytes(data), b"\r\n"], 1)
         _raise_refusals(pipe)
-        pieces = [command("MULTI"), command("SET", keys.weights, _encoder.encode(head))]
-        pieces += [command("PERSIST", keys.weights_part(version, part)) for part in range(parts)]
+        new = [keys.weights_part(version, part) for part in range(parts)]
         gone = [keys.weights_part(one, part) for one, parts_ in stale for part in range(parts_)]
-        if gone:
-            pieces.append(command("UNLINK", *gone))
-        pieces += [command("PUBLISH", keys.doorbell, version), command("EXEC")]
-        pipe.send(pieces, len(pieces))
-        _raise_refusals(pipe)
+        touched = keys.state, keys.weights, *new, *gone
+        arguments = self._fence, _encoder.encode(head), keys.doorbell, version, parts
+        if not pipe.ask("EVAL", SHOW, len(touched), *touched, *arguments):
+            raise outdated(self._server, keys)
 
     def _head(self, pipe: Pipe) -> _Head | None:
         try:
@@ -168,7 +171,7 @@ class WeightsDownloader:
         self._next_poll = 0.0
         self.trouble = ""
         """Why none can be had, in words; empty when all is well."""
-        self.transfers = self.transferred_bytes = 0
+        self.transfers = 0
         self.refused = 0
         """Weights that were damaged, hostile, or of another run."""
         self.reconnects = -1
@@ -271,7 +274,6 @@ class WeightsDownloader:
         if refusal is not None:
             raise refusal
         self.transfers += 1
-        self.transferred_bytes += begin
         if missing:
             return None
         if begin != head.nbytes:

@@ -20,11 +20,9 @@ from msgspec import Meta
 
 from apexrl import _native
 from apexrl.errors import ConfigError, FrameError
+from apexrl.links.redis.values import MOST_SEQUENCE, PROTOCOL
 from apexrl.protocols import Arrays, ChunkHead
 from apexrl.spec import Array
-
-PROTOCOL: Final = 1
-"""Raised when bytes change their meaning; frames of another one are refused."""
 
 MOST_CHUNKS: Final = 4096
 """Chunks in one frame."""
@@ -41,8 +39,9 @@ OVERHEAD_BYTES: Final = _FIXED.size + _CRC.size
 """Of a frame, beside head and body."""
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
-Text = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"\A[\x21-\x7e]+\Z")]
+Text = Annotated[str, Meta(min_length=1, max_length=100)]
 Small = Annotated[int, Meta(ge=0, lt=2**31)]
+Total = Annotated[int, Meta(ge=0, le=2**50)]  # sums of many stay far below 2^63
 _Head = tuple[Count, Count, Small, Small, Small, Small, Small, Count]
 _DTYPE = r"\A(\|[biu]1|<[iuf][248])\Z"
 
@@ -54,10 +53,10 @@ class FrameHead(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
     schema: Annotated[bytes, Meta(max_length=64)]
     member: Text
     generation: Count
-    sequence: Count  # of the first chunk; the others follow
-    item_index: Count  # items in all chunks before the first
+    sequence: Annotated[int, Meta(ge=0, lt=MOST_SEQUENCE)]  # of the first chunk; the others follow
+    item_index: Total  # items in all chunks before the first
     heads: Annotated[list[_Head], Meta(min_length=1, max_length=MOST_CHUNKS)]
-    counts: Annotated[dict[Text, Count], Meta(max_length=16)]  # the member's own, cumulative
+    counts: Annotated[dict[Text, Total], Meta(max_length=16)]  # the member's own, cumulative
 
 
 class Frame(NamedTuple):
@@ -108,16 +107,19 @@ def decode_frame(data: bytes, run_id: str, schema: bytes, most_bytes: int = MOST
     """
     text, rest = _open(data, _EXPERIENCE, most_bytes)
     head: FrameHead = _decode(_frame_decoder, text)
-    origin = f"of member {head.member}"
+    member = head.member
+    if not (member.isascii() and member.isprintable()) or " " in member:
+        raise FrameError("the head of a frame cannot be read: its member has a name that none can have")
     if head.run_id != run_id:
-        raise FrameError(f"a frame {origin} belongs to another run ({head.run_id})")
+        raise FrameError(f"a frame of member {member} belongs to another run ({head.run_id!r})")
     if head.schema != schema:
-        raise FrameError(f"a frame {origin} has other fields (schema {head.schema.hex()}, here {schema.hex()})")
+        here = f"(schema {head.schema.hex()}, here {schema.hex()})"
+        raise FrameError(f"a frame of member {member} has other fields {here}")
     heads = [ChunkHead._make(one) for one in head.heads]
     claimed = sum([one.nbytes for one in heads])
     if claimed != rest.nbytes:
-        raise FrameError(f"a frame {origin} has {rest.nbytes} bytes where its chunks have {claimed}")
-    return Frame(head, heads, rest.body(origin))
+        raise FrameError(f"a frame of member {member} has {rest.nbytes} bytes where its chunks have {claimed}")
+    return Frame(head, heads, rest.body(f"of member {member}") if rest.packed else rest.wire)
 
 
 def encode_weights(run_id: str, version: int, weights: Arrays, packed: bool = False) -> bytes:
@@ -149,7 +151,7 @@ def decode_weights(data: bytes | bytearray, run_id: str, most_bytes: int) -> tup
     text, rest = _open(data, _WEIGHTS, most_bytes)
     head: _WeightsHead = _decode(_weights_decoder, text)
     if head.run_id != run_id:
-        raise FrameError(f"the weights belong to another run ({head.run_id})")
+        raise FrameError(f"the weights belong to another run ({head.run_id!r})")
     sizes = []
     for one in head.arrays:
         nbytes = np.dtype(one.dtype).itemsize

@@ -1,0 +1,103 @@
+"""What only the newest learner's roles may do, as Lua: each looks who is the newest and acts at once.
+
+A role may outlive its learner: its host was suspended, or its supervisor died. Its *fence* is the ``taken`` of its
+learner's place; where a newer one stands, it must touch nothing any more. 0: without a fence.
+
+These also work on a full server, which they help to empty.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from apexrl.errors import OwnershipError
+from apexrl.links.redis.keys import RunKeys
+from apexrl.links.redis.scripts import PRELUDE
+from apexrl.links.redis.server import Server
+
+_FENCE: Final = (
+    PRELUDE
+    + """
+-- KEYS state, ... ARGV fence, ...
+heal(KEYS[1], 'hash')
+local fence = tonumber(ARGV[1])
+local function maker(life) return whole(string.match(life, '^(%d+)-')) end
+local function outdated(life)
+  if fence == 0 then return false end
+  return math.max(maker(life or ''), whole(redis.call('HGET', KEYS[1], 'taken'))) > fence
+end
+"""
+)
+
+ADOPT: Final = (
+    _FENCE
+    + """
+-- KEYS state, steps, its stream, a new one. ARGV fence, life of its stream, life of the new one, group
+heal(KEYS[2], 'string')
+local life = redis.call('GETRANGE', KEYS[2], 0, 62)
+if outdated(life) then return 'outdated' end
+if life ~= ARGV[2] then return 'moved' end
+even_when_full()
+if life ~= '' and (fence == 0 or maker(life) == fence) and redis.call('TYPE', KEYS[3]).ok == 'stream' then
+  redis.pcall('XGROUP', 'CREATE', KEYS[3], ARGV[4], '0')  -- an error: it is there
+  return 'adopted'
+end
+redis.call('UNLINK', KEYS[3])
+redis.call('XGROUP', 'CREATE', KEYS[4], ARGV[4], '0', 'MKSTREAM')
+redis.call('SET', KEYS[2], ARGV[3])
+return 'made'
+"""
+)
+"""The stream of experience as this learner's intake finds it, or a new one. Senders send again what was in an old one
+and is not committed."""
+
+TELL: Final = (
+    _FENCE
+    + """
+-- KEYS state, steps, stream, committed. ARGV fence, life, group, number of entries, number of words that are fields and
+-- sequences, then the entries, those words, and fields to be forgotten
+heal(KEYS[2], 'string') heal(KEYS[4], 'hash')
+local life = redis.call('GETRANGE', KEYS[2], 0, 62)
+if outdated(life) then return 'outdated' end
+if life ~= ARGV[2] then return 'moved' end
+even_when_full()
+local entries, words = tonumber(ARGV[4]), tonumber(ARGV[5])
+for i = 6 + entries, 5 + entries + words, 2 do redis.call('HSET', KEYS[4], ARGV[i], ARGV[i + 1]) end
+for i = 6 + entries + words, #ARGV do redis.call('HDEL', KEYS[4], ARGV[i]) end
+if entries > 0 then
+  redis.call('XACK', KEYS[3], ARGV[3], unpack(ARGV, 6, 5 + entries))
+  redis.call('XDEL', KEYS[3], unpack(ARGV, 6, 5 + entries))
+end
+return 'told'
+"""
+)
+"""First what was committed, then the entries: none goes that its sender was not told of."""
+
+CURRENT: Final = (
+    _FENCE
+    + """
+return outdated() and 0 or 1
+"""
+)
+
+SHOW: Final = (
+    _FENCE
+    + """
+-- KEYS state, weights, parts of the new ones, parts of old ones
+-- ARGV fence, head, doorbell, version, number of new parts
+if outdated() then return 0 end
+redis.call('SET', KEYS[2], ARGV[2])
+for i = 3, #KEYS do redis.call(i < 3 + ARGV[5] and 'PERSIST' or 'UNLINK', KEYS[i]) end
+redis.call('PUBLISH', ARGV[3], ARGV[4])
+return 1
+"""
+)
+"""Makes weights whose parts are there the newest."""
+
+
+def outdated(server: Server, keys: RunKeys) -> OwnershipError:
+    """The error that an outdated role ends with."""
+    return OwnershipError(
+        f"run {keys.name} at {server.address} has a newer learner than the one that this process works for: "
+        "it leaves the run to that one"
+    )

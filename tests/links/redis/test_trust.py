@@ -1,0 +1,108 @@
+"""What a record may have called on another host."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from apexrl import settings
+from apexrl.config import Config
+from apexrl.errors import ConfigError
+from apexrl.links.redis.trust import entrusted, modules
+
+ORIGIN = "run r at redis-host:6379"
+
+
+def read(text: str) -> Config:
+    return settings.from_toml(text, ORIGIN)
+
+
+def calling(name: str, **kwargs: Any) -> Config:
+    pairs = "\n".join(f"{key} = {value!r}".replace("True", "true") for key, value in kwargs.items())
+    return read(f"[env]\nenv = {{callable = '{name}'}}\n[env.env_kwargs]\n{pairs}\n")
+
+
+def an_agent(name: str) -> Config:
+    return settings.override(Config(), {"agent": name})
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module of the user's, which has imported something dangerous."""
+    code = (
+        "from subprocess import check_output\nimport subprocess\ndef make(**kwargs): return kwargs\nclass Mine: ...\n"
+    )
+    for name in ("own", "own.envs"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        exec(code, vars(sys.modules[name]))
+    return sys.modules["own"]
+
+
+def test_what_nobody_has_named_is_refused_in_words(tmp_path: Path) -> None:
+    called = tmp_path / "called"
+    hostile = calling("subprocess:check_output", args=f"touch {called}", shell=True)
+    with pytest.raises(ConfigError, match="'subprocess:check_output' to be called here as its environment") as caught:
+        entrusted(hostile, (), ORIGIN)
+    assert str(caught.value).startswith(ORIGIN)
+    assert "--trust subprocess (in Python: trust=('subprocess',))" in str(caught.value)
+    with pytest.raises(ConfigError, match="'subprocess:Popen' to be called here as its agent"):
+        entrusted(an_agent("subprocess:Popen"), ("own",), ORIGIN)
+    assert hostile.env.env(**hostile.env.env_kwargs) == b""  # as it would have been
+    assert called.exists()
+
+
+def test_ids_and_shipped_agents_need_no_trust() -> None:
+    for text in ("", "[env]\nenv = 'my_sim:Plant-v0'\n[agent]\nagent = 'dqn'\n"):
+        assert entrusted(read(text), (), ORIGIN) == read(text)
+
+
+@pytest.mark.parametrize("trust", [("own",), ("else", "own.envs"), "own"])
+def test_what_is_of_a_named_module_is_called(own: ModuleType, trust: Any) -> None:
+    config = entrusted(calling("own.envs:make", width=3), trust, ORIGIN)
+    assert config.env.env(**config.env.env_kwargs) == {"width": 3}
+    assert settings.to_toml(config) == settings.to_toml(calling("own.envs:make", width=3))
+    assert entrusted(an_agent("own.envs:Mine"), trust, ORIGIN).agent.agent == "own.envs:Mine"
+
+
+@pytest.mark.parametrize("name", ["ownership:make", "own_too.envs:make", "own", ":make", "\x1b[2J:make"])
+def test_a_name_that_only_looks_alike_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="nobody has said that this host may") as caught:
+        entrusted(calling(name) if name.isprintable() else an_agent(name), ("own.envs", "own.agents"), ORIGIN)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["own:check_output", "own:subprocess.check_output", "own:make.__globals__.get",
+                                  "own:Mine.__subclasses__", "own:make.__class__"])  # fmt: skip
+def test_what_a_named_module_has_from_elsewhere_is_not_called(own: ModuleType, name: str, tmp_path: Path) -> None:
+    called = tmp_path / "called"
+    config = entrusted(calling(name, args=f"touch {called}", shell=True), ("own",), ORIGIN)
+    with pytest.raises(ConfigError, match=r"\(of module '\w*'\) to be called here"):
+        config.env.env(**config.env.env_kwargs)
+    assert not called.exists()
+
+
+def test_who_makes_no_environment_need_not_trust_it() -> None:
+    entrusted(calling("subprocess:check_output"), (), ORIGIN, env=False)
+    with pytest.raises(ConfigError, match="as its agent"):
+        entrusted(an_agent("own:Mine"), (), ORIGIN, env=False)
+
+
+@pytest.mark.parametrize("wrong", ["own:make", "", "own.", "own/envs", "--run"])
+def test_what_is_no_module_is_said(wrong: str) -> None:
+    with pytest.raises(ConfigError, match="is no module"):
+        entrusted(Config(), ("own", wrong) if wrong else (wrong,), ORIGIN)
+
+
+def test_a_learner_trusts_what_its_own_user_has_named(own: ModuleType) -> None:
+    assert modules(Config()) == ()
+    assert modules(an_agent("own:Mine")) == ("own",)
+    assert modules(settings.override(an_agent("agents:Mine"), {"env": own.make})) == ("own", "agents")
+    config = calling("own:check_output")
+    assert modules(config) == ("own", "subprocess")
+    assert entrusted(config, modules(config), ORIGIN).env.env(args=["echo", "yes"]) == b"yes\n"
+    assert own.check_output is subprocess.check_output
