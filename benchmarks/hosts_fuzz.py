@@ -66,6 +66,7 @@ class Rig:
             here, self.keys, run_id=RUN_ID, member="honest", generation=1, schema=schema, window_bytes=1 << 26
         )
         self.books: dict[str, int] = {}
+        self.intake.step()  # it makes the stream
 
     def push(self, frames: list[bytes]) -> None:
         """As anybody who has the password could."""

@@ -61,7 +61,8 @@ class Mutants:
             lie = self._lie()
             place = dice.randrange(len(value))
             if place == 6 and dice.random() < 0.8 and isinstance(value[6], list) and value[6]:
-                one = list(value[6][dice.randrange(len(value[6]))]) if isinstance(value[6][0], list) else [lie]
+                some = value[6][dice.randrange(len(value[6]))]
+                one = list(some) if isinstance(some, list) and some else [lie]
                 one[dice.randrange(len(one))] = lie
                 value[6] = [*value[6][1:], one]
             else:

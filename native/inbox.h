@@ -43,13 +43,15 @@ inline const char* flaw_of(const View& view, const ChunkHead& c, const uint8_t* 
       return "an episode's steps do not follow one another";
     }
   }
+  // (|δ| + eps)^alpha is no less than that of δ = 0; a little less where two machines' powers differ.
+  const double least = std::pow(g.eps, g.alpha) * (1.0 - 1e-6);
   uint32_t items = 0;
   for (uint32_t p = 0; p < c.positions; ++p) {
     double value;
     std::memcpy(&value, body + size_t(c.rows) * sizeof(StepHead) + p * sizeof value, sizeof value);
     const StepHead now = head(g.behind + p);
     const bool item = now.flags & kItem;
-    if (item ? !(value >= 0.0 && value <= 1e300) : value != -1.0) return "a priority is out of range";
+    if (item ? !(value >= least && value <= 1e300) : value != -1.0) return "a priority is out of range";
     if (!item) {
       if (g.kind == Kind::transition && !(now.flags & kFinal)) return "a step is no item";
       continue;
@@ -161,7 +163,7 @@ class Inbox {
     const int64_t here = int64_t(c.first) + from;
     if (s.slot >= 0) {  // only what follows what is there without a hole may join it
       const bool follows = s.life == c.life && here >= s.base + s.count && here - s.base < g.chunk &&
-                           int64_t(c.first) - s.base <= int64_t(s.rows) && int64_t(c.first) >= s.base;
+                           int64_t(c.first) - s.base <= int64_t(s.rows) && int64_t(c.first) >= s.base && agrees(s, c, body);
       if (!follows) close(i);
     }
     if (s.slot < 0) {
@@ -205,6 +207,25 @@ class Inbox {
     s.cells += items;
     if (s.count == g.chunk) close(i);
     return n;
+  }
+
+  // Whether the chunk repeats what is here already, where it does: else it only claims to be of the same life.
+  bool agrees(const Stream& s, const ChunkHead& c, const uint8_t* body) const {
+    const uint32_t slot = uint32_t(s.slot), begin = uint32_t(int64_t(c.first) - s.base), end = std::min(s.rows, begin + c.rows);
+    const uint8_t* column_at = body + size_t(c.rows) * sizeof(StepHead) + size_t(c.positions) * sizeof(double);
+    for (uint32_t r = begin; r < end; ++r) {
+      StepHead in;
+      std::memcpy(&in, body + size_t(r - begin) * sizeof in, sizeof in);
+      const StepHead& head = view_.head(slot, r);
+      if (in.reward != head.reward || in.age != head.age || ((in.flags ^ head.flags) & ~kItem) != 0) return false;
+    }
+    for (uint32_t k = 0; k < view_.geometry().columns; ++k) {
+      const Column& column = view_.header().column[k];
+      for (uint32_t r = begin; r < end && !column.per_item; ++r)
+        if (std::memcmp(column_at + size_t(r - begin) * column.bytes, view_.cell(column, slot, r), column.bytes) != 0) return false;
+      column_at += size_t(column.per_item ? c.cells : c.rows) * column.bytes;
+    }
+    return true;
   }
 
   // The chunk's rows into the slot; those that are there already get what is new of them: where items begin.

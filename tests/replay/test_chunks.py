@@ -347,6 +347,29 @@ def test_a_damaged_body_is_refused_or_harmless(kind, data):
     there.close()
 
 
+def test_a_chunk_that_claims_another_place_is_not_mixed_with_what_is_there():
+    """Rows that a slot has already are not written again; so they must be the same, or the chunk gets a slot of its own."""
+    here, source, there, _, sink = pair("transition", 4096)
+    simulator, writer = Simulator(2, 3, "transition"), here.writer(streams=2)
+    items = []
+    for _ in range(4):
+        for _ in range(12):
+            writer.append(simulator.step())
+        heads, body = source.take(2**20, 0.0)
+        items.append((heads[0], body[: heads[0].nbytes]))
+    item = 0
+    for sequence, (head, body) in enumerate(items):  # each says that it comes right after the first
+        claimed = items[0][0].first + (items[0][0].positions if sequence else 0)
+        sink.commit("host/1", sequence, item, head._replace(first=claimed), body)
+        item += head.items
+    sink.close()
+    for number, values in everything("transition", there).items():
+        observed = np.frombuffer(values["observation"], np.float32).reshape(3, 3)[:, 0]
+        assert all(abs(number * 10 - value) <= 20 for value in observed)
+        later = np.frombuffer(values["next_observation"], np.float32).reshape(3, 3)[-1, 0]
+        assert 10 <= later - number * 10 <= 30
+
+
 def test_numbers_out_of_order_are_refused():
     head, body, sink = sound_chunk()
     assert sink.commit("host/1", 0, 100, head, body)

@@ -160,9 +160,7 @@ def test_a_successor_counts_the_lives_that_were_before_it(ends: Ends, monkeypatc
     assert second.known()["new", 1] == 7
 
 
-def test_few_are_asked_for_until_their_size_is_known_and_again_when_they_are_large(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_are_asked_for_until_their_size_is_known_and_again_when_they_are_large(ends: Ends) -> None:
     sender, receiver = ends.sender(window_bytes=2**26), ends.receiver(most_bytes_per_read=2**21)
     receiver.receive(0.0)
     offer(sender, range(200))
@@ -171,7 +169,7 @@ def test_few_are_asked_for_until_their_size_is_known_and_again_when_they_are_lar
     until(lambda: sum(reads) == 200, lambda: reads.append(len(receiver.receive(0.0))))
     assert reads[0] == 4
     assert max(reads) > 20
-    monkeypatch.setattr("apexrl.links.redis.receiver.MOST_ENTRIES", 8)
+    receiver.most_entries = 8
     offer(sender, range(200, 230), 300_000)
     until(lambda: receiver.depth() == 230, lambda: sender.step(0.0))
     reads = []
