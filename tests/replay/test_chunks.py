@@ -348,7 +348,7 @@ def test_a_damaged_body_is_refused_or_harmless(kind, data):
 
 
 def test_a_chunk_that_claims_another_place_is_not_mixed_with_what_is_there():
-    """Rows that a slot has already are not written again; so they must be the same, or the chunk gets a slot of its own."""
+    """Rows that a slot has already are not written again: they must be the same, or the chunk gets its own slot."""
     here, source, there, _, sink = pair("transition", 4096)
     simulator, writer = Simulator(2, 3, "transition"), here.writer(streams=2)
     items = []
