@@ -359,8 +359,8 @@ int main() {
     run("owner", owner_alone, plain ? 1 : 2);
     run("owner after owner", owner_after_owner, 7);  // what killed the first varies with it
     if (flavour.kind == Kind::rows || flavour.travels) continue;
-    run("intake", intake_alone, flavour.kind == Kind::transition ? 1 : 3);
-    run("intake beside owner", intake_beside_owner, 5);
+    run("intake", intake_alone, flavour.kind == Kind::transition ? 2 : 7);
+    run("intake beside owner", intake_beside_owner, 9);
   }
   for (const auto& [place, deaths] : places) std::printf("place %s %d\n", place.c_str(), deaths);
   std::puts("ok");

@@ -216,7 +216,7 @@ class Ledger:
             return "evaluating" if busy else "stopping"
         if self._first_step is None:
             return "starting"
-        elsewhere = not any(worker.role == "learner" for worker in status.workers)  # this host brings actors alone
+        elsewhere = any(worker.role == "uplink" for worker in status.workers)  # the learner is on another host
         return "training" if elsewhere or status.updates > self.base.updates else "filling"
 
     def _apply_rules(self, status: RunStatus) -> None:
