@@ -10,13 +10,13 @@ from typing import Any
 
 import report
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "hosts"))
+sys.path[:0] = [str(Path(__file__).parent.parent / "tests" / part) for part in ("hosts", "")]
 
 import audit
 import namespaces
-from places import RUN, Command, Places, RedisServer, free_port, server_binary, wait_for
+from places import RUN, Command, Places, RedisServer, free_port, wait_for
 
-__all__ = ["RUN", "Command", "Places", "RedisServer", "audit", "free_port", "server_binary", "wait_for"]
+__all__ = ["RUN", "Command", "Places", "RedisServer", "audit", "free_port", "wait_for"]
 
 
 def kind() -> str:

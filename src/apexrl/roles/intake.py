@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _REPORT_SECONDS = 1.0
 _PATIENCE_SECONDS = 0.1
-_MOST_ENTRIES = 256  # frames taken from the server at a time
 _MOST_TEXT = 2000  # characters of what another host says
 _IDLE_SECONDS = 60.0  # after which a stream of a host is thought to have ended
 _LOOK_SECONDS = 2.0  # between looks whether the server still has the weights
@@ -109,7 +108,7 @@ class Intake:
                     reached = max(reached, delivery.end)
             committed[sender] = reached
         self._receiver.acknowledge(done, committed)
-        self._receiver.most_entries = 1 if full else min(2 * self._receiver.most_entries, _MOST_ENTRIES)
+        self._receiver.hold_back(full)
         return bool(done)
 
     def _meet(self) -> bool:

@@ -154,7 +154,8 @@ class Pace:
         linger: seconds that a step may wait on this host to be sent.
     """
 
-    LEAST, FIRST = 256, 1024
+    # Ours, tried on CartPole over links of 20 ms; with 0.5 s and three journeys queues stood for seconds.
+    LEAST, FIRST = 256, 1024  # items; the first ones before any rate is known
     LEAST_SECONDS, JOURNEYS, OVER_SECONDS = 0.1, 2.0, 1.0
 
     def __init__(self, linger: float) -> None:

@@ -85,7 +85,7 @@ class ExperienceReceiver:
         self._server_id = ""
         self._refusals: deque[str] = deque(maxlen=32)
         self.most_entries = MOST_ENTRIES
-        """Asked for at a time, at most; fewer while they cannot be committed: what was given out cannot be dropped."""
+        """Asked for at a time, at most."""
         self.trouble = ""
         """Why nothing arrives, in words; empty when all is well."""
         self.refused = 0
@@ -106,6 +106,11 @@ class ExperienceReceiver:
                 self._troubled(error)
             if received or time.monotonic() >= deadline:
                 return received
+
+    def hold_back(self, full: bool) -> None:
+        """Whether what came could not be committed at once: then little is asked for, as what was given out can be dropped
+        by nobody; else more and more."""
+        self.most_entries = 1 if full else min(2 * self.most_entries, MOST_ENTRIES)
 
     def acknowledge(self, done: Sequence[Received], committed: Mapping[tuple[str, int], int]) -> None:
         """These frames are committed: their entries go, and senders are told. Does not wait for the server's reply.
