@@ -10,7 +10,8 @@ from typing import Any
 
 import report
 
-sys.path[:0] = [str(Path(__file__).parent.parent / "tests" / part) for part in ("hosts", "")]
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "hosts"))
 
 import audit
 import namespaces

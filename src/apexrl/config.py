@@ -163,7 +163,7 @@ class HostsConfig:
     """Runs over several machines, through Redis."""
 
     send_period: float = 0.1
-    """Seconds that a chunk still being written waits before what is there of it is sent (ours: full ones go at once)."""
+    """Seconds that a chunk still being written waits before it is sent as it is (ours; full ones go at once)."""
     window_mb: float = 64.0
     """Megabytes of experience that one host may have sent, or ready to send, and the learner not yet committed
     (ours: memory; how far actors run ahead is bounded by time, roles/uplink.py)."""

@@ -108,8 +108,8 @@ class ExperienceReceiver:
                 return received
 
     def hold_back(self, full: bool) -> None:
-        """Whether what came could not be committed at once: then little is asked for, as what was given out can be dropped
-        by nobody; else more and more."""
+        """``full``: what came could not be committed at once. Then one entry at a time is asked for, as nobody can drop
+        what was given out; else more and more."""
         self.most_entries = 1 if full else min(2 * self.most_entries, MOST_ENTRIES)
 
     def acknowledge(self, done: Sequence[Received], committed: Mapping[tuple[str, int], int]) -> None:
