@@ -25,7 +25,7 @@ def play(url: str, run: str, episodes: int) -> list[float]:
     game = gymnasium.make("CartPole-v1")
     returns: list[float] = []
     with apexrl.client.connect(url, run) as actor:
-        print(f"slot {actor.slot}, epsilon {actor.epsilon:.3f}", flush=True)
+        print(f"slot {actor.slot}, epsilon {actor.exploration:.3f}", flush=True)
         try:
             while len(returns) < episodes:
                 observation, _ = game.reset()

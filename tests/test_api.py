@@ -164,7 +164,7 @@ def test_a_run_without_its_env_spec_makes_the_environment(tmp_path: Path) -> Non
 def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
     folder = a_run(tmp_path)
     checkpoint.save_best(folder.checkpoints, {"other": np.ones(3)}, {"updates": 1})
-    with pytest.raises(SnapshotError, match=r"best.safetensors does not fit agent dqn"):
+    with pytest.raises(SnapshotError, match=r"best.safetensors does not fit agent dueling_dqn"):
         apexrl.load(folder.path)
     with pytest.raises(ConfigError, match="there is no checkpoint newest"):
         apexrl.load(folder.path, "newest")

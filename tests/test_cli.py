@@ -148,7 +148,7 @@ def test_exit_codes_of_failures(
         (["train", "cartpole", "--actors", "0"], "--actors must be at least 1, not 0"),
         (["train", "cartpole", "--env-kwargs", "a"], "wants pairs of KEY VALUE, got 1 words: a"),
         (["train", "cartpole", "--optimizer", "sgd"], "adam"),
-        (["train", "cartpole", "--agent", "dnq"], "unknown agent 'dnq' (did you mean 'dqn'?)"),
+        (["train", "cartpole", "--agent", "dnq"], "there is no agent 'dnq' (did you mean 'dqn'?)"),
         (["train", "cartpole", "--topology", "apx"], "did you mean 'apex'?"),
         (["train", "cartpole", "--name", "../x"], "--name '../x' is no plain folder name"),
         (["resume", "no/run"], "no/run is not a run folder"),
@@ -167,7 +167,7 @@ def test_mistakes_are_explained_without_a_traceback(words: list[str], told: str,
 
 
 def test_an_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("apexrl.presets.find_spec", lambda name: None)
+    monkeypatch.setattr("apexrl.presets.known.find_spec", lambda name: None)
     assert cli.main(["train", "lunarlander"]) == 2
     assert "pip install 'apexrl[box2d]'" in capsys.readouterr().err
 

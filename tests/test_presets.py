@@ -38,6 +38,6 @@ def test_unknown_presets_name_the_nearest() -> None:
 
 
 def test_a_missing_extra_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(presets, "find_spec", lambda name: None)
+    monkeypatch.setattr("apexrl.presets.known.find_spec", lambda name: None)
     assert presets.preset("lunarlander").missing
     assert not presets.preset("cartpole").missing

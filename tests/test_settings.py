@@ -58,7 +58,7 @@ def test_presets_round_trip(name: str) -> None:
 
 
 def test_every_setting_is_written() -> None:
-    text = settings.to_toml(Config(stop=StopConfig(stop_at_return=1.0)))
+    text = settings.to_toml(Config(stop=StopConfig(stop_at_return=1.0), agent=AgentConfig(target_entropy=-1.0)))
     for name in settings._flat_names():
         assert f"\n{name} = " in "\n" + text or f".{name}]" in text, name
 

@@ -85,7 +85,8 @@ def train(
         show: a live panel on a terminal, plain lines elsewhere; False: silent.
         redis: URL of a Redis server, through which other hosts may join with ``apexrl actor`` or ``apexrl.join``.
         run: the run's name there; empty: that of its folder.
-        **overrides: any setting by its flat name, as on the command line: ``actors=4, learning_rate=3e-4``.
+        **overrides: any setting by its flat name, as on the command line: ``actors=4, learning_rate=3e-4``. An
+            ``agent="sac"`` brings the settings that its name stands for.
 
     Returns:
         The run, with its summary, its folder, and the trained agent.
@@ -101,6 +102,10 @@ def train(
         from apexrl.presets import preset
 
         config = preset(config).config if config else Config()
+    if isinstance(overrides.get("agent"), str):
+        from apexrl.presets import with_agent
+
+        config = with_agent(config, overrides["agent"])
     if env is not None:
         overrides["env"] = env
     config = settings.override(config, overrides)

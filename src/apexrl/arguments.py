@@ -13,7 +13,6 @@ import tyro
 
 from apexrl.config import Config, Meeting
 from apexrl.errors import ConfigError
-from apexrl.settings import did_you_mean
 
 T = TypeVar("T")
 
@@ -218,13 +217,7 @@ def check(config: Config) -> None:
     """
     from apexrl import agents, presets, topologies
 
-    agent = config.agent.agent
-    if ":" not in agent and agent not in agents.describe():
-        known = list(agents.describe())
-        raise ConfigError(
-            f"unknown agent {agent!r}{did_you_mean(agent, known)}. Agents: {', '.join(known)}; "
-            "or your own as --agent MODULE:Class"
-        )
+    agents.check_name(config.agent.agent)
     topologies.topology(config.topology)
     preset = presets.PRESETS.get(config.preset)
     if preset and preset.missing and preset.config.env.env == config.env.env:

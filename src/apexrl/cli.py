@@ -155,8 +155,9 @@ def _starting_point(words: list[str], command: str = "train") -> tuple[Config, s
             if not path.is_file():
                 raise ConfigError(f"there is no file {path}")
             # the folder of the first run is taken: a new name is found
-            return dataclasses.replace(from_toml(path.read_text(encoding="utf-8"), str(path)), name=""), word
-        return preset(word).config, word
+            start = dataclasses.replace(from_toml(path.read_text(encoding="utf-8"), str(path)), name="")
+            return _with_agent(start, words), word
+        return _with_agent(preset(word).config, words), word
     asks_help = "-h" in words or "--help" in words
     if not asks_help and not any(word == "--env" or word.startswith("--env=") for word in words):
         misplaced = next((word for word in words if word in names()), None)
@@ -166,7 +167,18 @@ def _starting_point(words: list[str], command: str = "train") -> tuple[Config, s
             f"say what to train: apexrl {command} PRESET ({', '.join(names())}), or apexrl {command} --env ID; "
             f"see: apexrl {command} --help"
         )
-    return Config(), ""
+    return _with_agent(Config(), words), ""
+
+
+def _with_agent(config: Config, words: list[str]) -> Config:
+    """``config`` with the settings that the agent's name stands for, where the flags name another one."""
+    from apexrl.presets import with_agent
+
+    for place, word in enumerate(words):
+        name = words[place + 1] if word == "--agent" and place + 1 < len(words) else word.partition("--agent=")[2]
+        if name:
+            return with_agent(config, name)
+    return config
 
 
 def _resume(words: list[str]) -> int:
@@ -250,7 +262,7 @@ def _list(words: list[str]) -> int:
         console.print(Text(title, style="bold"), table, sep="\n")
 
     show("Presets", [(name, preset.summary, _need(preset)) for name, preset in presets.PRESETS.items()])
-    show("Agents", [(name, *about) for name, about in agents.describe().items()])
+    show("Agents", [(name, info.description, f"{info.needs}; {info.citation}") for name, info in agents.AGENTS.items()])
     show("Topologies", [(name, *about) for name, about in topologies.TOPOLOGIES.items()])
     return OK
 

@@ -25,40 +25,115 @@ class EnvConfig:
     """Frames that the agent sees at once (Ape-X on Atari: 4). The replay stores each frame once."""
     reward_clip: float = 0.0
     """Rewards are clipped to ±this for learning, in reward units; 0 leaves them (Ape-X on Atari: 1)."""
+    last_action_reward: bool = False
+    """The observation holds the previous action and reward too (R2D2's network sees them)."""
     max_episode_steps: int = 0
     """Time limit in environment steps, reported as truncation; 0 keeps the environment's own."""
 
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """The learning rule and its network."""
+    """The learning rule and its network; apexrl list agents says which settings an agent's name stands for."""
 
-    agent: str = "dqn"
-    """dqn, or package.module:Class of your own."""
-    double: bool = True
-    """The online network chooses the next action, the target network values it (van Hasselt et al. 2016)."""
-    dueling: bool = True
-    """Value and advantage heads (Wang et al. 2016)."""
+    agent: str = "dueling_dqn"
+    """A shipped agent's name, which brings its settings, or package.module:Class of your own."""
+    network: str = ""
+    """package.module:Class of your own encoder, observations -> features; empty: MLP for vectors, convolutions for
+    images."""
     n_step: int = 3
     """Environment steps of reward before bootstrapping (Ape-X: 3)."""
     gamma: float = 0.99
     """Discount per environment step (Ape-X: 0.99)."""
     hidden: tuple[int, ...] = (256, 256)
     """Units of the fully connected layers for vector observations (rl-zoo's CartPole DQN: 256, 256)."""
+    image_units: int = 512
+    """Units of the fully connected layer behind convolutions (Mnih et al. 2015: 512)."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """rmsprop is centred, without momentum, as in Ape-X."""
     learning_rate: float = 1e-3
     """Step size (Ape-X on Atari: 2.5e-4 / 4)."""
     optimizer_eps: float = 1e-8
     """Added to the denominator (Ape-X's RMSProp: 1.5e-7; PyTorch's Adam: 1e-8)."""
+    first_moment_decay: float = 0.9
+    """Adam's β1 (Kingma & Ba 2015: 0.9)."""
     rmsprop_decay: float = 0.95
     """Decay of RMSProp's running averages (Ape-X: 0.95)."""
     gradient_clip: float = 40.0
     """Largest global L2 norm of a gradient; 0 turns it off (Ape-X: 40)."""
     huber: float = 0.0
-    """κ of the Huber loss, in TD-error units; 0 is the plain ½δ² (Ape-X)."""
+    """κ of the Huber loss, in TD-error units; 0 is the plain ½δ² (Ape-X). Quantile losses take 0 as 1 (their paper)."""
     target_period_updates: int = 2500
     """Learner updates between copies to the target network (Ape-X: 2500 learner updates)."""
+    polyak: float = 0.0
+    """τ: instead of copies, the target network moves by this fraction with every update; 0: copies."""
+
+    # Q-learning
+    double: bool = True
+    """The online network chooses the next action, the target network values it (van Hasselt et al. 2016)."""
+    dueling: bool = True
+    """Value and advantage heads (Wang et al. 2016)."""
+    noisy: bool = False
+    """Noisy layers explore instead of ε (Fortunato et al. 2018)."""
+    noisy_sigma: float = 0.5
+    """σ0, their initial noise (Fortunato et al.: 0.5)."""
+    munchausen: bool = False
+    """Soft targets with a scaled log-policy added to the reward (Vieillard et al. 2020)."""
+    munchausen_alpha: float = 0.9
+    """Weight of the log-policy (Vieillard et al.: 0.9)."""
+    munchausen_temperature: float = 0.03
+    """τ of the softmax policy (Vieillard et al.: 0.03)."""
+    munchausen_clip: float = -1.0
+    """l0, the least that τ·log π may be (Vieillard et al.: −1)."""
+    distribution: Literal["expected", "categorical", "quantile", "implicit_quantile"] = "expected"
+    """What is learned of the return: its mean; C51's categories; QR-DQN's quantiles; IQN's quantile function."""
+    atoms: int = 51
+    """Categories of the categorical distribution (C51: 51)."""
+    v_min: float = -10.0
+    """Least return that the categories cover (C51: −10, for clipped rewards)."""
+    v_max: float = 10.0
+    """Greatest return that they cover (C51: 10)."""
+    quantiles: int = 200
+    """Quantiles that QR-DQN learns (Dabney et al. 2018a: 200)."""
+    quantile_samples: int = 64
+    """Fractions τ that IQN draws for each of its two states (Dabney et al. 2018b: 64); it acts on half of them."""
+    cosines: int = 64
+    """Cosines in IQN's embedding of τ (Dabney et al. 2018b: 64)."""
+
+    # Continuous actions, and discrete SAC
+    critic_hidden: tuple[int, ...] = ()
+    """Units of the critics' layers; empty: as hidden, which is then the policy's alone."""
+    policy_learning_rate: float = 0.0
+    """Step size of the policy; 0: learning_rate, which is then the critics' alone."""
+    policy_period_updates: int = 1
+    """Critic updates per update of policy and targets (TD3: 2, CrossQ: 3)."""
+    target_noise: float = 0.2
+    """TD3: standard deviation of the noise on target actions, in half widths of the action's range (0.2)."""
+    target_noise_clip: float = 0.5
+    """TD3: the most that noise may be, in the same unit (0.5)."""
+    residual: float = 0.0
+    """BiResDDPG's η: weight of the residual error (0.05 in the authors' main runs; 0 is DDPG)."""
+    temperature: float = 0.0
+    """SAC's α; 0: learned (Haarnoja et al. 2018b)."""
+    initial_temperature: float = 1.0
+    """SAC's first α where it is learned (SB3: 1)."""
+    temperature_learning_rate: float = 0.0
+    """Step size of log α; 0: learning_rate."""
+    target_entropy: float | None = None
+    """SAC: nats that α is steered to; None: −dim(A) for boxes, 0.89·log n for n discrete actions (CleanRL)."""
+
+    # R2D2
+    sequence_length: int = 80
+    """Steps of a sequence that are trained on (R2D2: 80)."""
+    sequence_stride: int = 40
+    """Steps between the starts of sequences (R2D2: 40)."""
+    burn_in: int = 40
+    """Steps before them that only warm the recurrent state (R2D2: 40)."""
+    recurrent_units: int = 512
+    """Units of the LSTM (R2D2: 512)."""
+    rescaling_eps: float = 1e-3
+    """ε of the value rescaling h (R2D2: 1e-3); 0: values are not rescaled."""
+    priority_eta: float = 0.9
+    """η: a sequence's priority is η·max|δ| + (1 − η)·mean|δ| (R2D2: 0.9)."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +173,12 @@ class ActorConfig:
     """Largest ε of the ladder ε_i = ε^(1 + α·i/(N−1)) over all N environments (Ape-X: 0.4)."""
     epsilon_alpha: float = 7.0
     """α of the same formula (Ape-X: 7)."""
+    sigma: float = 0.1
+    """Gaussian noise on deterministic actions, in half widths of the action's range (TD3: 0.1; Ape-X DPG: 0.3)."""
+    sigma_alpha: float = 0.0
+    """α of a ladder of σ like that of ε, from sigma down; 0 gives every environment sigma (Ape-X DPG)."""
+    random_start: bool = False
+    """Actions are uniformly random until the learner has learned something (SAC, TD3: learning starts)."""
     pull_period: int = 400
     """Environment steps of one environment between looks for newer weights (Ape-X: 400 frames)."""
     env_timeout: float = 60.0

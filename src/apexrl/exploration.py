@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from apexrl.config import ActorConfig
 from apexrl.errors import ConfigError
+from apexrl.spec import ActionSpec
 
 
 def epsilon_ladder(n: int, epsilon: float = 0.4, alpha: float = 7.0) -> NDArray[np.float32]:
@@ -52,6 +54,22 @@ def slot_epsilons(slot: int, slots: int, envs: int, epsilon: float = 0.4, alpha:
     rungs = np.arange(envs) * slots + slot_order(slots)[slot]
     mine: NDArray[np.float32] = epsilon_ladder(slots * envs, epsilon, alpha)[rungs]
     return mine
+
+
+def slot_exploration(action: ActionSpec, config: ActorConfig, slot: int, slots: int, envs: int) -> NDArray[np.float32]:
+    """How much the environments of one actor slot explore, float32 [envs]: ε of discrete actions, σ of a box.
+
+    σ is the standard deviation of Gaussian noise, in half widths of the action's range: ``sigma`` for every
+    environment (TD3; Ape-X DPG, Horgan et al. 2018, appendix D), or with ``sigma_alpha`` > 0 a ladder like that of ε.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    if not action.box:
+        return slot_epsilons(slot, slots, envs, config.epsilon, config.epsilon_alpha)
+    if not 0.0 <= config.sigma <= 1.0:
+        raise ConfigError(f"sigma is {config.sigma}; in half widths of the action's range it must be between 0 and 1")
+    return slot_epsilons(slot, slots, envs, config.sigma, config.sigma_alpha)
 
 
 def slot_order(slots: int) -> NDArray[np.int64]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,19 @@ Arrays = Mapping[str, Array]
 """Field name -> array whose first axis is the batch."""
 
 State = dict[str, Array] | None
-"""An agent's recurrent state while acting, one row per environment; None for feed-forward agents."""
+"""An agent's recurrent state while acting, one row per environment; None for feed-forward agents, and at the beginning.
+
+At an episode's first observation every array of it is zero: the roles see to that.
+"""
+
+
+class Item(NamedTuple):
+    """What an agent learns from: a window of one stream (``apexrl.replay.Replay`` says what each kind holds)."""
+
+    kind: Literal["transition", "sequence"] = "transition"
+    length: int = 0  # of a sequence: steps that are trained on
+    stride: int = 0  # steps between the starts of sequences
+    burn_in: int = 0  # steps before them that only warm a recurrent state
 
 
 class Acted(NamedTuple):
@@ -49,7 +61,8 @@ class Learned(NamedTuple):
 class Agent(Protocol):
     """An algorithm: acts, says how surprising its steps are, learns. Knows no process and no transport.
 
-    Constructed as ``AgentClass(spec: EnvSpec, config: AgentConfig, device: str, seed: int)``.
+    Constructed as ``AgentClass(spec: EnvSpec, config: AgentConfig, device: str, seed: int)``. It may have an attribute
+    ``item`` (``Item``), which says what it learns from; without one, transitions.
     """
 
     @property
@@ -58,7 +71,8 @@ class Agent(Protocol):
         ...
 
     def act(self, observations: Arrays, state: State, exploration: NDArray[np.float32], greedy: bool = False) -> Acted:
-        """Choose actions. ``observations`` name -> [B, (stack,) ...]; ``exploration`` [B] (ε or σ of each env)."""
+        """Choose actions. ``observations`` name -> [B, (stack,) ...]; ``exploration`` [B]: ε of each environment,
+        or σ where actions are a box; infinite: act uniformly at random."""
         ...
 
     def priorities(self, items: Arrays) -> NDArray[np.float32]:

@@ -207,7 +207,8 @@ def versions() -> dict[str, str | None]:
 def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
     """An ``EnvSpec`` as JSON-able values."""
     action = asdict(spec.action)
-    action["shape"] = list(action["shape"])
+    for name in ("shape", "nvec", "starts"):
+        action[name] = list(action[name])
     for bound in ("low", "high"):
         action[bound] = None if action[bound] is None else _words(np.asarray(action[bound]).tolist())
     observation = {name: {"shape": list(f.shape), "dtype": f.dtype} for name, f in spec.observation.items()}
@@ -223,7 +224,8 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
 def spec_from_json(values: Mapping[str, Any]) -> EnvSpec:
     """``spec_to_json`` undone. Raises KeyError, TypeError or ValueError when ``values`` is something else."""
     action = dict(values["action"])
-    action["shape"] = tuple(action["shape"])
+    for name in ("shape", "nvec", "starts"):
+        action[name] = tuple(action.get(name, ()))
     for bound in ("low", "high"):
         if action[bound] is not None:
             action[bound] = np.asarray(action[bound], dtype=np.float32)

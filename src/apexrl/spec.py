@@ -70,9 +70,11 @@ def is_observation(name: str) -> bool:
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """What an agent may answer. ``n`` > 0: one of n discrete actions (int64 scalar, 0 … n-1).
+    """What an agent may answer.
 
-    The environment counts them from ``start``. Otherwise a box: ``low`` and ``high`` are float32 arrays of ``shape``.
+    ``n`` > 0: one of n discrete actions (int64 scalar, 0 … n-1); the environment counts them from ``start``.
+    ``nvec`` of k numbers: k such choices at once (int64 of shape (k,)), the j-th of nvec[j] actions; the environment
+    counts them from ``starts[j]``. Otherwise a box: ``low`` and ``high`` are float32 arrays of ``shape``.
     """
 
     shape: tuple[int, ...] = ()
@@ -81,10 +83,17 @@ class ActionSpec:
     low: Array | None = None
     high: Array | None = None
     start: int = 0
+    nvec: tuple[int, ...] = ()
+    starts: tuple[int, ...] = ()
 
     @property
     def discrete(self) -> bool:
+        """One choice among n."""
         return self.n > 0
+
+    @property
+    def box(self) -> bool:
+        return not (self.n or self.nvec)
 
 
 @dataclass(frozen=True)

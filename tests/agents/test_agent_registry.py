@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from apexrl.agents import AGENTS, agent_class, describe
+from apexrl.agents import AGENTS, agent_class
 from apexrl.agents.dqn import DQN
 from apexrl.errors import AgentError, ConfigError
 
@@ -19,12 +19,12 @@ def test_by_name_and_by_path() -> None:
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("dqm", ConfigError, "Did you mean 'dqn'"),
-        ("something", ConfigError, r"Shipped: dqn; one of your own is 'package.module:Class'"),
+        ("dqm", ConfigError, "did you mean 'dqn'"),
+        ("something", ConfigError, r"Shipped: dqn, .*; one of your own is 'package.module:Class'"),
         ("no.such.module:Agent", ConfigError, "there is no module 'no'"),
         ("apexrl.agents.dqn:Missing", ConfigError, "has no class 'Missing'"),
         ("apexrl.agents.dqn:METRICS_PERIOD_UPDATES", ConfigError, "has no class"),
-        ("apexrl.agents.dqn:Prepared", AgentError, "Prepared lacks act, priorities"),
+        ("apexrl.agents.dqn:Transitions", AgentError, "Transitions lacks act, priorities"),
     ],
 )
 def test_what_cannot_be_found_says_why(name: str, error: type[Exception], message: str) -> None:
@@ -33,6 +33,6 @@ def test_what_cannot_be_found_says_why(name: str, error: type[Exception], messag
 
 
 def test_describing_loads_no_torch() -> None:
-    assert all(line and "20" in citation for line, citation in describe().values())
-    code = "import sys, apexrl.agents as a; a.describe(); sys.exit('torch' in sys.modules)"
+    assert all(info.description and info.needs and "20" in info.citation for info in AGENTS.values())
+    code = "import sys, apexrl.agents as a; a.AGENTS; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

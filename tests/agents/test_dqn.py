@@ -125,12 +125,12 @@ def test_an_update_is_one_step_of_the_published_rule(spec: EnvSpec, double: bool
     config = AgentConfig(hidden=(32,), double=double, gradient_clip=0.5, huber=1.0, learning_rate=0.01)
     agent = DQN(spec, config, seed=1)
     twin = DQN(spec, config, seed=1)
-    twin._learner()
+    _ = twin._network.gradient
     batch = make_batch(spec)
     prepared = agent.prepare(batch)
     learned = agent.update(prepared)
 
-    network = twin._network
+    network = twin._network.network
     for parameter in network.parameters():
         parameter.grad = None
     optimizer = torch.optim.Adam(network.parameters(), 0.01, eps=config.optimizer_eps)
@@ -152,8 +152,8 @@ def test_centred_rmsprop_is_pytorchs() -> None:
         hidden=(16,), optimizer="rmsprop", optimizer_eps=1.5e-7, learning_rate=6.25e-5, gradient_clip=0
     )
     agent, twin = (DQN(VECTOR, config, seed=2) for _ in range(2))
-    twin._learner()
-    optimizer = torch.optim.RMSprop(twin._network.parameters(), 6.25e-5, alpha=0.95, eps=1.5e-7, centered=True)
+    _ = twin._network.gradient
+    optimizer = torch.optim.RMSprop(twin._network.network.parameters(), 6.25e-5, alpha=0.95, eps=1.5e-7, centered=True)
     for seed in range(3):
         agent.update(agent.prepare(make_batch(seed=seed)))
         twin.gradients(twin.prepare(make_batch(seed=seed)))

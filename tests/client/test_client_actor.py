@@ -188,14 +188,14 @@ def test_a_box_action_is_an_array_of_its_own() -> None:
 def test_epsilon_is_the_slots_and_greedy_is_handed_on() -> None:
     config = replace(CONFIG, actor=ActorConfig(epsilon=1.0, epsilon_alpha=0.0))
     actor = make(Link(config))
-    assert actor.epsilon == 1.0
+    assert actor.exploration == 1.0
     assert actor.act([0.0, 0.0]) == 10
     actor.observe(0.0, False, False)
     assert actor.act([0.0, 0.0], greedy=True) == 11
     other = make(Link())
-    assert other.epsilon == float(slot_epsilons(1, 4, 1, 0.5, 7.0)[0])
+    assert other.exploration == float(slot_epsilons(1, 4, 1, 0.5, 7.0)[0])
     other.act([0.0, 0.0])
-    assert other._agent.exploration == [pytest.approx(other.epsilon)]  # type: ignore[attr-defined]
+    assert other._agent.exploration == [pytest.approx(other.exploration)]  # type: ignore[attr-defined]
 
 
 def test_newer_weights_are_taken_when_the_pull_period_is_over() -> None:

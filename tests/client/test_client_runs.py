@@ -90,7 +90,7 @@ def test_several_clients_in_one_process_have_slots_and_epsilons_of_their_own(lea
     learner = learn()
     actors = [connect() for _ in range(3)]
     assert [actor.slot for actor in actors] == [0, 1, 2]
-    assert len({actor.epsilon for actor in actors}) == 3
+    assert len({actor.exploration for actor in actors}) == 3
     with pytest.raises(ExhaustedError, match="3 actor slots and 0 free"):
         connect()
     actors[1].close()

@@ -57,7 +57,7 @@ class Numbered(gym.Env[np.ndarray, np.int64]):
 
 
 class Counter:
-    """An agent whose state counts an environment's decisions, and that records where each decision was made."""
+    """An agent whose state counts an episode's decisions, and that records where each decision was made."""
 
     def __init__(self) -> None:
         self.batches: set[int] = set()
@@ -67,11 +67,11 @@ class Counter:
 
     def act(self, observations: Any, state: Any, exploration: Any, greedy: bool = False) -> Acted:
         newest = observations["observation"].reshape(len(exploration), -1)[:, -3:]
-        count = np.zeros(len(newest), np.int64) if state is None else state["count"] + 1
+        count = np.zeros(len(newest), np.int64) if state is None else state["count"]
         self.batches.add(len(newest))
         actions = (newest @ np.array([1.0, 3.0, 7.0])).astype(np.int64) % 3
         told = newest[:, 0].astype(np.int64) * 1_000_000 + count
-        return Acted(actions, {"told": told, "explored": exploration}, {"count": count})
+        return Acted(actions, {"told": told, "explored": exploration}, {"count": count + 1})
 
     def load(self, weights: Any) -> None:
         self.version = int(weights["w"][0])
@@ -158,9 +158,10 @@ def test_a_row_says_where_it_is_of_and_counts_what_was_decided_there(
     steps = 0
     for stream, rows in recorder.rows.items():
         told = np.array([row["told"] for row in rows])
-        np.testing.assert_array_equal(told, stream * 1_000_000 + np.arange(len(rows)))
+        # the state is zero where an episode begins
+        assert told.tolist() == [stream * 1_000_000 + int(row["observation"][2]) for row in rows]
         assert {int(row["observation"][0]) for row in rows} == {stream}
-        assert {float(row["explored"]) for row in rows} == {float(actor._epsilon[stream])}
+        assert {float(row["explored"]) for row in rows} == {float(actor._exploration[stream])}
         final = [bool(row["terminated"] or row["truncated"]) for row in rows]
         for before, (row, after) in zip([False, *final], itertools.pairwise(rows), strict=False):
             here, there = row["observation"], after["observation"]
@@ -189,7 +190,7 @@ def test_a_refused_step_is_offered_again_unchanged(stage: Any, monkeypatch: pyte
     run(actor, recorder, 40)
     for stream, rows in recorder.rows.items():
         told = [int(row["told"]) for row in rows]
-        assert told == [stream * 1_000_000 + turn for turn in range(len(rows))]
+        assert told == [stream * 1_000_000 + int(row["observation"][2]) for row in rows]
     actor.close()
 
 

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
-from typing import Any, NamedTuple
+from typing import Any
 
+from apexrl.agents.catalogue import AGENTS, AgentInfo
+from apexrl.config import Config
 from apexrl.errors import AgentError, ConfigError
+from apexrl.settings import did_you_mean, override
 
-
-class AgentInfo(NamedTuple):
-    """One shipped agent."""
-
-    where: str  # "module:Class"
-    description: str
-    citation: str
-
-
-AGENTS: dict[str, AgentInfo] = {
-    "dqn": AgentInfo(
-        "apexrl.agents.dqn:DQN",
-        "double dueling n-step Q-learning with prioritized replay, discrete actions",
-        "Horgan et al. 2018, Distributed Prioritized Experience Replay, arXiv 1803.00933",
-    ),
-}
+__all__ = ["AGENTS", "AgentInfo", "agent_class", "check_name", "with_agent"]
 
 METHODS = ("act", "priorities", "prepare", "update", "weights", "load", "state_dict", "load_state_dict", "step_spec")
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that is neither a shipped agent nor ``package.module:Class``.
+
+    Raises:
+        ConfigError: the message names the nearest.
+    """
+    if name not in AGENTS and ":" not in name:
+        raise ConfigError(
+            f"there is no agent {name!r}{did_you_mean(name, AGENTS)}. Shipped: {', '.join(AGENTS)}; "
+            "one of your own is 'package.module:Class'"
+        )
+
+
+def with_agent(config: Config, name: str) -> Config:
+    """``config`` with another agent, and the settings that its name stands for. One of your own changes no others.
+
+    Raises:
+        ConfigError: there is no agent of that name.
+    """
+    check_name(name)
+    settings = AGENTS[name].settings if name in AGENTS else {}
+    return override(config, {**settings, "agent": name})
 
 
 def agent_class(name: str) -> type[Any]:
@@ -37,14 +48,8 @@ def agent_class(name: str) -> type[Any]:
         ConfigError: no such agent, module or class.
         AgentError: the class lacks methods of ``protocols.Agent``.
     """
-    info = AGENTS.get(name)
-    if info is None and ":" not in name:
-        near = difflib.get_close_matches(name, AGENTS, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(
-            f"there is no agent {name!r}.{hint} Shipped: {', '.join(AGENTS)}; one of your own is 'package.module:Class'"
-        )
-    module_name, _, class_name = (info.where if info else name).partition(":")
+    check_name(name)
+    module_name, _, class_name = (AGENTS[name].where if name in AGENTS else name).partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -62,8 +67,3 @@ def agent_class(name: str) -> type[Any]:
             f"agent {name!r}: {class_name} lacks {', '.join(missing)}; see apexrl.protocols.Agent for what they do"
         )
     return found
-
-
-def describe() -> dict[str, tuple[str, str]]:
-    """Shipped agents: name -> (one line, citation); loads nothing."""
-    return {name: (info.description, info.citation) for name, info in AGENTS.items()}

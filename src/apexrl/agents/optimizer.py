@@ -16,7 +16,7 @@ from torch.optim.rmsprop import rmsprop
 from apexrl.config import AgentConfig
 from apexrl.errors import ConfigError
 
-ADAM_BETAS = (0.9, 0.999)  # Kingma & Ba 2015, the paper's and PyTorch's
+ADAM_BETA2 = 0.999  # Kingma & Ba 2015, the paper's and PyTorch's
 
 
 class Optimizer(Protocol):
@@ -28,27 +28,28 @@ class Optimizer(Protocol):
     def step(self, vector: Tensor, gradient: Tensor) -> None: ...
 
 
-def make_optimizer(config: AgentConfig, vector: Tensor) -> Optimizer:
-    """The optimizer that ``config`` names, for parameters like ``vector``.
+def make_optimizer(config: AgentConfig, vector: Tensor, learning_rate: float = 0.0) -> Optimizer:
+    """The optimizer that ``config`` names, for parameters like ``vector``; ``learning_rate`` 0: that of ``config``.
 
     Raises:
         ConfigError: another name, or a step size that is not positive.
     """
-    if not config.learning_rate > 0.0:
-        raise ConfigError(f"learning_rate is {config.learning_rate}; it must be positive")
+    learning_rate = learning_rate or config.learning_rate
+    if not learning_rate > 0.0:
+        raise ConfigError(f"learning_rate is {learning_rate}; it must be positive")
     kind: Literal["adam", "rmsprop"] = config.optimizer
     if kind == "adam":
-        return Adam(vector, config.learning_rate, config.optimizer_eps)
+        return Adam(vector, learning_rate, config.optimizer_eps, config.first_moment_decay)
     if kind == "rmsprop":
-        return CentredRMSProp(vector, config.learning_rate, config.optimizer_eps, config.rmsprop_decay)
+        return CentredRMSProp(vector, learning_rate, config.optimizer_eps, config.rmsprop_decay)
     raise ConfigError(f"there is no optimizer {kind!r}; use 'adam' or 'rmsprop'")
 
 
 class Adam:
     """Kingma & Ba 2015, algorithm 1; one kernel per step."""
 
-    def __init__(self, vector: Tensor, learning_rate: float, eps: float) -> None:
-        self._learning_rate, self._eps = learning_rate, eps
+    def __init__(self, vector: Tensor, learning_rate: float, eps: float, beta1: float = 0.9) -> None:
+        self._learning_rate, self._eps, self._beta1 = learning_rate, eps, beta1
         self.state = {"first_moment": torch.zeros_like(vector), "second_moment": torch.zeros_like(vector)}
         self.steps = torch.zeros((), device=vector.device)
 
@@ -63,8 +64,8 @@ class Adam:
             fused=True,
             foreach=False,
             amsgrad=False,
-            beta1=ADAM_BETAS[0],
-            beta2=ADAM_BETAS[1],
+            beta1=self._beta1,
+            beta2=ADAM_BETA2,
             lr=self._learning_rate,
             weight_decay=0.0,
             eps=self._eps,

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from apexrl.client.observations import named_observation
 from apexrl.errors import AgentError, ApexrlError, ClosedError, ConfigError, SpecError, WaitTimeout
-from apexrl.exploration import slot_epsilons
+from apexrl.exploration import slot_exploration
 from apexrl.protocols import Agent, State
-from apexrl.roles.actor import VERSION, step_fields
+from apexrl.roles.actor import FIRST_VERSION, VERSION, step_fields
 from apexrl.spec import Array, EnvSpec
 
 if TYPE_CHECKING:
@@ -155,15 +155,18 @@ class ClientActor:
 
     @property
     def slot(self) -> int:
-        """The actor slot that this actor holds: its ε belongs to it."""
+        """The actor slot that this actor holds: its exploration belongs to it."""
         return self._carrier.slot
 
     @property
-    def epsilon(self) -> float:
-        """Of this actor's exploration."""
+    def exploration(self) -> float:
+        """How much this actor explores: ε of discrete actions, σ of a box; infinite while actions are random."""
         if self._rung[0] != self.slot:
-            actor, slots = self._config.actor, self._carrier.record.actor_slots
-            self._rung = self.slot, float(slot_epsilons(self.slot, slots, 1, actor.epsilon, actor.epsilon_alpha)[0])
+            slots = self._carrier.record.actor_slots
+            mine = slot_exploration(self._spec.action, self._config.actor, self.slot, slots, 1)
+            self._rung = self.slot, float(mine[0])
+        if self._config.actor.random_start and self._version == FIRST_VERSION:
+            return math.inf
         return self._rung[1]
 
     def __enter__(self) -> ClientActor:
@@ -198,7 +201,7 @@ class ClientActor:
             seen = self._frames.push(named, np.array([self._starts]))
         with self._agent_lock:
             actions, extras, self._state = self._agent.act(
-                seen, self._state, np.array([self.epsilon], np.float32), greedy=greedy
+                seen, self._state, np.array([self.exploration], np.float32), greedy=greedy
             )
         return np.asarray(actions), dict(extras)
 

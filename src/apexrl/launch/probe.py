@@ -10,6 +10,7 @@ from typing import Any
 from apexrl import errors
 from apexrl.config import Config
 from apexrl.links import messages
+from apexrl.protocols import Item
 from apexrl.run_folder import spec_from_json, spec_to_json
 from apexrl.spec import Field
 from apexrl.topologies.program import Probe
@@ -25,7 +26,7 @@ def probe(config: Config) -> Probe:
         spec = env.spec
         agent = agent_class(config.agent.agent)(spec, config.agent, "cpu", config.seed)
         size = sum(array.nbytes for array in agent.weights().values())
-        return Probe(spec, dict(agent.step_spec), size)
+        return Probe(spec, dict(agent.step_spec), size, getattr(agent, "item", Item()))
     finally:
         env.close()
 
@@ -39,8 +40,13 @@ def probe_work(channel: socket.socket, config: Config) -> int:
         values = {"kind": type(error).__name__, "error": str(error), "traceback": text[-32_000:]}
         messages.send(channel, "error", values)
         return 1
-    fields, nbytes = step_spec_to_json(found.step_spec), found.weights_nbytes
-    messages.send(channel, "probe", {"spec": spec_to_json(found.spec), "step_spec": fields, "nbytes": nbytes})
+    answer: dict[str, Any] = {
+        "spec": spec_to_json(found.spec),
+        "step_spec": step_spec_to_json(found.step_spec),
+        "nbytes": found.weights_nbytes,
+        "item": found.item._asdict(),
+    }
+    messages.send(channel, "probe", answer)
     return 0
 
 
@@ -57,7 +63,7 @@ def probe_answer(message: messages.Message) -> Probe:
     step_spec = {
         name: Field(**{**field, "shape": tuple(field["shape"])}) for name, field in values["step_spec"].items()
     }
-    return Probe(spec_from_json(values["spec"]), step_spec, values["nbytes"])
+    return Probe(spec_from_json(values["spec"]), step_spec, values["nbytes"], Item(**values["item"]))
 
 
 def revive(kind: str, text: str, trace: str) -> errors.ApexrlError:

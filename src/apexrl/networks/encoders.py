@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from apexrl.errors import SpecError
+from apexrl.errors import ConfigError, SpecError
+from apexrl.settings import import_callable
 from apexrl.spec import EnvSpec, Field
 
 NATURE_SIDE = 36  # pixels; the smallest image that Nature DQN's convolutions can take
@@ -124,15 +126,36 @@ class ObservationEncoder(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def encoder_for(spec: EnvSpec, hidden: Sequence[int]) -> ObservationEncoder:
-    """The encoder that suits an environment: see the classes above.
+class Encoder(Protocol):
+    """What ``encoder_for`` returns: a module, name -> [B, (stack,) *shape] -> float32 [B, features]."""
+
+    features: int
+
+    def __call__(self, observation: Mapping[str, Tensor]) -> Tensor: ...
+
+
+def encoder_for(spec: EnvSpec, hidden: Sequence[int], network: str = "") -> Any:
+    """The encoder (``Encoder``) that suits an environment: see the classes above.
 
     Three dimensions are an image, as are two of uint8; everything else is a vector.
 
+    Args:
+        network: ``package.module:Class`` of your own, called as ``Class(spec)``: a ``torch.nn.Module`` with an
+            attribute ``features``; its ``forward`` takes name -> [B, (stack,) *shape].
+
     Raises:
         SpecError: an image is too small for convolutions.
+        ConfigError: ``network`` cannot be imported, or makes no such module.
     """
-    return ObservationEncoder(spec, hidden)
+    if not network:
+        return ObservationEncoder(spec, hidden)
+    encoder = import_callable(network, "--network")(spec)
+    if not isinstance(encoder, nn.Module) or not isinstance(getattr(encoder, "features", None), int):
+        raise ConfigError(
+            f"--network {network} must make a torch.nn.Module with an attribute features, the number of numbers that "
+            "it returns for an observation"
+        )
+    return encoder
 
 
 def _encoder(name: str, spec: EnvSpec, hidden: Sequence[int]) -> VectorEncoder | ImageEncoder:

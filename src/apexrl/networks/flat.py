@@ -17,12 +17,16 @@ ALIGNMENT = 16  # float32 values; every parameter begins on a cache line
 class FlatParameters:
     """Moves a module's parameters into ``vector`` (float32 [size]) and leaves views of it in the module.
 
+    Floating-point buffers (running statistics) lie there too: they travel and are copied with the parameters. They
+    have no gradient, so that an optimizer leaves them as they are.
+
     Args:
-        module: on its final device; all parameters float32.
+        module: on its final device; all parameters and floating-point buffers float32.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        parameters = dict(module.named_parameters())
+        parameters: dict[str, Tensor] = dict(module.named_parameters())
+        parameters |= {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
         self._slices: dict[str, slice] = {}
         self._shapes: dict[str, torch.Size] = {}
         end = 0
@@ -45,7 +49,8 @@ class FlatParameters:
         """Zeros like ``vector``, whose views are from now on the parameters' ``.grad``."""
         gradient = torch.zeros_like(self.vector)
         for name, view in self.split(gradient).items():
-            self._parameters[name].grad = view
+            if isinstance(self._parameters[name], nn.Parameter):
+                self._parameters[name].grad = view
         return gradient
 
     def arrays(self, vector: Tensor | None = None) -> dict[str, Array]:

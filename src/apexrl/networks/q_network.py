@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -39,9 +40,9 @@ class QNetwork(nn.Module):
 
     def __init__(self, spec: EnvSpec, hidden: Sequence[int], dueling: bool) -> None:
         super().__init__()
-        if not spec.action.discrete:
+        self.actions = spec.action.n or math.prod(spec.action.nvec)
+        if spec.action.box:
             raise SpecError(f"Q-values need discrete actions; this environment takes {spec.action}")
-        self.actions = spec.action.n
         self.dueling = dueling
         self.encoder = encoder_for(spec, hidden)
         width = self.encoder.features

@@ -1,44 +1,21 @@
 """Settings for known environments: what ``apexrl train NAME`` starts from.
 
-A preset differs from the defaults of ``apexrl.config`` only where it says so here. "Ape-X" is Horgan et al. 2018
-(arXiv 1803.00933), section 4.1, Table 1 and appendix C; "rl-zoo" is DLR-RM/rl-baselines3-zoo, ``hyperparams/dqn.yml``.
+A preset differs from the defaults of ``apexrl.config`` only where it says so.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from importlib.util import find_spec
-
-from apexrl.config import (
-    ActorConfig,
-    AgentConfig,
-    Config,
-    EnvConfig,
-    EvaluatorConfig,
-    LearnerConfig,
-    ReplayConfig,
-    StopConfig,
-)
+from apexrl import agents
+from apexrl.config import Config
 from apexrl.errors import ConfigError
-from apexrl.settings import did_you_mean
+from apexrl.presets.continuous import CONTINUOUS
+from apexrl.presets.discrete import DISCRETE
+from apexrl.presets.known import Preset
+from apexrl.settings import did_you_mean, override
 
+__all__ = ["PRESETS", "Preset", "names", "preset", "with_agent"]
 
-@dataclass(frozen=True)
-class Preset:
-    """A named configuration, and what it takes to run it."""
-
-    config: Config
-    summary: str
-    """One line for ``apexrl list``: what is learned, and when it counts as solved."""
-    extra: str = ""
-    """The extra of this package that brings the environment; empty when ``train`` does."""
-    modules: tuple[str, ...] = ()
-    """What that extra installs, by import name."""
-
-    @property
-    def missing(self) -> bool:
-        """Whether the extra is needed and not installed."""
-        return any(find_spec(module) is None for module in self.modules)
+PRESETS: dict[str, Preset] = DISCRETE | CONTINUOUS
 
 
 def names() -> list[str]:
@@ -60,75 +37,15 @@ def preset(name: str) -> Preset:
     return PRESETS[name]
 
 
-CARTPOLE = Config(
-    preset="cartpole",
-    env=EnvConfig(env="CartPole-v1"),
-    # rl-zoo's step size and batch; it reads every step 32 times, n = 3 needs fewer
-    agent=AgentConfig(hidden=(128, 128), learning_rate=2.3e-3, gradient_clip=10.0, target_period_updates=200),
-    replay=ReplayConfig(capacity=100_000, min_size=1_000, samples_per_insert=8.0),
-    actor=ActorConfig(actors=2, envs_per_actor=16, pull_period=20),
-    learner=LearnerConfig(batch_size=64, checkpoint_seconds=5.0),
-    stop=StopConfig(stop_at_return=499.0),  # 475 is solved; more, so that fresh episodes show it too
-)
+def with_agent(config: Config, name: str) -> Config:
+    """``config`` with agent ``name``: the settings that the name stands for, then those that the preset has for it.
 
-SLOW_CARTPOLE = replace(
-    CARTPOLE,
-    preset="slow-cartpole",
-    env=EnvConfig(env="apexrl.envs.toy:SlowCartPole-v0", env_kwargs={"seconds": 0.005}),
-    actor=ActorConfig(actors=8, envs_per_actor=1, pull_period=20),
-    # an evaluation episode of 500 steps takes 2.5 s here
-    evaluator=EvaluatorConfig(eval_period_seconds=5.0),
-)
+    Where ``config`` has that agent already, nothing changes.
 
-CATCH = Config(
-    preset="catch",
-    env=EnvConfig(env="apexrl.envs.toy:Catch-v0"),
-    agent=AgentConfig(learning_rate=2.5e-4, gradient_clip=10.0, target_period_updates=200),
-    replay=ReplayConfig(capacity=50_000, min_size=1_000, samples_per_insert=4.0),
-    actor=ActorConfig(actors=2, envs_per_actor=16, pull_period=10),
-    learner=LearnerConfig(batch_size=32),  # DQN's (Mnih et al. 2015)
-    evaluator=EvaluatorConfig(eval_period_seconds=3.0),
-    stop=StopConfig(stop_at_return=0.95, minutes=15.0),
-)
-
-LUNARLANDER = Config(
-    preset="lunarlander",
-    env=EnvConfig(env="LunarLander-v3"),
-    # SLM-Lab's double DQN with PER reads every step 16 times; n = 3 needs fewer. Step size: rl-zoo's is 6.3e-4
-    agent=AgentConfig(hidden=(128, 128), learning_rate=5e-4, gradient_clip=10.0, target_period_updates=500),
-    replay=ReplayConfig(capacity=200_000, min_size=5_000, samples_per_insert=8.0),
-    actor=ActorConfig(actors=2, envs_per_actor=16, pull_period=20),
-    learner=LearnerConfig(batch_size=64, checkpoint_seconds=15.0),
-    evaluator=EvaluatorConfig(eval_period_seconds=5.0),
-    stop=StopConfig(stop_at_return=230.0, minutes=30.0),  # 200 is solved; more, so that fresh episodes show it too
-)
-
-PONG = Config(
-    preset="pong",
-    env=EnvConfig(env="ALE/Pong-v5", atari=True, stack=4, reward_clip=1.0),  # Ape-X, appendix C
-    agent=AgentConfig(
-        n_step=3,  # Ape-X
-        gamma=0.99,  # Ape-X
-        hidden=(512,),  # dueling heads of 512 (Wang et al. 2016)
-        optimizer="rmsprop",  # Ape-X: centred RMSProp, no momentum
-        learning_rate=2.5e-4 / 4,  # Ape-X
-        optimizer_eps=1.5e-7,  # Ape-X
-        rmsprop_decay=0.95,  # Ape-X
-        gradient_clip=40.0,  # Ape-X
-        target_period_updates=2_500,  # Ape-X, in learner updates
-    ),
-    # Ape-X keeps 2M transitions; 1M of ours are 7.1 GB, as every frame is stored once
-    replay=ReplayConfig(capacity=1_000_000, alpha=0.6, beta=0.4, min_size=50_000),
-    actor=ActorConfig(actors=8, envs_per_actor=4, epsilon=0.4, epsilon_alpha=7.0, pull_period=100),  # 400 frames
-    learner=LearnerConfig(batch_size=512, prefetch=-1),
-    evaluator=EvaluatorConfig(eval_episodes=10, eval_period_seconds=60.0),
-    stop=StopConfig(stop_at_return=20.0),
-)
-
-PRESETS: dict[str, Preset] = {
-    "cartpole": Preset(CARTPOLE, "CartPole-v1 to a mean return of 475, in under a minute on two cores"),
-    "slow-cartpole": Preset(SLOW_CARTPOLE, "the same with 5 ms a step, like a slow simulator: add actors and see"),
-    "catch": Preset(CATCH, "Catch on 84×84 pixels to 0.95 (best: 1), minutes on a CPU"),
-    "lunarlander": Preset(LUNARLANDER, "LunarLander-v3 to 230 (solved: 200)", "box2d", ("Box2D",)),
-    "pong": Preset(PONG, "Atari Pong from pixels to 20, with Ape-X's numbers", "atari", ("ale_py", "cv2")),
-}
+    Raises:
+        ConfigError: there is no agent of that name.
+    """
+    if name == config.agent.agent:
+        return config
+    known = PRESETS[config.preset].agents if config.preset in PRESETS else {}
+    return override(agents.with_agent(config, name), known.get(name, {}))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from apexrl.config import Config
 from apexrl.errors import AgentError, WaitTimeout
-from apexrl.exploration import slot_epsilons
+from apexrl.exploration import slot_exploration
 from apexrl.protocols import Agent, Context, StepWriter, WeightsReader
 from apexrl.spec import Array, EnvSpec, Field
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 VERSION = "version"
 """Field in which every step carries the weights version that chose its action."""
+
+FIRST_VERSION = 1
+"""Weights version of a run that has learned nothing yet."""
 
 Which = NDArray[np.int64] | None
 """Numbers of some of an actor's environments, [R]; None: all M, in order."""
@@ -44,8 +47,8 @@ def step_fields(spec: EnvSpec, extras: dict[str, Field]) -> dict[str, Field]:
 class Actor:
     """Ape-X's actor (Horgan et al. 2018, Algorithm 1) over M environments at once.
 
-    Slot ``index`` of the run owns M rungs that span the ε ladder, whoever serves in it; environments and exploration
-    noise are seeded anew in every generation.
+    Slot ``index`` of the run owns M rungs that span the ladder of ε or σ, whoever serves in it; environments and
+    exploration noise are seeded anew in every generation.
 
     With ``vector = "sync"`` all environments are always ready, and ``which`` is None throughout. With ``"threads"``
     each takes its own time, and ``which`` [R] are the numbers of those that are ready.
@@ -63,7 +66,8 @@ class Actor:
         self._context = context
         self._weights = weights
         self._pull_period = config.actor.pull_period * envs
-        self._epsilon = slot_epsilons(context.index, slots, envs, config.actor.epsilon, config.actor.epsilon_alpha)
+        self._exploration = slot_exploration(spec.action, config.actor, context.index, slots, envs)
+        self._random_start = config.actor.random_start
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, "cpu", int(seeds[0]))
         with context.env_call():
             self._env = make_vector(config.env, envs, int(seeds[1]), config.actor.vector, context.env_call)
@@ -112,8 +116,10 @@ class Actor:
         if self._seen is None:
             return
         which = self._which
-        epsilon = self._epsilon if which is None else self._epsilon[which]
-        actions, extras, state = self._agent.act(self._seen, self._state.take(which) or None, epsilon)
+        exploration = self._exploration if which is None else self._exploration[which]
+        if self._random_start and self._version == FIRST_VERSION:
+            exploration = np.full_like(exploration, np.inf)
+        actions, extras, state = self._agent.act(self._seen, self._state.take(which) or None, exploration)
         self._state.put(which, state or {})
         versions = self._versions[: len(actions)]
         self._begun.put(which, {**self._observation, "action": actions, **extras, VERSION: versions})
@@ -134,6 +140,7 @@ class Actor:
         }
         self._observation = stepped.observation
         self._seen = self._frames.push(stepped.observation, stepped.starts, which)
+        self._state.clear(which, stepped.starts)
         rows = len(stepped.starts)
         self._until_pull -= rows
         self._context.count(env_steps=rows - int(np.count_nonzero(stepped.starts)))
@@ -191,3 +198,11 @@ class PerEnv:
     def take(self, which: Which) -> dict[str, Array]:
         """Name -> [R, ...]."""
         return self._arrays if which is None else {name: array[which] for name, array in self._arrays.items()}
+
+    def clear(self, which: Which, starts: NDArray[np.bool_]) -> None:
+        """Zero the rows where ``starts`` [R] is true. What was put is not written into: others may hold it."""
+        if self._arrays and starts.any():
+            rows = starts if which is None else which[starts]
+            self._arrays = {name: array.copy() for name, array in self._arrays.items()}
+            for array in self._arrays.values():
+                array[rows] = 0

@@ -185,6 +185,9 @@ class Trial:
         actions, _, self._state = self._agent.act(self._seen, self._state, self._exploration, greedy=True)
         stepped = self._env.step(actions)
         self._seen = self._frames.push(stepped.observation, stepped.starts)
+        if self._state and stepped.starts.any():
+            for array in self._state.values():
+                array[stepped.starts] = 0
         for episode in stepped.episodes:
             if self._owed[episode.env]:
                 self._owed[episode.env] -= 1

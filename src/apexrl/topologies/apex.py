@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from apexrl.config import Config
+from apexrl.config import AgentConfig, Config
+from apexrl.protocols import Item
 from apexrl.roles import Actor, Evaluator, Learner
 from apexrl.roles.actor import step_fields
 from apexrl.topologies.program import Probe, Program
+
+
+def window(item: Item, agent: AgentConfig) -> dict[str, Any]:
+    """What the replay cuts from the streams; an agent that learns from sequences sums their rewards itself."""
+    if item.kind == "transition":
+        return {"kind": "transition", "n_step": agent.n_step}
+    return {"kind": "sequence", "length": item.length, "stride": item.stride, "burn_in": item.burn_in}
 
 
 def apex(config: Config, probe: Probe) -> Program:
@@ -20,11 +28,10 @@ def apex(config: Config, probe: Probe) -> Program:
     program = Program(config)
 
     replay = program.replay(
-        kind="transition",
+        **window(probe.item, agent),
         fields=step_fields(probe.spec, probe.step_spec),
         capacity=config.replay.capacity,
         stack=config.env.stack,
-        n_step=agent.n_step,
         gamma=agent.gamma,
         alpha=config.replay.alpha,
         eps=config.replay.priority_eps,

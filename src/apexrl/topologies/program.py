@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from apexrl.config import Config
-from apexrl.protocols import Role
+from apexrl.protocols import Item, Role
 from apexrl.spec import EnvSpec, Field
 
 Factory = Callable[..., Role]
@@ -22,11 +22,13 @@ class Probe:
         spec: what the environment shows and takes.
         step_spec: the extra fields that the agent records with every step.
         weights_nbytes: bytes of its acting parameters.
+        item: what it learns from.
     """
 
     spec: EnvSpec
     step_spec: dict[str, Field]
     weights_nbytes: int
+    item: Item = Item()  # noqa: RUF009
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from apexrl.errors import SpecError
+from apexrl.losses.shapes import check
 
 
 def n_step_return(reward: Tensor, discount: Tensor, bootstrap: Tensor) -> Tensor:
@@ -22,9 +22,9 @@ def n_step_return(reward: Tensor, discount: Tensor, bootstrap: Tensor) -> Tensor
         discount: [B, n] float, of each step.
         bootstrap: [B] float, value of the state after the last reward.
     """
-    _check("reward", reward, (None, None))
-    _check("discount", discount, tuple(reward.shape))
-    _check("bootstrap", bootstrap, (reward.shape[0],))
+    check("reward", reward, (None, None))
+    check("discount", discount, tuple(reward.shape))
+    check("bootstrap", bootstrap, (reward.shape[0],))
     total = bootstrap
     for k in reversed(range(reward.shape[1])):
         total = reward[:, k] + discount[:, k] * total
@@ -43,13 +43,13 @@ def q_target(reward: Tensor, discount: Tensor, next_q: Tensor, next_q_online: Te
         next_q: [B, n] float, the target network on the later state.
         next_q_online: [B, n] float, the online network on the later state.
     """
-    _check("next_q", next_q, (None, None))
-    _check("reward", reward, (next_q.shape[0],))
-    _check("discount", discount, (next_q.shape[0],))
+    check("next_q", next_q, (None, None))
+    check("reward", reward, (next_q.shape[0],))
+    check("discount", discount, (next_q.shape[0],))
     if next_q_online is None:
         bootstrap = next_q.detach().amax(dim=1)
     else:
-        _check("next_q_online", next_q_online, tuple(next_q.shape))
+        check("next_q_online", next_q_online, tuple(next_q.shape))
         bootstrap = next_q.detach().gather(1, next_q_online.detach().argmax(dim=1, keepdim=True)).squeeze(1)
     return torch.addcmul(reward, discount, bootstrap)
 
@@ -62,9 +62,9 @@ def td_error(q: Tensor, action: Tensor, target: Tensor) -> Tensor:
         action: [B] int64.
         target: [B] float, a constant.
     """
-    _check("q", q, (None, None))
-    _check("action", action, (q.shape[0],), torch.int64)
-    _check("target", target, (q.shape[0],))
+    check("q", q, (None, None))
+    check("action", action, (q.shape[0],), torch.int64)
+    check("target", target, (q.shape[0],))
     return target.detach() - q.gather(1, action.unsqueeze(1)).squeeze(1)
 
 
@@ -79,8 +79,8 @@ def td_loss(delta: Tensor, weights: Tensor, huber: float = 0.0) -> Tensor:
         weights: [B] float.
         huber: κ in TD-error units.
     """
-    _check("delta", delta, (None,))
-    _check("weights", weights, tuple(delta.shape))
+    check("delta", delta, (None,))
+    check("weights", weights, tuple(delta.shape))
     if huber:
         clipped = delta.abs().clamp(max=huber)
         return (weights * clipped * (delta.abs() - 0.5 * clipped)).mean()
@@ -99,19 +99,9 @@ def td_gradient(delta: Tensor, action: Tensor, weights: Tensor, actions: int, hu
         actions: n.
         huber: κ in TD-error units; 0: no clipping.
     """
-    _check("delta", delta, (None,))
-    _check("action", action, tuple(delta.shape), torch.int64)
-    _check("weights", weights, tuple(delta.shape))
+    check("delta", delta, (None,))
+    check("action", action, tuple(delta.shape), torch.int64)
+    check("weights", weights, tuple(delta.shape))
     slope = delta.clamp(-huber, huber) if huber else delta
     taken = (slope * weights).mul_(-1.0 / delta.shape[0])
     return delta.new_zeros((delta.shape[0], actions)).scatter_(1, action.unsqueeze(1), taken.unsqueeze(1))
-
-
-def _check(name: str, tensor: Tensor, shape: tuple[int | None, ...], dtype: torch.dtype | None = None) -> None:
-    """Refuse a tensor of another shape (None: any size) or dtype (None: any float)."""
-    actual = tensor.shape
-    if len(actual) != len(shape) or any(want not in (None, have) for want, have in zip(shape, actual, strict=True)):
-        wanted = ", ".join("*" if size is None else str(size) for size in shape)
-        raise SpecError(f"{name} has shape {tuple(actual)}; expected ({wanted})")
-    if not (tensor.is_floating_point() if dtype is None else tensor.dtype == dtype):
-        raise SpecError(f"{name} is {tensor.dtype}; expected {dtype or 'a floating-point dtype'}")

@@ -1,0 +1,76 @@
+"""Box actions: agents think in −1 … 1, environments in their own units."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from apexrl.errors import AgentError
+from apexrl.spec import ActionSpec, Array
+
+Floats = NDArray[np.float32]
+
+
+class ActionBox:
+    """The box of an environment, and the way between its units and −1 … 1.
+
+    Args:
+        action: a box with finite bounds.
+        agent: how errors call the agent.
+
+    Raises:
+        AgentError: the actions are no box, or a bound is infinite.
+    """
+
+    def __init__(self, action: ActionSpec, agent: str) -> None:
+        if not action.box:
+            raise AgentError(
+                f"{agent} answers with a box of numbers, but this environment takes discrete actions; use an agent for "
+                "those: apexrl list agents"
+            )
+        low, high = cast("Floats", action.low), cast("Floats", action.high)
+        if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
+            raise AgentError(
+                f"{agent} needs finite bounds low < high of every action, but the space is {low.tolist()} … "
+                f"{high.tolist()}; wrap the environment in gymnasium.wrappers.RescaleAction or ClipAction with bounds"
+            )
+        self.shape = action.shape
+        self.size = int(np.prod(action.shape, dtype=np.int64))
+        self._low, self._high = low, high
+        self._middle, self._half = (low + high) / 2, (high - low) / 2
+
+    def to_env(self, unit: Floats) -> Floats:
+        """Unit actions [B, d] in the environment's units, float32 [B, *shape], never beyond its bounds."""
+        scaled = self._middle + self._half * unit.reshape(-1, *self.shape)
+        clipped: Floats = np.clip(scaled, self._low, self._high).astype(np.float32, copy=False)
+        return clipped
+
+    def to_unit(self, action: Tensor) -> Tensor:
+        """Actions as the environment took them [B, *shape] -> float32 [B, d] in −1 … 1."""
+        middle, half = (
+            torch.from_numpy(np.asarray(a, np.float32)).to(action.device) for a in (self._middle, self._half)
+        )
+        return ((action - middle) / half).reshape(len(action), -1)
+
+    def random(self, rng: np.random.Generator, rows: int) -> Floats:
+        """Uniformly random unit actions, float32 [rows, d]."""
+        return rng.uniform(-1.0, 1.0, (rows, self.size)).astype(np.float32)
+
+    def explored(self, unit: Floats, exploration: Floats, rng: np.random.Generator) -> Floats:
+        """Unit actions [B, d] with Gaussian noise of σ = ``exploration`` [B], within −1 … 1; uniformly random where σ
+        is infinite (Fujimoto et al. 2018, section 6.1; Horgan et al. 2018, appendix D)."""
+        free = np.isinf(exploration)
+        sigma = np.where(free, np.float32(0), exploration)[:, None]
+        noisy: Floats = np.clip(unit + sigma * rng.standard_normal(unit.shape, np.float32), -1.0, 1.0)
+        if free.any():
+            noisy[free] = self.random(rng, int(free.sum()))
+        return noisy
+
+
+def as_array(tensor: Tensor) -> Array:
+    """A tensor as NumPy, on the host, without gradient."""
+    return tensor.detach().cpu().numpy()

@@ -1,0 +1,63 @@
+"""Discrete actions as one number: of k choices at once, every combination is one of them."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from apexrl.errors import AgentError
+from apexrl.spec import ActionSpec
+
+MOST = 4096  # combinations; a network has an output for each
+
+Ints = NDArray[np.int64]
+
+
+class Choices:
+    """The discrete actions of an environment, numbered 0 … n-1.
+
+    Args:
+        action: ``Discrete`` or ``MultiDiscrete``; of the latter the last choice varies fastest.
+        agent: how errors call the agent.
+
+    Raises:
+        AgentError: the actions are a box, or there are too many combinations.
+    """
+
+    def __init__(self, action: ActionSpec, agent: str) -> None:
+        if action.box:
+            raise AgentError(
+                f"{agent} chooses among discrete actions, but this environment takes a box of shape {action.shape}; "
+                "use an agent for those, such as sac or td3: apexrl list agents"
+            )
+        self._nvec = action.nvec
+        self.n = action.n or math.prod(action.nvec)
+        if self.n > MOST:
+            raise AgentError(
+                f"{agent} has a value for every action, and {' × '.join(map(str, action.nvec))} choices make {self.n} "
+                f"combinations, more than {MOST}; leave some out with a gymnasium.ActionWrapper"
+            )
+
+    def to_env(self, index: Ints) -> Ints:
+        """Numbers [B] as the environment's actions, int64 [B] or [B, k]."""
+        if not self._nvec:
+            return index
+        return np.stack(np.unravel_index(index, self._nvec), axis=1).astype(np.int64, copy=False)
+
+    def index(self, actions: Tensor) -> Tensor:
+        """The environment's actions, [B] or [B, k], as numbers, int64 [B]."""
+        if not self._nvec:
+            return actions
+        index = actions[:, 0]
+        for place, n in enumerate(self._nvec[1:], start=1):
+            index = index * n + actions[:, place]
+        return index
+
+    def index_array(self, actions: Ints) -> Ints:
+        """As ``index``, of NumPy arrays."""
+        return cast("Ints", self.index(torch.from_numpy(actions)).numpy())

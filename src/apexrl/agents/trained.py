@@ -1,0 +1,162 @@
+"""A network with all that changes it: flat parameters, gradient, optimizer, target.
+
+Agents hold one for each network that learns. What acting does not need is made when first asked for, so that actors
+never hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from functools import cached_property
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from apexrl.agents.optimizer import Optimizer, make_optimizer
+from apexrl.config import AgentConfig
+from apexrl.errors import NonFiniteError, SnapshotError
+from apexrl.networks import FlatParameters
+from apexrl.spec import Array
+
+N = TypeVar("N", bound=nn.Module)
+
+
+class Trained(Generic[N]):
+    """A module in training.
+
+    Args:
+        name: begins the names of its arrays: ``critic`` gives ``critic/online/…``; empty: ``online/…``.
+        network: on its final device; its parameters are moved into one vector.
+        config: says the optimizer.
+        learning_rate: step size; 0: that of ``config``.
+    """
+
+    def __init__(self, name: str, network: N, config: AgentConfig, learning_rate: float = 0.0) -> None:
+        self.network = network
+        self.parameters = FlatParameters(network)
+        self._prefix = f"{name}/" if name else ""
+        self._config = config
+        self._learning_rate = learning_rate or config.learning_rate
+
+    @cached_property
+    def gradient(self) -> Tensor:
+        """float32 [size], of which the parameters' ``.grad`` are views."""
+        return self.parameters.attach_gradient()
+
+    @cached_property
+    def optimizer(self) -> Optimizer:
+        return make_optimizer(self._config, self.parameters.vector, self._learning_rate)
+
+    @property
+    def target(self) -> N:
+        """The slowly following copy, at first equal to the network. Its parameters take no gradient."""
+        return self._following[0]
+
+    @property
+    def target_parameters(self) -> FlatParameters:
+        return self._following[1]
+
+    @cached_property
+    def _following(self) -> tuple[N, FlatParameters]:
+        target = deepcopy(self.network).requires_grad_(False)
+        for parameter in target.parameters():
+            parameter.grad = None
+        return target, FlatParameters(target)
+
+    def differentiate(self, loss: Tensor) -> None:
+        """Overwrite ``gradient`` with ∂loss/∂parameters."""
+        self.gradient.zero_()
+        loss.backward(inputs=list(self.network.parameters()))  # type: ignore[no-untyped-call]
+
+    def clip(self, most: float, updates: int, priorities: Tensor | None = None) -> float:
+        """Scale the gradient to a global L2 norm of at most ``most`` (0: leave it); returns the norm before.
+
+        Args:
+            updates: made so far, for the message.
+            priorities: |δ| [B], looked through too.
+
+        Raises:
+            NonFiniteError: the gradient, or |δ| of a row, is NaN or infinite. Nothing was changed.
+        """
+        norm = float(torch.linalg.vector_norm(self.gradient))
+        if not np.isfinite(norm) or (priorities is not None and not bool(torch.isfinite(priorities).all())):
+            raise not_finite(priorities, updates)
+        if 0.0 < most < norm:
+            self.gradient.mul_(most / norm)
+        return norm
+
+    def step(self, gradient: Tensor | None = None) -> None:
+        """One step of the optimizer along ``gradient``, or along its own."""
+        self.optimizer.step(self.parameters.vector, self.gradient if gradient is None else gradient)
+
+    def follow(self, updates: int) -> bool:
+        """Let the target follow, as ``polyak`` and ``target_period_updates`` say, after that many updates. False: it
+        stayed as it was."""
+        if self._config.polyak:
+            self.target_parameters.vector.lerp_(self.parameters.vector, self._config.polyak)
+            return True
+        due = updates % self._config.target_period_updates == 0
+        if due:
+            self.target_parameters.vector.copy_(self.parameters.vector)
+        return due
+
+    def weights(self) -> dict[str, Array]:
+        """The network's parameters by name, copied."""
+        return {self._prefix + name: array for name, array in self.parameters.arrays().items()}
+
+    def load(self, weights: Mapping[str, Array]) -> None:
+        """Take parameters as ``weights`` gives them; others' names are passed over.
+
+        Raises:
+            SpecError: they are of another network.
+        """
+        self.parameters.load(self._own(weights, self._prefix))
+
+    def state_dict(self, target: bool = True) -> dict[str, Array]:
+        """Parameters, target and optimizer as flat named arrays."""
+        state = {
+            f"{self._prefix}{part}/{name}": array
+            for part, vector in self._parts(target).items()
+            for name, array in self.parameters.arrays(vector).items()
+        }
+        state[f"{self._prefix}optimizer/steps"] = self.optimizer.steps.cpu().numpy().copy()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Array], target: bool = True) -> None:
+        """Go on exactly where ``state_dict`` was taken.
+
+        Raises:
+            SnapshotError: something is missing: the state is of another agent or optimizer.
+            SpecError: arrays are of another network.
+        """
+        for part, vector in self._parts(target).items():
+            arrays = self._own(state, f"{self._prefix}{part}/")
+            if not arrays:
+                raise SnapshotError(
+                    f"the state holds no {self._prefix + part!r}: it is of another agent or optimizer than this one"
+                )
+            self.parameters.load(arrays, vector)
+        self.optimizer.steps.fill_(float(state[f"{self._prefix}optimizer/steps"]))
+
+    def _parts(self, target: bool) -> dict[str, Tensor]:
+        parts = {"online": self.parameters.vector}
+        if target:
+            parts["target"] = self.target_parameters.vector
+        return parts | {f"optimizer/{name}": vector for name, vector in self.optimizer.state.items()}
+
+    @staticmethod
+    def _own(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
+        return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def not_finite(priorities: Tensor | None, updates: int) -> NonFiniteError:
+    """The error for an update that must not be applied; names the batch rows whose |δ| is to blame."""
+    rows = [] if priorities is None else torch.nonzero(~torch.isfinite(priorities)).flatten().tolist()
+    where = f"the TD error of batch rows {rows[:8]}" if rows else "the gradient"
+    return NonFiniteError(
+        f"update {updates + 1}: {where} is NaN or infinite; the parameters were left as they were. Look for non-finite "
+        "observations or rewards, or lower learning_rate"
+    )

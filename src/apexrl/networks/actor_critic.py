@@ -1,0 +1,119 @@
+"""Policies and critics of actor-critic agents: observations -> action parameters, and actions -> values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from apexrl.networks.encoders import encoder_for
+from apexrl.spec import EnvSpec
+
+Observation = Mapping[str, Tensor]
+
+
+class Trunk(nn.Module):
+    """An encoder; behind convolutions also a fully connected layer with ReLU (Mnih et al. 2015).
+
+    Args:
+        spec: the environment.
+        hidden: units of the fully connected layers for vectors.
+        image_units: units of that layer.
+        network: an encoder of your own (``encoder_for``).
+    """
+
+    def __init__(self, spec: EnvSpec, hidden: Sequence[int], image_units: int, network: str = "") -> None:
+        super().__init__()
+        self.encoder = encoder_for(spec, hidden, network)
+        self.image: nn.Linear | None = None
+        self.features: int = self.encoder.features
+        if getattr(self.encoder, "sees_image", False):
+            self.image = nn.Linear(self.features, image_units)
+            self.features = image_units
+
+    def forward(self, observation: Observation) -> Tensor:
+        """name -> [B, (stack,) *shape]; returns float32 [B, features]."""
+        x: Tensor = self.encoder(observation)
+        return x if self.image is None else torch.relu(self.image(x))
+
+
+class Policy(nn.Module):
+    """A trunk and a linear head of ``outputs`` numbers; what they mean is the agent's business."""
+
+    def __init__(
+        self, spec: EnvSpec, hidden: Sequence[int], outputs: int, image_units: int = 512, network: str = ""
+    ) -> None:
+        super().__init__()
+        self.trunk = Trunk(spec, hidden, image_units, network)
+        self.head = nn.Linear(self.trunk.features, outputs)
+
+    def forward(self, observation: Observation) -> Tensor:
+        """name -> [B, (stack,) *shape]; returns float32 [B, outputs]."""
+        y: Tensor = self.head(self.trunk(observation))
+        return y
+
+
+class Critics(nn.Module):
+    """K critics of observation and action, that share nothing but what encodes images.
+
+    Vectors go into the first layer beside the action.
+
+    Args:
+        spec: the environment; its actions must be a box of d numbers.
+        hidden: units of every critic's layers.
+        count: K.
+        outputs: numbers per critic: 1 value, or the atoms of a distribution.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        hidden: Sequence[int],
+        count: int = 1,
+        outputs: int = 1,
+        image_units: int = 512,
+        network: str = "",
+    ) -> None:
+        super().__init__()
+        self.trunk = Trunk(spec, (), image_units, network)
+        size = 1
+        for n in spec.action.shape:
+            size *= n
+        self.layers = Ensemble(count, (self.trunk.features + size, *hidden, outputs))
+
+    def forward(self, observation: Observation, action: Tensor) -> Tensor:
+        """name -> [B, (stack,) *shape], and unit actions [B, d]; returns float32 [K, B, outputs]."""
+        values: Tensor = self.layers(torch.cat((self.trunk(observation), action), dim=1))
+        return values
+
+
+class Ensemble(nn.Module):
+    """K MLPs with ReLU between their layers, one batched product per layer.
+
+    Layers begin as ``torch.nn.Linear`` does, U(±1/√fan_in), each member by itself.
+
+    Args:
+        count: K.
+        sizes: inputs, hidden units …, outputs.
+    """
+
+    def __init__(self, count: int, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.count = count
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        for inputs, outputs in pairwise(sizes):
+            bound = inputs**-0.5
+            self.weights.append(nn.Parameter(torch.empty(count, inputs, outputs).uniform_(-bound, bound)))
+            self.biases.append(nn.Parameter(torch.empty(count, 1, outputs).uniform_(-bound, bound)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float32 [B, inputs], the same for all; returns [K, B, outputs]."""
+        y = x.expand(self.count, *x.shape)
+        last = len(self.weights) - 1
+        for place, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            y = torch.baddbmm(bias, y, weight)
+            if place < last:
+                y = torch.relu(y)
+        return y

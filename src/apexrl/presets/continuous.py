@@ -1,0 +1,7 @@
+"""Settings for environments with box actions."""
+
+from __future__ import annotations
+
+from apexrl.presets.known import Preset
+
+CONTINUOUS: dict[str, Preset] = {}
