@@ -30,7 +30,7 @@ $(VENV)/.train: $(NATIVE) $(VENV)/.torch
 	@touch $@
 
 $(VENV)/.dev: $(NATIVE) $(VENV)/.torch
-	$(PIP) -e '.[train,redis,atari,box2d,video,dev]'
+	$(PIP) -e '.[train,redis,atari,box2d,mujoco,minatar,video,dev]'
 	@touch $@ $(VENV)/.train
 
 install: $(VENV)/.dev

@@ -2,7 +2,8 @@
 
     python benchmarks/publish.py
 
-Each table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``; what was not measured anew stays as it is.
+Each table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``; what was not measured anew stays as it is. Pictures
+are those that the page shows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def main() -> None:
     page = DOCS / "results.md"
     text = page.read_text(encoding="utf-8")
     for name in re.findall(r"<!-- ([\w-]+) -->", text):
-        table, picture = report.OUT / f"{name}.md", report.OUT / f"{name}.png"
+        table = report.OUT / f"{name}.md"
         if not table.is_file():
             print(f"{name}: not measured, left as it is")
             continue
@@ -30,11 +31,12 @@ def main() -> None:
         if place is None:
             raise SystemExit(f"{page}: <!-- {name} --> has no <!-- /{name} -->")
         text = f"{text[: place.start()]}{place[1]}\n{measured}\n{place[2]}{text[place.end() :]}"
-        if picture.is_file():
-            (DOCS / "images").mkdir(exist_ok=True)
-            shutil.copyfile(picture, DOCS / "images" / picture.name)
         print(f"{name}: published")
     page.write_text(text, encoding="utf-8")
+    (DOCS / "images").mkdir(exist_ok=True)
+    for name in re.findall(r"\]\(images/([\w.-]+)\)", text):
+        if (report.OUT / name).is_file():
+            shutil.copyfile(report.OUT / name, DOCS / "images" / name)
 
 
 if __name__ == "__main__":

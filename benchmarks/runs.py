@@ -28,9 +28,10 @@ class Rates(NamedTuple):
 
 
 def command(preset: str, name: str, flags: Sequence[str]) -> list[str]:
-    """The command line; the folder of an earlier run of that name is removed."""
+    """The command line, of a preset or (empty) none; the folder of an earlier run of that name is removed."""
     shutil.rmtree(RUNS / name, ignore_errors=True)
-    return [sys.executable, "-m", "apexrl.cli", "train", preset, "--out", str(RUNS), "--name", name, *flags]
+    start = [preset] if preset else []
+    return [sys.executable, "-m", "apexrl.cli", "train", *start, "--out", str(RUNS), "--name", name, *flags]
 
 
 def train(preset: str, name: str, flags: Sequence[str], timeout: float) -> dict[str, Any]:
@@ -51,11 +52,12 @@ def train(preset: str, name: str, flags: Sequence[str], timeout: float) -> dict[
 
 def statuses(folder: Path) -> list[dict[str, Any]]:
     """The periodic samples of a run, oldest first: ``wall_seconds, env_steps, updates`` and more."""
-    path = folder / "metrics.jsonl"
-    if not path.is_file():
-        return []
-    whole = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
-    return [row for row in map(json.loads, whole) if row["kind"] == "status"]
+    return [row for row in _rows(folder) if row["kind"] == "status"]
+
+
+def evaluations(folder: Path) -> list[dict[str, Any]]:
+    """The greedy evaluations of a run but the final one: ``mean``, and the ``env_steps, updates`` of its weights."""
+    return [row for row in _rows(folder) if row["kind"] == "evaluation" and not row["final"]]
 
 
 def rates(folder: Path, skip: float) -> Rates:
@@ -69,3 +71,11 @@ def rates(folder: Path, skip: float) -> Rates:
     return Rates(
         (last["env_steps"] - first["env_steps"]) / seconds, (last["updates"] - first["updates"]) / seconds, seconds
     )
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "metrics.jsonl"
+    if not path.is_file():
+        return []
+    whole = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+    return [json.loads(line) for line in whole]

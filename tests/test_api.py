@@ -17,7 +17,7 @@ from apexrl.errors import ConfigError, EnvError, SnapshotError, SpecError, Worke
 from apexrl.loaded import LoadedAgent
 from apexrl.metrics import RunLog
 from apexrl.run_folder import RunFolder, make_summary
-from apexrl.spec import ActionSpec, EnvSpec, Field
+from apexrl.spec import LAST_ACTION, LAST_REWARD, ActionSpec, EnvSpec, Field
 from apexrl.status import Observer, RunStatus
 
 SMALL = Config(env=EnvConfig(env="CartPole-v1"), agent=AgentConfig(hidden=(8,)), name="run")
@@ -175,16 +175,17 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
 
 
 class Echo:
-    """An agent whose action is the sum of what it sees, to see what it was shown."""
+    """An agent that always does the same, and keeps what it was shown."""
 
-    def __init__(self) -> None:
+    def __init__(self, action: Any = 0) -> None:
+        self.action = np.asarray(action, np.int64)
         self.seen: list[dict[str, Any]] = []
 
     def act(self, observations: Any, state: Any, exploration: Any, greedy: bool = False) -> Any:
         assert greedy
         self.seen.append({name: np.array(value) for name, value in observations.items()})
         count = len(exploration)
-        return np.zeros(count, np.int64), {}, (state or 0) + 1
+        return np.broadcast_to(self.action, (count, *self.action.shape)), {}, (state or 0) + 1
 
 
 def test_frames_are_stacked_until_reset() -> None:
@@ -220,6 +221,22 @@ def test_dict_observations_and_starts() -> None:
         agent.act({"image": np.ones((3, 3)), "inner": {"mode": 12}})
     with pytest.raises(SpecError, match="not of one batch"):
         agent.act({"image": np.ones((2, 2)), "inner": {"mode": np.full(5, 12)}})
+
+
+def test_an_agent_that_saw_its_past_says_what_it_needs() -> None:
+    spec = EnvSpec(
+        {name: Field((2,), "float32") for name in ("observation/obs", LAST_ACTION, LAST_REWARD)}, ActionSpec(n=2)
+    )
+    agent = LoadedAgent(Echo(), spec)  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match=r"wrap your environment in apexrl\.envs\.LastActionReward"):
+        agent.act(np.zeros(2))
+
+
+def test_several_choices_are_given_as_the_environment_counts_them() -> None:
+    spec = EnvSpec({"observation": Field((2,), "float32")}, ActionSpec((2,), nvec=(2, 3), starts=(5, -1)))
+    agent = LoadedAgent(Echo(np.array([1, 2])), spec)  # type: ignore[arg-type]
+    assert agent.act(np.zeros(2)).tolist() == [6, 1]
+    assert agent.act(np.zeros((3, 2))).tolist() == [[6, 1]] * 3
 
 
 def test_evaluate_plays_exactly_what_was_asked(tmp_path: Path) -> None:

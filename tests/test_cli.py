@@ -139,7 +139,7 @@ def test_exit_codes_of_failures(
     ("words", "told"),
     [
         (["trian"], "unknown command 'trian' (did you mean 'train'?)"),
-        (["train"], "say what to train: apexrl train PRESET (cartpole, slow-cartpole, catch, lunarlander, pong)"),
+        (["train"], "say what to train: apexrl train PRESET (cartpole, slow-cartpole,"),
         (["train", "cartpol"], "unknown preset 'cartpol' (did you mean 'cartpole'?)"),
         (["train", "--seed", "3", "cartpole"], "the preset comes first: apexrl train cartpole --flags"),
         (["train", "none.toml"], "there is no file none.toml"),
@@ -155,7 +155,11 @@ def test_exit_codes_of_failures(
         (["resume"], "RUN"),
         (["eval", "no/run"], "no/run is not a run folder"),
         (["eval", "no/run", "--episode", "3"], "--episodes"),
-        (["list", "presets"], "takes no arguments"),
+        (["train", "cartpole", "--agent", "c51", "--no-residual"], "--residual means nothing to agent c51"),
+        (["train", "pendulum", "--noisy"], "--noisy means nothing to agent sac: leave it out, or choose one of dqn,"),
+        (["train", "pendulum", "--agent=td3", "--temperature=0.2"], "--temperature means nothing to agent td3"),
+        (["list", "agnts"], "not 'agnts' (did you mean 'agents'?)"),
+        (["list", "agents", "presets"], "apexrl list takes one word at most"),
     ],
 )
 def test_mistakes_are_explained_without_a_traceback(words: list[str], told: str, tmp_path: Path) -> None:
@@ -223,9 +227,7 @@ def test_top_help_version_and_list() -> None:
     assert command().returncode == 2
     listed = command("list")
     assert listed.returncode == 0
-    text = " ".join(listed.stdout.split())
-    for words in ("cartpole", "slow-cartpole", "needs apexrl[box2d]", "dqn", "apex", "Horgan et al. 2018"):
-        assert words in text
+    assert all(f" {name} " in listed.stdout for name in ("cartpole", "hopper", "dqn", "sac", "apex"))
 
 
 def test_every_word_of_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

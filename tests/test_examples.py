@@ -40,6 +40,27 @@ def test_the_readme_agent_learns(tmp_path, monkeypatch):
                and name != "load_state_dict")  # fmt: skip
 
 
+@pytest.mark.parametrize(("preset", "agent"), [("cartpole", "dueling_dqn"), ("cartpole", "c51"), ("pendulum", "sac")])
+def test_the_readme_network_learns(preset, agent, tmp_path, monkeypatch):
+    (code,) = [block for block in blocks() if "class Normed" in block]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 20
+    assert code in (ROOT / "examples" / "own_network.py").read_text(encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "readme_network", raising=False)
+    (tmp_path / "readme_network.py").write_text("import numpy as np\nfrom torch import nn\n\n" + code)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = {
+        "agent": agent,
+        "min_size": 100,
+        "batch_size": 16,
+        "samples_per_insert": 8.0,
+        "out": str(tmp_path),
+        "serial": True,
+    }
+    run = apexrl.train(preset, network="readme_network:Normed", env_steps=600, eval_episodes=1, show=False, **settings)
+    assert run.summary["updates"] > 10
+    assert any("layers.2.weight" in name for name in run.agent.agent.weights())  # of LayerNorm
+
+
 def test_the_readme_replay_runs():
     (code,) = [block for block in blocks() if "from apexrl.replay import" in block]
     names = {"obs": np.zeros((600, 4), np.float32), "act": np.zeros(600, np.int64)}

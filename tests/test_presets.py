@@ -7,14 +7,26 @@ from apexrl.errors import ConfigError
 
 
 def test_the_names_that_are_promised() -> None:
-    assert presets.names() == ["cartpole", "slow-cartpole", "catch", "lunarlander", "pong"]
+    assert presets.names() == [
+        "cartpole",
+        "slow-cartpole",
+        "position-cartpole",
+        "catch",
+        "lunarlander",
+        "minatar-breakout",
+        "pong",
+        "pendulum",
+        "lunarlander-continuous",
+        "halfcheetah",
+        "hopper",
+    ]
 
 
 @pytest.mark.parametrize("name", presets.names())
 def test_a_preset_knows_its_name_and_ends(name: str) -> None:
     preset = presets.preset(name)
     assert preset.config.preset == name
-    assert preset.config.stop.stop_at_return is not None
+    assert preset.config.stop.stop_at_return is not None or preset.config.stop.env_steps
     assert preset.summary
     assert bool(preset.extra) == bool(preset.modules)
 

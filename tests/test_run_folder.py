@@ -142,6 +142,7 @@ def test_versions_without_importing() -> None:
             categories={"observation/a": 7},
             starts={"observation/a": -2},
         ),
+        EnvSpec({"observation": Field((4,), "float32")}, ActionSpec((2,), nvec=(2, 3), starts=(0, -1))),
     ],
 )
 def test_spec_round_trip(tmp_path: Path, spec: EnvSpec) -> None:
@@ -152,6 +153,11 @@ def test_spec_round_trip(tmp_path: Path, spec: EnvSpec) -> None:
     assert again is not None
     assert spec_to_json(again) == spec_to_json(spec) == json.loads(json.dumps(spec_to_json(spec), allow_nan=False))
     assert again.observation == spec.observation
+    assert (again.action.shape, again.action.nvec, again.action.starts) == (
+        spec.action.shape,
+        spec.action.nvec,
+        spec.action.starts,
+    )
     assert (again.stack, again.categories, again.starts) == (spec.stack, spec.categories, spec.starts)
     if spec.action.low is not None:
         assert again.action.low is not None

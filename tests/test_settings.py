@@ -176,6 +176,8 @@ def test_presets_are_in_range(name: str) -> None:
         ({"device": "gpu"}, "--device must be auto, cpu, cuda"),
         ({"serial": True, "vector": "threads"}, "--serial cannot go with --vector threads"),
         ({"min_size": 100, "capacity": 50}, "--min-size 100 is more than --capacity 50"),
+        ({"remover": "proportional", "alpha": 0.0}, "--remover proportional needs priorities"),
+        ({"trim_every": 0}, "--trim-every must be at least 1"),
     ],
 )
 def test_values_out_of_range_are_refused(values: dict[str, Any], words: str) -> None:

@@ -92,7 +92,7 @@ def train(
         The run, with its summary, its folder, and the trained agent.
 
     Raises:
-        ConfigError: an unknown preset or setting, or a value out of range.
+        ConfigError: an unknown preset or setting, one that the agent does not read, or a value out of range.
         EnvError: the environment cannot be made.
         WorkerError: the run failed; its folder holds what there is.
     """
@@ -106,6 +106,9 @@ def train(
         from apexrl.presets import with_agent
 
         config = with_agent(config, overrides["agent"])
+    from apexrl.agents import check_read
+
+    check_read(config.agent.agent, overrides)
     if env is not None:
         overrides["env"] = env
     config = settings.override(config, overrides)
@@ -159,7 +162,7 @@ def join(
         actors: actor processes; 0: as many as its configuration says.
         out: folder of run folders: this host's part of the run gets one, with logs and a summary.
         env_kwargs: keyword arguments of the environment that are different on this host.
-        trust: modules of yours of which the run may have an environment's callable, or an agent, called here.
+        trust: modules of yours of which the run may have an environment's callable, an agent or a network called here.
         callbacks: as for ``train``, with this host's part of the run.
         show: as for ``train``.
         observers: who else watches.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Sequence
+import typing
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -25,6 +26,11 @@ REDIS_URL = "APEXRL_REDIS_URL"
 """Environment variable in place of ``--redis``, which shows in the list of processes with its password."""
 
 _FLAT = (tyro.conf.OmitArgPrefixes,)
+_GROUPS: dict[str, Any] = {
+    str(kind.__name__): kind
+    for kind in typing.get_type_hints(Config).values()
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+}
 
 _Url = Annotated[str, tyro.conf.arg(metavar="URL")]
 _Run = Annotated[str, tyro.conf.arg(metavar="NAME")]
@@ -96,8 +102,8 @@ class Actor:
     env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Keyword arguments of the environment's constructor that are different on this host."""
     trust: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE")] = ()
-    """Module, or package, of your own of which the run may have an environment's callable, or an agent
-    (--agent MODULE:Class), called on this host; may be given several times. What a run names elsewhere is refused."""
+    """Module, or package, of your own of which the run may have an environment's callable, an agent (--agent
+    MODULE:Class) or a network (--network) called on this host; may be given several times. All others are refused."""
 
 
 @dataclass(frozen=True)
@@ -158,12 +164,16 @@ def parse_train(
     Returns:
         The configuration, and where other hosts may join if they may.
     """
+    from apexrl import agents
+
     alone = command == "learner"
     if alone and any(name == "--actors" or name.startswith("--actors=") for name in words):
         raise ConfigError(
             "apexrl learner starts no actors: leave --actors out, and run apexrl actor --redis URL --run NAME "
             "--actors N here or on other hosts, or apexrl train --redis URL for both"
         )
+    agent = start.agent.agent
+    agents.check_read(agent, map(_setting, words))
     what = "Learn, with actors that other hosts bring," if alone else "Train"
     description = (
         f"{what} {word}. Every setting below is a flag; its value here is {word}'s."
@@ -173,23 +183,61 @@ def parse_train(
         f"  apexrl {command} --env MODULE:Env-v0 [--flags]\n\n"
         "See apexrl list for presets. Every setting is a flag; the defaults below are those without a preset."
     )
-    values = {entry.name: getattr(start, entry.name) for entry in dataclasses.fields(Config)}
+    description += f"\n\nShown is what agent {agent} reads; with --agent NAME --help, what another does."
+    kind, values = _offering(start, agents.unread(agent))
     parsed = tyro.cli(
-        _Train,
+        kind,
         prog=f"apexrl {command} {word}".strip(),
         description=description,
         args=list(words),
-        default=_Train(**values),
+        default=kind(**values),
         config=_FLAT,
         registry=_registry(),
     )
-    config = Config(**{name: getattr(parsed, name) for name in values})
+    config = Config(**{name: _plain(getattr(parsed, name)) for name in values})
     if alone and config.actor.actor_slots:  # how many actors a host brings unless it says so
         actors = min(config.actor.actors, config.actor.actor_slots)
         config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, actors=actors))
     if not (alone or parsed.redis or parsed.run):
         return config, None
     return config, Meeting(redis_url(parsed.redis), parsed.run, actors=not alone)
+
+
+def _setting(word: str) -> str:
+    """The setting that a flag is of: ``double`` of ``--no-double``; nothing where ``word`` is no flag."""
+    return word.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_") if word[:2] == "--" else ""
+
+
+def _offering(start: Config, unread: Container[str]) -> tuple[type[_Train], dict[str, Any]]:
+    """``_Train`` without flags for the settings in ``unread``, and what ``start`` has for its fields."""
+    values = {entry.name: getattr(start, entry.name) for entry in dataclasses.fields(Config)}
+    groups: list[tuple[str, Any, Any]] = []
+    for name, value in values.items():
+        if dataclasses.is_dataclass(value):
+            kind = _without(type(value), unread)
+            groups.append((name, kind, dataclasses.field(default_factory=kind)))
+            values[name] = kind(**{entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)})
+    return dataclasses.make_dataclass("Train", groups, bases=(_Train,), frozen=True), values
+
+
+def _without(kind: type[Any], unread: Container[str]) -> type[Any]:
+    """A dataclass like ``kind``, some of whose fields are no flags."""
+    hints = typing.get_type_hints(kind)
+    hidden = [
+        (entry.name, Annotated[hints[entry.name], tyro.conf.Suppress], dataclasses.field(default=entry.default))
+        for entry in dataclasses.fields(kind)
+        if entry.name in unread
+    ]
+    if not hidden:
+        return kind
+    said = {"__doc__": kind.__doc__}
+    return dataclasses.make_dataclass(kind.__name__, hidden, bases=(kind,), frozen=True, namespace=said)
+
+
+def _plain(value: Any) -> Any:
+    """A group of settings as ``apexrl.config`` has it."""
+    known = _GROUPS.get(type(value).__name__)
+    return value if known is None else known(**{e.name: getattr(value, e.name) for e in dataclasses.fields(known)})
 
 
 def resumed(config: Config, wanted: Resume) -> Config:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from apexrl.api import Run
     from apexrl.config import Meeting
-    from apexrl.presets import Preset
     from apexrl.status import Observer
 
 TRAIN_MODULES = frozenset(
@@ -242,35 +241,14 @@ def _eval(words: list[str]) -> int:
 
 
 def _list(words: list[str]) -> int:
-    """show presets, agents and topologies"""
-    if words and words[0] not in ("-h", "--help"):
-        raise ConfigError(f"apexrl list takes no arguments, got {words[0]!r}")
-    from rich.table import Table
-    from rich.text import Text
+    """show presets, agents and topologies; of one of them, all that is to know"""
+    if "-h" in words or "--help" in words:
+        print("usage: apexrl list [presets | agents | topologies]")
+        return OK
+    from apexrl.listing import show
 
-    from apexrl import agents, presets, topologies
-
-    console = _console()
-
-    def show(title: str, rows: list[tuple[str, str, str]]) -> None:
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-        table.add_column(style="bold cyan", no_wrap=True, min_width=14)
-        table.add_column()
-        for name, summary, note in rows:
-            lines = Text.assemble(summary, ("\n" + note if note else "", "dim"))
-            table.add_row("  " + name, lines)
-        console.print(Text(title, style="bold"), table, sep="\n")
-
-    show("Presets", [(name, preset.summary, _need(preset)) for name, preset in presets.PRESETS.items()])
-    show("Agents", [(name, info.description, f"{info.needs}; {info.citation}") for name, info in agents.AGENTS.items()])
-    show("Topologies", [(name, *about) for name, about in topologies.TOPOLOGIES.items()])
+    show(words, _console())
     return OK
-
-
-def _need(preset: Preset) -> str:
-    if not preset.extra:
-        return ""
-    return f"needs apexrl[{preset.extra}] ({'not installed' if preset.missing else 'installed'})"
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
@@ -305,6 +283,7 @@ def _print_help() -> None:
         "train": start,
         "eval": "RUN [--episodes N] [--video DIR]",
         "resume": "RUN",
+        "list": "[presets | agents | topologies]",
         "learner": f"{start} {server}",
         "actor": f"{server} [--actors N]",
         "status": "--redis URL [--run NAME] [--watch]",

@@ -26,7 +26,7 @@ class EnvConfig:
     reward_clip: float = 0.0
     """Rewards are clipped to ±this for learning, in reward units; 0 leaves them (Ape-X on Atari: 1)."""
     last_action_reward: bool = False
-    """The observation holds the previous action and reward too (R2D2's network sees them)."""
+    """The observation holds the previous action and reward too, as last_action and last_reward (R2D2 sees them)."""
     max_episode_steps: int = 0
     """Time limit in environment steps, reported as truncation; 0 keeps the environment's own."""
 
@@ -38,8 +38,7 @@ class AgentConfig:
     agent: str = "dueling_dqn"
     """A shipped agent's name, which brings its settings, or package.module:Class of your own."""
     network: str = ""
-    """package.module:Class of your own encoder, observations -> features; empty: MLP for vectors, convolutions for
-    images."""
+    """package.module:Class of your own encoder; empty: an MLP for vectors, convolutions for images."""
     n_step: int = 3
     """Environment steps of reward before bootstrapping (Ape-X: 3)."""
     gamma: float = 0.99
@@ -111,7 +110,7 @@ class AgentConfig:
     target_noise_clip: float = 0.5
     """TD3: the most that noise may be, in the same unit (0.5)."""
     residual: float = 0.0
-    """BiResDDPG's η: weight of the residual error (0.05 in the authors' main runs; 0 is DDPG)."""
+    """BiResDDPG's η: weight of the residual error (authors: 0.05; 0 is DDPG). tf2rl's is this one divided by γ."""
     temperature: float = 0.0
     """SAC's α; 0: learned (Haarnoja et al. 2018b)."""
     initial_temperature: float = 1.0
@@ -138,20 +137,27 @@ class AgentConfig:
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """The prioritized replay and how fast it may be read."""
+    """The prioritized replay and how fast it may be read. What it counts are transitions, or the sequences of an agent
+    that learns from them (r2d2): each brings sequence_stride new steps."""
 
     capacity: int = 1_000_000
-    """Transitions kept, first in first out (Ape-X: a soft 2M)."""
+    """Transitions or sequences kept (Ape-X: a soft 2M; R2D2: 100 000 sequences)."""
     alpha: float = 0.6
     """Priority exponent; 0 samples uniformly (Ape-X: 0.6)."""
     beta: float = 0.4
     """Importance-weight exponent, constant (Ape-X: 0.4)."""
     priority_eps: float = 1e-6
     """Added to |δ| before the exponent (CleanRL's and tf2rl's value)."""
+    remover: Literal["fifo", "proportional"] = "fifo"
+    """What goes beyond capacity: the oldest, or one with probability ∝ priority^remover_alpha (Ape-X DPG)."""
+    remover_alpha: float = -0.4
+    """That exponent (Ape-X DPG: −0.4, so that what surprises least goes first)."""
+    trim_every: int = 1
+    """Learner updates between removals; up to a quarter more than capacity is kept in between (Ape-X: 100)."""
     min_size: int = 50_000
-    """Transitions before the first update (Ape-X: 50 000)."""
+    """Transitions or sequences before the first update (Ape-X: 50 000)."""
     samples_per_insert: float = 0.0
-    """Sampled transitions per inserted one; 0 does not couple the two (Ape-X; it observed ≈ 0.78)."""
+    """Sampled transitions or sequences per inserted one; 0 does not couple the two (Ape-X; it observed ≈ 0.78)."""
     insert_band: float = 0.1
     """How far sampling and inserting may drift apart, as a fraction of min_size's samples (Reverb's error buffer)."""
 
@@ -165,8 +171,7 @@ class ActorConfig:
     envs_per_actor: int = 8
     """Environments stepped together in one actor process (Ape-X: 1)."""
     vector: Literal["sync", "threads"] = "sync"
-    """sync steps them one after the other; threads steps each in its own thread and acts on whichever are ready (for
-    simulators that wait rather than compute)."""
+    """sync: one after the other; threads: each in its own, served as they come (for simulators that wait)."""
     actor_slots: int = 0
     """Actors that the ε ladder has room for, on all hosts together; 0: --actors, or 64 when other hosts may join."""
     epsilon: float = 0.4
@@ -192,7 +197,7 @@ class LearnerConfig:
     """Who learns."""
 
     batch_size: int = 512
-    """Transitions per learner update (Ape-X: 512)."""
+    """Transitions or sequences per learner update (Ape-X: 512, R2D2: 64)."""
     publish_period_updates: int = 10
     """Learner updates between publications of the weights (ours: a publication is one copy in memory)."""
     prefetch: int = -1
@@ -246,15 +251,13 @@ class HostsConfig:
     send_period: float = 0.1
     """Seconds that a chunk still being written waits before it is sent as it is (ours; full ones go at once)."""
     window_mb: float = 64.0
-    """Megabytes of experience that one host may have sent, or ready to send, and the learner not yet committed
-    (ours: memory; how far actors run ahead is bounded by time, roles/uplink.py)."""
+    """Megabytes that one host may have sent, or ready to send, and the learner not yet committed (ours: memory)."""
     when_full: Literal["wait", "drop-oldest"] = "wait"
     """When the window is full: actors wait, or the oldest experience in it is dropped and counted."""
     compression: Literal["none", "zlib"] = "none"
     """Of experience and weights on the wire (zlib at level 1, for slow links)."""
     lease_seconds: float = 10.0
-    """Seconds without a sign of life after which a host's slots, or the learner's place, are free for others
-    (ours: ten missed heartbeats)."""
+    """Seconds of silence after which a host's slots, or the learner's place, are free (ours: ten heartbeats)."""
     patience_minutes: float = 30.0
     """Minutes that actors wait for a learner, or for the server, before they give up (ours: a machine's restart)."""
 

@@ -12,7 +12,7 @@ from apexrl import checkpoint as checkpoints
 from apexrl.config import Config
 from apexrl.errors import ConfigError, SnapshotError, SpecError
 from apexrl.run_folder import RunFolder
-from apexrl.spec import OBSERVATION, Array, EnvSpec
+from apexrl.spec import OBSERVATION, Array, EnvSpec, past_missing
 
 if TYPE_CHECKING:
     from apexrl.envs import FrameStack
@@ -48,7 +48,7 @@ class LoadedAgent:
                 dict of them; with a leading axis B more for B environments stepped together.
 
         Returns:
-            For one observation an ``int`` (Discrete) or an array (Box); for a batch an array ``[B, ...]``.
+            For one observation an ``int`` (Discrete) or an array (others); for a batch an array ``[B, ...]``.
 
         Raises:
             SpecError: an entry is missing, or a shape is neither that of one observation nor of a batch.
@@ -61,10 +61,10 @@ class LoadedAgent:
         actions, _, self._state = self.agent.act(
             self._stacked(arrays, count), self._state, np.zeros(count, np.float32), greedy=True
         )
-        if self.spec.action.discrete:
-            actions = np.asarray(actions) + self.spec.action.start
-            return actions if batched else int(actions[0])
-        return actions if batched else actions[0]
+        actions = self.spec.action.as_counted(np.asarray(actions))
+        if batched:
+            return actions
+        return int(actions[0]) if self.spec.action.discrete else actions[0]
 
     def _stacked(self, arrays: dict[str, Array], count: int) -> Mapping[str, Array]:
         if self.spec.stack == 1:
@@ -81,7 +81,8 @@ class LoadedAgent:
         values = dict(_leaves(observation, OBSERVATION))
         wanted = self.spec.observation
         if set(values) != set(wanted):
-            raise SpecError(f"this agent sees {sorted(wanted)}, but was given {sorted(values)}")
+            hint = past_missing(self.spec, values)
+            raise SpecError(f"this agent sees {sorted(wanted)}, but was given {sorted(values)}{hint}")
         arrays: dict[str, Array] = {}
         batched = set()
         for name, field in wanted.items():

@@ -232,6 +232,7 @@ def check(config: Config) -> None:
         "eval_envs": evaluator.eval_envs,
         "min_size": replay.min_size,
         "capacity": replay.capacity,
+        "trim_every": replay.trim_every,
     }
     positive = {
         "learning_rate": agent.learning_rate,
@@ -287,6 +288,8 @@ def check(config: Config) -> None:
         )
     if 0 < actor.actor_slots < actor.actors:
         raise ConfigError(f"--actor-slots {actor.actor_slots} is less than --actors {actor.actors}")
+    if replay.remover == "proportional" and replay.alpha == 0:
+        raise ConfigError("--remover proportional needs priorities: set --alpha above 0, or --remover fifo")
     if replay.min_size > replay.capacity:
         raise ConfigError(
             f"--min-size {replay.min_size} is more than --capacity {replay.capacity}: it is never reached"

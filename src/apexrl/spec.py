@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +14,8 @@ from apexrl.errors import SpecError
 Array = NDArray[np.generic]
 
 OBSERVATION = "observation"
+LAST_ACTION, LAST_REWARD = "observation/last_action", "observation/last_reward"
+"""What ``EnvConfig.last_action_reward`` adds to an observation."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,12 @@ class ActionSpec:
     def box(self) -> bool:
         return not (self.n or self.nvec)
 
+    def as_counted(self, actions: Array) -> Array:
+        """An agent's actions [B] or [B, *shape] as the environment counts them."""
+        if any(self.starts):
+            return actions + np.array(self.starts, np.int64)
+        return actions + self.start if self.start else actions
+
 
 @dataclass(frozen=True)
 class EnvSpec:
@@ -116,6 +124,13 @@ class EnvSpec:
     stack: int = 1
     categories: Mapping[str, int] = field(default_factory=dict)
     starts: Mapping[str, int] = field(default_factory=dict)
+
+
+def past_missing(spec: EnvSpec, given: Collection[str]) -> str:
+    """What to do, for an error, where an observation of entries ``given`` lacks the previous action and reward."""
+    if not {LAST_ACTION, LAST_REWARD} & spec.observation.keys() - set(given):
+        return ""
+    return ". It was trained with last_action_reward: wrap your environment in apexrl.envs.LastActionReward too"
 
 
 def split_observation(values: Mapping[str, Array], prefix: str = "") -> dict[str, Array]:

@@ -19,6 +19,7 @@ class CountingAgent:
         self.loaded = np.float32(0)
         self.seen: list[dict[str, Any]] = []
         self.exploration: list[float] = []
+        self.calls: list[int] = []  # before this one, as the state has it
 
     @property
     def step_spec(self) -> dict[str, Field]:
@@ -30,6 +31,7 @@ class CountingAgent:
         total = sum(float(np.sum(value)) for value in observations.values())
         actions = np.full((1, *self.spec.action.shape), int(greedy or exploration[0] < 1), self.spec.action.dtype)
         calls = 0 if state is None else int(state["calls"][0])
+        self.calls.append(calls)
         return Acted(actions, {"q": np.array([[self.loaded, total]], np.float32)}, {"calls": np.array([calls + 1])})
 
     def priorities(self, items: Arrays) -> Any:

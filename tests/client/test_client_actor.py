@@ -174,6 +174,17 @@ def test_frames_are_stacked_within_an_episode_only() -> None:
     assert all(row["observation"].shape == (2,) for row in link.rows)
 
 
+def test_the_recurrent_state_is_the_agents_own_until_an_episode_begins() -> None:
+    actor = make(Link())
+    for steps, terminated in ((3, True), (2, False), (2, False)):
+        for step in range(1, steps + 1):
+            actor.act([0.0, 0.0])
+            ends = step == steps
+            actor.observe(0.0, ends and terminated, ends and not terminated, [0.0, 0.0])
+    # a truncated episode's final observation is looked at as well
+    assert actor._agent.calls == [0, 1, 2] + [0, 1, 2] * 2  # type: ignore[attr-defined]
+
+
 def test_a_box_action_is_an_array_of_its_own() -> None:
     action = ActionSpec((3,), "float32", low=np.zeros(3), high=np.ones(3))
     actor = make(Link(spec=replace(SPEC, action=action)))
@@ -183,6 +194,14 @@ def test_a_box_action_is_an_array_of_its_own() -> None:
     chosen[:] = 7
     actor.observe(0.0, False, False)
     assert actor._carrier.rows[0]["action"].tolist() == [1, 1, 1]  # type: ignore[attr-defined]
+
+
+def test_several_choices_are_an_array_as_the_environment_counts_them() -> None:
+    actor = make(Link(spec=replace(SPEC, action=ActionSpec((2,), nvec=(2, 3), starts=(5, -1)))))
+    chosen = actor.act([0.0, 0.0])
+    assert chosen.tolist() == [6, 0]
+    actor.observe(0.0, False, False)
+    assert actor._carrier.rows[0]["action"].tolist() == [1, 1]  # type: ignore[attr-defined]
 
 
 def test_epsilon_is_the_slots_and_greedy_is_handed_on() -> None:

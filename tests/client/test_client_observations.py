@@ -7,7 +7,7 @@ import pytest
 
 from apexrl.client.observations import named_observation
 from apexrl.errors import SpecError
-from apexrl.spec import ActionSpec, EnvSpec, Field
+from apexrl.spec import LAST_ACTION, LAST_REWARD, ActionSpec, EnvSpec, Field
 
 ACTION = ActionSpec(n=2)
 BOX = EnvSpec({"observation": Field((2,), "float32")}, ACTION)
@@ -43,6 +43,14 @@ def test_nested_dicts_are_named_by_their_keys() -> None:
 def test_discrete_observations_count_from_0_inside() -> None:
     assert named_observation(DISCRETE, 7)["observation"].tolist() == [2]
     assert named_observation(DISCRETE, np.int8(5))["observation"].tolist() == [0]
+
+
+def test_a_program_is_told_to_show_the_previous_action_and_reward_too() -> None:
+    spec = EnvSpec({name: Field((1,), "float32") for name in ("observation/obs", LAST_ACTION, LAST_REWARD)}, ACTION)
+    with pytest.raises(SpecError, match=r"wrap your environment in apexrl\.envs\.LastActionReward"):
+        named_observation(spec, [0.0])
+    with pytest.raises(SpecError, match=r"has \['observation/last_action', .*\]$"):
+        named_observation(BOX, {"obs": [0.0], "last_action": [0.0], "last_reward": [0.0]})
 
 
 @pytest.mark.parametrize(

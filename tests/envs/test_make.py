@@ -85,6 +85,21 @@ def test_what_cannot_be_made_says_what_to_do(config: EnvConfig, message: str) ->
         make_vector(config, 1, 0)
 
 
+def test_minatar_is_found_and_goes_by_its_seed() -> None:
+    def play(seed: int) -> list[float]:
+        env = make_vector(EnvConfig(env="MinAtar/Breakout-v1"), 2, seed)
+        assert (env.spec.observation["observation"].shape, env.spec.action.n) == ((10, 10, 4), 3)
+        seen = [float((env.reset()["observation"] * np.arange(4)).sum())]
+        for step in range(60):
+            stepped = env.step(np.array([step % 3, 0]))
+            seen += [*stepped.reward.tolist(), float(np.argmax(stepped.observation["observation"][..., 1]))]
+        env.close()
+        return seen
+
+    assert play(1) == play(1)
+    assert play(1) != play(2)
+
+
 def test_no_environments_is_an_error() -> None:
     with pytest.raises(EnvError, match="at least 1"):
         make_vector(EnvConfig(), 0, 0)
@@ -94,6 +109,11 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ale_py", None)  # as if it were not installed
     with pytest.raises(EnvError, match=r"pip install 'apexrl\[atari\]'"):
         make_env(EnvConfig(env="ALE/Pong-v5"))
+
+    monkeypatch.setitem(sys.modules, "minatar.gym", None)
+    monkeypatch.delitem(gym.registry, "MinAtar/Asterix-v1", raising=False)
+    with pytest.raises(EnvError, match=r"pip install 'apexrl\[minatar\]'"):
+        make_env(EnvConfig(env="MinAtar/Asterix-v1"))
 
     def needs_box2d() -> gym.Env[Any, Any]:
         raise gym.error.DependencyNotInstalled("Box2D is not installed")

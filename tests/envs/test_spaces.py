@@ -44,6 +44,30 @@ def test_actions() -> None:
     np.testing.assert_array_equal(box.low, np.array([-1.0, 0.0], np.float32))
 
 
+def test_several_choices_at_once() -> None:
+    several = action_spec(MultiDiscrete([2, 3], start=[1, -1]))
+    assert (several.shape, several.dtype, several.nvec, several.starts) == ((2,), "int64", (2, 3), (1, -1))
+    assert not several.discrete
+    assert not several.box
+    switches = action_spec(MultiBinary(3))
+    assert (switches.shape, switches.nvec, switches.starts) == ((3,), (2, 2, 2), (0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    "space",
+    [Discrete(4, start=-2), MultiDiscrete([2, 3], start=[1, -1]), MultiDiscrete([2, 3]), MultiBinary(3)],
+    ids=repr,
+)
+def test_an_environment_gets_actions_as_it_counts_them(space: gym.Space[Any]) -> None:
+    spec = action_spec(space)
+    combinations = np.array(list(np.ndindex(spec.nvec or (spec.n,))))
+    counted = spec.as_counted(combinations if spec.nvec else combinations[:, 0])
+    assert len(counted) > 3
+    assert all(space.contains(action) for action in counted)
+    assert counted.dtype == np.int64
+    assert (combinations >= 0).all()
+
+
 @pytest.mark.parametrize(
     ("observation", "action", "message"),
     [
@@ -52,7 +76,8 @@ def test_actions() -> None:
         (Dict(**{"a/b": PIXELS}), Discrete(2), "has the key 'a/b'"),
         (Dict(), Discrete(2), "holds no entry"),
         (Box(0.0, 1.0, (0,)), Discrete(2), "observation is Box"),
-        (PIXELS, MultiDiscrete([2, 3]), "action space is MultiDiscrete"),
+        (PIXELS, MultiDiscrete([[2, 3], [4, 5]]), "action space is MultiDiscrete"),
+        (PIXELS, MultiBinary([2, 2]), "action space is MultiBinary"),
         (PIXELS, Box(0, 5, (2,), np.int32), "action space is Box"),
     ],
 )

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Literal
 
 import gymnasium as gym
 import numpy as np
@@ -11,9 +12,12 @@ from gymnasium.utils.env_checker import check_env
 
 from apexrl.config import EnvConfig
 from apexrl.envs import make_env, make_vector
+from apexrl.envs.rows import NativeRows
+from apexrl.envs.threads import ThreadRows
 from apexrl.envs.toy import Corridor
 
-IDS = ["Catch-v0", "Corridor-v0", "Endless-v0", "Signals-v0"]  # SlowCartPole is Gymnasium's own, only slower
+# SlowCartPole is Gymnasium's own, only slower
+IDS = ["Catch-v0", "Corridor-v0", "Endless-v0", "Signals-v0", "PositionCartPole-v0"]
 
 
 @pytest.mark.parametrize("name", IDS)
@@ -105,3 +109,29 @@ def test_the_spawned_child_dies_with_close(tmp_path: Path) -> None:
     env.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("vector", ["sync", "threads"])
+def test_position_cartpole_is_cartpole_without_its_velocities(vector: Literal["sync", "threads"]) -> None:
+    """In its vectorised form, which lock-step uses, and one by one."""
+    ids = ("CartPole-v1", "apexrl.envs.toy:PositionCartPole-v0")
+    whole, shown = (make_vector(EnvConfig(env=name), 3, 5, vector) for name in ids)
+    assert isinstance(shown._backend, NativeRows if vector == "sync" else ThreadRows)
+    assert shown.spec.observation["observation"].shape == (2,)
+    np.testing.assert_array_equal(shown.reset()["observation"], whole.reset()["observation"][:, [0, 2]])
+    rng, episodes = np.random.default_rng(0), 0
+    for _ in range(80):
+        actions = rng.integers(2, size=3)
+        one, other = shown.step(actions), whole.step(actions)
+        np.testing.assert_array_equal(one.observation["observation"], other.observation["observation"][:, [0, 2]])
+        np.testing.assert_array_equal(one.terminated, other.terminated)
+        episodes += len(one.episodes)
+    assert episodes > 3
+    shown.close()
+    whole.close()
+
+
+def test_position_cartpole_is_cut_after_500_steps() -> None:
+    env = make_vector(EnvConfig(env="apexrl.envs.toy:PositionCartPole-v0"), 1, 0)
+    assert env._backend._env.max_episode_steps == 500  # type: ignore[attr-defined]
+    env.close()

@@ -85,6 +85,20 @@ def test_actions_are_shifted_to_where_the_space_begins() -> None:
     assert inner.actions == [-1, 1]
 
 
+@pytest.mark.parametrize("vector", ["sync", "threads"])
+def test_several_choices_reach_the_environment_as_it_counts_them(vector: Any) -> None:
+    inner = [Scripted(), Scripted()]
+    for env in inner:
+        env.action_space = gym.spaces.MultiDiscrete([2, 3], start=[1, -1])  # type: ignore[assignment]
+    handed = iter(inner)
+    env = make_vector(EnvConfig(env=lambda: next(handed)), 2, 0, vector)
+    assert (env.spec.action.nvec, env.spec.action.shape) == ((2, 3), (2,))
+    env.reset()
+    env.step(np.array([[0, 0], [1, 2]]))
+    assert [env.actions[0].tolist() for env in inner] == [[1, -1], [2, 1]]
+    env.close()
+
+
 def test_earlier_results_are_not_overwritten() -> None:
     env = scripted(Scripted())
     first = env.reset()["observation"]

@@ -24,8 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-PREFIX = "apexrl"
-_NAME = re.compile(rf"{PREFIX}-(\d+)-(\d+)-\d+-\w+")
+PREFIX = "apexrl"  # of the names of namespaces; what others leave under another prefix is not looked at
 _numbers = count()
 
 
@@ -109,7 +108,7 @@ def remove_stale() -> list[str]:
     """Remove the namespaces, and end the processes in them, whose maker is gone; their names."""
     stale = []
     for name in _names():
-        made_by = _NAME.fullmatch(name)
+        made_by = re.fullmatch(rf"{PREFIX}-(\d+)-(\d+)-\d+-\w+", name)
         if made_by and _began(int(made_by[1])) != int(made_by[2]):
             _remove(name)
             stale.append(name)

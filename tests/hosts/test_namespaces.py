@@ -25,8 +25,9 @@ def _allowed() -> None:
 MAKER = """
 import sys, time
 sys.path.insert(0, {folder!r})
-from namespaces import Network
-with Network(2) as hosts:
+import namespaces
+namespaces.PREFIX = {prefix!r}
+with namespaces.Network(2) as hosts:
     inside = hosts[1].popen(["sleep", "600"])
     print(hosts[1].name, inside.pid, flush=True)
     time.sleep(600)
@@ -67,8 +68,10 @@ def test_hosts_have_addresses_of_their_own_and_cables() -> None:
     assert here.name not in namespaces._names()
 
 
-def test_what_a_killed_maker_left_goes_when_the_next_comes() -> None:
-    script = MAKER.format(folder=str(Path(__file__).parent))
+def test_what_a_killed_maker_left_goes_when_the_next_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Names of this test alone: another one, in another process, makes networks meanwhile and would remove them first.
+    monkeypatch.setattr(namespaces, "PREFIX", prefix := "apexrl-stale")
+    script = MAKER.format(folder=str(Path(__file__).parent), prefix=prefix)
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as maker:
         assert maker.stdout is not None
         name, pid = maker.stdout.readline().split()

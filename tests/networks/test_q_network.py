@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from apexrl.errors import SpecError
-from apexrl.networks import ByAutograd, ByHand, FlatParameters, QNetwork, differentiable
+from apexrl.networks import ByAutograd, ByHand, Draw, FlatParameters, QNetwork, differentiable
 from apexrl.networks.encoders import ImageEncoder, VectorEncoder, encoder_for
 from apexrl.networks.q_network import dueling
 from apexrl.spec import ActionSpec, EnvSpec, Field
@@ -48,6 +48,15 @@ def test_dueling() -> None:
     torch.testing.assert_close(q, torch.tensor([[2.0, 0.0, 4.0]]))
     with pytest.raises(SpecError, match="dueling takes"):
         dueling(torch.zeros(2), torch.zeros(2, 3))
+
+
+def test_dueling_is_per_atom() -> None:
+    value, advantage = torch.randn(4, 1, 5), torch.randn(4, 3, 5)
+    q = dueling(value, advantage)
+    for atom in range(5):
+        torch.testing.assert_close(q[..., atom], dueling(value[..., atom], advantage[..., atom]))
+    with pytest.raises(SpecError, match="dueling takes"):
+        dueling(torch.zeros(4, 5), advantage)
 
 
 @pytest.mark.parametrize("stack", [1, 4])
@@ -113,22 +122,24 @@ def test_too_small_an_image_and_continuous_actions_are_refused() -> None:
 
 def test_only_a_plain_mlp_is_differentiated_by_hand() -> None:
     assert isinstance(differentiable(QNetwork(spec_of("vector"), (8,), True)), ByHand)
+    assert isinstance(differentiable(QNetwork(spec_of("vector"), (8,), True, noisy_sigma=0.5)), ByAutograd)
     assert isinstance(differentiable(QNetwork(spec_of("grey"), (8,), True)), ByAutograd)
     assert isinstance(differentiable(QNetwork(spec_of("vector", "bytes"), (8,), True)), ByAutograd)
 
 
+@pytest.mark.parametrize("outputs", [1, 5])
 @pytest.mark.parametrize("hidden", [(), (16,), (16, 8, 12)])
 @pytest.mark.parametrize("duel", [True, False])
 @pytest.mark.parametrize("name", ["vector", "category", "bytes"])
-def test_by_hand_equals_autograd(name: str, duel: bool, hidden: tuple[int, ...]) -> None:
+def test_by_hand_equals_autograd(name: str, duel: bool, hidden: tuple[int, ...], outputs: int) -> None:
     torch.manual_seed(0)
     spec = spec_of(name, stack=2)
-    network = QNetwork(spec, hidden, duel)
+    network = QNetwork(spec, hidden, duel, outputs=outputs)
     gradient = FlatParameters(network).attach_gradient()
     by_hand, by_autograd = differentiable(network), ByAutograd(network)
     assert isinstance(by_hand, ByHand)
     now, later = observe(spec, 7, seed=1), observe(spec, 7, seed=2)
-    towards = torch.randn(7, 3)
+    towards = torch.randn(7, 3, 5) if outputs > 1 else torch.randn(7, 3)
 
     q, later_q = by_hand.forward(now, later)
     gradient.fill_(float("nan"))  # must be overwritten, not added to
@@ -149,6 +160,50 @@ def test_by_hand_equals_autograd(name: str, duel: bool, hidden: tuple[int, ...])
     torch.testing.assert_close(by_hand.values(now), expected_q)
     for name, parameter in network.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("duel", [True, False])
+@pytest.mark.parametrize("name", ["vector", "channels_first"])
+def test_several_outputs_per_action(name: str, duel: bool) -> None:
+    spec = spec_of(name)
+    network = QNetwork(spec, (16,), duel, outputs=7, image_units=24)
+    z = network(observe(spec, 2))
+    assert z.shape == (2, 3, 7)
+    if name == "channels_first":
+        width = 48 if duel else 24
+        assert [tuple(p.shape) for p in network.streams.parameters()] == [(width, 16 * 8 * 8), (width,)]
+
+
+@pytest.mark.parametrize("name", ["vector", "channels_first"])
+def test_an_implicit_network_answers_for_each_fraction_by_itself(name: str) -> None:
+    torch.manual_seed(0)
+    spec = spec_of(name)
+    network = QNetwork(spec, (16,), True, outputs=4, cosines=8, image_units=24)
+    seen, fractions = observe(spec, 2), torch.rand(2, 4)
+    z = network(seen, Draw(fractions=fractions))
+    assert z.shape == (2, 3, 4)
+    assert isinstance(differentiable(network), ByAutograd)
+    order = torch.tensor([2, 0, 3, 1])
+    torch.testing.assert_close(network(seen, Draw(fractions=fractions[:, order])), z[:, :, order])
+    more = torch.cat((fractions, torch.rand(2, 5)), dim=1)
+    torch.testing.assert_close(network(seen, Draw(fractions=more))[:, :, :4], z)
+    assert not torch.allclose(z[:, :, 0], z[:, :, 1])
+
+
+def test_the_embedding_is_its_formula() -> None:
+    network = QNetwork(spec_of("vector"), (), False, outputs=2, cosines=3)
+    seen, tau = observe(spec_of("vector"), 1), 0.3
+    cosines = torch.tensor([1.0, np.cos(np.pi * tau), np.cos(2 * np.pi * tau)], dtype=torch.float32)
+    assert network.embedding is not None
+    features = network.encoder(seen) * torch.relu(network.embedding(cosines))
+    torch.testing.assert_close(network(seen, Draw(fractions=torch.full((1, 1), tau)))[:, :, 0], network.head(features))
+
+
+def test_small_images_are_encoded_as_minatars() -> None:
+    encoder = encoder_for(spec_of("channels_first"), ()).encoders[0]
+    assert isinstance(encoder, ImageEncoder)
+    assert [tuple(p.shape) for p in encoder.parameters() if p.ndim == 4] == [(16, 4, 3, 3)]
+    assert encoder.features == 16 * 8 * 8
 
 
 def test_by_hand_sees_changed_parameters_after_refresh() -> None:

@@ -141,6 +141,13 @@ def test_a_passing_replay_holds_chunks_of_every_stream_and_not_much_more_than_th
     assert options["alpha"] == 0.6
 
 
+def test_a_passing_replays_sequences_are_counted_with_their_steps() -> None:
+    fields = {"observation": Field((84, 84), "uint8"), "state": Field((512,), "float32", per_item=True)}
+    options = {"fields": fields, "capacity": 10**5, "kind": "sequence", "length": 80, "stride": 40, "burn_in": 40}
+    one = 40 * (84 * 84) + 4 * 512
+    assert 0.9 * 2**26 < passing(options, 1, 1, 2**26)["capacity"] * one <= 2**26
+
+
 def test_what_only_the_learners_replay_does_stays_there() -> None:
     options = {"fields": {"observation": Field((), "float32")}, "remover": "proportional", "trim_every": 9, "n_step": 3}
     local = passing(options, 1, 1, 2**20)

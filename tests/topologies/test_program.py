@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from apexrl import agents
 from apexrl.config import Config
 from apexrl.errors import ConfigError
+from apexrl.replay import Replay
+from apexrl.settings import override
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import TOPOLOGIES, Probe, Program, ReplayLink, WeightsLink, topology
 
@@ -51,6 +56,33 @@ def test_in_apex_actors_and_learner_share_one_replay_and_all_share_the_weights()
     assert "replay" not in nodes["evaluator"].ports
     assert len({id(node.ports["weights"]) for node in nodes.values()}) == 1
     assert nodes["actor"].ports["weights"] == WeightsLink(64)
+
+
+def test_d4pgs_replay_lets_go_of_what_surprises_least() -> None:
+    config = override(agents.with_agent(Config(), "d4pg"), {"capacity": 400, "min_size": 1, "n_step": 1, "seed": 3})
+    options = topology("apex")(config, PROBE).nodes[0].ports["replay"].options
+    rows = 800
+    fields = {"number": Field((), "int64")}
+    writers = {"writers": 1, "streams": 1, "samples_per_insert": 0.0}  # nothing waits here
+    replay = Replay(**{**options, "fields": fields, **writers})
+
+    def priorities(items: Mapping[str, Any]) -> Any:
+        return np.where(items["number"] % 2, 100.0, 1.0)
+
+    with replay.writer(streams=1, priority_fn=priorities) as writer:
+        for number in range(rows):
+            step = {"number": [number], "reward": np.zeros(1, np.float32)}
+            writer.append(step | {"terminated": [False], "truncated": [False]})
+            if number % 4 == 3:
+                writer.flush()
+                replay.sample(8)
+    assert len(replay) <= 500  # a quarter more than its capacity, between trims
+    batches = [replay.sample(256).data["number"] for _ in range(200)]
+    kept = np.unique(np.concatenate(batches))
+    assert len(kept) <= 400
+    assert kept.min() < 200  # not the oldest went
+    assert (kept % 2).mean() > 0.7  # but what surprised least: at random it were a half
+    replay.close()
 
 
 def test_apex_replay_holds_a_step_and_who_chose_it() -> None:

@@ -6,11 +6,12 @@ import importlib
 from typing import Any
 
 from apexrl.agents.catalogue import AGENTS, AgentInfo
+from apexrl.agents.reads import check_read, unread
 from apexrl.config import Config
 from apexrl.errors import AgentError, ConfigError
 from apexrl.settings import did_you_mean, override
 
-__all__ = ["AGENTS", "AgentInfo", "agent_class", "check_name", "with_agent"]
+__all__ = ["AGENTS", "AgentInfo", "agent_class", "check_name", "check_read", "unread", "with_agent"]
 
 METHODS = ("act", "priorities", "prepare", "update", "weights", "load", "state_dict", "load_state_dict", "step_spec")
 

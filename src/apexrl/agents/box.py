@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from apexrl.errors import AgentError
-from apexrl.spec import ActionSpec, Array
+from apexrl.spec import ActionSpec
 
 Floats = NDArray[np.float32]
 
@@ -30,7 +30,7 @@ class ActionBox:
         if not action.box:
             raise AgentError(
                 f"{agent} answers with a box of numbers, but this environment takes discrete actions; use an agent for "
-                "those: apexrl list agents"
+                "those, such as dueling_dqn or discrete_sac: apexrl list agents"
             )
         low, high = cast("Floats", action.low), cast("Floats", action.high)
         if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
@@ -71,6 +71,6 @@ class ActionBox:
         return noisy
 
 
-def as_array(tensor: Tensor) -> Array:
-    """A tensor as NumPy, on the host, without gradient."""
-    return tensor.detach().cpu().numpy()
+def as_array(tensor: Tensor) -> Floats:
+    """A float32 tensor as NumPy, on the host, without gradient."""
+    return cast("Floats", tensor.detach().cpu().numpy())

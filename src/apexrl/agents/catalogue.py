@@ -19,13 +19,14 @@ class AgentInfo(NamedTuple):
 _DISCRETE = "Discrete or MultiDiscrete actions"
 _BOX = "bounded Box actions"
 
-# The switches of Q-learning, all off: a name below turns on its own.
+# The switches of Q-learning, all off, and Ape-X's ε: a name below turns on its own.
 _PLAIN: dict[str, Any] = {
     "double": False,
     "dueling": False,
     "noisy": False,
     "munchausen": False,
     "distribution": "expected",
+    "epsilon": 0.4,
 }
 # What actor-critic methods of one transition have in common (SB3's and CleanRL's SAC and TD3).
 _ACTOR_CRITIC: dict[str, Any] = {
@@ -43,12 +44,24 @@ _ACTOR_CRITIC: dict[str, Any] = {
     "batch_size": 256,
     "capacity": 1_000_000,
     "alpha": 0.0,
+    "remover": "fifo",
+    "trim_every": 1,
     "min_size": 10_000,
     "samples_per_insert": 256.0,  # one update per environment step
     "random_start": True,
     "residual": 0.0,
     "temperature": 0.0,
     "first_moment_decay": 0.9,
+}
+# DDPG's paper, but for its weight decay of 1e-2 and its Ornstein-Uhlenbeck noise, which later work leaves out.
+_DDPG: dict[str, Any] = {
+    "hidden": (400, 300),
+    "learning_rate": 1e-3,  # of the critic
+    "policy_learning_rate": 1e-4,
+    "polyak": 0.001,
+    "batch_size": 64,
+    "samples_per_insert": 64.0,
+    "sigma": 0.2,
 }
 
 AGENTS: dict[str, AgentInfo] = {
@@ -72,5 +85,165 @@ AGENTS: dict[str, AgentInfo] = {
         _DISCRETE,
         "Wang et al. 2016, Dueling Network Architectures, arXiv 1511.06581; Horgan et al. 2018, arXiv 1803.00933",
         _PLAIN | {"double": True, "dueling": True},
+    ),
+    "c51": AgentInfo(
+        "apexrl.agents.dqn:DQN",
+        "DQN that learns the probabilities of 51 returns; set v_min and v_max to the least and greatest",
+        _DISCRETE,
+        "Bellemare et al. 2017, A Distributional Perspective on Reinforcement Learning, arXiv 1707.06887",
+        _PLAIN | {"distribution": "categorical"},
+    ),
+    "qr_dqn": AgentInfo(
+        "apexrl.agents.dqn:DQN",
+        "DQN that learns quantiles of the return",
+        _DISCRETE,
+        "Dabney et al. 2018, Distributional Reinforcement Learning with Quantile Regression, arXiv 1710.10044",
+        _PLAIN | {"distribution": "quantile"},
+    ),
+    "iqn": AgentInfo(
+        "apexrl.agents.dqn:DQN",
+        "DQN that learns the return's whole quantile function",
+        _DISCRETE,
+        "Dabney et al. 2018, Implicit Quantile Networks, arXiv 1806.06923",
+        _PLAIN | {"distribution": "implicit_quantile"},
+    ),
+    "noisy_dqn": AgentInfo(
+        "apexrl.agents.dqn:DQN",
+        "DQN that explores by noise in its weights, and learns how much; no ε",
+        _DISCRETE,
+        "Fortunato et al. 2018, Noisy Networks for Exploration, arXiv 1706.10295",
+        _PLAIN | {"noisy": True, "epsilon": 0.0},
+    ),
+    "rainbow": AgentInfo(
+        "apexrl.agents.dqn:DQN",
+        "all of these at once: double, dueling, categorical, noisy, n-step, prioritized by divergence",
+        _DISCRETE,
+        "Hessel et al. 2018, Rainbow: Combining Improvements in Deep Reinforcement Learning, arXiv 1710.02298",
+        _PLAIN
+        | {
+            "double": True,
+            "dueling": True,
+            "noisy": True,
+            "distribution": "categorical",
+            "epsilon": 0.0,
+            "n_step": 3,
+            "alpha": 0.5,
+            "beta": 0.4,  # constant, as in Ape-X; theirs rises to 1
+        },
+    ),
+    "munchausen_dqn": AgentInfo(
+        "apexrl.agents.dqn:DQN",
+        "DQN with soft targets and the scaled log-policy added to the reward",
+        _DISCRETE,
+        "Vieillard et al. 2020, Munchausen Reinforcement Learning, arXiv 2007.14430",
+        _PLAIN | {"munchausen": True, "n_step": 1},
+    ),
+    "sac": AgentInfo(
+        "apexrl.agents.sac:SAC",
+        "soft actor-critic: two critics, a random policy, a learned temperature",
+        _BOX,
+        "Haarnoja et al. 2018, Soft Actor-Critic Algorithms and Applications, arXiv 1812.05905",
+        _ACTOR_CRITIC,
+    ),
+    "discrete_sac": AgentInfo(
+        "apexrl.agents.discrete_sac:DiscreteSAC",
+        "soft actor-critic over discrete actions: expectations where SAC samples",
+        _DISCRETE,
+        "Christodoulou 2019, Soft Actor-Critic for Discrete Action Settings, arXiv 1910.07207",
+        # step sizes, batch and replay are the preset's, as n-step and priorities are
+        _PLAIN | {"optimizer": "adam", "polyak": 0.005, "policy_period_updates": 1, "temperature": 0.0},
+    ),
+    "crossq": AgentInfo(
+        "apexrl.agents.crossq:CrossQ",
+        "SAC with batch normalisation and wide critics instead of target networks: learns from fewer steps",
+        _BOX,
+        "Bhatt et al. 2024, CrossQ: Batch Normalization in Deep Reinforcement Learning, arXiv 1902.05605",
+        _ACTOR_CRITIC
+        | {  # all the authors'
+            "critic_hidden": (2048, 2048),
+            "learning_rate": 1e-3,
+            "first_moment_decay": 0.5,
+            "policy_period_updates": 3,
+            "min_size": 5_000,
+            "publish_period_updates": 100,  # ours: the critics, which travel too, are 34 MB
+        },
+    ),
+    "r2d2": AgentInfo(
+        "apexrl.agents.r2d2:R2D2",
+        "Q-learning with an LSTM, from sequences: remembers what an observation does not show",
+        _DISCRETE,
+        "Kapturowski et al. 2019, Recurrent Experience Replay in Distributed Reinforcement Learning, ICLR",
+        _PLAIN
+        | {
+            "double": True,
+            "dueling": True,
+            "n_step": 5,
+            "gamma": 0.997,
+            "huber": 0.0,
+            "optimizer": "adam",
+            "learning_rate": 1e-4,
+            "optimizer_eps": 1e-3,
+            "target_period_updates": 2500,
+            "polyak": 0.0,
+            "sequence_length": 80,
+            "sequence_stride": 40,
+            "burn_in": 40,
+            "recurrent_units": 512,
+            "rescaling_eps": 1e-3,
+            "priority_eta": 0.9,
+            "alpha": 0.9,
+            "beta": 0.6,
+            "batch_size": 64,
+            "capacity": 100_000,  # sequences
+            "min_size": 1_250,  # sequences: Ape-X's 50 000 steps
+            "samples_per_insert": 0.4,  # sequences: every step is trained on 0.8 times, as theirs were
+        },
+    ),
+    "ddpg": AgentInfo(
+        "apexrl.agents.ddpg:DDPG",
+        "one critic, and a policy that climbs it; Gaussian noise explores",
+        _BOX,
+        "Lillicrap et al. 2016, Continuous control with deep reinforcement learning, arXiv 1509.02971",
+        _ACTOR_CRITIC | _DDPG,
+    ),
+    "bires_ddpg": AgentInfo(
+        "apexrl.agents.ddpg:DDPG",
+        "DDPG whose critic learns backwards in time too; residual is the authors' η (tf2rl's is this divided by γ)",
+        _BOX,
+        "Zhang et al. 2019, Deep Residual Reinforcement Learning, arXiv 1905.01072",
+        _ACTOR_CRITIC | _DDPG | {"residual": 0.05},  # the authors' main runs
+    ),
+    "td3": AgentInfo(
+        "apexrl.agents.td3:TD3",
+        "DDPG with two critics, noise on target actions, and a policy that moves with every other update",
+        _BOX,
+        "Fujimoto et al. 2018, Addressing Function Approximation Error in Actor-Critic Methods, arXiv 1802.09477",
+        # the paper's, and CleanRL's and SB3's
+        _ACTOR_CRITIC | {"policy_period_updates": 2, "target_noise": 0.2, "target_noise_clip": 0.5, "sigma": 0.1},
+    ),
+    "d4pg": AgentInfo(
+        "apexrl.agents.d4pg:D4PG",
+        "DDPG with a distributional critic, five-step returns and priorities: Ape-X DPG's replay. Set --v-min, --v-max",
+        _BOX,
+        "Barth-Maron et al. 2018, Distributed Distributional Deterministic Policy Gradients, arXiv 1804.08617; "
+        "Horgan et al. 2018, Distributed Prioritized Experience Replay, arXiv 1803.00933, appendix D",
+        _ACTOR_CRITIC
+        | {
+            "n_step": 5,
+            "hidden": (300, 200),  # this and the next ones: Acme's
+            "critic_hidden": (400, 300),
+            "learning_rate": 1e-4,
+            "atoms": 51,
+            "v_min": -150.0,
+            "v_max": 150.0,
+            "polyak": 0.0,
+            "target_period_updates": 100,  # Ape-X DPG's too, as are all that follow
+            "sigma": 0.3,
+            "alpha": 0.6,
+            "beta": 0.4,
+            "remover": "proportional",
+            "remover_alpha": -0.4,
+            "trim_every": 100,
+        },
     ),
 }

@@ -1,10 +1,15 @@
-"""DQN with what Ape-X adds: double, dueling, n-step, prioritized (Horgan et al. 2018, section 3.1)."""
+"""DQN and what was added to it, as switches that compose.
+
+Double, dueling, n-step and prioritized are Ape-X's own (Horgan et al. 2018, section 3.1). With noisy layers and
+categories besides it is Rainbow (Hessel et al. 2018). ``targets`` holds what the later state is worth, greedy or
+Munchausen; ``returns`` what is learned of the return, its mean or its distribution.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -12,35 +17,30 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from apexrl.agents.choices import Choices
+from apexrl.agents.returns import Fresh, midpoints, returns_of
 from apexrl.agents.rng import pack_generator, unpack_generator
-from apexrl.agents.trained import Trained
-from apexrl.agents.transitions import Transitions, on_device, transitions
+from apexrl.agents.targets import targets_of
+from apexrl.agents.trained import Gradients, Trained
+from apexrl.agents.transitions import Transitions, on_device, to_device, transitions
 from apexrl.config import AgentConfig
-from apexrl.losses import q_target, td_error, td_gradient, td_loss
-from apexrl.networks import Differentiable, QNetwork, differentiable
+from apexrl.networks import Differentiable, Draw, QNetwork, differentiable, scaled
 from apexrl.protocols import Acted, Arrays, Learned, Sampled, State
 from apexrl.spec import Array, EnvSpec, Field
 
 METRICS_PERIOD_UPDATES = 50  # metrics cost about a tenth of a small update
 
 
-class Gradients(NamedTuple):
-    groups: dict[str, Tensor]  # group name -> flat gradient, clipped; holds until the next call
-    priorities: NDArray[np.float32]  # [B] |δ|
-    metrics: dict[str, float]
-
-
 class DQN:
-    """Acts ε-greedily on Q-values and learns them from prioritized n-step transitions.
+    """Acts greedily on Q-values, but for ε and noisy layers, and learns them from prioritized n-step transitions.
 
     Args:
         spec: the environment; its actions must be Discrete or MultiDiscrete.
         config: the learning rule.
         device: of PyTorch, ``"cpu"`` or ``"cuda…"``.
-        seed: of the network's first weights and of exploration.
+        seed: of the network's first weights, of exploration, and of all that a pass through the network draws.
 
     Raises:
-        AgentError: the actions are a box, or too many.
+        AgentError: the actions are a box, or too many; or switches that do not go together.
     """
 
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
@@ -48,43 +48,72 @@ class DQN:
         self._device = torch.device(device)
         self._choices = Choices(spec.action, config.agent)
         self._actions = self._choices.n
+        self._targets = targets_of(config)
+        self._returns = returns_of(config, self._device)
+        self._implicit = config.distribution == "implicit_quantile"
         self._rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # the CPU's alone, where layers are made
-            network = QNetwork(spec, config.hidden, config.dueling).to(self._device)
+            network = QNetwork(
+                spec,
+                config.hidden,
+                config.dueling,
+                outputs=self._returns.outputs,
+                cosines=config.cosines if self._implicit else 0,
+                noisy_sigma=config.noisy_sigma if config.noisy else 0.0,
+                image_units=config.image_units,
+                network=config.network,
+            ).to(self._device)
         self._network = Trained("", network, config)
         self._online = differentiable(network)
         self.updates = 0  # learner updates made
 
     @property
     def step_spec(self) -> dict[str, Field]:
-        """Every step records the Q-values that chose its action; priorities are computed from them."""
-        return {"q": Field((self._actions,), "float32", sampled=False)}
+        """What priorities are computed from is recorded with every step."""
+        return self._returns.fields(self._actions)
+
+    def _draw(self, rows: int, samples: int = 0) -> Draw:
+        """What one pass through the network draws anew: noise for all rows, τ ~ U(0, 1) for every row."""
+        network = self._network.network
+        noise = fractions = None
+        if network.noise_size:
+            noise = scaled(to_device(self._rng.standard_normal(network.noise_size, np.float32), self._device))
+        if self._implicit:
+            shape = (rows, samples or self._config.quantile_samples)
+            fractions = to_device(self._rng.random(shape, np.float32), self._device)
+        return Draw(noise, fractions)
 
     # Acting
 
     def act(self, observations: Arrays, state: State, exploration: NDArray[np.float32], greedy: bool = False) -> Acted:
-        """ε-greedy actions, int64 [B], with their Q-values. ``exploration`` is ε of each environment, [B]."""
-        q = self._online.values(on_device(observations, self._device)).cpu().numpy()
-        actions = q.argmax(axis=1)
+        """Actions, int64 [B] or [B, k], with what priorities need. ``exploration`` is ε of each environment, [B].
+
+        Fresh noise, and fractions half as many as in learning (Dabney et al. 2018b: 32). Greedy: none and the same.
+        """
+        rows, half = len(exploration), max(1, self._config.quantile_samples // 2)
         if not greedy:
-            rows = len(actions)
+            draw = self._draw(rows, half)
+        else:
+            draw = Draw(None, midpoints(half, self._device).expand(rows, half) if self._implicit else None)
+        answers = self._returns.read(self._online.values(on_device(observations, self._device), draw)).cpu()
+        q = self._returns.means(answers)
+        actions = q.numpy().argmax(axis=1)
+        if not greedy:
             explore = self._rng.random(rows, np.float32) < exploration
             actions = np.where(explore, self._rng.integers(self._actions, size=rows), actions)
-        return Acted(self._choices.to_env(actions), {"q": q}, state)
+        extras = self._returns.recorded(answers, q, torch.from_numpy(actions))
+        return Acted(self._choices.to_env(actions), extras, state)
 
     def priorities(self, items: Arrays) -> NDArray[np.float32]:
-        """|R + discount·max_a Q(s', a) − Q(s, action)|, [N], from the Q-values recorded while acting.
+        """|δ| [N], or for categories the divergence, from what was recorded while acting.
 
-        Horgan et al. 2018, section 3: no second forward pass.
+        Horgan et al. 2018, section 3: no second forward pass. The later state counts as the actor's network saw it.
         """
-        reward, discount = (cast("NDArray[np.float32]", items[name]) for name in ("reward", "discount"))
-        q, next_q = (cast("NDArray[np.float32]", items[name]) for name in ("q", "next_q"))
         action = self._choices.index_array(cast("NDArray[np.int64]", items["action"]))
-        # A terminated window has no later step: whatever stands there must not count, even if it is not finite.
-        later = np.where(discount > 0, next_q.max(axis=1), np.float32(0))
-        delta: NDArray[np.float32] = reward + discount * later - q[np.arange(len(action)), action]
-        return np.abs(delta)
+        reward, discount = torch.from_numpy(items["reward"]), torch.from_numpy(items["discount"])
+        fresh = Fresh(torch.from_numpy(action), reward, discount, items)
+        return cast("NDArray[np.float32]", self._returns.priorities(fresh, self._targets).numpy())
 
     # Learning
 
@@ -93,33 +122,48 @@ class DQN:
         return transitions(batch, self._device)
 
     def gradients(self, batch: Transitions) -> Gradients:
-        """The clipped gradient of the TD loss, as group ``q``, and |δ| of every row.
+        """The clipped gradient of the loss, as group ``q``, and every row's priority, before its weight.
 
         Raises:
             NonFiniteError: δ or the gradient is NaN or infinite; parameters are as before.
         """
-        config, network = self._config, self._network
-        q, next_q_online = self._online.forward(batch.observation, batch.next_observation if config.double else None)
-        next_q = self._target.values(batch.next_observation)
-        target = q_target(batch.reward, batch.discount, next_q, next_q_online)
-        action = self._choices.index(batch.action)
-        delta = td_error(q, action, target)
+        config, network, returns = self._config, self._network, self._returns
         gradient = network.gradient  # attached from here on
-        self._online.backward(td_gradient(delta, action, batch.weights, self._actions, config.huber))
-        priorities = delta.abs()
+        here, there = batch.observation, batch.next_observation
+        rows, action = len(batch.reward), self._choices.index(batch.action)
+
+        draw = self._draw(rows)  # every pass has its own (Fortunato et al. 2018, section 3.1)
+        selector = (there, self._draw(rows)) if config.double else (None, Draw())
+        z, online_later = self._online.forward(here, selector[0], draw, selector[1])
+        with torch.no_grad():
+            target = self._target_of(batch, action, online_later)
+            towards, priorities = returns.differentiate(z, draw.fractions, action, target, batch.weights)
+        self._online.backward(towards)
         gradient_norm = network.clip(config.gradient_clip, self.updates, priorities)
+
         metrics: dict[str, float] = {}
         if self.updates % METRICS_PERIOD_UPDATES == 0:
             metrics = {
-                "loss": float(td_loss(delta, batch.weights, config.huber)),
+                "loss": float(returns.loss(z, draw.fractions, action, target, batch.weights)),
                 "td_error": float(priorities.mean()),
-                "q": float(q.mean()),
+                "q": float(returns.means(returns.read(z)).mean()),
                 "gradient_norm": gradient_norm,
             }
         return Gradients({"q": gradient}, priorities.cpu().numpy(), metrics)
 
+    def _target_of(self, batch: Transitions, action: Tensor, online_later: Tensor | None) -> Tensor:
+        """What the answer for the action taken should be: [B], or a distribution [B, N]."""
+        returns, targets, rows = self._returns, self._targets, len(batch.reward)
+        later = returns.read(self._target.values(batch.next_observation, self._draw(rows)))
+        chooser = returns.means(later if online_later is None else returns.read(online_later))
+        reward = batch.reward
+        if targets.looks_back:
+            before = returns.read(self._target.values(batch.observation, self._draw(rows)))
+            reward = targets.reward(reward, returns.means(before), action)
+        return returns.backed_up(reward, batch.discount, targets.value(later, chooser))
+
     def apply(self, groups: Mapping[str, Tensor]) -> None:
-        """One step of the optimizer; every ``target_period_updates`` of them the online network becomes the target."""
+        """One step of the optimizer; then the target follows, as ``target_period_updates`` or ``polyak`` says."""
         self._network.step(groups["q"])
         self._online.refresh()
         self.updates += 1

@@ -1,10 +1,11 @@
-"""A NumPy generator's state as an array, so that a checkpoint holds nothing but arrays."""
+"""A generator's state as an array, so that a checkpoint holds nothing but arrays."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from apexrl.errors import SnapshotError
@@ -37,3 +38,26 @@ def unpack_generator(packed: Array) -> np.random.Generator:
         "uinteger": uinteger,
     }
     return np.random.Generator(bits)
+
+
+def noise_generator(seed: int) -> torch.Generator:
+    """PyTorch's generator for a learner's noise. On the CPU: a run goes on alike on any device."""
+    return torch.Generator().manual_seed(seed)
+
+
+def pack_noise(generator: torch.Generator) -> NDArray[np.uint8]:
+    """Its state as an array."""
+    return cast("NDArray[np.uint8]", generator.get_state().numpy())
+
+
+def unpack_noise(packed: Array) -> torch.Generator:
+    """The inverse of ``pack_noise``.
+
+    Raises:
+        SnapshotError: not such an array.
+    """
+    generator = torch.Generator()
+    if packed.dtype != np.uint8 or packed.shape != tuple(generator.get_state().shape):
+        raise SnapshotError(f"the state of a generator of noise is uint8, not {packed.dtype} {packed.shape}")
+    generator.set_state(torch.from_numpy(np.array(packed)))
+    return generator

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from apexrl.agents.optimizer import Optimizer, make_optimizer
@@ -22,6 +23,14 @@ from apexrl.networks import FlatParameters
 from apexrl.spec import Array
 
 N = TypeVar("N", bound=nn.Module)
+
+
+class Gradients(NamedTuple):
+    """What ``gradients`` of an agent returns and its ``apply`` takes."""
+
+    groups: dict[str, Tensor]  # group name -> flat gradient, clipped; holds until the next call
+    priorities: NDArray[np.float32]  # [B] |δ|
+    metrics: dict[str, float]
 
 
 class Trained(Generic[N]):

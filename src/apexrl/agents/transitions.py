@@ -11,6 +11,9 @@ from torch import Tensor
 from apexrl.protocols import Sampled
 from apexrl.spec import Array, split_observation
 
+Observation = dict[str, Tensor]
+"""Name -> [B, (stack,) *shape]."""
+
 
 class Transitions(NamedTuple):
     """B transitions over n or fewer steps, on one device."""
@@ -34,6 +37,11 @@ def transitions(batch: Sampled, device: torch.device) -> Transitions:
         to_device(data["discount"], device),
         to_device(batch.weights, device),
     )
+
+
+def side_by_side(one: Observation, two: Observation) -> Observation:
+    """Two batches as one of all their rows, [B + B', ...]."""
+    return {name: torch.cat((rows, two[name])) for name, rows in one.items()}
 
 
 def on_device(arrays: Mapping[str, Array], device: torch.device) -> dict[str, Tensor]:

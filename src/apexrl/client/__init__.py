@@ -29,7 +29,8 @@ def connect(url: str, run: str, timeout: float = 60.0, *, trust: Sequence[str] =
         run: the run's name (``apexrl learner PRESET --redis URL --run NAME``).
         timeout: seconds to wait for the run to appear; later, that ``act`` waits for the first weights, and that it or
             ``observe`` wait for room when experience finds no way to the learner.
-        trust: modules of yours of which the run's agent may be (``--agent MODULE:Class``); shipped ones always may.
+        trust: modules of yours of which the run's agent (``--agent MODULE:Class``) or network may be; shipped ones
+            always may.
 
     Raises:
         ConfigError: the URL or the name is none, or this version of apexrl cannot serve in that run; or its agent is

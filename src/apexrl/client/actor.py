@@ -68,7 +68,7 @@ class ClientActor:
             greedy: without exploration; the step is learned from all the same.
 
         Returns:
-            An ``int`` (Discrete) or a float32 array (Box), as the environment itself counts actions.
+            An ``int`` (Discrete), else an array: int64 (MultiDiscrete) or float32 (Box), as the environment counts.
 
         Raises:
             SpecError: the observation is not of this run's environment; the message names the entry.
@@ -87,9 +87,8 @@ class ClientActor:
             action, extras = self._choose(named, greedy)
             self._starts = False
             self._begun = {**named, "action": action, **extras, VERSION: np.array([self._version], np.int64)}
-            if self._spec.action.discrete:
-                return int(action[0]) + self._spec.action.start
-            return np.array(action[0])
+            counted = self._spec.action.as_counted(action)
+            return int(counted[0]) if self._spec.action.discrete else np.array(counted[0])
 
     def observe(self, reward: float, terminated: bool, truncated: bool, final_observation: Any = None) -> None:
         """What came of the last action.

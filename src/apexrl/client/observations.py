@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from apexrl.errors import SpecError
-from apexrl.spec import OBSERVATION, Array, EnvSpec
+from apexrl.spec import OBSERVATION, Array, EnvSpec, past_missing
 
 
 def named_observation(spec: EnvSpec, observation: Any) -> dict[str, Array]:
@@ -19,7 +19,10 @@ def named_observation(spec: EnvSpec, observation: Any) -> dict[str, Array]:
     """
     given = dict(_leaves(observation, OBSERVATION))
     if given.keys() != spec.observation.keys():
-        raise SpecError(f"this run's observations are {sorted(spec.observation)}, but this one has {sorted(given)}")
+        raise SpecError(
+            f"this run's observations are {sorted(spec.observation)}, but this one has {sorted(given)}"
+            + past_missing(spec, given)
+        )
     named: dict[str, Array] = {}
     for name, field in spec.observation.items():
         try:

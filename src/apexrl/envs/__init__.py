@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from apexrl.envs.make import env_name, make_env, make_vector
+from apexrl.envs.past import LastActionReward
 from apexrl.envs.spaces import env_spec, flatten_observation
 from apexrl.envs.stack import FrameStack
 from apexrl.envs.vector import Episode, Stepped, VectorEnv
@@ -10,6 +11,7 @@ from apexrl.envs.vector import Episode, Stepped, VectorEnv
 __all__ = [
     "Episode",
     "FrameStack",
+    "LastActionReward",
     "Stepped",
     "VectorEnv",
     "env_name",

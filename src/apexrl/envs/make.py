@@ -14,6 +14,8 @@ from gymnasium.vector import AutoresetMode
 
 from apexrl.config import EnvConfig
 from apexrl.envs.atari import LifeLossEnds, atari_env, register_atari
+from apexrl.envs.minatar import register_minatar
+from apexrl.envs.past import LastActionReward
 from apexrl.envs.rows import Backend, EnvCall, LoopRows, NativeRows
 from apexrl.envs.threads import ThreadRows
 from apexrl.envs.vector import VectorEnv
@@ -29,7 +31,8 @@ def make_vector(
 ) -> VectorEnv:
     """``num_envs`` environments stepped together, with distinct seeds drawn from ``seed``.
 
-    An environment that is registered with a vectorised form of its own and NEXT_STEP autoreset (CartPole) uses it.
+    An environment that is registered with a vectorised form of its own and NEXT_STEP autoreset (CartPole) uses it,
+    unless it is wrapped.
 
     Args:
         vector: one after the other, or each in its own thread (``ThreadRows``).
@@ -67,7 +70,9 @@ def make_env(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, 
         env = _make(config, kwargs)
     if config.max_episode_steps:
         env = gym.wrappers.TimeLimit(env, config.max_episode_steps)
-    return LifeLossEnds(env) if config.atari else env
+    if config.atari:
+        env = LifeLossEnds(env)
+    return LastActionReward(env, config.reward_clip) if config.last_action_reward else env
 
 
 def env_name(config: EnvConfig) -> str:
@@ -85,6 +90,7 @@ def _make(config: EnvConfig, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
             raise EnvError(f"{name} returned a {type(made).__name__}; it must return a gymnasium.Env")
         return made
     register_atari(config.env)
+    register_minatar(config.env)
     made = _guard(name, lambda **kw: gym.make(name, disable_env_checker=True, **kw), kwargs)
     assert isinstance(made, gym.Env)
     return made
@@ -121,7 +127,7 @@ def _extra(name: str) -> str:
     entry = str(spec.entry_point) if spec else name
     for word, command in {
         "box2d": "pip install 'apexrl[box2d]'",
-        "mujoco": "pip install 'gymnasium[mujoco]'",
+        "mujoco": "pip install 'apexrl[mujoco]'",
         "ale_py": "pip install 'apexrl[atari]'",
         "cv2": "pip install 'apexrl[atari]'",
     }.items():
@@ -133,8 +139,8 @@ def _extra(name: str) -> str:
 def _native(config: EnvConfig, num_envs: int) -> gym.vector.VectorEnv[Any, Any, Any] | None:
     """The environment's own vectorised form, when there is one that does what a loop would."""
     name = config.env
-    if not isinstance(name, str) or config.atari:
-        return None
+    if not isinstance(name, str) or config.atari or config.last_action_reward:
+        return None  # wrappers are for single environments
     module, _, env_id = name.rpartition(":")
     if module:
         _guard(name, lambda: importlib.import_module(module), {})

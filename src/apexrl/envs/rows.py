@@ -193,7 +193,7 @@ def empty_rows(leaves: tuple[Leaf, ...], count: int) -> Rows:
 
 def each(actions: Array) -> Sequence[Any]:
     """One action per environment: Python integers for Discrete spaces, cheaper for environments than NumPy scalars and
-    always accepted."""
+    always accepted; arrays for others."""
     return actions.tolist() if actions.ndim == 1 else actions  # type: ignore[return-value]
 
 

@@ -85,17 +85,23 @@ def action_spec(space: gym.Space[Any]) -> ActionSpec:
     """What an agent may answer.
 
     Raises:
-        SpecError: the action space is neither Discrete nor a floating-point Box.
+        SpecError: the action space is none of Discrete, MultiDiscrete, MultiBinary and a floating-point Box.
     """
     match space:
         case gym.spaces.Discrete():
             return ActionSpec(n=int(space.n), start=int(space.start))
+        case gym.spaces.MultiDiscrete() if space.nvec.ndim == 1:
+            nvec, starts = (tuple(int(n) for n in numbers) for numbers in (space.nvec, space.start))
+            return ActionSpec(shape=(len(nvec),), nvec=nvec, starts=starts)
+        case gym.spaces.MultiBinary() if len(space.shape) == 1:
+            (k,) = space.shape
+            return ActionSpec(shape=(k,), nvec=(2,) * k, starts=(0,) * k)
         case gym.spaces.Box() if np.issubdtype(space.dtype, np.floating):
             low, high = space.low.astype(np.float32), space.high.astype(np.float32)
             return ActionSpec(shape=space.shape, dtype="float32", low=low, high=high)
     raise SpecError(
-        f"the action space is {space}, which is not supported: use Discrete or a floating-point Box "
-        "(wrap the environment in a gymnasium.ActionWrapper that offers one)"
+        f"the action space is {space}, which is not supported: use Discrete, a MultiDiscrete or MultiBinary of one "
+        "dimension, or a floating-point Box (wrap the environment in a gymnasium.ActionWrapper that offers one)"
     )
 
 

@@ -4,6 +4,7 @@
 |---|---|---|
 | ``Catch-v0`` | 84×84 pixel Catch | best return 1 |
 | ``SlowCartPole-v0`` | CartPole-v1 that waits ``seconds`` a step | best return 500 |
+| ``PositionCartPole-v0`` | CartPole-v1 that shows positions and no velocities | best return 500, with a memory |
 | ``Corridor-v0`` | a chain with an exit at either end | ``Corridor.q_star`` |
 | ``Endless-v0`` | reward 1, cut by a time limit, never terminates | value 1 / (1 − γ) |
 | ``Signals-v0`` | Dict observation: act on an image and a number | best return 8 |
@@ -18,7 +19,8 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv, CartPoleVectorEnv
+from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 Info = dict[str, Any]
@@ -71,6 +73,48 @@ class SlowCartPole(CartPoleEnv):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
         time.sleep(self._seconds)
         return super().step(action)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class PositionCartPole(CartPoleEnv):
+    """CartPole that shows where cart and pole are, and not how fast they move: float32 [2], metres and radians.
+
+    What to do depends on the velocities, so it takes two observations, or a memory, to balance the pole.
+    """
+
+    SHOWN = (0, 2)
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.observation_space: gym.spaces.Box = _only(self.observation_space, self.SHOWN)
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[NDArray[np.float32], Info]:
+        observation, info = super().reset(seed=seed, options=options)
+        return observation[..., self.SHOWN], info
+
+    def step(self, action: Any) -> tuple[NDArray[np.float32], float, bool, bool, Info]:
+        observation, reward, terminated, truncated, info = super().step(action)  # type: ignore[no-untyped-call]
+        return observation[..., self.SHOWN], reward, terminated, truncated, info
+
+
+class PositionCartPoles(CartPoleVectorEnv):
+    """B of them at once."""
+
+    def __init__(self, num_envs: int = 1, **kwargs: Any) -> None:
+        super().__init__(num_envs, **kwargs)
+        self.single_observation_space = _only(self.single_observation_space, PositionCartPole.SHOWN)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+
+    def reset(self, **kwargs: Any) -> tuple[NDArray[np.float32], Info]:
+        observation, info = super().reset(**kwargs)
+        return observation[..., PositionCartPole.SHOWN], info
+
+    def step(self, action: Any) -> Any:
+        observation, *results = super().step(action)
+        return observation[..., PositionCartPole.SHOWN], *results
+
+
+def _only(space: Any, shown: tuple[int, ...]) -> gym.spaces.Box:
+    return gym.spaces.Box(space.low[..., shown], space.high[..., shown], dtype=space.dtype)
 
 
 class Corridor(gym.Env[np.int64, np.int64]):
@@ -162,6 +206,12 @@ class Signals(gym.Env[Info, np.int64]):
 
 gym.register("Catch-v0", entry_point="apexrl.envs.toy:Catch")
 gym.register("SlowCartPole-v0", entry_point="apexrl.envs.toy:SlowCartPole", max_episode_steps=500)
+gym.register(
+    "PositionCartPole-v0",
+    entry_point="apexrl.envs.toy:PositionCartPole",
+    vector_entry_point="apexrl.envs.toy:PositionCartPoles",
+    max_episode_steps=500,
+)
 gym.register("Corridor-v0", entry_point="apexrl.envs.toy:Corridor", max_episode_steps=100)
 gym.register("Endless-v0", entry_point="apexrl.envs.toy:Endless", max_episode_steps=10)
 gym.register("Signals-v0", entry_point="apexrl.envs.toy:Signals")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
@@ -58,8 +57,6 @@ class VectorEnv:
         self._backend = backend
         self._clip = reward_clip
         self._seed = seed
-        space = backend.action_space
-        self._action_start = int(space.start) if isinstance(space, gym.spaces.Discrete) else 0
         self._everybody = np.arange(self.num_envs)
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._returns = np.zeros(self.num_envs)
@@ -79,7 +76,7 @@ class VectorEnv:
         return observation
 
     def send(self, actions: Array, which: Which = None) -> None:
-        """Begin a step of environments ``which``. ``actions`` [R] integers from 0, or [R, *shape] float32.
+        """Begin a step of environments ``which``. ``actions`` [R] or [R, k] integers from 0, or [R, *shape] float32.
 
         Environments in lock-step are all stepped here, and ``which`` is None.
 
@@ -87,7 +84,7 @@ class VectorEnv:
             EnvError: an environment raised an error.
         """
         starts = self._ended if which is None else self._ended[which]
-        self._backend.send(actions + self._action_start if self._action_start else actions, starts, which)
+        self._backend.send(self.spec.action.as_counted(actions), starts, which)
 
     def receive(self, least: int = 1, timeout: float = 0.0) -> Stepped | None:
         """The steps that are done: of all, where environments go in lock-step, else of at least ``least``.

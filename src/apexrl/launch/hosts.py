@@ -159,7 +159,7 @@ def join(
         actors: actor processes; 0: as many as the run's configuration says.
         out: folder of run folders.
         env_kwargs: in place of the run's, one by one: what is different on this host.
-        trust: modules of which the run may have an environment's callable, or an agent, called here.
+        trust: modules of which the run may have an environment's callable, an agent or a network called here.
         run_id: work for this run of that name only.
 
     Raises:

@@ -2,6 +2,46 @@
 
 from __future__ import annotations
 
-from apexrl.losses.values import n_step_return, q_target, td_error, td_gradient, td_loss
+from apexrl.losses.distributional import (
+    categorical_divergence,
+    categorical_projection,
+    quantile_gradient,
+    quantile_loss,
+)
+from apexrl.losses.recurrent import rescale, sequence_loss, sequence_priority, sequence_target, unscale
+from apexrl.losses.soft import critics_loss, policy_loss, soft_target, soft_value, temperature_gradient
+from apexrl.losses.values import (
+    munchausen_reward,
+    munchausen_value,
+    n_step_return,
+    q_target,
+    taken,
+    td_error,
+    td_gradient,
+    td_loss,
+)
 
-__all__ = ["n_step_return", "q_target", "td_error", "td_gradient", "td_loss"]
+__all__ = [
+    "categorical_divergence",
+    "categorical_projection",
+    "critics_loss",
+    "munchausen_reward",
+    "munchausen_value",
+    "n_step_return",
+    "policy_loss",
+    "q_target",
+    "quantile_gradient",
+    "quantile_loss",
+    "rescale",
+    "sequence_loss",
+    "sequence_priority",
+    "sequence_target",
+    "soft_target",
+    "soft_value",
+    "taken",
+    "td_error",
+    "td_gradient",
+    "td_loss",
+    "temperature_gradient",
+    "unscale",
+]

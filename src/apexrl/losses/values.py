@@ -54,6 +54,63 @@ def q_target(reward: Tensor, discount: Tensor, next_q: Tensor, next_q_online: Te
     return torch.addcmul(reward, discount, bootstrap)
 
 
+def taken(values: Tensor, action: Tensor) -> Tensor:
+    """What a network says of one action of every row: [B] of values [B, n], [B, N] of distributions [B, n, N].
+
+    Args:
+        values: float.
+        action: [B] int64.
+    """
+    check("values", values, (None, None) if values.ndim == 2 else (None, None, None))
+    check("action", action, (values.shape[0],), torch.int64)
+    index = action.unsqueeze(1)
+    if values.ndim == 3:
+        index = index.unsqueeze(2).expand(-1, 1, values.shape[2])
+    return values.gather(1, index).squeeze(1)
+
+
+def munchausen_reward(
+    reward: Tensor, q: Tensor, action: Tensor, alpha: float = 0.9, temperature: float = 0.03, clip: float = -1.0
+) -> Tensor:
+    """r + α·clip(τ·log π(a|s), l0, 0), [B], with π = softmax(Q⁻(s, ·)/τ). Vieillard et al. 2020, equation 2.
+
+    Args:
+        reward: [B] float, of one step.
+        q: [B, n] float, the target network on the state.
+        action: [B] int64.
+        alpha: α.
+        temperature: τ > 0.
+        clip: l0 < 0.
+    """
+    check("q", q, (None, None))
+    check("reward", reward, (q.shape[0],))
+    log_policy = temperature * torch.log_softmax(q.detach() / temperature, dim=1)
+    return reward + alpha * taken(log_policy, action).clamp(clip, 0.0)
+
+
+def munchausen_value(values: Tensor, q: Tensor, temperature: float = 0.03) -> Tensor:
+    """Σ_a π(a|s')·(Z(s', a) − τ·log π(a|s')) with π = softmax(Q⁻(s', ·)/τ), without gradient.
+
+    Vieillard et al. 2020, equation 2; with quantiles for Z, their M-IQN (appendix B).
+
+    Args:
+        values: Z, [B, n] or [B, n, N] float.
+        q: [B, n] float, its means.
+        temperature: τ > 0.
+
+    Returns:
+        [B] or [B, N].
+    """
+    check("values", values, (None, None) if values.ndim == 2 else (None, None, None))
+    check("q", q, tuple(values.shape[:2]))
+    log_policy = torch.log_softmax(q.detach() / temperature, dim=1)
+    policy = log_policy.exp()
+    entropy = -temperature * (policy * log_policy).sum(dim=1)
+    if values.ndim == 2:
+        return (policy * values.detach()).sum(dim=1) + entropy
+    return torch.einsum("bn,bnk->bk", policy, values.detach()) + entropy[:, None]
+
+
 def td_error(q: Tensor, action: Tensor, target: Tensor) -> Tensor:
     """δ = y − Q(s, a), [B]; |δ| is the new priority (Schaul et al. 2016, section 3.3).
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 from apexrl.networks.differentiate import ByAutograd, ByHand, Differentiable, differentiable
 from apexrl.networks.encoders import encoder_for
 from apexrl.networks.flat import FlatParameters
-from apexrl.networks.q_network import QNetwork
+from apexrl.networks.noisy import NoisyLinear, scaled
+from apexrl.networks.q_network import Draw, QNetwork
 
 __all__ = [
     "ByAutograd",
     "ByHand",
     "Differentiable",
+    "Draw",
     "FlatParameters",
+    "NoisyLinear",
     "QNetwork",
     "differentiable",
     "encoder_for",
+    "scaled",
 ]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from apexrl.networks.encoders import encoder_for
+from apexrl.networks.ensemble import Ensemble
 from apexrl.spec import EnvSpec
 
 Observation = Mapping[str, Tensor]
@@ -83,37 +83,14 @@ class Critics(nn.Module):
             size *= n
         self.layers = Ensemble(count, (self.trunk.features + size, *hidden, outputs))
 
-    def forward(self, observation: Observation, action: Tensor) -> Tensor:
-        """name -> [B, (stack,) *shape], and unit actions [B, d]; returns float32 [K, B, outputs]."""
-        values: Tensor = self.layers(torch.cat((self.trunk(observation), action), dim=1))
+    def forward(self, observation: Observation, action: Tensor, first: int = 0, frozen: bool = False) -> Tensor:
+        """name -> [B, (stack,) *shape], and unit actions [B, d]; returns float32 [K, B, outputs].
+
+        Args:
+            first: how many critics are asked; 0: all.
+            frozen: the gradient goes to the actions alone, as the policy's loss wants it.
+        """
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
+            features = self.trunk(observation)
+        values: Tensor = self.layers(torch.cat((features, action), dim=1), first, frozen)
         return values
-
-
-class Ensemble(nn.Module):
-    """K MLPs with ReLU between their layers, one batched product per layer.
-
-    Layers begin as ``torch.nn.Linear`` does, U(±1/√fan_in), each member by itself.
-
-    Args:
-        count: K.
-        sizes: inputs, hidden units …, outputs.
-    """
-
-    def __init__(self, count: int, sizes: Sequence[int]) -> None:
-        super().__init__()
-        self.count = count
-        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
-        for inputs, outputs in pairwise(sizes):
-            bound = inputs**-0.5
-            self.weights.append(nn.Parameter(torch.empty(count, inputs, outputs).uniform_(-bound, bound)))
-            self.biases.append(nn.Parameter(torch.empty(count, 1, outputs).uniform_(-bound, bound)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """float32 [B, inputs], the same for all; returns [K, B, outputs]."""
-        y = x.expand(self.count, *x.shape)
-        last = len(self.weights) - 1
-        for place, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            y = torch.baddbmm(bias, y, weight)
-            if place < last:
-                y = torch.relu(y)
-        return y

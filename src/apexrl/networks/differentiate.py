@@ -1,4 +1,4 @@
-"""Q-values with their gradient: by PyTorch's autograd for any network, by hand for a plain MLP.
+"""What a Q-network answers, with its gradient: by PyTorch's autograd for any network, by hand for a plain MLP.
 
 Small networks spend most of an update in autograd's bookkeeping and in launching kernels, not in arithmetic.
 By hand, both states go through the online network in one pass of which only the first half is differentiated, and
@@ -8,30 +8,36 @@ dueling costs nothing: it is linear, so it is folded into the last layer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from apexrl.networks.encoders import VectorEncoder
-from apexrl.networks.q_network import QNetwork
+from apexrl.networks.q_network import NOTHING, Draw, QNetwork
 
 Observation = Mapping[str, Tensor]
 
 
 class Differentiable(Protocol):
-    """Q-values of a network whose parameters have attached gradients."""
+    """A network whose parameters have attached gradients. It answers z, [B, n], with N > 1 outputs [B, n, N]."""
 
-    def values(self, observation: Observation) -> Tensor:
-        """Q [B, n], not to be differentiated."""
+    def values(self, observation: Observation, draw: Draw = NOTHING) -> Tensor:
+        """z, not to be differentiated."""
         ...
 
-    def forward(self, observation: Observation, later: Observation | None = None) -> tuple[Tensor, Tensor | None]:
-        """Q [B, n] to be differentiated, and Q of ``later`` not to be; remembers what ``backward`` needs."""
+    def forward(
+        self,
+        observation: Observation,
+        later: Observation | None = None,
+        draw: Draw = NOTHING,
+        later_draw: Draw = NOTHING,
+    ) -> tuple[Tensor, Tensor | None]:
+        """z to be differentiated, and that of ``later`` not to be; remembers what ``backward`` needs."""
         ...
 
     def backward(self, gradient: Tensor) -> None:
-        """From ∂L/∂Q [B, n] of the last ``forward``, overwrite every parameter's ``.grad``."""
+        """From ∂L/∂z of the last ``forward``, overwrite every parameter's ``.grad``."""
         ...
 
     def refresh(self) -> None:
@@ -41,8 +47,9 @@ class Differentiable(Protocol):
 
 def differentiable(network: QNetwork) -> Differentiable:
     """The quickest way to differentiate ``network``: by hand when it is a plain MLP."""
-    encoders = network.encoder.encoders
-    if len(encoders) == 1 and isinstance(encoders[0], VectorEncoder):
+    encoders: Any = getattr(network.encoder, "encoders", ())
+    plain = network.embedding is None and not network.noise_size
+    if plain and len(encoders) == 1 and isinstance(encoders[0], VectorEncoder):
         return ByHand(network, encoders[0], network.encoder.names[0])
     return ByAutograd(network)
 
@@ -52,75 +59,95 @@ class ByAutograd:
 
     def __init__(self, network: QNetwork) -> None:
         self._network = network
-        self._q: Tensor | None = None
+        self._z: Tensor | None = None
 
-    def values(self, observation: Observation) -> Tensor:
+    def values(self, observation: Observation, draw: Draw = NOTHING) -> Tensor:
         with torch.no_grad():
-            q: Tensor = self._network(observation)
-        return q
+            z: Tensor = self._network(observation, draw)
+        return z
 
-    def forward(self, observation: Observation, later: Observation | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self,
+        observation: Observation,
+        later: Observation | None = None,
+        draw: Draw = NOTHING,
+        later_draw: Draw = NOTHING,
+    ) -> tuple[Tensor, Tensor | None]:
         with torch.enable_grad():
-            self._q = self._network(observation)
-        return self._q.detach(), None if later is None else self.values(later)
+            self._z = self._network(observation, draw)
+        return self._z.detach(), None if later is None else self.values(later, later_draw)
 
     def backward(self, gradient: Tensor) -> None:
-        assert self._q is not None, "backward() before forward()"
+        assert self._z is not None, "backward() before forward()"
         for parameter in self._network.parameters():
             if parameter.grad is not None:
                 parameter.grad.zero_()
-        self._q.backward(gradient)  # type: ignore[no-untyped-call]
-        self._q = None
+        self._z.backward(gradient)  # type: ignore[no-untyped-call]
+        self._z = None
 
     def refresh(self) -> None:
         """Nothing is derived."""
 
 
 class ByHand:
-    """Linear layers with ReLU between them, the last one plain or dueling.
+    """Linear layers with ReLU between them, the last one plain or dueling; nothing in it is random.
 
-    Dueling is Q = [A, V]·C with the constant C = [I − 1/n; 1ᵀ] (Wang et al. 2016, equation 9), so the last layer W is
-    used as Cᵀ·W and its gradient goes back as C·∂(Cᵀ·W).
+    Dueling is z = [A, V]·C with the constant C = [I − 1/n; 1ᵀ] (Wang et al. 2016, equation 9), for each output by
+    itself, so the last layer W is used as Cᵀ·W and its gradient goes back as C·∂(Cᵀ·W).
     """
 
     def __init__(self, network: QNetwork, encoder: VectorEncoder, name: str) -> None:
         self._name, self._encoder = name, encoder
         self._layers = [Layer(layer) for layer in (*encoder.layers, network.head) if isinstance(layer, nn.Linear)]
+        self._shape = (network.actions, network.outputs) if network.outputs > 1 else (network.actions,)
         self._fold: Tensor | None = None  # C, [n + 1, n]
         if network.dueling:
-            n, device = network.actions, network.head.weight.device
+            n, device = network.actions, self._layers[-1].weight.device
             centred = torch.eye(n, device=device) - 1.0 / n
             self._fold = torch.cat((centred, torch.ones(1, n, device=device)))
-        self._last: tuple[Tensor, Tensor] | None = None  # the last layer's folded weight [n, inputs] and bias [n]
+        self._last: tuple[Tensor, Tensor] | None = None  # the last layer's folded weight [n·N, inputs] and bias [n·N]
         self._inputs: list[Tensor] = []  # of every layer, [B, ·]
 
-    def values(self, observation: Observation) -> Tensor:
+    def values(self, observation: Observation, draw: Draw = NOTHING) -> Tensor:
         with torch.no_grad():
-            return self._pass(self._encoder.flatten(observation[self._name]))[-1]
+            z = self._pass(self._encoder.flatten(observation[self._name]))[-1]
+        return z.view(-1, *self._shape)
 
-    def forward(self, observation: Observation, later: Observation | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self,
+        observation: Observation,
+        later: Observation | None = None,
+        draw: Draw = NOTHING,
+        later_draw: Draw = NOTHING,
+    ) -> tuple[Tensor, Tensor | None]:
         with torch.no_grad():
             self._last = None
             x = self._encoder.flatten(observation[self._name])
             rows = len(x)
             if later is not None:
                 x = torch.cat((x, self._encoder.flatten(later[self._name])))
-            *inputs, q = self._pass(x)
+            *inputs, z = self._pass(x)
+            z = z.view(-1, *self._shape)
             if later is None:
                 self._inputs = inputs
-                return q, None
+                return z, None
             self._inputs = [value[:rows] for value in inputs]
-            return q[:rows], q[rows:]
+            return z[:rows], z[rows:]
 
     def backward(self, gradient: Tensor) -> None:
         assert self._last is not None, "backward() before forward()"
         with torch.no_grad():
             x, last = self._inputs[-1], self._layers[-1]
+            gradient = gradient.flatten(1)
             if self._fold is None:
                 last.differentiate(gradient, x)
             else:
-                torch.mm(self._fold, torch.mm(gradient.t(), x), out=last.weight_gradient)
-                torch.mv(self._fold, gradient.sum(0), out=last.bias_gradient)
+                weight, bias = (
+                    part.view(self._fold.shape[0], -1) for part in (last.weight_gradient, last.bias_gradient)
+                )
+                folded, n = torch.mm(gradient.t(), x), self._fold.shape[1]
+                torch.mm(self._fold, folded.view(n, -1), out=weight)
+                torch.mm(self._fold, gradient.sum(0).view(n, -1), out=bias)
             downstream = self._last[0]
             for layer, below in zip(reversed(self._layers[:-1]), reversed(self._inputs[:-1]), strict=True):
                 gradient = torch.mm(gradient, downstream)
@@ -133,13 +160,9 @@ class ByHand:
         self._last = None
 
     def _pass(self, x: Tensor) -> list[Tensor]:
-        """The inputs of every layer and, last, Q."""
+        """The inputs of every layer and, last, z as [B, n·N]."""
         if self._last is None:
-            last = self._layers[-1]
-            self._last = last.weight, last.bias
-            if self._fold is not None:
-                unfold = self._fold.t()
-                self._last = torch.mm(unfold, last.weight), torch.mv(unfold, last.bias)
+            self._last = self._folded()
         values = [x]
         for layer in self._layers[:-1]:
             x = torch.relu_(torch.addmm(layer.bias, x, layer.weight.t()))
@@ -147,6 +170,14 @@ class ByHand:
         weight, bias = self._last
         values.append(torch.addmm(bias, x, weight.t()))
         return values
+
+    def _folded(self) -> tuple[Tensor, Tensor]:
+        last = self._layers[-1]
+        if self._fold is None:
+            return last.weight, last.bias
+        unfold, streams = self._fold.t(), self._fold.shape[0]
+        weight = torch.mm(unfold, last.weight.view(streams, -1)).view(-1, last.weight.shape[1])
+        return weight, torch.mm(unfold, last.bias.view(streams, -1)).flatten()
 
 
 class Layer:

@@ -12,11 +12,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from apexrl.errors import ConfigError, SpecError
-from apexrl.settings import import_callable
+from apexrl.errors import SpecError
+from apexrl.networks.own import own_encoder
 from apexrl.spec import EnvSpec, Field
 
 NATURE_SIDE = 36  # pixels; the smallest image that Nature DQN's convolutions can take
+MINATAR_SIDE = 16  # pixels; smaller images are encoded as MinAtar's, of 10×10
 SMALL_SIDE = 5  # pixels; below that an image is best given as a vector
 
 
@@ -61,7 +62,8 @@ class ImageEncoder(nn.Module):
     """Convolutions with ReLU over an image whose channels are its own times the stacked frames.
 
     From 36×36 pixels on: 32 of 8×8 stride 4, 64 of 4×4 stride 2, 64 of 3×3 stride 1 (Mnih et al. 2015, Methods).
-    Smaller: 32 of 3×3 stride 1, 64 of 3×3 stride 2. The fully connected 512 units belong to the head.
+    Under 16×16: 16 of 3×3 stride 1 (Young & Tian 2019, MinAtar). Between: 32 of 3×3 stride 1, 64 of 3×3 stride 2. The
+    fully connected units after them belong to the head.
 
     Args:
         field: one frame: [H, W], [H, W, C] or [C, H, W]; C is taken to be the smaller end.
@@ -85,8 +87,10 @@ class ImageEncoder(nn.Module):
         self._scale = 1.0 / 255.0 if field.dtype == "uint8" else 1.0
         if min(height, width) >= NATURE_SIDE:
             layers = [nn.Conv2d(channels * stack, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3, 1)]
-        else:
+        elif min(height, width) >= MINATAR_SIDE:
             layers = [nn.Conv2d(channels * stack, 32, 3, 1), nn.Conv2d(32, 64, 3, 2)]
+        else:
+            layers = [nn.Conv2d(channels * stack, 16, 3, 1)]
         self.layers = nn.ModuleList(layers)
         with torch.no_grad():
             self.features = int(self._convolve(torch.zeros(1, *self._input)).shape[1])
@@ -144,18 +148,10 @@ def encoder_for(spec: EnvSpec, hidden: Sequence[int], network: str = "") -> Any:
             attribute ``features``; its ``forward`` takes name -> [B, (stack,) *shape].
 
     Raises:
-        SpecError: an image is too small for convolutions.
-        ConfigError: ``network`` cannot be imported, or makes no such module.
+        SpecError: an image is too small for convolutions, or ``network`` does not fit the observations.
+        ConfigError: ``network`` cannot be imported, or is no such class.
     """
-    if not network:
-        return ObservationEncoder(spec, hidden)
-    encoder = import_callable(network, "--network")(spec)
-    if not isinstance(encoder, nn.Module) or not isinstance(getattr(encoder, "features", None), int):
-        raise ConfigError(
-            f"--network {network} must make a torch.nn.Module with an attribute features, the number of numbers that "
-            "it returns for an observation"
-        )
-    return encoder
+    return own_encoder(network, spec) if network else ObservationEncoder(spec, hidden)
 
 
 def _encoder(name: str, spec: EnvSpec, hidden: Sequence[int]) -> VectorEncoder | ImageEncoder:

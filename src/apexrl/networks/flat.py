@@ -74,6 +74,6 @@ class FlatParameters:
                 )
         host = torch.zeros(self.vector.shape)
         for name, view in self.split(host).items():
-            view.copy_(torch.from_numpy(np.ascontiguousarray(arrays[name], np.float32)))
+            view.copy_(torch.from_numpy(np.ascontiguousarray(arrays[name], np.float32)).view(view.shape))
         with torch.no_grad():
             (self.vector if vector is None else vector).copy_(host)

@@ -1,67 +1,134 @@
-"""Observations -> Q-values."""
+"""Observations -> Q-values, or the distribution of the return of every action."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from apexrl.errors import SpecError
 from apexrl.networks.encoders import encoder_for
+from apexrl.networks.noisy import NoisyLinear
 from apexrl.spec import EnvSpec
 
-IMAGE_UNITS = 512  # of the fully connected layer after the convolutions (Mnih et al. 2015), per stream when dueling
+
+class Draw(NamedTuple):
+    """What is random in one pass through a ``QNetwork``."""
+
+    noise: Tensor | None = None  # float32 [noise_size], f(ε) of all noisy layers; None: their means
+    fractions: Tensor | None = None  # float32 [B, N] in 0 … 1, of an implicit network
+
+
+NOTHING = Draw()
 
 
 def dueling(value: Tensor, advantage: Tensor) -> Tensor:
-    """Q = V + A − mean_a A, float [B, n], from V [B, 1] and A [B, n]. Wang et al. 2016, equation 9.
+    """Q = V + A − mean_a A, from V [B, 1] and A [B, n], or [B, 1, N] and [B, n, N]. Wang et al. 2016, equation 9.
 
     Raises:
         SpecError: the shapes are others.
     """
-    if value.ndim != 2 or advantage.ndim != 2 or value.shape != (advantage.shape[0], 1):
-        raise SpecError(f"dueling takes V [B, 1] and A [B, n], not {tuple(value.shape)} and {tuple(advantage.shape)}")
+    if advantage.ndim not in (2, 3) or value.shape != (advantage.shape[0], 1, *advantage.shape[2:]):
+        raise SpecError(
+            f"dueling takes V [B, 1] and A [B, n], or [B, 1, N] and [B, n, N], not {tuple(value.shape)} and "
+            f"{tuple(advantage.shape)}"
+        )
     return value + advantage - advantage.mean(dim=1, keepdim=True)
 
 
 class QNetwork(nn.Module):
-    """An encoder and a head, plain or dueling (Wang et al. 2016).
+    """An encoder and a head, plain or dueling (Wang et al. 2016), with one or more outputs per action.
 
-    Where an image is seen, the head has a fully connected layer of 512 units, one per stream when dueling, as in
-    both papers. On vectors, whose encoder is fully connected itself, the streams are linear.
+    Where an image is seen, the head has a fully connected layer, one per stream when dueling, as in both papers. On
+    vectors, whose encoder is fully connected itself, the streams are linear. What belongs to the head is noisy when
+    ``noisy_sigma`` is not 0. Dueling is per output: of C51's logits before the softmax (Hessel et al. 2018).
 
     Args:
         spec: the environment; its actions must be discrete.
         hidden: units of the fully connected layers for vectors.
         dueling: value and advantage streams.
+        outputs: N, numbers per action.
+        cosines: > 0: implicit quantiles: N outputs for N fractions τ that come with the observation; ψ(τ) =
+            ReLU(W·[cos(π·k·τ)]_{k < cosines} + b) multiplies the encoder's features (Dabney et al. 2018b, equation 4).
+        noisy_sigma: σ0 of ``NoisyLinear``; 0: plain layers.
+        image_units: of the fully connected layer after the convolutions (Mnih et al. 2015: 512), per stream.
+        network: an encoder of your own (``encoder_for``).
     """
 
-    def __init__(self, spec: EnvSpec, hidden: Sequence[int], dueling: bool) -> None:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        hidden: Sequence[int],
+        dueling: bool,
+        *,
+        outputs: int = 1,
+        cosines: int = 0,
+        noisy_sigma: float = 0.0,
+        image_units: int = 512,
+        network: str = "",
+    ) -> None:
         super().__init__()
-        self.actions = spec.action.n or math.prod(spec.action.nvec)
         if spec.action.box:
             raise SpecError(f"Q-values need discrete actions; this environment takes {spec.action}")
+        self.actions = spec.action.n or math.prod(spec.action.nvec)
         self.dueling = dueling
-        self.encoder = encoder_for(spec, hidden)
+        self.outputs = outputs
+        self.encoder = encoder_for(spec, hidden, network)
         width = self.encoder.features
-        self.streams: nn.Linear | None = None  # the hidden layers of both streams in one matrix product
-        self.value: nn.Linear | None = None
-        if self.encoder.sees_image:
-            self.streams = nn.Linear(width, (2 if dueling else 1) * IMAGE_UNITS)
-            self.value = nn.Linear(IMAGE_UNITS, 1) if dueling else None
-            self.head = nn.Linear(IMAGE_UNITS, self.actions)
+        self.embedding = nn.Linear(cosines, width) if cosines else None
+        each = 1 if cosines else outputs
+        self.streams: nn.Module | None = None  # the hidden layers of both streams in one matrix product
+        self.value: nn.Module | None = None
+        self._units = image_units
+        if getattr(self.encoder, "sees_image", False):
+            self.streams = _linear(width, (2 if dueling else 1) * image_units, noisy_sigma)
+            self.value = _linear(image_units, each, noisy_sigma) if dueling else None
+            self.head = _linear(image_units, self.actions * each, noisy_sigma)
         else:
-            self.head = nn.Linear(width, self.actions + dueling)  # [A, V] in one
+            self.head = _linear(width, (self.actions + dueling) * each, noisy_sigma)  # [A, V] in one
+        self._noisy = [layer for layer in self.modules() if isinstance(layer, NoisyLinear)]
+        self.noise_size = sum(layer.noise_size for layer in self._noisy)
 
-    def forward(self, observation: Mapping[str, Tensor]) -> Tensor:
-        """name -> [B, (stack,) *shape]; returns float32 [B, actions]."""
-        features = self.encoder(observation)
-        q: Tensor
+    def forward(self, observation: Mapping[str, Tensor], draw: Draw = NOTHING) -> Tensor:
+        """name -> [B, (stack,) *shape]; returns float32 [B, actions], with N > 1 outputs [B, actions, N]."""
+        self._set(draw.noise)
+        x = self.encoder(observation)
+        if self.embedding is not None:
+            assert draw.fractions is not None, "an implicit network is asked for fractions"
+            x = x.unsqueeze(1) * self._embed(draw.fractions)
         if self.streams is None:
-            q = self.head(features)
-            return dueling(q[:, self.actions :], q[:, : self.actions]) if self.dueling else q
-        features = torch.relu(self.streams(features))
-        q = self.head(features[:, :IMAGE_UNITS])
-        return q if self.value is None else dueling(self.value(features[:, IMAGE_UNITS:]), q)
+            z = self._per_action(self.head(x), self.actions + self.dueling)
+            if self.dueling:
+                z = dueling(z[:, self.actions :], z[:, : self.actions])
+        else:
+            x = torch.relu(self.streams(x))
+            z = self._per_action(self.head(x[..., : self._units]), self.actions)
+            if self.value is not None:
+                z = dueling(self._per_action(self.value(x[..., self._units :]), 1), z)
+        return z
+
+    def _per_action(self, y: Tensor, actions: int) -> Tensor:
+        """The answers of a last layer as [B, actions] or [B, actions, N]."""
+        if self.embedding is not None:  # [B, N, actions]
+            return y.transpose(1, 2)
+        return y if self.outputs == 1 else y.view(-1, actions, self.outputs)
+
+    def _embed(self, fractions: Tensor) -> Tensor:
+        """ψ(τ) [B, N, features] of τ [B, N]."""
+        assert self.embedding is not None
+        k = torch.arange(self.embedding.in_features, device=fractions.device)
+        return torch.relu(self.embedding(torch.cos(math.pi * k * fractions.unsqueeze(2))))
+
+    def _set(self, noise: Tensor | None) -> None:
+        begin = 0
+        for layer in self._noisy:
+            end = begin + layer.noise_size
+            layer.noise = None if noise is None else noise[begin:end]
+            begin = end
+
+
+def _linear(inputs: int, outputs: int, sigma: float) -> nn.Module:
+    return NoisyLinear(inputs, outputs, sigma) if sigma else nn.Linear(inputs, outputs)

@@ -7,7 +7,9 @@ DLR-RM/rl-baselines3-zoo, ``hyperparams/dqn.yml``.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from apexrl import agents
 from apexrl.config import (
     ActorConfig,
     AgentConfig,
@@ -19,6 +21,7 @@ from apexrl.config import (
     StopConfig,
 )
 from apexrl.presets.known import Preset
+from apexrl.settings import override
 
 CARTPOLE = Config(
     preset="cartpole",
@@ -29,6 +32,53 @@ CARTPOLE = Config(
     actor=ActorConfig(actors=2, envs_per_actor=16, pull_period=20),
     learner=LearnerConfig(batch_size=64, checkpoint_seconds=5.0),
     stop=StopConfig(stop_at_return=499.0),  # 475 is solved; more, so that fresh episodes show it too
+)
+
+# RLlib's R2D2 on CartPole without velocities: LSTM 64, sequences of 20, burn-in 20, step size 5e-4.
+_CARTPOLE_R2D2: dict[str, Any] = {
+    "hidden": (64,),
+    "recurrent_units": 64,
+    "sequence_length": 20,
+    "sequence_stride": 10,
+    "burn_in": 10,
+    "gamma": 0.99,
+    "learning_rate": 5e-4,
+    "batch_size": 32,
+    # These count sequences: each brings 10 steps, and every step is read 16 times
+    "capacity": 20_000,
+    "min_size": 200,
+    "samples_per_insert": 8.0,
+}
+
+# Returns here are at most 1/(1 − γ) = 100; papers that clip rewards have ±10. Step size between C51's and rl-zoo's.
+_CARTPOLE_CATEGORIES: dict[str, Any] = {"v_min": 0.0, "v_max": 100.0, "learning_rate": 1e-3}
+# More updates and copies of the target: without n-step returns values come one step further with every copy, and
+# without ε a policy that drifts out of the picture is left sooner.
+_CARTPOLE_OFTEN: dict[str, Any] = {"samples_per_insert": 16.0, "target_period_updates": 100}
+CARTPOLE_AGENTS: dict[str, dict[str, Any]] = {
+    "c51": _CARTPOLE_CATEGORIES,
+    "qr_dqn": {"quantiles": 10},  # rl-zoo
+    "iqn": {"quantile_samples": 16},
+    "rainbow": {**_CARTPOLE_CATEGORIES, **_CARTPOLE_OFTEN},
+    "munchausen_dqn": _CARTPOLE_OFTEN,
+    "r2d2": {**_CARTPOLE_R2D2, "target_period_updates": 200},
+}
+
+POSITION_CARTPOLE = override(
+    agents.with_agent(
+        Config(preset="position-cartpole", env=EnvConfig(env="apexrl.envs.toy:PositionCartPole-v0")), "r2d2"
+    ),
+    {
+        **_CARTPOLE_R2D2,
+        "gradient_clip": 10.0,
+        "target_period_updates": 200,
+        "actors": 2,
+        "envs_per_actor": 16,
+        "pull_period": 20,
+        "checkpoint_seconds": 5.0,
+        "eval_period_seconds": 2.0,
+        "stop_at_return": 475.0,
+    },
 )
 
 SLOW_CARTPOLE = replace(
@@ -63,6 +113,32 @@ LUNARLANDER = Config(
     stop=StopConfig(stop_at_return=230.0, minutes=30.0),  # 200 is solved; more, so that fresh episodes show it too
 )
 
+MINATAR_BREAKOUT = override(
+    # sticky actions 0.1 and the least set of actions: -v1 as MinAtar registers it (Young & Tian 2019)
+    agents.with_agent(Config(preset="minatar-breakout", env=EnvConfig(env="MinAtar/Breakout-v1")), "rainbow"),
+    {
+        "n_step": 3,  # Rainbow
+        "learning_rate": 2.5e-4,  # Dopamine's MinAtar settings
+        "optimizer_eps": 3.1e-4,  # the same
+        "gradient_clip": 10.0,
+        "image_units": 128,  # MinAtar's DQN
+        "v_min": 0.0,  # no reward is negative
+        "v_max": 20.0,
+        "target_period_updates": 1_000,  # MinAtar's DQN
+        "capacity": 100_000,  # MinAtar's DQN
+        "min_size": 5_000,  # MinAtar's DQN
+        "alpha": 0.5,  # Rainbow
+        "batch_size": 32,  # MinAtar's DQN
+        "samples_per_insert": 8.0,  # Dopamine: 32 every 4 steps
+        "actors": 2,
+        "envs_per_actor": 8,
+        "pull_period": 20,
+        "eval_period_seconds": 20.0,
+        "checkpoint_seconds": 30.0,
+        "env_steps": 1_000_000,
+    },
+)
+
 PONG = Config(
     preset="pong",
     env=EnvConfig(env="ALE/Pong-v5", atari=True, stack=4, reward_clip=1.0),  # Ape-X, appendix C
@@ -86,9 +162,15 @@ PONG = Config(
 )
 
 DISCRETE: dict[str, Preset] = {
-    "cartpole": Preset(CARTPOLE, "CartPole-v1 to a mean return of 475, in under a minute on two cores"),
+    "cartpole": Preset(
+        CARTPOLE, "CartPole-v1 to a mean return of 475, in under a minute on two cores", agents=CARTPOLE_AGENTS
+    ),
     "slow-cartpole": Preset(SLOW_CARTPOLE, "the same with 5 ms a step, like a slow simulator: add actors and see"),
+    "position-cartpole": Preset(
+        POSITION_CARTPOLE, "CartPole-v1 without velocities to 475, by a network with a memory (R2D2), minutes on a CPU"
+    ),
     "catch": Preset(CATCH, "Catch on 84×84 pixels to 0.95 (best: 1), minutes on a CPU"),
     "lunarlander": Preset(LUNARLANDER, "LunarLander-v3 to 230 (solved: 200)", "box2d", ("Box2D",)),
+    "minatar-breakout": Preset(MINATAR_BREAKOUT, "MinAtar Breakout with Rainbow, 1M frames", "minatar", ("minatar",)),
     "pong": Preset(PONG, "Atari Pong from pixels to 20, with Ape-X's numbers", "atari", ("ale_py", "cv2")),
 }

@@ -78,7 +78,8 @@ class Actor:
         self._which: Which = None if config.actor.vector == "sync" else np.arange(envs)
         self._state = PerEnv(envs)
         self._begun = PerEnv(envs)
-        self._writer: StepWriter = replay.writer(streams=envs, priority_fn=self._agent.priorities)
+        priority_fn = self._agent.priorities if config.replay.alpha else None  # some evaluate networks for them
+        self._writer: StepWriter = replay.writer(streams=envs, priority_fn=priority_fn)
         self._unwritten: dict[str, Array] | None = None
 
         self._version = 0

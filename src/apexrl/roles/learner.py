@@ -86,7 +86,10 @@ class Learner:
         except NonFiniteError as error:
             raise NonFiniteError(self._obituary(error, batch.keys.tolist())) from error
         self._context.count(updates=1)
-        self._lag.add(self._version - batch.data[VERSION].astype(np.int64, copy=False))
+        versions = batch.data[VERSION].astype(np.int64, copy=False)
+        if "mask" in batch.data:  # of a sequence, whose padding no version chose
+            versions = versions[batch.data["mask"]]
+        self._lag.add(self._version - versions)
         self._version += 1
         if learned.priorities is not None:
             self._batches.write_back(batch.keys, learned.priorities)

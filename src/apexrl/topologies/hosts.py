@@ -105,9 +105,12 @@ def passing(options: Mapping[str, Any], writers: int, streams: int, window_bytes
         streams: their environments.
         window_bytes: of experience that may be under way; the replay holds about as much again at most.
     """
-    step = _OWN_BYTES + sum(field.nbytes for field in options["fields"].values())
+    step, item = _OWN_BYTES, 0
+    for field in options["fields"].values():
+        step, item = (step, item + field.nbytes) if field.per_item else (step + field.nbytes, item)
+    item += step * options.get("stride", 1)  # steps that a sequence adds to those before it
     room = max(_PASSING, 2 * _CHUNK * streams)  # for whole chunks in every stream, and as many waiting; what waits ages
-    capacity = max(2 * _SHORT_CHUNK * streams, min(room, window_bytes // step))
+    capacity = max(2 * _SHORT_CHUNK * streams, min(room, window_bytes // item))
     kept = {name: value for name, value in options.items() if name not in _LEARNERS_OWN}
     return kept | {
         "sampler": "fifo",

@@ -31,6 +31,10 @@ def an_agent(name: str) -> Config:
     return settings.override(Config(), {"agent": name})
 
 
+def a_network(name: str) -> Config:
+    return settings.override(Config(), {"network": name})
+
+
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A module of the user's, which has imported something dangerous."""
@@ -52,6 +56,8 @@ def test_what_nobody_has_named_is_refused_in_words(tmp_path: Path) -> None:
     assert "--trust subprocess (in Python: trust=('subprocess',))" in str(caught.value)
     with pytest.raises(ConfigError, match="'subprocess:Popen' to be called here as its agent"):
         entrusted(an_agent("subprocess:Popen"), ("own",), ORIGIN)
+    with pytest.raises(ConfigError, match="'subprocess:Popen' to be called here as its network"):
+        entrusted(a_network("subprocess:Popen"), ("own",), ORIGIN)
     assert hostile.env.env(**hostile.env.env_kwargs) == b""  # as it would have been
     assert called.exists()
 
@@ -67,6 +73,7 @@ def test_what_is_of_a_named_module_is_called(own: ModuleType, trust: Any) -> Non
     assert config.env.env(**config.env.env_kwargs) == {"width": 3}
     assert settings.to_toml(config) == settings.to_toml(calling("own.envs:make", width=3))
     assert entrusted(an_agent("own.envs:Mine"), trust, ORIGIN).agent.agent == "own.envs:Mine"
+    assert entrusted(a_network("own.envs:Mine"), trust, ORIGIN).agent.network == "own.envs:Mine"
 
 
 @pytest.mark.parametrize("name", ["ownership:make", "own_too.envs:make", "own", ":make", "\x1b[2J:make"])
@@ -74,6 +81,8 @@ def test_a_name_that_only_looks_alike_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="nobody has said that this host may") as caught:
         entrusted(calling(name) if name.isprintable() else an_agent(name), ("own.envs", "own.agents"), ORIGIN)
     assert str(caught.value).isprintable()
+    with pytest.raises(ConfigError, match="nobody has said that this host may"):
+        entrusted(a_network(name), ("own.envs", "own.agents"), ORIGIN)
 
 
 @pytest.mark.parametrize("name", ["own:check_output", "own:subprocess.check_output", "own:make.__globals__.get",
@@ -90,6 +99,8 @@ def test_who_makes_no_environment_need_not_trust_it() -> None:
     entrusted(calling("subprocess:check_output"), (), ORIGIN, env=False)
     with pytest.raises(ConfigError, match="as its agent"):
         entrusted(an_agent("own:Mine"), (), ORIGIN, env=False)
+    with pytest.raises(ConfigError, match="as its network"):
+        entrusted(a_network("own:Mine"), (), ORIGIN, env=False)
 
 
 @pytest.mark.parametrize("wrong", ["own:make", "", "own.", "own/envs", "--run"])
@@ -101,6 +112,7 @@ def test_what_is_no_module_is_said(wrong: str) -> None:
 def test_a_learner_trusts_what_its_own_user_has_named(own: ModuleType) -> None:
     assert modules(Config()) == ()
     assert modules(an_agent("own:Mine")) == ("own",)
+    assert modules(settings.override(an_agent("own:Mine"), {"network": "nets:Mine"})) == ("own", "nets")
     assert modules(settings.override(an_agent("agents:Mine"), {"env": own.make})) == ("own", "agents")
     config = calling("own:check_output")
     assert modules(config) == ("own", "subprocess")

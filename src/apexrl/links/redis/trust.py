@@ -2,7 +2,7 @@
 
 An environment by its id (``module:Id-v0``) may stand in any record: Gymnasium imports the module, which must be
 installed here, and makes only what is registered there. What a record names to be called as it is, an environment given
-as a callable or an agent of one's own, must be of a module that somebody has named on this host.
+as a callable, an agent or a network of one's own, must be of a module that somebody has named on this host.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ def modules(config: Config) -> tuple[str, ...]:
     if callable(config.env.env):
         name = describe_callable(config.env.env)
         found += [_module(name), _home(import_callable(name, "--redis"))]
-    if ":" in config.agent.agent:
-        found.append(_module(config.agent.agent))
+    found += [_module(name) for name in _own(config).values()]
     return tuple(dict.fromkeys(name for name in found if name))
 
 
@@ -44,14 +43,15 @@ def entrusted(config: Config, trust: Sequence[str], origin: str, env: bool = Tru
         what a module has imported from elsewhere is not trusted with it.
 
     Raises:
-        ConfigError: an agent or an environment of another module; or ``trust`` holds what is no module's name.
+        ConfigError: an agent, a network or an environment of another module; or ``trust`` holds what is no module's
+            name.
     """
     trusted = (trust,) if isinstance(trust, str) else tuple(trust)
     for name in trusted:
         if not all(part.isidentifier() for part in name.split(".")):
             raise ConfigError(f"--trust {name!r} is no module: name it as Python imports it, as in --trust my_sim.envs")
-    if ":" in config.agent.agent:
-        _check(config.agent.agent, _module(config.agent.agent), "agent", trusted, origin)
+    for what, name in _own(config).items():
+        _check(name, _module(name), what, trusted, origin)
     if not (env and callable(config.env.env)):
         return config
     called = describe_callable(config.env.env)
@@ -67,6 +67,12 @@ class _Entrusted(LazyCallable):
         found = import_callable(self.name, self.origin)
         _check(self.name, _home(found), "environment", self.trust, self.origin)
         return found(*args, **kwargs)
+
+
+def _own(config: Config) -> dict[str, str]:
+    """The classes of one's own that an agent is made of: what each is -> its name. Shipped agents have none."""
+    named = {"agent": config.agent.agent, "network": config.agent.network}
+    return {what: name for what, name in named.items() if ":" in name or (what == "network" and name)}
 
 
 def _check(name: str, module: str, what: str, trust: Sequence[str], origin: str) -> None:

@@ -1,0 +1,205 @@
+"""What DDPG, TD3 and D4PG have in common: acting, the order of an update, and state. Their rules are in their files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from apexrl.agents.box import ActionBox, as_array
+from apexrl.agents.rng import pack_generator, unpack_generator
+from apexrl.agents.trained import Gradients, Trained
+from apexrl.agents.transitions import Observation, Transitions, on_device, side_by_side, to_device, transitions
+from apexrl.config import AgentConfig
+from apexrl.networks.actor_critic import Critics, Policy
+from apexrl.protocols import Acted, Arrays, Learned, Sampled, State
+from apexrl.spec import Array, EnvSpec, Field
+
+METRICS_PERIOD_UPDATES = 50  # metrics wait for the device
+
+
+class Judged(NamedTuple):
+    """What the critics make of a batch."""
+
+    loss: Tensor  # scalar
+    priorities: Tensor  # [B] how wrong they were
+    values: Tensor  # Q(s, a), of any shape
+
+
+class Deterministic:
+    """A policy μ that names one action, and critics of it. Algorithms add ``surprise``, ``judge`` and ``climb``.
+
+    Args:
+        spec: the environment; its actions must be a box with finite bounds.
+        config: the learning rule.
+        device: of PyTorch, ``"cpu"`` or ``"cuda…"``.
+        seed: of the networks' first weights and of exploration.
+        critics: how many, K.
+        outputs: numbers per critic, O: one value, or the atoms of a distribution.
+
+    Raises:
+        AgentError: the actions are no box, or have no bounds.
+    """
+
+    def __init__(
+        self, spec: EnvSpec, config: AgentConfig, device: str, seed: int, critics: int = 1, outputs: int = 1
+    ) -> None:
+        self._config = config
+        self._device = torch.device(device)
+        self._box = ActionBox(spec.action, config.agent)
+        self._observation = tuple(spec.observation)
+        self._rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)  # the CPU's alone, where layers are made
+            policy = Policy(spec, config.hidden, self._box.size, config.image_units, config.network)
+            units = config.critic_hidden or config.hidden
+            critic = Critics(spec, units, critics, outputs, config.image_units, config.network)
+        self._policy = Trained("policy", policy.to(self._device), config, config.policy_learning_rate)
+        self._critic = Trained("critic", critic.to(self._device), config)
+        self.updates = 0  # learner updates made: of the critics
+
+    @property
+    def step_spec(self) -> dict[str, Field]:
+        """Nothing is recorded but what every step has."""
+        return {}
+
+    # What an algorithm is
+
+    def surprise(self, batch: Transitions, now: Tensor, later: Tensor) -> Tensor:
+        """Priorities [B] from the critics' answers, [K, B, O], on (s, a) and on (s', μ(s'))."""
+        raise NotImplementedError
+
+    def judge(self, batch: Transitions) -> Judged:
+        """What the critics are to minimise."""
+        raise NotImplementedError
+
+    def climb(self, batch: Transitions) -> Tensor:
+        """What the policy is to minimise, a scalar."""
+        raise NotImplementedError
+
+    # Acting
+
+    def act(self, observations: Arrays, state: State, exploration: NDArray[np.float32], greedy: bool = False) -> Acted:
+        """μ(s) with Gaussian noise, float32 [B, *shape] in the environment's units; greedy without.
+
+        ``exploration`` [B] is σ of each environment, in half widths of the action's range; infinite: uniformly random.
+        """
+        with torch.no_grad():
+            unit = as_array(self._mu(self._policy.network, on_device(observations, self._device)))
+        if not greedy:
+            unit = self._box.explored(unit, exploration, self._rng)
+        return Acted(self._box.to_env(unit), {}, state)
+
+    def priorities(self, items: Arrays) -> NDArray[np.float32]:
+        """What ``update`` would write back for these items, [N], if targets were the networks that act, without noise.
+
+        One pass of the policy and one of the critics over all of them (Horgan et al. 2018, appendix D).
+        """
+        batch = Transitions(
+            on_device({name: items[name] for name in self._observation}, self._device),
+            on_device({name: items[f"next_{name}"] for name in self._observation}, self._device),
+            *(to_device(items[name], self._device) for name in ("action", "reward", "discount", "discount")),
+        )
+        with torch.no_grad():
+            later = self._mu(self._policy.network, batch.next_observation)
+            answers = self._critic.network(
+                side_by_side(batch.observation, batch.next_observation),
+                torch.cat((self._box.to_unit(batch.action), later)),
+            )
+            now, then = answers.tensor_split(2, dim=1)
+            return as_array(self.surprise(batch, now, then))
+
+    # Learning
+
+    def prepare(self, batch: Sampled) -> Transitions:
+        """Hand a batch over to the device; asynchronous on CUDA, no copy on the CPU."""
+        return transitions(batch, self._device)
+
+    def gradients(self, batch: Transitions) -> Gradients:
+        """Clipped gradients of the ``critic`` and, every ``policy_period_updates``, of the ``policy``, both at the same
+        parameters (D4PG, algorithm 1); and how wrong the critics were, row by row.
+
+        Raises:
+            NonFiniteError: a TD error or a gradient is NaN or infinite; parameters are as before.
+        """
+        config, policy, critic = self._config, self._policy, self._critic
+        judged = self.judge(batch)
+        critic.differentiate(judged.loss)
+        norm = critic.clip(config.gradient_clip, self.updates, judged.priorities)
+        groups = {"critic": critic.gradient}
+        if (self.updates + 1) % config.policy_period_updates == 0:
+            policy.differentiate(self.climb(batch))
+            policy.clip(config.gradient_clip, self.updates)
+            groups["policy"] = policy.gradient
+        metrics: dict[str, float] = {}
+        if self.updates % METRICS_PERIOD_UPDATES == 0:
+            metrics = {
+                "loss": float(judged.loss.detach()),
+                "td_error": float(judged.priorities.mean()),
+                "q": float(judged.values.mean()),
+                "gradient_norm": norm,
+            }
+        return Gradients(groups, as_array(judged.priorities), metrics)
+
+    def apply(self, groups: Mapping[str, Tensor]) -> None:
+        """One step of each optimizer whose group is there. Targets move a little with every step of the policy, or are
+        copied every ``target_period_updates``."""
+        self._critic.step(groups["critic"])
+        self.updates += 1
+        if "policy" in groups:
+            self._policy.step(groups["policy"])
+        if "policy" in groups or not self._config.polyak:
+            self._policy.follow(self.updates)
+            self._critic.follow(self.updates)
+
+    def update(self, prepared: Transitions) -> Learned:
+        """One learner update: ``gradients`` and ``apply``.
+
+        Raises:
+            NonFiniteError: as ``gradients``; nothing was changed.
+        """
+        groups, priorities, metrics = self.gradients(prepared)
+        self.apply(groups)
+        return Learned(priorities, metrics)
+
+    @staticmethod
+    def _mu(policy: Policy, observation: Observation) -> Tensor:
+        """μ(s), in −1 … 1, [B, d]."""
+        return torch.tanh(policy(observation))
+
+    # Weights and state
+
+    def weights(self) -> dict[str, Array]:
+        """Policy and critics: parameter name -> float32 copy. Actors need the critics for priorities; so does a learner
+        that begins again without a checkpoint."""
+        return self._policy.weights() | self._critic.weights()
+
+    def load(self, weights: Arrays) -> None:
+        """Take policy and critics.
+
+        Raises:
+            SpecError: the names or shapes are of other networks.
+        """
+        self._policy.load(weights)
+        self._critic.load(weights)
+
+    def state_dict(self) -> dict[str, Array]:
+        """Parameters, targets, optimizers, counters and RNG as flat named arrays."""
+        counters = {"updates": np.array(self.updates, np.int64), "rng": pack_generator(self._rng)}
+        return self._policy.state_dict() | self._critic.state_dict() | counters
+
+    def load_state_dict(self, state: Arrays) -> None:
+        """Go on exactly where ``state_dict`` was taken.
+
+        Raises:
+            SnapshotError: something is missing: the state is of another agent or optimizer.
+            SpecError: arrays are of other networks.
+        """
+        self._policy.load_state_dict(state)
+        self._critic.load_state_dict(state)
+        self.updates = int(state["updates"])
+        self._rng = unpack_generator(state["rng"])

@@ -1,0 +1,213 @@
+"""R2D2: Q-learning with a memory, from prioritized sequences (Kapturowski et al. 2019, ICLR)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from apexrl.agents.choices import Choices
+from apexrl.agents.rng import pack_generator, unpack_generator
+from apexrl.agents.sequences import Sequences, items_time_first, sequences
+from apexrl.agents.trained import Trained
+from apexrl.agents.transitions import on_device
+from apexrl.config import AgentConfig
+from apexrl.errors import AgentError
+from apexrl.losses import sequence_loss, sequence_priority, sequence_target, unscale
+from apexrl.networks.recurrent import LSTMState, RecurrentQ
+from apexrl.protocols import Acted, Arrays, Item, Learned, Sampled, State
+from apexrl.spec import Array, EnvSpec, Field
+
+METRICS_PERIOD_UPDATES = 50
+H, C = "lstm_h", "lstm_c"  # the recurrent state's fields
+
+
+class Gradients(NamedTuple):
+    groups: dict[str, Tensor]  # group name -> flat gradient, clipped; holds until the next call
+    priorities: NDArray[np.float32]  # [B]
+    metrics: dict[str, float]
+
+
+class R2D2:
+    """Acts ε-greedily on the Q-values of an LSTM and learns them from sequences, double, dueling, n-step.
+
+    A sequence brings the LSTM's state from when it was recorded. As that state is of older weights, the steps of the
+    burn-in run first, in both networks and without gradient, and warm it up ("stored state with burn-in", section 3).
+
+    Args:
+        spec: the environment; its actions must be Discrete or MultiDiscrete.
+        config: the learning rule.
+        device: of PyTorch, ``"cpu"`` or ``"cuda…"``.
+        seed: of the network's first weights and of exploration.
+
+    Raises:
+        AgentError: the actions are a box, or too many; or a sequence would have no steps.
+    """
+
+    def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
+        if min(config.sequence_length, config.sequence_stride, config.recurrent_units) < 1 or config.burn_in < 0:
+            raise AgentError(
+                f"sequence_length {config.sequence_length}, sequence_stride {config.sequence_stride} and "
+                f"recurrent_units {config.recurrent_units} must be at least 1, and burn_in {config.burn_in} at least 0"
+            )
+        self.item = Item("sequence", config.sequence_length, config.sequence_stride, config.burn_in)
+        self._config = config
+        self._device = torch.device(device)
+        self._choices = Choices(spec.action, config.agent)
+        self._rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)  # the CPU's alone, where layers are made
+            network = RecurrentQ(
+                spec, config.hidden, config.recurrent_units, config.dueling, config.image_units, config.network
+            )
+        self._network = Trained("", network.to(self._device), config)
+        self._stacked = spec.stack > 1
+        self.updates = 0  # learner updates made
+
+    @property
+    def step_spec(self) -> dict[str, Field]:
+        """Every step records the (rescaled) value of its action and the greatest value of its observation, for
+        priorities; every sequence the state before its first step, burn-in included."""
+        state = Field((self._config.recurrent_units,), "float32", per_item=True)
+        return {
+            "q": Field((), "float32", sampled=False),
+            "value": Field((), "float32", sampled=False, windowed=True),
+            H: state,
+            C: state,
+        }
+
+    # Acting
+
+    def act(self, observations: Arrays, state: State, exploration: NDArray[np.float32], greedy: bool = False) -> Acted:
+        """ε-greedy actions, int64 [B]. ``exploration`` is ε of each environment, [B]; ``state`` [B, units] each."""
+        rows = len(exploration)
+        if state is None:
+            zeros = np.zeros((rows, self._config.recurrent_units), np.float32)
+            state = {H: zeros, C: zeros}
+        with torch.no_grad():
+            before = on_device(state, self._device)
+            seen = on_device(observations, self._device)
+            values, after = self._network.network.step(seen, LSTMState(before[H], before[C]))
+        q, h, c = (tensor.cpu().numpy() for tensor in (values, *after))
+        actions = q.argmax(axis=1)
+        value = q[np.arange(rows), actions]
+        if not greedy:
+            explore = self._rng.random(rows, np.float32) < exploration
+            actions = np.where(explore, self._rng.integers(self._choices.n, size=rows), actions)
+        extras = {"q": q[np.arange(rows), actions], "value": value, H: state[H], C: state[C]}
+        return Acted(self._choices.to_env(actions), extras, {H: h, C: c})
+
+    def priorities(self, items: Arrays) -> NDArray[np.float32]:
+        """η·max|δ| + (1 − η)·mean|δ| of N sequences, [N], from the values recorded while acting.
+
+        As ``update`` computes it, but that the acting network stands for both, and the states are those at the time.
+        """
+        config = self._config
+        reward, discount, mask, q, value = items_time_first(
+            items, ("reward", "discount", "mask", "q", "value"), config.burn_in
+        )
+        if self._stacked:
+            value = value[:, :, -1]  # the replay stacks it as it does observations
+        target = sequence_target(reward, discount, mask, value, config.n_step, config.rescaling_eps)
+        priorities: NDArray[np.float32] = sequence_priority(target - q, mask, config.priority_eta).numpy()
+        return priorities
+
+    # Learning
+
+    def prepare(self, batch: Sampled) -> Sequences:
+        """Hand a batch over to the device, time first."""
+        return sequences(batch, self._config.burn_in, (H, C), self._device)
+
+    def gradients(self, batch: Sequences) -> Gradients:
+        """The clipped gradient of Σ_t ½δ_t², as group ``q``, and the priority of every sequence.
+
+        Raises:
+            NonFiniteError: δ or the gradient is NaN or infinite; parameters are as before.
+        """
+        config, network = self._config, self._network
+        q = self._values(network.network, batch)
+        with torch.no_grad():
+            next_q = self._values(network.target, batch)
+        chosen = (q.detach() if config.double else next_q).argmax(dim=2, keepdim=True)
+        bootstrap = next_q.gather(2, chosen).squeeze(2)
+        target = sequence_target(
+            batch.reward, batch.discount, batch.mask, bootstrap, config.n_step, config.rescaling_eps
+        )
+        action = self._choices.index(batch.action.flatten(0, 1)).view(batch.reward.shape)
+        taken = q[:-1].gather(2, action.unsqueeze(2)).squeeze(2)
+        delta = torch.where(batch.mask, target - taken, 0.0)
+        loss = sequence_loss(delta, batch.weights, config.huber)
+        network.differentiate(loss)
+        priorities = sequence_priority(delta.detach(), batch.mask, config.priority_eta)
+        gradient_norm = network.clip(config.gradient_clip, self.updates, priorities)
+        metrics: dict[str, float] = {}
+        if self.updates % METRICS_PERIOD_UPDATES == 0:
+            steps = batch.mask.sum()
+            metrics = {
+                "loss": float(loss.detach()),
+                "td_error": float(delta.detach().abs().sum() / steps),
+                "q": float(unscale(taken.detach(), config.rescaling_eps)[batch.mask].mean()),
+                "gradient_norm": gradient_norm,
+            }
+        return Gradients({"q": network.gradient}, priorities.cpu().numpy(), metrics)
+
+    def _values(self, network: RecurrentQ, batch: Sequences) -> Tensor:
+        """(Rescaled) Q of the steps that are trained on and of the observation behind them, [L + 1, B, n]."""
+        state, warm = LSTMState(batch.state[H], batch.state[C]), self._config.burn_in
+        if warm:
+            resets = [step for step in batch.resets if step < warm]
+            with torch.no_grad():
+                _, state = network.unroll(batch.warming, state, batch.first[:warm], resets)
+        resets = [step - warm for step in batch.resets if step >= warm]
+        outputs, _ = network.unroll(batch.observation, state, batch.first[warm:], resets)
+        return network.head(outputs)
+
+    def apply(self, groups: Mapping[str, Tensor]) -> None:
+        """One step of the optimizer; every ``target_period_updates`` of them the online network becomes the target."""
+        self._network.step(groups["q"])
+        self.updates += 1
+        self._network.follow(self.updates)
+
+    def update(self, prepared: Sequences) -> Learned:
+        """One learner update: ``gradients`` and ``apply``.
+
+        Raises:
+            NonFiniteError: as ``gradients``; nothing was changed.
+        """
+        groups, priorities, metrics = self.gradients(prepared)
+        self.apply(groups)
+        return Learned(priorities, metrics)
+
+    # Weights and state
+
+    def weights(self) -> dict[str, Array]:
+        """The online network: parameter name -> float32 copy."""
+        return self._network.weights()
+
+    def load(self, weights: Arrays) -> None:
+        """Take an online network.
+
+        Raises:
+            SpecError: the names or shapes are of another network.
+        """
+        self._network.load(weights)
+
+    def state_dict(self) -> dict[str, Array]:
+        """Parameters, target, optimizer, counters and RNG as flat named arrays."""
+        counters = {"updates": np.array(self.updates, np.int64), "rng": pack_generator(self._rng)}
+        return self._network.state_dict() | counters
+
+    def load_state_dict(self, state: Arrays) -> None:
+        """Go on exactly where ``state_dict`` was taken.
+
+        Raises:
+            SnapshotError: something is missing: the state is of another agent or optimizer.
+            SpecError: arrays are of another network.
+        """
+        self._network.load_state_dict(state)
+        self.updates = int(state["updates"])
+        self._rng = unpack_generator(state["rng"])

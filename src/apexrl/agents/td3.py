@@ -1,0 +1,61 @@
+"""TD3 (Fujimoto et al. 2018, Addressing Function Approximation Error in Actor-Critic Methods, arXiv 1802.09477)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from apexrl.agents.deterministic import Deterministic, Judged
+from apexrl.agents.transitions import Transitions
+from apexrl.config import AgentConfig
+from apexrl.losses.deterministic import critic_target, smoothed
+from apexrl.losses.soft import critics_loss
+from apexrl.protocols import Arrays
+from apexrl.spec import Array, EnvSpec
+
+
+class TD3(Deterministic):
+    """Two critics, of which targets take the smaller value; noise on target actions; policy and targets that move with
+    every ``policy_period_updates``-th update of the critics."""
+
+    def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
+        super().__init__(spec, config, device, seed, critics=2)
+        self._noise = torch.Generator().manual_seed(seed)  # on the CPU: a run goes on alike on any device
+
+    def surprise(self, batch: Transitions, now: Tensor, later: Tensor) -> Tensor:
+        """|δ|, mean over both critics."""
+        target = critic_target(batch.reward, batch.discount, later[..., 0])
+        return (target - now[..., 0]).abs().mean(dim=0)
+
+    def judge(self, batch: Transitions) -> Judged:
+        """Σ_k ½·mean(w·δ_k²) with δ_k = R + d·min_j Q⁻_j(s', a') − Q_k(s, a) and a' = ``smoothed`` μ⁻(s')."""
+        config, critic = self._config, self._critic
+        with torch.no_grad():
+            later = self._mu(self._policy.target, batch.next_observation)
+            later = smoothed(later, self._target_noise(later), config.target_noise_clip)
+            next_q = critic.target(batch.next_observation, later)[..., 0]
+            target = critic_target(batch.reward, batch.discount, next_q)
+        q = critic.network(batch.observation, self._box.to_unit(batch.action))[..., 0]
+        delta = target - q
+        loss = critics_loss(delta, batch.weights, config.huber)
+        return Judged(loss, delta.detach().abs().mean(dim=0), q.detach())
+
+    def climb(self, batch: Transitions) -> Tensor:
+        """−mean Q_1(s, μ(s)): the policy climbs the first critic alone (TD3, algorithm 1)."""
+        action = self._mu(self._policy.network, batch.observation)
+        q: Tensor = self._critic.network(batch.observation, action, first=1, frozen=True)
+        return -q.mean()
+
+    def _target_noise(self, like: Tensor) -> Tensor:
+        noise = torch.randn(like.shape, generator=self._noise).mul_(self._config.target_noise)
+        return noise.to(like.device, non_blocking=True)
+
+    def state_dict(self) -> dict[str, Array]:
+        """As ``Deterministic.state_dict``, and the state of the noise."""
+        return super().state_dict() | {"noise": self._noise.get_state().numpy()}
+
+    def load_state_dict(self, state: Arrays) -> None:
+        """As ``Deterministic.load_state_dict``."""
+        super().load_state_dict(state)
+        self._noise.set_state(torch.from_numpy(np.ascontiguousarray(state["noise"], np.uint8)))

@@ -1,0 +1,63 @@
+"""SAC's α: the price of a nat of entropy, fixed or learned (Haarnoja et al. 2018b, section 5)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from apexrl.agents.trained import Trained
+from apexrl.config import AgentConfig
+from apexrl.errors import ConfigError
+from apexrl.losses import temperature_gradient
+
+
+class LogTemperature(nn.Module):
+    """log α as a parameter."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.tensor(math.log(value)))
+
+
+class Temperature:
+    """α with its own Adam, whose β1 stays 0.9 whatever the networks' is (as in SB3, and in CrossQ's code).
+
+    Args:
+        config: ``temperature`` > 0 fixes α; 0 learns it from ``initial_temperature`` on.
+        target_entropy: nats that the policy's entropy is steered to.
+
+    Raises:
+        ConfigError: a temperature is not positive.
+    """
+
+    def __init__(self, config: AgentConfig, target_entropy: float, device: torch.device) -> None:
+        if config.temperature < 0.0 or not config.initial_temperature > 0.0:
+            raise ConfigError(
+                f"temperature is {config.temperature} and initial_temperature {config.initial_temperature}; the first "
+                "must be positive, or 0 to be learned, and the second positive"
+            )
+        self._learned = config.temperature == 0.0
+        self._target_entropy = target_entropy
+        module = LogTemperature(config.temperature or config.initial_temperature).to(device)
+        own = replace(config, optimizer="adam", first_moment_decay=0.9)
+        self.trained = Trained("temperature", module, own, config.temperature_learning_rate)
+
+    @property
+    def value(self) -> Tensor:
+        """α, a float32 scalar on the device, without gradient."""
+        return self.trained.network.log.detach().exp()
+
+    def gradient(self, log_prob: Tensor) -> Tensor:
+        """∂/∂log α as a flat vector, from log π [B] of actions that the policy chose; zero where α is fixed."""
+        gradient = self.trained.gradient
+        if self._learned:
+            gradient[0] = temperature_gradient(log_prob, self._target_entropy)
+        return gradient
+
+    def step(self, gradient: Tensor) -> None:
+        """One step of its optimizer; none where α is fixed."""
+        if self._learned:
+            self.trained.step(gradient)

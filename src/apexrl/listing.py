@@ -1,0 +1,132 @@
+"""What ``apexrl list`` shows. Neither PyTorch nor Gymnasium is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from apexrl.agents import AGENTS, AgentInfo, unread
+from apexrl.errors import ConfigError
+from apexrl.presets import PRESETS, Preset
+from apexrl.run_folder import env_name
+from apexrl.settings import did_you_mean
+from apexrl.topologies import TOPOLOGIES
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SUBJECTS = ("presets", "agents", "topologies")
+
+
+class Entry(NamedTuple):
+    """One name, what it is, what it sets, and what else there is to say of it, a line each."""
+
+    name: str
+    summary: str
+    notes: Sequence[str] = ()
+    sets: str = ""
+
+
+class Section(NamedTuple):
+    title: str
+    entries: Sequence[Entry]
+    notes: Sequence[str] = ()  # of all of them
+
+
+def show(words: Sequence[str], console: Console) -> None:
+    """Print everything in short, or one subject in full.
+
+    Raises:
+        ConfigError: no such subject.
+    """
+    sections = _sections(words)
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    for place, section in enumerate(sections):
+        if place:
+            console.print()
+        console.print(Text(section.title, style="bold"))
+        for note in section.notes:
+            console.print(Padding(Text(note, style="dim"), (0, 0, 0, 2)))
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+        table.add_column(style="bold cyan", no_wrap=True)
+        table.add_column()
+        for entry in section.entries:
+            sets = [Text.assemble("sets ", (entry.sets, "green"))] if entry.sets else []
+            lines = [Text(entry.summary), *sets, *(Text(note, style="dim") for note in entry.notes)]
+            table.add_row(entry.name, Text("\n").join(lines))
+        console.print(Padding(table, (0, 0, 0, 2)))
+    if not words:
+        console.print("\nMore of each: apexrl list presets, agents or topologies.", style="dim", highlight=False)
+
+
+def _sections(words: Sequence[str]) -> list[Section]:
+    if len(words) > 1:
+        raise ConfigError(f"apexrl list takes one word at most, of {', '.join(SUBJECTS)}; got {' '.join(words)}")
+    full = bool(words)
+    known = {"presets": _presets, "agents": _agents, "topologies": _topologies}
+    if full and words[0] not in known:
+        raise ConfigError(
+            f"apexrl list knows {', '.join(SUBJECTS)}, not {words[0]!r}{did_you_mean(words[0], SUBJECTS)}"
+        )
+    return [section for subject in words or SUBJECTS for section in known[subject](full)]
+
+
+def _presets(full: bool) -> list[Section]:
+    entries = [Entry(name, preset.summary, _of_preset(preset, full)) for name, preset in PRESETS.items()]
+    return [Section("Presets: apexrl train NAME", entries)]
+
+
+def _of_preset(preset: Preset, full: bool) -> list[str]:
+    notes = []
+    if full:
+        others = [name for name in preset.agents if name != preset.config.agent.agent]
+        also = f", or {', '.join(others)}" if others else ""
+        notes.append(f"{env_name(preset.config)}; --agent {preset.config.agent.agent}{also}")
+    if preset.extra and (full or preset.missing):
+        notes.append(f"needs apexrl[{preset.extra}] ({'not installed' if preset.missing else 'installed'})")
+    return notes
+
+
+def _agents(full: bool) -> list[Section]:
+    groups: dict[str, dict[str, AgentInfo]] = {}
+    for name, info in AGENTS.items():
+        groups.setdefault(info.needs, {})[name] = info
+    return [_of_needs(needs, group, full) for needs, group in groups.items()]
+
+
+def _of_needs(needs: str, group: Mapping[str, AgentInfo], full: bool) -> Section:
+    """The agents of one kind of actions. What their names set is said of the first; of the others, what differs."""
+    title = f"Agents for {needs}: --agent NAME"
+    first, plain = next((name, info.settings) for name, info in group.items())
+    if not full:
+        return Section(title, [Entry(name, info.description) for name, info in group.items()])
+    entries = []
+    for name, info in group.items():
+        base = {} if name == first else plain
+        own = {key: value for key, value in info.settings.items() if key not in base or base[key] != value}
+        own = {key: value for key, value in own.items() if key not in unread(name)}
+        entries.append(Entry(name, info.description, [info.citation], _flags(own)))
+    return Section(title, entries, [f"A name sets what {first} does, but for what is said of it."])
+
+
+def _topologies(full: bool) -> list[Section]:
+    entries = [Entry(name, about.summary, [about.source] if full else []) for name, about in TOPOLOGIES.items()]
+    return [Section("Topologies: --topology NAME", entries)]
+
+
+def _flags(settings: Mapping[str, Any]) -> str:
+    return " ".join(_flag(name, value) for name, value in settings.items())
+
+
+def _flag(name: str, value: Any) -> str:
+    """A setting as it would be given on the command line."""
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    if isinstance(value, float):
+        return f"--{flag} {value:g}"
+    spelled = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return f"--{flag} {spelled}".rstrip()

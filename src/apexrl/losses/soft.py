@@ -1,0 +1,87 @@
+"""What entropy-regularised agents learn from (Haarnoja et al. 2018, arXiv 1801.01290 and 1812.05905).
+
+B is the batch, K the number of critics, n that of discrete actions. Entropies are in nats. ``temperature`` is α, a
+scalar. ``discount`` is what the value of the later state is multiplied by: γ^m after m rewards, 0 after a termination,
+and γ^m still after a truncation. Over m > 1 steps only the later state's value holds an entropy: those of the steps
+between were other policies' and are left out.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from apexrl.losses.shapes import check
+
+
+def soft_target(reward: Tensor, discount: Tensor, next_q: Tensor, next_log_prob: Tensor, temperature: Tensor) -> Tensor:
+    """y = R + d·(min_k Q⁻_k(s', a') − α·log π(a'|s')), [B], without gradient; a' is the policy's.
+
+    Haarnoja et al. 2018b, equations 3 and 5, with the smaller of the critics (Fujimoto et al. 2018).
+
+    Args:
+        reward: [B] float, the n-step return without its bootstrap.
+        discount: [B] float.
+        next_q: [K, B] float, the target critics.
+        next_log_prob: [B] float.
+    """
+    check("next_q", next_q, (None, None))
+    for name, tensor in (("reward", reward), ("discount", discount), ("next_log_prob", next_log_prob)):
+        check(name, tensor, (next_q.shape[1],))
+    value = next_q.detach().amin(dim=0) - temperature.detach() * next_log_prob.detach()
+    return torch.addcmul(reward, discount, value)
+
+
+def critics_loss(delta: Tensor, weights: Tensor, huber: float = 0.0) -> Tensor:
+    """Σ_k mean_i w_i·½δ_ki², or with the Huber loss instead of ½δ². Haarnoja et al. 2018b, equation 5.
+
+    Args:
+        delta: [K, B] float, TD errors; gradients flow through it.
+        weights: [B] float, importance weights.
+        huber: κ in TD-error units; 0: no clipping.
+    """
+    check("delta", delta, (None, None))
+    check("weights", weights, (delta.shape[1],))
+    if huber:
+        clipped = delta.abs().clamp(max=huber)
+        return (weights * clipped * (delta.abs() - 0.5 * clipped)).mean(dim=1).sum()
+    return (weights * delta.square()).mean(dim=1).sum() * 0.5
+
+
+def policy_loss(q: Tensor, log_prob: Tensor, temperature: Tensor) -> Tensor:
+    """mean(α·log π(a|s) − min_k Q_k(s, a)), of actions that the policy chose. Haarnoja et al. 2018b, equation 9.
+
+    Args:
+        q: [K, B] float; gradients flow through it into the actions.
+        log_prob: [B] float, likewise.
+    """
+    check("q", q, (None, None))
+    check("log_prob", log_prob, (q.shape[1],))
+    return (temperature.detach() * log_prob - q.amin(dim=0)).mean()
+
+
+def temperature_gradient(log_prob: Tensor, target_entropy: float) -> Tensor:
+    """∂/∂log α of −log α·mean(log π + H̄), a scalar: the entropy's excess over H̄. α falls while the policy is more
+    random than that.
+
+    Haarnoja et al. 2018b, equation 18, with log α in the place of α as in the authors' code and SB3.
+
+    Args:
+        log_prob: [B] float; [B] expectations where the actions are discrete.
+    """
+    check("log_prob", log_prob, (None,))
+    return -(log_prob.detach().mean() + target_entropy)
+
+
+def soft_value(q: Tensor, log_probs: Tensor, temperature: Tensor) -> Tensor:
+    """V(s) = Σ_a π(a|s)·(min_k Q_k(s, a) − α·log π(a|s)), [B]. Christodoulou 2019 (arXiv 1910.07207), equation 10.
+
+    −mean(V) is also the policy's loss (its equation 12), where no gradient may flow into ``q``.
+
+    Args:
+        q: [K, B, n] float.
+        log_probs: [B, n] float.
+    """
+    check("q", q, (None, None, None))
+    check("log_probs", log_probs, tuple(q.shape[1:]))
+    return (log_probs.exp() * (q.amin(dim=0) - temperature.detach() * log_probs)).sum(dim=1)

@@ -1,0 +1,163 @@
+"""Batch renormalisation (Ioffe 2017, arXiv 1702.03275), and CrossQ's networks, which have it around every layer.
+
+A network in training mode normalises with the batch's statistics and remembers them; ``commit`` then moves the running
+ones, so that a batch that turned out not to be finite leaves no trace. In evaluation mode, in which networks begin, the
+running statistics are used. They are buffers, so that they travel with the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from apexrl.networks.actor_critic import Trunk
+from apexrl.spec import EnvSpec
+
+Observation = Mapping[str, Tensor]
+
+# All of CrossQ's authors' code.
+MOMENTUM = 0.01  # of a batch's statistics in the running ones
+EPS = 1e-3  # added to the variance
+R_MAX, D_MAX = 3.0, 5.0
+WARM_UP = 100_000  # batches that are normalised with their own statistics alone, as by plain batch normalisation
+
+
+class BatchRenorm(nn.Module):
+    """Normalises K × B rows of features over their B, then scales and shifts them.
+
+    y = ((x − μ_B)/σ_B·r + d)·γ + β with r = σ_B/σ held within 1/3 … 3 and d = (μ_B − μ)/σ within ±5, neither of them
+    differentiated, after ``WARM_UP`` batches; r = 1 and d = 0 before: algorithm 1 of the paper.
+
+    Args:
+        count: K, members with statistics of their own.
+        features: per row.
+    """
+
+    mean: Tensor  # [K, 1, features], running
+    variance: Tensor  # likewise; of the population, as in Flax
+    batches: Tensor  # float32 scalar: how many were committed
+
+    def __init__(self, count: int, features: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(count, 1, features))
+        self.shift = nn.Parameter(torch.zeros(count, 1, features))
+        self.register_buffer("mean", torch.zeros(count, 1, features))
+        self.register_buffer("variance", torch.ones(count, 1, features))
+        self.register_buffer("batches", torch.zeros(1))
+        self._seen: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float32 [K, B, features] -> the same."""
+        if not self.training:
+            factor = self.scale * torch.rsqrt(self.variance + EPS)
+            return torch.addcmul(self.shift - self.mean * factor, x, factor)
+        variance, mean = torch.var_mean(x, dim=1, correction=0, keepdim=True)
+        self._seen = mean.detach(), variance.detach()
+        deviation = torch.sqrt(variance + EPS)
+        running = torch.sqrt(self.variance + EPS)
+        warm = self.batches >= WARM_UP  # on the device: nothing waits for it
+        r = torch.where(warm, (deviation.detach() / running).clamp(1.0 / R_MAX, R_MAX), 1.0)
+        d = torch.where(warm, ((mean.detach() - self.mean) / running).clamp(-D_MAX, D_MAX), 0.0)
+        return torch.addcmul(self.shift + d * self.scale, x - mean, self.scale * r / deviation)
+
+    def commit(self) -> None:
+        """Move the running statistics towards those of the batch that was normalised last."""
+        if self._seen is not None:
+            mean, variance = self._seen
+            self.mean.lerp_(mean, MOMENTUM)
+            self.variance.lerp_(variance, MOMENTUM)
+            self.batches.add_(1.0)
+            self._seen = None
+
+
+class NormedLayers(nn.Module):
+    """K MLPs: every layer's input is normalised, the network's own input too; ReLU before the normalisation.
+
+    Layers begin as ``torch.nn.Linear`` does, U(±1/√fan_in), each member by itself.
+
+    Args:
+        count: K.
+        sizes: inputs, hidden units …, outputs.
+    """
+
+    def __init__(self, count: int, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.count = count
+        self.weights, self.biases, self.norms = nn.ParameterList(), nn.ParameterList(), nn.ModuleList()
+        for inputs, outputs in pairwise(sizes):
+            bound = inputs**-0.5
+            self.norms.append(BatchRenorm(count, inputs))
+            self.weights.append(nn.Parameter(torch.empty(count, inputs, outputs).uniform_(-bound, bound)))
+            self.biases.append(nn.Parameter(torch.empty(count, 1, outputs).uniform_(-bound, bound)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float32 [B, inputs], the same for all; returns [K, B, outputs]."""
+        y = x.expand(self.count, *x.shape)
+        for place, (norm, weight, bias) in enumerate(zip(self.norms, self.weights, self.biases, strict=True)):
+            if place:
+                y = torch.relu(y)
+            y = torch.baddbmm(bias, norm(y), weight)
+        return y
+
+
+class NormedPolicy(nn.Module):
+    """As ``actor_critic.Policy``, with normalised layers; what encodes images has none."""
+
+    def __init__(
+        self, spec: EnvSpec, hidden: Sequence[int], outputs: int, image_units: int = 512, network: str = ""
+    ) -> None:
+        super().__init__()
+        self.trunk = Trunk(spec, (), image_units, network)
+        self.layers = NormedLayers(1, (self.trunk.features, *hidden, outputs))
+        self.eval()
+
+    def forward(self, observation: Observation) -> Tensor:
+        """name -> [B, (stack,) *shape]; returns float32 [B, outputs]."""
+        y: Tensor = self.layers(self.trunk(observation))
+        return y[0]
+
+
+class NormedCritics(nn.Module):
+    """As ``actor_critic.Critics``, with normalised layers."""
+
+    def __init__(
+        self, spec: EnvSpec, hidden: Sequence[int], count: int = 1, image_units: int = 512, network: str = ""
+    ) -> None:
+        super().__init__()
+        self.trunk = Trunk(spec, (), image_units, network)
+        size = 1
+        for n in spec.action.shape:
+            size *= n
+        self.layers = NormedLayers(count, (self.trunk.features + size, *hidden, 1))
+        self.eval()
+
+    def forward(self, observation: Observation, action: Tensor, frozen: bool = False) -> Tensor:
+        """name -> [B, (stack,) *shape], and unit actions [B, d]; returns float32 [K, B, 1].
+
+        ``frozen``: the gradient goes to the actions alone, as the policy's loss wants it.
+        """
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
+            features = self.trunk(observation)
+        y: Tensor = self.layers(torch.cat((features, action), dim=1))
+        return y
+
+
+@contextmanager
+def in_training(network: nn.Module) -> Iterator[None]:
+    """Statistics of the batch within, running ones again after it."""
+    network.train()
+    try:
+        yield
+    finally:
+        network.eval()
+
+
+def commit(network: nn.Module) -> None:
+    """``BatchRenorm.commit`` of all layers."""
+    for module in network.modules():
+        if isinstance(module, BatchRenorm):
+            module.commit()

@@ -1,0 +1,122 @@
+"""Observations -> LSTM -> Q-values, one step at a time or a batch of sequences at once."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from apexrl.errors import SpecError
+from apexrl.networks.actor_critic import Trunk
+from apexrl.networks.q_network import dueling
+from apexrl.spec import LAST_ACTION, LAST_REWARD, EnvSpec
+
+# On CUDA, cuDNN copies weights that do not lie as it wants them: some microseconds for an LSTM of 512 units, and
+# parameters in one vector are worth more.
+warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+
+Observation = Mapping[str, Tensor]
+
+
+class LSTMState(NamedTuple):
+    """An LSTM's memory between two steps."""
+
+    h: Tensor  # float32 [B, units]
+    c: Tensor  # float32 [B, units]
+
+
+class RecurrentQ(nn.Module):
+    """R2D2's network (Kapturowski et al. 2019, section 2.3): a trunk, an LSTM, and a head that is plain or dueling.
+
+    Previous action and reward, where the environment shows them, go past the trunk into the LSTM. Where an image is
+    seen, the head has a fully connected layer of its own, one per stream when dueling.
+
+    Args:
+        spec: the environment; its actions must be discrete.
+        hidden: units of the trunk's fully connected layers for vectors.
+        units: of the LSTM.
+        dueling: value and advantage streams.
+        image_units: units of the fully connected layers behind convolutions, and of those of the head.
+        network: an encoder of your own (``encoder_for``), for all but previous action and reward.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        hidden: Sequence[int],
+        units: int,
+        dueling: bool,
+        image_units: int = 512,
+        network: str = "",
+    ) -> None:
+        super().__init__()
+        if spec.action.box:
+            raise SpecError(f"Q-values need discrete actions; this environment takes {spec.action}")
+        self.actions = spec.action.n or math.prod(spec.action.nvec)
+        self.units = units
+        self.dueling = dueling
+        self.past = tuple(name for name in (LAST_ACTION, LAST_REWARD) if name in spec.observation)
+        shown = {name: field for name, field in spec.observation.items() if name not in self.past}
+        self.trunk = Trunk(replace(spec, observation=shown), hidden, image_units, network)
+        beside = spec.stack * sum(math.prod(spec.observation[name].shape) for name in self.past)
+        self.lstm = nn.LSTM(self.trunk.features + beside, units)
+        self.streams: nn.Linear | None = None  # the hidden layers of both streams in one matrix product
+        if self.trunk.image is not None:
+            self.streams = nn.Linear(units, (1 + dueling) * image_units)
+            units = image_units
+        self.advantage = nn.Linear(units, self.actions)
+        self.value = nn.Linear(units, 1) if dueling else None
+
+    def features(self, observation: Observation) -> Tensor:
+        """What the LSTM sees: name -> [N, (stack,) *shape]; returns float32 [N, inputs]."""
+        x: Tensor = self.trunk(observation)
+        past = [observation[name].reshape(len(x), -1).to(torch.float32) for name in self.past]
+        return torch.cat((x, *past), dim=1) if past else x
+
+    def step(self, observation: Observation, state: LSTMState) -> tuple[Tensor, LSTMState]:
+        """One step of B environments: Q float32 [B, actions], and the state after it."""
+        after = LSTMState(*torch.lstm_cell(self.features(observation), state, *self.lstm.all_weights[0]))
+        return self.head(after.h), after
+
+    def unroll(
+        self, observation: Observation, state: LSTMState, first: Tensor, resets: Sequence[int]
+    ) -> tuple[Tensor, LSTMState]:
+        """T steps of B sequences: what the LSTM puts out, float32 [T, B, units], and the state after the last.
+
+        Args:
+            observation: name -> [B, T, (stack,) *shape].
+            state: before the first step.
+            first: [T, B] bool, true where the state is zeroed before the step.
+            resets: the steps at which ``first`` is true anywhere; between them runs one kernel.
+        """
+        rows, steps = next(iter(observation.values())).shape[:2]
+        x = self.features({name: value.reshape(-1, *value.shape[2:]) for name, value in observation.items()})
+        x = x.view(rows, steps, -1).transpose(0, 1)
+        outputs = []
+        bounds = [0, *(step for step in resets if step > 0), steps]
+        for start, end in pairwise(bounds):
+            if start in resets:
+                going = ~first[start].unsqueeze(1)
+                state = LSTMState(state.h * going, state.c * going)
+            y, (h, c) = self.lstm(x[start:end], (state.h.unsqueeze(0), state.c.unsqueeze(0)))
+            outputs.append(y)
+            state = LSTMState(h[0], c[0])
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs), state
+
+    def head(self, x: Tensor) -> Tensor:
+        """What the LSTM put out, float32 [..., units]; returns Q, float32 [..., actions]."""
+        flat = x.reshape(-1, self.units)
+        advantage = value = flat
+        if self.streams is not None:
+            flat = torch.relu(self.streams(flat))
+            advantage, value = (flat, flat) if self.value is None else flat.chunk(2, dim=1)
+        q: Tensor = self.advantage(advantage)
+        if self.value is not None:
+            q = dueling(self.value(value), q)
+        return q.view(*x.shape[:-1], self.actions)

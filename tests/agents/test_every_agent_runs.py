@@ -1,0 +1,109 @@
+"""Every shipped agent in whole runs: in lock-step to the last bit; some in processes and through Redis."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from games import config_of, same
+from matching import STEPS, Matching
+
+import apexrl
+from apexrl import checkpoint
+from apexrl.agents import AGENTS
+from apexrl.config import Config
+from apexrl.launch import launch
+from apexrl.metrics import read_rows
+from apexrl.run_folder import RunFolder
+from apexrl.status import RunStatus
+
+if TYPE_CHECKING:
+    from redis_server import RedisServer
+
+KINDS_OF_AGENT = ["dueling_dqn", "sac", "r2d2"]  # discrete, continuous, recurrent
+
+RUN: dict[str, Any] = {
+    "serial": True,
+    "env_steps": 480,
+    "stop_at_return": None,
+    "eval_episodes": 2,
+    "eval_envs": 2,
+    "eval_period_seconds": 0.02,  # a second of serial time is 10 000 steps
+    "publish_period_updates": 2,
+    "pull_period": 4,
+    "learner_threads": 1,
+}
+
+
+class Quiet:
+    """An observer that only remembers where the run is."""
+
+    folder = Path()
+
+    def started(self, config: Config, folder: Path) -> None:
+        self.folder = folder
+
+    def update(self, status: RunStatus) -> bool | None: ...
+
+    def event(self, kind: str, values: dict[str, Any]) -> None: ...
+
+    def message(self, text: str, level: str = "info") -> None: ...
+
+    def finished(self, summary: dict[str, Any]) -> None: ...
+
+
+def in_lock_step(config: Config) -> tuple[dict[str, Any], checkpoint.Checkpoint, list[dict[str, Any]]]:
+    quiet = Quiet()
+    summary = launch(config, [quiet])
+    found = checkpoint.load_latest(quiet.folder / "checkpoints")
+    assert found is not None
+    rows = [row for row in read_rows(RunFolder.open(quiet.folder).metrics_path) if row["kind"] == "evaluation"]
+    return summary, found, rows
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_in_lock_step_a_seed_gives_the_same_run(name: str, tmp_path: Path) -> None:
+    runs = [in_lock_step(config_of(name, **RUN, out=str(tmp_path / str(n)))) for n in range(2)]
+    (summary, found, evaluations), (again_summary, again, again_evaluations) = runs
+    assert summary["updates"] > 20
+    assert summary["env_steps"] >= 480
+    assert len(evaluations) >= 2
+    assert found.metadata == again.metadata
+    assert same(found.arrays, again.arrays)
+    for counted in ("env_steps", "updates", "episodes", "policy_lag", "final_eval_return", "samples_per_insert"):
+        assert summary[counted] == again_summary[counted]
+    assert [row["returns"] for row in evaluations] == [row["returns"] for row in again_evaluations]
+
+
+def test_q_learning_solves_several_choices_at_once(tmp_path: Path) -> None:
+    config = config_of("double_dqn", asked="multi", hidden=(64,), learning_rate=3e-3, batch_size=32, out=str(tmp_path))
+    settings = {**RUN, "env_steps": 6_000, "samples_per_insert": 8.0, "min_size": 200, "eval_episodes": 20}
+    run = apexrl.train(config, show=False, **settings)
+    assert run.summary["final_eval_return"] == STEPS  # every signal answered by the right one of 2 × 3 actions
+    env = Matching("vector", "multi")
+    observation, _ = env.reset(seed=5)
+    for _ in range(STEPS):
+        action = run.agent.act(observation)
+        assert action.shape == (2,)
+        observation, reward, *_ = env.step(action)
+        assert reward == 1.0
+
+
+@pytest.mark.parametrize("name", KINDS_OF_AGENT)
+def test_in_processes_and_through_redis(name: str, tmp_path: Path, redis_server: RedisServer) -> None:
+    settings = {**RUN, "serial": False, "env_steps": 2_000, "eval_period_seconds": 0.3, "actors": 2}
+    for where in ({}, {"redis": redis_server.url, "run": "every"}):
+        run = apexrl.train(config_of(name, **settings, out=str(tmp_path)), show=False, **where)
+        assert run.summary["stopped_by"] == "env_steps"
+        assert run.summary["env_steps"] >= 2_000
+        assert run.summary["updates"] > 10
+        assert not any(run.summary["restarts"].values())
+        assert np.isfinite(run.summary["final_eval_return"])
+        action = run.agent.act(np.eye(3, dtype=np.float32)[0])
+        assert Matching(**run_kwargs(run)).action_space.contains(action)
+
+
+def run_kwargs(run: apexrl.Run) -> dict[str, Any]:
+    return RunFolder.open(run.path).config().env.env_kwargs

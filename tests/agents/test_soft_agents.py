@@ -1,0 +1,403 @@
+"""SAC, discrete SAC and CrossQ against their published rules, written out with autograd and torch.optim."""
+
+from __future__ import annotations
+
+import math
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from apexrl import agents
+from apexrl.agents.rng import noise_generator
+from apexrl.config import AgentConfig, Config
+from apexrl.errors import ConfigError, SnapshotError, SpecError
+from apexrl.networks.batch_norm import EPS, MOMENTUM, NormedLayers
+from apexrl.spec import ActionSpec, Array, EnvSpec, Field
+
+LOW, HIGH = np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32)
+BOX = EnvSpec({"observation": Field((3,), "float32")}, ActionSpec((2,), "float32", low=LOW, high=HIGH))
+MULTI = EnvSpec({"observation": Field((3,), "float32")}, ActionSpec((2,), nvec=(2, 3)))
+ROWS, D, N = 12, 2, 6
+
+
+class Batch(NamedTuple):
+    data: dict[str, Array]
+    keys: NDArray[np.uint64]
+    weights: NDArray[np.float32]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def config_of(name: str, **changes: Any) -> AgentConfig:
+    small: dict[str, Any] = {"hidden": (16, 8), "critic_hidden": (12, 16), "learning_rate": 1e-2}
+    small |= {"policy_learning_rate": 5e-3, "temperature_learning_rate": 2e-3, "gradient_clip": 0.0, "polyak": 0.05}
+    return replace(agents.with_agent(Config(), name).agent, **small | changes)
+
+
+def make(name: str, seed: int = 0, **changes: Any) -> Any:
+    spec = MULTI if name == "discrete_sac" else BOX
+    return agents.agent_class(name)(spec, config_of(name, **changes), "cpu", seed)
+
+
+def make_batch(name: str, seed: int = 0) -> Batch:
+    rng = np.random.default_rng(seed)
+    box = rng.uniform(LOW, HIGH, (ROWS, 2)).astype(np.float32)
+    data: dict[str, Array] = {
+        "observation": rng.standard_normal((ROWS, 3), np.float32),
+        "next_observation": rng.standard_normal((ROWS, 3), np.float32),
+        "action": rng.integers([2, 3], size=(ROWS, 2)) if name == "discrete_sac" else box,
+        "reward": rng.standard_normal(ROWS, np.float32),
+        "discount": np.where(rng.random(ROWS) < 0.8, 0.97, 0.0).astype(np.float32),
+    }
+    return Batch(data, np.arange(ROWS, dtype=np.uint64), rng.random(ROWS, np.float32))
+
+
+def train(agent: Any, name: str, updates: int, first: int = 0) -> list[Any]:
+    return [agent.update(agent.prepare(make_batch(name, first + k))) for k in range(updates)]
+
+
+# The rules, written out
+
+
+def squashed(output: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    mean, log_std = output[:, :D], output[:, D:]
+    normal = torch.distributions.Normal(mean, log_std.exp())
+    u = mean + log_std.exp() * noise
+    action = torch.tanh(u)
+    return action, (normal.log_prob(u) - torch.log(1 - action.square())).sum(dim=1)
+
+
+class Published:
+    """Two optimizers for networks and one for log α, and targets by Polyak averaging."""
+
+    def __init__(self, agent: Any, config: AgentConfig) -> None:
+        self.policy, self.critics = (
+            deepcopy(part.network).requires_grad_() for part in (agent._policy, agent._critics)
+        )
+        self.target = deepcopy(self.critics)
+        self.log_alpha = torch.zeros((), requires_grad=True)
+        self.config, self.count = config, 0
+        betas = (config.first_moment_decay, 0.999)
+        self.of_policy = torch.optim.Adam(self.policy.parameters(), config.policy_learning_rate, betas)
+        self.of_critics = torch.optim.Adam(self.critics.parameters(), config.learning_rate, betas)
+        self.of_alpha = torch.optim.Adam([self.log_alpha], config.temperature_learning_rate)
+
+    def step(self, critics_loss: Tensor, policy_loss: Tensor, log_prob: Tensor, target_entropy: float) -> None:
+        """All gradients first, then the steps; policy, α and targets only when due."""
+        self.count += 1
+        due = self.count % self.config.policy_period_updates == 0
+        of_critics = torch.autograd.grad(critics_loss, list(self.critics.parameters()))
+        of_policy = torch.autograd.grad(policy_loss, list(self.policy.parameters()))
+        alpha_loss = -(self.log_alpha * (log_prob + target_entropy).detach()).mean()
+        self._apply(self.of_critics, self.critics, of_critics)
+        if due:
+            self._apply(self.of_policy, self.policy, of_policy)
+            (self.log_alpha.grad,) = torch.autograd.grad(alpha_loss, [self.log_alpha])
+            self.of_alpha.step()
+            with torch.no_grad():
+                for slow, fast in zip(self.target.parameters(), self.critics.parameters(), strict=True):
+                    slow.lerp_(fast, self.config.polyak)
+
+    @staticmethod
+    def _apply(optimizer: torch.optim.Optimizer, network: nn.Module, gradients: tuple[Tensor, ...]) -> None:
+        norm = torch.sqrt(sum((g.square().sum() for g in gradients), torch.zeros(())))
+        for parameter, gradient in zip(network.parameters(), gradients, strict=True):
+            parameter.grad = gradient / max(1.0, float(norm) / 0.5)
+        optimizer.step()
+
+
+def sac_losses(rule: Published, batch: Any, noise: Tensor) -> tuple[Tensor, ...]:
+    alpha = rule.log_alpha.detach().exp()
+    unit = 2 * (batch.action - torch.tensor(LOW)) / torch.tensor(HIGH - LOW) - 1
+    later, log_prob_later = squashed(rule.policy(batch.next_observation), noise[1])
+    next_q = rule.target(batch.next_observation, later).squeeze(2).min(dim=0).values
+    y = (batch.reward + batch.discount * (next_q - alpha * log_prob_later)).detach()
+    q = rule.critics(batch.observation, unit).squeeze(2)
+    critics_loss = sum(0.5 * (batch.weights * (y - q[k]).square()).mean() for k in range(2))
+    action, log_prob = squashed(rule.policy(batch.observation), noise[0])
+    best = rule.critics(batch.observation, action).squeeze(2).min(dim=0).values
+    assert isinstance(critics_loss, Tensor)
+    return critics_loss, (alpha * log_prob - best).mean(), log_prob, (y - q).abs().mean(dim=0)
+
+
+def discrete_losses(rule: Published, batch: Any) -> tuple[Tensor, ...]:
+    alpha = rule.log_alpha.detach().exp()
+    later = torch.softmax(rule.policy(batch.next_observation), dim=1)
+    next_q = rule.target(batch.next_observation).min(dim=0).values
+    y = (batch.reward + batch.discount * (later * (next_q - alpha * later.log())).sum(dim=1)).detach()
+    values = rule.critics(batch.observation)
+    q = values[:, torch.arange(ROWS), batch.action[:, 0] * 3 + batch.action[:, 1]]
+    critics_loss = (batch.weights * 0.5 * (y - q).square()).mean(dim=1).sum()
+    now = torch.softmax(rule.policy(batch.observation), dim=1)
+    policy_loss = (now * (alpha * now.log() - values.detach().min(dim=0).values)).sum(dim=1).mean()
+    return critics_loss, policy_loss, (now * now.log()).sum(dim=1), (y - q).abs().mean(dim=0)
+
+
+def close(arrays: dict[str, Array], prefix: str, network: nn.Module) -> None:
+    for name, parameter in network.named_parameters():
+        expected = parameter.detach().numpy()
+        np.testing.assert_allclose(arrays[prefix + name], expected, rtol=2e-3, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["sac", "discrete_sac"])
+@pytest.mark.parametrize("period", [1, 2])
+def test_updates_are_the_published_rule(name: str, period: int) -> None:
+    config = config_of(name, gradient_clip=0.5, policy_period_updates=period)
+    agent = make(name, seed=5, gradient_clip=0.5, policy_period_updates=period)
+    rule = Published(agent, config)
+    draws = noise_generator(5)
+    target_entropy = 0.89 * math.log(N) if name == "discrete_sac" else -2.0
+    for seed in range(4):
+        batch = agent.prepare(make_batch(name, seed))
+        learned = agent.update(batch)
+        noise = torch.randn(2, ROWS, D, generator=draws)
+        losses = discrete_losses(rule, batch) if name == "discrete_sac" else sac_losses(rule, batch, noise)
+        critics_loss, policy_loss, log_prob, delta = losses
+        rule.step(critics_loss, policy_loss, log_prob, target_entropy)
+        np.testing.assert_allclose(learned.priorities, delta.detach().numpy(), rtol=2e-3, atol=1e-4)
+    weights, state = agent.weights(), agent.state_dict()
+    close(weights, "policy/", rule.policy)
+    close(weights, "critics/", rule.critics)
+    close(state, "critics/target/", rule.target)
+    assert float(weights["temperature/log"]) == pytest.approx(float(rule.log_alpha.detach()), rel=1e-3)
+    assert float(weights["temperature/log"]) != 0.0
+
+
+def normed(layers: NormedLayers, x: Tensor, batch: bool) -> Tensor:
+    """[K, B, outputs] with PyTorch's own batch normalisation; statistics of the batch, or the running ones."""
+    members = []
+    for k in range(layers.count):
+        y = x
+        for place, (norm, weight, bias) in enumerate(zip(layers.norms, layers.weights, layers.biases, strict=True)):
+            y = torch.relu(y) if place else y
+            mean, variance = (None, None) if batch else (norm.mean[k, 0], norm.variance[k, 0])
+            y = nn.functional.batch_norm(y, mean, variance, norm.scale[k, 0], norm.shift[k, 0], batch, eps=EPS)
+            y = y @ weight[k] + bias[k]
+        members.append(y)
+    return torch.stack(members)
+
+
+def test_crossq_is_its_published_rule() -> None:
+    """One joint pass of the critics, no target, a delayed policy, β1 of 0.5; statistics of the joint batch."""
+    agent, config = make("crossq", seed=5), config_of("crossq")
+    train(agent, "crossq", 2)  # running statistics have moved; the third update moves the policy
+    rule = Published(agent, config)
+    for optimizer, trained in ((rule.of_policy, agent._policy), (rule.of_critics, agent._critics)):
+        copy_moments(optimizer, trained)
+    draws = noise_generator(5)
+    _, _, noise = (torch.randn(2, ROWS, D, generator=draws) for _ in range(3))
+    rule.count = 2
+    batch = agent.prepare(make_batch("crossq", 7))
+    learned = agent.update(batch)
+
+    alpha = 1.0
+    seen, later = batch.observation["observation"], batch.next_observation["observation"]
+    unit = 2 * (batch.action - torch.tensor(LOW)) / torch.tensor(HIGH - LOW) - 1
+    next_action, next_log_prob = squashed(normed(rule.policy.layers, later, batch=False)[0], noise[1])
+    both = torch.cat((torch.cat((seen, unit), 1), torch.cat((later, next_action.detach()), 1)))
+    joint = normed(rule.critics.layers, both, batch=True).squeeze(2)
+    q, next_q = joint[:, :ROWS], joint[:, ROWS:].min(dim=0).values
+    y = (batch.reward + batch.discount * (next_q - alpha * next_log_prob)).detach()
+    critics_loss = (0.5 * batch.weights * (y - q).square()).mean(dim=1).sum()
+    action, log_prob = squashed(normed(rule.policy.layers, seen, batch=True)[0], noise[0])
+    best = normed(rule.critics.layers, torch.cat((seen, action), 1), batch=False).squeeze(2).min(dim=0).values
+    unclipped(rule, critics_loss, (alpha * log_prob - best).mean())
+    expected_mean = torch.lerp(rule.critics.layers.norms[0].mean, both.mean(dim=0).expand(2, 1, -1), MOMENTUM)
+
+    assert learned.priorities is not None
+    np.testing.assert_allclose(learned.priorities, (y - q).abs().mean(dim=0).detach().numpy(), rtol=2e-3, atol=1e-4)
+    weights = agent.weights()
+    close(weights, "policy/", rule.policy)
+    close(weights, "critics/", rule.critics)
+    np.testing.assert_allclose(weights["critics/layers.norms.0.mean"], expected_mean.numpy(), rtol=1e-4, atol=1e-6)
+    assert weights["critics/layers.norms.0.batches"] == 3.0
+    assert weights["policy/layers.norms.0.batches"] == 1.0
+    assert weights["temperature/log"] != 0.0
+    assert not [name for name in agent.state_dict() if "target" in name]
+
+
+def copy_moments(optimizer: torch.optim.Optimizer, trained: Any) -> None:
+    """Let PyTorch's Adam go on from where ours is."""
+    moments = {name: trained.parameters.split(vector) for name, vector in trained.optimizer.state.items()}
+    names = [name for name, _ in trained.network.named_parameters()]
+    for name, parameter in zip(names, optimizer.param_groups[0]["params"], strict=True):
+        optimizer.state[parameter] = {
+            "step": trained.optimizer.steps.clone(),
+            "exp_avg": moments["first_moment"][name].clone(),
+            "exp_avg_sq": moments["second_moment"][name].clone(),
+        }
+
+
+def unclipped(rule: Published, critics_loss: Tensor, policy_loss: Tensor) -> None:
+    """One step of both networks."""
+    losses = ((rule.of_critics, rule.critics, critics_loss), (rule.of_policy, rule.policy, policy_loss))
+    gradients = [torch.autograd.grad(loss, list(network.parameters())) for _, network, loss in losses]
+    for (optimizer, network, _), found in zip(losses, gradients, strict=True):
+        for parameter, gradient in zip(network.parameters(), found, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+
+
+# What they share
+
+NAMES = ("sac", "discrete_sac", "crossq")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_policy_moves_with_every_so_many_updates(name: str) -> None:
+    agent = make(name, policy_period_updates=3)
+    for update in range(1, 7):
+        before = agent.weights()
+        train(agent, name, 1, first=update)
+        after = agent.weights()
+        moved = {
+            part: any(not np.array_equal(before[n], after[n]) for n in before if n.startswith(part))
+            for part in ("policy/", "critics/", "temperature/")
+        }
+        due = update % 3 == 0
+        assert moved == {"policy/": due, "critics/": True, "temperature/": due}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_fixed_temperature_stays(name: str) -> None:
+    agent = make(name, temperature=0.2, policy_period_updates=1)
+    train(agent, name, 3)
+    assert float(agent.weights()["temperature/log"]) == pytest.approx(math.log(0.2))
+
+
+@pytest.mark.parametrize(("target", "falls"), [(-50.0, True), (50.0, False)])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_learned_temperature_steers_the_entropy(name: str, target: float, falls: bool) -> None:
+    agent = make(name, target_entropy=target, initial_temperature=0.5, policy_period_updates=1)
+    train(agent, name, 3)
+    assert (float(agent.weights()["temperature/log"]) < math.log(0.5)) is falls
+
+
+@pytest.mark.parametrize("changes", [{"temperature": -0.1}, {"initial_temperature": 0.0}])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_temperature_must_be_positive(name: str, changes: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="temperature"):
+        make(name, **changes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_priorities_are_what_an_update_would_write_back(name: str) -> None:
+    """With targets that are the networks themselves, and a policy that hardly varies."""
+    agent = make(name, temperature=1e-6)
+    train(agent, name, 2)
+    batch = make_batch(name, 9)
+    found = agent.priorities(batch.data)
+    assert (found.shape, found.dtype) == ((ROWS,), np.float32)
+    ended = batch.data["discount"] == 0
+    assert ended.any()
+    assert not ended.all()
+
+    prepared = agent.prepare(batch)
+    network = agent._critics.network
+    with torch.no_grad():
+        if name == "discrete_sac":
+            index = prepared.action[:, 0] * 3 + prepared.action[:, 1]
+            q = network(prepared.observation)[:, torch.arange(ROWS), index]
+            policy = torch.softmax(agent._policy.network(prepared.next_observation), dim=1)
+            value = (policy * network(prepared.next_observation).amin(dim=0)).sum(dim=1)
+            delta = (prepared.reward + prepared.discount * value - q).abs().mean(dim=0)
+            np.testing.assert_allclose(found, delta.numpy(), rtol=1e-3, atol=1e-4)
+        else:
+            unit = 2 * (prepared.action - torch.tensor(LOW)) / torch.tensor(HIGH - LOW) - 1
+            q = network(prepared.observation, unit).squeeze(2)
+            alone = (prepared.reward - q).abs().mean(dim=0).numpy()
+            np.testing.assert_allclose(found[ended], alone[ended], rtol=1e-3, atol=1e-4)
+            # what comes later is worth something between the worst and the best of many samples
+            many = np.stack([agent.priorities(batch.data) for _ in range(200)])
+            assert np.ptp(many[:, ended], axis=0).max() < 1e-5
+            assert np.ptp(many[:, ~ended], axis=0).min() > 1e-4
+            samples = [
+                squashed(agent._policy.network(prepared.next_observation), torch.randn(ROWS, D))[0] for _ in range(200)
+            ]
+            value = torch.stack([network(prepared.next_observation, a).squeeze(2).amin(0) for a in samples])
+            delta = (prepared.reward + prepared.discount * value[:, None] - q).abs().mean(dim=1).mean(dim=0)
+            np.testing.assert_allclose(many.mean(axis=0), delta.numpy(), rtol=0.1, atol=0.05)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_comes_after_an_end_does_not_count_for_priorities(name: str) -> None:
+    agent, batch = make(name), make_batch(name)
+    ended = batch.data["discount"] == 0
+    expected = agent.priorities(batch.data)
+    batch.data["next_observation"][ended] = np.nan
+    np.testing.assert_allclose(agent.priorities(batch.data)[ended], expected[ended], rtol=1e-6)
+
+
+def test_the_state_of_another_agent_is_refused() -> None:
+    with pytest.raises((SnapshotError, SpecError)):
+        make("sac").load_state_dict(make("crossq").state_dict())
+
+
+# Acting
+
+
+def act(agent: Any, rows: int, exploration: float = 0.0, greedy: bool = False) -> Array:
+    seen = {"observation": np.tile(np.array([0.3, -0.2, 0.9], np.float32), (rows, 1))}
+    actions: Array = agent.act(seen, None, np.full(rows, exploration, np.float32), greedy).actions
+    return actions
+
+
+@pytest.mark.parametrize("name", ["sac", "crossq"])
+def test_actions_are_samples_of_the_squashed_gaussian(name: str) -> None:
+    agent = make(name)
+    middle, half = (HIGH + LOW) / 2, (HIGH - LOW) / 2
+    seen = {"observation": torch.tensor([[0.3, -0.2, 0.9]])}
+    with torch.no_grad():
+        mean, log_std = agent._policy.network(seen)[0].numpy().reshape(2, D)
+    u = np.arctanh(np.clip((act(agent, 4000) - middle) / half, -1 + 1e-6, 1 - 1e-6))
+    np.testing.assert_allclose(u.mean(axis=0), mean, atol=0.08)
+    np.testing.assert_allclose(u.std(axis=0), np.exp(log_std), rtol=0.05)
+    np.testing.assert_allclose(act(agent, 1, greedy=True)[0], middle + half * np.tanh(mean), rtol=1e-5)
+
+
+def test_discrete_actions_are_samples_of_the_softmax() -> None:
+    agent = make("discrete_sac")
+    with torch.no_grad():
+        logits = 5.0 * agent._policy.network({"observation": torch.tensor([[0.3, -0.2, 0.9]])})[0]
+        agent._policy.parameters.load(
+            {
+                **agent._policy.parameters.arrays(),
+                "head.weight": 5.0 * agent._policy.network.head.weight.numpy(),
+                "head.bias": 5.0 * agent._policy.network.head.bias.numpy(),
+            }
+        )
+    actions = act(agent, 6000)
+    counts = np.bincount(actions[:, 0] * 3 + actions[:, 1], minlength=N) / 6000
+    np.testing.assert_allclose(counts, torch.softmax(logits, dim=0).numpy(), atol=0.03)
+    assert np.ptp(counts) > 0.1
+    best = int(logits.argmax())
+    assert act(agent, 1, greedy=True)[0].tolist() == [best // 3, best % 3]
+
+
+def test_crossq_acts_by_the_running_statistics_that_it_was_sent() -> None:
+    learner, actor = make("crossq", seed=1), make("crossq", seed=2)
+    train(learner, "crossq", 9)
+    actor.load(learner.weights())
+    np.testing.assert_array_equal(act(actor, 3, greedy=True), act(learner, 3, greedy=True))
+    sent = learner.weights()
+    sent["policy/layers.norms.0.mean"] = sent["policy/layers.norms.0.mean"] + 1.0
+    actor.load(sent)
+    assert not np.allclose(act(actor, 1, greedy=True), act(learner, 1, greedy=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_actors_hold_no_optimizer_and_no_target(name: str) -> None:
+    agent = make(name)
+    act(agent, 2)
+    agent.load(agent.weights())
+    for part in (agent._policy, agent._critics, agent._temperature.trained):
+        assert not {"optimizer", "gradient", "_following"} & vars(part).keys()

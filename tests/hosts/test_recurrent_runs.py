@@ -1,0 +1,148 @@
+"""Whole runs of an agent that learns from sequences: in lock-step, in processes, over hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from places import RUN, Places, wait_for
+
+from apexrl import checkpoint, presets
+from apexrl.agents.r2d2 import R2D2
+from apexrl.config import Config
+from apexrl.launch import launch
+from apexrl.replay import Replay
+from apexrl.roles.actor import VERSION
+from apexrl.run_folder import RunFolder
+from apexrl.settings import override
+
+SMALL: dict[str, Any] = {
+    "hidden": (8,),
+    "recurrent_units": 6,
+    "sequence_length": 8,
+    "sequence_stride": 4,
+    "burn_in": 6,
+    "batch_size": 8,
+    "min_size": 50,
+    "samples_per_insert": 2.0,
+    "envs_per_actor": 3,
+    "eval_episodes": 2,
+    "eval_envs": 2,
+    "alpha": 1.0,
+    "stop_at_return": None,
+    "save_replay": True,
+    "target_period_updates": 20,
+}
+STILL = {"min_size": 1_000_000, "capacity": 2_000_000}  # nothing is learned
+
+
+def config_for(tmp_path: Path, name: str, **changes: Any) -> Config:
+    settings = {**SMALL, "out": str(tmp_path), "name": name, "env_steps": 3000, **changes}
+    return override(presets.preset("position-cartpole").config, settings)
+
+
+def flags_of(settings: dict[str, Any]) -> list[str]:
+    words: list[str] = []
+    for name, value in settings.items():
+        flag = "--" + name.replace("_", "-")
+        many = value if isinstance(value, tuple) else (value,)
+        words += [flag] if value is True else [flag, *map(str, many)]
+    return words
+
+
+def assert_sequences_are_whole(folder: RunFolder) -> None:
+    """Nothing was learned, so every sequence must lead the first network through the states that its actor had: from
+    the stored state and the observations the learner computes the very priorities that actors computed."""
+    config, spec = folder.config(), folder.spec()
+    found = checkpoint.load_latest(folder.checkpoints)
+    assert spec is not None
+    assert found is not None
+    agent = R2D2(spec, config.agent)
+    agent.load_state_dict(found.arrays)
+    assert agent.updates == 0
+    with Replay.load(folder.replay_path) as replay:
+        replay.set_limiter(min_size=1)
+        assert len(replay) > 300
+        batch = replay.sample(400)
+    steps = batch.data["mask"]
+    assert set(batch.data[VERSION][steps].tolist()) == {1}
+    begins = batch.data["first"][np.arange(400), steps.argmax(axis=1)]
+    zero = ~(batch.data["lstm_h"].any(axis=1) | batch.data["lstm_c"].any(axis=1))
+    np.testing.assert_array_equal(begins, zero)
+    assert 0 < begins.sum() < 400
+    priorities = agent.gradients(agent.prepare(batch)).priorities
+    ratio = priorities / batch.probabilities
+    np.testing.assert_allclose(ratio, np.median(ratio), rtol=1e-3)
+    assert np.std(priorities) > 0.02 * np.mean(priorities)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("vector", ["sync", "threads"])
+def test_sequences_arrive_whole_from_processes(tmp_path: Path, vector: str) -> None:
+    summary = launch(config_for(tmp_path, "local", vector=vector, **STILL))
+    assert summary["updates"] == 0
+    assert_sequences_are_whole(RunFolder(tmp_path / "local"))
+
+
+def test_sequences_arrive_whole_from_other_hosts(tmp_path: Path) -> None:
+    with Places("loopback", 2, tmp_path) as places:
+        learner = places.learner("position-cartpole", *flags_of({**SMALL, **STILL, "actor_slots": 2}))
+        actors = [places.actor(host, "--actors", "1") for host in (0, 1)]
+        wait_for("sequences of both", lambda: sum(member.digest.sent_items for member in places.look().alive) > 1500)
+        assert places.apexrl("stop", "--run", RUN).finish(30) == 0
+        assert [one.finish(60) for one in (learner, *actors)] == [0, 0, 0]
+        summary = places.summary()
+        assert summary["updates"] == 0
+        assert summary["hosts"]["missing"] == 0
+        assert_sequences_are_whole(RunFolder(places.run_folder))
+
+
+def test_it_learns_from_other_hosts(tmp_path: Path) -> None:
+    with Places("loopback", 1, tmp_path) as places:
+        settings = {**SMALL, "actor_slots": 1, "env_steps": 2000}
+        learner = places.learner("position-cartpole", *flags_of(settings))
+        actor = places.actor(0, "--actors", "1")
+        assert [one.finish(90) for one in (learner, actor)] == [0, 0], learner.said + actor.said
+        summary = places.summary()
+    assert summary["updates"] > 50
+    assert summary["samples_per_insert"] == pytest.approx(2.0, rel=0.3)
+
+
+def arrays_of(config: Config, **how: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    summary = launch(config, **how)
+    found = checkpoint.load_latest(Path(config.out) / config.name / "checkpoints")
+    assert found is not None
+    return summary, dict(found.arrays)
+
+
+@pytest.mark.parametrize("past", [False, True], ids=["", "with its past"])
+def test_lock_step_runs_are_equal_to_the_last_bit(tmp_path: Path, past: bool) -> None:
+    runs = [
+        arrays_of(config_for(tmp_path, name, serial=True, last_action_reward=past, eval_period_seconds=0.1))
+        for name in ("one", "two")
+    ]
+    (one, first), (two, second) = runs
+    assert one["updates"] > 100
+    for name in ("env_steps", "updates", "episodes", "policy_lag", "final_eval_return"):
+        assert one[name] == two[name]
+    assert first.keys() == second.keys()
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+    other, third = arrays_of(config_for(tmp_path, "other", serial=True, last_action_reward=past, seed=2))
+    assert other["updates"] > 100
+    assert not all(np.array_equal(first[name], third[name]) for name in first)
+
+
+def test_a_resumed_run_goes_on_with_its_sequences(tmp_path: Path) -> None:
+    config = config_for(tmp_path, "resumed", serial=True)
+    before = launch(config)
+    after = launch(override(config, {"env_steps": 4000}), resume=tmp_path / "resumed")
+    updates = after["updates"] - before["updates"]
+    assert after["env_steps"] >= 4000
+    assert updates > 30

@@ -1,0 +1,71 @@
+"""The ensemble's gradient, which is written out, against autograd's; and its members against MLPs of their own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from apexrl.networks.ensemble import Ensemble
+
+BATCH, INPUTS = 9, 7
+
+
+def make(outputs: int, hidden: tuple[int, ...] = (16, 12)) -> tuple[Ensemble, Tensor]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Ensemble(2, (INPUTS, *hidden, outputs)).double(), torch.randn(BATCH, INPUTS, dtype=torch.float64)
+
+
+def plainly(ensemble: Ensemble, x: Tensor, member: int) -> Tensor:
+    last = len(ensemble.weights) - 1
+    for place, (weight, bias) in enumerate(zip(ensemble.weights, ensemble.biases, strict=True)):
+        x = x @ weight[member] + bias[member]
+        x = torch.relu(x) if place < last else x
+    return x
+
+
+@pytest.mark.parametrize("outputs", [1, 5])
+@pytest.mark.parametrize("hidden", [(), (16,), (16, 12)])
+@pytest.mark.parametrize("first", [0, 1])
+def test_members_are_mlps_and_so_are_their_gradients(outputs: int, hidden: tuple[int, ...], first: int) -> None:
+    ensemble, x = make(outputs, hidden)
+    x.requires_grad_()
+    members = range(first or 2)
+    found, expected = ensemble(x, first), torch.stack([plainly(ensemble, x, member) for member in members])
+    torch.testing.assert_close(found, expected)
+    wanted = [x, *ensemble.parameters()]
+    gradients = [torch.autograd.grad(y.sin().sum(), wanted, allow_unused=True) for y in (found, expected)]
+    for one, two in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize("outputs", [1, 5])
+@pytest.mark.parametrize("chosen", ["all", "the smaller", "none of the first"])
+def test_frozen_members_pass_the_gradient_on_and_take_none(outputs: int, chosen: str) -> None:
+    ensemble, x = make(outputs)
+    x.requires_grad_()
+
+    def loss(frozen: bool) -> Tensor:
+        y = ensemble(x, frozen=frozen).sin()
+        return {"all": y, "the smaller": y.amin(dim=0), "none of the first": y[1]}[chosen].sum()
+
+    frozen = torch.autograd.grad(loss(frozen=True), [x, *ensemble.parameters()], allow_unused=True)
+    (expected,) = torch.autograd.grad(loss(frozen=False), [x])
+    torch.testing.assert_close(frozen[0], expected)
+    assert all(gradient is None for gradient in frozen[1:])
+
+
+def test_without_gradient_nothing_is_kept() -> None:
+    ensemble, x = make(1)
+    with torch.no_grad():
+        assert not ensemble(x).requires_grad
+
+
+def test_layers_begin_within_their_bound() -> None:
+    ensemble, _ = make(5)
+    for weight, bias in zip(ensemble.weights, ensemble.biases, strict=True):
+        bound = weight.shape[1] ** -0.5
+        assert 0.8 * bound < float(weight.detach().abs().max()) <= bound
+        assert float(bias.detach().abs().max()) <= bound
+    assert not torch.equal(ensemble.weights[0][0], ensemble.weights[0][1])

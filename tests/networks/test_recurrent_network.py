@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from apexrl.networks import FlatParameters
+from apexrl.networks.recurrent import LSTMState, RecurrentQ
+from apexrl.spec import ActionSpec, EnvSpec, Field
+
+VECTOR = EnvSpec({"observation": Field((3,), "float32")}, ActionSpec(n=4))
+PAST = {"observation/last_action": Field((4,), "int8"), "observation/last_reward": Field((1,), "float32")}
+SEEING = EnvSpec({"observation/obs": Field((84, 84), "uint8"), **PAST}, ActionSpec(n=4), stack=2)
+UNITS = 6
+
+
+def network(spec: EnvSpec = VECTOR, dueling: bool = True) -> RecurrentQ:
+    torch.manual_seed(0)
+    return RecurrentQ(spec, (5,), UNITS, dueling, image_units=7)
+
+
+def observations(spec: EnvSpec, *batch: int) -> dict[str, Tensor]:
+    rng = np.random.default_rng(1)
+    stack = (spec.stack,) if spec.stack > 1 else ()
+    return {
+        name: torch.from_numpy(
+            rng.integers(0, 2, (*batch, *stack, *field.shape)).astype(field.dtype)
+            if field.dtype != "float32"
+            else rng.normal(size=(*batch, *stack, *field.shape)).astype(field.dtype)
+        )
+        for name, field in spec.observation.items()
+    }
+
+
+def state(rows: int) -> LSTMState:
+    generator = torch.Generator().manual_seed(2)
+    return LSTMState(*(torch.randn(rows, UNITS, generator=generator) for _ in range(2)))
+
+
+@pytest.mark.parametrize("spec", [VECTOR, SEEING], ids=["vector", "image, stacked, with its past"])
+@pytest.mark.parametrize("dueling", [False, True])
+def test_unrolled_it_does_what_it_does_step_by_step(spec: EnvSpec, dueling: bool) -> None:
+    net, seen, now = network(spec, dueling), observations(spec, 3, 5), state(3)
+    nowhere = torch.zeros(5, 3, dtype=torch.bool)
+    outputs, end = net.unroll(seen, now, nowhere, ())
+    values = net.head(outputs)
+    assert values.shape == (5, 3, 4)
+    for step in range(5):
+        q, now = net.step({name: value[:, step] for name, value in seen.items()}, now)
+        torch.testing.assert_close(values[step], q)
+    torch.testing.assert_close(end, now)
+
+
+def test_states_are_zeroed_where_an_episode_begins() -> None:
+    net, seen, now = network(), observations(VECTOR, 4, 7), state(4)
+    first = torch.zeros(7, 4, dtype=torch.bool)
+    first[0, 0] = first[2, 1] = first[2, 2] = first[5, 0] = True
+    outputs, end = net.unroll(seen, now, first, (0, 2, 5))
+    for step in range(7):
+        keep = ~first[step].unsqueeze(1)
+        now = LSTMState(now.h * keep, now.c * keep)
+        _, now = net.step({name: value[:, step] for name, value in seen.items()}, now)
+        torch.testing.assert_close(outputs[step], now.h)
+    torch.testing.assert_close(end, now)
+
+
+def test_what_was_before_a_reset_has_no_influence_even_where_it_is_padding() -> None:
+    net, seen, now = network(), observations(VECTOR, 2, 4), state(2)
+    first = torch.zeros(4, 2, dtype=torch.bool)
+    first[2] = True
+    other = {name: value.clone() for name, value in seen.items()}
+    other["observation"][:, :2] = 0.0
+    outputs, _ = net.unroll(seen, now, first, (2,))
+    again, _ = net.unroll(other, LSTMState(now.h * 9, now.c * 9), first, (2,))
+    torch.testing.assert_close(outputs[2:], again[2:], rtol=0, atol=0)
+
+
+def test_gradients_flow_back_through_time_until_a_reset() -> None:
+    net, now = network(), state(1)
+    x = observations(VECTOR, 1, 4)["observation"].requires_grad_()
+    first = torch.tensor([[False], [True], [False], [False]])
+    outputs, _ = net.unroll({"observation": x}, now, first, (1,))
+    outputs[-1].sum().backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    assert [bool(part.any()) for part in x.grad[0]] == [False, True, True, True]
+
+
+def test_previous_action_and_reward_go_past_the_trunk() -> None:
+    net = network(SEEING)
+    assert net.trunk.encoder.names == ("observation/obs",)
+    assert net.lstm.input_size == net.trunk.features + SEEING.stack * (4 + 1)
+    seen = observations(SEEING, 3)
+    features = net.features(seen).detach()
+    np.testing.assert_array_equal(features[:, -2:], seen["observation/last_reward"].reshape(3, 2))
+    np.testing.assert_array_equal(features[:, -10:-2], seen["observation/last_action"].reshape(3, 8))
+
+
+def test_a_copy_in_one_vector_is_a_network_of_its_own() -> None:
+    net = network()
+    flat = FlatParameters(net)
+    copy = deepcopy(net)
+    other = FlatParameters(copy)
+    seen = observations(VECTOR, 2)
+    before, _ = net.step(seen, state(2))
+    other.vector.zero_()
+    after, _ = net.step(seen, state(2))
+    zeroed, _ = copy.step(seen, state(2))
+    unrolled, _ = copy.unroll({"observation": seen["observation"][:, None]}, state(2), torch.zeros(1, 2) > 0, ())
+    torch.testing.assert_close(before, after, rtol=0, atol=0)
+    assert not zeroed.any()
+    torch.testing.assert_close(unrolled[0], 0.5 * torch.tanh(0.5 * state(2).c))  # the kernel reads the vector as well
+    assert flat.vector.any()

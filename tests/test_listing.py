@@ -1,0 +1,97 @@
+"""What ``apexrl list`` says, and that it says it quickly and legibly."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from apexrl.agents import AGENTS
+from apexrl.errors import ConfigError
+from apexrl.listing import SUBJECTS, show
+from apexrl.presets import PRESETS
+from apexrl.presets.known import Preset
+from apexrl.topologies import TOPOLOGIES
+
+
+def listed(*words: str, width: int = 80) -> list[str]:
+    text = io.StringIO()
+    show(words, Console(file=text, width=width))
+    return [line.rstrip() for line in text.getvalue().splitlines()]
+
+
+def told(lines: list[str], name: str) -> str:
+    """What stands beside and below ``name``, as one line."""
+    (at,) = [place for place, line in enumerate(lines) if line.startswith(f"  {name} ")]
+    mine = [lines[at].split(maxsplit=1)[1]]
+    for line in lines[at + 1 :]:
+        if not line.startswith("   "):
+            break
+        mine.append(line.strip())
+    return " ".join(mine)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_agents_say_what_they_are_need_set_and_cite(width: int) -> None:
+    lines = listed("agents", width=width)
+    assert max(map(len, lines)) <= width
+    for name, info in AGENTS.items():
+        text = told(lines, name)
+        assert text.startswith(info.description)
+        assert text.endswith(info.citation)
+    assert told(lines, "rainbow").count("--") >= 4
+    assert "--residual 0.05" in told(lines, "bires_ddpg")
+    titles = [line for line in lines if line.startswith("Agents for ")]
+    assert {line.partition(":")[0].removeprefix("Agents for ") for line in titles} == {
+        info.needs for info in AGENTS.values()
+    }
+
+
+def test_what_the_first_sets_is_said_once() -> None:
+    lines = listed("agents", width=600)
+    plain = "sets --no-double --no-dueling --no-noisy --no-munchausen --distribution expected"
+    assert plain in told(lines, "dqn")
+    assert " sets --double --dueling Wang" in told(lines, "dueling_dqn")  # what differs
+    assert "  A name sets what dqn does, but for what is said of it." in lines
+
+
+def test_presets_say_their_agents_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = listed("presets", width=200)
+    assert "Pendulum-v1; --agent sac" in told(lines, "pendulum")
+    for agent in PRESETS["cartpole"].agents:
+        assert agent in told(lines, "cartpole")
+    assert told(lines, "lunarlander").endswith("needs apexrl[box2d] (installed)")
+    monkeypatch.setattr(Preset, "missing", property(lambda preset: bool(preset.extra)))
+    short = listed()
+    assert told(short, "pong").endswith("needs apexrl[atari] (not installed)")
+    assert "needs" not in told(short, "catch")
+
+
+def test_all_in_short() -> None:
+    lines = listed()
+    assert max(map(len, lines)) <= 80
+    names = {line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "}
+    assert names == {*PRESETS, *AGENTS, *TOPOLOGIES}
+    assert lines[-1] == "More of each: apexrl list presets, agents or topologies."
+    assert len(lines) < len(listed("agents")) + len(listed("presets"))
+
+
+def test_topologies_cite() -> None:
+    assert "Horgan et al. 2018" in told(listed("topologies"), "apex")
+
+
+def test_an_unknown_subject_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"not 'agent' \(did you mean 'agents'\?\)"):
+        show(["agent"], Console(file=io.StringIO()))
+    assert SUBJECTS == ("presets", "agents", "topologies")
+
+
+def test_listing_loads_neither_torch_nor_gymnasium() -> None:
+    code = (
+        "import sys; from apexrl.cli import main; assert main(['list', 'agents']) == 0; "
+        "sys.exit(bool({'torch', 'gymnasium'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, stdout=subprocess.DEVNULL).returncode == 0
