@@ -45,7 +45,7 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 bench: $(VENV)/.dev
 	$(PIP) $(PEERS)

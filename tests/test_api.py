@@ -112,6 +112,7 @@ def test_resume_keeps_the_folder_and_the_settings(tmp_path: Path, fake_launch: l
         (lambda: apexrl.train(), "say what to train"),
         (lambda: apexrl.train("cartpol"), "did you mean 'cartpole'"),
         (lambda: apexrl.train("cartpole", actorz=3), "did you mean 'actors'"),
+        (lambda: apexrl.train("cartpole", agent=LoadedAgent), "agent= is a name, not <class .*'package.module:Class'"),
         (lambda: apexrl.train("cartpole", actors=0), "--actors must be at least 1"),
         (lambda: apexrl.load("no/such/run"), "no/such/run is not a run folder"),
     ],

@@ -33,6 +33,13 @@ def same(left: dict[str, Any], right: dict[str, Any]) -> None:
         np.testing.assert_array_equal(right[name], value)
 
 
+def test_equal_contents_are_equal_files(tmp_path: Path) -> None:
+    metadata = {"updates": 12, "note": 'ü \x01 \x7f ☃ "quoted" \\ \n'}
+    written = {checkpoint.save(tmp_path / str(n), ARRAYS, metadata).read_bytes() for n in range(12)}
+    assert len(written) == 1  # metadata of four entries would else come in 24 orders
+    assert checkpoint.load(tmp_path / "0" / "update-000000012.safetensors").metadata == metadata
+
+
 def test_round_trip(tmp_path: Path) -> None:
     path = checkpoint.save(tmp_path, ARRAYS, {"updates": 1200, "env_steps": 5, "note": "ü"})
     assert path.name == "update-000001200.safetensors"

@@ -59,13 +59,13 @@ def test_flags_are_flat_and_change_the_preset(started: list[Any]) -> None:
     config = the_config(
         "cartpole", "--actors", "4", "--envs-per-actor", "2", "--env-timeout", "5", "--out", "elsewhere", "--name", "n",
         "--seed", "3", "--serial", "--env-steps", "1000", "--minutes", "2.5", "--stop-at-return", "100", "--device",
-        "cpu", "--hidden", "32", "16", "--no-dueling", "--save-replay", runs=started,
+        "cpu", "--hidden", "32", "16", "--agent", "dqn", "--dueling", "--save-replay", runs=started,
     )  # fmt: skip
     assert (config.actor.actors, config.actor.envs_per_actor, config.actor.env_timeout) == (4, 2, 5.0)
     assert (config.out, config.name, config.seed, config.serial) == ("elsewhere", "n", 3, True)
     assert (config.stop.env_steps, config.stop.minutes, config.stop.stop_at_return) == (1000, 2.5, 100.0)
     assert (config.learner.device, config.learner.save_replay) == ("cpu", True)
-    assert (config.agent.hidden, config.agent.dueling) == ((32, 16), False)
+    assert (config.agent.hidden, config.agent.dueling, config.agent.double) == ((32, 16), True, False)
     assert config.agent.learning_rate == preset("cartpole").config.agent.learning_rate
     assert config.preset == "cartpole"
 
@@ -158,6 +158,15 @@ def test_exit_codes_of_failures(
         (["train", "cartpole", "--agent", "c51", "--no-residual"], "--residual means nothing to agent c51"),
         (["train", "pendulum", "--noisy"], "--noisy means nothing to agent sac: leave it out, or choose one of dqn,"),
         (["train", "pendulum", "--agent=td3", "--temperature=0.2"], "--temperature means nothing to agent td3"),
+        (["train", "cartpole", "--no-dueling"], "this configuration has --no-dueling: choose double_dqn."),
+        (["train", "cartpole", "--agent", "rainbow", "--no-noisy"], "agent rainbow stands for --noisy"),
+        (["train", "pendulum", "--agent", "bires_ddpg", "--residual", "0"], "--residual 0: choose ddpg."),
+        (
+            ["train", "cartpole", "--agent", "dqn", "--atoms", "21"],
+            "--atoms means nothing with --distribution expected",
+        ),
+        (["train", "pendulum", "--target-period-updates", "9"], "means nothing with --polyak 0.005: leave it out"),
+        (["train", "pendulum", "--polyak", "2"], "--polyak must be between 0 and 1, not 2.0"),
         (["list", "agnts"], "not 'agnts' (did you mean 'agents'?)"),
         (["list", "agents", "presets"], "apexrl list takes one word at most"),
     ],

@@ -10,10 +10,12 @@ import pytest
 from rich.console import Console
 
 from apexrl.agents import AGENTS
+from apexrl.config import Config
 from apexrl.errors import ConfigError
-from apexrl.listing import SUBJECTS, show
+from apexrl.listing import SETS, SUBJECTS, show
 from apexrl.presets import PRESETS
 from apexrl.presets.known import Preset
+from apexrl.settings import as_flag, flat
 from apexrl.topologies import TOPOLOGIES
 
 
@@ -50,12 +52,28 @@ def test_agents_say_what_they_are_need_set_and_cite(width: int) -> None:
     }
 
 
-def test_what_the_first_sets_is_said_once() -> None:
+def test_what_a_name_sets_is_said_where_it_is_no_default() -> None:
     lines = listed("agents", width=600)
-    plain = "sets --no-double --no-dueling --no-noisy --no-munchausen --distribution expected"
-    assert plain in told(lines, "dqn")
-    assert " sets --double --dueling Wang" in told(lines, "dueling_dqn")  # what differs
-    assert "  A name sets what dqn does, but for what is said of it." in lines
+    assert " sets --no-double --no-dueling Mnih" in told(lines, "dqn")
+    assert " sets --no-double --no-dueling --distribution quantile Dabney" in told(lines, "qr_dqn")
+    assert "sets" not in told(lines, "dueling_dqn")
+    assert " sets --noisy --distribution categorical --epsilon 0 --alpha 0.5 Hessel" in told(lines, "rainbow")
+    assert "--critic-hidden 2048 2048" in told(lines, "crossq")
+    assert sum(SETS in line for line in lines) == 2
+    defaults = flat(Config())
+    for name, info in AGENTS.items():
+        for key, value in info.settings.items():
+            assert (as_flag(key, value) in told(lines, name)) == (value != defaults[key]), (name, key)
+
+
+def test_one_agent_or_preset_alone() -> None:
+    lines = listed("d4pg", width=200)
+    assert [line for line in lines if line.startswith("  ") and line[2] not in " S"] == [lines[2]]
+    assert told(lines, "d4pg") == told(listed("agents", width=200), "d4pg")
+    assert lines[0] == f"Agents for {AGENTS['d4pg'].needs}: --agent NAME"
+    assert told(listed("pendulum"), "pendulum") == told(listed("presets"), "pendulum")
+    with pytest.raises(ConfigError, match=r"not 'rainbo' \(did you mean 'rainbow'\?\)"):
+        listed("rainbo")
 
 
 def test_presets_say_their_agents_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

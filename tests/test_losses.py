@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from apexrl.errors import SpecError
-from apexrl.losses import n_step_return, q_target, td_error, td_gradient, td_loss
+from apexrl.losses import n_step_return, td_error, td_gradient, td_loss
 
 
 def floats(*values: float) -> Tensor:
@@ -27,24 +27,6 @@ def test_n_step_return(
 ) -> None:
     result = n_step_return(floats(*reward)[None], floats(*discount)[None], floats(bootstrap))
     torch.testing.assert_close(result, floats(expected))
-
-
-def test_double_q_target_takes_the_online_networks_choice() -> None:
-    target = q_target(floats(1.0), floats(0.99), floats(5.0, 0.5, 4.0)[None], floats(1.0, 3.0, 2.0)[None])
-    torch.testing.assert_close(target, floats(1.495))
-
-
-def test_plain_q_target_takes_the_largest_value() -> None:
-    torch.testing.assert_close(q_target(floats(1.0), floats(0.99), floats(5.0, 0.5, 4.0)[None]), floats(5.95))
-
-
-def test_a_termination_leaves_only_the_reward() -> None:
-    torch.testing.assert_close(q_target(floats(2.0), floats(0.0), floats(5.0, 7.0)[None]), floats(2.0))
-
-
-def test_target_carries_no_gradient() -> None:
-    next_q = floats(1.0, 2.0)[None].requires_grad_()
-    assert not q_target(floats(1.0), floats(0.9), next_q, next_q).requires_grad
 
 
 def test_td_error() -> None:
@@ -74,10 +56,6 @@ def test_gradient_in_closed_form_is_autograds(huber: float) -> None:
 
 
 def test_wrong_shapes_and_dtypes_are_named() -> None:
-    with pytest.raises(SpecError, match=r"reward has shape \(3,\); expected \(2\)"):
-        q_target(torch.zeros(3), torch.zeros(2), torch.zeros(2, 4))
-    with pytest.raises(SpecError, match="next_q_online"):
-        q_target(torch.zeros(2), torch.zeros(2), torch.zeros(2, 4), torch.zeros(2, 3))
     with pytest.raises(SpecError, match=r"action is torch\.int32; expected torch\.int64"):
         td_error(torch.zeros(2, 4), torch.zeros(2, dtype=torch.int32), torch.zeros(2))
     with pytest.raises(SpecError, match=r"weights has shape \(2, 1\)"):

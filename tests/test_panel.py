@@ -56,10 +56,10 @@ def drawn(status: RunStatus, width: int = 90) -> str:
 def test_the_panel_shows_everything() -> None:
     text = drawn(a_status())
     for words in (
-        "cartpole", "apex dqn", "seed 1", "208.7", "213.4", "best 301.5", "▁█", "123.5k", "8123/s", "5123", "412/s",
-        "41% of 100.0k", "7.98", "12.1", "p95 31.0", "max 44.0", "learner-0", "learning", "412.3 updates/s", "actor-0",
-        "200", "acting", "4000 steps/s", "restarting (3)", "3 restarts of actor", "12 steps dropped", "01:15",
-        "until return 475 or 5 min", "41%, 00:31 left", "runs/cartpole-1",
+        "cartpole", "apex dueling_dqn", "seed 1", "208.7", "213.4", "best 301.5", "▁█", "123.5k", "8123/s", "5123",
+        "412/s", "41% of 100.0k", "7.98", "12.1", "p95 31.0", "max 44.0", "learner-0", "learning", "412.3 updates/s",
+        "actor-0", "200", "acting", "4000 steps/s", "restarting (3)", "3 restarts of actor", "12 steps dropped",
+        "01:15", "until return 475 or 5 min", "41%, 00:31 left", "runs/cartpole-1",
     ):  # fmt: skip
         assert words in text, words
     assert "messages dropped" not in text
@@ -187,3 +187,17 @@ def test_closing_lines() -> None:
     assert closing_line({"stopped_by": "interrupted", "final_eval_return": None}).plain.startswith(
         "Stopped after 00:00"
     )
+    assert "nothing was learned" not in closing_line(good).plain
+    assert "nothing was learned" not in closing_line(good | {"updates": 0, "stopped_by": "error"}).plain
+    assert "0 updates; nothing was learned: the learner waits until the replay holds --min-size items; final" in (
+        closing_line(good | {"updates": 0}).plain
+    )
+
+
+def test_a_long_error_is_not_printed_whole() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    PlainLines(console).message("NonFiniteError: " + "update 3 " * 30, "error")
+    (said,) = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert said.startswith("00:00  error: NonFiniteError: update 3 update 3")
+    assert said.endswith("update 3 …")
+    assert len(said) < 110

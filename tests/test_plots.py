@@ -70,6 +70,40 @@ def test_what_is_on_the_axes(tmp_path: Path) -> None:
     assert star.get_label() == "final evaluation: 435"
 
 
+def test_the_final_star_is_where_its_weights_were() -> None:
+    from apexrl.plots import _draw
+
+    rows = a_run()
+    rows[-1].update(env_steps=12_500, updates=500)  # the best weights, long past
+    figure = _draw([r for r in rows if r["kind"] == "status"], [r for r in rows if r["kind"] == "evaluation"], "", None)
+    by_steps, by_time = figure.subfigs[0].axes
+    for axes, at in ((by_steps, 12_500), (by_time, 12.5)):
+        (star,) = [drawn for drawn in axes.lines if str(drawn.get_label()).startswith("final")]
+        assert list(star.get_xdata()) == [at]  # type: ignore[arg-type]
+
+
+def test_the_legend_leaves_rising_negative_returns_free() -> None:
+    from apexrl.plots import _draw
+
+    rows = a_run()
+    for row in rows:
+        if row["kind"] == "status":
+            row["train_return"] = -1000.0 / (1 + row["wall_seconds"])
+        else:
+            row["mean"] = -900.0 / (1 + row["wall_seconds"])
+    figure = _draw([r for r in rows if r["kind"] == "status"], [r for r in rows if r["kind"] == "evaluation"], "", None)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(figure).draw()
+    axes = figure.subfigs[0].axes[0]
+    legend = axes.get_legend()
+    assert legend is not None
+    box = legend.get_window_extent()
+    for drawn in axes.lines:
+        for point in drawn.get_transform().transform(drawn.get_xydata()):
+            assert not box.contains(*point)
+
+
 def test_moving_average() -> None:
     assert moving_average([1.0, 2.0, 3.0], 1) == [1.0, 2.0, 3.0]
     assert moving_average([0.0, 3.0, 6.0, 9.0], 3) == [1.5, 3.0, 6.0, 7.5]

@@ -39,7 +39,7 @@ def test_pong_has_the_numbers_of_ape_x() -> None:
     assert config.agent.optimizer == "rmsprop"
     assert config.agent.learning_rate == pytest.approx(6.25e-5)
     assert (config.agent.optimizer_eps, config.agent.rmsprop_decay, config.agent.gradient_clip) == (1.5e-7, 0.95, 40.0)
-    assert config.agent.target_period_updates == 2500
+    assert (config.agent.target_period_updates, config.agent.image_units) == (2500, 512)
     assert (config.replay.alpha, config.replay.beta, config.replay.min_size) == (0.6, 0.4, 50_000)
     assert (config.learner.batch_size, config.actor.epsilon, config.actor.epsilon_alpha) == (512, 0.4, 7.0)
 

@@ -178,11 +178,63 @@ def test_presets_are_in_range(name: str) -> None:
         ({"min_size": 100, "capacity": 50}, "--min-size 100 is more than --capacity 50"),
         ({"remover": "proportional", "alpha": 0.0}, "--remover proportional needs priorities"),
         ({"trim_every": 0}, "--trim-every must be at least 1"),
+        ({"v_min": 3.0, "v_max": 3.0}, "--v-min 3 must be less than --v-max 3"),
+        ({"critic_hidden": (0,)}, "--critic-hidden must be numbers of units"),
     ],
 )
 def test_values_out_of_range_are_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         settings.check(settings.override(Config(), values))
+
+
+INF, NAN = float("inf"), float("nan")
+BAD: dict[str, list[Any]] = {
+    **{key: [0, -1] for key in ["image_units", "policy_period_updates", "recurrent_units", "cosines"]},
+    **{key: [0] for key in ["sequence_length", "sequence_stride"]},
+    **{key: [1, 0] for key in ["atoms", "quantiles", "quantile_samples"]},
+    **{key: [0.0, -0.001, INF, NAN] for key in ["learning_rate", "initial_temperature", "munchausen_temperature"]},
+    **{key: [-1e-09, INF, NAN] for key in ["policy_learning_rate", "temperature_learning_rate", "temperature"]},
+    **{key: [-0.1, INF, NAN] for key in ["residual", "target_noise", "target_noise_clip", "noisy_sigma"]},
+    **{key: [-1.0, NAN] for key in ["rescaling_eps", "sigma_alpha"]},
+    **{key: [-0.1, 1.1, NAN] for key in ["polyak", "priority_eta", "munchausen_alpha", "sigma"]},
+    **{key: [INF, -INF, NAN] for key in ["v_min", "v_max", "remover_alpha", "target_entropy"]},
+    "first_moment_decay": [-0.1, 1.0, NAN],
+    "burn_in": [-1, 256],
+    "munchausen_clip": [0.1, -INF, NAN],
+}
+EDGES: dict[str, list[Any]] = {
+    **{key: [0.0, 1.0] for key in ["polyak", "priority_eta", "munchausen_alpha", "sigma"]},
+    "first_moment_decay": [0.0, 0.999],
+    "burn_in": [0, 255],
+    "atoms": [2],
+    "munchausen_clip": [0.0],
+    "target_entropy": [None, -3.0, 2.0],
+    "temperature": [0.0],
+    "critic_hidden": [(), (1,)],
+    "remover_alpha": [-2.0, 0.0],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
+def test_what_an_agent_cannot_mean_is_refused_by_its_flag(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^--{name.replace('_', '-')} must be "):
+        settings.check(settings.override(Config(), {name: value}))
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in EDGES.items() for value in values])
+def test_the_ends_of_a_range_belong_to_it(name: str, value: Any) -> None:
+    settings.check(settings.override(Config(), {name: value}))
+
+
+def test_every_number_of_the_agent_has_a_range() -> None:
+    known = {name for _, _, names in settings._RANGES for name in names.split()}
+    numbers = {name for name, hint in get_type_hints(AgentConfig).items() if hint not in (str, bool)}
+    assert {name for name in numbers if get_origin(get_type_hints(AgentConfig)[name]) is not Literal} <= known
+
+
+def test_flat_is_what_override_takes() -> None:
+    config = PRESETS["pendulum"].config
+    assert settings.override(Config(), settings.flat(config)) == config
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", ".", "..", "-flag/", "new\nline"])

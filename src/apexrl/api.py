@@ -92,7 +92,8 @@ def train(
         The run, with its summary, its folder, and the trained agent.
 
     Raises:
-        ConfigError: an unknown preset or setting, one that the agent does not read, or a value out of range.
+        ConfigError: an unknown preset or setting, one that the agent does not read or that makes another agent of it,
+            or a value out of range.
         EnvError: the environment cannot be made.
         WorkerError: the run failed; its folder holds what there is.
     """
@@ -102,16 +103,20 @@ def train(
         from apexrl.presets import preset
 
         config = preset(config).config if config else Config()
-    if isinstance(overrides.get("agent"), str):
+    if "agent" in overrides:
+        if not isinstance(overrides["agent"], str):
+            raise ConfigError(f"agent= is a name, not {overrides['agent']!r}; your own: 'package.module:Class'")
         from apexrl.presets import with_agent
 
         config = with_agent(config, overrides["agent"])
-    from apexrl.agents import check_read
+    from apexrl.agents import check_identity, check_in_use, check_read
 
     check_read(config.agent.agent, overrides)
     if env is not None:
         overrides["env"] = env
     config = settings.override(config, overrides)
+    check_in_use(config.agent, overrides)
+    check_identity(config.agent)
     observers: list[Observer] = [Calls(callback) for callback in callbacks]
     return _run(config, observers=[*_panels(show), *observers], meeting=_meeting(redis, run, True))
 

@@ -173,7 +173,8 @@ def parse_train(
             "--actors N here or on other hosts, or apexrl train --redis URL for both"
         )
     agent = start.agent.agent
-    agents.check_read(agent, map(_setting, words))
+    given = [_setting(word) for word in words]
+    agents.check_read(agent, given)
     what = "Learn, with actors that other hosts bring," if alone else "Train"
     description = (
         f"{what} {word}. Every setting below is a flag; its value here is {word}'s."
@@ -195,6 +196,7 @@ def parse_train(
         registry=_registry(),
     )
     config = Config(**{name: _plain(getattr(parsed, name)) for name in values})
+    agents.check_in_use(config.agent, given)
     if alone and config.actor.actor_slots:  # how many actors a host brings unless it says so
         actors = min(config.actor.actors, config.actor.actor_slots)
         config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, actors=actors))
@@ -261,11 +263,13 @@ def check(config: Config) -> None:
     """Refuse what is known to be wrong before any process starts.
 
     Raises:
-        ConfigError: an unknown agent or topology, or an extra that is not installed.
+        ConfigError: an unknown agent or topology, an agent with settings that make another of it, or an extra that is
+            not installed.
     """
     from apexrl import agents, presets, topologies
 
     agents.check_name(config.agent.agent)
+    agents.check_identity(config.agent)
     topologies.topology(config.topology)
     preset = presets.PRESETS.get(config.preset)
     if preset and preset.missing and preset.config.env.env == config.env.env:

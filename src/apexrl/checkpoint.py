@@ -145,7 +145,20 @@ def _write(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, Any],
     remove_leftovers(path.parent)
     with replacing(path) as temporary:
         save_file(solid, temporary, metadata=header)
+        _sort_metadata(temporary)
     replace_text(path.with_suffix(".json"), json.dumps({"kind": kind, **metadata}, indent=2) + "\n")
+
+
+def _sort_metadata(path: Path) -> None:
+    """safetensors writes metadata in random order; sorted, equal contents are equal files."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")  # of the header, in JSON, that follows
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        assert len(text) <= size, "a header grew when it was sorted"
+        file.seek(8)
+        file.write(text.ljust(size))
 
 
 def _checksum(arrays: Mapping[str, Array], kind: str, text: str) -> str:

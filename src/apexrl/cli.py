@@ -243,7 +243,7 @@ def _eval(words: list[str]) -> int:
 def _list(words: list[str]) -> int:
     """show presets, agents and topologies; of one of them, all that is to know"""
     if "-h" in words or "--help" in words:
-        print("usage: apexrl list [presets | agents | topologies]")
+        print("usage: apexrl list [presets | agents | topologies | NAME]")
         return OK
     from apexrl.listing import show
 
@@ -283,7 +283,7 @@ def _print_help() -> None:
         "train": start,
         "eval": "RUN [--episodes N] [--video DIR]",
         "resume": "RUN",
-        "list": "[presets | agents | topologies]",
+        "list": "[presets | agents | topologies | NAME]",
         "learner": f"{start} {server}",
         "actor": f"{server} [--actors N]",
         "status": "--redis URL [--run NAME] [--watch]",

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from apexrl.agents import AGENTS, AgentInfo, unread
+from apexrl.agents import AGENTS, AgentInfo
+from apexrl.config import Config
 from apexrl.errors import ConfigError
 from apexrl.presets import PRESETS, Preset
 from apexrl.run_folder import env_name
-from apexrl.settings import did_you_mean
+from apexrl.settings import as_flag, did_you_mean, flat
 from apexrl.topologies import TOPOLOGIES
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 SUBJECTS = ("presets", "agents", "topologies")
+SETS = "Shown is what a name sets, but for defaults. All: apexrl train PRESET --agent NAME --help."
 
 
 class Entry(NamedTuple):
@@ -34,10 +36,10 @@ class Section(NamedTuple):
 
 
 def show(words: Sequence[str], console: Console) -> None:
-    """Print everything in short, or one subject in full.
+    """Print everything in short, or one subject, agent or preset in full.
 
     Raises:
-        ConfigError: no such subject.
+        ConfigError: no such word.
     """
     sections = _sections(words)
     from rich.padding import Padding
@@ -64,19 +66,26 @@ def show(words: Sequence[str], console: Console) -> None:
 
 def _sections(words: Sequence[str]) -> list[Section]:
     if len(words) > 1:
-        raise ConfigError(f"apexrl list takes one word at most, of {', '.join(SUBJECTS)}; got {' '.join(words)}")
+        raise ConfigError(
+            f"apexrl list takes one word at most, of {', '.join(SUBJECTS)} or a name; got {' '.join(words)}"
+        )
     full = bool(words)
-    known = {"presets": _presets, "agents": _agents, "topologies": _topologies}
+    if full and words[0] in AGENTS:
+        return [_of_needs(AGENTS[words[0]].needs, {words[0]: AGENTS[words[0]]}, full)]
+    if full and words[0] in PRESETS:
+        return [_presets(full, words)]
+    known = {"presets": lambda full: [_presets(full)], "agents": _agents, "topologies": _topologies}
     if full and words[0] not in known:
         raise ConfigError(
-            f"apexrl list knows {', '.join(SUBJECTS)}, not {words[0]!r}{did_you_mean(words[0], SUBJECTS)}"
+            f"apexrl list knows {', '.join(SUBJECTS)} and their names, not {words[0]!r}"
+            f"{did_you_mean(words[0], (*SUBJECTS, *PRESETS, *AGENTS, *TOPOLOGIES))}"
         )
     return [section for subject in words or SUBJECTS for section in known[subject](full)]
 
 
-def _presets(full: bool) -> list[Section]:
-    entries = [Entry(name, preset.summary, _of_preset(preset, full)) for name, preset in PRESETS.items()]
-    return [Section("Presets: apexrl train NAME", entries)]
+def _presets(full: bool, names: Sequence[str] = tuple(PRESETS)) -> Section:
+    entries = [Entry(name, PRESETS[name].summary, _of_preset(PRESETS[name], full)) for name in names]
+    return Section("Presets: apexrl train NAME", entries)
 
 
 def _of_preset(preset: Preset, full: bool) -> list[str]:
@@ -98,35 +107,18 @@ def _agents(full: bool) -> list[Section]:
 
 
 def _of_needs(needs: str, group: Mapping[str, AgentInfo], full: bool) -> Section:
-    """The agents of one kind of actions. What their names set is said of the first; of the others, what differs."""
+    """The agents of one kind of actions, and what their names set other than the defaults are."""
     title = f"Agents for {needs}: --agent NAME"
-    first, plain = next((name, info.settings) for name, info in group.items())
     if not full:
         return Section(title, [Entry(name, info.description) for name, info in group.items()])
+    defaults = flat(Config())
     entries = []
     for name, info in group.items():
-        base = {} if name == first else plain
-        own = {key: value for key, value in info.settings.items() if key not in base or base[key] != value}
-        own = {key: value for key, value in own.items() if key not in unread(name)}
-        entries.append(Entry(name, info.description, [info.citation], _flags(own)))
-    return Section(title, entries, [f"A name sets what {first} does, but for what is said of it."])
+        own = [as_flag(key, value) for key, value in info.settings.items() if value != defaults[key]]
+        entries.append(Entry(name, info.description, [info.citation], " ".join(own)))
+    return Section(title, entries, [SETS])
 
 
 def _topologies(full: bool) -> list[Section]:
     entries = [Entry(name, about.summary, [about.source] if full else []) for name, about in TOPOLOGIES.items()]
     return [Section("Topologies: --topology NAME", entries)]
-
-
-def _flags(settings: Mapping[str, Any]) -> str:
-    return " ".join(_flag(name, value) for name, value in settings.items())
-
-
-def _flag(name: str, value: Any) -> str:
-    """A setting as it would be given on the command line."""
-    flag = name.replace("_", "-")
-    if isinstance(value, bool):
-        return f"--{flag}" if value else f"--no-{flag}"
-    if isinstance(value, float):
-        return f"--{flag} {value:g}"
-    spelled = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return f"--{flag} {spelled}".rstrip()

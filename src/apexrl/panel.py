@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ LIVE_PERIOD_SECONDS: Final = 0.5
 LINE_PERIOD_SECONDS: Final = 5.0
 ROWS_SHOWN: Final = 8
 """Actors with a row each; more are drawn as one cell each."""
+BRIEF_CHARACTERS: Final = 90
 
 _COLOURS: Final = {
     "starting": "cyan",
@@ -300,6 +302,8 @@ def closing_line(summary: Mapping[str, Any]) -> Text:
     words = (
         f" after {clock(wall)}, because {ends.get(stopped_by, stopped_by)}; {steps:,.0f} steps, {updates:,.0f} updates"
     )
+    if stopped_by != "error" and not updates and "updates" in summary and not summary.get("hosts"):
+        words += "; nothing was learned: the learner waits until the replay holds --min-size items"
     if summary.get("final_eval_return") is not None:
         words += f"; final greedy return {number(summary['final_eval_return'])}"
         words += f" over {summary.get('final_eval_episodes')} fresh episodes"
@@ -307,10 +311,11 @@ def closing_line(summary: Mapping[str, Any]) -> Text:
 
 
 def brief(text: str, level: Level) -> str:
-    """An error ends the run and is raised, with its traceback, where the run was started: one line is enough here."""
+    """An error ends the run and is raised whole where the run was started: how it begins is enough here."""
     if level != "error":
         return text
-    return (text.partition("Traceback (most recent call last)")[0].strip().splitlines() or [text])[0]
+    first = (text.partition("Traceback (most recent call last)")[0].strip().splitlines() or [text])[0]
+    return textwrap.shorten(first, BRIEF_CHARACTERS, placeholder=" …")
 
 
 def sparkline(values: Sequence[float] | deque[float], width: int) -> str:

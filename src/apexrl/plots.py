@@ -65,6 +65,9 @@ def _draw(status: Rows, evaluations: Rows, title: str, goal: float | None) -> Fi
     from matplotlib.figure import Figure
 
     with rc_context(_STYLE):
+        evaluations = [
+            {**row, "wall_seconds": _reached(row, status)} if row.get("final") else row for row in evaluations
+        ]
         figure = Figure(figsize=(10.5, 7.2), layout="constrained")
         halves: Any = figure.subfigures(2, 1, height_ratios=(2.1, 1))
         top, bottom = halves
@@ -78,7 +81,7 @@ def _draw(status: Rows, evaluations: Rows, title: str, goal: float | None) -> Fi
         by_time.set(xlabel=f"{unit} of training")
         by_steps.xaxis.set_major_formatter(_short)
         if by_steps.get_legend_handles_labels()[1]:
-            by_steps.legend(loc="lower right", fontsize=9)
+            by_steps.legend(loc="best", fontsize=9)
         times = [row["wall_seconds"] / scale for row in status]
         _small(speed, times, status, {"env_steps_per_second": ("", SPEED)}, "environment steps per second")
         _small(updates, times, status, {"updates_per_second": ("", TRAINING)}, "learner updates per second")
@@ -134,6 +137,20 @@ def _small(axes: Axes, times: list[float], status: Rows, series: dict[str, tuple
 def _points(rows: Rows, key: str, value: str, scale: float) -> tuple[list[float], list[float]]:
     kept = [row for row in rows if row.get(value) is not None and row.get(key) is not None]
     return [row[key] / scale for row in kept], [row[value] for row in kept]
+
+
+def _reached(evaluation: dict[str, Any], status: Rows) -> float:
+    """Seconds of training after which the run was as far as the weights that were measured: the best of a run, which
+    are measured once more at its end."""
+    steps = evaluation["env_steps"]
+    before: dict[str, Any] = {"env_steps": 0, "wall_seconds": 0.0}
+    for row in status:
+        if row["env_steps"] >= steps:
+            share = (steps - before["env_steps"]) / max(1, row["env_steps"] - before["env_steps"])
+            reached = before["wall_seconds"] + max(0.0, share) * (row["wall_seconds"] - before["wall_seconds"])
+            return min(float(reached), float(evaluation["wall_seconds"]))
+        before = row
+    return float(evaluation["wall_seconds"])
 
 
 def _short(value: float, _: Any = None) -> str:

@@ -8,7 +8,9 @@ refused, with the reason, only when somebody needs it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
+import math
 import re
 import tomllib
 import types
@@ -198,6 +200,7 @@ def override(config: Config, values: Mapping[str, Any]) -> Config:
     return config
 
 
+@functools.cache
 def _flat_names() -> dict[str, tuple[str, Any]]:
     """Every setting's flat name -> (its group or "", its type)."""
     names: dict[str, tuple[str, Any]] = {}
@@ -209,76 +212,65 @@ def _flat_names() -> dict[str, tuple[str, Any]]:
     return names
 
 
+def flat(config: Config) -> dict[str, Any]:
+    """Every setting's flat name -> its value."""
+    return {
+        name: getattr(getattr(config, group) if group else config, name) for name, (group, _) in _flat_names().items()
+    }
+
+
+# Settings by what they may be. NaN fulfils none of these.
+_RANGES: list[tuple[str, Callable[[Any], bool], str]] = [
+    (
+        "at least 1",
+        lambda value: value >= 1,
+        "actors envs_per_actor pull_period stack n_step target_period_updates policy_period_updates batch_size "
+        "publish_period_updates learner_threads checkpoints_kept eval_episodes eval_envs min_size capacity trim_every "
+        "image_units recurrent_units sequence_length sequence_stride cosines",
+    ),
+    ("at least 2", lambda value: value >= 2, "atoms quantiles quantile_samples"),
+    (
+        "positive",
+        lambda value: 0 < value < math.inf,
+        "learning_rate initial_temperature munchausen_temperature env_timeout checkpoint_seconds eval_period_seconds "
+        "window_mb lease_seconds patience_minutes priority_eps",
+    ),
+    (
+        "0 or more",
+        lambda value: 0 <= value < math.inf,
+        "seed reward_clip max_episode_steps gradient_clip huber optimizer_eps policy_learning_rate temperature "
+        "temperature_learning_rate residual target_noise target_noise_clip noisy_sigma rescaling_eps alpha beta "
+        "samples_per_insert insert_band epsilon_alpha sigma_alpha actor_restarts actor_slots send_period "
+        "learner_restarts updates_per_second env_steps minutes",
+    ),
+    (
+        "between 0 and 1",
+        lambda value: 0 <= value <= 1,
+        "gamma epsilon sigma rmsprop_decay polyak priority_eta munchausen_alpha",
+    ),
+    ("from 0 up to, not including, 1", lambda value: 0 <= value < 1, "first_moment_decay"),
+    ("0 … 255", lambda value: 0 <= value <= 255, "burn_in"),
+    ("0 or less", lambda value: -math.inf < value <= 0, "munchausen_clip"),
+    ("a finite number", math.isfinite, "v_min v_max remover_alpha"),
+    ("a finite number", lambda value: value is None or math.isfinite(value), "target_entropy"),
+    ("numbers of units, at least 1 each", lambda value: all(units >= 1 for units in value), "hidden critic_hidden"),
+]
+
+
 def check(config: Config) -> None:
-    """Refuse values that no run could mean.
+    """Refuse values that no run could mean, whoever the agent is.
 
     Raises:
         ConfigError: a value is out of range or two contradict each other; the message names the flag.
     """
+    values = flat(config)
+    for words, holds, names in _RANGES:
+        for name in names.split():
+            if not holds(values[name]):
+                raise ConfigError(f"{_flag(name)} must be {words}, not {values[name]}")
     agent, replay, actor, learner = config.agent, config.replay, config.actor, config.learner
-    evaluator, stop, env, hosts = config.evaluator, config.stop, config.env, config.hosts
-    at_least_1 = {
-        "actors": actor.actors,
-        "envs_per_actor": actor.envs_per_actor,
-        "pull_period": actor.pull_period,
-        "stack": env.stack,
-        "n_step": agent.n_step,
-        "target_period_updates": agent.target_period_updates,
-        "batch_size": learner.batch_size,
-        "publish_period_updates": learner.publish_period_updates,
-        "learner_threads": learner.learner_threads,
-        "checkpoints_kept": learner.checkpoints_kept,
-        "eval_episodes": evaluator.eval_episodes,
-        "eval_envs": evaluator.eval_envs,
-        "min_size": replay.min_size,
-        "capacity": replay.capacity,
-        "trim_every": replay.trim_every,
-    }
-    positive = {
-        "learning_rate": agent.learning_rate,
-        "env_timeout": actor.env_timeout,
-        "checkpoint_seconds": learner.checkpoint_seconds,
-        "eval_period_seconds": evaluator.eval_period_seconds,
-        "window_mb": hosts.window_mb,
-        "lease_seconds": hosts.lease_seconds,
-        "patience_minutes": hosts.patience_minutes,
-        "priority_eps": replay.priority_eps,
-    }
-    not_negative = {
-        "seed": config.seed,
-        "reward_clip": env.reward_clip,
-        "max_episode_steps": env.max_episode_steps,
-        "gradient_clip": agent.gradient_clip,
-        "huber": agent.huber,
-        "optimizer_eps": agent.optimizer_eps,
-        "alpha": replay.alpha,
-        "beta": replay.beta,
-        "samples_per_insert": replay.samples_per_insert,
-        "insert_band": replay.insert_band,
-        "epsilon_alpha": actor.epsilon_alpha,
-        "actor_restarts": actor.actor_restarts,
-        "actor_slots": actor.actor_slots,
-        "send_period": hosts.send_period,
-        "learner_restarts": learner.learner_restarts,
-        "updates_per_second": learner.updates_per_second,
-        "env_steps": stop.env_steps,
-        "minutes": stop.minutes,
-    }
-    unit = {"gamma": agent.gamma, "epsilon": actor.epsilon, "rmsprop_decay": agent.rmsprop_decay}
-    rules: list[tuple[dict[str, Any], Callable[[float], bool], str]] = [
-        (at_least_1, lambda value: value >= 1, "at least 1"),
-        (positive, lambda value: 0 < value < float("inf"), "positive"),
-        (not_negative, lambda value: 0 <= value < float("inf"), "0 or more"),
-        (unit, lambda value: 0 <= value <= 1, "between 0 and 1"),
-    ]
-    for values, holds, words in rules:
-        for name, value in values.items():
-            if not holds(value):
-                raise ConfigError(f"{_flag(name)} must be {words}, not {value}")
     if config.name and (not re.fullmatch(r"[\w.+=@-][\w.+=@ -]*", config.name) or config.name in {".", ".."}):
         raise ConfigError(f"--name {config.name!r} is no plain folder name: use letters, digits, '-', '_' and '.'")
-    if any(units < 1 for units in agent.hidden):
-        raise ConfigError(f"--hidden must be numbers of units, at least 1 each, not {agent.hidden}")
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", learner.device):
         raise ConfigError(f"--device must be auto, cpu, cuda, cuda:N or mps, not {learner.device!r}")
     if config.serial and actor.vector == "threads":
@@ -288,12 +280,24 @@ def check(config: Config) -> None:
         )
     if 0 < actor.actor_slots < actor.actors:
         raise ConfigError(f"--actor-slots {actor.actor_slots} is less than --actors {actor.actors}")
+    if not agent.v_min < agent.v_max:
+        raise ConfigError(f"--v-min {agent.v_min:g} must be less than --v-max {agent.v_max:g}")
     if replay.remover == "proportional" and replay.alpha == 0:
         raise ConfigError("--remover proportional needs priorities: set --alpha above 0, or --remover fifo")
     if replay.min_size > replay.capacity:
         raise ConfigError(
             f"--min-size {replay.min_size} is more than --capacity {replay.capacity}: it is never reached"
         )
+
+
+def as_flag(name: str, value: Any) -> str:
+    """A setting as it would be given on the command line: ``--no-double``, ``--hidden 64 64``."""
+    flag = _flag(name)
+    if isinstance(value, bool):
+        return flag if value else f"--no-{flag[2:]}"
+    if isinstance(value, float):
+        return f"{flag} {value:g}"
+    return " ".join([flag, *map(str, value if isinstance(value, tuple) else [value])])
 
 
 def _flag(name: str) -> str:

@@ -1,6 +1,6 @@
 """The newest weights, published by one process and read by any number: latest only, versioned, nobody waits.
 
-A version is the number of learner updates ever made in the run. It never goes back.
+A version is one more than the learner updates ever made in the run: 1 has learned nothing. It never goes back.
 """
 
 from __future__ import annotations

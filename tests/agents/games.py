@@ -105,7 +105,7 @@ class Game:
         self.spec: EnvSpec = seen.spec
         (learner,) = (node for node in topology("apex")(self.config, seen).nodes if node.name == "learner")
         self.replay = Replay(**learner.ports["replay"].options)
-        self.priorities: list[tuple[int, Array]] = []  # (items, what the agent said of them)
+        self.recorded: list[tuple[dict[str, Array], Array]] = []  # items, and what the agent said of them
         board = WeightsBoard(seen.weights_nbytes)
         board.publish(self.agent(seed=7).weights(), 2)  # something has been learned: no random start
         run = InlineRun(lambda name, kind, values: None, steps_per_second=1.0)
@@ -142,7 +142,7 @@ class _Noting:
     def writer(self, streams: int, priority_fn: Any) -> Any:
         def noted(items: Mapping[str, Array]) -> Array:
             priorities: Array = priority_fn(items)
-            self._game.priorities.append((len(items["reward"]), priorities))
+            self._game.recorded.append((copied(items), priorities))
             return priorities
 
         return self._game.replay.writer(streams=streams, priority_fn=noted)

@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -14,14 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from apexrl import agents
+from apexrl.agents.box import ActionBox
 from apexrl.agents.d4pg import D4PG
 from apexrl.agents.ddpg import DDPG
-from apexrl.agents.deterministic import METRICS_PERIOD_UPDATES, Deterministic
+from apexrl.agents.deterministic import Deterministic
 from apexrl.agents.td3 import TD3
 from apexrl.config import AgentConfig, Config
-from apexrl.errors import AgentError, NonFiniteError, SnapshotError
+from apexrl.errors import AgentError, NonFiniteError
 from apexrl.losses.distributional import categorical_divergence, categorical_projection
-from apexrl.protocols import Agent
 from apexrl.spec import ActionSpec, Array, EnvSpec, Field
 
 LOW, HIGH = np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32)
@@ -308,9 +309,9 @@ def test_priorities_take_one_pass_of_each_network() -> None:
 def test_d4pgs_priority_is_its_loss() -> None:
     agent = make("d4pg")
     batch = make_batch()
-    judged = agent.judge(agent.prepare(batch))
+    found = agent.critic_loss(agent.prepare(batch))
     np.testing.assert_allclose(
-        float(judged.loss.detach()), float((torch.from_numpy(batch.weights) * judged.priorities).mean()), rtol=1e-5
+        float(found.loss.detach()), float((torch.from_numpy(batch.weights) * found.priorities).mean()), rtol=1e-5
     )
     logits = torch.zeros(1, 3)
     assert float(categorical_divergence(logits, torch.full((1, 3), 1 / 3))[0]) == pytest.approx(0.0, abs=1e-6)
@@ -319,13 +320,12 @@ def test_d4pgs_priority_is_its_loss() -> None:
 # Acting
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_noise_is_of_each_environment_and_within_bounds(name: str) -> None:
-    agent = make(name, seed=3)
-    observation = {"observation": np.zeros((3, 3), np.float32)}
-    sigma = np.array([0.0, 0.1, np.inf], np.float32)
+def test_noise_is_of_each_environment_and_within_bounds() -> None:
+    agent = make("td3", seed=3)
+    observation = {"observation": np.zeros((6000, 3), np.float32)}
+    sigma = np.tile(np.array([0.0, 0.1, np.inf], np.float32), 2000)
     best = agent.act(observation, None, sigma, greedy=True).actions
-    actions = np.stack([agent.act(observation, None, sigma).actions for _ in range(2000)])
+    actions = agent.act(observation, None, sigma).actions.reshape(2000, 3, 2)
     assert actions.dtype == np.float32
     assert (actions >= LOW).all()
     assert (actions <= HIGH).all()
@@ -337,8 +337,7 @@ def test_noise_is_of_each_environment_and_within_bounds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_is_an_agent_that_refuses_what_it_cannot_do(name: str) -> None:
-    assert isinstance(make(name), Agent)
+def test_it_refuses_what_it_cannot_do(name: str) -> None:
     with pytest.raises(AgentError, match=name):
         agents.agent_class(name)(EnvSpec(SPEC.observation, ActionSpec(n=3)), config_of(name), "cpu", 0)
     open_box = ActionSpec((1,), "float32", low=np.full(1, -np.inf, np.float32), high=np.ones(1, np.float32))
@@ -346,22 +345,26 @@ def test_it_is_an_agent_that_refuses_what_it_cannot_do(name: str) -> None:
         agents.agent_class(name)(EnvSpec(SPEC.observation, open_box), config_of(name), "cpu", 0)
 
 
+def test_the_advice_for_an_open_box_works() -> None:
+    class Open(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Box(-1.0, 1.0, (3,))
+        action_space = gym.spaces.Box(-np.inf, np.inf, (2,))
+
+    space = Open.action_space
+    with pytest.raises(AgentError, match="as of -2 … 2: ") as caught:
+        ActionBox(ActionSpec((2,), "float32", low=space.low, high=space.high), "sac")
+    wrapped = eval(str(caught.value).partition("as of -2 … 2: ")[2], {"gymnasium": gym, "env": Open()}).action_space
+    box = ActionBox(ActionSpec((2,), str(wrapped.dtype), low=wrapped.low, high=wrapped.high), "sac")
+    np.testing.assert_array_equal(box.to_env(np.array([[-1.0, 0.5]], np.float32)), [[-2.0, 1.0]])
+
+
+@pytest.mark.parametrize("changes", [{"v_min": 10.0, "v_max": -10.0}, {"atoms": 1}])
+def test_atoms_that_make_no_distribution_are_refused_by_name(changes: dict[str, Any]) -> None:
+    with pytest.raises(AgentError, match=r"^d4pg needs at least 2 atoms and v_min < v_max"):
+        make("d4pg", **changes)
+
+
 # State
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("field", ["reward", "observation", "next_observation", "action"])
-def test_what_is_not_finite_changes_nothing(name: str, field: str) -> None:
-    agent, twin = make(name), make(name, seed=4)
-    train(agent, 3)
-    twin.load_state_dict(agent.state_dict())
-    batch = make_batch()
-    batch.data[field][5] = np.nan
-    with pytest.raises(NonFiniteError, match="update 4"):
-        agent.update(agent.prepare(batch))
-    kept, expected = agent.state_dict(), twin.state_dict()
-    kept.pop("noise", None)  # what was drawn is drawn
-    assert all(np.array_equal(kept[key], expected[key]) for key in kept)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -369,40 +372,12 @@ def test_a_policy_gradient_that_is_not_finite_changes_nothing(name: str, monkeyp
     agent = make(name, policy_period_updates=1)
     train(agent, 2)
     before = agent.weights()
-    climb = agent.climb
-    monkeypatch.setattr(agent, "climb", lambda batch: climb(batch) * float("inf"))
+    loss = agent.policy_loss
+    monkeypatch.setattr(agent, "policy_loss", lambda batch: loss(batch) * float("inf"))
     with pytest.raises(NonFiniteError, match="update 3"):
         train(agent, 1)
     after = agent.weights()
     assert all(np.array_equal(before[key], after[key]) for key in before)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_resume_is_exact(name: str) -> None:
-    straight = make(name, seed=7)
-    observation = {"observation": np.zeros((5, 3), np.float32)}
-    sigma = np.full(5, 0.3, np.float32)
-    train(straight, 5)
-    straight.act(observation, None, sigma)
-    resumed = make(name, seed=99)
-    resumed.load_state_dict(straight.state_dict())
-    for agent in (straight, resumed):
-        train(agent, 4, first=5)
-    assert same(straight, resumed)
-    for _ in range(5):
-        one, two = (agent.act(observation, None, sigma).actions for agent in (straight, resumed))
-        np.testing.assert_array_equal(one, two)
-
-
-def test_the_state_of_another_agent_is_refused() -> None:
-    with pytest.raises(SnapshotError, match="policy/online"):
-        make("td3").load_state_dict({"updates": np.array(1)})
-
-
-def test_metrics_come_every_so_often() -> None:
-    learned = train(make("td3"), METRICS_PERIOD_UPDATES + 2)
-    assert [index for index, result in enumerate(learned) if result.metrics] == [0, METRICS_PERIOD_UPDATES]
-    assert set(learned[0].metrics) == {"loss", "td_error", "q", "gradient_norm"}
 
 
 @pytest.mark.parametrize(("name", "kind"), [("ddpg", DDPG), ("bires_ddpg", DDPG), ("td3", TD3), ("d4pg", D4PG)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,10 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from apexrl.agents import AGENTS, with_agent
-from apexrl.agents.dqn import DQN, METRICS_PERIOD_UPDATES
+from apexrl.agents.dqn import DQN
 from apexrl.agents.returns import Categorical, Expected, Quantiles, Returns, midpoints
+from apexrl.agents.trained import METRICS_PERIOD_UPDATES
 from apexrl.config import AgentConfig, Config
-from apexrl.errors import AgentError, NonFiniteError
+from apexrl.errors import AgentError
 from apexrl.spec import ActionSpec, Array, EnvSpec, Field
 
 VECTOR = EnvSpec({"observation": Field((4,), "float32")}, ActionSpec(n=3))
@@ -35,6 +37,7 @@ SMALL: dict[str, Any] = {
     "target_period_updates": 4,
 }
 KINDS: list[Any] = ["expected", "categorical", "quantile", "implicit_quantile"]
+RULES: list[Any] = [True, False, "munchausen"]  # double or not
 FAMILY = [name for name, info in AGENTS.items() if info.where == "apexrl.agents.dqn:DQN"]
 
 
@@ -70,11 +73,6 @@ def train(agent: DQN, updates: int, spec: EnvSpec = VECTOR, first: int = 0) -> l
     return [agent.update(agent.prepare(make_batch(spec, seed=first + k))) for k in range(updates)]
 
 
-def same(one: DQN, two: DQN) -> bool:
-    first, second = one.state_dict(), two.state_dict()
-    return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
-
-
 def test_the_names_are_the_familys() -> None:
     assert FAMILY == [
         "dqn",
@@ -101,7 +99,7 @@ def test_rainbow_is_everything() -> None:
 
 
 def kinds() -> list[tuple[Returns, int]]:
-    return [(Expected(0.7), 1), (Categorical(6, -1.0, 2.0, CPU), 6), (Quantiles(5, 0.7, CPU), 5)]
+    return [(Expected(0.7), 1), (Categorical(torch.linspace(-1.0, 2.0, 6)), 6), (Quantiles(5, 0.7, CPU), 5)]
 
 
 @settings(deadline=None, max_examples=30)
@@ -136,7 +134,7 @@ def test_a_termination_leaves_only_the_reward(kind: int) -> None:
 
 
 def test_categories_answer_with_means_of_their_softmax() -> None:
-    returns = Categorical(3, 0.0, 2.0, CPU)
+    returns = Categorical(torch.linspace(0.0, 2.0, 3))
     z = torch.log(torch.tensor([[[0.5, 0.25, 0.25], [0.0, 0.5, 0.5]]]))
     torch.testing.assert_close(returns.means(returns.read(z)), torch.tensor([[0.75, 1.5]]))
 
@@ -252,28 +250,6 @@ def test_every_pass_of_an_update_has_its_own_noise(double: bool, monkeypatch: py
     assert len({tuple(noise.tolist()) for noise in seen}) == len(seen)
 
 
-# State
-
-
-@pytest.mark.parametrize("name", FAMILY)
-def test_a_resume_is_exact(name: str) -> None:
-    config = config_of(name)
-    straight = DQN(VECTOR, config, seed=7)
-    observation = {"observation": np.zeros((5, 4), np.float32)}
-    half = np.full(5, 0.5, np.float32)
-    train(straight, 5)
-    straight.act(observation, None, half)
-    resumed = DQN(VECTOR, config, seed=99)
-    resumed.load_state_dict(straight.state_dict())
-    for agent in (straight, resumed):
-        train(agent, 5, first=5)
-    assert same(straight, resumed)
-    one, two = (agent.act(observation, None, half) for agent in (straight, resumed))
-    np.testing.assert_array_equal(one.actions, two.actions)
-    for field in one.extras:
-        np.testing.assert_array_equal(one.extras[field], two.extras[field])
-
-
 @pytest.mark.parametrize("name", FAMILY)
 def test_it_learns_what_one_batch_says(name: str) -> None:
     """All rewards 1 and all ends: every value taken goes to 1."""
@@ -281,24 +257,9 @@ def test_it_learns_what_one_batch_says(name: str) -> None:
     batch = make_batch()
     batch.data["reward"][:], batch.data["discount"][:] = 1.0, 0.0
     first = agent.update(agent.prepare(batch)).metrics
-    learned = [agent.update(agent.prepare(batch)) for _ in range(4 * METRICS_PERIOD_UPDATES)][-1]
-    assert set(learned.metrics) == {"loss", "td_error", "q", "gradient_norm"}
+    learned = [agent.update(agent.prepare(batch)) for _ in range(2 * METRICS_PERIOD_UPDATES)][-1]
+    assert set(learned.metrics) == {"loss", "priority", "q", "gradient_norm"}
     assert learned.metrics["loss"] < 0.3 * first["loss"]
-
-
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
-@pytest.mark.parametrize("name", ["c51", "qr_dqn", "iqn", "rainbow", "munchausen_dqn"])
-def test_what_is_not_finite_changes_no_parameter(name: str, poison: float) -> None:
-    agent = DQN(VECTOR, config_of(name))
-    train(agent, 3)
-    before = agent.state_dict()
-    batch = make_batch()
-    batch.data["observation"][5] = poison
-    with pytest.raises(NonFiniteError, match="update 4"):
-        agent.update(agent.prepare(batch))
-    after = agent.state_dict()
-    assert all(np.array_equal(before[field], after[field]) for field in before if field != "rng")
-    train(agent, 1)
 
 
 # What does not go together
@@ -309,7 +270,7 @@ def test_what_is_not_finite_changes_no_parameter(name: str, poison: float) -> No
     [
         ({"munchausen": True, "double": True, "n_step": 1}, "--munchausen does not go with --double"),
         ({"munchausen": True, "distribution": "categorical", "n_step": 1}, "--distribution categorical"),
-        ({"munchausen": True, "n_step": 3}, "--n-step 3"),
+        ({"munchausen": True, "n_step": 3}, "--n-step 3.* set --n-step 1$"),
         ({"munchausen": True, "n_step": 1, "munchausen_temperature": 0.0}, "--munchausen-temperature"),
         ({"distribution": "categorical", "v_min": 4.0}, "v_min < v_max"),
         ({"distribution": "categorical", "atoms": 1}, "--atoms 1"),
@@ -324,12 +285,11 @@ def test_what_is_not_defined_is_refused_by_name(settings: dict[str, Any], messag
 
 @pytest.mark.parametrize("noisy", [True, False])
 @pytest.mark.parametrize("dueling", [True, False])
-@pytest.mark.parametrize("double", [True, False, "munchausen"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "double"), [pair for pair in product(KINDS, RULES) if pair != ("categorical", "munchausen")]
+)
 def test_everything_else_goes_together(kind: Any, double: Any, dueling: bool, noisy: bool) -> None:
     soft = double == "munchausen"
-    if soft and kind == "categorical":
-        return
     config = config_of(
         "dqn", distribution=kind, double=double is True, munchausen=soft, dueling=dueling, noisy=noisy, n_step=1
     )

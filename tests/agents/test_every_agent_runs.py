@@ -1,4 +1,4 @@
-"""Every shipped agent in whole runs: in lock-step to the last bit; some in processes and through Redis."""
+"""Every shipped agent in whole runs: in lock-step to the last bit; some in processes, and one through Redis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from matching import STEPS, Matching
 
 import apexrl
 from apexrl import checkpoint
-from apexrl.agents import AGENTS
 from apexrl.config import Config
 from apexrl.launch import launch
 from apexrl.metrics import read_rows
@@ -22,11 +21,11 @@ from apexrl.status import RunStatus
 if TYPE_CHECKING:
     from redis_server import RedisServer
 
-KINDS_OF_AGENT = ["dueling_dqn", "sac", "r2d2"]  # discrete, continuous, recurrent
+EVERY_RULE = ["dqn", "rainbow", "sac", "discrete_sac", "crossq", "ddpg", "td3", "d4pg", "r2d2"]
 
 RUN: dict[str, Any] = {
     "serial": True,
-    "env_steps": 480,
+    "env_steps": 240,
     "stop_at_return": None,
     "eval_episodes": 2,
     "eval_envs": 2,
@@ -63,12 +62,12 @@ def in_lock_step(config: Config) -> tuple[dict[str, Any], checkpoint.Checkpoint,
     return summary, found, rows
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", EVERY_RULE)
 def test_in_lock_step_a_seed_gives_the_same_run(name: str, tmp_path: Path) -> None:
     runs = [in_lock_step(config_of(name, **RUN, out=str(tmp_path / str(n)))) for n in range(2)]
     (summary, found, evaluations), (again_summary, again, again_evaluations) = runs
     assert summary["updates"] > 20
-    assert summary["env_steps"] >= 480
+    assert summary["env_steps"] >= 240
     assert len(evaluations) >= 2
     assert found.metadata == again.metadata
     assert same(found.arrays, again.arrays)
@@ -91,19 +90,22 @@ def test_q_learning_solves_several_choices_at_once(tmp_path: Path) -> None:
         assert reward == 1.0
 
 
-@pytest.mark.parametrize("name", KINDS_OF_AGENT)
-def test_in_processes_and_through_redis(name: str, tmp_path: Path, redis_server: RedisServer) -> None:
-    settings = {**RUN, "serial": False, "env_steps": 2_000, "eval_period_seconds": 0.3, "actors": 2}
-    for where in ({}, {"redis": redis_server.url, "run": "every"}):
-        run = apexrl.train(config_of(name, **settings, out=str(tmp_path)), show=False, **where)
-        assert run.summary["stopped_by"] == "env_steps"
-        assert run.summary["env_steps"] >= 2_000
-        assert run.summary["updates"] > 10
-        assert not any(run.summary["restarts"].values())
-        assert np.isfinite(run.summary["final_eval_return"])
-        action = run.agent.act(np.eye(3, dtype=np.float32)[0])
-        assert Matching(**run_kwargs(run)).action_space.contains(action)
+def in_processes(name: str, out: Path, **where: Any) -> None:
+    settings = {**RUN, "serial": False, "env_steps": 800, "eval_period_seconds": 0.3}
+    run = apexrl.train(config_of(name, **settings, out=str(out)), show=False, **where)
+    assert run.summary["stopped_by"] == "env_steps"
+    assert run.summary["env_steps"] >= 800
+    assert run.summary["updates"] > 10
+    assert not any(run.summary["restarts"].values())
+    assert np.isfinite(run.summary["final_eval_return"])
+    action = run.agent.act(np.eye(3, dtype=np.float32)[0])
+    assert Matching(**RunFolder.open(run.path).config().env.env_kwargs).action_space.contains(action)
 
 
-def run_kwargs(run: apexrl.Run) -> dict[str, Any]:
-    return RunFolder.open(run.path).config().env.env_kwargs
+@pytest.mark.parametrize("name", ["sac", "r2d2"])
+def test_boxes_and_sequences_in_processes(name: str, tmp_path: Path) -> None:
+    in_processes(name, tmp_path)
+
+
+def test_sequences_and_states_through_redis(tmp_path: Path, redis_server: RedisServer) -> None:
+    in_processes("r2d2", tmp_path, redis=redis_server.url, run="every")

@@ -118,14 +118,16 @@ def test_a_time_limit_is_no_end() -> None:
 
 
 def test_it_learns_from_an_image_and_a_number_together() -> None:
-    config = AgentConfig(hidden=(16,), n_step=1, gamma=0.5, learning_rate=1e-3, target_period_updates=20)
+    config = AgentConfig(
+        hidden=(16,), image_units=32, n_step=1, gamma=0.5, learning_rate=3e-3, target_period_updates=20
+    )
     spec = EnvSpec(
         {"observation/image": Field((16, 16), "uint8"), "observation/body/sign": Field((1,), "float32")},
         ActionSpec(n=2),
     )
     agent = DQN(spec, config, seed=0)
     data = UniformBuffer(agent, "apexrl.envs.toy:Signals-v0", 200, 0.5, 1, seed=0)
-    for _ in range(150):
+    for _ in range(60):
         agent.update(agent.prepare(data.sample(32)))
     batch = data.sample(100).data
     observation = {name: batch[name] for name in spec.observation}

@@ -13,10 +13,9 @@ from torch import Tensor
 from apexrl.agents.r2d2 import R2D2
 from apexrl.config import AgentConfig, EnvConfig
 from apexrl.envs import FrameStack, make_vector
-from apexrl.errors import AgentError, NonFiniteError, SpecError
+from apexrl.errors import AgentError
 from apexrl.losses import rescale, unscale
 from apexrl.networks.recurrent import LSTMState, RecurrentQ
-from apexrl.protocols import Agent
 from apexrl.replay import Batch, Replay
 from apexrl.roles.actor import VERSION, step_fields
 from apexrl.spec import ActionSpec, EnvSpec, Field
@@ -103,15 +102,19 @@ def learned(agent: R2D2, updates: int, batch: Any) -> None:
         agent.update(agent.prepare(batch))
 
 
+def rows_of(batch: Batch, rows: int) -> Batch:
+    """The last so many sequences: some begin within an episode, some end with one."""
+    data = {name: value[-rows:] for name, value in batch.data.items()}
+    return Batch(data, batch.keys[-rows:], batch.probabilities[-rows:], batch.weights[-rows:])
+
+
 @pytest.fixture(scope="module")
 def played() -> Played:
     return Played(agent_for())
 
 
-def test_it_is_an_agent_that_learns_from_sequences() -> None:
-    agent = agent_for()
-    assert isinstance(agent, Agent)
-    assert agent.item == ("sequence", LENGTH, STRIDE, BURN_IN)
+def test_it_learns_from_sequences() -> None:
+    assert agent_for().item == ("sequence", LENGTH, STRIDE, BURN_IN)
 
 
 # Acting
@@ -247,7 +250,8 @@ def test_an_update_learns_what_a_plain_loop_says(played: Played, changes: dict[s
     with torch.no_grad():
         agent._network.target_parameters.vector.mul_(1.3)
     weights = np.random.default_rng(0).random(len(batch)).astype(np.float32)
-    batch = Batch(batch.data, batch.keys, batch.probabilities, weights)
+    batch = rows_of(Batch(batch.data, batch.keys, batch.probabilities, weights), 40)
+    weights = batch.weights
     by_hand = [deltas_by_hand(agent, batch.data, row) for row in range(len(batch))]
     mixed = [0.9 * np.abs(one).max() + 0.1 * np.abs(one).mean() for one in by_hand]
     result = agent.gradients(agent.prepare(batch))
@@ -292,7 +296,7 @@ def test_the_target_network_burns_in_by_itself(played: Played) -> None:
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_what_stands_outside_the_steps_has_no_influence(played: Played, seed: int) -> None:
     rng = np.random.default_rng(seed)
     batch = played.batch
@@ -348,20 +352,6 @@ def test_it_learns_to_remember() -> None:
 # Weights and state
 
 
-def test_a_resumed_agent_goes_on_bit_for_bit(played: Played) -> None:
-    batch, one = played.batch, agent_for()
-    learned(one, 4, batch)
-    two = agent_for(seed=9)
-    two.load_state_dict(one.state_dict())
-    for agent in (one, two):
-        learned(agent, 4, batch)  # over a copy to the target
-    first, second = one.state_dict(), two.state_dict()
-    assert first.keys() == second.keys()
-    assert all(np.array_equal(first[name], second[name]) for name in first)
-    seen, epsilon = {"observation": np.ones((50, 2), np.float32)}, np.full(50, 0.5, np.float32)
-    np.testing.assert_array_equal(one.act(seen, None, epsilon).actions, two.act(seen, None, epsilon).actions)
-
-
 def test_the_target_follows_by_period(played: Played) -> None:
     batch, agent = played.batch, agent_for()
     same = []
@@ -369,28 +359,6 @@ def test_the_target_follows_by_period(played: Played) -> None:
         learned(agent, 1, batch)
         same.append(torch.equal(agent._network.target_parameters.vector, agent._network.parameters.vector))
     assert same == [False, False, True] * 2
-
-
-def test_what_is_not_finite_is_refused_and_changes_nothing(played: Played) -> None:
-    batch, agent = played.batch, agent_for()
-    learned(agent, 1, batch)
-    before = agent.state_dict()
-    data = {**batch.data, "reward": batch.data["reward"].copy()}
-    data["reward"][3, BURN_IN] = np.inf
-    with pytest.raises(NonFiniteError, match=r"update 2: the TD error of batch rows \[3\]"):
-        learned(agent, 1, Batch(data, batch.keys, batch.probabilities, batch.weights))
-    after = agent.state_dict()
-    assert all(np.array_equal(before[name], after[name]) for name in before)
-
-
-def test_weights_go_from_learner_to_actor() -> None:
-    learner, actor = agent_for(seed=1), agent_for(seed=2)
-    actor.load(learner.weights())
-    seen = {"observation": np.ones((3, 2), np.float32)}
-    sure = np.zeros(3, np.float32)
-    np.testing.assert_array_equal(actor.act(seen, None, sure).extras["q"], learner.act(seen, None, sure).extras["q"])
-    with pytest.raises(SpecError, match="another network"):
-        actor.load(agent_for(recurrent_units=8).weights())
 
 
 def test_actors_hold_no_optimizer_and_no_target() -> None:

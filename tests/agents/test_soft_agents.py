@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from apexrl import agents
 from apexrl.agents.rng import noise_generator
 from apexrl.config import AgentConfig, Config
-from apexrl.errors import ConfigError, SnapshotError, SpecError
+from apexrl.errors import ConfigError
 from apexrl.networks.batch_norm import EPS, MOMENTUM, NormedLayers
 from apexrl.spec import ActionSpec, Array, EnvSpec, Field
 
@@ -285,7 +285,7 @@ def test_a_learned_temperature_steers_the_entropy(name: str, target: float, fall
 @pytest.mark.parametrize("changes", [{"temperature": -0.1}, {"initial_temperature": 0.0}])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_temperature_must_be_positive(name: str, changes: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="temperature"):
+    with pytest.raises(ConfigError, match=r"--temperature .* --initial-temperature .* positive$"):
         make(name, **changes)
 
 
@@ -317,29 +317,15 @@ def test_priorities_are_what_an_update_would_write_back(name: str) -> None:
             alone = (prepared.reward - q).abs().mean(dim=0).numpy()
             np.testing.assert_allclose(found[ended], alone[ended], rtol=1e-3, atol=1e-4)
             # what comes later is worth something between the worst and the best of many samples
-            many = np.stack([agent.priorities(batch.data) for _ in range(200)])
+            many = np.stack([agent.priorities(batch.data) for _ in range(100)])
             assert np.ptp(many[:, ended], axis=0).max() < 1e-5
             assert np.ptp(many[:, ~ended], axis=0).min() > 1e-4
             samples = [
-                squashed(agent._policy.network(prepared.next_observation), torch.randn(ROWS, D))[0] for _ in range(200)
+                squashed(agent._policy.network(prepared.next_observation), torch.randn(ROWS, D))[0] for _ in range(100)
             ]
             value = torch.stack([network(prepared.next_observation, a).squeeze(2).amin(0) for a in samples])
             delta = (prepared.reward + prepared.discount * value[:, None] - q).abs().mean(dim=1).mean(dim=0)
             np.testing.assert_allclose(many.mean(axis=0), delta.numpy(), rtol=0.1, atol=0.05)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_comes_after_an_end_does_not_count_for_priorities(name: str) -> None:
-    agent, batch = make(name), make_batch(name)
-    ended = batch.data["discount"] == 0
-    expected = agent.priorities(batch.data)
-    batch.data["next_observation"][ended] = np.nan
-    np.testing.assert_allclose(agent.priorities(batch.data)[ended], expected[ended], rtol=1e-6)
-
-
-def test_the_state_of_another_agent_is_refused() -> None:
-    with pytest.raises((SnapshotError, SpecError)):
-        make("sac").load_state_dict(make("crossq").state_dict())
 
 
 # Acting

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from apexrl.client.actor import ClientActor
-from apexrl.config import ActorConfig, AgentConfig, Config, EnvConfig
+from apexrl.config import ActorConfig, AgentConfig, Config, EnvConfig, ReplayConfig
 from apexrl.errors import AgentError, ApexrlError, ClosedError, ConfigError, SpecError, WaitTimeout
 from apexrl.exploration import slot_epsilons
 from apexrl.roles.actor import step_fields
@@ -139,6 +139,30 @@ def test_after_a_termination_the_last_observation_may_stand_in(final: Any, stand
     assert step["terminated"]
     assert last["observation"].tolist() == stands
     assert not last["terminated"]
+
+
+def test_actions_are_random_until_something_is_learned() -> None:
+    link = Link(replace(CONFIG, actor=replace(CONFIG.actor, random_start=True, pull_period=1000)))
+    actor = make(link)
+    seen = []
+    for step in range(6):
+        if step == 3:
+            link.publish(2)
+        actor.act([1.0, 0.0])
+        seen.append(actor.exploration)
+        actor.observe(1.0, False, False)
+    mine = slot_epsilons(1, 4, 1, 0.5)[0]
+    assert seen == [np.inf] * 3 + [mine] * 3  # though the next look of a learned policy is 1000 steps away
+    link.publish(3)
+    actor.act([1.0, 0.0])
+    assert actor.weights_version == 2
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_priorities_are_computed_only_where_draws_depend_on_them(alpha: float) -> None:
+    link = Link(replace(CONFIG, replay=ReplayConfig(alpha=alpha)))
+    make(link)
+    assert callable(link.priorities) == (alpha > 0)
 
 
 def test_a_final_observation_is_ignored_while_the_episode_goes_on() -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import namespaces
@@ -81,6 +82,9 @@ def test_what_a_killed_maker_left_goes_when_the_next_comes(monkeypatch: pytest.M
             maker.wait(10)
             assert alive(int(pid))
             assert name in namespaces.remove_stale()
+            end = time.monotonic() + 5.0
+            while alive(int(pid)) and time.monotonic() < end:  # killed, and soon dead
+                time.sleep(0.01)
             assert not alive(int(pid))
             assert name not in namespaces._names()
             assert mine.name in namespaces._names()

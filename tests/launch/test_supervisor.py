@@ -18,7 +18,7 @@ from apexrl.config import ActorConfig, Config, StopConfig
 from apexrl.errors import NonFiniteError, WorkerError
 from apexrl.launch import supervisor
 from apexrl.launch.ledger import Base, Ledger
-from apexrl.launch.supervisor import Interrupts, Supervisor
+from apexrl.launch.supervisor import PRELOAD, Interrupts, Supervisor, preloaded
 from apexrl.launch.wiring import Wiring
 from apexrl.links.control import ControlBoard
 from apexrl.run_folder import RunFolder
@@ -216,3 +216,12 @@ def test_workers_serve_in_leased_slots_with_seeds_of_their_lease(tmp_path: Path)
             seeds.setdefault(words[1], set()).add(words[3])
     assert all(len(found) == 3 for found in seeds.values())
     assert not set.intersection(*seeds.values())
+
+
+def test_the_runs_own_agent_is_imported_before_the_first_worker() -> None:
+    def modules(agent: str) -> tuple[str, ...]:
+        return preloaded(replace(Config(), agent=replace(Config().agent, agent=agent)))
+
+    assert set(modules("sac")) - set(PRELOAD) == {"apexrl.agents.sac"}
+    assert set(modules("rainbow")) - set(PRELOAD) == {"apexrl.agents.dqn"}
+    assert modules("mine:Agent") == PRELOAD

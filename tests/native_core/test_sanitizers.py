@@ -18,7 +18,7 @@ COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++
 )
 def test_core_is_clean(tmp_path, sanitizers, arguments):
     program = tmp_path / "core_test"
-    flags = ["-std=c++20", "-O1", "-g", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-DAPEXRL_SANITIZE"]
+    flags = ["-std=c++20", "-O1", "-g1", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-DAPEXRL_SANITIZE"]
     sources = [str(NATIVE / "tests" / "core_test.cc"), str(NATIVE / "power.cc")]
     subprocess.run([COMPILER, *flags, *sources, "-o", str(program), "-pthread"], check=True)
     # Address-space randomisation of recent kernels is wider than some TSan runtimes can map.

@@ -88,3 +88,14 @@ def test_networks_train_only_within_the_block() -> None:
     assert not torch.allclose(trained, layers(x))
     commit(layers)
     assert [float(norm.batches) for norm in layers.norms] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_frozen_layers_hand_the_gradient_on_and_take_none(training: bool) -> None:
+    layers, x = NormedLayers(2, (3, 8, 1)).train(training), rows(count=1)[0].requires_grad_()
+    (expected,) = torch.autograd.grad(layers(x).sum(), [x])
+    values = layers(x, frozen=True)
+    values.sum().backward()
+    torch.testing.assert_close(x.grad, expected)
+    assert all(parameter.grad is None for parameter in layers.parameters())
+    torch.testing.assert_close(layers(x, first=1), values[:1])

@@ -49,6 +49,14 @@ class Elsewhere(Good):
     def forward(self, observation):
         return self.layer(observation["observation"])
 
+class Unasked(Good):
+    def __init__(self):
+        super().__init__(None)
+
+class Picky(Good):
+    def __init__(self, spec):
+        raise KeyError("observation/lidar")
+
 class NoModule:
     features = 7
     def __init__(self, spec): ...
@@ -70,13 +78,12 @@ def _module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_sees_the_observations_as_they_are_stored() -> None:
-    encoder = encoder_for(SPEC, (64,), "own_nets:Good")
-    assert encoder.features == 7
+    encoder, features, sees_image = encoder_for(SPEC, (64,), "own_nets:Good")
+    assert (features, sees_image) == (7, False)
     (seen,) = encoder.seen
     assert seen == {"observation/image": ((2, 4, 5), torch.uint8), "observation/numbers": ((2, 3), torch.float32)}
-    stacked = encoder_for(
-        EnvSpec({"observation/numbers": Field((3,), "float32")}, ActionSpec(n=2)), (), "own_nets:Good"
-    )
+    spec = EnvSpec({"observation/numbers": Field((3,), "float32")}, ActionSpec(n=2))
+    stacked = encoder_for(spec, (), "own_nets:Good").module
     assert list(stacked.seen[0]) == ["observation/numbers"]
 
 
@@ -87,8 +94,7 @@ def test_frames_are_an_axis_of_their_own() -> None:
 
 
 def test_to_try_it_changes_nothing_in_it() -> None:
-    encoder = encoder_for(SPEC, (), "own_nets:Good")
-    assert encoder.training
+    encoder = encoder_for(SPEC, (), "own_nets:Good").module
     assert int(encoder.norm.num_batches_tracked) == 0
     torch.testing.assert_close(encoder.norm.running_mean, torch.zeros(3))
 
@@ -102,6 +108,7 @@ def test_to_try_it_changes_nothing_in_it() -> None:
         ("own_nets:Goood", "module own_nets has no class 'Goood' of torch.nn.Module"),
         ("own_nets:NoModule", "has no class 'NoModule' of torch.nn.Module"),
         ("own_nets:make", "has no class 'make' of torch.nn.Module"),
+        ("own_nets:Unasked", r"is made as Unasked\(spec\), .* but takes something else: too many"),
         ("own_nets:Untold", "has no attribute features"),
     ],
 )
@@ -114,6 +121,7 @@ def test_what_is_no_such_class_is_said(name: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("Picky", r"cannot be made for this environment: Picky\(spec\) raised KeyError: 'observation/lidar'"),
         ("Narrow", r"returned torch.float32 \[2, 7\] for 2 observations; it must be torch.float32 \[2, 8\]"),
         ("Flat", r"returned torch.float32 \[14\]"),
         ("Double", r"returned torch.float64 \[2, 7\]"),

@@ -79,7 +79,7 @@ def test_a_dict_is_encoded_entry_by_entry() -> None:
 
 
 def test_nature_layers_for_atari() -> None:
-    encoder = encoder_for(spec_of("grey", stack=4), ()).encoders[0]
+    encoder = encoder_for(spec_of("grey", stack=4), ()).module.encoders[0]
     assert isinstance(encoder, ImageEncoder)
     assert [tuple(p.shape) for p in encoder.parameters() if p.ndim == 4] == [
         (32, 4, 8, 8),
@@ -90,14 +90,14 @@ def test_nature_layers_for_atari() -> None:
 
 
 def test_bytes_are_scaled_to_one() -> None:
-    encoder = encoder_for(spec_of("bytes"), ())
+    encoder = encoder_for(spec_of("bytes"), ()).module
     full = torch.full((1, 5), 255, dtype=torch.uint8)
     torch.testing.assert_close(encoder({"observation/bytes": full}), torch.ones(1, 5))
 
 
 def test_stacked_channels_last_frames_become_channels_in_order() -> None:
-    one = encoder_for(spec_of("colour"), ()).encoders[0]
-    two = encoder_for(spec_of("colour", stack=2), ()).encoders[0]
+    one = encoder_for(spec_of("colour"), ()).module.encoders[0]
+    two = encoder_for(spec_of("colour", stack=2), ()).module.encoders[0]
     assert isinstance(one, ImageEncoder)
     assert isinstance(two, ImageEncoder)
     with torch.no_grad():  # the older frame is ignored, the newer is seen as the single one is
@@ -108,7 +108,7 @@ def test_stacked_channels_last_frames_become_channels_in_order() -> None:
 
 
 def test_one_hot_of_stacked_categories() -> None:
-    encoder = encoder_for(spec_of("category", stack=2), ())
+    encoder = encoder_for(spec_of("category", stack=2), ()).module
     encoded = encoder({"observation/category": torch.tensor([[1, 3]])})
     torch.testing.assert_close(encoded, torch.tensor([[0.0, 1, 0, 0, 0, 0, 0, 1]]))
 
@@ -200,7 +200,7 @@ def test_the_embedding_is_its_formula() -> None:
 
 
 def test_small_images_are_encoded_as_minatars() -> None:
-    encoder = encoder_for(spec_of("channels_first"), ()).encoders[0]
+    encoder = encoder_for(spec_of("channels_first"), ()).module.encoders[0]
     assert isinstance(encoder, ImageEncoder)
     assert [tuple(p.shape) for p in encoder.parameters() if p.ndim == 4] == [(16, 4, 3, 3)]
     assert encoder.features == 16 * 8 * 8

@@ -20,7 +20,7 @@ CHANGE = re.compile(r"\.(store|exchange|fetch_add|fetch_sub|compare_exchange_\w+
 def places(tmp_path_factory):
     """``(file, line)`` of every place at which a process was killed; all went well after each death."""
     program = tmp_path_factory.mktemp("crash") / "crash_test"
-    flags = ["-std=c++20", "-O1", "-g", "-DAPEXRL_CRASH_POINTS"]
+    flags = ["-std=c++20", "-O1", "-g1", "-DAPEXRL_CRASH_POINTS"]
     sources = [str(NATIVE / "tests" / "crash_test.cc"), str(NATIVE / "power.cc")]
     subprocess.run([COMPILER, *flags, *sources, "-o", str(program), "-pthread"], check=True)
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=250, check=False)

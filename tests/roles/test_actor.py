@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from apexrl.agents import agent_class
-from apexrl.config import ActorConfig, AgentConfig, Config, EnvConfig
+from apexrl.config import ActorConfig, AgentConfig, Config, EnvConfig, ReplayConfig
 from apexrl.envs import make_vector
 from apexrl.errors import AgentError, WaitTimeout
 from apexrl.exploration import epsilon_ladder
@@ -28,10 +28,11 @@ class Recorder:
         self.steps: list[dict[str, Any]] = []
         self.refuse = False
         self.streams = 0
+        self.priority_fn: Any = None
         self.closed = False
 
     def writer(self, streams: int, priority_fn: Any) -> Recorder:
-        self.streams = streams
+        self.streams, self.priority_fn = streams, priority_fn
         return self
 
     def append(self, steps: dict[str, Any], streams: Any = None, timeout: float = 10.0) -> None:
@@ -126,6 +127,12 @@ def test_a_refused_step_is_offered_again_and_nothing_is_acted_meanwhile(stage: A
     assert actor.step()
     assert stage.run.totals["env_steps"] == taken
     assert len(replay.steps) == 2
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_priorities_are_computed_only_where_draws_depend_on_them(stage: Any, alpha: float) -> None:
+    actor, replay, _, _ = make(stage, replace(CONFIG, replay=ReplayConfig(alpha=alpha)))
+    assert replay.priority_fn == (actor._agent.priorities if alpha else None)
 
 
 def test_each_slot_has_its_own_rungs_of_the_ladder(stage: Any) -> None:

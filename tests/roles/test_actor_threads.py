@@ -202,7 +202,8 @@ def test_weights_are_pulled_by_period_whoever_was_ready(stage: Any, monkeypatch:
     while agent.version == 1:
         actor.step()
     rows = sum(len(rows) for rows in recorder.rows.values())
-    assert 5 * ENVS <= rows < 6 * ENVS
+    # the period may be over in the midst of the environments, and the step that looks writes rows of its own
+    assert 5 * ENVS <= rows < 7 * ENVS
     run(actor, recorder, 30)
     for mine in recorder.rows.values():
         versions = [int(row[VERSION]) for row in mine]

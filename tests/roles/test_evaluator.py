@@ -70,6 +70,36 @@ def trial(lengths: list[int], episodes: int) -> tuple[Trial, Clockwork]:
     return Trial(Still(), env, FrameStack(1, env.num_envs, FIELDS), episodes, seed=3), env  # type: ignore[arg-type]
 
 
+class ReadOnly:
+    """An agent whose state counts an episode's steps, in arrays that nobody may write into."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+
+    def act(self, observations: Any, state: Any, exploration: Any, greedy: bool = False) -> Acted:
+        steps = np.zeros(len(exploration), np.int64) if state is None else state["steps"]
+        self.seen.append(steps.tolist())
+        after = steps + 1
+        after.flags.writeable = False
+        return Acted(np.zeros(len(exploration), np.int64), {}, {"steps": after})
+
+
+class Restarting(Clockwork):
+    """Says which observations begin an episode: those after an end."""
+
+    def step(self, actions: Any) -> Stepped:
+        stepped = super().step(actions)
+        return stepped._replace(starts=np.array([at == 0 for at in self._at]))
+
+
+def test_a_state_that_is_read_only_is_zeroed_where_episodes_begin() -> None:
+    agent, env = ReadOnly(), Restarting([2, 3])
+    played = Trial(agent, env, FrameStack(1, 2, FIELDS), 4, seed=3)  # type: ignore[arg-type]
+    while played.step():
+        pass
+    assert agent.seen == [[0, 0], [1, 1], [0, 2], [1, 0], [0, 1], [1, 2]]
+
+
 @pytest.mark.parametrize(
     ("lengths", "episodes", "expected"),
     [

@@ -179,8 +179,9 @@ def test_a_loss_that_is_not_finite_names_update_batch_and_checkpoint(stage: Any)
         learner._checkpoint()
         before = learner._agent.weights()
         kept = {name: np.array(value) for name, value in before.items()}
-        with pytest.raises(NonFiniteError, match=r"update 1 \(batch of 16 items, keys 0x.*update-000000000"):
+        with pytest.raises(NonFiniteError, match=r"update 1 \(batch of 16 items, keys 0x.*update-000000000") as caught:
             learner.step()
+        assert [str(caught.value).count(words) for words in ("update 1", "earning", "as they were")] == [1, 1, 1]
         for name, value in learner._agent.weights().items():
             np.testing.assert_array_equal(value, kept[name])
 

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
 from apexrl.agents.catalogue import AGENTS, AgentInfo
-from apexrl.agents.reads import check_read, unread
-from apexrl.config import Config
+from apexrl.agents.reads import check_in_use, check_read, unread
+from apexrl.config import AgentConfig, Config
 from apexrl.errors import AgentError, ConfigError
-from apexrl.settings import did_you_mean, override
+from apexrl.settings import as_flag, did_you_mean, flat, override
 
-__all__ = ["AGENTS", "AgentInfo", "agent_class", "check_name", "check_read", "unread", "with_agent"]
+__all__ = [
+    "AGENTS",
+    "AgentInfo",
+    "agent_class",
+    "check_identity",
+    "check_in_use",
+    "check_name",
+    "check_read",
+    "unread",
+    "with_agent",
+]
 
 METHODS = ("act", "priorities", "prepare", "update", "weights", "load", "state_dict", "load_state_dict", "step_spec")
 
@@ -29,15 +40,63 @@ def check_name(name: str) -> None:
         )
 
 
-def with_agent(config: Config, name: str) -> Config:
+def with_agent(
+    config: Config,
+    name: str,
+    ground: Config | None = None,
+    tuned: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Config:
     """``config`` with another agent, and the settings that its name stands for. One of your own changes no others.
+
+    First whatever the name before stood for goes back to what ``ground`` has, so that nothing of it is left behind.
+
+    Args:
+        config: what to change.
+        name: of the agent.
+        ground: a preset's settings, whoever the agent is; None: the defaults.
+        tuned: agent -> flat settings that a preset has for it beyond those of its name.
 
     Raises:
         ConfigError: there is no agent of that name.
     """
     check_name(name)
-    settings = AGENTS[name].settings if name in AGENTS else {}
-    return override(config, {**settings, "agent": name})
+    if name not in AGENTS:
+        return override(config, {"agent": name})
+    before, tuned = config.agent.agent, tuned or {}
+    own = flat(ground or Config())
+    brought = (*(AGENTS[before].settings if before in AGENTS else ()), *tuned.get(before, ()))
+    back = {key: own[key] for key in brought}
+    return override(config, {**back, **AGENTS[name].settings, **tuned.get(name, {}), "agent": name})
+
+
+def check_identity(config: AgentConfig) -> None:
+    """Refuse settings with which a shipped agent would be another one: ``rainbow`` without noisy layers.
+
+    What a name does not stand for may be added to it: ``dqn`` with ``double``.
+
+    Raises:
+        ConfigError: the message names the setting, and the agent that it makes, if one of the shipped is.
+    """
+    if config.agent not in AGENTS:
+        return
+    info = AGENTS[config.agent]
+    for name in info.identity:
+        stands, has = info.settings[name], getattr(config, name)
+        if has == stands or (isinstance(has, float) and has):
+            continue
+        raise ConfigError(
+            f"agent {config.agent} stands for {as_flag(name, stands)}, and this configuration has "
+            f"{as_flag(name, has)}: choose {_made_of(config)}. (A name brings its settings with --agent "
+            f"{config.agent} or apexrl.train(..., agent={config.agent!r}), not as AgentConfig(agent={config.agent!r}).)"
+        )
+
+
+def _made_of(config: AgentConfig) -> str:
+    """The agent of the same class that these switches make, in words."""
+    same = {name: info for name, info in AGENTS.items() if info.where == AGENTS[config.agent].where}
+    switches = {switch for info in same.values() for switch in info.identity}
+    made = [name for name, info in same.items() if all(info.settings[key] == getattr(config, key) for key in switches)]
+    return made[0] if made else f"{next(iter(same))}, to which switches can be added"
 
 
 def agent_class(name: str) -> type[Any]:

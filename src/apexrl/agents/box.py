@@ -32,13 +32,14 @@ class ActionBox:
                 f"{agent} answers with a box of numbers, but this environment takes discrete actions; use an agent for "
                 "those, such as dueling_dqn or discrete_sac: apexrl list agents"
             )
+        self.shape = action.shape
         low, high = cast("Floats", action.low), cast("Floats", action.high)
         if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
             raise AgentError(
                 f"{agent} needs finite bounds low < high of every action, but the space is {low.tolist()} … "
-                f"{high.tolist()}; wrap the environment in gymnasium.wrappers.RescaleAction or ClipAction with bounds"
+                f"{high.tolist()}; give it bounds, as of -2 … 2: gymnasium.wrappers.TransformAction(env, lambda a: a, "
+                f"gymnasium.spaces.Box(-2.0, 2.0, {self.shape}))"
             )
-        self.shape = action.shape
         self.size = int(np.prod(action.shape, dtype=np.int64))
         self._low, self._high = low, high
         self._middle, self._half = (low + high) / 2, (high - low) / 2
@@ -69,8 +70,3 @@ class ActionBox:
         if free.any():
             noisy[free] = self.random(rng, int(free.sum()))
         return noisy
-
-
-def as_array(tensor: Tensor) -> Floats:
-    """A float32 tensor as NumPy, on the host, without gradient."""
-    return cast("Floats", tensor.detach().cpu().numpy())

@@ -13,10 +13,13 @@ class AgentInfo(NamedTuple):
     description: str
     needs: str  # of the environment
     citation: str
-    settings: Mapping[str, Any]  # flat names of `apexrl.config`: what the agent's name stands for
+    # Flat names of `apexrl.config`: what the agent's name stands for. Of the agent's own settings only such as it
+    # reads; what another agent's name has set goes back before these are set (`agents.with_agent`).
+    settings: Mapping[str, Any]
+    identity: tuple[str, ...] = ()  # of the settings those without which it would be another agent
 
 
-_DISCRETE = "Discrete or MultiDiscrete actions"
+_DISCRETE = "Discrete, MultiDiscrete or MultiBinary actions"
 _BOX = "bounded Box actions"
 
 # The switches of Q-learning, all off, and Ape-X's ε: a name below turns on its own.
@@ -28,7 +31,8 @@ _PLAIN: dict[str, Any] = {
     "distribution": "expected",
     "epsilon": 0.4,
 }
-# What actor-critic methods of one transition have in common (SB3's and CleanRL's SAC and TD3).
+# What actor-critic methods of one transition have in common (SB3's and CleanRL's SAC and TD3). With alpha 0 nobody
+# asks actors for priorities; critics are published all the same (docs/hosts.md has sizes).
 _ACTOR_CRITIC: dict[str, Any] = {
     "n_step": 1,
     "gamma": 0.99,
@@ -39,22 +43,18 @@ _ACTOR_CRITIC: dict[str, Any] = {
     "policy_learning_rate": 0.0,
     "policy_period_updates": 1,
     "gradient_clip": 0.0,
-    "huber": 0.0,
-    "polyak": 0.005,
     "batch_size": 256,
     "capacity": 1_000_000,
     "alpha": 0.0,
-    "remover": "fifo",
-    "trim_every": 1,
-    "min_size": 10_000,
+    "min_size": 10_000,  # rl-zoo's learning_starts for MuJoCo, of SAC and of TD3
     "samples_per_insert": 256.0,  # one update per environment step
     "random_start": True,
-    "residual": 0.0,
-    "temperature": 0.0,
-    "first_moment_decay": 0.9,
+    "pull_period": 10,  # ours: one publication, if every step has its update (they act with the newest weights)
 }
+_POLYAK: dict[str, Any] = {"polyak": 0.005}  # SB3's and CleanRL's
+_LEARNED: dict[str, Any] = {"temperature": 0.0}
 # DDPG's paper, but for its weight decay of 1e-2 and its Ornstein-Uhlenbeck noise, which later work leaves out.
-_DDPG: dict[str, Any] = {
+_DDPG: dict[str, Any] = _ACTOR_CRITIC | {
     "hidden": (400, 300),
     "learning_rate": 1e-3,  # of the critic
     "policy_learning_rate": 1e-4,
@@ -62,6 +62,7 @@ _DDPG: dict[str, Any] = {
     "batch_size": 64,
     "samples_per_insert": 64.0,
     "sigma": 0.2,
+    "residual": 0.0,
 }
 
 AGENTS: dict[str, AgentInfo] = {
@@ -78,6 +79,7 @@ AGENTS: dict[str, AgentInfo] = {
         _DISCRETE,
         "van Hasselt et al. 2016, Deep Reinforcement Learning with Double Q-learning, arXiv 1509.06461",
         _PLAIN | {"double": True},
+        identity=("double",),
     ),
     "dueling_dqn": AgentInfo(
         "apexrl.agents.dqn:DQN",
@@ -85,6 +87,7 @@ AGENTS: dict[str, AgentInfo] = {
         _DISCRETE,
         "Wang et al. 2016, Dueling Network Architectures, arXiv 1511.06581; Horgan et al. 2018, arXiv 1803.00933",
         _PLAIN | {"double": True, "dueling": True},
+        identity=("double", "dueling"),
     ),
     "c51": AgentInfo(
         "apexrl.agents.dqn:DQN",
@@ -92,6 +95,7 @@ AGENTS: dict[str, AgentInfo] = {
         _DISCRETE,
         "Bellemare et al. 2017, A Distributional Perspective on Reinforcement Learning, arXiv 1707.06887",
         _PLAIN | {"distribution": "categorical"},
+        identity=("distribution",),
     ),
     "qr_dqn": AgentInfo(
         "apexrl.agents.dqn:DQN",
@@ -99,6 +103,7 @@ AGENTS: dict[str, AgentInfo] = {
         _DISCRETE,
         "Dabney et al. 2018, Distributional Reinforcement Learning with Quantile Regression, arXiv 1710.10044",
         _PLAIN | {"distribution": "quantile"},
+        identity=("distribution",),
     ),
     "iqn": AgentInfo(
         "apexrl.agents.dqn:DQN",
@@ -106,6 +111,7 @@ AGENTS: dict[str, AgentInfo] = {
         _DISCRETE,
         "Dabney et al. 2018, Implicit Quantile Networks, arXiv 1806.06923",
         _PLAIN | {"distribution": "implicit_quantile"},
+        identity=("distribution",),
     ),
     "noisy_dqn": AgentInfo(
         "apexrl.agents.dqn:DQN",
@@ -113,10 +119,11 @@ AGENTS: dict[str, AgentInfo] = {
         _DISCRETE,
         "Fortunato et al. 2018, Noisy Networks for Exploration, arXiv 1706.10295",
         _PLAIN | {"noisy": True, "epsilon": 0.0},
+        identity=("noisy",),
     ),
     "rainbow": AgentInfo(
         "apexrl.agents.dqn:DQN",
-        "all of these at once: double, dueling, categorical, noisy, n-step, prioritized by divergence",
+        "DQN with everything: double, dueling, categorical, noisy, n-step, prioritized by divergence",
         _DISCRETE,
         "Hessel et al. 2018, Rainbow: Combining Improvements in Deep Reinforcement Learning, arXiv 1710.02298",
         _PLAIN
@@ -130,6 +137,7 @@ AGENTS: dict[str, AgentInfo] = {
             "alpha": 0.5,
             "beta": 0.4,  # constant, as in Ape-X; theirs rises to 1
         },
+        identity=("double", "dueling", "noisy", "distribution"),
     ),
     "munchausen_dqn": AgentInfo(
         "apexrl.agents.dqn:DQN",
@@ -137,13 +145,14 @@ AGENTS: dict[str, AgentInfo] = {
         _DISCRETE,
         "Vieillard et al. 2020, Munchausen Reinforcement Learning, arXiv 2007.14430",
         _PLAIN | {"munchausen": True, "n_step": 1},
+        identity=("munchausen",),
     ),
     "sac": AgentInfo(
         "apexrl.agents.sac:SAC",
         "soft actor-critic: two critics, a random policy, a learned temperature",
         _BOX,
         "Haarnoja et al. 2018, Soft Actor-Critic Algorithms and Applications, arXiv 1812.05905",
-        _ACTOR_CRITIC,
+        _ACTOR_CRITIC | _POLYAK | _LEARNED,
     ),
     "discrete_sac": AgentInfo(
         "apexrl.agents.discrete_sac:DiscreteSAC",
@@ -151,7 +160,7 @@ AGENTS: dict[str, AgentInfo] = {
         _DISCRETE,
         "Christodoulou 2019, Soft Actor-Critic for Discrete Action Settings, arXiv 1910.07207",
         # step sizes, batch and replay are the preset's, as n-step and priorities are
-        _PLAIN | {"optimizer": "adam", "polyak": 0.005, "policy_period_updates": 1, "temperature": 0.0},
+        _POLYAK | _LEARNED | {"optimizer": "adam", "policy_period_updates": 1},
     ),
     "crossq": AgentInfo(
         "apexrl.agents.crossq:CrossQ",
@@ -159,13 +168,14 @@ AGENTS: dict[str, AgentInfo] = {
         _BOX,
         "Bhatt et al. 2024, CrossQ: Batch Normalization in Deep Reinforcement Learning, arXiv 1902.05605",
         _ACTOR_CRITIC
+        | _LEARNED
         | {  # all the authors'
             "critic_hidden": (2048, 2048),
             "learning_rate": 1e-3,
             "first_moment_decay": 0.5,
             "policy_period_updates": 3,
             "min_size": 5_000,
-            "publish_period_updates": 100,  # ours: the critics, which travel too, are 34 MB
+            "publish_period_updates": 100,  # ours: the critics travel too, 17 MB each
         },
     ),
     "r2d2": AgentInfo(
@@ -173,10 +183,10 @@ AGENTS: dict[str, AgentInfo] = {
         "Q-learning with an LSTM, from sequences: remembers what an observation does not show",
         _DISCRETE,
         "Kapturowski et al. 2019, Recurrent Experience Replay in Distributed Reinforcement Learning, ICLR",
-        _PLAIN
-        | {
+        {
             "double": True,
             "dueling": True,
+            "epsilon": 0.4,
             "n_step": 5,
             "gamma": 0.997,
             "huber": 0.0,
@@ -204,14 +214,15 @@ AGENTS: dict[str, AgentInfo] = {
         "one critic, and a policy that climbs it; Gaussian noise explores",
         _BOX,
         "Lillicrap et al. 2016, Continuous control with deep reinforcement learning, arXiv 1509.02971",
-        _ACTOR_CRITIC | _DDPG,
+        _DDPG,
     ),
     "bires_ddpg": AgentInfo(
         "apexrl.agents.ddpg:DDPG",
         "DDPG whose critic learns backwards in time too; residual is the authors' η (tf2rl's is this divided by γ)",
         _BOX,
         "Zhang et al. 2019, Deep Residual Reinforcement Learning, arXiv 1905.01072",
-        _ACTOR_CRITIC | _DDPG | {"residual": 0.05},  # the authors' main runs
+        _DDPG | {"residual": 0.05},  # the authors' main runs
+        identity=("residual",),
     ),
     "td3": AgentInfo(
         "apexrl.agents.td3:TD3",
@@ -219,7 +230,9 @@ AGENTS: dict[str, AgentInfo] = {
         _BOX,
         "Fujimoto et al. 2018, Addressing Function Approximation Error in Actor-Critic Methods, arXiv 1802.09477",
         # the paper's, and CleanRL's and SB3's
-        _ACTOR_CRITIC | {"policy_period_updates": 2, "target_noise": 0.2, "target_noise_clip": 0.5, "sigma": 0.1},
+        _ACTOR_CRITIC
+        | _POLYAK
+        | {"policy_period_updates": 2, "target_noise": 0.2, "target_noise_clip": 0.5, "sigma": 0.1},
     ),
     "d4pg": AgentInfo(
         "apexrl.agents.d4pg:D4PG",

@@ -38,9 +38,10 @@ class Choices:
         self._nvec = action.nvec
         self.n = action.n or math.prod(action.nvec)
         if self.n > MOST:
+            combined = f": {' × '.join(map(str, action.nvec))} choices combined" if action.nvec else ""
             raise AgentError(
-                f"{agent} has a value for every action, and {' × '.join(map(str, action.nvec))} choices make {self.n} "
-                f"combinations, more than {MOST}; leave some out with a gymnasium.ActionWrapper"
+                f"{agent} has a value for every action, and here are {self.n}{combined}. More than {MOST} are too "
+                "many; leave some out with a gymnasium.ActionWrapper"
             )
 
     def to_env(self, index: Ints) -> Ints:

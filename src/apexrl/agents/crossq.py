@@ -10,7 +10,8 @@ from torch import Tensor
 from apexrl.agents.parts import Parts
 from apexrl.agents.sac import CRITICS, SAC
 from apexrl.agents.transitions import Transitions, side_by_side
-from apexrl.networks.batch_norm import NormedCritics, NormedPolicy, commit, in_training
+from apexrl.networks.actor_critic import Critics
+from apexrl.networks.batch_norm import NormedLayers, NormedPolicy, commit, in_training
 from apexrl.spec import EnvSpec
 
 
@@ -21,11 +22,12 @@ class CrossQ(SAC):
     Everything else is SAC's. Acting and priorities use the running statistics, which travel with the weights.
     """
 
-    def _networks(self, spec: EnvSpec) -> tuple[NormedPolicy, NormedCritics]:
+    def _networks(self, spec: EnvSpec) -> tuple[NormedPolicy, Critics]:
         config = self._config
         policy = NormedPolicy(spec, config.hidden, 2 * self._box.size, config.image_units, config.network)
         hidden = config.critic_hidden or config.hidden
-        return policy, NormedCritics(spec, hidden, CRITICS, config.image_units, config.network)
+        critics = Critics(spec, hidden, CRITICS, 1, config.image_units, config.network, NormedLayers)
+        return policy.eval(), critics.eval()
 
     def _all_parts(self) -> Parts:
         return Parts(self._policy, self._critics, self._temperature.trained)

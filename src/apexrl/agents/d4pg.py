@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from apexrl.agents.deterministic import Deterministic, Judged
+from apexrl.agents.deterministic import CriticLoss, Deterministic
+from apexrl.agents.returns import support_of
 from apexrl.agents.transitions import Transitions
 from apexrl.config import AgentConfig
 from apexrl.losses.deterministic import ascent_loss
@@ -21,26 +22,30 @@ SLOPE_CLIP = 1.0
 
 
 class D4PG(Deterministic):
-    """A categorical critic on ``atoms`` returns from ``v_min`` to ``v_max``, and a policy that climbs its mean."""
+    """A categorical critic on ``atoms`` returns from ``v_min`` to ``v_max``, and a policy that climbs its mean.
+
+    Raises:
+        AgentError: the actions are no box, or have no bounds; or the atoms are fewer than 2, or in no order.
+    """
 
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
         super().__init__(spec, config, device, seed, outputs=config.atoms)
-        self._support = torch.linspace(config.v_min, config.v_max, config.atoms, device=self._device)
+        self._support = support_of(config, self._device)
 
-    def surprise(self, batch: Transitions, now: Tensor, later: Tensor) -> Tensor:
+    def errors(self, batch: Transitions, now: Tensor, later: Tensor) -> Tensor:
         """D_KL(Φ(R + d·Z(s', μ(s'))) ‖ Z(s, a)), the critic's loss."""
         return categorical_divergence(now[0], self._target_distribution(batch, later[0]))
 
-    def judge(self, batch: Transitions) -> Judged:
+    def critic_loss(self, batch: Transitions) -> CriticLoss:
         """mean(w·D_KL(Φ(R + d·Z⁻(s', μ⁻(s'))) ‖ Z(s, a))): D4PG, algorithm 1, where Z is categorical."""
         with torch.no_grad():
             later = self._mu(self._policy.target, batch.next_observation)
             target = self._target_distribution(batch, self._critic.target(batch.next_observation, later)[0])
         logits = self._critic.network(batch.observation, self._box.to_unit(batch.action))[0]
         divergence = categorical_divergence(logits, target)
-        return Judged((batch.weights * divergence).mean(), divergence.detach(), self._mean(logits.detach()))
+        return CriticLoss((batch.weights * divergence).mean(), divergence.detach(), self._mean(logits.detach()))
 
-    def climb(self, batch: Transitions) -> Tensor:
+    def policy_loss(self, batch: Transitions) -> Tensor:
         """A loss whose gradient is that of −mean E[Z(s, μ(s))], with ∂E[Z]/∂a clipped elementwise."""
         action = self._mu(self._policy.network, batch.observation)
         free = action.detach().requires_grad_()

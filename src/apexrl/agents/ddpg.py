@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from apexrl.agents.deterministic import Deterministic, Judged
+from apexrl.agents.deterministic import CriticLoss, Deterministic
 from apexrl.agents.transitions import Transitions, side_by_side
 from apexrl.config import AgentConfig
 from apexrl.losses.deterministic import bidirectional_loss, critic_target
@@ -24,23 +24,23 @@ class DDPG(Deterministic):
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
         super().__init__(spec, config, device, seed)
 
-    def surprise(self, batch: Transitions, now: Tensor, later: Tensor) -> Tensor:
+    def errors(self, batch: Transitions, now: Tensor, later: Tensor) -> Tensor:
         """|δ1|, of Bi-Res-DDPG too."""
         return (critic_target(batch.reward, batch.discount, later[..., 0]) - now[0, :, 0]).abs()
 
-    def judge(self, batch: Transitions) -> Judged:
+    def critic_loss(self, batch: Transitions) -> CriticLoss:
         """½·mean(w·δ²) with δ = R + d·Q⁻(s', μ⁻(s')) − Q(s, a); with η also ``bidirectional_loss``'s second half."""
         if self._config.residual:
-            return self._judge_both_ways(batch)
+            return self._loss_both_ways(batch)
         critic, policy = self._critic, self._policy
         with torch.no_grad():
             later = self._mu(policy.target, batch.next_observation)
             target = critic_target(batch.reward, batch.discount, critic.target(batch.next_observation, later)[..., 0])
         q = critic.network(batch.observation, self._box.to_unit(batch.action))[0, :, 0]
         delta = target - q
-        return Judged(td_loss(delta, batch.weights, self._config.huber), delta.detach().abs(), q.detach())
+        return CriticLoss(td_loss(delta, batch.weights, self._config.huber), delta.detach().abs(), q.detach())
 
-    def _judge_both_ways(self, batch: Transitions) -> Judged:
+    def _loss_both_ways(self, batch: Transitions) -> CriticLoss:
         critic, policy, config = self._critic, self._policy, self._config
         both = side_by_side(batch.observation, batch.next_observation)
         action = self._box.to_unit(batch.action)
@@ -52,9 +52,9 @@ class DDPG(Deterministic):
         forward = torch.addcmul(batch.reward, batch.discount, target_next) - q
         backward = torch.addcmul(batch.reward, batch.discount, next_q) - target_q
         loss = bidirectional_loss(forward, backward, batch.weights, config.residual, config.huber)
-        return Judged(loss, forward.detach().abs(), q.detach())
+        return CriticLoss(loss, forward.detach().abs(), q.detach())
 
-    def climb(self, batch: Transitions) -> Tensor:
+    def policy_loss(self, batch: Transitions) -> Tensor:
         """−mean Q(s, μ(s)): its gradient is the deterministic policy gradient (DDPG, equation 6)."""
         action = self._mu(self._policy.network, batch.observation)
         q: Tensor = self._critic.network(batch.observation, action, frozen=True)

@@ -10,19 +10,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apexrl.agents.box import ActionBox, as_array
+from apexrl.agents.box import ActionBox
+from apexrl.agents.parts import Parts
 from apexrl.agents.rng import pack_generator, unpack_generator
-from apexrl.agents.trained import Gradients, Trained
-from apexrl.agents.transitions import Observation, Transitions, on_device, side_by_side, to_device, transitions
+from apexrl.agents.trained import METRICS_PERIOD_UPDATES, Gradients, Trained, held
+from apexrl.agents.transitions import (
+    Observation,
+    Transitions,
+    as_array,
+    fresh_transitions,
+    on_device,
+    side_by_side,
+    transitions,
+)
 from apexrl.config import AgentConfig
 from apexrl.networks.actor_critic import Critics, Policy
 from apexrl.protocols import Acted, Arrays, Learned, Sampled, State
 from apexrl.spec import Array, EnvSpec, Field
 
-METRICS_PERIOD_UPDATES = 50  # metrics wait for the device
 
-
-class Judged(NamedTuple):
+class CriticLoss(NamedTuple):
     """What the critics make of a batch."""
 
     loss: Tensor  # scalar
@@ -31,7 +38,7 @@ class Judged(NamedTuple):
 
 
 class Deterministic:
-    """A policy μ that names one action, and critics of it. Algorithms add ``surprise``, ``judge`` and ``climb``.
+    """A policy μ that names one action, and critics of it. Algorithms add ``errors``, and the two losses.
 
     Args:
         spec: the environment; its actions must be a box with finite bounds.
@@ -51,7 +58,6 @@ class Deterministic:
         self._config = config
         self._device = torch.device(device)
         self._box = ActionBox(spec.action, config.agent)
-        self._observation = tuple(spec.observation)
         self._rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # the CPU's alone, where layers are made
@@ -60,6 +66,7 @@ class Deterministic:
             critic = Critics(spec, units, critics, outputs, config.image_units, config.network)
         self._policy = Trained("policy", policy.to(self._device), config, config.policy_learning_rate)
         self._critic = Trained("critic", critic.to(self._device), config)
+        self._parts = Parts(self._policy, self._critic, targets=(self._policy, self._critic))
         self.updates = 0  # learner updates made: of the critics
 
     @property
@@ -69,15 +76,15 @@ class Deterministic:
 
     # What an algorithm is
 
-    def surprise(self, batch: Transitions, now: Tensor, later: Tensor) -> Tensor:
+    def errors(self, batch: Transitions, now: Tensor, later: Tensor) -> Tensor:
         """Priorities [B] from the critics' answers, [K, B, O], on (s, a) and on (s', μ(s'))."""
         raise NotImplementedError
 
-    def judge(self, batch: Transitions) -> Judged:
+    def critic_loss(self, batch: Transitions) -> CriticLoss:
         """What the critics are to minimise."""
         raise NotImplementedError
 
-    def climb(self, batch: Transitions) -> Tensor:
+    def policy_loss(self, batch: Transitions) -> Tensor:
         """What the policy is to minimise, a scalar."""
         raise NotImplementedError
 
@@ -99,11 +106,7 @@ class Deterministic:
 
         One pass of the policy and one of the critics over all of them (Horgan et al. 2018, appendix D).
         """
-        batch = Transitions(
-            on_device({name: items[name] for name in self._observation}, self._device),
-            on_device({name: items[f"next_{name}"] for name in self._observation}, self._device),
-            *(to_device(items[name], self._device) for name in ("action", "reward", "discount", "discount")),
-        )
+        batch = fresh_transitions(items, self._device)
         with torch.no_grad():
             later = self._mu(self._policy.network, batch.next_observation)
             answers = self._critic.network(
@@ -111,7 +114,7 @@ class Deterministic:
                 torch.cat((self._box.to_unit(batch.action), later)),
             )
             now, then = answers.tensor_split(2, dim=1)
-            return as_array(self.surprise(batch, now, then))
+            return as_array(self.errors(batch, now, then))
 
     # Learning
 
@@ -127,23 +130,24 @@ class Deterministic:
             NonFiniteError: a TD error or a gradient is NaN or infinite; parameters are as before.
         """
         config, policy, critic = self._config, self._policy, self._critic
-        judged = self.judge(batch)
-        critic.differentiate(judged.loss)
-        norm = critic.clip(config.gradient_clip, self.updates, judged.priorities)
+        loss, errors, values = self.critic_loss(batch)
+        critic.differentiate(loss)
+        priorities = as_array(errors)
+        norm = critic.clip(config.gradient_clip, self.updates, priorities)
         groups = {"critic": critic.gradient}
         if (self.updates + 1) % config.policy_period_updates == 0:
-            policy.differentiate(self.climb(batch))
+            policy.differentiate(self.policy_loss(batch))
             policy.clip(config.gradient_clip, self.updates)
             groups["policy"] = policy.gradient
         metrics: dict[str, float] = {}
         if self.updates % METRICS_PERIOD_UPDATES == 0:
             metrics = {
-                "loss": float(judged.loss.detach()),
-                "td_error": float(judged.priorities.mean()),
-                "q": float(judged.values.mean()),
+                "loss": float(loss.detach()),
+                "priority": float(priorities.mean()),
+                "q": float(values.mean()),
                 "gradient_norm": norm,
             }
-        return Gradients(groups, as_array(judged.priorities), metrics)
+        return Gradients(groups, priorities, metrics)
 
     def apply(self, groups: Mapping[str, Tensor]) -> None:
         """One step of each optimizer whose group is there. Targets move a little with every step of the policy, or are
@@ -176,7 +180,7 @@ class Deterministic:
     def weights(self) -> dict[str, Array]:
         """Policy and critics: parameter name -> float32 copy. Actors need the critics for priorities; so does a learner
         that begins again without a checkpoint."""
-        return self._policy.weights() | self._critic.weights()
+        return self._parts.weights()
 
     def load(self, weights: Arrays) -> None:
         """Take policy and critics.
@@ -184,13 +188,12 @@ class Deterministic:
         Raises:
             SpecError: the names or shapes are of other networks.
         """
-        self._policy.load(weights)
-        self._critic.load(weights)
+        self._parts.load(weights)
 
     def state_dict(self) -> dict[str, Array]:
         """Parameters, targets, optimizers, counters and RNG as flat named arrays."""
         counters = {"updates": np.array(self.updates, np.int64), "rng": pack_generator(self._rng)}
-        return self._policy.state_dict() | self._critic.state_dict() | counters
+        return self._parts.state_dict() | counters
 
     def load_state_dict(self, state: Arrays) -> None:
         """Go on exactly where ``state_dict`` was taken.
@@ -199,7 +202,6 @@ class Deterministic:
             SnapshotError: something is missing: the state is of another agent or optimizer.
             SpecError: arrays are of other networks.
         """
-        self._policy.load_state_dict(state)
-        self._critic.load_state_dict(state)
-        self.updates = int(state["updates"])
-        self._rng = unpack_generator(state["rng"])
+        self._parts.load_state_dict(state)
+        self.updates = int(held(state, "updates"))
+        self._rng = unpack_generator(held(state, "rng"))

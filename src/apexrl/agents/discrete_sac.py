@@ -10,21 +10,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apexrl.agents.box import as_array
 from apexrl.agents.choices import Choices
 from apexrl.agents.parts import Parts
 from apexrl.agents.rng import pack_generator, unpack_generator
 from apexrl.agents.temperature import Temperature
-from apexrl.agents.trained import Gradients, Trained
-from apexrl.agents.transitions import Transitions, on_device, side_by_side, to_device, transitions
+from apexrl.agents.trained import METRICS_PERIOD_UPDATES, Gradients, Trained, held
+from apexrl.agents.transitions import Transitions, as_array, fresh_transitions, on_device, side_by_side, transitions
 from apexrl.config import AgentConfig
 from apexrl.losses import critics_loss, soft_value
 from apexrl.networks.action_values import ActionValues
 from apexrl.networks.actor_critic import Policy
 from apexrl.protocols import Acted, Arrays, Learned, Sampled, State
-from apexrl.spec import Array, EnvSpec, Field, split_observation
+from apexrl.spec import Array, EnvSpec, Field
 
-METRICS_PERIOD_UPDATES = 50  # metrics wait for the device
 CRITICS = 2
 ENTROPY_SHARE = 0.89  # of log n: the target entropy (CleanRL; Christodoulou's 0.98 is nearly uniform)
 
@@ -89,14 +87,12 @@ class DiscreteSAC:
     @torch.no_grad()
     def priorities(self, items: Arrays) -> NDArray[np.float32]:
         """|δ| [N], the mean over both critics: one pass of the newest published ones over both states."""
-        seen = on_device(split_observation(items), self._device)
-        later = on_device(split_observation(items, "next_"), self._device)
-        action, reward, discount = (to_device(items[name], self._device) for name in ("action", "reward", "discount"))
-        q, next_q = self._critics.network(side_by_side(seen, later)).tensor_split(2, dim=1)
-        log_probs = torch.log_softmax(self._policy.network(later), dim=1)
-        target = torch.addcmul(reward, discount, soft_value(next_q, log_probs, self._temperature.value))
-        # A terminated window has no later step: whatever stands there must not count, even if it is not finite.
-        delta = torch.where(discount > 0, target, reward) - self._taken(q, action)
+        batch = fresh_transitions(items, self._device)
+        both = side_by_side(batch.observation, batch.next_observation)
+        q, next_q = self._critics.network(both).tensor_split(2, dim=1)
+        log_probs = torch.log_softmax(self._policy.network(batch.next_observation), dim=1)
+        value = soft_value(next_q, log_probs, self._temperature.value)
+        delta = torch.addcmul(batch.reward, batch.discount, value) - self._taken(q, batch.action)
         return as_array(delta.abs().mean(dim=0))
 
     # Learning
@@ -124,7 +120,7 @@ class DiscreteSAC:
         delta = target - q
         loss = critics_loss(delta, batch.weights, config.huber)
         critics.differentiate(loss)
-        priorities = delta.detach().abs().mean(dim=0)
+        priorities = as_array(delta.detach().abs().mean(dim=0))
         norm = critics.clip(config.gradient_clip, self.updates, priorities)
         groups = {"critics": critics.gradient}
 
@@ -139,13 +135,13 @@ class DiscreteSAC:
         if self.updates % METRICS_PERIOD_UPDATES == 0:
             metrics = {
                 "loss": float(loss.detach()),
-                "td_error": float(priorities.mean()),
+                "priority": float(priorities.mean()),
                 "q": float(q.detach().mean()),
                 "gradient_norm": norm,
                 "temperature": float(temperature),
                 "entropy": -float((next_log_probs.exp() * next_log_probs).sum(dim=1).mean()),
             }
-        return Gradients(groups, as_array(priorities), metrics)
+        return Gradients(groups, priorities, metrics)
 
     def _taken(self, values: Tensor, action: Tensor) -> Tensor:
         """Q(s, a) [K, B] of [K, B, n]."""
@@ -198,5 +194,5 @@ class DiscreteSAC:
             SpecError: arrays are of other networks.
         """
         self._parts.load_state_dict(state)
-        self.updates = int(state["updates"])
-        self._rng = unpack_generator(state["rng"])
+        self.updates = int(held(state, "updates"))
+        self._rng = unpack_generator(held(state, "rng"))

@@ -20,14 +20,12 @@ from apexrl.agents.choices import Choices
 from apexrl.agents.returns import Fresh, midpoints, returns_of
 from apexrl.agents.rng import pack_generator, unpack_generator
 from apexrl.agents.targets import targets_of
-from apexrl.agents.trained import Gradients, Trained
-from apexrl.agents.transitions import Transitions, on_device, to_device, transitions
+from apexrl.agents.trained import METRICS_PERIOD_UPDATES, Gradients, Trained, held
+from apexrl.agents.transitions import Transitions, as_array, on_device, to_device, transitions
 from apexrl.config import AgentConfig
-from apexrl.networks import Differentiable, Draw, QNetwork, differentiable, scaled
+from apexrl.networks import NOTHING, Differentiable, Draw, QNetwork, differentiable, scaled
 from apexrl.protocols import Acted, Arrays, Learned, Sampled, State
 from apexrl.spec import Array, EnvSpec, Field
-
-METRICS_PERIOD_UPDATES = 50  # metrics cost about a tenth of a small update
 
 
 class DQN:
@@ -66,6 +64,7 @@ class DQN:
             ).to(self._device)
         self._network = Trained("", network, config)
         self._online = differentiable(network)
+        self._certain = not (network.noise_size or self._implicit)  # nothing in it is drawn
         self.updates = 0  # learner updates made
 
     @property
@@ -75,6 +74,8 @@ class DQN:
 
     def _draw(self, rows: int, samples: int = 0) -> Draw:
         """What one pass through the network draws anew: noise for all rows, τ ~ U(0, 1) for every row."""
+        if self._certain:
+            return NOTHING
         network = self._network.network
         noise = fractions = None
         if network.noise_size:
@@ -91,18 +92,19 @@ class DQN:
 
         Fresh noise, and fractions half as many as in learning (Dabney et al. 2018b: 32). Greedy: none and the same.
         """
-        rows, half = len(exploration), max(1, self._config.quantile_samples // 2)
+        rows = len(exploration)
+        half = max(1, self._config.quantile_samples // 2) if self._implicit else 0
         if not greedy:
             draw = self._draw(rows, half)
         else:
-            draw = Draw(None, midpoints(half, self._device).expand(rows, half) if self._implicit else None)
+            draw = Draw(None, midpoints(half, self._device).expand(rows, half)) if self._implicit else NOTHING
         answers = self._returns.read(self._online.values(on_device(observations, self._device), draw)).cpu()
         q = self._returns.means(answers)
         actions = q.numpy().argmax(axis=1)
         if not greedy:
             explore = self._rng.random(rows, np.float32) < exploration
             actions = np.where(explore, self._rng.integers(self._actions, size=rows), actions)
-        extras = self._returns.recorded(answers, q, torch.from_numpy(actions))
+        extras = self._returns.recorded(answers, q, actions)
         return Acted(self._choices.to_env(actions), extras, state)
 
     def priorities(self, items: Arrays) -> NDArray[np.float32]:
@@ -133,23 +135,24 @@ class DQN:
         rows, action = len(batch.reward), self._choices.index(batch.action)
 
         draw = self._draw(rows)  # every pass has its own (Fortunato et al. 2018, section 3.1)
-        selector = (there, self._draw(rows)) if config.double else (None, Draw())
+        selector = (there, self._draw(rows)) if config.double else (None, NOTHING)
         z, online_later = self._online.forward(here, selector[0], draw, selector[1])
         with torch.no_grad():
             target = self._target_of(batch, action, online_later)
-            towards, priorities = returns.differentiate(z, draw.fractions, action, target, batch.weights)
+            towards, errors = returns.differentiate(z, draw.fractions, action, target, batch.weights)
         self._online.backward(towards)
+        priorities = as_array(errors)
         gradient_norm = network.clip(config.gradient_clip, self.updates, priorities)
 
         metrics: dict[str, float] = {}
         if self.updates % METRICS_PERIOD_UPDATES == 0:
             metrics = {
                 "loss": float(returns.loss(z, draw.fractions, action, target, batch.weights)),
-                "td_error": float(priorities.mean()),
+                "priority": float(priorities.mean()),
                 "q": float(returns.means(returns.read(z)).mean()),
                 "gradient_norm": gradient_norm,
             }
-        return Gradients({"q": gradient}, priorities.cpu().numpy(), metrics)
+        return Gradients({"q": gradient}, priorities, metrics)
 
     def _target_of(self, batch: Transitions, action: Tensor, online_later: Tensor | None) -> Tensor:
         """What the answer for the action taken should be: [B], or a distribution [B, N]."""
@@ -208,8 +211,8 @@ class DQN:
             SpecError: arrays are of another network.
         """
         self._network.load_state_dict(state)
-        self.updates = int(state["updates"])
-        self._rng = unpack_generator(state["rng"])
+        self.updates = int(held(state, "updates"))
+        self._rng = unpack_generator(held(state, "rng"))
         self._online.refresh()
         self._target.refresh()
 

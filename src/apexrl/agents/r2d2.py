@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +12,8 @@ from torch import Tensor
 from apexrl.agents.choices import Choices
 from apexrl.agents.rng import pack_generator, unpack_generator
 from apexrl.agents.sequences import Sequences, items_time_first, sequences
-from apexrl.agents.trained import Trained
-from apexrl.agents.transitions import on_device
+from apexrl.agents.trained import METRICS_PERIOD_UPDATES, Gradients, Trained, held
+from apexrl.agents.transitions import as_array, on_device
 from apexrl.config import AgentConfig
 from apexrl.errors import AgentError
 from apexrl.losses import sequence_loss, sequence_priority, sequence_target, unscale
@@ -22,14 +21,7 @@ from apexrl.networks.recurrent import LSTMState, RecurrentQ
 from apexrl.protocols import Acted, Arrays, Item, Learned, Sampled, State
 from apexrl.spec import Array, EnvSpec, Field
 
-METRICS_PERIOD_UPDATES = 50
 H, C = "lstm_h", "lstm_c"  # the recurrent state's fields
-
-
-class Gradients(NamedTuple):
-    groups: dict[str, Tensor]  # group name -> flat gradient, clipped; holds until the next call
-    priorities: NDArray[np.float32]  # [B]
-    metrics: dict[str, float]
 
 
 class R2D2:
@@ -113,8 +105,7 @@ class R2D2:
         if self._stacked:
             value = value[:, :, -1]  # the replay stacks it as it does observations
         target = sequence_target(reward, discount, mask, value, config.n_step, config.rescaling_eps)
-        priorities: NDArray[np.float32] = sequence_priority(target - q, mask, config.priority_eta).numpy()
-        return priorities
+        return as_array(sequence_priority(target - q, mask, config.priority_eta))
 
     # Learning
 
@@ -142,18 +133,17 @@ class R2D2:
         delta = torch.where(batch.mask, target - taken, 0.0)
         loss = sequence_loss(delta, batch.weights, config.huber)
         network.differentiate(loss)
-        priorities = sequence_priority(delta.detach(), batch.mask, config.priority_eta)
+        priorities = as_array(sequence_priority(delta, batch.mask, config.priority_eta))
         gradient_norm = network.clip(config.gradient_clip, self.updates, priorities)
         metrics: dict[str, float] = {}
         if self.updates % METRICS_PERIOD_UPDATES == 0:
-            steps = batch.mask.sum()
             metrics = {
                 "loss": float(loss.detach()),
-                "td_error": float(delta.detach().abs().sum() / steps),
+                "priority": float(priorities.mean()),
                 "q": float(unscale(taken.detach(), config.rescaling_eps)[batch.mask].mean()),
                 "gradient_norm": gradient_norm,
             }
-        return Gradients({"q": network.gradient}, priorities.cpu().numpy(), metrics)
+        return Gradients({"q": network.gradient}, priorities, metrics)
 
     def _values(self, network: RecurrentQ, batch: Sequences) -> Tensor:
         """(Rescaled) Q of the steps that are trained on and of the observation behind them, [L + 1, B, n]."""
@@ -209,5 +199,5 @@ class R2D2:
             SpecError: arrays are of another network.
         """
         self._network.load_state_dict(state)
-        self.updates = int(state["updates"])
-        self._rng = unpack_generator(state["rng"])
+        self.updates = int(held(state, "updates"))
+        self._rng = unpack_generator(held(state, "rng"))

@@ -1,11 +1,18 @@
-"""Settings that only some agents read: what the command shows for an agent, and what it refuses. Loads no PyTorch."""
+"""Settings that only some agents read: what the command shows for an agent, and what it refuses. Loads no PyTorch.
+
+A setting may depend on another one (``atoms`` on ``distribution``). A name offers whatever its agent may come to read;
+given where another setting keeps it from being read, it is refused.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from apexrl.agents.catalogue import AGENTS
+from apexrl.config import AgentConfig
 from apexrl.errors import ConfigError
+from apexrl.settings import as_flag
 
 _VALUES = {"double", "dueling", "epsilon", "epsilon_alpha"}
 _SWITCHES = {
@@ -23,39 +30,97 @@ _SWITCHES = {
 _CATEGORIES = {"atoms", "v_min", "v_max"}
 _ACTOR_CRITIC = {"critic_hidden", "policy_learning_rate", "policy_period_updates"}
 _TARGET = {"polyak", "target_period_updates"}
-_SOFT = {"temperature", "initial_temperature", "temperature_learning_rate", "target_entropy"}
+_SOFT = {"temperature", "initial_temperature", "temperature_learning_rate", "target_entropy", "huber"}
 _NOISE = {"sigma", "sigma_alpha"}
 _MEMORY = {"sequence_length", "sequence_stride", "burn_in", "recurrent_units", "rescaling_eps", "priority_eta"}
+_OPTIMIZER = {"optimizer", "first_moment_decay", "rmsprop_decay"}
 
 READS: dict[str, set[str]] = {
-    "apexrl.agents.dqn:DQN": _VALUES | _SWITCHES | _CATEGORIES | _TARGET,
-    "apexrl.agents.r2d2:R2D2": _VALUES | _MEMORY | _TARGET,
+    "apexrl.agents.dqn:DQN": _VALUES | _SWITCHES | _CATEGORIES | _TARGET | {"huber"},
+    "apexrl.agents.r2d2:R2D2": _VALUES | _MEMORY | _TARGET | {"huber"},
     "apexrl.agents.discrete_sac:DiscreteSAC": _ACTOR_CRITIC | _SOFT | _TARGET,
     "apexrl.agents.sac:SAC": _ACTOR_CRITIC | _SOFT | _TARGET,
     "apexrl.agents.crossq:CrossQ": _ACTOR_CRITIC | _SOFT,
-    "apexrl.agents.ddpg:DDPG": _ACTOR_CRITIC | _NOISE | _TARGET | {"residual"},
-    "apexrl.agents.td3:TD3": _ACTOR_CRITIC | _NOISE | _TARGET | {"target_noise", "target_noise_clip"},
+    "apexrl.agents.ddpg:DDPG": _ACTOR_CRITIC | _NOISE | _TARGET | {"residual", "huber"},
+    "apexrl.agents.td3:TD3": _ACTOR_CRITIC | _NOISE | _TARGET | {"target_noise", "target_noise_clip", "huber"},
     "apexrl.agents.d4pg:D4PG": _ACTOR_CRITIC | _NOISE | _TARGET | _CATEGORIES,
 }
-"""Where an agent is (``AgentInfo.where``) -> those that it reads."""
+"""Where an agent is (``AgentInfo.where``) -> those that it reads, some of them only with others."""
+READS = {where: names | _OPTIMIZER for where, names in READS.items()}
 
 _SOME = set().union(*READS.values())
 
 
+class _Needs(NamedTuple):
+    """A switch must have one of some values, in an agent that reads the switch."""
+
+    switch: str
+    values: tuple[Any, ...]
+
+
+_NEEDS: dict[str, _Needs] = {
+    "noisy_sigma": _Needs("noisy", (True,)),
+    **dict.fromkeys(("munchausen_alpha", "munchausen_temperature", "munchausen_clip"), _Needs("munchausen", (True,))),
+    **dict.fromkeys(_CATEGORIES, _Needs("distribution", ("categorical",))),
+    "quantiles": _Needs("distribution", ("quantile",)),
+    **dict.fromkeys(("quantile_samples", "cosines"), _Needs("distribution", ("implicit_quantile",))),
+    "huber": _Needs("distribution", ("expected", "quantile", "implicit_quantile")),
+    "target_period_updates": _Needs("polyak", (0.0,)),
+    **dict.fromkeys(
+        ("initial_temperature", "temperature_learning_rate", "target_entropy"), _Needs("temperature", (0.0,))
+    ),
+    "first_moment_decay": _Needs("optimizer", ("adam",)),
+    "rmsprop_decay": _Needs("optimizer", ("rmsprop",)),
+}
+
+
 def unread(agent: str) -> set[str]:
-    """Flat names of the settings that mean nothing to ``agent``. One of your own may read any."""
-    return _SOME - READS.get(AGENTS[agent].where, _SOME) if agent in AGENTS else set()
+    """Flat names of the settings that mean nothing to ``agent``, whatever its others are. One of your own may read any.
+
+    A name that stands for a switch has it: ``c51`` reads no ``quantiles``.
+    """
+    if agent not in AGENTS:
+        return set()
+    info = AGENTS[agent]
+    fixed = {switch: info.settings[switch] for switch in info.identity}
+    never = {name for name, (switch, values) in _NEEDS.items() if switch in fixed and fixed[switch] not in values}
+    return (_SOME - READS[info.where]) | never
+
+
+def idle(config: AgentConfig) -> dict[str, str]:
+    """Those that mean nothing with the others as they are -> the flag that keeps them so."""
+    if config.agent not in AGENTS:
+        return {}
+    reads = READS[AGENTS[config.agent].where]
+    return {
+        name: as_flag(switch, getattr(config, switch))
+        for name, (switch, values) in _NEEDS.items()
+        if {name, switch} <= reads and getattr(config, switch) not in values
+    }
 
 
 def check_read(agent: str, given: Iterable[str]) -> None:
-    """Refuse settings that somebody has ``given`` and that would change nothing.
+    """Refuse settings that somebody has ``given`` and that no configuration of ``agent`` reads.
 
     Raises:
-        ConfigError: the message names the agents that read it.
+        ConfigError: the message names the agents that do.
     """
-    idle = unread(agent)
+    nothing = unread(agent)
     for name in given:
-        if name in idle:
+        if name in nothing:
             others = ", ".join(other for other in AGENTS if name not in unread(other))
             flag = "--" + name.replace("_", "-")
             raise ConfigError(f"{flag} means nothing to agent {agent}: leave it out, or choose one of {others}")
+
+
+def check_in_use(config: AgentConfig, given: Iterable[str]) -> None:
+    """Refuse settings that somebody has ``given`` and that another one keeps from being read.
+
+    Raises:
+        ConfigError: the message names the other.
+    """
+    nothing = idle(config)
+    for name in given:
+        if name in nothing:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"{flag} means nothing with {nothing[name]}: leave it out, or change the other")

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from apexrl.agents.targets import Targets
@@ -76,7 +78,7 @@ class Returns(Protocol):
         """What acting records."""
         ...
 
-    def recorded(self, answers: Tensor, q: Tensor, action: Tensor) -> dict[str, Array]:
+    def recorded(self, answers: Tensor, q: Tensor, action: NDArray[np.int64]) -> dict[str, Array]:
         """The same, of actions just chosen. ``answers`` as ``read`` returned them, on the CPU."""
         ...
 
@@ -114,7 +116,7 @@ class Expected:
     def fields(self, actions: int) -> dict[str, Field]:
         return recorded_means(actions)
 
-    def recorded(self, answers: Tensor, q: Tensor, action: Tensor) -> dict[str, Array]:
+    def recorded(self, answers: Tensor, q: Tensor, action: NDArray[np.int64]) -> dict[str, Array]:
         return {"q": cast("Array", q.numpy())}
 
     def priorities(self, fresh: Fresh, targets: Targets) -> Tensor:
@@ -128,9 +130,9 @@ class Categorical:
     CPU, wherever the network is.
     """
 
-    def __init__(self, atoms: int, v_min: float, v_max: float, device: torch.device) -> None:
-        self.outputs = atoms
-        self._support = torch.linspace(v_min, v_max, atoms, device=device)
+    def __init__(self, support: Tensor) -> None:
+        self.outputs = len(support)
+        self._support = support
 
     def read(self, z: Tensor) -> Tensor:
         return torch.softmax(z, dim=2)
@@ -154,8 +156,8 @@ class Categorical:
     def fields(self, actions: int) -> dict[str, Field]:
         return {name: Field((self.outputs,), "float32", sampled=False) for name in ("taken", "greedy")}
 
-    def recorded(self, answers: Tensor, q: Tensor, action: Tensor) -> dict[str, Array]:
-        chosen = {"taken": taken(answers, action), "greedy": taken(answers, q.argmax(dim=1))}
+    def recorded(self, answers: Tensor, q: Tensor, action: NDArray[np.int64]) -> dict[str, Array]:
+        chosen = {"taken": taken(answers, torch.from_numpy(action)), "greedy": taken(answers, q.argmax(dim=1))}
         return {name: cast("Array", probabilities.numpy()) for name, probabilities in chosen.items()}
 
     def priorities(self, fresh: Fresh, targets: Targets) -> Tensor:
@@ -205,7 +207,7 @@ class Quantiles:
     def fields(self, actions: int) -> dict[str, Field]:
         return recorded_means(actions)
 
-    def recorded(self, answers: Tensor, q: Tensor, action: Tensor) -> dict[str, Array]:
+    def recorded(self, answers: Tensor, q: Tensor, action: NDArray[np.int64]) -> dict[str, Array]:
         return {"q": cast("Array", q.numpy())}
 
     def priorities(self, fresh: Fresh, targets: Targets) -> Tensor:
@@ -236,6 +238,20 @@ def midpoints(count: int, device: torch.device) -> Tensor:
     return (torch.arange(count, dtype=torch.float32, device=device) + 0.5) / count
 
 
+def support_of(config: AgentConfig, device: torch.device) -> Tensor:
+    """``atoms`` returns evenly spaced from ``v_min`` to ``v_max``, float32 [N].
+
+    Raises:
+        AgentError: they are fewer than 2, or not in that order.
+    """
+    if config.atoms < 2 or not config.v_min < config.v_max:
+        raise AgentError(
+            f"{config.agent} needs at least 2 atoms and v_min < v_max, not --atoms {config.atoms} --v-min "
+            f"{config.v_min:g} --v-max {config.v_max:g}"
+        )
+    return torch.linspace(config.v_min, config.v_max, config.atoms, device=device)
+
+
 def returns_of(config: AgentConfig, device: torch.device) -> Returns:
     """The kind that ``config.distribution`` names.
 
@@ -246,16 +262,14 @@ def returns_of(config: AgentConfig, device: torch.device) -> Returns:
     if kind == "expected":
         return Expected(config.huber)
     if kind == "categorical":
-        if config.atoms < 2 or not config.v_min < config.v_max:
-            raise AgentError(
-                f"{config.agent} needs at least 2 atoms and v_min < v_max, not --atoms {config.atoms} --v-min "
-                f"{config.v_min:g} --v-max {config.v_max:g}"
-            )
-        return Categorical(config.atoms, config.v_min, config.v_max, device)
-    count = config.quantiles if kind == "quantile" else config.quantile_samples
-    if count < 2 or (kind == "implicit_quantile" and config.cosines < 1):
+        return Categorical(support_of(config, device))
+    if kind == "quantile":
+        if config.quantiles < 2:
+            raise AgentError(f"{config.agent} needs at least 2 quantiles, not --quantiles {config.quantiles}")
+        return Quantiles(config.quantiles, config.huber, device)
+    if config.quantile_samples < 2 or config.cosines < 1:
         raise AgentError(
-            f"{config.agent} needs at least 2 quantiles and 1 cosine, not --quantiles {config.quantiles} "
-            f"--quantile-samples {config.quantile_samples} --cosines {config.cosines}"
+            f"{config.agent} needs at least 2 samples and 1 cosine, not --quantile-samples {config.quantile_samples} "
+            f"--cosines {config.cosines}"
         )
-    return Quantiles(count, config.huber, device)
+    return Quantiles(config.quantile_samples, config.huber, device)

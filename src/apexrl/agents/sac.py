@@ -9,20 +9,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from apexrl.agents.box import ActionBox, as_array
+from apexrl.agents.box import ActionBox
 from apexrl.agents.parts import Parts
 from apexrl.agents.rng import noise_generator, pack_generator, pack_noise, unpack_generator, unpack_noise
 from apexrl.agents.temperature import Temperature
-from apexrl.agents.trained import Gradients, Trained
-from apexrl.agents.transitions import Transitions, on_device, side_by_side, to_device, transitions
+from apexrl.agents.trained import METRICS_PERIOD_UPDATES, Gradients, Trained, held
+from apexrl.agents.transitions import Transitions, as_array, fresh_transitions, on_device, side_by_side, transitions
 from apexrl.config import AgentConfig
 from apexrl.losses import critics_loss, policy_loss, soft_target
 from apexrl.networks.actor_critic import Critics, Policy
 from apexrl.networks.squashed import gaussian, squash
 from apexrl.protocols import Acted, Arrays, Learned, Sampled, State
-from apexrl.spec import Array, EnvSpec, Field, split_observation
+from apexrl.spec import Array, EnvSpec, Field
 
-METRICS_PERIOD_UPDATES = 50  # metrics wait for the device
 CRITICS = 2  # the smaller of two values counts (Fujimoto et al. 2018, section 4.2)
 
 
@@ -99,16 +98,13 @@ class SAC:
 
         Horgan et al. 2018, appendix D: an actor of box actions evaluates critics for this.
         """
-        seen = on_device(split_observation(items), self._device)
-        later = on_device(split_observation(items, "next_"), self._device)
-        action, reward, discount = (to_device(items[name], self._device) for name in ("action", "reward", "discount"))
-        mean, log_std = gaussian(self._policy.network(later))
+        batch = fresh_transitions(items, self._device)
+        mean, log_std = gaussian(self._policy.network(batch.next_observation))
         next_action, next_log_prob = squash(mean, log_std, self._acting_noise(mean))
-        actions = torch.cat((self._box.to_unit(action), next_action))
-        q, next_q = self._critics.network(side_by_side(seen, later), actions).squeeze(2).tensor_split(2, dim=1)
-        target = soft_target(reward, discount, next_q, next_log_prob, self._temperature.value)
-        # A terminated window has no later step: whatever stands there must not count, even if it is not finite.
-        delta = torch.where(discount > 0, target, reward) - q
+        both = side_by_side(batch.observation, batch.next_observation)
+        actions = torch.cat((self._box.to_unit(batch.action), next_action))
+        q, next_q = self._critics.network(both, actions).squeeze(2).tensor_split(2, dim=1)
+        delta = soft_target(batch.reward, batch.discount, next_q, next_log_prob, self._temperature.value) - q
         return as_array(delta.abs().mean(dim=0))
 
     def _acting_noise(self, like: Tensor) -> Tensor:
@@ -137,7 +133,7 @@ class SAC:
         delta = soft_target(batch.reward, batch.discount, next_q, next_log_prob, temperature) - q
         loss = critics_loss(delta, batch.weights, config.huber)
         critics.differentiate(loss)
-        priorities = delta.detach().abs().mean(dim=0)
+        priorities = as_array(delta.detach().abs().mean(dim=0))
         norm = critics.clip(config.gradient_clip, self.updates, priorities)
         groups = {"critics": critics.gradient}
 
@@ -152,13 +148,13 @@ class SAC:
         if self.updates % METRICS_PERIOD_UPDATES == 0:
             metrics = {
                 "loss": float(loss.detach()),
-                "td_error": float(priorities.mean()),
+                "priority": float(priorities.mean()),
                 "q": float(q.detach().mean()),
                 "gradient_norm": norm,
                 "temperature": float(temperature),
                 "entropy": -float(next_log_prob.mean()),
             }
-        return Gradients(groups, as_array(priorities), metrics)
+        return Gradients(groups, priorities, metrics)
 
     def _values(self, batch: Transitions, next_action: Tensor) -> tuple[Tensor, Tensor]:
         """Q(s, a) to be differentiated, and Q⁻(s', a') not to be, each [2, B]."""
@@ -224,6 +220,6 @@ class SAC:
             SpecError: arrays are of other networks.
         """
         self._parts.load_state_dict(state)
-        self.updates = int(state["updates"])
-        self._rng = unpack_generator(state["rng"])
-        self._noise = unpack_noise(state["noise"])
+        self.updates = int(held(state, "updates"))
+        self._rng = unpack_generator(held(state, "rng"))
+        self._noise = unpack_noise(held(state, "noise"))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from apexrl.agents.transitions import on_device, to_device
+from apexrl.agents.transitions import on_device, to_device, unread
 from apexrl.protocols import Sampled
 from apexrl.spec import Array, split_observation
 
@@ -42,7 +42,9 @@ def sequences(batch: Sampled, burn_in: int, states: tuple[str, ...], device: tor
         device: where to.
     """
     data = batch.data
-    observation = on_device(split_observation(data), device)  # in one piece: slices would be copied on the host
+    rows, steps = np.nonzero((data["discount"] == 0) & data["mask"])  # terminations
+    seen = {name: unread(array, (rows, steps + 1)) for name, array in split_observation(data).items()}
+    observation = on_device(seen, device)  # in one piece: slices would be copied on the host
     first = data["first"]
     action, reward, discount, mask = (
         to_device(time_first(data[name])[burn_in:], device) for name in ("action", "reward", "discount", "mask")

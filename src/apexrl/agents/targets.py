@@ -65,7 +65,9 @@ def targets_of(config: AgentConfig) -> Targets:
     beyond = {
         "--double: its soft target has no best action for another network to choose": config.double,
         "--distribution categorical: its mixture is over values and quantiles": config.distribution == "categorical",
-        f"--n-step {config.n_step}: every reward on the way would need its own log-policy": config.n_step > 1,
+        f"--n-step {config.n_step}, as every reward on the way would need its own log-policy: set --n-step 1": (
+            config.n_step > 1
+        ),
     }
     for reason, refused in beyond.items():
         if refused:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from apexrl.agents.deterministic import Deterministic, Judged
+from apexrl.agents.deterministic import CriticLoss, Deterministic
+from apexrl.agents.rng import noise_generator, pack_noise, unpack_noise
+from apexrl.agents.trained import held
 from apexrl.agents.transitions import Transitions
 from apexrl.config import AgentConfig
 from apexrl.losses.deterministic import critic_target, smoothed
@@ -21,14 +22,14 @@ class TD3(Deterministic):
 
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
         super().__init__(spec, config, device, seed, critics=2)
-        self._noise = torch.Generator().manual_seed(seed)  # on the CPU: a run goes on alike on any device
+        self._noise = noise_generator(seed)
 
-    def surprise(self, batch: Transitions, now: Tensor, later: Tensor) -> Tensor:
+    def errors(self, batch: Transitions, now: Tensor, later: Tensor) -> Tensor:
         """|δ|, mean over both critics."""
         target = critic_target(batch.reward, batch.discount, later[..., 0])
         return (target - now[..., 0]).abs().mean(dim=0)
 
-    def judge(self, batch: Transitions) -> Judged:
+    def critic_loss(self, batch: Transitions) -> CriticLoss:
         """Σ_k ½·mean(w·δ_k²) with δ_k = R + d·min_j Q⁻_j(s', a') − Q_k(s, a) and a' = ``smoothed`` μ⁻(s')."""
         config, critic = self._config, self._critic
         with torch.no_grad():
@@ -39,9 +40,9 @@ class TD3(Deterministic):
         q = critic.network(batch.observation, self._box.to_unit(batch.action))[..., 0]
         delta = target - q
         loss = critics_loss(delta, batch.weights, config.huber)
-        return Judged(loss, delta.detach().abs().mean(dim=0), q.detach())
+        return CriticLoss(loss, delta.detach().abs().mean(dim=0), q.detach())
 
-    def climb(self, batch: Transitions) -> Tensor:
+    def policy_loss(self, batch: Transitions) -> Tensor:
         """−mean Q_1(s, μ(s)): the policy climbs the first critic alone (TD3, algorithm 1)."""
         action = self._mu(self._policy.network, batch.observation)
         q: Tensor = self._critic.network(batch.observation, action, first=1, frozen=True)
@@ -53,9 +54,9 @@ class TD3(Deterministic):
 
     def state_dict(self) -> dict[str, Array]:
         """As ``Deterministic.state_dict``, and the state of the noise."""
-        return super().state_dict() | {"noise": self._noise.get_state().numpy()}
+        return super().state_dict() | {"noise": pack_noise(self._noise)}
 
     def load_state_dict(self, state: Arrays) -> None:
         """As ``Deterministic.load_state_dict``."""
         super().load_state_dict(state)
-        self._noise.set_state(torch.from_numpy(np.ascontiguousarray(state["noise"], np.uint8)))
+        self._noise = unpack_noise(held(state, "noise"))

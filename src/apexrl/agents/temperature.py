@@ -36,8 +36,8 @@ class Temperature:
     def __init__(self, config: AgentConfig, target_entropy: float, device: torch.device) -> None:
         if config.temperature < 0.0 or not config.initial_temperature > 0.0:
             raise ConfigError(
-                f"temperature is {config.temperature} and initial_temperature {config.initial_temperature}; the first "
-                "must be positive, or 0 to be learned, and the second positive"
+                f"--temperature {config.temperature:g} must be positive, or 0 to be learned, and --initial-temperature "
+                f"{config.initial_temperature:g} positive"
             )
         self._learned = config.temperature == 0.0
         self._target_entropy = target_entropy

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from functools import cached_property
+from math import isfinite
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -21,6 +22,8 @@ from apexrl.config import AgentConfig
 from apexrl.errors import NonFiniteError, SnapshotError
 from apexrl.networks import FlatParameters
 from apexrl.spec import Array
+
+METRICS_PERIOD_UPDATES = 50  # metrics wait for the device, and cost about a tenth of a small update
 
 N = TypeVar("N", bound=nn.Module)
 
@@ -80,18 +83,18 @@ class Trained(Generic[N]):
         self.gradient.zero_()
         loss.backward(inputs=list(self.network.parameters()))  # type: ignore[no-untyped-call]
 
-    def clip(self, most: float, updates: int, priorities: Tensor | None = None) -> float:
+    def clip(self, most: float, updates: int, priorities: NDArray[np.float32] | None = None) -> float:
         """Scale the gradient to a global L2 norm of at most ``most`` (0: leave it); returns the norm before.
 
         Args:
             updates: made so far, for the message.
-            priorities: |δ| [B], looked through too.
+            priorities: float32 [B], looked through too.
 
         Raises:
-            NonFiniteError: the gradient, or |δ| of a row, is NaN or infinite. Nothing was changed.
+            NonFiniteError: the gradient, or the priority of a row, is NaN or infinite. Nothing was changed.
         """
         norm = float(torch.linalg.vector_norm(self.gradient))
-        if not np.isfinite(norm) or (priorities is not None and not bool(torch.isfinite(priorities).all())):
+        if not isfinite(norm) or (priorities is not None and not np.isfinite(priorities).all()):
             raise not_finite(priorities, updates)
         if 0.0 < most < norm:
             self.gradient.mul_(most / norm)
@@ -148,7 +151,7 @@ class Trained(Generic[N]):
                     f"the state holds no {self._prefix + part!r}: it is of another agent or optimizer than this one"
                 )
             self.parameters.load(arrays, vector)
-        self.optimizer.steps.fill_(float(state[f"{self._prefix}optimizer/steps"]))
+        self.optimizer.steps.fill_(float(held(state, f"{self._prefix}optimizer/steps")))
 
     def _parts(self, target: bool) -> dict[str, Tensor]:
         parts = {"online": self.parameters.vector}
@@ -161,11 +164,19 @@ class Trained(Generic[N]):
         return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
 
 
-def not_finite(priorities: Tensor | None, updates: int) -> NonFiniteError:
-    """The error for an update that must not be applied; names the batch rows whose |δ| is to blame."""
-    rows = [] if priorities is None else torch.nonzero(~torch.isfinite(priorities)).flatten().tolist()
-    where = f"the TD error of batch rows {rows[:8]}" if rows else "the gradient"
-    return NonFiniteError(
-        f"update {updates + 1}: {where} is NaN or infinite; the parameters were left as they were. Look for non-finite "
-        "observations or rewards, or lower learning_rate"
-    )
+def held(state: Mapping[str, Array], name: str) -> Array:
+    """An array of a saved state.
+
+    Raises:
+        SnapshotError: it is not there: the state is of another agent or optimizer.
+    """
+    if name not in state:
+        raise SnapshotError(f"the state holds no {name!r}: it is of another agent or optimizer than this one")
+    return state[name]
+
+
+def not_finite(priorities: NDArray[np.float32] | None, updates: int) -> NonFiniteError:
+    """The error for an update that must not be applied; names the batch rows whose priority is to blame."""
+    rows = [] if priorities is None else np.flatnonzero(~np.isfinite(priorities)).tolist()
+    where = f"the error of batch rows {rows[:8]}" if rows else "the gradient"
+    return NonFiniteError(f"update {updates + 1}: {where} is NaN or infinite; the parameters were left as they were")

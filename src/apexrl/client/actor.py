@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -17,7 +17,7 @@ from apexrl.client.observations import named_observation
 from apexrl.errors import AgentError, ApexrlError, ClosedError, ConfigError, SpecError, WaitTimeout
 from apexrl.exploration import slot_exploration
 from apexrl.protocols import Agent, State
-from apexrl.roles.actor import FIRST_VERSION, VERSION, step_fields
+from apexrl.roles.actor import FIRST_VERSION, VERSION, PriorityFn, step_fields, wanted_priorities
 from apexrl.spec import Array, EnvSpec
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class ClientActor:
         # Priorities are computed by whichever thread publishes, and some agents evaluate a network for them.
         self._agent_lock = threading.Lock()
         self._agent = make_agent(carrier)
-        priority_fn = locked_priorities(self._agent, self._agent_lock)
+        priority_fn = wanted_priorities(self._config, locked_priorities(self._agent, self._agent_lock))
         self._writer = carrier.writer = carrier.replay.writer(streams=1, priority_fn=priority_fn)
         self._finalizer = weakref.finalize(self, carrier.close)  # also when the interpreter ends
 
@@ -144,7 +144,7 @@ class ClientActor:
 
     @property
     def weights_version(self) -> int:
-        """Learner updates in the weights that choose actions now; 0 before the first ones came."""
+        """Of the weights that choose actions now: 1 more than the learner's updates; 0 before the first ones came."""
         return self._version
 
     @property
@@ -164,9 +164,7 @@ class ClientActor:
             slots = self._carrier.record.actor_slots
             mine = slot_exploration(self._spec.action, self._config.actor, self.slot, slots, 1)
             self._rung = self.slot, float(mine[0])
-        if self._config.actor.random_start and self._version == FIRST_VERSION:
-            return math.inf
-        return self._rung[1]
+        return math.inf if self._random else self._rung[1]
 
     def __enter__(self) -> ClientActor:
         return self
@@ -181,6 +179,11 @@ class ClientActor:
         return f"ClientActor(run {self._carrier.record.name!r}, slot {self.slot}, weights {self._version})"
 
     # --- inside
+
+    @property
+    def _random(self) -> bool:
+        """Whether nothing is learned yet and actions are to be random until then."""
+        return self._config.actor.random_start and self._version == FIRST_VERSION
 
     def _one_call(self, name: str) -> _OneCall:
         if os.getpid() != self._pid:
@@ -228,7 +231,7 @@ class ClientActor:
 
     def _pull(self) -> None:
         """Take newer weights, if there are; wait for the first ones."""
-        if self._version and self._until_pull > 0:
+        if self._version and self._until_pull > 0 and not self._random:
             return
         deadline = time.monotonic() + self._timeout
         while (newest := self._carrier.weights.latest(newer_than=self._version)) is None and not self._version:
@@ -318,7 +321,7 @@ def make_agent(carrier: Carrier) -> Agent:
     return agent
 
 
-def locked_priorities(agent: Agent, lock: threading.Lock) -> Callable[[Mapping[str, Array]], NDArray[np.float32]]:
+def locked_priorities(agent: Agent, lock: threading.Lock) -> PriorityFn:
     """``agent.priorities`` for a writer that outlives the actor: it must not hold on to the actor itself."""
 
     def priorities(items: Mapping[str, Array]) -> NDArray[np.float32]:

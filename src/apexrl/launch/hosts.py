@@ -34,7 +34,7 @@ from apexrl.launch.companion import Companion
 from apexrl.launch.ledger import Ledger
 from apexrl.launch.probe import step_spec_to_json
 from apexrl.launch.runs import supervise
-from apexrl.launch.supervisor import PRELOAD, Interrupts, Supervisor
+from apexrl.launch.supervisor import Interrupts, Supervisor, preloaded
 from apexrl.links.redis.keys import RunKeys, check_name
 from apexrl.links.redis.members import HostPlace
 from apexrl.links.redis.run import LearnerPlace, RunRecord, find_run, host_name
@@ -46,7 +46,7 @@ from apexrl.status import Level, Observer
 from apexrl.topologies import Probe, Program, topology
 from apexrl.topologies.hosts import actor_side, learner_side, options_to_json, passing, replay_of, with_slots
 
-HOST_PRELOAD: Final = (*PRELOAD, "redis", "apexrl.links.redis.experience", "apexrl.links.redis.weights")
+HOST_PRELOAD: Final = ("redis", "apexrl.links.redis.experience", "apexrl.links.redis.weights")
 
 _HURRIED: Final = frozenset(("finished", "stopped", "replaced", "lost learner"))
 """Why an actor host ends without waiting for its last steps to arrive: nobody takes them any more."""
@@ -115,7 +115,8 @@ def learn(
     server.check()
     with ExitStack() as stack:
         companion = stack.enter_context(closing(Companion(meeting.url, identity, config))) if identity.actors else None
-        supervisor = stack.enter_context(closing(Supervisor(config, interrupts, HOST_PRELOAD)))
+        preload = (*preloaded(config), *HOST_PRELOAD)
+        supervisor = stack.enter_context(closing(Supervisor(config, interrupts, preload)))
         seen = supervisor.probe()
         whole = wire(config, seen)
         record = make_record(config, identity, whole, seen)
@@ -311,7 +312,8 @@ def _work(
     """One membership, from the probe to the summary."""
     wire = topology(config.topology)
     with ExitStack() as stack:
-        supervisor = stack.enter_context(closing(Supervisor(config, interrupts, HOST_PRELOAD, _HURRIED)))
+        preload = (*preloaded(config), *HOST_PRELOAD)
+        supervisor = stack.enter_context(closing(Supervisor(config, interrupts, preload, _HURRIED)))
         try:
             seen = supervisor.probe()
         except (EnvError, ConfigError, AgentError, SpecError) as error:

@@ -10,7 +10,7 @@ from apexrl.config import Config
 from apexrl.launch.ledger import Base, Ledger, base_of
 from apexrl.launch.probe import probe
 from apexrl.launch.serial import run_serial
-from apexrl.launch.supervisor import Interrupts, Supervisor
+from apexrl.launch.supervisor import Interrupts, Supervisor, preloaded
 from apexrl.launch.wiring import Wiring
 from apexrl.links.control import ControlBoard
 from apexrl.metrics import RunLog
@@ -24,7 +24,7 @@ def processes(
 ) -> dict[str, Any]:
     """Every worker a process."""
     wire = topology(config.topology)
-    supervisor = Supervisor(config, interrupts)
+    supervisor = Supervisor(config, interrupts, preloaded(config))
     try:
         seen = supervisor.probe()
         program = wire(config, seen)

@@ -18,6 +18,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+from apexrl.agents import AGENTS
 from apexrl.config import Config
 from apexrl.errors import ApexrlError, EnvError, WorkerError
 from apexrl.launch.fork_server import Born, Died, ForkServer
@@ -33,7 +34,6 @@ from apexrl.topologies.program import Probe, Program
 PRELOAD = (
     "torch",
     "gymnasium",
-    "apexrl.agents.dqn",
     "apexrl.envs",
     "apexrl.launch.probe",
     "apexrl.launch.worker",
@@ -41,7 +41,7 @@ PRELOAD = (
     "apexrl.roles",
     "apexrl.weights",
 )
-"""What the fork server imports before the first worker."""
+"""What the fork server imports before the first worker, whatever the run."""
 
 _TICK_SECONDS = 0.1
 _FIRST_TICK_SECONDS = 0.02  # until the first environment step, so that its time is known closely
@@ -79,6 +79,12 @@ class Interrupts:
         self.count += 1
 
 
+def preloaded(config: Config) -> tuple[str, ...]:
+    """``PRELOAD`` and a shipped agent's module. One of your own is left to the workers, who can say why it fails."""
+    shipped = AGENTS.get(config.agent.agent)
+    return (*PRELOAD, shipped.where.partition(":")[0]) if shipped else PRELOAD
+
+
 class Supervisor:
     """Local processes for one run. Make it, ``probe``, then ``run`` a program; ``close`` always.
 
@@ -93,7 +99,7 @@ class Supervisor:
         self,
         config: Config,
         interrupts: Interrupts,
-        preload: Sequence[str] = PRELOAD,
+        preload: Sequence[str],
         hurried: Collection[str] = ("interrupted",),
     ) -> None:
         self._config = config

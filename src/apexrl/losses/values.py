@@ -31,29 +31,6 @@ def n_step_return(reward: Tensor, discount: Tensor, bootstrap: Tensor) -> Tensor
     return total
 
 
-def q_target(reward: Tensor, discount: Tensor, next_q: Tensor, next_q_online: Tensor | None = None) -> Tensor:
-    """y = R + d·Q⁻(s', a*), [B], without gradient.
-
-    With ``next_q_online``, a* = argmax_a Q(s', a): van Hasselt et al. 2016, equation 4 (double Q-learning). Without
-    it, a* = argmax_a Q⁻(s', a): Mnih et al. 2015, equation 2.
-
-    Args:
-        reward: [B] float, the n-step return without its bootstrap.
-        discount: [B] float.
-        next_q: [B, n] float, the target network on the later state.
-        next_q_online: [B, n] float, the online network on the later state.
-    """
-    check("next_q", next_q, (None, None))
-    check("reward", reward, (next_q.shape[0],))
-    check("discount", discount, (next_q.shape[0],))
-    if next_q_online is None:
-        bootstrap = next_q.detach().amax(dim=1)
-    else:
-        check("next_q_online", next_q_online, tuple(next_q.shape))
-        bootstrap = next_q.detach().gather(1, next_q_online.detach().argmax(dim=1, keepdim=True)).squeeze(1)
-    return torch.addcmul(reward, discount, bootstrap)
-
-
 def taken(values: Tensor, action: Tensor) -> Tensor:
     """What a network says of one action of every row: [B] of values [B, n], [B, N] of distributions [B, n, N].
 

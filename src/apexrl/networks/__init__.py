@@ -6,9 +6,10 @@ from apexrl.networks.differentiate import ByAutograd, ByHand, Differentiable, di
 from apexrl.networks.encoders import encoder_for
 from apexrl.networks.flat import FlatParameters
 from apexrl.networks.noisy import NoisyLinear, scaled
-from apexrl.networks.q_network import Draw, QNetwork
+from apexrl.networks.q_network import NOTHING, Draw, QNetwork
 
 __all__ = [
+    "NOTHING",
     "ByAutograd",
     "ByHand",
     "Differentiable",

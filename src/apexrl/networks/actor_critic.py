@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +27,9 @@ class Trunk(nn.Module):
 
     def __init__(self, spec: EnvSpec, hidden: Sequence[int], image_units: int, network: str = "") -> None:
         super().__init__()
-        self.encoder = encoder_for(spec, hidden, network)
+        self.encoder, self.features, sees_image = encoder_for(spec, hidden, network)
         self.image: nn.Linear | None = None
-        self.features: int = self.encoder.features
-        if getattr(self.encoder, "sees_image", False):
+        if sees_image:
             self.image = nn.Linear(self.features, image_units)
             self.features = image_units
 
@@ -65,6 +65,7 @@ class Critics(nn.Module):
         hidden: units of every critic's layers.
         count: K.
         outputs: numbers per critic: 1 value, or the atoms of a distribution.
+        layers: makes the K MLPs of (K, sizes): ``Ensemble``, or what is called as it is.
     """
 
     def __init__(
@@ -75,13 +76,12 @@ class Critics(nn.Module):
         outputs: int = 1,
         image_units: int = 512,
         network: str = "",
+        layers: Callable[[int, Sequence[int]], nn.Module] = Ensemble,
     ) -> None:
         super().__init__()
         self.trunk = Trunk(spec, (), image_units, network)
-        size = 1
-        for n in spec.action.shape:
-            size *= n
-        self.layers = Ensemble(count, (self.trunk.features + size, *hidden, outputs))
+        inputs = self.trunk.features + math.prod(spec.action.shape)
+        self.layers = layers(count, (inputs, *hidden, outputs))
 
     def forward(self, observation: Observation, action: Tensor, first: int = 0, frozen: bool = False) -> Tensor:
         """name -> [B, (stack,) *shape], and unit actions [B, d]; returns float32 [K, B, outputs].

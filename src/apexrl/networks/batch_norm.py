@@ -1,8 +1,8 @@
 """Batch renormalisation (Ioffe 2017, arXiv 1702.03275), and CrossQ's networks, which have it around every layer.
 
 A network in training mode normalises with the batch's statistics and remembers them; ``commit`` then moves the running
-ones, so that a batch that turned out not to be finite leaves no trace. In evaluation mode, in which networks begin, the
-running statistics are used. They are buffers, so that they travel with the parameters.
+ones, so that a batch that turned out not to be finite leaves no trace. In evaluation mode the running statistics are
+used. They are buffers, so that they travel with the parameters.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ class BatchRenorm(nn.Module):
         self.register_buffer("batches", torch.zeros(1))
         self._seen: tuple[Tensor, Tensor] | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """float32 [K, B, features] -> the same."""
+    def forward(self, x: Tensor, frozen: bool = False) -> Tensor:
+        """float32 [K, B, features] -> the same. ``frozen``: the gradient goes to ``x`` alone."""
+        scale, shift = (self.scale.detach(), self.shift.detach()) if frozen else (self.scale, self.shift)
         if not self.training:
-            factor = self.scale * torch.rsqrt(self.variance + EPS)
-            return torch.addcmul(self.shift - self.mean * factor, x, factor)
+            factor = scale * torch.rsqrt(self.variance + EPS)
+            return torch.addcmul(shift - self.mean * factor, x, factor)
         variance, mean = torch.var_mean(x, dim=1, correction=0, keepdim=True)
         self._seen = mean.detach(), variance.detach()
         deviation = torch.sqrt(variance + EPS)
@@ -62,7 +63,7 @@ class BatchRenorm(nn.Module):
         warm = self.batches >= WARM_UP  # on the device: nothing waits for it
         r = torch.where(warm, (deviation.detach() / running).clamp(1.0 / R_MAX, R_MAX), 1.0)
         d = torch.where(warm, ((mean.detach() - self.mean) / running).clamp(-D_MAX, D_MAX), 0.0)
-        return torch.addcmul(self.shift + d * self.scale, x - mean, self.scale * r / deviation)
+        return torch.addcmul(shift + d * scale, x - mean, scale * r / deviation)
 
     def commit(self) -> None:
         """Move the running statistics towards those of the batch that was normalised last."""
@@ -94,18 +95,24 @@ class NormedLayers(nn.Module):
             self.weights.append(nn.Parameter(torch.empty(count, inputs, outputs).uniform_(-bound, bound)))
             self.biases.append(nn.Parameter(torch.empty(count, 1, outputs).uniform_(-bound, bound)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """float32 [B, inputs], the same for all; returns [K, B, outputs]."""
+    def forward(self, x: Tensor, first: int = 0, frozen: bool = False) -> Tensor:
+        """float32 [B, inputs], the same for all; returns [K, B, outputs], or of the ``first`` so many members.
+
+        ``frozen``: the gradient goes to ``x`` alone.
+        """
         y = x.expand(self.count, *x.shape)
         for place, (norm, weight, bias) in enumerate(zip(self.norms, self.weights, self.biases, strict=True)):
             if place:
                 y = torch.relu(y)
-            y = torch.baddbmm(bias, norm(y), weight)
-        return y
+            if frozen:
+                weight, bias = weight.detach(), bias.detach()
+            y = torch.baddbmm(bias, norm(y, frozen), weight)
+        return y[:first] if first else y
 
 
 class NormedPolicy(nn.Module):
-    """As ``actor_critic.Policy``, with normalised layers; what encodes images has none."""
+    """As ``actor_critic.Policy``, but that its layers normalise what they are given: they cannot be the trunk's, which
+    has no normalisation. Critics are ``actor_critic.Critics`` with ``NormedLayers``."""
 
     def __init__(
         self, spec: EnvSpec, hidden: Sequence[int], outputs: int, image_units: int = 512, network: str = ""
@@ -113,37 +120,11 @@ class NormedPolicy(nn.Module):
         super().__init__()
         self.trunk = Trunk(spec, (), image_units, network)
         self.layers = NormedLayers(1, (self.trunk.features, *hidden, outputs))
-        self.eval()
 
     def forward(self, observation: Observation) -> Tensor:
         """name -> [B, (stack,) *shape]; returns float32 [B, outputs]."""
         y: Tensor = self.layers(self.trunk(observation))
         return y[0]
-
-
-class NormedCritics(nn.Module):
-    """As ``actor_critic.Critics``, with normalised layers."""
-
-    def __init__(
-        self, spec: EnvSpec, hidden: Sequence[int], count: int = 1, image_units: int = 512, network: str = ""
-    ) -> None:
-        super().__init__()
-        self.trunk = Trunk(spec, (), image_units, network)
-        size = 1
-        for n in spec.action.shape:
-            size *= n
-        self.layers = NormedLayers(count, (self.trunk.features + size, *hidden, 1))
-        self.eval()
-
-    def forward(self, observation: Observation, action: Tensor, frozen: bool = False) -> Tensor:
-        """name -> [B, (stack,) *shape], and unit actions [B, d]; returns float32 [K, B, 1].
-
-        ``frozen``: the gradient goes to the actions alone, as the policy's loss wants it.
-        """
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
-            features = self.trunk(observation)
-        y: Tensor = self.layers(torch.cat((features, action), dim=1))
-        return y
 
 
 @contextmanager

@@ -8,12 +8,12 @@ dueling costs nothing: it is linear, so it is folded into the last layer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from apexrl.networks.encoders import VectorEncoder
+from apexrl.networks.encoders import ObservationEncoder, VectorEncoder
 from apexrl.networks.q_network import NOTHING, Draw, QNetwork
 
 Observation = Mapping[str, Tensor]
@@ -47,10 +47,11 @@ class Differentiable(Protocol):
 
 def differentiable(network: QNetwork) -> Differentiable:
     """The quickest way to differentiate ``network``: by hand when it is a plain MLP."""
-    encoders: Any = getattr(network.encoder, "encoders", ())
-    plain = network.embedding is None and not network.noise_size
-    if plain and len(encoders) == 1 and isinstance(encoders[0], VectorEncoder):
-        return ByHand(network, encoders[0], network.encoder.names[0])
+    encoder, plain = network.encoder, network.embedding is None and not network.noise_size
+    if plain and isinstance(encoder, ObservationEncoder) and len(encoder.encoders) == 1:
+        (only,) = encoder.encoders
+        if isinstance(only, VectorEncoder):
+            return ByHand(network, only, encoder.names[0])
     return ByAutograd(network)
 
 
@@ -99,7 +100,7 @@ class ByHand:
     def __init__(self, network: QNetwork, encoder: VectorEncoder, name: str) -> None:
         self._name, self._encoder = name, encoder
         self._layers = [Layer(layer) for layer in (*encoder.layers, network.head) if isinstance(layer, nn.Linear)]
-        self._shape = (network.actions, network.outputs) if network.outputs > 1 else (network.actions,)
+        self._outputs = network.outputs
         self._fold: Tensor | None = None  # C, [n + 1, n]
         if network.dueling:
             n, device = network.actions, self._layers[-1].weight.device
@@ -110,8 +111,7 @@ class ByHand:
 
     def values(self, observation: Observation, draw: Draw = NOTHING) -> Tensor:
         with torch.no_grad():
-            z = self._pass(self._encoder.flatten(observation[self._name]))[-1]
-        return z.view(-1, *self._shape)
+            return self._shaped(self._pass(self._encoder.flatten(observation[self._name]))[-1])
 
     def forward(
         self,
@@ -127,7 +127,7 @@ class ByHand:
             if later is not None:
                 x = torch.cat((x, self._encoder.flatten(later[self._name])))
             *inputs, z = self._pass(x)
-            z = z.view(-1, *self._shape)
+            z = self._shaped(z)
             if later is None:
                 self._inputs = inputs
                 return z, None
@@ -138,7 +138,7 @@ class ByHand:
         assert self._last is not None, "backward() before forward()"
         with torch.no_grad():
             x, last = self._inputs[-1], self._layers[-1]
-            gradient = gradient.flatten(1)
+            gradient = gradient.flatten(1) if self._outputs > 1 else gradient
             if self._fold is None:
                 last.differentiate(gradient, x)
             else:
@@ -158,6 +158,10 @@ class ByHand:
 
     def refresh(self) -> None:
         self._last = None
+
+    def _shaped(self, z: Tensor) -> Tensor:
+        """[B, n·N] as [B, n], or where N > 1 as [B, n, N]."""
+        return z.view(len(z), -1, self._outputs) if self._outputs > 1 else z
 
     def _pass(self, x: Tensor) -> list[Tensor]:
         """The inputs of every layer and, last, z as [B, n·N]."""

@@ -5,9 +5,10 @@ Layers keep PyTorch's initialisation, U(±1/√fan_in), which is what the networ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,10 +35,7 @@ class VectorEncoder(nn.Module):
     def __init__(self, field: Field, stack: int, categories: int, hidden: Sequence[int]) -> None:
         super().__init__()
         self.categories = categories
-        size = 1
-        for n in field.shape:
-            size *= n
-        self.inputs = stack * (categories or size)
+        self.inputs = stack * (categories or math.prod(field.shape))
         self._scale = 1.0 / 255.0 if field.dtype == "uint8" else 1.0
         sizes = (self.inputs, *hidden)
         self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(sizes))
@@ -130,16 +128,16 @@ class ObservationEncoder(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-class Encoder(Protocol):
-    """What ``encoder_for`` returns: a module, name -> [B, (stack,) *shape] -> float32 [B, features]."""
+class Encoder(NamedTuple):
+    """An encoder, and what is built behind it depends on."""
 
+    module: nn.Module  # name -> [B, (stack,) *shape] to float32 [B, features]
     features: int
+    sees_image: bool  # convolutions of ours: a fully connected layer is to follow
 
-    def __call__(self, observation: Mapping[str, Tensor]) -> Tensor: ...
 
-
-def encoder_for(spec: EnvSpec, hidden: Sequence[int], network: str = "") -> Any:
-    """The encoder (``Encoder``) that suits an environment: see the classes above.
+def encoder_for(spec: EnvSpec, hidden: Sequence[int], network: str = "") -> Encoder:
+    """The encoder that suits an environment: see the classes above.
 
     Three dimensions are an image, as are two of uint8; everything else is a vector.
 
@@ -151,7 +149,11 @@ def encoder_for(spec: EnvSpec, hidden: Sequence[int], network: str = "") -> Any:
         SpecError: an image is too small for convolutions, or ``network`` does not fit the observations.
         ConfigError: ``network`` cannot be imported, or is no such class.
     """
-    return own_encoder(network, spec) if network else ObservationEncoder(spec, hidden)
+    if network:
+        own, features = own_encoder(network, spec)
+        return Encoder(own, features, sees_image=False)
+    encoder = ObservationEncoder(spec, hidden)
+    return Encoder(encoder, encoder.features, encoder.sees_image)
 
 
 def _encoder(name: str, spec: EnvSpec, hidden: Sequence[int]) -> VectorEncoder | ImageEncoder:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,21 +15,24 @@ from apexrl.spec import EnvSpec
 _ROWS = 2  # of the observation that it is tried on: an encoder that mixes up its rows shows it
 
 
-def own_encoder(name: str, spec: EnvSpec) -> nn.Module:
-    """An encoder made as ``Class(spec)`` and tried once.
+def own_encoder(name: str, spec: EnvSpec) -> tuple[nn.Module, int]:
+    """An encoder made as ``Class(spec)`` and tried once, and its ``features``.
+
+    Whoever calls it, it is in training mode where a gradient is to be taken, and in evaluation mode elsewhere: in
+    acting, in priorities and in targets. So dropout and batch normalisation mean what they should.
 
     Raises:
         ConfigError: there is no such module or class, or it is no ``torch.nn.Module`` with ``features``.
-        SpecError: it cannot take this environment's observations, or does not return float32 [B, features].
+        SpecError: it cannot be made for this environment, or cannot take its observations, or does not return float32
+            [B, features].
     """
-    encoder = _class(name)(spec)
+    encoder = _made(name, spec)
     features = getattr(encoder, "features", None)
     if not isinstance(features, int) or isinstance(features, bool) or features < 1:
         raise ConfigError(
             f"--network {name} has no attribute features: the number of numbers that it returns for an observation"
         )
-    learns = encoder.training
-    encoder.eval()  # so that no running statistics are touched
+    encoder.register_forward_pre_hook(_set_mode)
     try:
         with torch.no_grad():
             returned = encoder(_example(spec))
@@ -36,8 +41,6 @@ def own_encoder(name: str, spec: EnvSpec) -> nn.Module:
         raise SpecError(
             f"--network {name} cannot take this environment's observations ({shown}): {type(error).__name__}: {error}"
         ) from error
-    finally:
-        encoder.train(learns)
     if not isinstance(returned, Tensor):
         raise SpecError(f"--network {name} returned a {type(returned).__name__}, not a tensor [B, {features}]")
     if returned.shape != (_ROWS, features) or returned.dtype != torch.float32:
@@ -45,7 +48,30 @@ def own_encoder(name: str, spec: EnvSpec) -> nn.Module:
             f"--network {name} returned {returned.dtype} {list(returned.shape)} for {_ROWS} observations; it must be "
             f"torch.float32 [{_ROWS}, {features}], as its attribute features says"
         )
-    return encoder
+    return encoder, features
+
+
+def _set_mode(encoder: nn.Module, inputs: Any) -> None:
+    if encoder.training != torch.is_grad_enabled():
+        encoder.train(torch.is_grad_enabled())
+
+
+def _made(name: str, spec: EnvSpec) -> nn.Module:
+    found = _class(name)
+    try:
+        inspect.signature(found).bind(spec)
+    except TypeError as error:
+        raise ConfigError(
+            f"--network {name} is made as {found.__name__}(spec), of an apexrl.spec.EnvSpec, but takes something else: "
+            f"{error}"
+        ) from error
+    try:
+        return found(spec)
+    except Exception as error:
+        raise SpecError(
+            f"--network {name} cannot be made for this environment: {found.__name__}(spec) raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _class(name: str) -> type[nn.Module]:

@@ -76,14 +76,13 @@ class QNetwork(nn.Module):
         self.actions = spec.action.n or math.prod(spec.action.nvec)
         self.dueling = dueling
         self.outputs = outputs
-        self.encoder = encoder_for(spec, hidden, network)
-        width = self.encoder.features
+        self.encoder, width, sees_image = encoder_for(spec, hidden, network)
         self.embedding = nn.Linear(cosines, width) if cosines else None
         each = 1 if cosines else outputs
         self.streams: nn.Module | None = None  # the hidden layers of both streams in one matrix product
         self.value: nn.Module | None = None
         self._units = image_units
-        if getattr(self.encoder, "sees_image", False):
+        if sees_image:
             self.streams = _linear(width, (2 if dueling else 1) * image_units, noisy_sigma)
             self.value = _linear(image_units, each, noisy_sigma) if dueling else None
             self.head = _linear(image_units, self.actions * each, noisy_sigma)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -16,10 +17,6 @@ from apexrl.errors import SpecError
 from apexrl.networks.actor_critic import Trunk
 from apexrl.networks.q_network import dueling
 from apexrl.spec import LAST_ACTION, LAST_REWARD, EnvSpec
-
-# On CUDA, cuDNN copies weights that do not lie as it wants them: some microseconds for an LSTM of 512 units, and
-# parameters in one vector are worth more.
-warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
 
 Observation = Mapping[str, Tensor]
 
@@ -104,10 +101,16 @@ class RecurrentQ(nn.Module):
             if start in resets:
                 going = ~first[start].unsqueeze(1)
                 state = LSTMState(state.h * going, state.c * going)
-            y, (h, c) = self.lstm(x[start:end], (state.h.unsqueeze(0), state.c.unsqueeze(0)))
+            y, state = self._run(x[start:end], state)
             outputs.append(y)
-            state = LSTMState(h[0], c[0])
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs), state
+
+    def _run(self, x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
+        with warnings.catch_warnings() if x.is_cuda else nullcontext():
+            if x.is_cuda:  # cuDNN copies weights that lie in our one vector, and says so: it takes some microseconds
+                warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+            y, (h, c) = self.lstm(x, (state.h.unsqueeze(0), state.c.unsqueeze(0)))
+        return y, LSTMState(h[0], c[0])
 
     def head(self, x: Tensor) -> Tensor:
         """What the LSTM put out, float32 [..., units]; returns Q, float32 [..., actions]."""

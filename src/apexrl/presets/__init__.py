@@ -11,7 +11,7 @@ from apexrl.errors import ConfigError
 from apexrl.presets.continuous import CONTINUOUS
 from apexrl.presets.discrete import DISCRETE
 from apexrl.presets.known import Preset
-from apexrl.settings import did_you_mean, override
+from apexrl.settings import did_you_mean
 
 __all__ = ["PRESETS", "Preset", "names", "preset", "with_agent"]
 
@@ -40,12 +40,13 @@ def preset(name: str) -> Preset:
 def with_agent(config: Config, name: str) -> Config:
     """``config`` with agent ``name``: the settings that the name stands for, then those that the preset has for it.
 
-    Where ``config`` has that agent already, nothing changes.
+    What the agent before had brought goes back to the preset's ground. Where ``config`` has that agent already, nothing
+    changes.
 
     Raises:
         ConfigError: there is no agent of that name.
     """
     if name == config.agent.agent:
         return config
-    known = PRESETS[config.preset].agents if config.preset in PRESETS else {}
-    return override(agents.with_agent(config, name), known.get(name, {}))
+    known = PRESETS.get(config.preset)
+    return agents.with_agent(config, name, known.ground, known.agents) if known else agents.with_agent(config, name)

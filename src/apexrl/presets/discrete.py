@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from apexrl import agents
 from apexrl.config import (
     ActorConfig,
     AgentConfig,
@@ -21,7 +20,6 @@ from apexrl.config import (
     StopConfig,
 )
 from apexrl.presets.known import Preset
-from apexrl.settings import override
 
 CARTPOLE = Config(
     preset="cartpole",
@@ -35,7 +33,7 @@ CARTPOLE = Config(
 )
 
 # RLlib's R2D2 on CartPole without velocities: LSTM 64, sequences of 20, burn-in 20, step size 5e-4.
-_CARTPOLE_R2D2: dict[str, Any] = {
+_POSITION_R2D2: dict[str, Any] = {
     "hidden": (64,),
     "recurrent_units": 64,
     "sequence_length": 20,
@@ -48,6 +46,7 @@ _CARTPOLE_R2D2: dict[str, Any] = {
     "capacity": 20_000,
     "min_size": 200,
     "samples_per_insert": 8.0,
+    "target_period_updates": 200,
 }
 
 # Returns here are at most 1/(1 − γ) = 100; papers that clip rewards have ±10. Step size between C51's and rl-zoo's.
@@ -61,24 +60,15 @@ CARTPOLE_AGENTS: dict[str, dict[str, Any]] = {
     "iqn": {"quantile_samples": 16},
     "rainbow": {**_CARTPOLE_CATEGORIES, **_CARTPOLE_OFTEN},
     "munchausen_dqn": _CARTPOLE_OFTEN,
-    "r2d2": {**_CARTPOLE_R2D2, "target_period_updates": 200},
+    "r2d2": _POSITION_R2D2,
 }
 
-POSITION_CARTPOLE = override(
-    agents.with_agent(
-        Config(preset="position-cartpole", env=EnvConfig(env="apexrl.envs.toy:PositionCartPole-v0")), "r2d2"
-    ),
-    {
-        **_CARTPOLE_R2D2,
-        "gradient_clip": 10.0,
-        "target_period_updates": 200,
-        "actors": 2,
-        "envs_per_actor": 16,
-        "pull_period": 20,
-        "checkpoint_seconds": 5.0,
-        "eval_period_seconds": 2.0,
-        "stop_at_return": 475.0,
-    },
+POSITION_CARTPOLE = replace(
+    CARTPOLE,
+    preset="position-cartpole",
+    env=EnvConfig(env="apexrl.envs.toy:PositionCartPole-v0"),
+    evaluator=EvaluatorConfig(eval_period_seconds=2.0),
+    stop=StopConfig(stop_at_return=475.0),
 )
 
 SLOW_CARTPOLE = replace(
@@ -113,30 +103,25 @@ LUNARLANDER = Config(
     stop=StopConfig(stop_at_return=230.0, minutes=30.0),  # 200 is solved; more, so that fresh episodes show it too
 )
 
-MINATAR_BREAKOUT = override(
+MINATAR_BREAKOUT = Config(
+    preset="minatar-breakout",
     # sticky actions 0.1 and the least set of actions: -v1 as MinAtar registers it (Young & Tian 2019)
-    agents.with_agent(Config(preset="minatar-breakout", env=EnvConfig(env="MinAtar/Breakout-v1")), "rainbow"),
-    {
-        "n_step": 3,  # Rainbow
-        "learning_rate": 2.5e-4,  # Dopamine's MinAtar settings
-        "optimizer_eps": 3.1e-4,  # the same
-        "gradient_clip": 10.0,
-        "image_units": 128,  # MinAtar's DQN
-        "v_min": 0.0,  # no reward is negative
-        "v_max": 20.0,
-        "target_period_updates": 1_000,  # MinAtar's DQN
-        "capacity": 100_000,  # MinAtar's DQN
-        "min_size": 5_000,  # MinAtar's DQN
-        "alpha": 0.5,  # Rainbow
-        "batch_size": 32,  # MinAtar's DQN
-        "samples_per_insert": 8.0,  # Dopamine: 32 every 4 steps
-        "actors": 2,
-        "envs_per_actor": 8,
-        "pull_period": 20,
-        "eval_period_seconds": 20.0,
-        "checkpoint_seconds": 30.0,
-        "env_steps": 1_000_000,
-    },
+    env=EnvConfig(env="MinAtar/Breakout-v1"),
+    agent=AgentConfig(
+        learning_rate=2.5e-4,  # Dopamine's MinAtar settings
+        optimizer_eps=3.1e-4,  # the same
+        gradient_clip=10.0,
+        image_units=128,  # MinAtar's DQN
+        v_min=0.0,  # no reward is negative
+        v_max=20.0,
+        target_period_updates=1_000,  # MinAtar's DQN
+    ),
+    # capacity and first update: MinAtar's DQN; Dopamine samples 32 every 4 steps
+    replay=ReplayConfig(capacity=100_000, min_size=5_000, samples_per_insert=8.0),
+    actor=ActorConfig(actors=2, envs_per_actor=8, pull_period=20),
+    learner=LearnerConfig(batch_size=32, checkpoint_seconds=30.0),  # the batch: MinAtar's DQN
+    evaluator=EvaluatorConfig(eval_period_seconds=20.0),
+    stop=StopConfig(env_steps=1_000_000),
 )
 
 PONG = Config(
@@ -145,7 +130,7 @@ PONG = Config(
     agent=AgentConfig(
         n_step=3,  # Ape-X
         gamma=0.99,  # Ape-X
-        hidden=(512,),  # dueling heads of 512 (Wang et al. 2016)
+        image_units=512,  # of each dueling head (Wang et al. 2016)
         optimizer="rmsprop",  # Ape-X: centred RMSProp, no momentum
         learning_rate=2.5e-4 / 4,  # Ape-X
         optimizer_eps=1.5e-7,  # Ape-X
@@ -167,10 +152,15 @@ DISCRETE: dict[str, Preset] = {
     ),
     "slow-cartpole": Preset(SLOW_CARTPOLE, "the same with 5 ms a step, like a slow simulator: add actors and see"),
     "position-cartpole": Preset(
-        POSITION_CARTPOLE, "CartPole-v1 without velocities to 475, by a network with a memory (R2D2), minutes on a CPU"
+        POSITION_CARTPOLE,
+        "CartPole-v1 without velocities to 475, by a network with a memory (R2D2), minutes on a CPU",
+        agent="r2d2",
+        agents={"r2d2": _POSITION_R2D2},
     ),
     "catch": Preset(CATCH, "Catch on 84×84 pixels to 0.95 (best: 1), minutes on a CPU"),
     "lunarlander": Preset(LUNARLANDER, "LunarLander-v3 to 230 (solved: 200)", "box2d", ("Box2D",)),
-    "minatar-breakout": Preset(MINATAR_BREAKOUT, "MinAtar Breakout with Rainbow, 1M frames", "minatar", ("minatar",)),
+    "minatar-breakout": Preset(
+        MINATAR_BREAKOUT, "MinAtar Breakout with Rainbow, 1M frames", "minatar", ("minatar",), agent="rainbow"
+    ),
     "pong": Preset(PONG, "Atari Pong from pixels to 20, with Ape-X's numbers", "atari", ("ale_py", "cv2")),
 }

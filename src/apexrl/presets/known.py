@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
+from apexrl.agents import with_agent
 from apexrl.config import Config
 
 
@@ -14,15 +16,23 @@ from apexrl.config import Config
 class Preset:
     """A named configuration, and what it takes to run it."""
 
-    config: Config
+    ground: Config
+    """What holds whoever the agent is: environment, actors, when it is done, and what several agents share."""
     summary: str
     """One line for ``apexrl list``: what is learned, and when it counts as solved."""
     extra: str = ""
     """The extra of this package that brings the environment; empty when ``train`` does."""
     modules: tuple[str, ...] = ()
     """What that extra installs, by import name."""
+    agent: str = "dueling_dqn"
+    """Whose settings it has unless another agent is asked for."""
     agents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Other agents that it is known to work with: name -> flat settings, beyond those that the name stands for."""
+    """Agents that it is known to work with: name -> flat settings, beyond those that the name stands for."""
+
+    @cached_property
+    def config(self) -> Config:
+        """With its own agent."""
+        return with_agent(self.ground, self.agent, self.ground, self.agents)
 
     @property
     def missing(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 from apexrl.config import Config
 from apexrl.errors import AgentError, WaitTimeout
 from apexrl.exploration import slot_exploration
-from apexrl.protocols import Agent, Context, StepWriter, WeightsReader
+from apexrl.protocols import Agent, Arrays, Context, StepWriter, WeightsReader
+from apexrl.roles.per_env import PerEnv, Which
 from apexrl.spec import Array, EnvSpec, Field
 
 if TYPE_CHECKING:
@@ -20,10 +22,10 @@ VERSION = "version"
 """Field in which every step carries the weights version that chose its action."""
 
 FIRST_VERSION = 1
-"""Weights version of a run that has learned nothing yet."""
+"""Weights version of a run that has learned nothing yet, however often its learner was restarted."""
 
-Which = NDArray[np.int64] | None
-"""Numbers of some of an actor's environments, [R]; None: all M, in order."""
+PriorityFn = Callable[[Arrays], NDArray[np.float32]]
+"""Items (``protocols.Agent.priorities``) -> |δ| [N]."""
 
 _REPORT_SECONDS = 0.25
 _REPORT_EPISODES = 1000  # a message holds no more
@@ -42,6 +44,12 @@ def step_fields(spec: EnvSpec, extras: dict[str, Field]) -> dict[str, Field]:
             f"the agent's step_spec names {', '.join(sorted(taken))}, which every step has already: rename"
         )
     return {**own, **extras}
+
+
+def wanted_priorities(config: Config, priorities: PriorityFn) -> PriorityFn | None:
+    """What a replay's writer calls for the priorities of new items; None where draws are uniform: then nobody reads
+    them, and some agents would evaluate networks for them."""
+    return priorities if config.replay.alpha else None
 
 
 class Actor:
@@ -78,8 +86,9 @@ class Actor:
         self._which: Which = None if config.actor.vector == "sync" else np.arange(envs)
         self._state = PerEnv(envs)
         self._begun = PerEnv(envs)
-        priority_fn = self._agent.priorities if config.replay.alpha else None  # some evaluate networks for them
-        self._writer: StepWriter = replay.writer(streams=envs, priority_fn=priority_fn)
+        self._writer: StepWriter = replay.writer(
+            streams=envs, priority_fn=wanted_priorities(config, self._agent.priorities)
+        )
         self._unwritten: dict[str, Array] | None = None
 
         self._version = 0
@@ -118,7 +127,7 @@ class Actor:
             return
         which = self._which
         exploration = self._exploration if which is None else self._exploration[which]
-        if self._random_start and self._version == FIRST_VERSION:
+        if self._random:
             exploration = np.full_like(exploration, np.inf)
         actions, extras, state = self._agent.act(self._seen, self._state.take(which) or None, exploration)
         self._state.put(which, state or {})
@@ -157,8 +166,13 @@ class Actor:
             self._agent.load(arrays)
             self._versions = np.full(len(self._versions), self._version, np.int64)
             self._context.count(weights_pulled=1)
-        if self._version:
-            self._until_pull = self._pull_period
+        if self._version:  # random actions end as soon as something was learned; a look costs one comparison
+            self._until_pull = 0 if self._random else self._pull_period
+
+    @property
+    def _random(self) -> bool:
+        """Whether nothing is learned yet and actions are to be random until then."""
+        return self._random_start and self._version == FIRST_VERSION
 
     def _report(self, last: bool = False) -> None:
         if not self._returns:
@@ -177,33 +191,3 @@ class Actor:
         self._report(last=True)
         with self._context.env_call():
             self._env.close()
-
-
-class PerEnv:
-    """Named arrays of M environments, of which some rows are put and some are taken. All rows are not copied."""
-
-    def __init__(self, num_envs: int) -> None:
-        self._num_envs = num_envs
-        self._arrays: dict[str, Array] = {}
-
-    def put(self, which: Which, rows: dict[str, Array]) -> None:
-        """``rows`` name -> [R, ...]; the first are of all M."""
-        if which is None:
-            self._arrays = rows
-            return
-        for name, values in rows.items():
-            if name not in self._arrays:
-                self._arrays[name] = np.empty((self._num_envs, *values.shape[1:]), values.dtype)
-            self._arrays[name][which] = values
-
-    def take(self, which: Which) -> dict[str, Array]:
-        """Name -> [R, ...]."""
-        return self._arrays if which is None else {name: array[which] for name, array in self._arrays.items()}
-
-    def clear(self, which: Which, starts: NDArray[np.bool_]) -> None:
-        """Zero the rows where ``starts`` [R] is true. What was put is not written into: others may hold it."""
-        if self._arrays and starts.any():
-            rows = starts if which is None else which[starts]
-            self._arrays = {name: array.copy() for name, array in self._arrays.items()}
-            for array in self._arrays.values():
-                array[rows] = 0

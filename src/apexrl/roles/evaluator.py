@@ -11,6 +11,7 @@ import numpy as np
 from apexrl import checkpoint
 from apexrl.config import Config
 from apexrl.protocols import Agent, Context, State, WeightsReader
+from apexrl.roles.per_env import zeroed
 from apexrl.run_folder import RunFolder
 from apexrl.spec import Array, EnvSpec
 
@@ -186,8 +187,7 @@ class Trial:
         stepped = self._env.step(actions)
         self._seen = self._frames.push(stepped.observation, stepped.starts)
         if self._state and stepped.starts.any():
-            for array in self._state.values():
-                array[stepped.starts] = 0
+            self._state = zeroed(self._state, stepped.starts)
         for episode in stepped.episodes:
             if self._owed[episode.env]:
                 self._owed[episode.env] -= 1

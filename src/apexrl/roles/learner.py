@@ -10,8 +10,8 @@ import numpy as np
 from apexrl import checkpoint
 from apexrl.config import Config
 from apexrl.errors import ConfigError, NonFiniteError
-from apexrl.protocols import Agent, Context, WeightsReader, WeightsWriter
-from apexrl.roles.actor import VERSION
+from apexrl.protocols import Agent, Context, Item, WeightsReader, WeightsWriter
+from apexrl.roles.actor import FIRST_VERSION, VERSION
 from apexrl.roles.batches import DirectBatches, PrefetchedBatches
 from apexrl.roles.lag import LagMeter
 from apexrl.run_folder import RunFolder
@@ -31,9 +31,9 @@ class Learner:
     """Ape-X's learner (Horgan et al. 2018, Algorithm 2). It owns the replay from its first sample on, or takes batches
     that a replay role samples for it.
 
-    A learner that takes a dead one's place restores the newest checkpoint and goes on. Weights versions are learner
-    updates ever made in the run, so they never go back: a version counts an attempt, even where a restored learner
-    repeats the work.
+    A learner that takes a dead one's place restores the newest checkpoint and goes on. Weights versions are one more
+    than the learner updates ever made in the run, so they never go back: a version counts an attempt, even where a
+    restored learner repeats the work. Version 1 means that nothing was learned, also after a restart or a resume.
     """
 
     def __init__(
@@ -52,10 +52,14 @@ class Learner:
         self._replay = None if isinstance(replay, BatchServer) else replay
         self._weights = weights
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, device, context.seed)
+        self._sequences = getattr(self._agent, "item", Item()).kind == "sequence"
         self._folder = RunFolder(context.folder)
         self._restore()
 
-        self._version = max(weights.version, context.total("updates")) + 1
+        updates = context.total("updates")
+        learned = updates > 0 or weights.version > FIRST_VERSION
+        # A learner restarted before its first update has the weights that the board holds: nothing to publish.
+        self._version = max(weights.version, updates) + 1 if learned else FIRST_VERSION
         self._publish()
         source = replay.learner(context.index) if isinstance(replay, BatchServer) else replay
         direct = DirectBatches(source, self._agent, settings.batch_size, config.replay.beta, context.patience)
@@ -87,7 +91,7 @@ class Learner:
             raise NonFiniteError(self._obituary(error, batch.keys.tolist())) from error
         self._context.count(updates=1)
         versions = batch.data[VERSION].astype(np.int64, copy=False)
-        if "mask" in batch.data:  # of a sequence, whose padding no version chose
+        if self._sequences:  # whose padding no version chose
             versions = versions[batch.data["mask"]]
         self._lag.add(self._version - versions)
         self._version += 1
@@ -166,11 +170,12 @@ class Learner:
 
     def _obituary(self, error: NonFiniteError, keys: list[int]) -> str:
         kept = checkpoint.latest(self._folder.checkpoints)
-        last = f"the last good checkpoint is {kept}" if kept else "no checkpoint was written yet"
+        last = f"The last good checkpoint is {kept}" if kept else "No checkpoint was written yet"
         shown = ", ".join(f"{key:#x}" for key in keys[:8]) + (", …" if len(keys) > 8 else "")
+        update = f"update {self._version}"
         return (
-            f"update {self._version} (batch of {len(keys)} items, keys {shown}): {error}. The update was not applied; "
-            f"{last}. Lower --learning-rate or --gradient-clip, or look for huge rewards or observations"
+            f"{update} (batch of {len(keys)} items, keys {shown}): {str(error).removeprefix(f'{update}: ')}. {last}. "
+            "Lower --learning-rate or --gradient-clip, or look for NaN, infinite or huge rewards and observations"
         )
 
 

@@ -1,0 +1,270 @@
+"""What an agent's name stands for, over any configuration, and which settings it reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from games import Game, act, asks
+
+from apexrl import agents, presets, settings
+from apexrl.agents import AGENTS, agent_class, check_identity, check_in_use, check_read, unread
+from apexrl.agents.reads import READS, idle
+from apexrl.config import AgentConfig, Config
+from apexrl.errors import AgentError, ConfigError
+from apexrl.presets import PRESETS, with_agent
+from apexrl.settings import flat, override
+
+OWN = {entry.name for entry in dataclasses.fields(AgentConfig)} | {"epsilon", "epsilon_alpha", "sigma", "sigma_alpha"}
+SOME = set().union(*READS.values())
+
+
+# Names over configurations
+
+
+@pytest.mark.parametrize("preset", [*PRESETS, ""])
+def test_nothing_of_the_agent_before_is_left(preset: str) -> None:
+    """Whatever was chosen before: the same configuration."""
+    start = PRESETS[preset].config if preset else Config()
+    straight = {name: with_agent(start, name) for name in AGENTS}
+    for before, after in product(AGENTS, AGENTS):
+        assert with_agent(straight[before], after) == straight[after]
+    assert straight[start.agent.agent] == start
+
+
+@pytest.mark.parametrize(("preset", "name"), list(product(PRESETS, AGENTS)))
+def test_a_name_sets_what_it_stands_for_and_keeps_the_rest_of_the_preset(preset: str, name: str) -> None:
+    known = PRESETS[preset]
+    config = with_agent(known.config, name)
+    stood = {**AGENTS[name].settings, **known.agents.get(name, {})}
+    assert flat(config) == {**flat(known.ground), **stood, "agent": name}
+    settings.check(config)
+    check_identity(config.agent)
+
+
+def test_counts_of_sequences_are_not_taken_for_transitions() -> None:
+    config = with_agent(PRESETS["position-cartpole"].config, "dqn")
+    assert (config.replay, config.learner, config.agent.hidden) == (
+        PRESETS["cartpole"].config.replay,
+        PRESETS["cartpole"].config.learner,
+        (128, 128),
+    )
+    assert (config.agent.n_step, config.agent.optimizer_eps) == (3, 1e-8)
+
+
+def test_an_agent_of_your_own_takes_a_preset_as_it_is() -> None:
+    start = PRESETS["pendulum"].config
+    assert flat(with_agent(start, "my.module:Agent")) == {**flat(start), "agent": "my.module:Agent"}
+
+
+def test_what_a_person_has_changed_stays_unless_the_name_sets_it() -> None:
+    start = override(PRESETS["pendulum"].config, {"gamma": 0.5, "env_steps": 7, "reward_clip": 3.0})
+    config = with_agent(start, "td3")
+    assert (config.agent.gamma, config.stop.env_steps, config.env.reward_clip) == (0.98, 7, 3.0)
+
+
+# Identity
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_bare_name_is_refused_where_defaults_make_another_agent(name: str) -> None:
+    info, defaults = AGENTS[name], AgentConfig()
+    bare = AgentConfig(agent=name)
+    if any(info.settings[key] != getattr(defaults, key) for key in info.identity):
+        with pytest.raises(ConfigError, match=f"^agent {name} stands for --.*--agent {name} or apexrl.train"):
+            check_identity(bare)
+    else:
+        check_identity(bare)
+    check_identity(agents.with_agent(Config(), name).agent)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "instead"),
+    [
+        ("dueling_dqn", {"dueling": False}, "double_dqn"),
+        ("dueling_dqn", {"double": False}, "dqn, to which switches can be added"),
+        ("c51", {"distribution": "quantile"}, "qr_dqn"),
+        ("rainbow", {"distribution": "expected"}, "dqn, to which"),
+        ("noisy_dqn", {"noisy": False}, "dqn"),
+        ("munchausen_dqn", {"munchausen": False}, "dqn"),
+        ("bires_ddpg", {"residual": 0.0}, "ddpg"),
+    ],
+)
+def test_a_switch_that_makes_another_agent_is_refused(name: str, change: dict[str, Any], instead: str) -> None:
+    with pytest.raises(ConfigError, match=f": choose {instead}"):
+        check_identity(override(agents.with_agent(Config(), name), change).agent)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("dqn", {"double": True, "noisy": True, "distribution": "quantile"}),
+        ("munchausen_dqn", {"distribution": "implicit_quantile"}),
+        ("bires_ddpg", {"residual": 0.3}),
+        ("r2d2", {"double": False, "dueling": False}),
+        ("my.module:Agent", {"double": False}),
+    ],
+)
+def test_what_a_name_leaves_open_may_be_set(name: str, change: dict[str, Any]) -> None:
+    check_identity(override(agents.with_agent(Config(), name), change).agent)
+
+
+# What is read
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_name_sets_only_what_its_agent_reads(name: str) -> None:
+    assert not AGENTS[name].settings.keys() & unread(name)
+    assert not set(AGENTS[name].settings) & idle(agents.with_agent(Config(), name).agent).keys()
+
+
+# Another value than the small game's, for everything that only some agents read.
+OTHER: dict[str, Any] = {
+    "noisy_sigma": 0.1,
+    "munchausen_alpha": 0.3,
+    "munchausen_temperature": 0.5,
+    "munchausen_clip": -1e-3,
+    "quantiles": 5,
+    "quantile_samples": 6,
+    "cosines": 5,
+    "atoms": 7,
+    "v_min": -3.0,
+    "v_max": 5.0,
+    "critic_hidden": (7,),
+    "policy_learning_rate": 0.05,
+    "policy_period_updates": 4,
+    "temperature": 0.5,
+    "initial_temperature": 2.0,
+    "temperature_learning_rate": 0.1,
+    "target_entropy": -7.0,
+    "huber": 1e-3,
+    "residual": 0.4,
+    "target_noise": 0.9,
+    "target_noise_clip": 0.01,
+    "sequence_length": 3,
+    "sequence_stride": 1,
+    "burn_in": 1,
+    "recurrent_units": 5,
+    "rescaling_eps": 0.3,
+    "priority_eta": 0.1,
+    "polyak": 0.4,
+    "target_period_updates": 1,
+    "optimizer": "rmsprop",
+    "first_moment_decay": 0.3,
+    "rmsprop_decay": 0.3,
+}
+FLIPPED = {"double", "dueling", "noisy", "munchausen"}
+EXPLORATION = {
+    "epsilon",
+    "epsilon_alpha",
+    "sigma",
+    "sigma_alpha",
+}  # of the actor, which hands it over
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in AGENTS if name not in ("double_dqn", "dueling_dqn", "rainbow")),
+    ("dqn", {"polyak": 0.1}),
+    ("dqn", {"optimizer": "rmsprop"}),
+    ("dqn", {"double": True, "noisy": True, "distribution": "quantile"}),
+    ("r2d2", {"polyak": 0.1}),
+    ("td3", {"polyak": 0.0, "optimizer": "rmsprop"}),
+    ("sac", {"temperature": 0.2, "polyak": 0.0}),
+    ("crossq", {"optimizer": "rmsprop"}),
+    ("discrete_sac", {"temperature": 0.2}),
+]
+
+
+def bits(agent: Any) -> dict[str, bytes]:
+    return {name: value.tobytes() for name, value in agent.weights().items()}
+
+
+def outcome(game: Game, batches: list[Any], config: AgentConfig, stages: int = 2) -> list[Any]:
+    """All that a run of the agent with these settings could tell of them; the first stage is what it is made of."""
+    try:
+        agent: Any = agent_class(game.name)(game.spec, config, "cpu", 1)
+    except AgentError:
+        return ["refused"]
+    fields = {name: (field.shape, field.dtype) for name, field in agent.step_spec.items()}
+    made = [fields, getattr(agent, "item", None), bits(agent)]
+    if stages == 1:
+        return made
+    learned = [agent.update(agent.prepare(batch)).priorities.tolist() for batch in batches]
+    return [*made, learned, bits(agent), act(agent, game.seen(3), 0.0).actions.tolist()]
+
+
+@pytest.mark.parametrize(("name", "change"), VARIANTS, ids=str)
+def test_what_is_offered_matters_and_what_is_not_does_not(name: str, change: dict[str, Any]) -> None:
+    # a large step, so that online and target network soon disagree of the best action
+    game = Game(name, "vector", asks(name)[0], n_step=1, learning_rate=0.02, **change)
+    try:
+        start, batches = game.config.agent, game.batches(8)
+        means_nothing = unread(name) | idle(start).keys()
+        whole, first = outcome(game, batches, start), outcome(game, batches, start, 1)
+        others = {key: OTHER[key] for key in OTHER if key in means_nothing}
+        others |= {key: not getattr(start, key) for key in FLIPPED & means_nothing}
+        assert outcome(game, batches, dataclasses.replace(start, **others)) == whole
+        for key in SOME - means_nothing - EXPLORATION - {"distribution"}:
+            value = not getattr(start, key) if key in FLIPPED else OTHER[key]
+            value = "adam" if key == "optimizer" and start.optimizer == "rmsprop" else value
+            changed = dataclasses.replace(start, **{key: value})
+            if outcome(game, batches, changed, 1) == first:
+                assert outcome(game, batches, changed) != whole, key
+    finally:
+        game.close()
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_exploration_is_offered_to_those_who_heed_it(name: str) -> None:
+    game = Game(name, "vector", asks(name)[0])
+    try:
+        agents_of_two = game.agent(), game.agent()
+        seen = {key: np.repeat(value, 50, axis=0) for key, value in game.seen(3).items()}
+        one, two = (
+            act(agent, seen, how).actions.tolist() for agent, how in zip(agents_of_two, (0.0, 0.9), strict=True)
+        )
+        heeds = {"sigma", "sigma_alpha"} if game.spec.action.box else {"epsilon", "epsilon_alpha"}
+        assert (one != two) == (not heeds & unread(name))
+        assert EXPLORATION - heeds <= unread(name)
+    finally:
+        game.close()
+
+
+def test_every_setting_of_some_has_another_value() -> None:
+    assert OTHER.keys() | FLIPPED | EXPLORATION | {"distribution"} == SOME
+    assert {AGENTS[name].where for name in AGENTS} == READS.keys()
+    assert SOME <= OWN
+
+
+def test_of_an_own_agent_nothing_is_known() -> None:
+    assert unread("my.module:Agent") == set()
+    check_read("my.module:Agent", ["double", "residual"])
+    check_in_use(AgentConfig(agent="my.module:Agent"), ["double", "atoms"])
+
+
+def test_settings_that_change_nothing_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^--target-noise means nothing to agent sac: leave it out, .* td3$"):
+        check_read("sac", ["seed", "temperature", "target_noise"])
+    with pytest.raises(ConfigError, match=r"^--quantiles means nothing to agent c51: .* dqn, "):
+        check_read("c51", ["quantiles"])
+    dqn = agents.with_agent(Config(), "dqn").agent
+    with pytest.raises(ConfigError, match=r"^--atoms means nothing with --distribution expected: leave it out"):
+        check_in_use(dqn, ["double", "atoms"])
+    check_in_use(dataclasses.replace(dqn, distribution="categorical"), ["atoms"])
+    with pytest.raises(ConfigError, match=r"^--target-entropy means nothing with --temperature 0.2"):
+        check_in_use(AgentConfig(agent="sac", temperature=0.2), ["temperature", "target_entropy"])
+    check_in_use(agents.with_agent(Config(), "d4pg").agent, ["atoms", "target_period_updates"])
+
+
+def test_in_python_the_same_is_refused() -> None:
+    import apexrl
+
+    with pytest.raises(ConfigError, match=r"^agent rainbow stands for --noisy"):
+        apexrl.train(Config(agent=AgentConfig(agent="rainbow")))
+    with pytest.raises(ConfigError, match=r"^--atoms means nothing with --distribution expected"):
+        apexrl.train("cartpole", agent="dqn", atoms=5)
+    with pytest.raises(ConfigError, match=r"^--v-min 3 must be less than --v-max 2"):
+        apexrl.train("cartpole", agent="c51", v_min=3.0, v_max=2.0)
+    assert presets.preset("cartpole").config.agent.agent == "dueling_dqn"
