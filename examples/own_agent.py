@@ -14,8 +14,6 @@ from apexrl.protocols import Acted, Learned
 class LinearQ:
     """Q-learning on a linear function of the observation."""
 
-    step_spec = {}  # acting records nothing beyond observation and action  # noqa: RUF012
-
     def __init__(self, spec, config, device, seed):
         self.w = np.zeros((spec.observation["observation"].shape[0] + 1, spec.action.n), np.float32)
         self.rate, self.rng = config.learning_rate, np.random.default_rng(seed)
@@ -34,9 +32,6 @@ class LinearQ:
 
     def priorities(self, items):
         return np.abs(self.delta(items))
-
-    def prepare(self, batch):
-        return batch
 
     def update(self, batch):
         delta = self.delta(batch.data)

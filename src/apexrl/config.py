@@ -53,7 +53,7 @@ class AgentConfig:
     learning_rate: float = 1e-3
     """Step size (Ape-X on Atari: 2.5e-4 / 4)."""
     optimizer_eps: float = 1e-8
-    """Added to the denominator (Ape-X's RMSProp: 1.5e-7; PyTorch's Adam: 1e-8)."""
+    """Added to the denominator; inside its root for rmsprop (Ape-X: 1.5e-7; PyTorch's Adam: 1e-8)."""
     first_moment_decay: float = 0.9
     """Adam's β1 (Kingma & Ba 2015: 0.9)."""
     rmsprop_decay: float = 0.95
@@ -65,7 +65,7 @@ class AgentConfig:
     target_period_updates: int = 2500
     """Learner updates between copies to the target network (Ape-X: 2500 learner updates)."""
     polyak: float = 0.0
-    """τ: instead of copies, the target network moves by this fraction with every update; 0: copies."""
+    """τ: instead of copies, the target network moves by this fraction with every policy update (of DQN and its kin: every update); 0: copies."""
 
     # Q-learning
     double: bool = True

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from apexrl.spec import Array, Field
+from apexrl.spec import Array
 
 Arrays = Mapping[str, Array]
 """Field name -> array whose first axis is the batch."""
@@ -61,14 +61,14 @@ class Learned(NamedTuple):
 class Agent(Protocol):
     """An algorithm: acts, says how surprising its steps are, learns. Knows no process and no transport.
 
-    Constructed as ``AgentClass(spec: EnvSpec, config: AgentConfig, device: str, seed: int)``. It may have an attribute
-    ``item`` (``Item``), which says what it learns from; without one, transitions.
-    """
+    Constructed as ``AgentClass(spec: EnvSpec, config: AgentConfig, device: str, seed: int)``. It may also have
 
-    @property
-    def step_spec(self) -> dict[str, Field]:
-        """Extra fields that acting records with every step (Q-values, log-prob, …)."""
-        ...
+    - ``step_spec``: dict of Field by name, what acting records with every step beside observation and action (Q-values,
+      log-prob, …); without it, nothing;
+    - ``prepare(batch: Sampled) -> Any``: turns a batch into what ``update`` takes (device copies), perhaps in a
+      prefetch thread; without it, ``update`` takes the batch itself;
+    - ``item`` (``Item``): what it learns from; without it, transitions.
+    """
 
     def act(self, observations: Arrays, state: State, exploration: NDArray[np.float32], greedy: bool = False) -> Acted:
         """Choose actions. ``observations`` name -> [B, (stack,) ...]; ``exploration`` [B]: ε of each environment,
@@ -83,12 +83,12 @@ class Agent(Protocol):
         """
         ...
 
-    def prepare(self, batch: Sampled) -> Any:
-        """Turn a batch into what ``update`` takes (device copies); may run in a prefetch thread."""
-        ...
-
     def update(self, prepared: Any) -> Learned:
-        """One gradient step. Raises NonFiniteError, leaving parameters as they were, when the loss is not finite."""
+        """One gradient step on a batch (``Sampled``), or on what ``prepare`` made of it.
+
+        Raises:
+            NonFiniteError: the loss is not finite; parameters are as they were.
+        """
         ...
 
     def weights(self) -> dict[str, Array]:

@@ -176,22 +176,6 @@ def test_an_update_is_one_step_of_the_published_rule(spec: EnvSpec, double: bool
         np.testing.assert_allclose(array, expected[name], rtol=1e-3, atol=1e-5, err_msg=name)
 
 
-def test_centred_rmsprop_is_pytorchs() -> None:
-    config = AgentConfig(
-        hidden=(16,), optimizer="rmsprop", optimizer_eps=1.5e-7, learning_rate=6.25e-5, gradient_clip=0
-    )
-    agent, twin = (DQN(VECTOR, config, seed=2) for _ in range(2))
-    _ = twin._network.gradient
-    optimizer = torch.optim.RMSprop(twin._network.network.parameters(), 6.25e-5, alpha=0.95, eps=1.5e-7, centered=True)
-    for seed in range(3):
-        agent.update(agent.prepare(make_batch(seed=seed)))
-        twin.gradients(twin.prepare(make_batch(seed=seed)))
-        optimizer.step()
-    expected = twin.weights()
-    for name, array in agent.weights().items():
-        np.testing.assert_allclose(array, expected[name], rtol=1e-5, atol=1e-7)
-
-
 def test_gradients_and_apply_are_an_update() -> None:
     one, two = DQN(VECTOR, SMALL), DQN(VECTOR, SMALL)
     for seed in range(3):

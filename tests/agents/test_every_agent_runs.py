@@ -92,6 +92,7 @@ def test_q_learning_solves_several_choices_at_once(tmp_path: Path) -> None:
 
 def in_processes(name: str, out: Path, **where: Any) -> None:
     settings = {**RUN, "serial": False, "env_steps": 800, "eval_period_seconds": 0.3}
+    settings["samples_per_insert"] = 1.0  # actors wait for the learner, however slow it is
     run = apexrl.train(config_of(name, **settings, out=str(out)), show=False, **where)
     assert run.summary["stopped_by"] == "env_steps"
     assert run.summary["env_steps"] >= 800

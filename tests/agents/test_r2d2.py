@@ -241,14 +241,17 @@ def deltas_by_hand(agent: R2D2, data: dict[str, Any], row: int) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"double": False, "dueling": False, "n_step": 20, "rescaling_eps": 0.0}], ids=str
+    "changes", [{}, {"double": False, "dueling": False, "n_step": 20, "rescaling_eps": 0.0}, {"huber": 0.3}], ids=str
 )
 def test_an_update_learns_what_a_plain_loop_says(played: Played, changes: dict[str, Any]) -> None:
-    """Another target network, which burns in by itself; other weights than those that acted."""
+    """Another target network, which burns in by itself and would choose otherwise; other weights than those that
+    acted."""
     batch = played.batch
     agent = agent_for(seed=5, **changes)
     with torch.no_grad():
         agent._network.target_parameters.vector.mul_(1.3)
+        for parameter in agent._network.target.advantage.parameters():
+            parameter.neg_()
     weights = np.random.default_rng(0).random(len(batch)).astype(np.float32)
     batch = rows_of(Batch(batch.data, batch.keys, batch.probabilities, weights), 40)
     weights = batch.weights
@@ -256,7 +259,10 @@ def test_an_update_learns_what_a_plain_loop_says(played: Played, changes: dict[s
     mixed = [0.9 * np.abs(one).max() + 0.1 * np.abs(one).mean() for one in by_hand]
     result = agent.gradients(agent.prepare(batch))
     np.testing.assert_allclose(result.priorities, mixed, rtol=1e-3, atol=1e-5)
-    loss = np.mean([w * 0.5 * np.square(one).sum() for w, one in zip(weights, by_hand, strict=True)])
+    most = agent._config.huber or np.inf
+    clipped = [np.minimum(np.abs(one), most) for one in by_hand]
+    losses = [(c * (np.abs(one) - 0.5 * c)).sum() for c, one in zip(clipped, by_hand, strict=True)]
+    loss = np.mean(weights * losses)
     assert result.metrics["loss"] == pytest.approx(loss, rel=1e-3)
 
 

@@ -33,17 +33,19 @@ def test_at_first_it_is_batch_normalisation() -> None:
 
 
 def test_after_the_warm_up_it_renormalises() -> None:
-    """Algorithm 1, with r and d cut off for the second feature, and its gradient with them constant."""
-    norm, x = BatchRenorm(1, 2).double().train(), rows(1, 1, 32, 2).double().requires_grad_()
+    """Algorithm 1, with r and d cut off at either end for the features behind the first, and its gradient with them
+    constant."""
+    norm, x = BatchRenorm(1, 3).double().train(), rows(1, 1, 32, 3).double().requires_grad_()
     norm.batches.fill_(WARM_UP)
-    norm.mean.copy_(torch.tensor([[[1.0, 900.0]]]))
-    norm.variance.copy_(torch.tensor([[[4.0, 0.01]]]))
+    norm.mean.copy_(torch.tensor([[[1.0, 900.0, -900.0]]]))
+    norm.variance.copy_(torch.tensor([[[4.0, 0.01, 1e4]]]))
     y = norm(x)
     deviation = (x.var(dim=1, correction=0, keepdim=True) + EPS).sqrt()
     mean = x.mean(dim=1, keepdim=True)
     running = (norm.variance + EPS).sqrt()
-    r = torch.stack(((deviation / running)[..., 0], torch.full((1, 1), R_MAX, dtype=torch.float64)), dim=-1).detach()
-    d = torch.stack((((mean - norm.mean) / running)[..., 0], torch.full((1, 1), -D_MAX)), dim=-1).detach()
+    r, d = (deviation / running).detach(), ((mean - norm.mean) / running).detach()
+    r[..., 1:] = torch.tensor([R_MAX, 1.0 / R_MAX])
+    d[..., 1:] = torch.tensor([-D_MAX, D_MAX])
     expected = (x - mean) / deviation * r + d
     torch.testing.assert_close(y, expected)
     found, wanted = (torch.autograd.grad(z.sin().sum(), [x])[0] for z in (y, expected))

@@ -11,6 +11,7 @@ from apexrl.agents.reads import check_in_use, check_read, unread
 from apexrl.config import AgentConfig, Config
 from apexrl.errors import AgentError, ConfigError
 from apexrl.settings import as_flag, did_you_mean, flat, override
+from apexrl.spec import Field
 
 __all__ = [
     "AGENTS",
@@ -20,11 +21,12 @@ __all__ = [
     "check_in_use",
     "check_name",
     "check_read",
+    "recorded",
     "unread",
     "with_agent",
 ]
 
-METHODS = ("act", "priorities", "prepare", "update", "weights", "load", "state_dict", "load_state_dict", "step_spec")
+METHODS = ("act", "priorities", "update", "weights", "load", "state_dict", "load_state_dict")
 
 
 def check_name(name: str) -> None:
@@ -97,6 +99,11 @@ def _made_of(config: AgentConfig) -> str:
     switches = {switch for info in same.values() for switch in info.identity}
     made = [name for name, info in same.items() if all(info.settings[key] == getattr(config, key) for key in switches)]
     return made[0] if made else f"{next(iter(same))}, to which switches can be added"
+
+
+def recorded(agent: Any) -> dict[str, Field]:
+    """The extra fields that an agent records with every step; none where it does not say."""
+    return dict(getattr(agent, "step_spec", {}))
 
 
 def agent_class(name: str) -> type[Any]:

@@ -31,7 +31,7 @@ _PLAIN: dict[str, Any] = {
     "distribution": "expected",
     "epsilon": 0.4,
 }
-# What actor-critic methods of one transition have in common (SB3's and CleanRL's SAC and TD3). With alpha 0 nobody
+# What actor-critic methods of one transition have in common (SB3's SAC; much of TD3's later code). With alpha 0 nobody
 # asks actors for priorities; critics are published all the same (docs/hosts.md has sizes).
 _ACTOR_CRITIC: dict[str, Any] = {
     "n_step": 1,
@@ -180,7 +180,7 @@ AGENTS: dict[str, AgentInfo] = {
     ),
     "r2d2": AgentInfo(
         "apexrl.agents.r2d2:R2D2",
-        "Q-learning with an LSTM, from sequences: remembers what an observation does not show",
+        "Q-learning with an LSTM, from sequences. The paper's network sees --last-action-reward too",
         _DISCRETE,
         "Kapturowski et al. 2019, Recurrent Experience Replay in Distributed Reinforcement Learning, ICLR",
         {
@@ -193,6 +193,7 @@ AGENTS: dict[str, AgentInfo] = {
             "optimizer": "adam",
             "learning_rate": 1e-4,
             "optimizer_eps": 1e-3,
+            "gradient_clip": 40.0,  # SEED's; the paper names none
             "target_period_updates": 2500,
             "polyak": 0.0,
             "sequence_length": 80,
@@ -229,7 +230,7 @@ AGENTS: dict[str, AgentInfo] = {
         "DDPG with two critics, noise on target actions, and a policy that moves with every other update",
         _BOX,
         "Fujimoto et al. 2018, Addressing Function Approximation Error in Actor-Critic Methods, arXiv 1802.09477",
-        # the paper's, and CleanRL's and SB3's
+        # delay, noise and its clip, σ: the paper's; step size, layers and batch: its authors' later code's
         _ACTOR_CRITIC
         | _POLYAK
         | {"policy_period_updates": 2, "target_noise": 0.2, "target_noise_clip": 0.5, "sigma": 0.1},

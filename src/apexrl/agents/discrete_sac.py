@@ -149,12 +149,14 @@ class DiscreteSAC:
         return values.gather(2, index.unsqueeze(2)).squeeze(2)
 
     def apply(self, groups: Mapping[str, Tensor]) -> None:
-        """One step of each optimizer whose group is there; the target critics follow with the policy."""
+        """One step of each optimizer whose group is there. Target critics move a little with every step of the policy,
+        or are copied every ``target_period_updates``."""
         self._critics.step(groups["critics"])
         self.updates += 1
         if "policy" in groups:
             self._policy.step(groups["policy"])
             self._temperature.step(groups["temperature"])
+        if "policy" in groups or not self._config.polyak:
             self._critics.follow(self.updates)
 
     def update(self, prepared: Transitions) -> Learned:

@@ -49,6 +49,7 @@ class DQN:
         self._targets = targets_of(config)
         self._returns = returns_of(config, self._device)
         self._implicit = config.distribution == "implicit_quantile"
+        self._few = max(1, config.quantile_samples // 2) if self._implicit else 0  # fractions that a choice reads
         self._rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # the CPU's alone, where layers are made
@@ -93,11 +94,11 @@ class DQN:
         Fresh noise, and fractions half as many as in learning (Dabney et al. 2018b: 32). Greedy: none and the same.
         """
         rows = len(exploration)
-        half = max(1, self._config.quantile_samples // 2) if self._implicit else 0
         if not greedy:
-            draw = self._draw(rows, half)
+            draw = self._draw(rows, self._few)
         else:
-            draw = Draw(None, midpoints(half, self._device).expand(rows, half)) if self._implicit else NOTHING
+            few = self._few
+            draw = Draw(None, midpoints(few, self._device).expand(rows, few)) if self._implicit else NOTHING
         answers = self._returns.read(self._online.values(on_device(observations, self._device), draw)).cpu()
         q = self._returns.means(answers)
         actions = q.numpy().argmax(axis=1)
@@ -135,7 +136,7 @@ class DQN:
         rows, action = len(batch.reward), self._choices.index(batch.action)
 
         draw = self._draw(rows)  # every pass has its own (Fortunato et al. 2018, section 3.1)
-        selector = (there, self._draw(rows)) if config.double else (None, NOTHING)
+        selector = (there, self._draw(rows, self._few)) if config.double else (None, NOTHING)
         z, online_later = self._online.forward(here, selector[0], draw, selector[1])
         with torch.no_grad():
             target = self._target_of(batch, action, online_later)
@@ -155,13 +156,25 @@ class DQN:
         return Gradients({"q": gradient}, priorities, metrics)
 
     def _target_of(self, batch: Transitions, action: Tensor, online_later: Tensor | None) -> Tensor:
-        """What the answer for the action taken should be: [B], or a distribution [B, N]."""
+        """What the answer for the action taken should be: [B], or a distribution [B, N].
+
+        An implicit network is asked at N fractions for values, and at others, as many as acting reads, for the choice
+        between actions or the soft policy: of the same ones the best mean would be the luckiest (Dabney et al. 2018b,
+        section 2.3, π_β; Vieillard et al.'s M-IQN). One pass reads both, as its features serve all fractions.
+        """
         returns, targets, rows = self._returns, self._targets, len(batch.reward)
-        later = returns.read(self._target.values(batch.next_observation, self._draw(rows)))
-        chooser = returns.means(later if online_later is None else returns.read(online_later))
+        apart = self._few if online_later is None else 0
+        draw = self._draw(rows, self._config.quantile_samples + apart)
+        later = returns.read(self._target.values(batch.next_observation, draw))
+        if online_later is not None:
+            chooser = returns.means(returns.read(online_later))
+        elif apart:
+            chooser, later = returns.means(later[..., -apart:]), later[..., :-apart]
+        else:
+            chooser = returns.means(later)
         reward = batch.reward
         if targets.looks_back:
-            before = returns.read(self._target.values(batch.observation, self._draw(rows)))
+            before = returns.read(self._target.values(batch.observation, self._draw(rows, self._few)))
             reward = targets.reward(reward, returns.means(before), action)
         return returns.backed_up(reward, batch.discount, targets.value(later, chooser))
 

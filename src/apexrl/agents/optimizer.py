@@ -1,6 +1,6 @@
 """Adam and centred RMSProp over one flat parameter vector, with their state as named vectors.
 
-The arithmetic is PyTorch's (``torch.optim``, functional form). State lives in vectors laid out like the parameters,
+Adam's arithmetic is PyTorch's (``torch.optim``, functional form). State lives in vectors laid out like the parameters,
 so that a checkpoint names it and a parameter server can own any part of it.
 """
 
@@ -11,7 +11,6 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
-from torch.optim.rmsprop import rmsprop
 
 from apexrl.config import AgentConfig
 from apexrl.errors import ConfigError
@@ -74,7 +73,11 @@ class Adam:
 
 
 class CentredRMSProp:
-    """Graves 2013, equations 38-45, without momentum; ε is added outside the root, as PyTorch does."""
+    """Graves 2013, equations 38-45, without momentum: θ −= η·g / √(v − m² + ε).
+
+    ε stands inside the root, as there and in TensorFlow, where Ape-X's and DQN's values come from. PyTorch adds it
+    outside, where 1.5e-7 would hardly be anything.
+    """
 
     def __init__(self, vector: Tensor, learning_rate: float, eps: float, decay: float) -> None:
         self._learning_rate, self._eps, self._decay = learning_rate, eps, decay
@@ -82,18 +85,9 @@ class CentredRMSProp:
         self.steps = torch.zeros(())  # counted on the CPU
 
     def step(self, vector: Tensor, gradient: Tensor) -> None:
-        rmsprop(
-            [vector],
-            [gradient],
-            [self.state["square_average"]],
-            [self.state["gradient_average"]],
-            [],
-            [self.steps],
-            foreach=False,
-            lr=self._learning_rate,
-            alpha=self._decay,
-            eps=self._eps,
-            weight_decay=0.0,
-            momentum=0.0,
-            centered=True,
-        )
+        square, mean = self.state["square_average"], self.state["gradient_average"]
+        square.mul_(self._decay).addcmul_(gradient, gradient, value=1.0 - self._decay)
+        mean.lerp_(gradient, 1.0 - self._decay)
+        spread = torch.addcmul(square, mean, mean, value=-1.0).clamp_(min=0.0)  # rounding may leave it below
+        vector.addcdiv_(gradient, spread.add_(self._eps).sqrt_(), value=-self._learning_rate)
+        self.steps += 1

@@ -304,13 +304,13 @@ def make_agent(carrier: Carrier) -> Agent:
         ConfigError: there is no such agent here, or it records other fields than the learner's.
         AgentError: it cannot be made for this environment.
     """
-    from apexrl.agents import agent_class
+    from apexrl.agents import agent_class, recorded
 
     settings = carrier.config.agent
     agent: Agent = agent_class(settings.agent)(carrier.spec, settings, "cpu", carrier.seed)
     own, theirs = (
         {name: (field.shape, field.dtype) for name, field in fields.items()}
-        for fields in (step_fields(carrier.spec, agent.step_spec), carrier.fields)
+        for fields in (step_fields(carrier.spec, recorded(agent)), carrier.fields)
     )
     if own != theirs:
         names = ", ".join(sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name)))

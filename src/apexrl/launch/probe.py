@@ -18,7 +18,7 @@ from apexrl.topologies.program import Probe
 
 def probe(config: Config) -> Probe:
     """Make one environment and the agent in this process, look, and close them."""
-    from apexrl.agents import agent_class
+    from apexrl.agents import agent_class, recorded
     from apexrl.envs import make_vector
 
     env = make_vector(config.env, 1, config.seed)
@@ -26,7 +26,7 @@ def probe(config: Config) -> Probe:
         spec = env.spec
         agent = agent_class(config.agent.agent)(spec, config.agent, "cpu", config.seed)
         size = sum(array.nbytes for array in agent.weights().values())
-        return Probe(spec, dict(agent.step_spec), size, getattr(agent, "item", Item()))
+        return Probe(spec, recorded(agent), size, getattr(agent, "item", Item()))
     finally:
         env.close()
 

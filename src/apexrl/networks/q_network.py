@@ -44,7 +44,9 @@ class QNetwork(nn.Module):
 
     Where an image is seen, the head has a fully connected layer, one per stream when dueling, as in both papers. On
     vectors, whose encoder is fully connected itself, the streams are linear. What belongs to the head is noisy when
-    ``noisy_sigma`` is not 0. Dueling is per output: of C51's logits before the softmax (Hessel et al. 2018).
+    ``noisy_sigma`` is not 0. Dueling is per output: of C51's logits before the softmax (Hessel et al. 2018). The first
+    layer of both streams is one matrix: where it is noisy, value and advantage share the noise at its input, and have
+    their own at its outputs (two layers, as in dqn_zoo, would share none).
 
     Args:
         spec: the environment; its actions must be discrete.

@@ -36,7 +36,7 @@ _PENDULUM_ALL: dict[str, Any] = {
     "capacity": 100_000,
 }
 _PENDULUM_SAC: dict[str, Any] = _PENDULUM_ALL | {"learning_rate": 1e-3, "hidden": (64, 64)}  # the step size is rl-zoo's
-# rl-zoo's TD3 and DDPG (hyperparams/td3.yml) have 400-300 units and batches of 256.
+# rl-zoo's TD3 and DDPG (hyperparams/td3.yml, ddpg.yml) have 400-300 units and batches of 256.
 _PENDULUM_DPG: dict[str, Any] = _PENDULUM_ALL | {
     "gamma": 0.98,  # rl-zoo, as are the next two
     "learning_rate": 1e-3,

@@ -35,7 +35,8 @@ class DirectBatches:
         self, replay: Replay | ServedBatches, agent: Agent, batch_size: int, beta: float, patience: float
     ) -> None:
         self._replay = replay
-        self._agent = agent
+        # Without one, update() takes the batch as it was sampled.
+        self._prepare: Callable[[Any], Any] = getattr(agent, "prepare", lambda batch: batch)
         self._batch_size = batch_size
         self._beta = beta
         self._patience = patience
@@ -46,7 +47,7 @@ class DirectBatches:
             batch = self._replay.sample(self._batch_size, beta=self._beta, timeout=self._patience)
         except WaitTimeout:
             return None
-        return Ready(batch, self._agent.prepare(batch))
+        return Ready(batch, self._prepare(batch))
 
     def write_back(self, keys: NDArray[np.uint64], priorities: NDArray[np.float32]) -> None:
         self._replay.update_priorities(keys, priorities)

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from apexrl.agents.box import ActionBox
+from apexrl.errors import AgentError
+from apexrl.spec import ActionSpec
+
+
+def test_the_advice_for_an_open_box_works() -> None:
+    class Open(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Box(-1.0, 1.0, (3,))
+        action_space = gym.spaces.Box(-np.inf, np.inf, (2,))
+
+    space = Open.action_space
+    with pytest.raises(AgentError, match="as of -2 … 2: ") as caught:
+        ActionBox(ActionSpec((2,), "float32", low=space.low, high=space.high), "sac")
+    wrapped = eval(str(caught.value).partition("as of -2 … 2: ")[2], {"gymnasium": gym, "env": Open()}).action_space
+    box = ActionBox(ActionSpec((2,), str(wrapped.dtype), low=wrapped.low, high=wrapped.high), "sac")
+    np.testing.assert_array_equal(box.to_env(np.array([[-1.0, 0.5]], np.float32)), [[-2.0, 1.0]])
