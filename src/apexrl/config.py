@@ -65,7 +65,7 @@ class AgentConfig:
     target_period_updates: int = 2500
     """Learner updates between copies to the target network (Ape-X: 2500 learner updates)."""
     polyak: float = 0.0
-    """τ: instead of copies, the target network moves by this fraction with every policy update (of DQN and its kin: every update); 0: copies."""
+    """τ: instead of copies, the target moves by this fraction with every update (of the policy, if any); 0: copies."""
 
     # Q-learning
     double: bool = True
