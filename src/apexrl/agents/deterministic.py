@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -37,7 +38,7 @@ class CriticLoss(NamedTuple):
     values: Tensor  # Q(s, a), of any shape
 
 
-class Deterministic:
+class Deterministic(ABC):
     """A policy μ that names one action, and critics of it. Algorithms add ``errors``, and the two losses.
 
     Args:
@@ -76,17 +77,17 @@ class Deterministic:
 
     # What an algorithm is
 
+    @abstractmethod
     def errors(self, batch: Transitions, now: Tensor, later: Tensor) -> Tensor:
         """Priorities [B] from the critics' answers, [K, B, O], on (s, a) and on (s', μ(s'))."""
-        raise NotImplementedError
 
+    @abstractmethod
     def critic_loss(self, batch: Transitions) -> CriticLoss:
         """What the critics are to minimise."""
-        raise NotImplementedError
 
+    @abstractmethod
     def policy_loss(self, batch: Transitions) -> Tensor:
         """What the policy is to minimise, a scalar."""
-        raise NotImplementedError
 
     # Acting
 
