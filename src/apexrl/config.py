@@ -36,8 +36,8 @@ class AgentConfig:
     """The learning rule and its network; apexrl list agents says which settings an agent's name stands for."""
 
     agent: str = "dueling_dqn"
-    """A shipped agent's name, or package.module:Class of your own. --agent NAME and apexrl.train(…, agent=NAME) bring
-    the settings that a name stands for; here it is the name alone."""
+    """A shipped agent's name, or package.module:Class of your own. As --agent, or train(agent=…), the name brings its
+    settings; in AgentConfig it is the name alone."""
     network: str = ""
     """package.module:Class of your own encoder; empty: an MLP for vectors, convolutions for images."""
     n_step: int = 3
