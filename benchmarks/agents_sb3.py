@@ -1,14 +1,15 @@
 """Wall time beside Stable-Baselines3 and sb3-contrib: the same updates from the same environment steps, run in turn.
 
     python benchmarks/agents_sb3.py                              # six cases, three rounds: an hour or more
-    python benchmarks/agents_sb3.py --cases sac-pendulum --rounds 1
+    python benchmarks/agents_sb3.py --cases sac-pendulum --rounds 1    # this case again; the others stay in the table
     python benchmarks/agents_sb3.py --quick                      # does it work? a tenth of the steps, one round
 
 Both have the same network, batch, step size, discount, one-step returns and uniform replay, and make one update for as
 many environment steps. Time counts from the first environment step to the last update; with start-up it stands beside.
 Ours steps environments while it learns, in another process; the peer does one after the other, as it is made to. Each
 is first tried with one and with two threads of PyTorch, and then runs with what was faster. The score is the mean of
-20 greedy episodes on fresh seeds, with the last weights. A round whose counts differ by more than 3 % is refused.
+20 greedy episodes on fresh seeds, the same for both, with the last weights. A round whose counts differ by more than
+3 % is refused.
 """
 
 from __future__ import annotations
@@ -64,14 +65,15 @@ class Case:
 
 # rl-zoo: DLR-RM/rl-baselines3-zoo, hyperparams/{sac,td3,dqn,qrdqn}.yml. SAC waits for 1000 steps on Pendulum, where
 # rl-zoo's 100 leave no room for a limiter, and so does TD3, in place of 10k; on CartPole the first update is due after
-# 1024 steps and not 1000, a multiple of 256. HalfCheetah is cut to 20k of its 1M steps, which tell the speed as well.
+# 1024 steps and not 1000, a multiple of 256. Pendulum is cut to 10k of its 20k steps, which are enough for both, and
+# HalfCheetah to 20k of 1M, which tell the speed as well.
 _CARTPOLE: dict[str, Any] = {
     "env": "CartPole-v1", "env_steps": 50_000, "min_size": 1_024, "learning_rate": 2.3e-3, "batch_size": 64,
     "capacity": 100_000, "every_steps": 256, "updates_each": 128, "target_every_steps": 10,
 }  # fmt: skip
 CASES: dict[str, Case] = {
-    "sac-pendulum": Case("sac", "Pendulum-v1", 20_000, 1_000, 1e-3),
-    "td3-pendulum": Case("td3", "Pendulum-v1", 20_000, 1_000, 1e-3, gamma=0.98, hidden=(400, 300), capacity=200_000),
+    "sac-pendulum": Case("sac", "Pendulum-v1", 10_000, 1_000, 1e-3),
+    "td3-pendulum": Case("td3", "Pendulum-v1", 10_000, 1_000, 1e-3, gamma=0.98, hidden=(400, 300), capacity=200_000),
     "sac-halfcheetah": Case("sac", "HalfCheetah-v5", 20_000, 10_000, 3e-4),
     "td3-halfcheetah": Case("td3", "HalfCheetah-v5", 20_000, 10_000, 1e-3, hidden=(400, 300)),
     "dqn-cartpole": Case("dqn", **_CARTPOLE),
@@ -213,6 +215,12 @@ def draw(results: dict[str, dict[str, list[Result]]]) -> Figure:
     return figure
 
 
+def kept(path: Path) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, list[Result]]]]:
+    """Threads and results of the cases that were run before: a table always holds all there is."""
+    found = json.loads(path.read_text()) if path.exists() else {"threads": {}, "results": {}}
+    return found["threads"], found["results"]
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="default: all")
@@ -230,18 +238,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         options.rounds, options.threads = 1, options.threads[:1]
     options.steps = {name: case.steps(0.1 if options.quick else 1.0) for name, case in CASES.items()}
 
-    threads, results = {}, {}
+    title = "agents-sb3-quick" if options.quick else "agents-sb3"
+    threads, results = kept(options.out / f"{title}.json")
     for name in options.cases:
         threads[name], results[name] = rounds(name, options)
+    results = {name: results[name] for name in CASES if name in results}
     header = ["", "", "seconds of training", "with start-up", "env steps", "updates", "score of each round"]
     lines = [
         f"{report.machine()}; "
         f"{report.versions('apexrl', 'stable-baselines3', 'sb3-contrib', 'torch', 'gymnasium', 'mujoco')}.",
-        f"Rounds in turn, seeds 1 to {options.rounds}; {options.envs} environments in one actor process of apexrl, "
+        f"Rounds in turn, seeds 1, 2, …; {options.envs} environments in one actor process of apexrl, "
         f"{options.peer_envs} in SB3; median (least–greatest).\n",
         report.table(header, [row for name in results for row in rows(name, threads[name], results[name])]),
     ]
-    title = "agents-sb3-quick" if options.quick else "agents-sb3"
     lines.append(f"![Wall time beside Stable-Baselines3](images/{title}.png)\n")
     report.save(title, "\n".join(lines), {"threads": threads, "results": results}, draw(results), options.out)
 

@@ -18,8 +18,13 @@ from agents_sb3 import CASES, EPISODES, Case
 from stable_baselines3 import DQN, SAC, TD3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.noise import NormalActionNoise
+
+from apexrl.api import EVALUATION_SEED
+from apexrl.config import EnvConfig
+from apexrl.envs import FrameStack, make_vector
+from apexrl.protocols import Acted
+from apexrl.roles.evaluator import Trial
 
 
 def learner(case: Case, envs: int, seed: int) -> Any:
@@ -69,6 +74,29 @@ class Clock(BaseCallback):  # type: ignore[misc]  # where SB3 is not installed
         return True
 
 
+class Player:
+    """A model of SB3 as a trial takes an agent."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def act(self, observations: Any, state: Any, exploration: Any, greedy: bool) -> Acted:
+        actions, _ = self._model.predict(observations["observation"], deterministic=greedy)
+        return Acted(actions, {}, state)
+
+
+def score(model: Any, env: str) -> float:
+    """The mean of the very episodes that ``apexrl.evaluate`` plays: the same seeds."""
+    vector = make_vector(EnvConfig(env=env), 10, EVALUATION_SEED)
+    frames = FrameStack(vector.spec.stack, 10, vector.spec.observation)
+    player: Any = Player(model)
+    trial = Trial(player, vector, frames, EPISODES, EVALUATION_SEED)
+    while trial.step():
+        pass
+    vector.close()
+    return trial.mean
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case", choices=CASES)
@@ -83,8 +111,6 @@ def main() -> None:
     model, clock = learner(case, options.envs, options.seed), Clock()
     model.learn(options.env_steps or case.env_steps, callback=clock)
     ended = time.monotonic()
-    fresh = make_vec_env(case.env, 10, seed=1_000_000_007 + options.seed)
-    returns, _ = evaluate_policy(model, fresh, EPISODES, return_episode_rewards=True)
     print(
         json.dumps(
             {
@@ -92,7 +118,7 @@ def main() -> None:
                 "whole_seconds": ended - options.started,
                 "env_steps": model.num_timesteps,
                 "updates": model._n_updates,
-                "score": float(np.mean(returns)),
+                "score": score(model, case.env),
             }
         )
     )
