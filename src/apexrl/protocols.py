@@ -25,10 +25,15 @@ At an episode's first observation every array of it is zero: the roles see to th
 class Item(NamedTuple):
     """What an agent learns from: a window of one stream (``apexrl.replay.Replay`` says what each kind holds)."""
 
-    kind: Literal["transition", "sequence"] = "transition"
-    length: int = 0  # of a sequence: steps that are trained on
+    kind: Literal["transition", "sequence", "unroll"] = "transition"
+    length: int = 0  # of a sequence or unroll: steps that are trained on
     stride: int = 0  # steps between the starts of sequences
     burn_in: int = 0  # steps before them that only warm a recurrent state
+
+
+FRESH = "fresh"
+"""Field of a batch of sequences or unrolls, bool [B, T]: the steps that are young enough to be learned from (losses
+leave out the others); without it all are. Of transitions those that are too old have the importance weight 0."""
 
 
 class Acted(NamedTuple):
@@ -68,19 +73,22 @@ class Agent(Protocol):
     - ``prepare(batch: Sampled) -> Any``: turns a batch into what ``update`` takes (device copies), perhaps in a
       prefetch thread; without it, ``update`` takes the batch itself;
     - ``item`` (``Item``): what it learns from; without it, transitions.
+
+    Topologies that split its ``update`` (a3c, gorila) need of it besides, as all shipped agents have them:
+
+    - ``gradients(prepared) -> apexrl.agents.trained.Gradients`` and ``apply(groups)``: the two halves of one gradient
+      step; and ``updates``, an int, how often ``apply`` was called;
+    - ``networks``: dict from every group of gradients to the ``apexrl.agents.trained.Trained`` that ``apply`` changes;
+    - ``refresh()``, if it keeps anything that was derived from its parameters: they were changed, or moved to other
+      memory, from outside.
+
+    It must have ``priorities`` (``Prioritizing``) too, unless it learns from unrolls, which are not drawn by priority.
     """
 
     def act(self, observations: Arrays, state: State, exploration: NDArray[np.float32], greedy: bool = False) -> Acted:
         """Choose actions. ``observations`` name -> [B, (stack,) ...]; ``exploration`` [B]: ε of each environment,
-        or σ where actions are a box; infinite: act uniformly at random."""
-        ...
-
-    def priorities(self, items: Arrays) -> NDArray[np.float32]:
-        """Raw |δ| [N] of freshly recorded transitions.
-
-        ``items`` maps names as in ``Batch.data`` ([N, ...]), plus ``<extra>`` and ``next_<extra>`` for the recorded
-        extras; it gathers lazily, so only what is read costs anything.
-        """
+        or σ where actions are a box; infinite: act uniformly at random. An agent whose policy is random by itself may
+        pass it over."""
         ...
 
     def update(self, prepared: Any) -> Learned:
@@ -104,6 +112,31 @@ class Agent(Protocol):
         ...
 
     def load_state_dict(self, state: Arrays) -> None: ...
+
+
+@runtime_checkable
+class Prioritizing(Protocol):
+    """What an agent says of the experience that it would learn from."""
+
+    def priorities(self, items: Arrays) -> NDArray[np.float32]:
+        """Raw |δ| [N] of freshly recorded transitions or sequences.
+
+        ``items`` maps names as in ``Batch.data`` ([N, ...]), plus ``<extra>`` and ``next_<extra>`` for the recorded
+        extras; it gathers lazily, so only what is read costs anything.
+        """
+        ...
+
+
+STATISTICS = "/optimizer/"
+"""In the names of an agent's flat vectors (``agents.vectors``), where they are an optimizer's state."""
+
+
+class Place(NamedTuple):
+    """Where one of an agent's named weights lies among its flat vectors (``agents.places``)."""
+
+    group: str  # of gradients, and the vector of parameters that they change
+    start: int  # in that vector, in values
+    shape: tuple[int, ...]
 
 
 class ChunkHead(NamedTuple):
@@ -156,7 +189,7 @@ class Context(Protocol):
         ...
 
     def should_stop(self) -> bool:
-        """True once the run is ending; cheap enough for every step."""
+        """True once the run is ending, or this worker's part in it; cheap enough for every step."""
         ...
 
     def hurried(self) -> bool:

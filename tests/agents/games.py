@@ -23,7 +23,7 @@ from apexrl.replay import Batch, Replay
 from apexrl.roles import Actor
 from apexrl.settings import override
 from apexrl.spec import Array, EnvSpec
-from apexrl.topologies import topology
+from apexrl.topologies.experience import prioritized
 from apexrl.weights import WeightsBoard
 
 SMALL: dict[str, Any] = {
@@ -41,6 +41,7 @@ SMALL: dict[str, Any] = {
     "sequence_length": 4,
     "sequence_stride": 2,
     "burn_in": 2,
+    "unroll_length": 4,
     "target_period_updates": 3,
     "capacity": 2_000,
     "min_size": 20,
@@ -56,7 +57,8 @@ SMALL: dict[str, Any] = {
 
 def asks(name: str) -> tuple[Asked, ...]:
     """The kinds of actions that an agent is for, as the catalogue says."""
-    return ("box",) if "Box" in AGENTS[name].needs else ("discrete", "multi")
+    words: dict[Asked, str] = {"discrete": "Discrete", "multi": "MultiDiscrete", "box": "Box"}
+    return tuple(kind for kind, word in words.items() if word in AGENTS[name].needs)
 
 
 def config_of(name: str, shown: Shown = "vector", asked: Asked | None = None, **changes: Any) -> Config:
@@ -66,7 +68,8 @@ def config_of(name: str, shown: Shown = "vector", asked: Asked | None = None, **
         stack=2 if shown == "image" else 1,
     )
     small = {key: value for key, value in SMALL.items() if key != "n_step" or key not in AGENTS[name].settings}
-    return override(replace(with_agent(Config(), name), env=env), {**small, **changes})
+    topology = "impala" if AGENTS[name].item == "unroll" else "apex"
+    return override(replace(with_agent(Config(topology=topology), name), env=env), {**small, **changes})
 
 
 class Marked(nn.Module):
@@ -96,15 +99,15 @@ class Given:
 
 
 class Game:
-    """Experience of one agent: recorded by an actor with random weights, in a replay as Ape-X wires it."""
+    """Experience of one agent: recorded by an actor with random weights, in a replay as Ape-X wires it. Unrolls too,
+    which no topology draws at random."""
 
     def __init__(self, name: str, shown: Shown, asked: Asked, **changes: Any) -> None:
         self.name = name
         self.config = config_of(name, shown, asked, **changes)
         seen = probe(self.config)
         self.spec: EnvSpec = seen.spec
-        (learner,) = (node for node in topology("apex")(self.config, seen).nodes if node.name == "learner")
-        self.replay = Replay(**learner.ports["replay"].options)
+        self.replay = Replay(**prioritized(self.config, seen))
         self.recorded: list[tuple[dict[str, Array], Array]] = []  # items, and what the agent said of them
         board = WeightsBoard(seen.weights_nbytes)
         board.publish(self.agent(seed=7).weights(), 2)  # something has been learned: no random start
@@ -140,6 +143,9 @@ class _Noting:
         self._game = game
 
     def writer(self, streams: int, priority_fn: Any) -> Any:
+        if priority_fn is None:  # of unrolls
+            return self._game.replay.writer(streams=streams)
+
         def noted(items: Mapping[str, Array]) -> Array:
             priorities: Array = priority_fn(items)
             self._game.recorded.append((copied(items), priorities))

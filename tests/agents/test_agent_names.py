@@ -18,6 +18,10 @@ from apexrl.errors import AgentError, ConfigError
 from apexrl.presets import PRESETS, with_agent
 from apexrl.settings import flat, override
 
+KEPT = {  # of the replay, from which all but unrolls are drawn, and of the actor: no agent sees them
+    *("n_step", "capacity", "alpha", "beta", "priority_eps", "remover", "remover_alpha", "trim_every"),
+    *("min_size", "samples_per_insert", "insert_band", "random_start"),
+}
 OWN = {entry.name for entry in dataclasses.fields(AgentConfig)} | {"epsilon", "epsilon_alpha", "sigma", "sigma_alpha"}
 SOME = set().union(*READS.values())
 
@@ -91,6 +95,9 @@ def test_a_bare_name_is_refused_where_defaults_make_another_agent(name: str) -> 
         ("noisy_dqn", {"noisy": False}, "dqn"),
         ("munchausen_dqn", {"munchausen": False}, "dqn"),
         ("bires_ddpg", {"residual": 0.0}, "ddpg"),
+        ("impala", {"correction": "none"}, "a2c"),
+        ("impala", {"surrogate": "clipped"}, "appo"),
+        ("appo", {"correction": "none"}, "ppo"),
     ],
 )
 def test_a_switch_that_makes_another_agent_is_refused(name: str, change: dict[str, Any], instead: str) -> None:
@@ -105,6 +112,7 @@ def test_a_switch_that_makes_another_agent_is_refused(name: str, change: dict[st
         ("munchausen_dqn", {"distribution": "implicit_quantile"}),
         ("bires_ddpg", {"residual": 0.3}),
         ("r2d2", {"double": False, "dueling": False}),
+        ("ppo", {"recurrent": True, "epochs": 1, "optimizer": "rmsprop"}),
         ("my.module:Agent", {"double": False}),
     ],
 )
@@ -153,10 +161,24 @@ OTHER: dict[str, Any] = {
     "polyak": 0.4,
     "target_period_updates": 1,
     "optimizer": "rmsprop",
+    "optimizer_eps": 0.3,
     "first_moment_decay": 0.3,
     "rmsprop_decay": 0.3,
+    "momentum": 0.9,
+    "unroll_length": 3,
+    "correction": "vtrace",
+    "gae_lambda": 0.5,
+    "rho_clip": 0.5,
+    "c_clip": 0.4,
+    "surrogate": "clipped",
+    "clip_ratio": 0.01,
+    "value_coefficient": 0.1,
+    "entropy_coefficient": 0.3,
+    "epochs": 2,
+    "minibatches": 2,
 }
-FLIPPED = {"double", "dueling", "noisy", "munchausen"}
+SECOND = {"optimizer": "adam", "correction": "none", "surrogate": "log_prob"}  # where it has OTHER's already
+FLIPPED = {"double", "dueling", "noisy", "munchausen", "centered", "normalize_advantages", "summed_loss", "recurrent"}
 EXPLORATION = {
     "epsilon",
     "epsilon_alpha",
@@ -174,6 +196,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("sac", {"temperature": 0.2, "polyak": 0.0}),
     ("crossq", {"optimizer": "rmsprop"}),
     ("discrete_sac", {"temperature": 0.2}),
+    ("impala", {"recurrent": True}),
+    ("a2c", {"optimizer": "sgd", "momentum": 0.5}),
+    ("ppo", {"optimizer": "adagrad"}),
 ]
 
 
@@ -191,7 +216,7 @@ def outcome(game: Game, batches: list[Any], config: AgentConfig, stages: int = 2
     made = [fields, getattr(agent, "item", None), bits(agent)]
     if stages == 1:
         return made
-    learned = [agent.update(agent.prepare(batch)).priorities.tolist() for batch in batches]
+    learned = [np.asarray(agent.update(agent.prepare(batch)).priorities).tolist() for batch in batches]
     return [*made, learned, bits(agent), act(agent, game.seen(3), 0.0).actions.tolist()]
 
 
@@ -206,9 +231,9 @@ def test_what_is_offered_matters_and_what_is_not_does_not(name: str, change: dic
         others = {key: OTHER[key] for key in OTHER if key in means_nothing}
         others |= {key: not getattr(start, key) for key in FLIPPED & means_nothing}
         assert outcome(game, batches, dataclasses.replace(start, **others)) == whole
-        for key in SOME - means_nothing - EXPLORATION - {"distribution"}:
+        for key in SOME - means_nothing - EXPLORATION - KEPT - {"distribution"}:
             value = not getattr(start, key) if key in FLIPPED else OTHER[key]
-            value = "adam" if key == "optimizer" and start.optimizer == "rmsprop" else value
+            value = SECOND[key] if value == getattr(start, key) else value
             changed = dataclasses.replace(start, **{key: value})
             if outcome(game, batches, changed, 1) == first:
                 assert outcome(game, batches, changed) != whole, key
@@ -233,9 +258,9 @@ def test_exploration_is_offered_to_those_who_heed_it(name: str) -> None:
 
 
 def test_every_setting_of_some_has_another_value() -> None:
-    assert OTHER.keys() | FLIPPED | EXPLORATION | {"distribution"} == SOME
+    assert OTHER.keys() | FLIPPED | EXPLORATION | KEPT | {"distribution"} == SOME
     assert {AGENTS[name].where for name in AGENTS} == READS.keys()
-    assert SOME <= OWN
+    assert SOME <= OWN | KEPT
 
 
 def test_of_an_own_agent_nothing_is_known() -> None:

@@ -25,7 +25,7 @@ def test_by_name_and_by_path() -> None:
         ("no.such.module:Agent", ConfigError, "there is no module 'no'"),
         ("apexrl.agents.dqn:Missing", ConfigError, "has no class 'Missing'"),
         ("apexrl.agents.trained:METRICS_PERIOD_UPDATES", ConfigError, "has no class"),
-        ("apexrl.agents.dqn:Transitions", AgentError, "Transitions lacks act, priorities"),
+        ("apexrl.agents.dqn:Transitions", AgentError, "Transitions lacks act, update"),
     ],
 )
 def test_what_cannot_be_found_says_why(name: str, error: type[Exception], message: str) -> None:

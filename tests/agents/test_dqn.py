@@ -77,7 +77,7 @@ def test_too_many_actions_are_refused(action: ActionSpec, message: str) -> None:
 
 def test_an_unknown_optimizer_and_a_bad_step_size_are_refused() -> None:
     for config, message in (
-        (replace(SMALL, optimizer="sgd"), "'sgd'"),
+        (replace(SMALL, optimizer="newton"), "'newton'"),
         (replace(SMALL, learning_rate=0.0), "learning_rate"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -16,6 +16,7 @@ from apexrl.envs import FrameStack, make_vector
 from apexrl.errors import AgentError
 from apexrl.losses import rescale, unscale
 from apexrl.networks.recurrent import LSTMState, RecurrentQ
+from apexrl.protocols import FRESH
 from apexrl.replay import Batch, Replay
 from apexrl.roles.actor import VERSION, step_fields
 from apexrl.spec import ActionSpec, EnvSpec, Field
@@ -264,6 +265,22 @@ def test_an_update_learns_what_a_plain_loop_says(played: Played, changes: dict[s
     losses = [(c * (np.abs(one) - 0.5 * c)).sum() for c, one in zip(clipped, by_hand, strict=True)]
     loss = np.mean(weights * losses)
     assert result.metrics["loss"] == pytest.approx(loss, rel=1e-3)
+
+
+def test_steps_that_are_too_old_are_no_part_of_the_loss(played: Played) -> None:
+    """… and of everything else: targets reach over them, and priorities are those of whole sequences."""
+    agent, batch = agent_for(seed=5), rows_of(played.batch, 40)
+    fresh = np.random.default_rng(0).random(batch.data["mask"].shape) < 0.5
+    whole = agent.gradients(agent.prepare(batch))
+    marked = Batch({**batch.data, FRESH: fresh}, batch.keys, batch.probabilities, batch.weights)
+    result = agent.gradients(agent.prepare(marked))
+    losses = []
+    for row in range(len(batch)):
+        deltas = np.array(deltas_by_hand(agent, batch.data, row))
+        losses.append(0.5 * np.square(deltas[fresh[row, BURN_IN : BURN_IN + len(deltas)]]).sum())
+    assert result.metrics["loss"] == pytest.approx(np.mean(batch.weights * losses), rel=1e-3)
+    assert 0.1 < result.metrics["loss"] / whole.metrics["loss"] < 0.9
+    np.testing.assert_array_equal(result.priorities, whole.priorities)
 
 
 def test_no_gradient_flows_into_the_burn_in(played: Played) -> None:

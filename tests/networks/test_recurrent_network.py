@@ -90,10 +90,10 @@ def test_gradients_flow_back_through_time_until_a_reset() -> None:
 
 def test_previous_action_and_reward_go_past_the_trunk() -> None:
     net = network(SEEING)
-    assert net.trunk.encoder.names == ("observation/obs",)
-    assert net.lstm.input_size == net.trunk.features + SEEING.stack * (4 + 1)
+    assert net.body.trunk.encoder.names == ("observation/obs",)
+    assert net.body.lstm.input_size == net.body.trunk.features + SEEING.stack * (4 + 1)
     seen = observations(SEEING, 3)
-    features = net.features(seen).detach()
+    features = net.body.inputs(seen).detach()
     np.testing.assert_array_equal(features[:, -2:], seen["observation/last_reward"].reshape(3, 2))
     np.testing.assert_array_equal(features[:, -10:-2], seen["observation/last_action"].reshape(3, 8))
 

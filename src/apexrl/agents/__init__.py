@@ -26,7 +26,7 @@ __all__ = [
     "with_agent",
 ]
 
-METHODS = ("act", "priorities", "update", "weights", "load", "state_dict", "load_state_dict")
+METHODS = ("act", "update", "weights", "load", "state_dict", "load_state_dict")
 
 
 def check_name(name: str) -> None:

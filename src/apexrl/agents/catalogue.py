@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 
 class AgentInfo(NamedTuple):
@@ -17,10 +17,12 @@ class AgentInfo(NamedTuple):
     # reads; what another agent's name has set goes back before these are set (`agents.with_agent`).
     settings: Mapping[str, Any]
     identity: tuple[str, ...] = ()  # of the settings those without which it would be another agent
+    item: Literal["transition", "sequence", "unroll"] = "transition"  # what it learns from (`protocols.Item.kind`)
 
 
 _DISCRETE = "Discrete, MultiDiscrete or MultiBinary actions"
 _BOX = "bounded Box actions"
+_ANY = "Discrete, MultiDiscrete, MultiBinary or bounded Box actions"
 
 # The switches of Q-learning, all off, and Ape-X's ε: a name below turns on its own.
 _PLAIN: dict[str, Any] = {
@@ -64,6 +66,21 @@ _DDPG: dict[str, Any] = _ACTOR_CRITIC | {
     "sigma": 0.2,
     "residual": 0.0,
 }
+# Policy gradients from unrolls (Mnih et al. 2016; what the later ones kept). Actors look for weights at every step, and
+# every update publishes: whatever lag there is, is the topology's.
+_UNROLLS: dict[str, Any] = {
+    "gamma": 0.99,
+    "gae_lambda": 1.0,
+    "value_coefficient": 0.5,
+    "entropy_coefficient": 0.01,
+    "normalize_advantages": False,
+    "summed_loss": False,
+    "epochs": 1,
+    "minibatches": 1,
+    "publish_period_updates": 1,
+    "pull_period": 1,
+}
+_RMSPROP: dict[str, Any] = {"optimizer": "rmsprop", "centered": False, "momentum": 0.0, "rmsprop_decay": 0.99}
 
 AGENTS: dict[str, AgentInfo] = {
     "dqn": AgentInfo(
@@ -209,6 +226,102 @@ AGENTS: dict[str, AgentInfo] = {
             "min_size": 1_250,  # sequences: Ape-X's 50 000 steps
             "samples_per_insert": 0.4,  # sequences: every step is trained on 0.8 times, as theirs were
         },
+        item="sequence",
+    ),
+    "a2c": AgentInfo(
+        "apexrl.agents.actor_critic:ActorCritic",
+        "policy gradient with returns of 5 steps and an entropy bonus: A3C's agent, and A2C's",
+        _ANY,
+        "Mnih et al. 2016, Asynchronous Methods for Deep Reinforcement Learning, arXiv 1602.01783",
+        # step size, ε (inside the root) and clip: pfrl's reproduction of A3C on Atari
+        _UNROLLS
+        | _RMSPROP
+        | {
+            "correction": "none",
+            "surrogate": "log_prob",
+            "unroll_length": 5,
+            "summed_loss": True,  # gradients of the five steps accumulate (algorithm S3)
+            "learning_rate": 7e-4,
+            "optimizer_eps": 0.1,
+            "gradient_clip": 40.0,
+            "batch_size": 16,  # unrolls: A3C's 16 workers, A2C's 16 environments
+        },
+        identity=("correction", "surrogate"),
+        item="unroll",
+    ),
+    "impala": AgentInfo(
+        "apexrl.agents.actor_critic:ActorCritic",
+        "policy gradient with V-trace, which corrects for the policy lag of its unrolls",
+        _ANY,
+        "Espeholt et al. 2018, IMPALA: Scalable Distributed Deep-RL, arXiv 1802.01561",
+        # appendix G.1, Atari; its step size falls to 0
+        _UNROLLS
+        | _RMSPROP
+        | {
+            "correction": "vtrace",
+            "surrogate": "log_prob",
+            "rho_clip": 1.0,
+            "c_clip": 1.0,
+            "unroll_length": 20,
+            "summed_loss": True,
+            "learning_rate": 6e-4,
+            "optimizer_eps": 0.01,
+            "gradient_clip": 40.0,
+            "batch_size": 32,
+        },
+        identity=("correction", "surrogate"),
+        item="unroll",
+    ),
+    "ppo": AgentInfo(
+        "apexrl.agents.actor_critic:ActorCritic",
+        "policy gradient that goes over its batch four times, no further than the clipped ratio lets it",
+        _ANY,
+        "Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv 1707.06347",
+        # CleanRL's for Atari, whose clip is 0.1 and whose step size falls to 0
+        _UNROLLS
+        | {
+            "correction": "none",
+            "surrogate": "clipped",
+            "clip_ratio": 0.2,
+            "gae_lambda": 0.95,
+            "unroll_length": 128,
+            "normalize_advantages": True,
+            "epochs": 4,
+            "minibatches": 4,
+            "optimizer": "adam",
+            "learning_rate": 2.5e-4,
+            "optimizer_eps": 1e-5,
+            "gradient_clip": 0.5,
+            "batch_size": 8,  # unrolls: 8 environments
+        },
+        identity=("correction", "surrogate"),
+        item="unroll",
+    ),
+    "appo": AgentInfo(
+        "apexrl.agents.actor_critic:ActorCritic",
+        "PPO's clipped ratio and V-trace together, once over a batch that others acted for meanwhile",
+        _ANY,
+        "Petrenko et al. 2020, Sample Factory, arXiv 2006.11751",
+        # Sample Factory 2's defaults, but that V-trace is on, as in the paper; its ratio's range is [1/1.1, 1.1]
+        _UNROLLS
+        | {
+            "correction": "vtrace",
+            "surrogate": "clipped",
+            "rho_clip": 1.0,
+            "c_clip": 1.0,
+            "clip_ratio": 0.1,
+            "unroll_length": 32,
+            "normalize_advantages": True,
+            "entropy_coefficient": 0.003,
+            "optimizer": "adam",
+            "learning_rate": 1e-4,
+            "optimizer_eps": 1e-6,
+            "gradient_clip": 4.0,
+            "batch_size": 32,  # unrolls: 1024 steps
+            "max_policy_lag": 1000,
+        },
+        identity=("correction", "surrogate"),
+        item="unroll",
     ),
     "ddpg": AgentInfo(
         "apexrl.agents.ddpg:DDPG",

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from apexrl.agents.parts import Parts
 from apexrl.agents.sac import CRITICS, SAC
 from apexrl.agents.transitions import Transitions, side_by_side
 from apexrl.networks.actor_critic import Critics
@@ -22,15 +21,14 @@ class CrossQ(SAC):
     Everything else is SAC's. Acting and priorities use the running statistics, which travel with the weights.
     """
 
+    _targets = False
+
     def _networks(self, spec: EnvSpec) -> tuple[NormedPolicy, Critics]:
         config = self._config
         policy = NormedPolicy(spec, config.hidden, 2 * self._box.size, config.image_units, config.network)
         hidden = config.critic_hidden or config.hidden
         critics = Critics(spec, hidden, CRITICS, 1, config.image_units, config.network, NormedLayers)
         return policy.eval(), critics.eval()
-
-    def _all_parts(self) -> Parts:
-        return Parts(self._policy, self._critics, self._temperature.trained)
 
     def _values(self, batch: Transitions, next_action: Tensor) -> tuple[Tensor, Tensor]:
         both = side_by_side(batch.observation, batch.next_observation)

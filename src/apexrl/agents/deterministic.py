@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -65,9 +65,10 @@ class Deterministic(ABC):
             policy = Policy(spec, config.hidden, self._box.size, config.image_units, config.network)
             units = config.critic_hidden or config.hidden
             critic = Critics(spec, units, critics, outputs, config.image_units, config.network)
-        self._policy = Trained("policy", policy.to(self._device), config, config.policy_learning_rate)
-        self._critic = Trained("critic", critic.to(self._device), config)
-        self._parts = Parts(self._policy, self._critic, targets=(self._policy, self._critic))
+        self._policy = Trained("policy", policy.to(self._device), config, config.policy_learning_rate, target=True)
+        self._critic = Trained("critic", critic.to(self._device), config, target=True)
+        self.networks: dict[str, Trained[Any]] = {"policy": self._policy, "critic": self._critic}
+        self._parts = Parts(*self.networks.values())
         self.updates = 0  # learner updates made: of the critics
 
     @property

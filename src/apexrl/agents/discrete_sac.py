@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,10 +58,15 @@ class DiscreteSAC:
             policy = Policy(spec, config.hidden, n, config.image_units, config.network)
             critics = ActionValues(spec, hidden, CRITICS, n, config.image_units, config.network)
         self._policy = Trained("policy", policy.to(self._device), config, config.policy_learning_rate)
-        self._critics = Trained("critics", critics.to(self._device), config)
+        self._critics = Trained("critics", critics.to(self._device), config, target=True)
         entropy = ENTROPY_SHARE * math.log(n) if config.target_entropy is None else config.target_entropy
         self._temperature = Temperature(config, entropy, self._device)
-        self._parts = Parts(self._policy, self._critics, self._temperature.trained, targets=(self._critics,))
+        self.networks: dict[str, Trained[Any]] = {
+            "policy": self._policy,
+            "critics": self._critics,
+            "temperature": self._temperature.trained,
+        }
+        self._parts = Parts(*self.networks.values())
         self.updates = 0  # learner updates made
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -63,7 +63,8 @@ class DQN:
                 image_units=config.image_units,
                 network=config.network,
             ).to(self._device)
-        self._network = Trained("", network, config)
+        self._network = Trained("", network, config, target=True)
+        self.networks: dict[str, Trained[Any]] = {"q": self._network}
         self._online = differentiable(network)
         self._certain = not (network.noise_size or self._implicit)  # nothing in it is drawn
         self.updates = 0  # learner updates made
@@ -195,6 +196,11 @@ class DQN:
         groups, priorities, metrics = self.gradients(prepared)
         self.apply(groups)
         return Learned(priorities, metrics)
+
+    def refresh(self) -> None:
+        """Parameters were changed, or moved to other memory, from outside: forget what was derived from them."""
+        self._online = differentiable(self._network.network)
+        self.__dict__.pop("_target", None)
 
     # Weights and state
 

@@ -1,4 +1,4 @@
-"""Adam and centred RMSProp over one flat parameter vector, with their state as named vectors.
+"""Adam, RMSProp, AdaGrad and SGD over one flat parameter vector, with their state as named vectors.
 
 Adam's arithmetic is PyTorch's (``torch.optim``, functional form). State lives in vectors laid out like the parameters,
 so that a checkpoint names it and a parameter server can own any part of it.
@@ -6,7 +6,7 @@ so that a checkpoint names it and a parameter server can own any part of it.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -36,12 +36,17 @@ def make_optimizer(config: AgentConfig, vector: Tensor, learning_rate: float = 0
     learning_rate = learning_rate or config.learning_rate
     if not learning_rate > 0.0:
         raise ConfigError(f"learning_rate is {learning_rate}; it must be positive")
-    kind: Literal["adam", "rmsprop"] = config.optimizer
-    if kind == "adam":
-        return Adam(vector, learning_rate, config.optimizer_eps, config.first_moment_decay)
-    if kind == "rmsprop":
-        return CentredRMSProp(vector, learning_rate, config.optimizer_eps, config.rmsprop_decay)
-    raise ConfigError(f"there is no optimizer {kind!r}; use 'adam' or 'rmsprop'")
+    eps, momentum = config.optimizer_eps, config.momentum
+    match config.optimizer:
+        case "adam":
+            return Adam(vector, learning_rate, eps, config.first_moment_decay)
+        case "rmsprop":
+            return RMSProp(vector, learning_rate, eps, config.rmsprop_decay, config.centered, momentum)
+        case "adagrad":
+            return AdaGrad(vector, learning_rate, eps)
+        case "sgd":
+            return SGD(vector, learning_rate, momentum)
+    raise ConfigError(f"there is no optimizer {config.optimizer!r}; use 'adam', 'rmsprop', 'adagrad' or 'sgd'")
 
 
 class Adam:
@@ -72,22 +77,76 @@ class Adam:
         )
 
 
-class CentredRMSProp:
-    """Graves 2013, equations 38-45, without momentum: θ −= η·g / √(v − m² + ε).
+class RMSProp:
+    """θ −= η·g / √(v + ε) with v = ρ·v + (1 − ρ)·g², or centred: v − m² + ε with m = ρ·m + (1 − ρ)·g.
 
-    ε stands inside the root, as there and in TensorFlow, where Ape-X's and DQN's values come from. PyTorch adds it
-    outside, where 1.5e-7 would hardly be anything.
+    Centred: Graves 2013, equations 38-45; plain: Tieleman & Hinton 2012, as in Mnih et al. 2016, equation S2. ε stands
+    inside the root, as there and in TensorFlow, where the values of Ape-X, DQN, A3C and IMPALA come from. PyTorch adds
+    it outside, where 1.5e-7 would hardly be anything, and A3C's 0.1 much more than it was. v begins at 0.
+
+    Args:
+        decay: ρ.
+        momentum: μ; θ −= η·b with b = μ·b + g / √(…), as in TensorFlow.
     """
 
-    def __init__(self, vector: Tensor, learning_rate: float, eps: float, decay: float) -> None:
-        self._learning_rate, self._eps, self._decay = learning_rate, eps, decay
-        self.state = {"square_average": torch.zeros_like(vector), "gradient_average": torch.zeros_like(vector)}
+    def __init__(
+        self,
+        vector: Tensor,
+        learning_rate: float,
+        eps: float,
+        decay: float,
+        centered: bool = True,
+        momentum: float = 0.0,
+    ) -> None:
+        self._learning_rate, self._eps, self._decay, self._momentum = learning_rate, eps, decay, momentum
+        names = ["square_average", *(["gradient_average"] * centered), *(["momentum"] * (momentum > 0.0))]
+        self.state = {name: torch.zeros_like(vector) for name in names}
         self.steps = torch.zeros(())  # counted on the CPU
 
     def step(self, vector: Tensor, gradient: Tensor) -> None:
-        square, mean = self.state["square_average"], self.state["gradient_average"]
+        square = self.state["square_average"]
         square.mul_(self._decay).addcmul_(gradient, gradient, value=1.0 - self._decay)
-        mean.lerp_(gradient, 1.0 - self._decay)
-        spread = torch.addcmul(square, mean, mean, value=-1.0).clamp_(min=0.0)  # rounding may leave it below
-        vector.addcdiv_(gradient, spread.add_(self._eps).sqrt_(), value=-self._learning_rate)
+        if "gradient_average" in self.state:
+            mean = self.state["gradient_average"]
+            mean.lerp_(gradient, 1.0 - self._decay)
+            spread = torch.addcmul(square, mean, mean, value=-1.0).clamp_(min=0.0)  # rounding may leave it below
+            root = spread.add_(self._eps).sqrt_()
+        else:
+            root = torch.add(square, self._eps).sqrt_()
+        if self._momentum:
+            moving = self.state["momentum"]
+            moving.mul_(self._momentum).addcdiv_(gradient, root)
+            vector.add_(moving, alpha=-self._learning_rate)
+        else:
+            vector.addcdiv_(gradient, root, value=-self._learning_rate)
+        self.steps += 1
+
+
+class AdaGrad:
+    """Duchi et al. 2011, figure 1: θ −= η·g / (√G + ε) with G = Σ g²."""
+
+    def __init__(self, vector: Tensor, learning_rate: float, eps: float) -> None:
+        self._learning_rate, self._eps = learning_rate, eps
+        self.state = {"square_sum": torch.zeros_like(vector)}
+        self.steps = torch.zeros(())
+
+    def step(self, vector: Tensor, gradient: Tensor) -> None:
+        square = self.state["square_sum"]
+        square.addcmul_(gradient, gradient)
+        vector.addcdiv_(gradient, square.sqrt().add_(self._eps), value=-self._learning_rate)
+        self.steps += 1
+
+
+class SGD:
+    """θ −= η·g; with momentum α, θ −= η·m with m = α·m + (1 − α)·g, as A3C has it (Mnih et al. 2016, section S1)."""
+
+    def __init__(self, vector: Tensor, learning_rate: float, momentum: float = 0.0) -> None:
+        self._learning_rate, self._momentum = learning_rate, momentum
+        self.state = {"momentum": torch.zeros_like(vector)} if momentum else {}
+        self.steps = torch.zeros(())
+
+    def step(self, vector: Tensor, gradient: Tensor) -> None:
+        if self._momentum:
+            gradient = self.state["momentum"].lerp_(gradient, 1.0 - self._momentum)
+        vector.add_(gradient, alpha=-self._learning_rate)
         self.steps += 1

@@ -14,12 +14,10 @@ class Parts:
 
     Args:
         trained: each with a name of its own.
-        targets: those of them that have a target network.
     """
 
-    def __init__(self, *trained: Trained[Any], targets: tuple[Trained[Any], ...] = ()) -> None:
+    def __init__(self, *trained: Trained[Any]) -> None:
         self._trained = trained
-        self._targets = targets
 
     def weights(self) -> dict[str, Array]:
         """All parameters by name, copied."""
@@ -38,7 +36,7 @@ class Parts:
         """Parameters, targets and optimizers as flat named arrays."""
         state: dict[str, Array] = {}
         for part in self._trained:
-            state |= part.state_dict(target=part in self._targets)
+            state |= part.state_dict()
         return state
 
     def load_state_dict(self, state: Arrays) -> None:
@@ -49,4 +47,4 @@ class Parts:
             SpecError: arrays are of other networks.
         """
         for part in self._trained:
-            part.load_state_dict(state, target=part in self._targets)
+            part.load_state_dict(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from apexrl.agents.choices import Choices
 from apexrl.agents.rng import pack_generator, unpack_generator
-from apexrl.agents.sequences import Sequences, items_time_first, sequences
+from apexrl.agents.sequences import C, H, Sequences, items_time_first, sequences
 from apexrl.agents.trained import METRICS_PERIOD_UPDATES, Gradients, Trained, held
 from apexrl.agents.transitions import as_array, on_device
 from apexrl.config import AgentConfig
@@ -20,8 +21,6 @@ from apexrl.losses import sequence_loss, sequence_priority, sequence_target, uns
 from apexrl.networks.recurrent import LSTMState, RecurrentQ
 from apexrl.protocols import Acted, Arrays, Item, Learned, Sampled, State
 from apexrl.spec import Array, EnvSpec, Field
-
-H, C = "lstm_h", "lstm_c"  # the recurrent state's fields
 
 
 class R2D2:
@@ -56,7 +55,8 @@ class R2D2:
             network = RecurrentQ(
                 spec, config.hidden, config.recurrent_units, config.dueling, config.image_units, config.network
             )
-        self._network = Trained("", network.to(self._device), config)
+        self._network = Trained("", network.to(self._device), config, target=True)
+        self.networks: dict[str, Trained[Any]] = {"q": self._network}
         self._stacked = spec.stack > 1
         self.updates = 0  # learner updates made
 
@@ -131,7 +131,7 @@ class R2D2:
         action = self._choices.index(batch.action.flatten(0, 1)).view(batch.reward.shape)
         taken = q[:-1].gather(2, action.unsqueeze(2)).squeeze(2)
         delta = torch.where(batch.mask, target - taken, 0.0)
-        loss = sequence_loss(delta, batch.weights, config.huber)
+        loss = sequence_loss(torch.where(batch.fresh, delta, 0.0), batch.weights, config.huber)
         network.differentiate(loss)
         priorities = as_array(sequence_priority(delta, batch.mask, config.priority_eta))
         gradient_norm = network.clip(config.gradient_clip, self.updates, priorities)

@@ -33,7 +33,39 @@ _TARGET = {"polyak", "target_period_updates"}
 _SOFT = {"temperature", "initial_temperature", "temperature_learning_rate", "target_entropy", "huber"}
 _NOISE = {"sigma", "sigma_alpha"}
 _MEMORY = {"sequence_length", "sequence_stride", "burn_in", "recurrent_units", "rescaling_eps", "priority_eta"}
-_OPTIMIZER = {"optimizer", "first_moment_decay", "rmsprop_decay"}
+_UNROLLS = {
+    "unroll_length",
+    "correction",
+    "gae_lambda",
+    "rho_clip",
+    "c_clip",
+    "surrogate",
+    "clip_ratio",
+    "value_coefficient",
+    "entropy_coefficient",
+    "normalize_advantages",
+    "summed_loss",
+    "epochs",
+    "minibatches",
+    "recurrent",
+    "recurrent_units",
+}
+# Unrolls are queued, not kept to be drawn again; and their policy is random by itself.
+_KEPT = {
+    "n_step",
+    "capacity",
+    "alpha",
+    "beta",
+    "priority_eps",
+    "remover",
+    "remover_alpha",
+    "trim_every",
+    "min_size",
+    "samples_per_insert",
+    "insert_band",
+    "random_start",
+}
+_OPTIMIZER = {"optimizer", "optimizer_eps", "first_moment_decay", "rmsprop_decay", "centered", "momentum"}
 
 READS: dict[str, set[str]] = {
     "apexrl.agents.dqn:DQN": _VALUES | _SWITCHES | _CATEGORIES | _TARGET | {"huber"},
@@ -44,9 +76,10 @@ READS: dict[str, set[str]] = {
     "apexrl.agents.ddpg:DDPG": _ACTOR_CRITIC | _NOISE | _TARGET | {"residual", "huber"},
     "apexrl.agents.td3:TD3": _ACTOR_CRITIC | _NOISE | _TARGET | {"target_noise", "target_noise_clip", "huber"},
     "apexrl.agents.d4pg:D4PG": _ACTOR_CRITIC | _NOISE | _TARGET | _CATEGORIES,
+    "apexrl.agents.actor_critic:ActorCritic": _UNROLLS,
 }
 """Where an agent is (``AgentInfo.where``) -> those that it reads, some of them only with others."""
-READS = {where: names | _OPTIMIZER for where, names in READS.items()}
+READS = {where: names | _OPTIMIZER | (set() if names is _UNROLLS else _KEPT) for where, names in READS.items()}
 
 _SOME = set().union(*READS.values())
 
@@ -70,7 +103,13 @@ _NEEDS: dict[str, _Needs] = {
         ("initial_temperature", "temperature_learning_rate", "target_entropy"), _Needs("temperature", (0.0,))
     ),
     "first_moment_decay": _Needs("optimizer", ("adam",)),
+    "optimizer_eps": _Needs("optimizer", ("adam", "rmsprop", "adagrad")),
     "rmsprop_decay": _Needs("optimizer", ("rmsprop",)),
+    "centered": _Needs("optimizer", ("rmsprop",)),
+    "momentum": _Needs("optimizer", ("rmsprop", "sgd")),
+    **dict.fromkeys(("rho_clip", "c_clip"), _Needs("correction", ("vtrace",))),
+    "clip_ratio": _Needs("surrogate", ("clipped",)),
+    "recurrent_units": _Needs("recurrent", (True,)),
 }
 
 

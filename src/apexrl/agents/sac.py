@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,6 +45,8 @@ class SAC:
         ConfigError: a temperature is not positive.
     """
 
+    _targets = True  # a copy of the critics follows them
+
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
         self._config = config
         self._device = torch.device(device)
@@ -54,10 +57,15 @@ class SAC:
             torch.default_generator.manual_seed(seed)  # the CPU's alone, where layers are made
             policy, critics = self._networks(spec)
         self._policy = Trained("policy", policy.to(self._device), config, config.policy_learning_rate)
-        self._critics = Trained("critics", critics.to(self._device), config)
+        self._critics = Trained("critics", critics.to(self._device), config, target=self._targets)
         entropy = -float(self._box.size) if config.target_entropy is None else config.target_entropy
         self._temperature = Temperature(config, entropy, self._device)
-        self._parts = self._all_parts()
+        self.networks: dict[str, Trained[Any]] = {
+            "policy": self._policy,
+            "critics": self._critics,
+            "temperature": self._temperature.trained,
+        }
+        self._parts = Parts(*self.networks.values())
         self.updates = 0  # learner updates made
 
     def _networks(self, spec: EnvSpec) -> tuple[nn.Module, nn.Module]:
@@ -65,9 +73,6 @@ class SAC:
         policy = Policy(spec, config.hidden, 2 * self._box.size, config.image_units, config.network)
         hidden = config.critic_hidden or config.hidden
         return policy, Critics(spec, hidden, CRITICS, 1, config.image_units, config.network)
-
-    def _all_parts(self) -> Parts:
-        return Parts(self._policy, self._critics, self._temperature.trained, targets=(self._critics,))
 
     @property
     def step_spec(self) -> dict[str, Field]:

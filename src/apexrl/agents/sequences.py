@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from apexrl.agents.transitions import on_device, to_device, unread
-from apexrl.protocols import Sampled
+from apexrl.protocols import FRESH, Sampled
 from apexrl.spec import Array, split_observation
+
+H, C = "lstm_h", "lstm_c"  # the fields of an LSTM's state
 
 
 class Sequences(NamedTuple):
@@ -29,6 +31,7 @@ class Sequences(NamedTuple):
     reward: Tensor  # [L, B] float32, of each step alone
     discount: Tensor  # [L, B] float32, γ·(1 − terminated)
     mask: Tensor  # [L, B] bool, a step was taken there
+    fresh: Tensor  # [L, B] bool, such a step that may be learned from
     weights: Tensor  # [B] float32, importance weights
 
 
@@ -59,6 +62,7 @@ def sequences(batch: Sampled, burn_in: int, states: tuple[str, ...], device: tor
         reward,
         discount,
         mask,
+        mask & to_device(time_first(data[FRESH])[burn_in:], device) if FRESH in data else mask,
         to_device(batch.weights, device),
     )
 

@@ -32,7 +32,7 @@ class Gradients(NamedTuple):
     """What ``gradients`` of an agent returns and its ``apply`` takes."""
 
     groups: dict[str, Tensor]  # group name -> flat gradient, clipped; holds until the next call
-    priorities: NDArray[np.float32]  # [B] |δ|
+    priorities: NDArray[np.float32] | None  # [B] |δ|; None: of unrolls, which have none
     metrics: dict[str, float]
 
 
@@ -44,14 +44,18 @@ class Trained(Generic[N]):
         network: on its final device; its parameters are moved into one vector.
         config: says the optimizer.
         learning_rate: step size; 0: that of ``config``.
+        target: a target network follows it.
     """
 
-    def __init__(self, name: str, network: N, config: AgentConfig, learning_rate: float = 0.0) -> None:
+    def __init__(
+        self, name: str, network: N, config: AgentConfig, learning_rate: float = 0.0, target: bool = False
+    ) -> None:
         self.network = network
         self.parameters = FlatParameters(network)
         self._prefix = f"{name}/" if name else ""
         self._config = config
         self._learning_rate = learning_rate or config.learning_rate
+        self._has_target = target
 
     @cached_property
     def gradient(self) -> Tensor:
@@ -60,7 +64,11 @@ class Trained(Generic[N]):
 
     @cached_property
     def optimizer(self) -> Optimizer:
-        return make_optimizer(self._config, self.parameters.vector, self._learning_rate)
+        return self.optimizer_for(self.parameters.vector)
+
+    def optimizer_for(self, vector: Tensor) -> Optimizer:
+        """One like its own, for ``vector``: a part of the parameters, owned by somebody else."""
+        return make_optimizer(self._config, vector, self._learning_rate)
 
     @property
     def target(self) -> N:
@@ -127,24 +135,42 @@ class Trained(Generic[N]):
         """
         self.parameters.load(self._own(weights, self._prefix))
 
-    def state_dict(self, target: bool = True) -> dict[str, Array]:
+    def vectors(self) -> dict[str, Tensor]:
+        """All that an update changes, no copies: ``online``, ``target``, ``optimizer/<name>``, each float32 [size], and
+        ``optimizer/steps``, float32 [1]."""
+        return self._parts() | {"optimizer/steps": self.optimizer.steps.view(1)}
+
+    def bind(self, vectors: Mapping[str, Tensor]) -> None:
+        """From now on live in ``vectors``, some or all of those that ``vectors()`` names, with the values that they
+        hold: whoever else has them sees every update, and this one theirs."""
+        for name, vector in vectors.items():
+            if name == "online":
+                self.parameters.bind(vector)
+            elif name == "target":
+                self.target_parameters.bind(vector)
+            elif name == "optimizer/steps":
+                self.optimizer.steps = vector[0]
+            else:
+                self.optimizer.state[name.removeprefix("optimizer/")] = vector
+
+    def state_dict(self) -> dict[str, Array]:
         """Parameters, target and optimizer as flat named arrays."""
         state = {
             f"{self._prefix}{part}/{name}": array
-            for part, vector in self._parts(target).items()
+            for part, vector in self._parts().items()
             for name, array in self.parameters.arrays(vector).items()
         }
         state[f"{self._prefix}optimizer/steps"] = self.optimizer.steps.cpu().numpy().copy()
         return state
 
-    def load_state_dict(self, state: Mapping[str, Array], target: bool = True) -> None:
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
         """Go on exactly where ``state_dict`` was taken.
 
         Raises:
             SnapshotError: something is missing: the state is of another agent or optimizer.
             SpecError: arrays are of another network.
         """
-        for part, vector in self._parts(target).items():
+        for part, vector in self._parts().items():
             arrays = self._own(state, f"{self._prefix}{part}/")
             if not arrays:
                 raise SnapshotError(
@@ -153,9 +179,9 @@ class Trained(Generic[N]):
             self.parameters.load(arrays, vector)
         self.optimizer.steps.fill_(float(held(state, f"{self._prefix}optimizer/steps")))
 
-    def _parts(self, target: bool) -> dict[str, Tensor]:
+    def _parts(self) -> dict[str, Tensor]:
         parts = {"online": self.parameters.vector}
-        if target:
+        if self._has_target:
             parts["target"] = self.target_parameters.vector
         return parts | {f"optimizer/{name}": vector for name, vector in self.optimizer.state.items()}
 

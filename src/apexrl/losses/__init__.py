@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from apexrl.losses.actor_critic import (
+    Advantages,
+    clipped_surrogate,
+    gae,
+    gradient_surrogate,
+    normalized_advantage,
+    vtrace,
+)
 from apexrl.losses.distributional import (
     categorical_divergence,
     categorical_projection,
@@ -21,12 +29,17 @@ from apexrl.losses.values import (
 )
 
 __all__ = [
+    "Advantages",
     "categorical_divergence",
     "categorical_projection",
+    "clipped_surrogate",
     "critics_loss",
+    "gae",
+    "gradient_surrogate",
     "munchausen_reward",
     "munchausen_value",
     "n_step_return",
+    "normalized_advantage",
     "policy_loss",
     "quantile_gradient",
     "quantile_loss",
@@ -42,4 +55,5 @@ __all__ = [
     "td_loss",
     "temperature_gradient",
     "unscale",
+    "vtrace",
 ]

@@ -41,6 +41,12 @@ class FlatParameters:
             view.copy_(parameters[name].detach())
             parameters[name].data = view
 
+    def bind(self, vector: Tensor) -> None:
+        """``vector`` (float32 [size], on the same device) holds the parameters from now on, with the values it has."""
+        self.vector = vector
+        for name, view in self.split(vector).items():
+            self._parameters[name].data = view
+
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """Name -> the view of ``vector`` that lies where the parameter lies in ``self.vector``."""
         return {name: vector[where].view(self._shapes[name]) for name, where in self._slices.items()}

@@ -28,11 +28,82 @@ class LSTMState(NamedTuple):
     c: Tensor  # float32 [B, units]
 
 
+class RecurrentTrunk(nn.Module):
+    """A trunk and an LSTM behind it.
+
+    Previous action and reward, where the environment shows them, go past the trunk into the LSTM (Kapturowski et al.
+    2019, section 2.3; Espeholt et al. 2018, figure 3).
+
+    Args:
+        spec: the environment.
+        hidden: units of the trunk's fully connected layers for vectors.
+        units: of the LSTM.
+        image_units: units of the fully connected layer behind convolutions.
+        network: an encoder of your own (``encoder_for``), for all but previous action and reward.
+    """
+
+    def __init__(
+        self, spec: EnvSpec, hidden: Sequence[int], units: int, image_units: int = 512, network: str = ""
+    ) -> None:
+        super().__init__()
+        self.features = units
+        self.past = tuple(name for name in (LAST_ACTION, LAST_REWARD) if name in spec.observation)
+        shown = {name: field for name, field in spec.observation.items() if name not in self.past}
+        self.trunk = Trunk(replace(spec, observation=shown), hidden, image_units, network)
+        beside = spec.stack * sum(math.prod(spec.observation[name].shape) for name in self.past)
+        self.lstm = nn.LSTM(self.trunk.features + beside, units)
+
+    @property
+    def sees_image(self) -> bool:
+        """Whether convolutions of ours are in the trunk."""
+        return self.trunk.image is not None
+
+    def inputs(self, observation: Observation) -> Tensor:
+        """What the LSTM sees: name -> [N, (stack,) *shape]; returns float32 [N, inputs]."""
+        x: Tensor = self.trunk(observation)
+        past = [observation[name].reshape(len(x), -1).to(torch.float32) for name in self.past]
+        return torch.cat((x, *past), dim=1) if past else x
+
+    def step(self, observation: Observation, state: LSTMState) -> LSTMState:
+        """One step of B environments: the state after it, whose h is what the LSTM puts out."""
+        return LSTMState(*torch.lstm_cell(self.inputs(observation), state, *self.lstm.all_weights[0]))
+
+    def unroll(
+        self, observation: Observation, state: LSTMState, first: Tensor, resets: Sequence[int]
+    ) -> tuple[Tensor, LSTMState]:
+        """T steps of B sequences: what the LSTM puts out, float32 [T, B, units], and the state after the last.
+
+        Args:
+            observation: name -> [B, T, (stack,) *shape].
+            state: before the first step.
+            first: [T, B] bool, true where the state is zeroed before the step.
+            resets: the steps at which ``first`` is true anywhere; between them runs one kernel.
+        """
+        rows, steps = next(iter(observation.values())).shape[:2]
+        x = self.inputs({name: value.reshape(-1, *value.shape[2:]) for name, value in observation.items()})
+        x = x.view(rows, steps, -1).transpose(0, 1)
+        outputs = []
+        bounds = [0, *(step for step in resets if step > 0), steps]
+        for start, end in pairwise(bounds):
+            if start in resets:
+                going = ~first[start].unsqueeze(1)
+                state = LSTMState(state.h * going, state.c * going)
+            y, state = self._run(x[start:end], state)
+            outputs.append(y)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs), state
+
+    def _run(self, x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
+        with warnings.catch_warnings() if x.is_cuda else nullcontext():
+            if x.is_cuda:  # cuDNN copies weights that lie in our one vector, and says so: it takes some microseconds
+                warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+            y, (h, c) = self.lstm(x, (state.h.unsqueeze(0), state.c.unsqueeze(0)))
+        return y, LSTMState(h[0], c[0])
+
+
 class RecurrentQ(nn.Module):
     """R2D2's network (Kapturowski et al. 2019, section 2.3): a trunk, an LSTM, and a head that is plain or dueling.
 
-    Previous action and reward, where the environment shows them, go past the trunk into the LSTM. Where an image is
-    seen, the head has a fully connected layer of its own, one per stream when dueling.
+    Where an image is seen, the head has a fully connected layer of its own, one per stream when dueling.
 
     Args:
         spec: the environment; its actions must be discrete.
@@ -58,59 +129,24 @@ class RecurrentQ(nn.Module):
         self.actions = spec.action.n or math.prod(spec.action.nvec)
         self.units = units
         self.dueling = dueling
-        self.past = tuple(name for name in (LAST_ACTION, LAST_REWARD) if name in spec.observation)
-        shown = {name: field for name, field in spec.observation.items() if name not in self.past}
-        self.trunk = Trunk(replace(spec, observation=shown), hidden, image_units, network)
-        beside = spec.stack * sum(math.prod(spec.observation[name].shape) for name in self.past)
-        self.lstm = nn.LSTM(self.trunk.features + beside, units)
+        self.body = RecurrentTrunk(spec, hidden, units, image_units, network)
         self.streams: nn.Linear | None = None  # the hidden layers of both streams in one matrix product
-        if self.trunk.image is not None:
+        if self.body.sees_image:
             self.streams = nn.Linear(units, (1 + dueling) * image_units)
             units = image_units
         self.advantage = nn.Linear(units, self.actions)
         self.value = nn.Linear(units, 1) if dueling else None
 
-    def features(self, observation: Observation) -> Tensor:
-        """What the LSTM sees: name -> [N, (stack,) *shape]; returns float32 [N, inputs]."""
-        x: Tensor = self.trunk(observation)
-        past = [observation[name].reshape(len(x), -1).to(torch.float32) for name in self.past]
-        return torch.cat((x, *past), dim=1) if past else x
-
     def step(self, observation: Observation, state: LSTMState) -> tuple[Tensor, LSTMState]:
         """One step of B environments: Q float32 [B, actions], and the state after it."""
-        after = LSTMState(*torch.lstm_cell(self.features(observation), state, *self.lstm.all_weights[0]))
+        after = self.body.step(observation, state)
         return self.head(after.h), after
 
     def unroll(
         self, observation: Observation, state: LSTMState, first: Tensor, resets: Sequence[int]
     ) -> tuple[Tensor, LSTMState]:
-        """T steps of B sequences: what the LSTM puts out, float32 [T, B, units], and the state after the last.
-
-        Args:
-            observation: name -> [B, T, (stack,) *shape].
-            state: before the first step.
-            first: [T, B] bool, true where the state is zeroed before the step.
-            resets: the steps at which ``first`` is true anywhere; between them runs one kernel.
-        """
-        rows, steps = next(iter(observation.values())).shape[:2]
-        x = self.features({name: value.reshape(-1, *value.shape[2:]) for name, value in observation.items()})
-        x = x.view(rows, steps, -1).transpose(0, 1)
-        outputs = []
-        bounds = [0, *(step for step in resets if step > 0), steps]
-        for start, end in pairwise(bounds):
-            if start in resets:
-                going = ~first[start].unsqueeze(1)
-                state = LSTMState(state.h * going, state.c * going)
-            y, state = self._run(x[start:end], state)
-            outputs.append(y)
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs), state
-
-    def _run(self, x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
-        with warnings.catch_warnings() if x.is_cuda else nullcontext():
-            if x.is_cuda:  # cuDNN copies weights that lie in our one vector, and says so: it takes some microseconds
-                warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
-            y, (h, c) = self.lstm(x, (state.h.unsqueeze(0), state.c.unsqueeze(0)))
-        return y, LSTMState(h[0], c[0])
+        """As ``RecurrentTrunk.unroll``: what the LSTM puts out, for ``head``, and the state after the last step."""
+        return self.body.unroll(observation, state, first, resets)
 
     def head(self, x: Tensor) -> Tensor:
         """What the LSTM put out, float32 [..., units]; returns Q, float32 [..., actions]."""

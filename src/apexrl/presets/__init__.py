@@ -5,15 +5,15 @@ A preset differs from the defaults of ``apexrl.config`` only where it says so.
 
 from __future__ import annotations
 
-from apexrl import agents
+from apexrl import agents, topologies
 from apexrl.config import Config
 from apexrl.errors import ConfigError
 from apexrl.presets.continuous import CONTINUOUS
 from apexrl.presets.discrete import DISCRETE
 from apexrl.presets.known import Preset
-from apexrl.settings import did_you_mean
+from apexrl.settings import did_you_mean, override
 
-__all__ = ["PRESETS", "Preset", "names", "preset", "with_agent"]
+__all__ = ["PRESETS", "Preset", "names", "preset", "with_agent", "with_topology"]
 
 PRESETS: dict[str, Preset] = DISCRETE | CONTINUOUS
 
@@ -50,3 +50,25 @@ def with_agent(config: Config, name: str) -> Config:
         return config
     known = PRESETS.get(config.preset)
     return agents.with_agent(config, name, known.ground, known.agents) if known else agents.with_agent(config, name)
+
+
+def with_topology(config: Config, name: str, agent: str = "") -> Config:
+    """``config`` in topology ``name``, with ``agent`` or one that the topology runs.
+
+    That is the present one if it does; else one that the preset has settings for, its own first and then the
+    topology's; else the topology's.
+
+    Raises:
+        ConfigError: there is no topology, or no agent, of that name; or the topology cannot run ``agent``.
+    """
+    topologies.check_name(name)
+    config = override(config, {"topology": name})
+    if agent:
+        config = with_agent(config, agent)
+        topologies.check_agent(name, agent)
+        return config
+    if topologies.runs(name, config.agent.agent):
+        return config
+    own, known = topologies.TOPOLOGIES[name].agent, PRESETS.get(config.preset)
+    tuned = [known.agent, *sorted(known.agents, key=lambda other: other != own)] if known else []
+    return with_agent(config, next((other for other in tuned if topologies.runs(name, other)), own))

@@ -55,6 +55,18 @@ _CARTPOLE_CATEGORIES: dict[str, Any] = {"v_min": 0.0, "v_max": 100.0, "learning_
 # More updates and copies of the target: without n-step returns values come one step further with every copy, and
 # without ε a policy that drifts out of the picture is left sooner.
 _CARTPOLE_OFTEN: dict[str, Any] = {"samples_per_insert": 16.0, "target_period_updates": 100}
+# Policy gradients here: CleanRL's PPO step size times four and its clip; Adam, and means over the steps, for all of
+# them. An update for every 128 environment steps, or several gradient steps for 256 or 512.
+_CARTPOLE_UNROLLS: dict[str, Any] = {
+    "hidden": (64, 64),
+    "optimizer": "adam",
+    "learning_rate": 1e-3,
+    "optimizer_eps": 1e-5,
+    "gradient_clip": 0.5,
+    "summed_loss": False,
+    "unroll_length": 16,
+    "batch_size": 8,
+}
 CARTPOLE_AGENTS: dict[str, dict[str, Any]] = {
     "c51": _CARTPOLE_CATEGORIES,
     "qr_dqn": {"quantiles": 10},  # rl-zoo
@@ -62,6 +74,10 @@ CARTPOLE_AGENTS: dict[str, dict[str, Any]] = {
     "rainbow": {**_CARTPOLE_CATEGORIES, **_CARTPOLE_OFTEN},
     "munchausen_dqn": _CARTPOLE_OFTEN,
     "r2d2": _POSITION_R2D2,
+    "a2c": {**_CARTPOLE_UNROLLS, "learning_rate": 2e-3, "gae_lambda": 0.95},
+    "impala": _CARTPOLE_UNROLLS,
+    "ppo": {**_CARTPOLE_UNROLLS, "batch_size": 32},
+    "appo": {**_CARTPOLE_UNROLLS, "batch_size": 16, "epochs": 2, "minibatches": 2, "clip_ratio": 0.2},
 }
 
 POSITION_CARTPOLE = replace(

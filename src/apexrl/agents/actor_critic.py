@@ -1,0 +1,286 @@
+"""A policy and its value from unrolls: A2C and A3C, IMPALA, PPO and APPO, as two switches that compose.
+
+``correction`` says whether advantages make up for the policy lag of the unrolls: none of it (GAE), or V-trace.
+``surrogate`` says how the policy follows them: A·log π, or PPO's clipped ratio. With each of the four pairs comes
+everything else: LSTM, continuous actions, several epochs and minibatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from apexrl.agents.box import ActionBox
+from apexrl.agents.rng import pack_generator, unpack_generator
+from apexrl.agents.sequences import C, H
+from apexrl.agents.trained import METRICS_PERIOD_UPDATES, Gradients, Trained, held, not_finite
+from apexrl.agents.transitions import as_array, on_device
+from apexrl.agents.unrolls import Unrolls, unrolls
+from apexrl.config import AgentConfig
+from apexrl.errors import AgentError, NonFiniteError
+from apexrl.losses import Advantages, clipped_surrogate, gae, gradient_surrogate, normalized_advantage, vtrace
+from apexrl.networks.distributions import Categorical, Distribution, Gaussian
+from apexrl.networks.policy_value import PolicyValue
+from apexrl.networks.recurrent import LSTMState
+from apexrl.protocols import Acted, Arrays, Item, Learned, Sampled, State
+from apexrl.spec import Array, EnvSpec, Field
+
+GROUP = "policy_value"
+LOG_PROB, SAMPLE = "log_prob", "sample"  # fields
+LOG_RATIO_MAX = 20.0  # ours: an action that has become so much likelier says nothing, and e^89 is infinite
+
+
+class Evaluated(NamedTuple):
+    """What the network says of unrolls now."""
+
+    log_prob: Tensor  # [T, B] log π(a|s)
+    entropy: Tensor  # [T, B] nats
+    values: Tensor  # [T + 1, B], of all observations
+
+
+class ActorCritic:
+    """Acts by a policy that explores by itself, and learns it from unrolls, each of which is learned from once.
+
+    Every step carries log μ(a|s), μ being the policy that chose it. Where actions are a box, the policy is a Gaussian
+    over its unit range −1 … 1 (``agents.box``), whose draws are clipped for the environment and kept as they were for
+    the learner; its mean depends on the observation, its σ does not.
+
+    Args:
+        spec: the environment; a box of actions must have finite bounds.
+        config: the learning rule.
+        device: of PyTorch, ``"cpu"`` or ``"cuda…"``.
+        seed: of the network's first weights, of acting, and of the shuffling of minibatches.
+
+    Raises:
+        AgentError: a bound of the box is infinite, or an unroll would have no steps.
+    """
+
+    def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
+        if min(config.unroll_length, config.epochs, config.minibatches, config.recurrent_units) < 1:
+            raise AgentError(
+                f"unroll_length {config.unroll_length}, epochs {config.epochs}, minibatches {config.minibatches} and "
+                f"recurrent_units {config.recurrent_units} must be at least 1"
+            )
+        self.item = Item("unroll", config.unroll_length)
+        self._config = config
+        self._device = torch.device(device)
+        self._rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
+        self._box = ActionBox(spec.action, config.agent) if spec.action.box else None
+        self._policy: Distribution
+        if self._box is not None:
+            self._policy, free = Gaussian(self._box.size), self._box.size
+        else:
+            self._policy, free = Categorical(spec.action.nvec or (spec.action.n,), vector=bool(spec.action.nvec)), 0
+        self._units = config.recurrent_units if config.recurrent else 0
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)  # the CPU's alone, where layers are made
+            outputs = self._policy.outputs - free
+            network = PolicyValue(
+                spec, config.hidden, outputs, free, self._units, config.image_units, config.network
+            ).to(self._device)
+        self._network = Trained("", network, config)
+        self.networks: dict[str, Trained[Any]] = {GROUP: self._network}
+        self.updates = 0  # learner updates made
+
+    @property
+    def step_spec(self) -> dict[str, Field]:
+        """Every step records log μ(a|s), and of a box what was drawn; every unroll the LSTM's state before it."""
+        fields = {LOG_PROB: Field((), "float32")}
+        if self._box is not None:
+            fields[SAMPLE] = Field((self._box.size,), "float32")
+        return fields | {name: Field((self._units,), "float32", per_item=True) for name in self._states}
+
+    @property
+    def _states(self) -> tuple[str, ...]:
+        return (H, C) if self._units else ()
+
+    # Acting
+
+    def act(self, observations: Arrays, state: State, exploration: NDArray[np.float32], greedy: bool = False) -> Acted:
+        """Actions drawn from the policy, or the likeliest. ``exploration`` plays no part; ``state`` [B, units] each."""
+        if self._units and state is None:
+            zeros = np.zeros((len(exploration), self._units), np.float32)
+            state = {H: zeros, C: zeros}
+        with torch.no_grad():
+            before = on_device(state or {}, self._device)
+            memory = LSTMState(before[H], before[C]) if self._units else None
+            outputs, after = self._network.network.act(on_device(observations, self._device), memory)
+            outputs = outputs.cpu()
+            said = as_array(outputs)
+            if greedy:
+                drawn = self._policy.mode(said)
+                log_prob = as_array(self._policy.score(outputs, torch.from_numpy(drawn)).log_prob)
+            else:
+                drawn, log_prob = self._policy.sample(said, self._rng)
+        extras: dict[str, Array] = {LOG_PROB: log_prob, **(state or {})}
+        if after is not None:
+            state = {H: as_array(after.h), C: as_array(after.c)}
+        if self._box is None:
+            return Acted(drawn, extras, state)
+        return Acted(self._box.to_env(cast("NDArray[np.float32]", drawn)), extras | {SAMPLE: drawn}, state)
+
+    # Learning
+
+    def prepare(self, batch: Sampled) -> Unrolls:
+        """Hand a batch over to the device, time first."""
+        return unrolls(batch, "action" if self._box is None else SAMPLE, self._states, self._device)
+
+    def gradients(self, batch: Unrolls) -> Gradients:
+        """The clipped gradient of the loss over the whole batch, in one pass, as group ``policy_value``.
+
+        Raises:
+            NonFiniteError: an advantage or the gradient is NaN or infinite; parameters are as before.
+        """
+        return self._gradients(batch, None)
+
+    def apply(self, groups: Mapping[str, Tensor]) -> None:
+        """One step of the optimizer."""
+        self._network.step(groups[GROUP])
+        self.updates += 1
+
+    def update(self, prepared: Unrolls) -> Learned:
+        """One learner update: ``epochs`` times over the batch in ``minibatches`` gradient steps each.
+
+        With one step in all it is ``gradients`` and ``apply``. Else targets and advantages are computed once, before
+        the first step, and the ratio of every step stays that to the policy that acted (Schulman et al. 2017, algorithm
+        1).
+
+        Raises:
+            NonFiniteError: as ``gradients``, at any step; everything is as before the update.
+        """
+        parts = min(self._config.minibatches, prepared.mask.shape[1])
+        if self._config.epochs * parts == 1:
+            groups, _, metrics = self.gradients(prepared)
+            self.apply(groups)
+            return Learned(None, metrics)
+        live = self._network.vectors()
+        before, drawn = {name: vector.clone() for name, vector in live.items()}, pack_generator(self._rng)
+        try:
+            metrics = self._go_over(prepared, parts)
+        except NonFiniteError:
+            for name, vector in live.items():
+                vector.copy_(before[name])
+            self._rng = unpack_generator(drawn)
+            raise
+        self.updates += 1
+        return Learned(None, metrics)
+
+    def _go_over(self, batch: Unrolls, parts: int) -> dict[str, float]:
+        """The steps of an update; returns the metrics of the last."""
+        with torch.no_grad():
+            now = self._evaluate(batch)
+            aims = self._aims(batch, now)
+        metrics: dict[str, float] = {}
+        for rows in self._minibatches(batch.mask.shape[1], parts):
+            index = torch.from_numpy(rows).to(self._device)
+            _, _, metrics = self._gradients(batch.rows(index), Advantages(*(value[:, index] for value in aims)))
+            self._network.step()
+        return metrics
+
+    def _minibatches(self, rows: int, parts: int) -> Iterator[NDArray[np.int64]]:
+        """Numbers of the unrolls of every step: each unroll once an epoch, shuffled anew."""
+        for _ in range(self._config.epochs):
+            yield from np.array_split(self._rng.permutation(rows), parts)
+
+    def _gradients(self, batch: Unrolls, aims: Advantages | None) -> Gradients:
+        """``gradients``, with targets and advantages as given, or from the same pass."""
+        network = self._network
+        gradient = network.gradient  # attached from here on
+        now = self._evaluate(batch)
+        aims = self._aims(batch, now) if aims is None else aims
+        ratio = (now.log_prob - batch.log_prob).clamp(max=LOG_RATIO_MAX).exp()
+        loss = self._loss(batch, now, aims, ratio)
+        network.differentiate(loss)
+        gradient_norm = network.clip(self._config.gradient_clip, self.updates)
+        metrics: dict[str, float] = {}
+        if self.updates % self._metrics_period == 0:
+            metrics = {"loss": float(loss.detach()), **self._metrics(batch, now, ratio), "gradient_norm": gradient_norm}
+        return Gradients({GROUP: gradient}, None, metrics)
+
+    def _evaluate(self, batch: Unrolls) -> Evaluated:
+        """The network's word on every observation; an LSTM runs anew from the state that the actor had."""
+        memory = LSTMState(batch.state[H], batch.state[C]) if self._units else None
+        outputs, values = self._network.network.unroll(batch.observation, memory, batch.first, batch.resets)
+        log_prob, entropy = self._policy.score(outputs[:-1].flatten(0, 1), batch.action.flatten(0, 1))
+        return Evaluated(log_prob.view(batch.mask.shape), entropy.view(batch.mask.shape), values)
+
+    def _aims(self, batch: Unrolls, now: Evaluated) -> Advantages:
+        """Targets and advantages, as ``correction`` says.
+
+        Raises:
+            NonFiniteError: one of them, or a log-probability, is NaN or infinite; the message names the unrolls.
+        """
+        config = self._config
+        steps = (batch.reward, batch.discount, batch.mask, now.values.detach())
+        lately = now.log_prob.detach() - batch.log_prob  # log π/μ
+        if config.correction == "vtrace":
+            aims = vtrace(*steps, lately.exp(), config.gae_lambda, config.rho_clip, config.c_clip)
+        else:
+            aims = gae(*steps, config.gae_lambda)
+        worst = as_array((aims.advantage.abs() + torch.where(batch.mask, lately.abs(), 0.0)).amax(dim=0))
+        if not np.isfinite(worst).all():
+            raise not_finite(worst, self.updates)
+        return aims
+
+    def _loss(self, batch: Unrolls, now: Evaluated, aims: Advantages, ratio: Tensor) -> Tensor:
+        """Surrogate + c_v·½(V − target)² − c_e·H, summed over the steps that may be learned from; unless the sum is
+        wanted, over the number of all steps, so that steps too old make the step shorter (Sample Factory)."""
+        config = self._config
+        advantage = normalized_advantage(aims.advantage, batch.fresh) if config.normalize_advantages else aims.advantage
+        if config.surrogate == "clipped":
+            surrogate = clipped_surrogate(ratio, advantage, config.clip_ratio)
+        else:
+            surrogate = gradient_surrogate(now.log_prob, advantage)
+        value_loss = 0.5 * (now.values[:-1] - aims.target).square()
+        losses = surrogate + config.value_coefficient * value_loss - config.entropy_coefficient * now.entropy
+        total = torch.where(batch.fresh, losses, 0.0).sum()
+        return total if config.summed_loss else total / batch.mask.sum().clamp(min=1)
+
+    @property
+    def _metrics_period(self) -> int:
+        return max(1, METRICS_PERIOD_UPDATES // (self._config.epochs * self._config.minibatches))
+
+    def _metrics(self, batch: Unrolls, now: Evaluated, ratio: Tensor) -> dict[str, float]:
+        """Means over the steps: V, entropy, an estimate of KL(μ‖π), the share of clipped ratios, V-trace's ρ."""
+        config = self._config
+        means = {"value": now.values[:-1], "entropy": now.entropy, "kl": batch.log_prob - now.log_prob}
+        if config.surrogate == "clipped":
+            means["clipped"] = ((ratio - 1.0).abs() > config.clip_ratio).float()
+        if config.correction == "vtrace":
+            means["rho"] = ratio.clamp(max=config.rho_clip)
+        return {name: float(values.detach()[batch.mask].mean()) for name, values in means.items()}
+
+    # Weights and state
+
+    def weights(self) -> dict[str, Array]:
+        """The network: parameter name -> float32 copy."""
+        return self._network.weights()
+
+    def load(self, weights: Arrays) -> None:
+        """Take a network.
+
+        Raises:
+            SpecError: the names or shapes are of another network.
+        """
+        self._network.load(weights)
+
+    def state_dict(self) -> dict[str, Array]:
+        """Parameters, optimizer, counters and RNG as flat named arrays."""
+        counters = {"updates": np.array(self.updates, np.int64), "rng": pack_generator(self._rng)}
+        return self._network.state_dict() | counters
+
+    def load_state_dict(self, state: Arrays) -> None:
+        """Go on exactly where ``state_dict`` was taken.
+
+        Raises:
+            SnapshotError: something is missing: the state is of another agent or optimizer.
+            SpecError: arrays are of another network.
+        """
+        self._network.load_state_dict(state)
+        self.updates = int(held(state, "updates"))
+        self._rng = unpack_generator(held(state, "rng"))

@@ -1,0 +1,134 @@
+"""What a policy's outputs mean: probabilities of choices, or a Gaussian over numbers.
+
+Acting is NumPy and draws from the actor's generator; learning is PyTorch and differentiable.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple, Protocol, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from apexrl.spec import Array
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0  # ours: beyond them a density says more of rounding than of the policy
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+class Sample(NamedTuple):
+    """What a policy drew for B observations."""
+
+    action: Array  # [B, ...]
+    log_prob: Floats  # [B]
+
+
+class Score(NamedTuple):
+    """What a policy thinks of N actions, and of the choice that it had."""
+
+    log_prob: Tensor  # [N] float, log π(a|s)
+    entropy: Tensor  # [N] float, nats
+
+
+class Distribution(Protocol):
+    """Of actions, from the ``outputs`` numbers that a network says of every observation."""
+
+    outputs: int
+
+    def sample(self, outputs: Floats, rng: np.random.Generator) -> Sample:
+        """Of [B, outputs]."""
+        ...
+
+    def mode(self, outputs: Floats) -> Array:
+        """The likeliest actions [B, ...]."""
+        ...
+
+    def score(self, outputs: Tensor, action: Tensor) -> Score:
+        """Of [N, outputs] and actions [N, ...]; the gradient flows through ``outputs``."""
+        ...
+
+
+class Categorical:
+    """One or several independent choices; ``outputs`` are the logits of all alternatives, side by side.
+
+    Args:
+        nvec: alternatives of every choice, k of them.
+        vector: actions are int64 [B, k]; else there is one choice, and they are int64 [B].
+    """
+
+    def __init__(self, nvec: Sequence[int], vector: bool) -> None:
+        self._nvec = tuple(nvec)
+        self._vector = vector
+        ends = list(accumulate(self._nvec))
+        self._places = [slice(end - n, end) for n, end in zip(self._nvec, ends, strict=True)]
+        self.outputs = ends[-1]
+
+    def sample(self, outputs: Floats, rng: np.random.Generator) -> Sample:
+        rows = np.arange(len(outputs))
+        actions, log_prob = [], np.zeros(len(outputs), np.float32)
+        for place in self._places:
+            logits = outputs[:, place] - outputs[:, place].max(axis=1, keepdims=True)
+            mass = np.exp(logits).cumsum(axis=1, dtype=np.float64)
+            total = mass[:, -1]
+            # the least action whose cumulative probability is above u ~ U(0, 1), or else the last
+            chosen = (mass[:, :-1] <= (rng.random(len(outputs)) * total)[:, None]).sum(axis=1)
+            actions.append(chosen)
+            log_prob += logits[rows, chosen] - np.log(total).astype(np.float32)
+        return Sample(self._shaped(actions), log_prob)
+
+    def mode(self, outputs: Floats) -> Array:
+        return self._shaped([outputs[:, place].argmax(axis=1) for place in self._places])
+
+    def score(self, outputs: Tensor, action: Tensor) -> Score:
+        chosen = action.view(len(outputs), len(self._nvec))
+        log_prob, entropy = [], []
+        for number, place in enumerate(self._places):
+            log_p = torch.log_softmax(outputs[:, place], dim=1)
+            log_prob.append(log_p.gather(1, chosen[:, number : number + 1]).squeeze(1))
+            entropy.append(-(log_p.exp() * log_p).sum(dim=1))
+        if len(self._nvec) == 1:
+            return Score(log_prob[0], entropy[0])
+        return Score(torch.stack(log_prob).sum(dim=0), torch.stack(entropy).sum(dim=0))
+
+    def _shaped(self, actions: list[Ints]) -> Ints:
+        return np.stack(actions, axis=1) if self._vector else actions[0]
+
+
+class Gaussian:
+    """Independent normal variables; ``outputs`` are μ of all and then log σ of all, held between −5 and 2.
+
+    Nothing is squashed: whoever takes the numbers clips them, and the density is that of what was drawn (as in CleanRL
+    and Stable-Baselines3).
+
+    Args:
+        size: variables.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.outputs = 2 * size
+
+    def sample(self, outputs: Floats, rng: np.random.Generator) -> Sample:
+        mean = outputs[:, : self._size]
+        log_std = outputs[:, self._size :].clip(LOG_STD_MIN, LOG_STD_MAX)
+        noise = rng.standard_normal(mean.shape, np.float32)
+        log_prob = -(0.5 * noise * noise + log_std + np.float32(_HALF_LOG_2PI)).sum(axis=1)
+        return Sample(mean + np.exp(log_std) * noise, cast("Floats", log_prob))
+
+    def mode(self, outputs: Floats) -> Array:
+        return outputs[:, : self._size]
+
+    def score(self, outputs: Tensor, action: Tensor) -> Score:
+        mean = outputs[:, : self._size]
+        log_std = outputs[:, self._size :].clamp(LOG_STD_MIN, LOG_STD_MAX)
+        distance = (action - mean) * torch.exp(-log_std)
+        log_prob = -(0.5 * distance.square() + log_std + _HALF_LOG_2PI).sum(dim=1)
+        return Score(log_prob, (log_std + (0.5 + _HALF_LOG_2PI)).sum(dim=1))

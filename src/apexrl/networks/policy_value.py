@@ -1,0 +1,98 @@
+"""A policy and the value of the state from one network: observations -> a distribution's outputs, and V."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from apexrl.networks.actor_critic import Trunk
+from apexrl.networks.recurrent import LSTMState, RecurrentTrunk
+from apexrl.spec import EnvSpec
+
+Observation = Mapping[str, Tensor]
+
+POLICY_GAIN = 0.01  # of the policy head's orthogonal start: at first all actions are as good (CleanRL's PPO)
+
+
+class PolicyValue(nn.Module):
+    """A trunk, an LSTM behind it where asked for, and two linear heads (Mnih et al. 2016, section 5; IMPALA, figure 3).
+
+    Args:
+        spec: the environment.
+        hidden: units of the trunk's fully connected layers for vectors.
+        outputs: numbers that the policy head says of an observation.
+        free: numbers beside them that are parameters of their own, the same for all observations, and 0 at first: log σ
+            of a Gaussian (CleanRL's PPO, Stable-Baselines3).
+        units: of the LSTM; 0: none.
+        image_units: units of the fully connected layer behind convolutions.
+        network: an encoder of your own (``encoder_for``).
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        hidden: Sequence[int],
+        outputs: int,
+        free: int = 0,
+        units: int = 0,
+        image_units: int = 512,
+        network: str = "",
+    ) -> None:
+        super().__init__()
+        self.recurrent = RecurrentTrunk(spec, hidden, units, image_units, network) if units else None
+        self.trunk = None if units else Trunk(spec, hidden, image_units, network)
+        features = units or self._feed_forward.features
+        self.policy = nn.Linear(features, outputs)
+        nn.init.orthogonal_(self.policy.weight, POLICY_GAIN)
+        nn.init.zeros_(self.policy.bias)
+        self.value = nn.Linear(features, 1)
+        self.free = nn.Parameter(torch.zeros(free)) if free else None
+
+    @property
+    def _feed_forward(self) -> Trunk:
+        assert self.trunk is not None, "it has an LSTM, and needs its state"
+        return self.trunk
+
+    def act(self, observation: Observation, state: LSTMState | None = None) -> tuple[Tensor, LSTMState | None]:
+        """One step of B environments: the policy's outputs, float32 [B, outputs + free], and the state after it.
+
+        Args:
+            observation: name -> [B, (stack,) *shape].
+            state: of the LSTM, where there is one.
+        """
+        if self.recurrent is None:
+            return self._outputs(self._feed_forward(observation)), None
+        assert state is not None, "an LSTM needs its state"
+        after = self.recurrent.step(observation, state)
+        return self._outputs(after.h), after
+
+    def unroll(
+        self,
+        observation: Observation,
+        state: LSTMState | None = None,
+        first: Tensor | None = None,
+        resets: Sequence[int] = (),
+    ) -> tuple[Tensor, Tensor]:
+        """B unrolls of T observations: the policy's outputs, float32 [T, B, outputs + free], and V, float32 [T, B].
+
+        Args:
+            observation: name -> [B, T, (stack,) *shape].
+            state, first, resets: of the LSTM, where there is one: see ``RecurrentTrunk.unroll``.
+        """
+        rows, steps = next(iter(observation.values())).shape[:2]
+        if self.recurrent is None:
+            flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in observation.items()}
+            x = self._feed_forward(flat)  # [B·T, features]
+            outputs, value = self._outputs(x), self.value(x)
+            return outputs.view(rows, steps, -1).transpose(0, 1), value.view(rows, steps).t()
+        assert state is not None
+        assert first is not None
+        hidden, _ = self.recurrent.unroll(observation, state, first, resets)
+        x = hidden.flatten(0, 1)  # [T·B, units]
+        return self._outputs(x).view(steps, rows, -1), self.value(x).view(steps, rows)
+
+    def _outputs(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.policy(x)
+        return outputs if self.free is None else torch.cat((outputs, self.free.expand(len(x), -1)), dim=1)

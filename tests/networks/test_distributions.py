@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from apexrl.networks.distributions import LOG_STD_MAX, LOG_STD_MIN, Categorical, Distribution, Gaussian
+
+RNG = np.random.default_rng
+KINDS: dict[str, Distribution] = {
+    "one choice": Categorical((4,), vector=False),
+    "one choice in a vector": Categorical((3,), vector=True),
+    "several choices": Categorical((2, 5, 3), vector=True),
+    "numbers": Gaussian(2),
+}
+
+
+def outputs_of(policy: Distribution, rows: int, seed: int = 0, scale: float = 1.0) -> NDArray[np.float32]:
+    return (scale * RNG(seed).standard_normal((rows, policy.outputs))).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_drawn_has_the_density_that_the_learner_computes(kind: str) -> None:
+    policy = KINDS[kind]
+    outputs = outputs_of(policy, 50, scale=2.0)
+    action, log_prob = policy.sample(outputs, RNG(1))
+    assert (log_prob.shape, log_prob.dtype) == ((50,), np.float32)
+    score = policy.score(torch.from_numpy(outputs).double(), torch.from_numpy(action))
+    np.testing.assert_allclose(log_prob, score.log_prob, atol=2e-5)
+    again, _ = policy.sample(outputs, RNG(1))
+    np.testing.assert_array_equal(action, again)
+    assert (policy.sample(outputs, RNG(2))[0] != action).any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pytorchs_distributions_say_the_same(kind: str) -> None:
+    policy = KINDS[kind]
+    outputs = outputs_of(policy, 20, seed=3)
+    action, _ = policy.sample(outputs, RNG(4))
+    score = policy.score(torch.from_numpy(outputs), torch.from_numpy(action))
+    if isinstance(policy, Gaussian):
+        mean, log_std = torch.from_numpy(outputs).chunk(2, dim=1)
+        normal: Any = torch.distributions.Normal(mean, log_std.exp())
+        log_prob = normal.log_prob(torch.from_numpy(action)).sum(dim=1)
+        entropy = normal.entropy().sum(dim=1)
+    else:
+        nvec = {"one choice": (4,), "one choice in a vector": (3,), "several choices": (2, 5, 3)}[kind]
+        each: Any = [
+            torch.distributions.Categorical(logits=part) for part in torch.split(torch.from_numpy(outputs), nvec, 1)
+        ]
+        columns = torch.from_numpy(action).view(20, -1).unbind(dim=1)
+        log_prob = sum(one.log_prob(a) for one, a in zip(each, columns, strict=True))
+        entropy = sum(one.entropy() for one in each)
+    torch.testing.assert_close(score.log_prob, log_prob)
+    torch.testing.assert_close(score.entropy, entropy)
+
+
+def test_choices_come_as_often_as_their_probabilities_say() -> None:
+    logits = np.log(np.array([0.5, 0.0001, 0.2, 0.2999], np.float32)) + 3.0
+    action, log_prob = Categorical((4,), vector=False).sample(np.tile(logits, (40_000, 1)), RNG(0))
+    counts = np.bincount(action, minlength=4) / 40_000
+    np.testing.assert_allclose(counts, [0.5, 0.0001, 0.2, 0.2999], atol=0.01)
+    np.testing.assert_allclose(np.exp(log_prob[action == 0]), 0.5, rtol=1e-4)
+
+
+def test_what_cannot_be_is_never_drawn() -> None:
+    logits = np.array([[-np.inf, 0.0, -1e30, 0.0, -200.0]], np.float32)
+    action, log_prob = Categorical((5,), vector=False).sample(np.repeat(logits, 2_000, axis=0), RNG(0))
+    assert set(action.tolist()) == {1, 3}
+    np.testing.assert_allclose(log_prob, np.log(0.5), rtol=1e-6)
+
+
+def test_choices_are_independent() -> None:
+    policy = Categorical((2, 2), vector=True)
+    action, _ = policy.sample(np.zeros((20_000, 4), np.float32), RNG(0))
+    assert action.shape == (20_000, 2)
+    left, right = np.asarray(action, np.float64).T - 0.5
+    assert abs((left * right).mean()) < 0.01
+
+
+def test_numbers_have_the_mean_and_deviation_that_are_said() -> None:
+    outputs = np.tile(np.array([0.5, -2.0, np.log(0.3), np.log(2.0)], np.float32), (40_000, 1))
+    action, _ = Gaussian(2).sample(outputs, RNG(0))
+    assert action.dtype == np.float32
+    np.testing.assert_allclose(action.mean(axis=0), [0.5, -2.0], atol=0.05)
+    np.testing.assert_allclose(action.std(axis=0), [0.3, 2.0], rtol=0.02)
+
+
+def test_deviations_are_held_between_bounds() -> None:
+    policy = Gaussian(1)
+    far = np.array([[0.0, 30.0], [0.0, -30.0]], np.float32)
+    held = np.array([[0.0, LOG_STD_MAX], [0.0, LOG_STD_MIN]], np.float32)
+    one, two = policy.sample(far, RNG(0)), policy.sample(held, RNG(0))
+    np.testing.assert_array_equal(one.action, two.action)
+    np.testing.assert_array_equal(one.log_prob, two.log_prob)
+    action = torch.from_numpy(one.action)
+    torch.testing.assert_close(
+        policy.score(torch.from_numpy(far), action), policy.score(torch.from_numpy(held), action), rtol=0, atol=0
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_mode_is_the_likeliest(kind: str) -> None:
+    policy = KINDS[kind]
+    outputs = outputs_of(policy, 30)
+    mode = policy.mode(outputs)
+    best = policy.score(torch.from_numpy(outputs), torch.from_numpy(mode)).log_prob
+    for seed in range(10):
+        drawn, log_prob = policy.sample(outputs, RNG(seed))
+        assert (drawn.shape, drawn.dtype) == (mode.shape, mode.dtype)
+        assert (best.numpy() >= log_prob - 1e-5).all()
