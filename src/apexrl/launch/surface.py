@@ -1,0 +1,142 @@
+"""What is believed of throughput at settings that were measured, and near them: a Gaussian process.
+
+    log rate(setting, t) = surface(setting) + level(t) + noise
+
+The surface is a Matérn 5/2 process over the logarithms of the counts, so that doubling is the same step at 2 and at 20;
+what was seen of it long ago counts less. The level drifts with time and is the same for all settings: a run that slows
+down as it goes is not taken for a bad setting. The noise is estimated from the spread of windows, with everything else
+(Rasmussen & Williams 2006, Gaussian Processes for Machine Learning, chapters 2, 4.2 and 5.4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+_MEMORY = 240  # windows; a prediction costs their number cubed
+_FORGETTING = 400.0  # windows after which what was seen of the surface counts 1/e
+_LEVEL_LENGTH = 25.0  # windows over which the level changes
+_OFFSET_VARIANCE = 1.0  # of the constant that the mean of all windows misses
+_OUTLIER = 2.5  # standard deviations beyond which a window counts less
+_REFIT_ALWAYS, _REFIT_PERIOD = 16, 5  # windows
+
+
+class Scales(NamedTuple):
+    """Hyperparameters; all but ``length`` are standard deviations of a natural logarithm, so 0.1 is about 10 %."""
+
+    noise: float = 0.08
+    """Of one window."""
+    length: float = 1.0
+    """Octaves of a count over which the surface changes."""
+    height: float = 0.5
+    """Of the surface."""
+    drift: float = 0.05
+    """Of the level."""
+
+
+_CHOICES: Mapping[str, tuple[float, ...]] = {
+    "noise": (0.01, 0.02, 0.04, 0.08, 0.16, 0.32),
+    "length": (1.0, 1.5, 2.5, 4.0),
+    "height": (0.125, 0.25, 0.5, 1.0),
+    "drift": (0.01, 0.05, 0.2),
+}
+_PRIOR = Scales()
+_PRIOR_OCTAVES = Scales(noise=1.5, length=0.5, height=0.5, drift=1.0)  # standard deviations of their log2
+
+
+class Surface:
+    """Throughput as a function of counts, learned from windows.
+
+    Args:
+        dimensions: counts of a setting.
+    """
+
+    def __init__(self, dimensions: int) -> None:
+        self.scales = _PRIOR
+        self.windows = 0  # ever measured
+        self._places: Floats = np.empty((0, dimensions))  # log2 of the counts
+        self._times: Floats = np.empty(0)
+        self._logs: Floats = np.empty(0)
+        self._apart: Floats = np.empty((0, 0))  # squared octaves between windows
+        self._weights: Floats = np.empty(0)  # A⁻¹(y − mean), of the last fit
+        self._unroot: Floats = np.empty((0, 0))  # inverse of A's Cholesky factor
+
+    def add(self, counts: Sequence[int], rate: float) -> None:
+        """Enter one window's throughput, > 0."""
+        place = np.log2(np.asarray(counts, np.float64))[None]
+        self._places = np.concatenate([self._places, place])[-_MEMORY:]
+        self._times = np.append(self._times, self.windows)[-_MEMORY:]
+        self._logs = np.append(self._logs, math.log(rate))[-_MEMORY:]
+        self._apart = _squared(self._places, self._places)
+        self.windows += 1
+        if self.windows <= _REFIT_ALWAYS or self.windows % _REFIT_PERIOD == 0:
+            self._choose_scales()
+        self._fit()
+
+    def posterior(self, settings: NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """Mean [C] and covariance [C, C] of the surface at ``settings`` [C, dimensions], now; natural logarithms, up to
+        a constant. To be asked when at least one window was entered."""
+        places = np.log2(settings.astype(np.float64))
+        height, length = self.scales.height, self.scales.length
+        seen = height**2 * _matern(_squared(places, self._places), length) * self._remembered()
+        own = height**2 * _matern(_squared(places, places), length)
+        half = self._unroot @ seen.T
+        return seen @ self._weights, own - half.T @ half
+
+    def _remembered(self) -> Floats:
+        """How much every window still says of the surface at the next one, 1 … 0."""
+        kept: Floats = np.exp((self._times - self.windows) / _FORGETTING)
+        return kept
+
+    def _covariance(self, scales: Scales, noise: Floats) -> Floats:
+        """Of the windows' logarithms, [windows, windows]."""
+        between = np.abs(self._times[:, None] - self._times[None])
+        surface = scales.height**2 * _matern(self._apart, scales.length) * np.exp(-between / _FORGETTING)
+        level = scales.drift**2 * np.exp(-0.5 * (between / _LEVEL_LENGTH) ** 2)
+        whole: Floats = surface + level + _OFFSET_VARIANCE + np.diag(noise)
+        return whole
+
+    def _fit(self) -> None:
+        """Twice: the second time, windows far from what the others say of them count less."""
+        centred = self._logs - self._logs.mean()
+        ordinary = np.full(len(centred), self.scales.noise**2)
+        noise = ordinary
+        for _ in range(2):
+            self._unroot = np.linalg.inv(np.linalg.cholesky(self._covariance(self.scales, noise)))
+            self._weights = self._unroot.T @ (self._unroot @ centred)
+            missed = ordinary * self._weights  # y less what is predicted of it, while all count alike
+            noise = ordinary * np.maximum(1.0, (missed / (_OUTLIER * self.scales.noise)) ** 2)
+
+    def _choose_scales(self) -> None:
+        """One after the other, the value that makes what was measured most likely."""
+        centred = self._logs - self._logs.mean()
+        for name, choices in _CHOICES.items():
+            tried = [self.scales._replace(**{name: choice}) for choice in choices]
+            self.scales = max(tried, key=lambda scales: self._log_likelihood(scales, centred))
+
+    def _log_likelihood(self, scales: Scales, centred: Floats) -> float:
+        """Of the windows and of the scales themselves, up to a constant."""
+        root = np.linalg.cholesky(self._covariance(scales, np.full(len(centred), scales.noise**2)))
+        whitened = np.linalg.solve(root, centred)
+        windows = -0.5 * float(whitened @ whitened) - float(np.log(np.diag(root)).sum())
+        octaves = np.log2(np.asarray(scales) / np.asarray(_PRIOR)) / np.asarray(_PRIOR_OCTAVES)
+        return windows - 0.5 * float(octaves @ octaves)
+
+
+def _squared(these: Floats, those: Floats) -> Floats:
+    """Squared distances [A, B] of places [A, D] and [B, D]."""
+    squared: Floats = (these**2).sum(1)[:, None] + (those**2).sum(1) - 2.0 * these @ those.T
+    return np.maximum(squared, 0.0)
+
+
+def _matern(squared: Floats, length: float) -> Floats:
+    """Matérn 5/2 of squared distances (Rasmussen & Williams 2006, equation 4.17)."""
+    scaled = np.sqrt(5.0 * squared) / length
+    correlation: Floats = (1.0 + scaled + scaled**2 / 3.0) * np.exp(-scaled)
+    return correlation

@@ -1,0 +1,418 @@
+"""Live workers come and go: the supervisor with idle roles and a tuner that follows a script, then whole runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from idle_roles import Actor, Learner, Turned
+from watching import Act, Watcher, gone, small, with_actors
+
+from apexrl import settings
+from apexrl.config import Config, Meeting, StopConfig, WiringConfig
+from apexrl.errors import ConfigError
+from apexrl.launch import autotune, launch, runs, supervisor
+from apexrl.launch.ledger import Base, Ledger
+from apexrl.launch.slots import Slot
+from apexrl.launch.supervisor import Interrupts, Supervisor
+from apexrl.launch.tuner import Decision, Tuner
+from apexrl.launch.wiring import Wiring
+from apexrl.links.control import ControlBoard
+from apexrl.metrics import read_rows
+from apexrl.run_folder import RunFolder
+from apexrl.status import RunStatus
+from apexrl.topologies import Probe, Program
+from apexrl.topologies.apex import apex
+
+WINDOW_SECONDS = 0.2
+
+
+class Script:
+    """A tuner that asks for settings in order, and then for the last one."""
+
+    settings: ClassVar[list[dict[str, int]]] = []
+    made: ClassVar[list[Script]] = []
+
+    def __init__(self, bounds: dict[str, tuple[int, int]], start: dict[str, int], seed: int) -> None:
+        self.bounds = bounds
+        self.start = start
+        self.settled = False
+        self.noise = 0.1
+        self.decisions: list[Decision] = []
+        self.limits: list[tuple[str, int]] = []
+        self.rates: list[float] = []
+        self.most = {name: most for name, (_, most) in bounds.items()}
+        Script.made.append(self)
+
+    def next(self) -> dict[str, int]:
+        asked = [self.start, *self.settings][min(len(self.rates), len(self.settings))]
+        return {name: min(count, self.most[name]) for name, count in asked.items()}
+
+    @property
+    def best(self) -> dict[str, int]:
+        return self.next()
+
+    def tell(self, rate: float) -> Decision:
+        measured = self.next()
+        self.rates.append(rate)
+        self.decisions.append(Decision(len(self.rates) - 1, measured, rate, self.best, "kept", 0.0))
+        return self.decisions[-1]
+
+    def limit(self, name: str, most: int) -> None:
+        self.limits.append((name, most))
+        self.most[name] = most
+        self.decisions.append(Decision(len(self.rates), self.next(), math.nan, self.best, "limited", 0.0))
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Says which numbers of actors are to be run, one window each."""
+    Script.made = []
+    monkeypatch.setattr(autotune, "Tuner", Script)
+
+    def follow(*counts: int) -> None:
+        monkeypatch.setattr(Script, "settings", [{"actor": count} for count in counts])
+
+    return follow
+
+
+def tune(
+    tmp_path: Path, deeds: dict[str, str], *, count: int = 1, most: int = 4, act: Act = lambda status: None
+) -> Watcher:
+    """Idle actors, of which there may be ``most``, and a learner, until ``act`` or the script's end stops them."""
+    config = Config(
+        name="run",
+        out=str(tmp_path),
+        stop=StopConfig(minutes=1.0),
+        wiring=WiringConfig(autotune=True, autotune_seconds=WINDOW_SECONDS),
+    )
+    program = Program(config)
+    program.role(Actor, count=count, most=most, restarts=100, deeds=deeds)
+    program.role(Learner, deeds={})
+    watcher = Watcher(lambda status: act(status) or len(watcher.said("tuning")) > len(Script.settings))
+    folder = RunFolder.create(config)
+    ledger = Ledger(config, folder, [watcher], Base(), time.monotonic())
+    with Interrupts() as interrupts:
+        boss = Supervisor(config, interrupts, preload=["idle_roles"])
+        try:
+            board = ControlBoard(sum(len(node.leases) for node in program.nodes))
+            boss.run(program, ledger, board, Wiring(program, True, folder.replay_path))
+        finally:
+            boss.close()
+    ledger.close()
+    assert all(gone(int(text.split()[2])) for text in watcher.texts if text.startswith("born"))
+    return watcher
+
+
+def actors(status: RunStatus) -> list[str]:
+    return [worker.name for worker in status.workers if worker.role == "actor"]
+
+
+def born(watcher: Watcher) -> list[str]:
+    return [text.split()[1] for text in watcher.texts if text.startswith("born actor")]
+
+
+def test_workers_are_added_and_removed_while_the_run_goes_on(tmp_path: Path, script: Callable[..., None]) -> None:
+    script(3, 1, 2)
+    watcher = tune(tmp_path, {})
+    assert watcher.summary["stopped_by"] == "callback"
+    assert sorted(born(watcher)) == ["actor-0.0", "actor-1.0", "actor-1.1", "actor-2.0"]
+    assert {1, 3} <= {len(actors(status)) for status in watcher.statuses} <= {1, 2, 3}
+    assert watcher.texts.count("closed actor-1 ") == 2  # it left in good order, and did so again at the end
+    assert watcher.texts.count("closed actor-2 ") == 1
+    assert watcher.summary["restarts"] == {"actor": 0, "learner": 0}
+    seeds = [text.split()[3] for text in watcher.texts if text.startswith("born actor")]
+    assert len(set(seeds)) == 4
+    assert [values["setting"]["actor"] for values in watcher.said("tuning")] == [1, 3, 1, 2]
+    assert [rate > 0 for rate in Script.made[0].rates] == [True] * 4
+    assert Script.made[0].bounds == {"actor": (1, 4)}
+    steps = [status.env_steps for status in watcher.statuses]
+    assert steps == sorted(steps)
+
+
+def test_an_added_worker_that_is_killed_gets_another_life(tmp_path: Path, script: Callable[..., None]) -> None:
+    script(3, 1)
+    killed: list[int] = []
+
+    def act(status: RunStatus) -> None:
+        added = [worker for worker in status.workers if worker.name == "actor-2" and worker.state == "acting"]
+        if added and not killed and added[0].pid:
+            killed.append(added[0].pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    watcher = tune(tmp_path, {}, act=act)
+    assert watcher.summary["restarts"]["actor"] == 1
+    assert sorted(born(watcher)) == ["actor-0.0", "actor-1.0", "actor-2.0", "actor-2.1"]
+    assert [values["setting"]["actor"] for values in watcher.said("tuning")] == [1, 3, 1]  # 3 was measured once more
+
+
+def test_the_run_may_stop_while_workers_come(tmp_path: Path, script: Callable[..., None]) -> None:
+    script(4, 4, 4)
+    watcher = tune(tmp_path, {}, act=lambda status: len(actors(status)) == 4)
+    assert watcher.summary["stopped_by"] == "callback"
+
+
+def test_the_run_may_stop_while_workers_leave(
+    tmp_path: Path, script: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(supervisor._GRACE_SECONDS, "actor", 0.3)
+    script(3, 1, 1, 1)
+
+    def act(status: RunStatus) -> bool:
+        return len(Script.made[0].rates) == 2 and "actor-2" in actors(status)  # which was asked to leave
+
+    watcher = tune(tmp_path, {"2.0": "never stops"}, act=act)
+    assert watcher.summary["stopped_by"] == "callback"
+    assert "actor-2 did not stop in time and was killed" in watcher.texts
+    assert not any("did not leave" in text for text in watcher.texts)
+
+
+def test_a_worker_that_does_not_leave_is_killed(
+    tmp_path: Path, script: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_LEAVE_SECONDS", 0.3)
+    script(2, 1)
+    watcher = tune(tmp_path, {"1.0": "never stops"})
+    assert "actor-1 did not leave in good order: was killed by signal 9" in watcher.texts
+    assert watcher.summary["restarts"]["actor"] == 0
+    assert [values["setting"]["actor"] for values in watcher.said("tuning")] == [1, 2, 1]
+
+
+def test_a_worker_that_cannot_be_added_is_done_without(tmp_path: Path, script: Callable[..., None]) -> None:
+    script(3, 4, 4)
+    watcher = tune(tmp_path, {f"2.{life}": "raise at once" for life in range(100)})
+    assert watcher.summary["stopped_by"] == "callback"
+    assert Script.made[0].limits == [("actor", 2)]
+    assert any("3 × actor cannot be run: EnvError: no licence" in text for text in watcher.texts)
+    assert len(actors(watcher.statuses[-1])) == 2
+    assert [values["rate"] is None or values["rate"] > 0 for values in watcher.said("tuning")].count(True) >= 3
+
+
+def test_a_real_tuner_says_what_it_found(tmp_path: Path) -> None:
+    watcher = Watcher(lambda status: len(watcher.said("tuning")) > 6)
+    config = with_actors(small(tmp_path, stop=StopConfig(minutes=1.0)), actors=1, envs_per_actor=2, actor_slots=3)
+    config = replace(config, wiring=WiringConfig(autotune=True, autotune_seconds=0.3))
+    summary = launch(config, [watcher])
+    watched = watcher.said("tuning")
+    assert summary["stopped_by"] == "callback"
+    assert "error" not in summary
+    found = summary["autotune"]
+    assert found["windows"] == len(watched)
+    assert 1 <= found["best"]["actor"] <= 3
+    rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if row["kind"] == "tuning"]
+    assert [row["setting"] for row in rows] == [values["setting"] for values in watched]
+    assert {row["setting"]["actor"] for row in rows} > {1}  # it has looked around
+    assert all(row["env_steps_per_second"] > 0 and row["updates_per_second"] > 0 for row in rows)
+    assert summary["restarts"] == {"actor": 0, "learner": 0, "evaluator": 0}
+    assert summary["updates"] > 20
+    assert "actor_slots = 3" in (tmp_path / "run" / "config.toml").read_text()
+
+
+# The driver alone: time is what the test says it is.
+
+
+class Rig:
+    """A tuner at work on slots that do what the test says."""
+
+    def __init__(self, tmp_path: Path, count: int = 2, most: int = 4) -> None:
+        config = Config(out=str(tmp_path), name="run", wiring=WiringConfig(autotune=True, autotune_seconds=10.0))
+        program = Program(config)
+        program.role(Actor, count=count, most=most, deeds={})
+        self.board = ControlBoard(most)
+        self.board.set_base("updates", 100)
+        folder = RunFolder.create(config)
+        self.ledger = Ledger(config, folder, [], Base(updates=100), 0.0)
+        self.slots = [Slot(program.nodes[0], index, 0, self.board, index, tmp_path) for index in range(most)]
+        for slot in self.slots:
+            slot.resting = slot.index >= count
+        wiring = Wiring(program, False, tmp_path / "none")
+        self.tune = autotune.AutoTune(program, self.slots, self.board, wiring, self.ledger)
+        self.script = Script.made[0]
+        self.now = 1000.0
+        self._owed = 0.0  # updates
+
+    def obey(self) -> None:
+        """Workers come and go at once, as they were told."""
+        for slot in self.slots:
+            if slot.resting and slot.alive:
+                slot.end(self.now, 0)
+            elif not slot.resting and not slot.alive:
+                theirs, log = slot.begin(self.now)
+                theirs.close()
+                os.close(log)
+                slot.row.state = "acting"
+
+    def run(self, seconds: float, steps_per_second: int = 100, updates_per_second: float = 25.0) -> None:
+        """Tenths of seconds pass."""
+        for _ in range(round(10 * seconds)):
+            self.now += 0.1
+            self.obey()
+            self.board.row(0).count("env_steps", steps_per_second // 10)
+            self._owed += updates_per_second / 10.0 + 1e-9
+            self.board.row(0).count("updates", int(self._owed))
+            self._owed %= 1.0
+            self.tune.step(self.now)
+
+    def close(self) -> None:
+        for slot in self.slots:
+            slot.end_channel()
+
+
+@pytest.fixture
+def rig(tmp_path: Path, script: Callable[..., None]) -> Any:
+    script(3, 1, 1)
+    made = Rig(tmp_path)
+    yield made
+    made.close()
+
+
+def test_nothing_is_measured_before_anything_is_learned(rig: Rig) -> None:
+    rig.run(60.0, updates_per_second=0.0)
+    assert rig.script.rates == []
+
+
+def test_a_window_is_as_long_as_it_says_and_gives_the_geometric_mean(rig: Rig) -> None:
+    rig.run(12.8)
+    assert rig.script.rates == []
+    rig.run(0.7)  # settling took three seconds
+    assert rig.script.rates == [pytest.approx(50.0, rel=0.01)]
+    rig.run(12.5)
+    assert rig.script.rates == [pytest.approx(50.0, rel=0.01)]
+    rig.run(0.7)
+    assert len(rig.script.rates) == 2  # another actor had to settle first
+    rig.run(13.5)
+    assert len(rig.script.rates) == 3
+    rig.run(10.3)
+    assert len(rig.script.rates) == 4  # the last one needed no settling: nothing was changed
+
+
+def test_a_slow_learner_gets_longer_windows_all_of_one_length(rig: Rig) -> None:
+    rig.run(46.0, updates_per_second=0.5)
+    assert rig.script.rates == [pytest.approx(math.sqrt(50.0), rel=0.05)]  # 20 updates took 40 seconds
+    rig.run(45.0, updates_per_second=25.0)
+    assert len(rig.script.rates) == 1
+    rig.run(7.5, updates_per_second=25.0)
+    assert len(rig.script.rates) == 2
+    assert rig.ledger.tuned["window_seconds"] == pytest.approx(40.0, abs=2.5)
+
+
+def test_a_window_in_which_a_worker_died_does_not_count(rig: Rig) -> None:
+    rig.run(8.0)
+    rig.slots[1].end(rig.now, -9)
+    rig.run(12.0)
+    assert rig.script.rates == []
+    rig.run(2.0)
+    assert len(rig.script.rates) == 1
+
+
+def test_a_run_in_which_workers_always_die_is_measured_all_the_same(rig: Rig) -> None:
+    for _ in range(12):
+        rig.run(4.0)
+        rig.slots[1].end(rig.now, -9)
+    assert rig.script.rates
+    assert rig.script.limits == []
+
+
+def test_the_lowest_slots_serve(rig: Rig) -> None:
+    rig.run(27.5)
+    assert [slot.resting for slot in rig.slots] == [False, True, True, True]
+    assert [slot.generation for slot in rig.slots] == [0, 0, 0, -1]
+
+
+def test_a_worker_that_does_not_come_up_is_done_without(tmp_path: Path, script: Callable[..., None]) -> None:
+    script(4, 4)
+    rig = Rig(tmp_path)
+    rig.run(13.5)
+    assert rig.script.next() == {"actor": 4}
+    rig.obey()
+    rig.slots[3].row.state = "starting"
+    for _ in range(650):  # for 65 seconds it makes no step
+        rig.now += 0.1
+        rig.board.row(0).count("updates", 1)
+        rig.tune.step(rig.now)
+    assert rig.script.limits == [("actor", 3)]
+    assert [slot.resting for slot in rig.slots] == [False, False, False, True]
+    rig.close()
+
+
+# Knobs, and what is refused.
+
+
+def test_a_knob_is_turned_inside_a_worker(
+    tmp_path: Path, script: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Script, "settings", [{"thread": 3}, {"thread": 1}])
+    config = Config(name="run", out=str(tmp_path), wiring=WiringConfig(autotune=True, autotune_seconds=WINDOW_SECONDS))
+    program = Program(config)
+    program.role(Turned, knob=program.knob("thread", start=2, most=5), deeds={})
+    watcher = Watcher(lambda status: len(watcher.said("tuning")) == 3)
+    folder = RunFolder.create(config)
+    ledger = Ledger(config, folder, [watcher], Base(), time.monotonic())
+    with Interrupts() as interrupts:
+        boss = Supervisor(config, interrupts, preload=["idle_roles"])
+        try:
+            boss.run(program, ledger, ControlBoard(1), Wiring(program, True, folder.replay_path))
+        finally:
+            boss.close()
+    ledger.close()
+    assert Script.made[0].bounds == {"thread": (1, 5)}
+    assert [text for text in watcher.texts if text.startswith("threads")] == ["threads 2", "threads 3", "threads 1"]
+
+
+def test_taking_turns_in_one_process_is_refused() -> None:
+    config = settings.override(Config(), {"serial": True, "autotune": True})
+    with pytest.raises(ConfigError, match="--serial cannot go with --autotune"):
+        settings.check(config)
+
+
+def test_several_hosts_are_refused(tmp_path: Path) -> None:
+    config = settings.override(small(tmp_path), {"autotune": True})
+    with pytest.raises(ConfigError, match="--autotune tunes one machine"):
+        launch(config, meeting=Meeting("redis://localhost:1"))
+
+
+def test_a_topology_with_nothing_to_tune_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fixed(config: Config, probe: Probe) -> Program:
+        program = apex(config, probe)
+        program.nodes[:] = [replace(node, most=0) for node in program.nodes]
+        return program
+
+    monkeypatch.setattr(runs, "topology", lambda name: fixed)
+    with pytest.raises(ConfigError, match="topology apex has no numbers that could be tuned"):
+        launch(settings.override(small(tmp_path), {"autotune": True}))
+
+
+def test_the_most_actors_are_as_said_or_four_times_as_many() -> None:
+    from apexrl.topologies.program import room, with_room
+
+    for given, most in (({"actors": 2}, 16), ({"actors": 8}, 32), ({"actors": 2, "actor_slots": 5}, 5)):
+        config = settings.override(Config(), {**given, "autotune": True})
+        assert room(with_room(config)) == most
+        assert room(settings.override(with_room(config), {"autotune": False})) == given["actors"]
+
+
+def test_a_tuner_is_what_drives_a_run() -> None:
+    assert autotune.Tuner is Tuner
+
+
+def test_the_run_folder_names_the_picture(tmp_path: Path) -> None:
+    from apexrl.plots import tuning_picture
+
+    rows = [
+        {"kind": "tuning", "wall_seconds": 10.0 * i, "window": i, "setting": {"actor": 1 + i % 4}, "rate": 5.0 + i % 4,
+         "best": {"actor": min(4, 1 + i // 5)}, "verdict": "adopted" if i % 5 == 0 else "kept", "gain": 0.1}
+        for i in range(30)
+    ]  # fmt: skip
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    target = RunFolder(tmp_path).autotune_path
+    assert tuning_picture(metrics, target, "a run")
+    assert target.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
