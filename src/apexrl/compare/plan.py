@@ -1,0 +1,218 @@
+"""What a comparison runs: a configuration for each pair of topology and agent, alike in all that is not theirs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from apexrl import agents, presets, settings, topologies
+from apexrl.agents import reads
+from apexrl.config import Config, EnvConfig, EvaluatorConfig
+from apexrl.errors import ConfigError
+from apexrl.run_folder import env_name
+
+EQUAL: Final = (
+    *vars(EnvConfig()),
+    *vars(EvaluatorConfig()),
+    *("actors", "envs_per_actor", "vector", "actor_slots", "env_timeout"),
+    *("network", "hidden", "image_units"),
+    *("device", "learner_threads"),
+    *("env_steps", "minutes", "stop_at_return"),
+)
+"""Settings that all runs share, whatever a preset has for an agent: environment, environments and processes, network,
+device, evaluations, budget."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One of those that are compared."""
+
+    config: Config
+    """With seed 1, and without a folder."""
+    put_aside: Mapping[str, Any] = field(default_factory=dict)
+    """What the preset has for this agent and equal terms do not allow: flat name -> value."""
+
+    @property
+    def topology(self) -> str:
+        return self.config.topology
+
+    @property
+    def agent(self) -> str:
+        return self.config.agent.agent
+
+    @property
+    def label(self) -> str:
+        return f"{self.topology} · {self.agent}"
+
+    def run(self, seed: int, runs: Path) -> Config:
+        """Its run with ``seed``, in the folder ``runs``."""
+        name = re.sub(r"[^\w.-]+", "-", f"{self.topology}-{self.agent}-seed{seed}")
+        return replace(self.config, seed=seed, name=name, out=str(runs))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole comparison."""
+
+    env: str
+    """Preset or environment, as it was asked for."""
+    arms: Sequence[Arm]
+    seeds: Sequence[int]
+    goal: float | None = None
+    """Mean greedy return of an evaluation at which the task counts as done; None: no such return is known."""
+
+    @property
+    def config(self) -> Config:
+        """Where all settings are that the arms share."""
+        return self.arms[0].config
+
+    def order(self) -> list[tuple[Arm, int]]:
+        """Seed 1 of every arm, then seed 2 of every arm …: what changes on the machine meets all alike."""
+        return [(arm, seed) for seed in self.seeds for arm in self.arms]
+
+
+def plan(
+    env: str,
+    topology_names: Sequence[str] = (),
+    agent_names: Sequence[str] = (),
+    *,
+    seeds: int = 3,
+    minutes: float | None = None,
+    env_steps: int | None = None,
+    until_goal: bool = False,
+    change: Callable[[Config], Config] = lambda config: config,
+) -> Plan:
+    """Every topology with every agent, with the settings that the preset has for it.
+
+    Args:
+        env: preset, Gymnasium id or ``module:Id-v0``.
+        topology_names: empty: the one of ``env``.
+        agent_names: empty: of each topology the agent that ``env`` has, or one that it can run.
+        seeds: runs of each, with the seeds 1 … ``seeds``.
+        minutes: of training of each run; None: no limit.
+        env_steps: of each run; None: no limit. Without both, a preset's own limits hold.
+        until_goal: runs end when they reach the goal, and not only when the budget is spent.
+        change: a person's own settings, which hold for every run.
+
+    Raises:
+        ConfigError: an unknown name, a pair that cannot run, or no budget; the message names the flag.
+    """
+    ground = _ground(env)
+    if not topology_names and not agent_names:
+        raise ConfigError("say what to compare: --topologies a,b,c, or --agents x,y, or both")
+    if seeds < 1:
+        raise ConfigError(f"--seeds must be at least 1, not {seeds}")
+    for flag, value in (("--minutes", minutes), ("--env-steps", env_steps)):
+        if value is not None and not value > 0:
+            raise ConfigError(f"{flag} must be more than 0, not {value:g}")
+    wanted = _budget(ground, env, minutes, env_steps)
+    names = _each(topology_names) or [ground.topology]
+    pairs = [(name, agent) for name in names for agent in _each(agent_names) or [""]]
+    arms = []
+    goal = None
+    for name, agent in pairs:
+        alike, put_aside = _alike(_chosen(ground, name, agent), ground)
+        config = change(alike)
+        goal = config.stop.stop_at_return
+        config = settings.override(config, {**wanted, "stop_at_return": goal if until_goal else None})
+        settings.check(config)
+        agents.check_identity(config.agent)
+        arms.append(Arm(replace(config, seed=1, name="", out=""), put_aside))
+    if until_goal and goal is None:
+        raise ConfigError(f"--until-goal: {env} has no return that counts as done; give one with --stop-at-return")
+    return Plan(env, arms, range(1, seeds + 1), goal)
+
+
+def _ground(env: str) -> Config:
+    """The preset called ``env``, or the defaults with that environment."""
+    if not env:
+        raise ConfigError(f"say on what to compare: --env PRESET ({', '.join(presets.names())}), or --env ID")
+    return presets.PRESETS[env].config if env in presets.PRESETS else Config(env=EnvConfig(env=env))
+
+
+def _each(words: Sequence[str]) -> list[str]:
+    """The words of ``a,b c``, each once."""
+    return list(dict.fromkeys(name for word in words for name in word.split(",") if name))
+
+
+def _budget(ground: Config, env: str, minutes: float | None, env_steps: int | None) -> dict[str, Any]:
+    if minutes is not None or env_steps is not None:
+        return {"minutes": minutes or 0.0, "env_steps": env_steps or 0}
+    if ground.stop.minutes or ground.stop.env_steps:
+        return {"minutes": ground.stop.minutes, "env_steps": ground.stop.env_steps}
+    raise ConfigError(
+        f"say how long each run may take: --minutes M, --env-steps N or both; {env} has no limit of its own"
+    )
+
+
+def _chosen(ground: Config, name: str, agent: str) -> Config:
+    """``ground`` with a topology and an agent, each with what its name brings."""
+    try:
+        topologies.check_name(name)
+    except ConfigError as error:
+        raise ConfigError(f"--topologies: {error}") from error
+    try:
+        if agent:
+            agents.check_name(agent)
+        return presets.with_topology(ground, name, agent)
+    except ConfigError as error:
+        raise ConfigError(f"--agents: {error}") from error
+
+
+def _alike(config: Config, ground: Config) -> tuple[Config, dict[str, Any]]:
+    """``config`` with what all share as ``ground`` has it, and what it had instead."""
+    here, there = settings.flat(config), settings.flat(ground)
+    different = {name: here[name] for name in EQUAL if here[name] != there[name]}
+    return settings.override(config, {name: there[name] for name in different}), different
+
+
+def default_out(plan: Plan) -> Path:
+    """``comparisons/cartpole``: where a comparison is kept unless somebody says otherwise."""
+    return Path("comparisons") / (re.sub(r"[^\w.-]+", "-", plan.env.rpartition(":")[2]).strip("-").lower() or "env")
+
+
+def terms(plan: Plan) -> str:
+    """What all runs share, in a line."""
+    config = plan.config
+    actors, stop = config.actor, config.stop
+    limits = [f"{stop.minutes:g} min"] * bool(stop.minutes) + [f"{stop.env_steps:,} env steps"] * bool(stop.env_steps)
+    until = f", or the goal of {plan.goal:g}" if stop.stop_at_return is not None else ""
+    parts = [
+        env_name(config),
+        f"{actors.actors} × {actors.envs_per_actor} environments",
+        config.agent.network or settings.as_flag("hidden", config.agent.hidden)[2:],
+        f"{len(plan.seeds)} {'seeds' if len(plan.seeds) > 1 else 'seed'}",
+        f"each run {' or '.join(limits)}{until}",
+    ]
+    if plan.goal is not None and not until:
+        parts.append(f"goal {plan.goal:g}")
+    return "  ·  ".join(parts)
+
+
+def differences(plan: Plan) -> dict[str, list[Any]]:
+    """Settings in which the arms differ, by flat name: a value for each; None where it means nothing to that one.
+
+    One that means something to some arms only is left out where it has its default.
+    """
+    each = [settings.flat(arm.config) for arm in plan.arms]
+    idle, defaults = _idle(plan), settings.flat(Config())
+    found = {}
+    for name in each[0]:
+        values = [None if name in nothing else flat[name] for flat, nothing in zip(each, idle, strict=True)]
+        known = [value for value in values if value is not None]
+        alike = all(value == known[0] for value in known)
+        if name in ("topology", "agent") or not known or (alike and (None not in values or known[0] == defaults[name])):
+            continue
+        found[name] = values
+    return found
+
+
+def _idle(plan: Plan) -> list[set[str]]:
+    """For each arm the settings that mean nothing to its agent or topology, or nothing with the others as they are."""
+    return [
+        agents.unread(arm.agent) | topologies.unread(arm.topology) | set(reads.idle(arm.config.agent))
+        for arm in plan.arms
+    ]
