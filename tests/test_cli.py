@@ -14,7 +14,7 @@ import pytest
 from apexrl import cli, settings
 from apexrl.config import Config, Meeting
 from apexrl.errors import EnvError, SnapshotError, WorkerError
-from apexrl.presets import preset
+from apexrl.presets import preset, with_topology
 
 
 def command(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -147,9 +147,12 @@ def test_exit_codes_of_failures(
         (["train", "cartpole", "--actors", "three"], "Error parsing --actors"),
         (["train", "cartpole", "--actors", "0"], "--actors must be at least 1, not 0"),
         (["train", "cartpole", "--env-kwargs", "a"], "wants pairs of KEY VALUE, got 1 words: a"),
-        (["train", "cartpole", "--optimizer", "sgd"], "adam"),
+        (["train", "cartpole", "--optimizer", "lion"], "adam"),
         (["train", "cartpole", "--agent", "dnq"], "there is no agent 'dnq' (did you mean 'dqn'?)"),
         (["train", "cartpole", "--topology", "apx"], "did you mean 'apex'?"),
+        (["train", "cartpole", "--topology=impala", "--agent", "dqn"], "topology impala cannot run agent dqn, which"),
+        (["train", "cartpole", "--agent", "impala"], "learns from unrolls and not from transitions or sequences: use"),
+        (["train", "cartpole", "--queue-batches", "3"], "--queue-batches means nothing to topology apex: leave it out"),
         (["train", "cartpole", "--name", "../x"], "--name '../x' is no plain folder name"),
         (["resume", "no/run"], "no/run is not a run folder"),
         (["resume"], "RUN"),
@@ -218,6 +221,28 @@ def test_help_shows_the_presets_values() -> None:
         assert words in text, words
     assert "--preset" not in text
     assert "``" not in text
+
+
+def test_help_shows_what_topology_and_agent_read() -> None:
+    apex, impala = (
+        command("train", "cartpole", "--help"),
+        command("train", "cartpole", "--topology", "impala", "--help"),
+    )
+    assert (apex.returncode, impala.returncode) == (0, 0)
+    assert "--queue-batches" not in apex.stdout
+    assert "--queue-batches" in impala.stdout
+    assert "--unroll-length" in impala.stdout
+    assert "topology impala and agent impala read" in " ".join(impala.stdout.replace("│", " ").split())
+
+
+def test_a_topology_brings_an_agent_that_it_runs(started: list[Any]) -> None:
+    config = the_config("cartpole", "--topology", "impala", "--queue-batches", "3", runs=started)
+    chosen = with_topology(preset("cartpole").config, "impala")
+    assert config == settings.override(chosen, {"queue_batches": 3})
+    assert (config.topology, config.agent.agent) == ("impala", "impala")
+    again = the_config("cartpole", "--agent", "a2c", "--topology=impala", runs=started)
+    assert again == with_topology(preset("cartpole").config, "impala", "a2c")
+    assert the_config("cartpole", "--topology", "apex", runs=started) == preset("cartpole").config
 
 
 def test_help_without_a_preset() -> None:

@@ -59,7 +59,7 @@ def test_what_a_name_sets_is_said_where_it_is_no_default() -> None:
     assert "sets" not in told(lines, "dueling_dqn")
     assert " sets --noisy --distribution categorical --epsilon 0 --alpha 0.5 Hessel" in told(lines, "rainbow")
     assert "--critic-hidden 2048 2048" in told(lines, "crossq")
-    assert sum(SETS in line for line in lines) == 2
+    assert sum(SETS in line for line in lines) == len({info.needs for info in AGENTS.values()})
     defaults = flat(Config())
     for name, info in AGENTS.items():
         for key, value in info.settings.items():
@@ -97,8 +97,24 @@ def test_all_in_short() -> None:
     assert len(lines) < len(listed("agents")) + len(listed("presets"))
 
 
-def test_topologies_cite() -> None:
-    assert "Horgan et al. 2018" in told(listed("topologies"), "apex")
+def test_topologies_say_whom_they_run_what_is_their_own_and_cite() -> None:
+    lines = listed("topologies", width=400)
+    apex, impala = told(lines, "apex"), told(lines, "impala")
+    assert apex.endswith("Horgan et al. 2018, arXiv 1803.00933")
+    assert "runs agents that learn from transitions or sequences: dqn, double_dqn," in apex
+    assert "r2d2" in apex.partition("takes dueling_dqn where it must choose")[0]
+    assert "takes impala where it must choose has --queue-batches" in impala
+    assert "a2c, impala" in impala
+    assert max(map(len, listed("topologies"))) <= 80
+
+
+def test_a_name_may_be_an_agents_and_a_topologys() -> None:
+    lines = listed("impala", width=120)
+    assert [line for line in lines if line.startswith(("Agents", "Topologies"))] == [
+        f"Agents for {AGENTS['impala'].needs}: --agent NAME",
+        "Topologies: --topology NAME",
+    ]
+    assert told(listed("apex"), "apex") == told(listed("topologies"), "apex")
 
 
 def test_an_unknown_subject_names_the_nearest() -> None:

@@ -4,6 +4,7 @@ import json
 import math
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,20 +69,37 @@ def test_rows_and_events(tmp_path: Path) -> None:
     assert scalars["agent/loss"] == (300, 0.25)
     assert scalars["return/eval"] == (290, 9.5)
     assert "policy_lag/mean" not in scalars
+    assert "policy_lag_histogram" not in rows[0]
 
 
-def read_scalars(path: Path) -> dict[str, tuple[int, float]]:
+def test_the_histogram_of_the_policy_lag_is_logged(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    log.started(Config(), tmp_path)
+    log.update(RunStatus(env_steps=300, lag_histogram={0: 5, 2: 3, 48: 1}))
+    log.close()
+    (row,) = read_rows(tmp_path / "metrics.jsonl")
+    assert row["policy_lag_histogram"] == {"0": 5, "2": 3, "48": 1}
+    (events,) = tmp_path.glob("events.out.tfevents.*")
+    (histogram,) = [value.histo for _, value in read_values(events) if value.tag == "policy_lag/steps"]
+    assert (histogram.num, histogram.sum, list(histogram.bucket)) == (9.0, 54.0, [5.0, 3.0, 1.0])
+    assert list(histogram.bucket_limit) == [2.0, 48.0, 49.0]
+
+
+def read_values(path: Path) -> list[tuple[int, Any]]:
     """TensorBoard's record format: length u64, crc u32, data, crc u32."""
     from tensorboard.compat.proto.event_pb2 import Event
 
-    data, at, found = path.read_bytes(), 0, {}
+    data, at, found = path.read_bytes(), 0, []
     while at < len(data):
         (length,) = struct.unpack_from("<Q", data, at)
         event = Event.FromString(data[at + 12 : at + 12 + length])
         at += 12 + length + 4
-        for value in event.summary.value:
-            found[value.tag] = (event.step, value.simple_value)
+        found += [(event.step, value) for value in event.summary.value]
     return found
+
+
+def read_scalars(path: Path) -> dict[str, tuple[int, float]]:
+    return {value.tag: (step, value.simple_value) for step, value in read_values(path)}
 
 
 def test_a_resumed_run_continues_the_file(tmp_path: Path) -> None:
@@ -105,9 +123,11 @@ def test_scalars_are_json() -> None:
         restarts={"actor": 2, "learner": 1},
         dropped={"messages": 4},
         metrics={"q": math.inf},
+        inference={"batch": 7.5, "wait_ms": 0.25},
     )
     values = status_scalars(status)
     json.dumps(values, allow_nan=False)
+    assert (values["inference/batch"], values["inference/wait_ms"]) == (7.5, 0.25)
     assert (values["restarts"], values["dropped"]) == (3, 4)
     assert (values["policy_lag_p95"], values["policy_lag_max"], values["train_return"], values["agent/q"]) == (
         2.0,

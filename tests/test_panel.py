@@ -62,8 +62,16 @@ def test_the_panel_shows_everything() -> None:
         "01:15", "until return 475 or 5 min", "41%, 00:31 left", "runs/cartpole-1",
     ):  # fmt: skip
         assert words in text, words
+    assert "inference" not in text
     assert "messages dropped" not in text
     assert "restarts of learner" not in text
+
+
+def test_an_inference_servers_batches_are_shown() -> None:
+    status = a_status()
+    status.inference = {"batch": 11.5, "wait_ms": 0.8}
+    drawn_lines = [line.split() for line in drawn(status).splitlines() if "inference" in line]
+    assert [line[1:8] for line in drawn_lines] == [["inference", "batch", "11.5", "0.80", "ms", "to", "an"]]
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])

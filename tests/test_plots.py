@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from apexrl.plots import learning_curve, moving_average
+from apexrl.plots import learning_curve, moving_average, policy_lag
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -117,3 +117,63 @@ def test_long_runs_are_drawn_in_minutes() -> None:
     axes = _draw(rows, [], "", None).subfigs[0].axes
     assert axes[1].get_xlabel() == "minutes of training"
     assert max(axes[1].lines[0].get_xdata()) == 10.0  # type: ignore[type-var, arg-type]
+
+
+def lagging(windows: int = 40) -> list[dict[str, Any]]:
+    """A run whose lag grows, with a status of the filling replay first."""
+    rows: list[dict[str, Any]] = [{"kind": "status", "wall_seconds": 0.5, "policy_lag_mean": None}]
+    for second in range(1, windows + 1):
+        histogram = {"0": 100, "1": 300, "2": 50 + second, "4": second, "48": second // 20}
+        rows.append({"kind": "status", "wall_seconds": float(second), "policy_lag_mean": 1.0 + second / 40,
+                     "policy_lag_p95": 4.0,
+                     "policy_lag_histogram": {k: v for k, v in histogram.items() if v}})  # fmt: skip
+    return rows
+
+
+KNOWN = {"mean": 1.7, "p95": 4.0, "max": 51.0, "histogram": {"0": 4000, "1": 12_000, "2": 2800, "4": 820, "48": 21}}
+
+
+@pytest.mark.parametrize("windows", [1, 2, 40, 500])
+@pytest.mark.parametrize("limit", [0, 20, 1000])
+def test_the_policy_lag_is_drawn(tmp_path: Path, windows: int, limit: int) -> None:
+    metrics = write(tmp_path / "metrics.jsonl", lagging(windows))
+    assert policy_lag(metrics, tmp_path / "lag.png", "a run", KNOWN, limit)
+    width, height = png_size(tmp_path / "lag.png")
+    assert (width > 1200, height > 500) == (True, True)
+
+
+def test_no_policy_lag_draws_nothing(tmp_path: Path) -> None:
+    assert not policy_lag(tmp_path / "metrics.jsonl", tmp_path / "lag.png", "", KNOWN)
+    metrics = write(tmp_path / "metrics.jsonl", lagging()[:1])
+    assert not policy_lag(metrics, tmp_path / "lag.png", "", KNOWN)
+    metrics = write(tmp_path / "metrics.jsonl", lagging())
+    assert not policy_lag(metrics, tmp_path / "lag.png", "", {"mean": None, "histogram": {}})
+    assert not (tmp_path / "lag.png").exists()
+
+
+def test_what_the_picture_of_the_policy_lag_shows() -> None:
+    from apexrl.plots import _draw_lag
+
+    over_time, in_all, *_ = _draw_lag(lagging()[1:], "t", KNOWN, 20).axes
+    shares = [bar.get_width() for bar in in_all.patches]  # type: ignore[attr-defined]
+    assert sum(shares) == pytest.approx(100.0)
+    assert shares[1] == pytest.approx(100 * 12_000 / sum(KNOWN["histogram"].values()))  # type: ignore[attr-defined]
+    assert in_all.get_title(loc="left") == "mean 1.7,  95 % 4,  max 51"
+    (mean, p95), bins = over_time.lines[:2], [0, 1, 2, 3, 4, 6, 8, 12, 16, 24]
+    assert (mean.get_label(), p95.get_label()) == ("mean", "95 %")
+    assert set(p95.get_ydata()) == {bins.index(4) + 0.25}  # type: ignore[call-overload]
+    assert list(over_time.lines[2].get_ydata()) == [bins.index(16) + 5 / 8] * 2  # behind lag 20
+    (cells,) = over_time.collections
+    array = cells.get_array()
+    assert array is not None
+    assert array.reshape(-1, 40).sum(axis=0).tolist() == pytest.approx([100.0] * 40)
+
+
+def test_a_long_run_of_policy_lag_is_drawn_in_columns() -> None:
+    from apexrl.plots import _draw_lag
+
+    axes = _draw_lag(lagging(1000)[1:], "t", KNOWN, 0).axes[0]
+    array = axes.collections[0].get_array()
+    assert array is not None
+    assert array.size // 16 <= 160
+    assert axes.get_xlabel() == "minutes of training"

@@ -85,6 +85,7 @@ def test_summary_has_what_is_promised(tmp_path: Path) -> None:
         updates=100,
         samples_per_insert=8.0,
         policy_lag=PolicyLag(1.0, 2.0, 3.0),
+        lag_histogram={0: 2, 3: 1},
         best_eval_return=500.0,
         restarts={"actor": 1},
         dropped={"messages": 2},
@@ -95,7 +96,8 @@ def test_summary_has_what_is_promised(tmp_path: Path) -> None:
     )  # fmt: skip
     assert set(summary) >= PROMISED
     assert (summary["env_steps_per_second"], summary["updates_per_second"]) == (50.0, 5.0)
-    assert summary["policy_lag"] == {"mean": 1.0, "p95": 2.0, "max": 3.0}
+    lag = {"mean": 1.0, "p95": 2.0, "max": 3.0, "steps": 3, "histogram": {"0": 2, "3": 1}}
+    assert summary["policy_lag"] == lag
     assert summary["restarts"] == {"actor": 1, "learner": 0}
     assert (summary["env"], summary["agent"], summary["topology"]) == ("CartPole-v1", "dueling_dqn", "apex")
 
@@ -110,7 +112,7 @@ def test_a_run_that_never_began_has_a_summary(tmp_path: Path) -> None:
     folder.write_summary(summary)
     written = json.loads(folder.summary_path.read_text())
     assert written["env_steps_per_second"] == 0.0
-    assert written["policy_lag"] == {"mean": None, "p95": None, "max": None}
+    assert written["policy_lag"] == {"mean": None, "p95": None, "max": None, "steps": 0, "histogram": {}}
     assert written["error"] == "the env raised"
 
 

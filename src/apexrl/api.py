@@ -86,14 +86,15 @@ def train(
         redis: URL of a Redis server, through which other hosts may join with ``apexrl actor`` or ``apexrl.join``.
         run: the run's name there; empty: that of its folder.
         **overrides: any setting by its flat name, as on the command line: ``actors=4, learning_rate=3e-4``. An
-            ``agent="sac"`` brings the settings that its name stands for.
+            ``agent="sac"`` brings the settings that its name stands for; a ``topology="impala"`` that cannot run the
+            present agent brings one that it can.
 
     Returns:
         The run, with its summary, its folder, and the trained agent.
 
     Raises:
-        ConfigError: an unknown preset or setting, one that the agent does not read or that makes another agent of it,
-            or a value out of range.
+        ConfigError: an unknown preset or setting, one that agent or topology does not read or that makes another agent
+            of it, an agent that the topology cannot run, or a value out of range.
         EnvError: the environment cannot be made.
         WorkerError: the run failed; its folder holds what there is.
     """
@@ -103,14 +104,13 @@ def train(
         from apexrl.presets import preset
 
         config = preset(config).config if config else Config()
-    if "agent" in overrides:
-        if not isinstance(overrides["agent"], str):
-            raise ConfigError(f"agent= is a name, not {overrides['agent']!r}; your own: 'package.module:Class'")
-        from apexrl.presets import with_agent
-
-        config = with_agent(config, overrides["agent"])
+    config = _with_names(config, overrides)
+    from apexrl import topologies
     from apexrl.agents import check_identity, check_in_use, check_read
 
+    topologies.check_name(config.topology)
+    topologies.check_agent(config.topology, config.agent.agent)
+    topologies.check_read(config.topology, overrides)
     check_read(config.agent.agent, overrides)
     if env is not None:
         overrides["env"] = env
@@ -293,21 +293,38 @@ _run = run  # for those who have an argument of that name
 
 
 def draw_curve(folder: RunFolder, config: Config) -> bool:
-    """(Re)draw ``learning_curve.png``; False when nothing was logged yet."""
-    from apexrl.plots import learning_curve
+    """(Re)draw ``learning_curve.png``, and ``autotune.png`` of a tuned run; False when nothing was logged yet."""
+    from apexrl.plots import learning_curve, tuning_picture
 
-    subject = config.preset or env_name(config)
-    title = f"{subject}  ·  {config.topology} {config.agent.agent}  ·  seed {config.seed}"
-    return learning_curve(folder.metrics_path, folder.curve_path, title, config.stop.stop_at_return)
+    title = _subject(config)
+    drawn = learning_curve(folder.metrics_path, folder.curve_path, title, config.stop.stop_at_return)
+    tuning_picture(folder.metrics_path, folder.autotune_path, title)
+    return drawn
+
+
+def draw_lag(folder: RunFolder, config: Config) -> bool:
+    """(Re)draw ``policy_lag.png``; False when nothing was learned yet."""
+    from apexrl.plots import policy_lag
+
+    known = folder.summary().get("policy_lag") or {}
+    title = f"Policy lag  ·  {_subject(config)}"
+    return policy_lag(folder.metrics_path, folder.lag_path, title, known, config.learner.max_policy_lag)
+
+
+def _subject(config: Config) -> str:
+    """What was run, in words."""
+    what = config.preset or env_name(config)
+    return f"{what}  ·  {config.topology} {config.agent.agent}  ·  seed {config.seed}"
 
 
 def _try_to_draw(folder: RunFolder, config: Config, observers: Sequence[Observer]) -> None:
     """A picture that fails must not hide how the run ended."""
-    try:
-        draw_curve(folder, config)
-    except Exception as error:
-        for observer in observers:
-            observer.message(f"{folder.curve_path} could not be drawn: {type(error).__name__}: {error}", "warning")
+    for draw, path in ((draw_curve, folder.curve_path), (draw_lag, folder.lag_path)):
+        try:
+            draw(folder, config)
+        except Exception as error:
+            for observer in observers:
+                observer.message(f"{path} could not be drawn: {type(error).__name__}: {error}", "warning")
 
 
 class Watch:
@@ -345,6 +362,19 @@ class Remember(Watch):
         self.path = folder
         if self._told is not None:
             self._told(folder)
+
+
+def _with_names(config: Config, overrides: Mapping[str, Any]) -> Config:
+    """``config`` with the settings that names stand for, where ``overrides`` name another topology or agent."""
+    from apexrl.presets import with_agent, with_topology
+
+    if "agent" in overrides and not isinstance(overrides["agent"], str):
+        raise ConfigError(f"agent= is a name, not {overrides['agent']!r}; your own: 'package.module:Class'")
+    if "topology" in overrides:
+        if not isinstance(overrides["topology"], str):
+            raise ConfigError(f"topology= is a name, not {overrides['topology']!r}")
+        return with_topology(config, overrides["topology"], overrides.get("agent", ""))
+    return with_agent(config, overrides["agent"]) if "agent" in overrides else config
 
 
 def _meeting(redis: str, run: str, actors: bool | None) -> Meeting | None:

@@ -84,6 +84,35 @@ class Eval:
 
 
 @dataclass(frozen=True)
+class Compare:
+    """Run topologies, agents, or both, one after another on equal terms; a table and pictures say how they did.
+
+    The same for all are environment, processes and environments, network, device, budget and goal; the rest is what the
+    preset has for each agent. Any other flag of apexrl train may be added and holds for every run: --actors 4. Seed 1
+    of all comes first, then seed 2. Runs are ordinary run folders; the same command again goes on where it was
+    interrupted, and repeats none that came to its end.
+    """
+
+    env: Annotated[str, tyro.conf.arg(metavar="PRESET|ID|MODULE:ID")] = ""
+    """Preset, or an environment of your own."""
+    topologies: Annotated[tuple[str, ...], tyro.conf.arg(metavar="A,B,…")] = ()
+    """Which to compare; see apexrl list topologies. None: that of the preset."""
+    agents: Annotated[tuple[str, ...], tyro.conf.arg(metavar="A,B,…")] = ()
+    """Each of them in every topology; see apexrl list agents. None: the preset's, or the topology's where it cannot
+    run that one."""
+    seeds: int = 3
+    """Runs of each, with seeds 1, 2, …"""
+    minutes: float | None = None
+    """Minutes of training that each run may take. With neither this nor --env-steps, the preset's limits hold."""
+    env_steps: int | None = None
+    """Environment steps that each run may take."""
+    until_goal: bool = False
+    """Runs end at the preset's return, too (or that of --stop-at-return), and not only when the budget is spent."""
+    out: Annotated[str, tyro.conf.arg(metavar="DIR")] = ""
+    """Folder for runs, table and pictures; empty: comparisons/ENV."""
+
+
+@dataclass(frozen=True)
 class Actor:
     """Bring actors to a run whose learner works on another host. It may be started before the learner.
 
@@ -156,6 +185,33 @@ def parse(kind: type[T], words: Sequence[str], command: str) -> T:
     return tyro.cli(kind, prog=f"apexrl {command}", args=list(words), registry=_registry())
 
 
+def parse_compare(words: Sequence[str]) -> tuple[Compare, list[str]]:
+    """Parse the flags of ``compare``.
+
+    Returns:
+        They, and the words that are flags of ``train``.
+
+    Raises:
+        ConfigError: a flag of ``train`` that comparing leaves no choice about.
+    """
+    wanted, rest = tyro.cli(
+        Compare, prog="apexrl compare", args=list(words), registry=_registry(), return_unknown_args=True
+    )
+    instead = {
+        "topology": "say --topologies",
+        "agent": "say --agents",
+        "seed": "say --seeds, how many; they are 1, 2, …",
+        "name": "runs are called by topology, agent and seed",
+        "redis": "runs are compared on one machine",
+        "run": "runs are compared on one machine",
+        "save_replay": "runs that came to their end are not resumed",
+    }
+    for word in rest:
+        if (name := _setting(word)) in instead:
+            raise ConfigError(f"{word.partition('=')[0]} means nothing to apexrl compare: {instead[name]}")
+    return wanted, rest
+
+
 def parse_train(
     words: Sequence[str], start: Config, word: str, command: str = "train"
 ) -> tuple[Config, Meeting | None]:
@@ -164,7 +220,7 @@ def parse_train(
     Returns:
         The configuration, and where other hosts may join if they may.
     """
-    from apexrl import agents
+    from apexrl import agents, topologies
 
     alone = command == "learner"
     if alone and any(name == "--actors" or name.startswith("--actors=") for name in words):
@@ -172,8 +228,9 @@ def parse_train(
             "apexrl learner starts no actors: leave --actors out, and run apexrl actor --redis URL --run NAME "
             "--actors N here or on other hosts, or apexrl train --redis URL for both"
         )
-    agent = start.agent.agent
+    agent, topology = start.agent.agent, start.topology
     given = [_setting(word) for word in words]
+    topologies.check_read(topology, given)
     agents.check_read(agent, given)
     what = "Learn, with actors that other hosts bring," if alone else "Train"
     description = (
@@ -184,8 +241,11 @@ def parse_train(
         f"  apexrl {command} --env MODULE:Env-v0 [--flags]\n\n"
         "See apexrl list for presets. Every setting is a flag; the defaults below are those without a preset."
     )
-    description += f"\n\nShown is what agent {agent} reads; with --agent NAME --help, what another does."
-    kind, values = _offering(start, agents.unread(agent))
+    description += (
+        f"\n\nShown is what topology {topology} and agent {agent} read; with --topology NAME or --agent NAME before "
+        "--help, what others do."
+    )
+    kind, values = _offering(start, agents.unread(agent) | topologies.unread(topology))
     parsed = tyro.cli(
         kind,
         prog=f"apexrl {command} {word}".strip(),
@@ -263,14 +323,15 @@ def check(config: Config) -> None:
     """Refuse what is known to be wrong before any process starts.
 
     Raises:
-        ConfigError: an unknown agent or topology, an agent with settings that make another of it, or an extra that is
-            not installed.
+        ConfigError: an unknown agent or topology, an agent that the topology cannot run, one with settings that make
+            another of it, or an extra that is not installed.
     """
     from apexrl import agents, presets, topologies
 
     agents.check_name(config.agent.agent)
     agents.check_identity(config.agent)
-    topologies.topology(config.topology)
+    topologies.check_name(config.topology)
+    topologies.check_agent(config.topology, config.agent.agent)
     preset = presets.PRESETS.get(config.preset)
     if preset and preset.missing and preset.config.env.env == config.env.env:
         raise ConfigError(

@@ -155,8 +155,8 @@ def _starting_point(words: list[str], command: str = "train") -> tuple[Config, s
                 raise ConfigError(f"there is no file {path}")
             # the folder of the first run is taken: a new name is found
             start = dataclasses.replace(from_toml(path.read_text(encoding="utf-8"), str(path)), name="")
-            return _with_agent(start, words), word
-        return _with_agent(preset(word).config, words), word
+            return _with_names(start, words), word
+        return _with_names(preset(word).config, words), word
     asks_help = "-h" in words or "--help" in words
     if not asks_help and not any(word == "--env" or word.startswith("--env=") for word in words):
         misplaced = next((word for word in words if word in names()), None)
@@ -166,18 +166,26 @@ def _starting_point(words: list[str], command: str = "train") -> tuple[Config, s
             f"say what to train: apexrl {command} PRESET ({', '.join(names())}), or apexrl {command} --env ID; "
             f"see: apexrl {command} --help"
         )
-    return _with_agent(Config(), words), ""
+    return _with_names(Config(), words), ""
 
 
-def _with_agent(config: Config, words: list[str]) -> Config:
-    """``config`` with the settings that the agent's name stands for, where the flags name another one."""
-    from apexrl.presets import with_agent
+def _with_names(config: Config, words: list[str]) -> Config:
+    """``config`` with the settings that names stand for, where the flags name another topology or agent."""
+    from apexrl.presets import with_agent, with_topology
 
+    topology, agent = _given(words, "--topology"), _given(words, "--agent")
+    if topology:
+        return with_topology(config, topology, agent)
+    return with_agent(config, agent) if agent else config
+
+
+def _given(words: list[str], flag: str) -> str:
+    """The value of ``flag``; empty: it is not there."""
     for place, word in enumerate(words):
-        name = words[place + 1] if word == "--agent" and place + 1 < len(words) else word.partition("--agent=")[2]
-        if name:
-            return with_agent(config, name)
-    return config
+        value = words[place + 1] if word == flag and place + 1 < len(words) else word.partition(f"{flag}=")[2]
+        if value:
+            return value
+    return ""
 
 
 def _resume(words: list[str]) -> int:
@@ -240,6 +248,34 @@ def _eval(words: list[str]) -> int:
     return OK
 
 
+def _compare(words: list[str]) -> int:
+    """compare topologies or agents on equal terms; makes a table and pictures"""
+    from apexrl import arguments
+
+    named = ["--env"] if words and not words[0].startswith("-") else []  # the preset alone, as with the other commands
+    wanted, rest = arguments.parse_compare([*named, *words])
+
+    def change(config: Config) -> Config:
+        return arguments.parse_train(rest, config, "", "compare")[0] if rest else config
+
+    from apexrl import compare
+
+    plan = compare.plan(
+        wanted.env,
+        wanted.topologies,
+        wanted.agents,
+        seeds=wanted.seeds,
+        minutes=wanted.minutes,
+        env_steps=wanted.env_steps,
+        until_goal=wanted.until_goal,
+        change=change,
+    )
+    for arm in plan.arms:
+        arguments.check(arm.config)
+    report = compare.compare(plan, wanted.out or compare.default_out(plan))
+    return INTERRUPTED if report.interrupted else FAILED if report.failed else OK
+
+
 def _list(words: list[str]) -> int:
     """show presets, agents and topologies; of one of them, all that is to know"""
     if "-h" in words or "--help" in words:
@@ -255,6 +291,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "eval": _eval,
     "resume": _resume,
+    "compare": _compare,
     "list": _list,
     "learner": _learner,
     "actor": _actor,
@@ -267,6 +304,7 @@ _EXAMPLES = (
     ("apexrl train cartpole --actors 8 --seed 2", "any setting is a flag; see apexrl train cartpole --help"),
     ("apexrl train --env my_sim:Plant-v0 --minutes 30", "your own environment, from your own module"),
     ("apexrl eval runs/NAME --video films", "watch what was learned"),
+    ("apexrl compare --env cartpole --topologies apex,impala --minutes 1", "which is better at it, and how fast"),
     ("apexrl learner cartpole --redis redis://HOST --run cp", "one learner for actors on many hosts …"),
     ("apexrl actor --redis redis://HOST --run cp --actors 8", "… of which each brings some"),
 )
@@ -283,6 +321,7 @@ def _print_help() -> None:
         "train": start,
         "eval": "RUN [--episodes N] [--video DIR]",
         "resume": "RUN",
+        "compare": "--env PRESET --topologies A,B --minutes M [--flags]",
         "list": "[presets | agents | topologies | NAME]",
         "learner": f"{start} {server}",
         "actor": f"{server} [--actors N]",

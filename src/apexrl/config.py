@@ -48,8 +48,12 @@ class AgentConfig:
     """Units of the fully connected layers for vector observations (rl-zoo's CartPole DQN: 256, 256)."""
     image_units: int = 512
     """Units of the fully connected layer behind convolutions (Mnih et al. 2015: 512)."""
-    optimizer: Literal["adam", "rmsprop"] = "adam"
-    """rmsprop is centred, without momentum, as in Ape-X."""
+    optimizer: Literal["adam", "rmsprop", "adagrad", "sgd"] = "adam"
+    """rmsprop has ε inside its root, as TensorFlow's, Ape-X's and A3C's; adagrad: Gorila's."""
+    centered: bool = True
+    """rmsprop divides by the standard deviation of gradients (Ape-X), not by their root mean square (A3C, IMPALA)."""
+    momentum: float = 0.0
+    """Of sgd and rmsprop (Ape-X, A3C and IMPALA on Atari: 0)."""
     learning_rate: float = 1e-3
     """Step size (Ape-X on Atari: 2.5e-4 / 4)."""
     optimizer_eps: float = 1e-8
@@ -135,6 +139,36 @@ class AgentConfig:
     priority_eta: float = 0.9
     """η: a sequence's priority is η·max|δ| + (1 − η)·mean|δ| (R2D2: 0.9)."""
 
+    # Policy gradients from unrolls
+    unroll_length: int = 20
+    """Steps of an unroll (IMPALA on Atari: 20, A3C: 5)."""
+    correction: Literal["none", "vtrace"] = "none"
+    """For the policy lag of unrolls: none, GAE as if there were none; or V-trace (Espeholt et al. 2018)."""
+    gae_lambda: float = 1.0
+    """λ of GAE and of V-trace's traces (PPO: 0.95); 1: returns of all steps up to the unroll's end (A3C, IMPALA)."""
+    rho_clip: float = 1.0
+    """V-trace's ρ̄ (IMPALA: 1)."""
+    c_clip: float = 1.0
+    """V-trace's c̄ (IMPALA: 1)."""
+    surrogate: Literal["log_prob", "clipped"] = "log_prob"
+    """What the policy climbs: A·log π (A3C, IMPALA), or PPO's clipped ratio."""
+    clip_ratio: float = 0.2
+    """PPO's ε: how far the ratio to the policy that acted may go (Schulman et al. 2017: 0.2)."""
+    value_coefficient: float = 0.5
+    """Weight of the values' ½δ² (IMPALA and CleanRL's PPO: 0.5)."""
+    entropy_coefficient: float = 0.01
+    """Weight of the entropy (A3C and IMPALA on Atari: 0.01)."""
+    normalize_advantages: bool = False
+    """Advantages of a minibatch have mean 0 and deviation 1 (PPO)."""
+    summed_loss: bool = False
+    """Losses are sums over unrolls and steps (IMPALA), not means; step size and clip are to be read accordingly."""
+    epochs: int = 1
+    """Times that an update goes over its batch (PPO on Atari: 4)."""
+    minibatches: int = 1
+    """Gradient steps of one epoch, each on its share of the unrolls (PPO on Atari: 4)."""
+    recurrent: bool = False
+    """An LSTM of recurrent_units between encoder and heads."""
+
 
 @dataclass(frozen=True)
 class ReplayConfig:
@@ -207,6 +241,9 @@ class LearnerConfig:
     """CPU threads of PyTorch in the learner (ours: the other cores belong to the actors)."""
     device: str = "auto"
     """auto (CUDA when there is one), cpu, cuda, cuda:1 …"""
+    max_policy_lag: int = 0
+    """Steps whose policy is more learner updates old than this are not learned from; 0: no limit (Sample Factory:
+    1000)."""
     updates_per_second: float = 0.0
     """Holds the learner to this rate; 0 lets it run (for experiments on the number of actors)."""
     learner_restarts: int = 20
@@ -264,6 +301,42 @@ class HostsConfig:
 
 
 @dataclass(frozen=True)
+class WiringConfig:
+    """What other topologies than Ape-X are made of; apexrl list topologies says which has what."""
+
+    queue_batches: int = 2
+    """Batches of unrolls that may wait for the learner, then actors wait (ours: one to learn from, one to fill)."""
+    learners: int = 1
+    """Learners side by side (Gorila: 100)."""
+    parameter_servers: int = 1
+    """Processes that share the parameters among them, and their optimizer's state (Gorila: 31)."""
+    max_gradient_lag: int = 0
+    """Gradients of parameters that are more updates old than this are refused; 0: no limit (Gorila: a threshold)."""
+    outlier_deviations: float = 0.0
+    """Batches whose loss is this many standard deviations above its running mean are left out; 0: none (Gorila)."""
+    hogwild: bool = True
+    """a3c: workers change the parameters in place, in shared memory; else through parameter servers."""
+    shared_statistics: bool = True
+    """a3c: all workers share the optimizer's statistics (A3C's shared RMSProp)."""
+    inference_batch: int = 0
+    """Environments that an inference server answers at once at most; 0: all that wait."""
+    inference_wait_ms: float = 5.0
+    """Milliseconds that it waits for more than a third of them (Sample Factory: 25)."""
+    splits: int = 2
+    """Groups of a rollout worker's environments, of which one steps while the others wait for actions (Sample
+    Factory: 2)."""
+    predictors: int = 2
+    """Threads that answer environments (GA3C: 2)."""
+    trainers: int = 2
+    """Threads that learn (GA3C: 2)."""
+    autotune: bool = False
+    """Every topology: try other numbers of actors (workers, threads) while the run goes on, and keep what gives most.
+    They begin as they are given; --actor-slots is the most actors (0: four times --actors, at least 16)."""
+    autotune_seconds: float = 10.0
+    """Length of the windows that are compared (GA3C: 20)."""
+
+
+@dataclass(frozen=True)
 class Meeting:
     """Where the hosts of a run meet. No part of a configuration: the URL holds a password and is written nowhere."""
 
@@ -282,7 +355,7 @@ class Config:
     preset: str = ""
     """The preset that this began from; empty when none."""
     topology: str = "apex"
-    """How the roles are wired: apex."""
+    """How the roles are wired: see apexrl list topologies."""
     name: str = ""
     """Run folder's name; empty: preset or env, date and time."""
     out: str = "runs"
@@ -299,3 +372,4 @@ class Config:
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
     stop: StopConfig = field(default_factory=StopConfig)
     hosts: HostsConfig = field(default_factory=HostsConfig)
+    wiring: WiringConfig = field(default_factory=WiringConfig)

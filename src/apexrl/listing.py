@@ -11,7 +11,7 @@ from apexrl.errors import ConfigError
 from apexrl.presets import PRESETS, Preset
 from apexrl.run_folder import env_name
 from apexrl.settings import as_flag, did_you_mean, flat
-from apexrl.topologies import TOPOLOGIES
+from apexrl.topologies import TOPOLOGIES, runs
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,10 +70,8 @@ def _sections(words: Sequence[str]) -> list[Section]:
             f"apexrl list takes one word at most, of {', '.join(SUBJECTS)} or a name; got {' '.join(words)}"
         )
     full = bool(words)
-    if full and words[0] in AGENTS:
-        return [_of_needs(AGENTS[words[0]].needs, {words[0]: AGENTS[words[0]]}, full)]
-    if full and words[0] in PRESETS:
-        return [_presets(full, words)]
+    if full and (found := _of_one(words[0])):
+        return found
     known = {"presets": lambda full: [_presets(full)], "agents": _agents, "topologies": _topologies}
     if full and words[0] not in known:
         raise ConfigError(
@@ -81,6 +79,13 @@ def _sections(words: Sequence[str]) -> list[Section]:
             f"{did_you_mean(words[0], (*SUBJECTS, *PRESETS, *AGENTS, *TOPOLOGIES))}"
         )
     return [section for subject in words or SUBJECTS for section in known[subject](full)]
+
+
+def _of_one(name: str) -> list[Section]:
+    """What goes by this name: it may be an agent's and a topology's."""
+    sections = [_of_needs(AGENTS[name].needs, {name: AGENTS[name]}, True)] if name in AGENTS else []
+    sections += [_presets(True, (name,))] if name in PRESETS else []
+    return sections + (_topologies(True, (name,)) if name in TOPOLOGIES else [])
 
 
 def _presets(full: bool, names: Sequence[str] = tuple(PRESETS)) -> Section:
@@ -119,6 +124,17 @@ def _of_needs(needs: str, group: Mapping[str, AgentInfo], full: bool) -> Section
     return Section(title, entries, [SETS])
 
 
-def _topologies(full: bool) -> list[Section]:
-    entries = [Entry(name, about.summary, [about.source] if full else []) for name, about in TOPOLOGIES.items()]
+def _topologies(full: bool, names: Sequence[str] = tuple(TOPOLOGIES)) -> list[Section]:
+    entries = [Entry(name, TOPOLOGIES[name].summary, _of_topology(name) if full else []) for name in names]
     return [Section("Topologies: --topology NAME", entries)]
+
+
+def _of_topology(name: str) -> list[str]:
+    """Whom it runs, which flags are its own, and whose it is."""
+    about = TOPOLOGIES[name]
+    able = [agent for agent in AGENTS if runs(name, agent)]
+    kinds = " or ".join(f"{kind}s" for kind in about.kinds)
+    notes = [f"runs agents that learn from {kinds}: {', '.join(able)}", f"takes {about.agent} where it must choose"]
+    if about.reads:
+        notes.append("has " + " ".join("--" + setting.replace("_", "-") for setting in about.reads))
+    return [*notes, about.source]

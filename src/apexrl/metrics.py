@@ -1,6 +1,6 @@
 """What a run measures, on its way to files: rates, progress towards the stop rules, ``metrics.jsonl``, TensorBoard.
 
-Every line of ``metrics.jsonl`` is a JSON object with ``kind`` (``status``, ``evaluation`` or ``message``),
+Every line of ``metrics.jsonl`` is a JSON object with ``kind`` (``status``, ``evaluation``, ``message`` or ``tuning``),
 ``wall_seconds`` of training, ``env_steps`` and ``updates``. TensorBoard's step axis is environment steps.
 """
 
@@ -99,12 +99,15 @@ class RunLog:
             self._write_status()
 
     def event(self, kind: str, values: Mapping[str, Any]) -> None:
-        if kind != "evaluation":
+        if kind not in ("evaluation", "tuning"):
             return
         status = self._status
         at = {"env_steps": status.env_steps, "updates": status.updates}
         self._write({"kind": kind, "wall_seconds": round(status.elapsed_seconds, 3), **at, **values})
-        if not values.get("final"):
+        if kind == "tuning":
+            counts = {f"autotune/{name}": float(count) for name, count in values["setting"].items()}
+            self._scalars({**counts, "autotune/rate": values["rate"]}, status.env_steps)
+        elif not values.get("final"):
             self._scalars({"return/eval": values["mean"]}, int(values.get("env_steps", status.env_steps)))
 
     def message(self, text: str, level: Level = "info") -> None:
@@ -135,10 +138,15 @@ class RunLog:
 
     def _write_status(self) -> None:
         values = status_scalars(self._status)
-        self._write({"kind": "status", "phase": self._status.phase, **values})
+        histogram = self._status.lag_histogram
+        lags = {"policy_lag_histogram": dict(histogram)} if histogram else {}
+        self._write({"kind": "status", "phase": self._status.phase, **values, **lags})
         tags = {_TAGS[name]: value for name, value in values.items() if name in _TAGS}
         tags |= {f"agent/{name}": value for name, value in self._status.metrics.items()}
+        tags |= {f"inference/{name}": value for name, value in self._status.inference.items()}
         self._scalars(tags, self._status.env_steps)
+        if histogram:
+            self._histogram("policy_lag/steps", histogram, self._status.env_steps)
 
     def _write(self, row: Mapping[str, Any]) -> None:
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
@@ -156,6 +164,27 @@ class RunLog:
         self._open()
         if shown and self._events is not None:
             self._events.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=shown)))
+
+    def _histogram(self, tag: str, counts: Mapping[int, int], step: int) -> None:
+        """``counts``: least value of a bin -> how many; a bin ends where the next one that has any begins."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.histogram_pb2 import HistogramProto
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        least = sorted(counts)
+        histogram = HistogramProto(
+            min=least[0],
+            max=least[-1] + 1,
+            num=sum(counts.values()),
+            sum=sum(value * count for value, count in counts.items()),
+            sum_squares=sum(value**2 * count for value, count in counts.items()),
+            bucket_limit=[*(float(value) for value in least[1:]), least[-1] + 1.0],
+            bucket=[float(counts[value]) for value in least],
+        )
+        summary = Summary(value=[Summary.Value(tag=tag, histo=histogram)])
+        self._open()
+        if self._events is not None:
+            self._events.add_event(Event(wall_time=time.time(), step=step, summary=summary))
 
 
 _TAGS = {
@@ -194,6 +223,7 @@ def status_scalars(status: RunStatus) -> dict[str, float | None]:
         "dropped": sum(status.dropped.values()),
     }
     values |= {f"agent/{name}": value for name, value in status.metrics.items()}
+    values |= {f"inference/{name}": round(value, 3) for name, value in status.inference.items()}
     return {name: None if value is None or not math.isfinite(value) else value for name, value in values.items()}
 
 

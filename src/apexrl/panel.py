@@ -203,23 +203,28 @@ class View:
         table.add_row("return, greedy", number(status.eval_return), greedy)
         table.add_row("env steps", count(status.env_steps), _rate(status.env_steps_per_second, "/s"))
         table.add_row("updates", count(status.updates), _rate(status.updates_per_second, "/s"))
-        fill = status.replay_size / status.replay_capacity if status.replay_capacity else 0.0
-        bar = Table.grid(padding=(0, 1))
-        bar.add_row(
-            ProgressBar(total=1.0, completed=fill, width=room, complete_style="cyan", finished_style="cyan"),
-            Text(f"{fill:4.0%} of {count(status.replay_capacity)}", style="dim"),
-        )
-        table.add_row("replay", count(status.replay_size), bar)
-        table.add_row("samples per insert", number(status.samples_per_insert), "")
+        if status.replay_capacity:
+            fill = status.replay_size / status.replay_capacity
+            bar = Table.grid(padding=(0, 1))
+            bar.add_row(
+                ProgressBar(total=1.0, completed=fill, width=room, complete_style="cyan", finished_style="cyan"),
+                Text(f"{fill:4.0%} of {count(status.replay_capacity)}", style="dim"),
+            )
+            table.add_row("replay", count(status.replay_size), bar)
+            table.add_row("samples per insert", number(status.samples_per_insert), "")
         lag = status.policy_lag
         detail = f"p95 {number(lag.p95)}   max {number(lag.max)}  updates" if math.isfinite(lag.mean) else ""
         table.add_row("policy lag", number(lag.mean), Text(detail, style="dim"))
+        if status.inference:
+            wait = f"{number(status.inference['wait_ms'])} ms to an answer"
+            table.add_row("inference batch", number(status.inference["batch"]), Text(wait, style="dim"))
         return table
 
     def _workers(self, width: int) -> RenderableType:
         workers = self.status.workers
-        actors = [worker for worker in workers if worker.role == "actor"]
-        rows = [worker for worker in workers if worker.role != "actor"]
+        steps = {role for role, work in WORK.items() if work.counter == "env_steps"}
+        actors = [worker for worker in workers if worker.role in steps]
+        rows = [worker for worker in workers if worker.role not in steps]
         crowded = len(actors) > ROWS_SHOWN
         rows += [w for w in actors if w.state in ("hung", "failed", "restarting")][:ROWS_SHOWN] if crowded else actors
         table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
@@ -367,7 +372,7 @@ def _rate(value: float, unit: str) -> Text:
 def _counted(status: RunStatus) -> Text | None:
     """Restarts and drops, only when there were any."""
     found = [f"{n} restart{'s' * (n > 1)} of {role}" for role, n in status.restarts.items() if n]
-    found += [f"{count(n)} {what} dropped" for what, n in status.dropped.items() if n]
+    found += [f"{count(n)} {what.replace('_', ' ')} dropped" for what, n in status.dropped.items() if n]
     return Text("  ".join(found), style="yellow") if found else None
 
 

@@ -7,6 +7,8 @@ runs/NAME/
   events.out.tfevents… the same for TensorBoard
   checkpoints/         update-N.safetensors (all state), best.safetensors (weights); JSON beside each
   learning_curve.png
+  policy_lag.png       how old the policy was whose steps were learned from
+  autotune.png         with --autotune: what was tried, and what it gave
   hosts.json           of a run over several hosts: its name and id on the Redis server
   summary.json         written last
 """
@@ -101,6 +103,14 @@ class RunFolder:
         return self.path / "learning_curve.png"
 
     @property
+    def autotune_path(self) -> Path:
+        return self.path / "autotune.png"
+
+    @property
+    def lag_path(self) -> Path:
+        return self.path / "policy_lag.png"
+
+    @property
     def summary_path(self) -> Path:
         return self.path / "summary.json"
 
@@ -159,11 +169,14 @@ def make_summary(
     final_eval_return: float | None = None,
     final_eval_episodes: int = 0,
     carried: Mapping[str, Any] | None = None,
+    tuned: Mapping[str, Any] | None = None,
     error: str | None = None,
 ) -> dict[str, Any]:
-    """What ``summary.json`` says, from the last status of a run; ``carried``: totals of what went between hosts.
+    """What ``summary.json`` says, from the last status of a run; ``carried``: totals of what went between hosts;
+    ``tuned``: what an auto-tuner has found.
 
     ``wall_seconds`` is training: from the first environment step to the stop. Rates are averages over it.
+    ``policy_lag`` is that of all steps learned from: ``steps`` of them, ``histogram``: least lag of a bin -> steps.
     """
     wall = status.elapsed_seconds
     summary: dict[str, Any] = {
@@ -180,7 +193,11 @@ def make_summary(
         "env_steps_per_second": round(status.env_steps / wall, 2) if wall > 0 else 0.0,
         "updates_per_second": round(status.updates / wall, 2) if wall > 0 else 0.0,
         "samples_per_insert": round(status.samples_per_insert, 4),
-        "policy_lag": dict(status.policy_lag._asdict()),
+        "policy_lag": {
+            **status.policy_lag._asdict(),
+            "steps": sum(status.lag_histogram.values()),
+            "histogram": {str(least): count for least, count in status.lag_histogram.items()},
+        },
         "best_eval_return": status.best_eval_return,
         "final_eval_return": final_eval_return,
         "final_eval_episodes": final_eval_episodes,
@@ -191,6 +208,8 @@ def make_summary(
     }
     if carried:
         summary["hosts"] = dict(carried)
+    if tuned:
+        summary["autotune"] = dict(tuned)
     if error is not None:
         summary["error"] = error
     return summary

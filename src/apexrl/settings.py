@@ -226,14 +226,15 @@ _RANGES: list[tuple[str, Callable[[Any], bool], str]] = [
         lambda value: value >= 1,
         "actors envs_per_actor pull_period stack n_step target_period_updates policy_period_updates batch_size "
         "publish_period_updates learner_threads checkpoints_kept eval_episodes eval_envs min_size capacity trim_every "
-        "image_units recurrent_units sequence_length sequence_stride cosines",
+        "image_units recurrent_units sequence_length sequence_stride cosines unroll_length epochs minibatches "
+        "queue_batches learners parameter_servers splits predictors trainers",
     ),
     ("at least 2", lambda value: value >= 2, "atoms quantiles quantile_samples"),
     (
         "positive",
         lambda value: 0 < value < math.inf,
         "learning_rate initial_temperature munchausen_temperature env_timeout checkpoint_seconds eval_period_seconds "
-        "window_mb lease_seconds patience_minutes priority_eps",
+        "window_mb lease_seconds patience_minutes priority_eps rho_clip c_clip clip_ratio autotune_seconds",
     ),
     (
         "0 or more",
@@ -241,14 +242,15 @@ _RANGES: list[tuple[str, Callable[[Any], bool], str]] = [
         "seed reward_clip max_episode_steps gradient_clip huber optimizer_eps policy_learning_rate temperature "
         "temperature_learning_rate residual target_noise target_noise_clip noisy_sigma rescaling_eps alpha beta "
         "samples_per_insert insert_band epsilon_alpha sigma_alpha actor_restarts actor_slots send_period "
-        "learner_restarts updates_per_second env_steps minutes",
+        "learner_restarts updates_per_second env_steps minutes value_coefficient entropy_coefficient max_policy_lag "
+        "max_gradient_lag outlier_deviations inference_batch inference_wait_ms",
     ),
     (
         "between 0 and 1",
         lambda value: 0 <= value <= 1,
-        "gamma epsilon sigma rmsprop_decay polyak priority_eta munchausen_alpha",
+        "gamma epsilon sigma rmsprop_decay polyak priority_eta munchausen_alpha gae_lambda",
     ),
-    ("from 0 up to, not including, 1", lambda value: 0 <= value < 1, "first_moment_decay"),
+    ("from 0 up to, not including, 1", lambda value: 0 <= value < 1, "first_moment_decay momentum"),
     ("0 … 255", lambda value: 0 <= value <= 255, "burn_in"),
     ("0 or less", lambda value: -math.inf < value <= 0, "munchausen_clip"),
     ("a finite number", math.isfinite, "v_min v_max remover_alpha"),
@@ -276,6 +278,11 @@ def check(config: Config) -> None:
     if config.serial and actor.vector == "threads":
         raise ConfigError(
             "--serial cannot go with --vector threads: which environment is ready first is no matter of the seed. "
+            "Leave out one of them"
+        )
+    if config.serial and config.wiring.autotune:
+        raise ConfigError(
+            "--serial cannot go with --autotune: roles that take turns in one process gain nothing by being more. "
             "Leave out one of them"
         )
     if 0 < actor.actor_slots < actor.actors:

@@ -46,6 +46,11 @@ WORK: Final[Mapping[str, Work]] = {
     "actor": Work("env_steps", "steps/s", "acting"),
     "learner": Work("updates", "updates/s", "learning"),
     "evaluator": Work("evaluations", "evals/s", "evaluating"),
+    "worker": Work("env_steps", "steps/s", "acting"),
+    "env_worker": Work("env_steps", "steps/s", "acting"),
+    "inference_server": Work("batches", "batches/s", "serving"),
+    "gradient_learner": Work("gradients", "gradients/s", "learning"),
+    "parameter_server": Work("published", "publications/s", "serving"),
     "replay": Work("batches", "batches/s", "serving"),
     "intake": Work("chunks", "chunks/s", "carrying"),
     "uplink": Work("chunks", "chunks/s", "carrying"),
@@ -117,13 +122,20 @@ class RunStatus:
     replay_size: int = 0
     """Items that can be sampled."""
     replay_capacity: int = 0
+    """0: there is no replay."""
     samples_per_insert: float = 0.0
     """Observed: sampled items per inserted item, since the start."""
     policy_lag: PolicyLag = NO_LAG
+    """Of the steps that were learned from since the learner's last report."""
+    lag_histogram: Mapping[int, int] = field(default_factory=dict)
+    """The same steps by their lag: least lag of a bin -> steps. Bins: 0, 1, 2, 3, 4, 6, 8, 12, 16 …"""
     weights_version: int = 0
     """Newest published weights version, in learner updates."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The agent's newest metrics by name: ``loss``, ``gradient_norm`` …"""
+    inference: dict[str, float] = field(default_factory=dict)
+    """Lately, of an inference server: ``batch``, environments per batch, and ``wait_ms``, milliseconds from a request
+    to its answer, both means; empty without one."""
     workers: list[WorkerStatus] = field(default_factory=list)
     restarts: dict[str, int] = field(default_factory=dict)
     """Restarts by role: ``{"actor": 1, "learner": 0}``."""

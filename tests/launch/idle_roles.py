@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from apexrl.errors import EnvError, NonFiniteError
+from apexrl.links.knob import Knob
 from apexrl.protocols import Context
 
 
@@ -61,4 +62,19 @@ class Actor(Counts): ...
 class Learner(Counts):
     def step(self) -> bool:
         self._context.count(updates=1)
+        return super().step()
+
+
+class Turned(Learner):
+    """Tells where its knob stands."""
+
+    def __init__(self, context: Context, knob: Knob, deeds: dict[str, str]) -> None:
+        super().__init__(context, deeds)
+        self._knob = knob
+        self._seen = 0
+
+    def step(self) -> bool:
+        if self._knob.value != self._seen:
+            self._seen = self._knob.value
+            self._context.send("log", text=f"threads {self._seen}")
         return super().step()

@@ -99,13 +99,17 @@ def test_training_returns_are_averaged_over_the_latest_hundred(tmp_path: Path) -
 
 def test_metrics_and_lag_with_null_for_nan(tmp_path: Path) -> None:
     ledger, _ = ledger_of(tmp_path)
-    ledger.hear("metrics", {"values": {"loss": 0.5, "q": None}, "lag": [1.0, 2.0, 3.0], "run_lag": [4.0, 5.0, None]})
+    report = {"reporter": "learner-0", "life": 0, "lag": [1.0, 2.0, 3.0], "run_lag": [4.0, 5.0, None]}
+    report |= {"lag_histogram": {"1": 3}, "run_lag_histogram": {"1": 3, "4": 7}}
+    ledger.hear("metrics", {"values": {"loss": 0.5, "q": None}, **report})
     status = tick(ledger, 101.0)
     assert status.metrics["loss"] == 0.5
     assert math.isnan(status.metrics["q"])
     assert status.policy_lag == (1.0, 2.0, 3.0)
+    assert status.lag_histogram == {1: 3}
     summary = ledger.close()
     assert summary["policy_lag"]["mean"] == 4.0
+    assert (summary["policy_lag"]["steps"], summary["policy_lag"]["histogram"]) == (10, {"1": 3, "4": 7})
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["policy_lag"]["max"] is None
 
 

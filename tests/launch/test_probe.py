@@ -8,9 +8,11 @@ import pytest
 from watching import small
 
 from apexrl import errors
+from apexrl.agents.dqn import DQN
 from apexrl.errors import AgentError, ConfigError, EnvError, WorkerError
 from apexrl.launch.probe import probe, probe_answer, probe_work, revive
 from apexrl.links import messages
+from apexrl.protocols import Item
 
 
 def crossed(config: object) -> messages.Message:
@@ -69,3 +71,23 @@ def test_an_error_that_is_not_ours_becomes_a_worker_error_with_its_traceback() -
     assert str(error) == "Traceback …\nKeyError: 'x'"
     assert isinstance(revive("annotations", "", "t"), WorkerError)
     assert type(revive("EnvError", "text", "")) is errors.EnvError
+
+
+class Mute(DQN):
+    """It says of no transition how surprising it is."""
+
+    priorities = None  # type: ignore[assignment]
+
+
+class InOrder(Mute):
+    item = Item("unroll", 4)
+
+
+def test_only_agents_of_unrolls_may_lack_priorities(tmp_path: Path) -> None:
+    config = small(tmp_path, env="CartPole-v1")
+    mute, in_order = (
+        replace(config, agent=replace(config.agent, agent=f"test_probe:{kind}")) for kind in ("Mute", "InOrder")
+    )
+    with pytest.raises(AgentError, match=r"'test_probe:Mute' learns from transitions, .* lacks priorities"):
+        probe(mute)
+    assert probe(in_order).item == InOrder.item

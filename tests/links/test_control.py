@@ -24,10 +24,13 @@ def test_no_two_cells_overlap() -> None:
     board = ControlBoard(2)
     row, other = board.row(0), board.row(1)
     row.begin(11, 22)
+    row.dismiss(22)
     row.heartbeat, row.busy_since, row.state = 1.5, 2.5, "learning"
     for value, name in enumerate(COUNTERS, start=1):
         row.count(name, value)
     assert (row.pid, row.generation, row.heartbeat, row.busy_since, row.state) == (11, 22, 1.5, 2.5, "learning")
+    assert row.dismissed(22)
+    assert not other.dismissed(22)
     assert [row.counter(name) for name in COUNTERS] == list(range(1, len(COUNTERS) + 1))
     assert (other.pid, other.generation, other.heartbeat, other.busy_since) == (0, 0, 0.0, 0.0)
     assert [other.counter(name) for name in COUNTERS] == [0] * len(COUNTERS)
@@ -41,6 +44,18 @@ def test_a_new_life_keeps_the_counters_of_its_slot() -> None:
     row.busy_since = 3.0
     row.begin(2, 1)
     assert (row.counter("env_steps"), row.generation, row.busy_since) == (9, 1, 0.0)
+
+
+def test_one_life_of_one_worker_is_dismissed() -> None:
+    board = ControlBoard(2)
+    row = board.row(1)
+    assert not row.dismissed(0)
+    row.dismiss(3)
+    assert row.dismissed(3)
+    assert not any(row.dismissed(life) for life in (0, 2, 4))
+    row.begin(7, 4)
+    assert not row.dismissed(4)
+    assert not board.row(0).dismissed(3)
 
 
 def test_an_unknown_row_or_counter_is_refused() -> None:

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,30 @@ def test_lag_and_metrics_are_reported(stage: Any, replay: Replay) -> None:
     report = stage.values("metrics")[-1]
     assert report["updates"] == 3
     assert report["lag"] == [1.0, 2.0, 2.0]  # versions 1, 2, 3 met steps of version 1
+    assert report["lag_histogram"] == report["run_lag_histogram"] == {0: 16, 1: 16, 2: 16}
     assert np.isfinite(report["values"]["loss"])
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_what_is_older_than_the_limit_is_not_learned_from(stage: Any, replay: Replay, prefetch: int) -> None:
+    limited = replace(
+        CONFIG,
+        agent=replace(CONFIG.agent, optimizer="sgd"),
+        learner=replace(CONFIG.learner, max_policy_lag=2, prefetch=prefetch),
+    )
+    learner = make(stage, replay, limited)
+    seen = []
+    for _ in range(5):
+        assert learner.step()
+        seen.append({name: np.array(value) for name, value in learner._agent.weights().items()})
+    learner.close()
+    report = stage.values("metrics")[-1]
+    assert report["run_lag"] == [1.0, 2.0, 2.0]  # of updates 1, 2, 3; after them all steps are too old
+    assert stage.run.totals["aged_steps"] == 2 * 16
+    assert stage.run.totals["updates"] == 5
+    moved = [sum(float(np.abs(b[name] - a[name]).sum()) for name in a) for a, b in pairwise(seen)]
+    assert min(moved[:2]) > 0.0
+    assert moved[2:] == [0.0, 0.0]
 
 
 def test_the_end_leaves_weights_and_a_checkpoint(stage: Any, replay: Replay) -> None:

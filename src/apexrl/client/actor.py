@@ -43,7 +43,7 @@ class ClientActor:
         # Priorities are computed by whichever thread publishes, and some agents evaluate a network for them.
         self._agent_lock = threading.Lock()
         self._agent = make_agent(carrier)
-        priority_fn = wanted_priorities(self._config, locked_priorities(self._agent, self._agent_lock))
+        priority_fn = locked(wanted_priorities(self._config, self._agent), self._agent_lock)
         self._writer = carrier.writer = carrier.replay.writer(streams=1, priority_fn=priority_fn)
         self._finalizer = weakref.finalize(self, carrier.close)  # also when the interpreter ends
 
@@ -321,14 +321,16 @@ def make_agent(carrier: Carrier) -> Agent:
     return agent
 
 
-def locked_priorities(agent: Agent, lock: threading.Lock) -> PriorityFn:
-    """``agent.priorities`` for a writer that outlives the actor: it must not hold on to the actor itself."""
+def locked(priorities: PriorityFn | None, lock: threading.Lock) -> PriorityFn | None:
+    """``priorities`` for a writer that outlives the actor: it must not hold on to the actor itself."""
+    if priorities is None:
+        return None
 
-    def priorities(items: Mapping[str, Array]) -> NDArray[np.float32]:
+    def guarded(items: Mapping[str, Array]) -> NDArray[np.float32]:
         with lock:
-            return agent.priorities(items)
+            return priorities(items)
 
-    return priorities
+    return guarded
 
 
 def _finite_reward(reward: Any) -> float:

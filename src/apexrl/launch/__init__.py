@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from apexrl.config import Config, Meeting
     from apexrl.status import Observer
 
-__all__ = ["join", "launch"]
+__all__ = ["check", "join", "launch"]
 
 
 def launch(
@@ -48,6 +48,10 @@ def launch(
         config = replace(config, env=replace(config.env, env=env))
     with Interrupts() as interrupts:
         if meeting is not None:
+            if config.wiring.autotune:
+                from apexrl.errors import ConfigError
+
+                raise ConfigError("--autotune tunes one machine: with --redis, leave it out")
             from apexrl.launch import hosts
 
             return hosts.learn(config, meeting, observers, resume, interrupts, began)
@@ -55,6 +59,21 @@ def launch(
 
         launcher = runs.serial if config.serial else runs.processes
         return launcher(config, observers, resume, interrupts, began)
+
+
+def check(config: Config) -> None:
+    """Refuse what can be known to be wrong with ``config`` without running it: no folder is made, no worker started.
+
+    Raises:
+        ConfigError: a setting makes no sense, or the topology cannot run the agent.
+        EnvError: the environment cannot be made.
+        ApexrlError: whatever else the agent refuses of the environment, under its own class.
+    """
+    from apexrl.launch import runs
+    from apexrl.launch.supervisor import Interrupts
+
+    with Interrupts() as interrupts:
+        runs.check(config, interrupts)
 
 
 def join(url: str, run: str, observers: Sequence[Observer] = (), **wishes: Any) -> dict[str, Any]:

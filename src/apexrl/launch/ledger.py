@@ -14,9 +14,10 @@ from typing import Any
 from apexrl import checkpoint
 from apexrl.config import Config
 from apexrl.errors import SnapshotError
+from apexrl.launch.lags import Lags
 from apexrl.metrics import RateMeter, progress, read_rows
 from apexrl.run_folder import RunFolder, make_summary
-from apexrl.status import NO_LAG, Level, Observer, Phase, PolicyLag, RunStatus, WorkerStatus
+from apexrl.status import Level, Observer, Phase, RunStatus, WorkerStatus
 
 RETURNS_AVERAGED = 100
 """Training episodes whose mean is the status's ``train_return``."""
@@ -72,6 +73,7 @@ class Ledger:
         self.stop_reason: str | None = None
         self.final: Mapping[str, Any] = {}
         self.carried: Mapping[str, Any] = {}  # between hosts: the newest totals of intake or uplink
+        self.tuned: Mapping[str, Any] = {}  # what an auto-tuner has found
         self._observers = observers
         self.base = base
         self._began = began
@@ -79,7 +81,7 @@ class Ledger:
         self._stopped: float | None = None
         self._returns: deque[float] = deque(maxlen=RETURNS_AVERAGED)
         self._env_rate, self._update_rate = RateMeter(), RateMeter()
-        self._run_lag = NO_LAG
+        self._lags = Lags()
         self.status = RunStatus(best_eval_return=base.best_eval_return)
 
     def open(self) -> None:
@@ -95,8 +97,8 @@ class Ledger:
             status.train_return = math.fsum(self._returns) / len(self._returns)
         elif kind == "metrics":
             status.metrics = {name: math.nan if v is None else float(v) for name, v in values["values"].items()}
-            status.policy_lag = _lag(values["lag"])
-            self._run_lag = _lag(values["run_lag"])
+            self._lags.hear(values)
+            status.policy_lag, status.lag_histogram = self._lags.lately
         elif kind == "evaluation" and values["final"]:
             self.final = values
         elif kind == "evaluation":
@@ -108,6 +110,8 @@ class Ledger:
                 self.stop("stop_at_return")
         elif kind in ("intake", "uplink"):
             self.carried = values
+        elif kind == "inference":
+            status.inference = {name: float(value) for name, value in values.items()}
         elif kind == "log":
             self.tell(values["text"], values.get("level", "info"))
         for observer in self._observers:
@@ -161,7 +165,7 @@ class Ledger:
             env_steps_per_second=self._env_rate.add(now, env_steps),
             updates_per_second=self._update_rate.add(now, updates),
             replay_size=int(replay.get("size", 0)),
-            replay_capacity=int(replay.get("capacity", self.config.replay.capacity)),
+            replay_capacity=int(replay.get("capacity", 0)),
             samples_per_insert=float(replay.get("observed_samples_per_insert", 0.0)),
             weights_version=version,
             workers=workers,
@@ -191,13 +195,15 @@ class Ledger:
     def close(self, error: str | None = None) -> dict[str, Any]:
         """Write the summary, tell the observers, and return it."""
         self.status.phase = "finished" if error is None else "failed"
+        lag, histogram = self._lags.ever
         summary = make_summary(
             self.config,
-            replace(self.status, policy_lag=self._run_lag),
+            replace(self.status, policy_lag=lag, lag_histogram=histogram),
             stopped_by="error" if error is not None else self.stop_reason or "interrupted",
             final_eval_return=self.final.get("mean"),
             final_eval_episodes=int(self.final.get("episodes", 0)),
             carried=self.carried,
+            tuned=self.tuned,
             error=error,
         )
         self.folder.write_summary(summary)
@@ -225,8 +231,3 @@ class Ledger:
             self.stop("env_steps")
         if rules.minutes and status.elapsed_seconds >= 60.0 * rules.minutes:
             self.stop("minutes")
-
-
-def _lag(values: Sequence[float | None]) -> PolicyLag:
-    """JSON has no NaN: it arrives as null."""
-    return PolicyLag(*(math.nan if value is None else value for value in values))

@@ -9,16 +9,19 @@ from typing import Any
 
 from apexrl import errors
 from apexrl.config import Config
+from apexrl.errors import AgentError
 from apexrl.links import messages
-from apexrl.protocols import Item
+from apexrl.protocols import Item, Place, Prioritizing
 from apexrl.run_folder import spec_from_json, spec_to_json
 from apexrl.spec import Field
-from apexrl.topologies.program import Probe
+from apexrl.topologies.program import OPTIONAL, Probe
 
 
 def probe(config: Config) -> Probe:
     """Make one environment and the agent in this process, look, and close them."""
     from apexrl.agents import agent_class, recorded
+    from apexrl.agents.places import places
+    from apexrl.agents.vectors import sizes
     from apexrl.envs import make_vector
 
     env = make_vector(config.env, 1, config.seed)
@@ -26,7 +29,14 @@ def probe(config: Config) -> Probe:
         spec = env.spec
         agent = agent_class(config.agent.agent)(spec, config.agent, "cpu", config.seed)
         size = sum(array.nbytes for array in agent.weights().values())
-        return Probe(spec, recorded(agent), size, getattr(agent, "item", Item()))
+        offers = tuple(name for name in OPTIONAL if hasattr(agent, name))
+        item: Item = getattr(agent, "item", Item())
+        if item.kind != "unroll" and not isinstance(agent, Prioritizing):
+            raise AgentError(
+                f"agent {config.agent.agent!r} learns from {item.kind}s, which are drawn by priority, but lacks "
+                "priorities; see apexrl.protocols.Prioritizing for what it does"
+            )
+        return Probe(spec, recorded(agent), size, item, offers, sizes(agent), places(agent))
     finally:
         env.close()
 
@@ -45,6 +55,9 @@ def probe_work(channel: socket.socket, config: Config) -> int:
         "step_spec": step_spec_to_json(found.step_spec),
         "nbytes": found.weights_nbytes,
         "item": found.item._asdict(),
+        "offers": found.offers,
+        "vectors": found.vectors,
+        "places": {name: [*place] for name, place in found.places.items()},
     }
     messages.send(channel, "probe", answer)
     return 0
@@ -63,7 +76,9 @@ def probe_answer(message: messages.Message) -> Probe:
     step_spec = {
         name: Field(**{**field, "shape": tuple(field["shape"])}) for name, field in values["step_spec"].items()
     }
-    return Probe(spec_from_json(values["spec"]), step_spec, values["nbytes"], Item(**values["item"]))
+    spec, item, offers = spec_from_json(values["spec"]), Item(**values["item"]), tuple(values["offers"])
+    places = {name: Place(group, start, tuple(shape)) for name, (group, start, shape) in values["places"].items()}
+    return Probe(spec, step_spec, values["nbytes"], item, offers, values["vectors"], places)
 
 
 def revive(kind: str, text: str, trace: str) -> errors.ApexrlError:

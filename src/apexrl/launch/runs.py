@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from apexrl.config import Config
+from apexrl.errors import ConfigError
 from apexrl.launch.ledger import Base, Ledger, base_of
 from apexrl.launch.probe import probe
 from apexrl.launch.serial import run_serial
@@ -17,6 +19,7 @@ from apexrl.metrics import RunLog
 from apexrl.run_folder import RunFolder
 from apexrl.status import Observer
 from apexrl.topologies import Probe, Program, topology
+from apexrl.topologies.program import with_room
 
 
 def processes(
@@ -24,13 +27,23 @@ def processes(
 ) -> dict[str, Any]:
     """Every worker a process."""
     wire = topology(config.topology)
+    config = with_room(config) if config.wiring.autotune else config
     supervisor = Supervisor(config, interrupts, preloaded(config))
     try:
         seen = supervisor.probe()
         program = wire(config, seen)
+        if config.wiring.autotune and not program.tunable:
+            raise ConfigError(f"topology {config.topology} has no numbers that could be tuned: leave out --autotune")
         return supervise(supervisor, program, config, observers, resume, began, seen)
     finally:
         supervisor.close()
+
+
+def check(config: Config, interrupts: Interrupts) -> None:
+    """Look at environment and agent in a process of their own, and wire them; nothing else is started."""
+    wire = topology(config.topology)
+    with closing(Supervisor(config, interrupts, preloaded(config))) as supervisor:
+        wire(config, supervisor.probe())
 
 
 def supervise(
@@ -50,7 +63,7 @@ def supervise(
         first: called once there is a folder, before any worker starts.
         last: called when all workers have ended; what it raises is how the run failed.
     """
-    board = ControlBoard(sum(node.count for node in program.nodes))
+    board = ControlBoard(sum(len(node.leases) for node in program.nodes))
 
     def body(ledger: Ledger, wiring: Wiring) -> None:
         for name in ("env_steps", "updates", "episodes"):

@@ -15,17 +15,18 @@ from apexrl.launch.slots import slot_seed
 from apexrl.launch.supervisor import Interrupts
 from apexrl.launch.wiring import Wiring
 from apexrl.links.context import InlineContext, InlineRun
+from apexrl.links.control import DROPPED
 from apexrl.metrics import RateMeter
 from apexrl.protocols import Role
 from apexrl.status import OTHER_WORK, WORK, WorkerStatus
-from apexrl.topologies.program import Program
+from apexrl.topologies.program import BatchesLink, Program, ReplayLink
 
 STEPS_PER_SECOND = 10_000.0
 """Environment steps that count as one second for periods (evaluations, checkpoints): a usual speed of a small run."""
 
 _STUCK_ROUNDS = 2000
 _SHOW_SECONDS = 0.25
-_UNCOUPLED_UPDATES = 1  # learner updates per round when no limiter couples them to the actors' steps
+_UNCOUPLED_UPDATES = 1  # learner updates per round when nothing couples them to the actors' steps
 
 
 def run_serial(program: Program, ledger: Ledger, wiring: Wiring, interrupts: Interrupts) -> None:
@@ -47,8 +48,12 @@ def run_serial(program: Program, ledger: Ledger, wiring: Wiring, interrupts: Int
                 folder=ledger.folder.path,
             )
             members.append((context, node.factory(context, **wiring.ports(node))))
-    coupled = config.replay.samples_per_insert > 0
-    turns = {"actor": 1, "learner": _STUCK_ROUNDS if coupled else _UNCOUPLED_UPDATES}
+    turns = {
+        "actor": 1,
+        "worker": 1,
+        "gradient_learner": 1,
+        "learner": _STUCK_ROUNDS if _held(program) else _UNCOUPLED_UPDATES,
+    }
     rates = {context.name: RateMeter() for context, _ in members}
     stuck = 0
     shown = float("-inf")
@@ -62,7 +67,7 @@ def run_serial(program: Program, ledger: Ledger, wiring: Wiring, interrupts: Int
             version=wiring.weights_version(),
             workers=workers,
             restarts={node.name: 0 for node in program.nodes},
-            dropped={"messages": 0},
+            dropped={what: shared.totals[counter] for what, counter in DROPPED.items()},
         )
         ledger.show()
 
@@ -92,6 +97,14 @@ def run_serial(program: Program, ledger: Ledger, wiring: Wiring, interrupts: Int
     for _, role in members:
         role.close()
     show()
+
+
+def _held(program: Program) -> bool:
+    """Whether something tells learners when they have had enough: a limiter, or a queue that is empty."""
+    ports = [port for node in program.nodes for port in node.ports.values()]
+    replays = [port.replay if isinstance(port, BatchesLink) else port for port in ports]
+    options = [replay.options for replay in replays if isinstance(replay, ReplayLink)]
+    return any(one.get("sampler") == "fifo" or one.get("samples_per_insert", 0.0) > 0 for one in options)
 
 
 def _status(context: InlineContext, rate: RateMeter) -> WorkerStatus:

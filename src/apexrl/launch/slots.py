@@ -12,7 +12,7 @@ import numpy as np
 
 from apexrl.launch.patience import Patience
 from apexrl.links import messages
-from apexrl.links.control import ControlBoard
+from apexrl.links.control import STATES, ControlBoard
 from apexrl.metrics import RateMeter
 from apexrl.status import WORK, WorkerState, WorkerStatus
 from apexrl.topologies.program import Node
@@ -47,6 +47,9 @@ class Slot:
         self.ticket = -1  # of the present life at the fork server
         self.alive = False
         self.gone = False  # given up on, or ended in good order
+        self.resting = False  # nobody is to serve here at present
+        self.leaving_since: float | None = None  # monotonic seconds at which the present life was asked to end
+        self.restarts = 0  # lives that followed upon a failure
         self.restart_at = 0.0  # monotonic seconds of the next life, while there is none
         self.errors: list[dict[str, Any]] = []  # the `error` messages of this life
         self.last_error = ""
@@ -55,6 +58,7 @@ class Slot:
         self.channel: socket.socket | None = None
         self.log_path = folder / "logs" / f"{self.name}.log"
         self._rate = RateMeter()
+        self._left = True  # whether the last life ended because it was asked to, or there was none
         self._born_at = 0.0
         self._work_at_birth = 0
         self._busy_mark = 0.0
@@ -65,6 +69,7 @@ class Slot:
         """A new life: returns (the worker's end of the channel, a descriptor of its log); the caller closes both."""
         self.end_channel()
         self.generation += 1
+        self.restarts += not self._left
         self.alive, self.hung = True, False
         self.errors = []
         self._born_at = self._looked_at = now
@@ -84,14 +89,27 @@ class Slot:
 
     def end(self, now: float, status: int, unborn: str = "") -> None:
         """This life is over with exit ``status`` (minus a signal's number); ``unborn``: why it never began."""
+        self._left, self.leaving_since = self.leaving_since is not None, None
         self.alive = False
         self.pid = 0
         self.row.begin(0, self.generation)
         worked = self.work_done > self._work_at_birth
         killed = status == -9 and not self.hung
-        self.patience.failed(now - self._born_at, worked, killed)
-        self.last_error = unborn or self.why(status)
+        if not self._left:
+            self.patience.failed(now - self._born_at, worked, killed)
+        self.last_error = "" if self._left and status == 0 else unborn or self.why(status)
         self.restart_at = now + self.patience.pause_seconds
+
+    def dismiss(self, now: float) -> None:
+        """Ask the present life, if there is one, to end in good order, and let nobody follow it until ``call``."""
+        self.resting = True
+        if self.alive:
+            self.row.dismiss(self.generation)
+            self.leaving_since = now
+
+    def call(self) -> None:
+        """Somebody is to serve here again. A life that is leaving does so first."""
+        self.resting = False
 
     def end_channel(self) -> None:
         if self.channel is not None:
@@ -99,8 +117,9 @@ class Slot:
             self.channel = None
 
     @property
-    def restarts(self) -> int:
-        return max(0, self.generation)
+    def at_work(self) -> bool:
+        """Whether a worker is here to stay, and has made its first step."""
+        return self.alive and self.leaving_since is None and self.row.state != STATES[0]
 
     @property
     def work_done(self) -> int:

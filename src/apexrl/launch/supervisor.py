@@ -21,6 +21,7 @@ from typing import Any
 from apexrl.agents import AGENTS
 from apexrl.config import Config
 from apexrl.errors import ApexrlError, EnvError, WorkerError
+from apexrl.launch.autotune import AutoTune
 from apexrl.launch.fork_server import Born, Died, ForkServer
 from apexrl.launch.ledger import Ledger
 from apexrl.launch.probe import probe_answer, probe_work, revive
@@ -28,7 +29,7 @@ from apexrl.launch.slots import Slot, slot_seed
 from apexrl.launch.wiring import Wiring
 from apexrl.launch.worker import Assignment, work
 from apexrl.links import messages
-from apexrl.links.control import HURRY, RUN, STOP, ControlBoard
+from apexrl.links.control import DROPPED, HURRY, RUN, STOP, ControlBoard
 from apexrl.topologies.program import Probe, Program
 
 PRELOAD = (
@@ -47,14 +48,19 @@ _TICK_SECONDS = 0.1
 _FIRST_TICK_SECONDS = 0.02  # until the first environment step, so that its time is known closely
 _SHOW_SECONDS = 0.25
 _GRACE_SECONDS = {  # from the stop to the kill; others: no limit
-    "learner": 120.0,
     "actor": 10.0,
+    "env_worker": 10.0,
+    "inference_server": 10.0,
+    "worker": 10.0,
+    "gradient_learner": 10.0,
     "intake": 20.0,
     "uplink": 30.0,
 }
-_REPLAY_GRACE_SECONDS = 1800.0  # when the learner also writes the replay
+_LEAVE_SECONDS = 20.0  # from being asked to leave, while the run goes on, to the kill
+_KEEPER_GRACE_SECONDS = 120.0  # of the role that writes checkpoints
+_REPLAY_GRACE_SECONDS = 1800.0  # when it also writes the replay
 _HURRIED_GRACE_SECONDS = 5.0
-_HURRIED_LEARNER_SECONDS = 30.0  # it has a checkpoint to write
+_HURRIED_KEEPER_SECONDS = 30.0  # it has a checkpoint to write
 _PROBE_TICKET = 0
 
 
@@ -161,11 +167,10 @@ class Supervisor:
         """
         self._ledger, self._board, self._wiring = ledger, board, wiring
         for node in program.nodes:
-            for index, lease in node.leases:
+            for place, (index, lease) in enumerate(node.leases):
                 self._slots.append(Slot(node, index, lease, board, len(self._slots), ledger.folder.path))
-        now = time.monotonic()
-        for slot in self._slots:
-            self._begin(slot, now)
+                self._slots[-1].resting = place >= node.count
+        tune = AutoTune(program, self._slots, board, wiring, ledger) if self._config.wiring.autotune else None
         ticked = shown = -1.0
         while not all(slot.gone for slot in self._slots):
             tick = _TICK_SECONDS if ledger.started else _FIRST_TICK_SECONDS
@@ -176,6 +181,8 @@ class Supervisor:
             ticked = now
             self._heed_interrupts()
             self._watch(now)
+            if tune is not None and self._stop_at is None:
+                tune.step(now)
             self._tick(now)
             if now - shown >= _SHOW_SECONDS:
                 shown = now
@@ -254,6 +261,7 @@ class Supervisor:
         now = time.monotonic()
         if slot.channel is not None:
             self._selector.unregister(slot.channel)
+        leaving = slot.leaving_since is not None
         slot.end(now, death.status, death.error)
         if slot.gone:
             return  # killed because it did not stop
@@ -263,14 +271,18 @@ class Supervisor:
                 slot.last_error = ""
             else:
                 self._ledger.tell(f"{slot.name} did not stop in good order: {slot.headline}", "warning")
-            if slot.errors and slot.node.name == "learner" and self._failure is None:
+            if slot.errors and slot.node.keeps and self._failure is None:
                 trace = slot.errors[-1]["traceback"]
                 self._failure = self._fatal(slot) or WorkerError(f"{slot.name} failed at the end:\n{trace}")
             return
         fatal = self._fatal(slot)
-        role = [other for other in self._slots if other.node is slot.node]
+        role = [other for other in self._slots if other.node is slot.node and not other.resting]
         if fatal is not None:
             self._give_up(slot, fatal)
+        elif leaving:
+            if slot.last_error:
+                self._ledger.tell(f"{slot.name} did not leave in good order: {slot.headline}", "warning")
+                slot.last_error = ""
         elif all(other.patience.fails_always for other in role):
             who = f"all {len(role)} {slot.node.name}s fail always; {slot.name}" if len(role) > 1 else slot.name
             often = f"{slot.patience.in_vain} times in a row"
@@ -305,21 +317,23 @@ class Supervisor:
             elif not slot.alive and not slot.gone:
                 if self._stop_at is not None:
                     slot.gone = True
-                elif now >= slot.restart_at:
+                elif now >= slot.restart_at and not slot.resting:
                     self._begin(slot, now)
             elif slot.alive and self._stop_at is not None and now > self._stop_at + self._grace(slot):
                 slot.gone = True  # whatever still lives when all are gone is killed with the fork server
                 self._ledger.tell(f"{slot.name} did not stop in time and was killed", "warning")
                 self._kill(slot)
+            elif slot.leaving_since is not None and now > slot.leaving_since + _LEAVE_SECONDS:
+                self._kill(slot)
 
     def _grace(self, slot: Slot) -> float:
         """Seconds from the stop in which a worker may wind up."""
-        role = slot.node.name
-        if role == "learner":
+        hurry = self._board.stop == HURRY
+        if slot.node.keeps:
             if self._config.learner.save_replay:
                 return _REPLAY_GRACE_SECONDS
-            return _HURRIED_LEARNER_SECONDS if self._board.stop == HURRY else _GRACE_SECONDS[role]
-        return _HURRIED_GRACE_SECONDS if self._board.stop == HURRY else _GRACE_SECONDS.get(role, float("inf"))
+            return _HURRIED_KEEPER_SECONDS if hurry else _KEEPER_GRACE_SECONDS
+        return _HURRIED_GRACE_SECONDS if hurry else _GRACE_SECONDS.get(slot.node.name, float("inf"))
 
     def _kill(self, slot: Slot) -> None:
         """Kill a worker with everything it started."""
@@ -346,8 +360,8 @@ class Supervisor:
                 slot.gone = True
         elif self._board.stop == RUN:
             self._ledger.stop("interrupted")
-            learns = any(slot.node.name == "learner" for slot in self._slots)
-            last = "writing the final checkpoint" if learns else "handing over what there is"
+            keeps = any(slot.node.keeps for slot in self._slots)
+            last = "writing the final checkpoint" if keeps else "handing over what there is"
             self._ledger.tell(f"interrupted: {last} (Ctrl-C again ends at once)", "warning")
         else:
             self._board.stop = HURRY
@@ -364,12 +378,13 @@ class Supervisor:
             totals=self._board.total,
             replay=stats,
             version=self._wiring.weights_version(),
-            workers=[slot.status(now) for slot in self._slots],
+            workers=[slot.status(now) for slot in self._slots if slot.alive or not slot.resting],
             restarts=restarts,
             dropped={
-                "messages": self._board.total("dropped_messages"),
+                **{what: self._board.total(counter) for what, counter in DROPPED.items()},
                 "hung_env_calls": self._hung_calls,
                 "stale_priorities": stats.get("updates_stale", 0),
+                "lost_items": stats.get("lost", 0),
                 "spoilt_weight_reads": self._wiring.spoilt_weight_reads(),
             },
         )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from apexrl.topologies.program import BatchesLink, Node, Program, ReceiptsLink, ReplayLink, WeightsLink
+from apexrl.topologies.program import BatchesLink, KnobLink, Link, Node, Program, ReceiptsLink, ReplayLink, WeightsLink
+
+_SUMMED = ("size", "capacity", "inserted", "sampled", "evicted", "updates_applied", "updates_stale", "lost")
 
 
 class Wiring:
@@ -21,6 +23,8 @@ class Wiring:
         self._links: dict[int, Any] = {}  # id of the placeholder -> what stands for it
         self._replays: list[Any] = []
         self._boards: list[Any] = []
+        self._others: list[Any] = []
+        self._knobs: dict[str, Any] = {}
         self._shared = shared
         self._replay_path = replay_path
         for node in program.nodes:
@@ -50,6 +54,15 @@ class Wiring:
 
             real = WeightsBoard(port.nbytes) if self._shared else InlineWeights()
             self._boards.append(real)
+        elif isinstance(port, Link):
+            real = port.make(shared=self._shared, **port.options)
+            self._others.append(real)
+            if hasattr(real, "spoilt_reads"):  # weights are read from it
+                self._boards.append(real)
+        elif isinstance(port, KnobLink):
+            from apexrl.links.knob import Knob
+
+            real = self._knobs[port.name] = Knob(port.start, self._shared)
         if real is not port:
             self._links[id(port)] = real
         return real
@@ -58,9 +71,22 @@ class Wiring:
         """The node's ports with real links."""
         return {name: self._links.get(id(port), port) for name, port in node.ports.items()}
 
+    def turn(self, knob: str, value: int) -> None:
+        """Set a knob of the program, which some role must have among its ports.
+
+        Raises:
+            KeyError: none has.
+        """
+        self._knobs[knob].value = value
+
     def replay_stats(self) -> dict[str, Any]:
-        """``Replay.stats()`` of the (first) replay; empty without one."""
-        return dict(self._replays[0].stats()) if self._replays else {}
+        """``Replay.stats()``; empty without a replay. Of several, what they hold and count together."""
+        stats: list[dict[str, Any]] = [replay.stats() for replay in self._replays]
+        if len(stats) < 2:
+            return stats[0] if stats else {}
+        whole = {name: sum(one[name] for one in stats) for name in _SUMMED}
+        inserted = whole["inserted"]
+        return {**whole, "observed_samples_per_insert": whole["sampled"] / inserted if inserted else 0.0}
 
     def weights_version(self) -> int:
         return int(self._boards[0].version) if self._boards else 0
@@ -70,5 +96,6 @@ class Wiring:
         return sum(board.spoilt_reads for board in self._boards)
 
     def close(self) -> None:
-        for replay in self._replays:
-            replay.close()
+        for link in (*self._replays, *self._others):
+            if hasattr(link, "close"):
+                link.close()

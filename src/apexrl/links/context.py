@@ -54,7 +54,7 @@ class SharedContext:
         if now >= self._next_beat:
             self._row.heartbeat = now
             self._next_beat = now + _HEARTBEAT_SECONDS
-        return self._board.stop != RUN
+        return self._board.stop != RUN or self._row.dismissed(self.generation)
 
     def hurried(self) -> bool:
         return self._board.stop == HURRY

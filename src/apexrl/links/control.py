@@ -1,6 +1,7 @@
 """The control board: who lives, what they count, and whether to stop, in one small shared segment.
 
-Every cell is an aligned 8-byte word with one writer: a worker writes its own row, the supervisor the header.
+Every cell is an aligned 8-byte word with one writer: a worker writes its own row, the supervisor the header, and in
+every row which life of that worker is to leave.
 No lock is needed or taken, and a worker killed at any moment leaves nothing half-written.
 """
 
@@ -18,9 +19,23 @@ COUNTERS = (
     "weights_pulled",
     "batches",
     "chunks",
+    "published",
+    "gradients",
     "dropped_messages",
+    "aged_steps",
+    "stale_gradients",
+    "outlier_batches",
 )
 """What workers count; ``total`` sums a counter over all rows and the resumed run's base."""
+
+DROPPED = {
+    "messages": "dropped_messages",
+    "aged_steps": "aged_steps",
+    "stale_gradients": "stale_gradients",
+    "outlier_batches": "outlier_batches",
+}
+"""What is told as dropped (``RunStatus.dropped``) -> the counter of it. Aged: older than ``max_policy_lag``; stale: as
+``max_gradient_lag`` says, slice by slice; outliers: as ``outlier_deviations``."""
 
 RUN, STOP, HURRY = 0, 1, 2
 """Stop word: go on; end in good order; end at once, without a final evaluation."""
@@ -30,7 +45,7 @@ STATES = ("starting", "acting", "learning", "evaluating", "serving", "carrying",
 
 _CELLS = 32  # 8-byte words per row: 256 bytes, so that two workers never share a cache line
 _STOP = 0  # header cell
-_PID, _GENERATION, _HEARTBEAT, _BUSY, _STATE, _FIRST_COUNTER = 0, 1, 2, 3, 4, 8
+_PID, _GENERATION, _HEARTBEAT, _BUSY, _STATE, _DISMISSED, _FIRST_COUNTER = 0, 1, 2, 3, 4, 5, 8
 _COLUMN = {name: _FIRST_COUNTER + i for i, name in enumerate(COUNTERS)}
 
 
@@ -95,6 +110,13 @@ class Row:
         self._ints[self._base + _GENERATION] = generation
         self._ints[self._base + _STATE] = 0
         self._floats[self._base + _BUSY] = 0.0
+
+    def dismiss(self, generation: int) -> None:
+        """Ask one life of this worker, and no later one, to end in good order while the run goes on."""
+        self._ints[self._base + _DISMISSED] = generation + 1
+
+    def dismissed(self, generation: int) -> bool:
+        return bool(self._ints[self._base + _DISMISSED] == generation + 1)
 
     def count(self, counter: str, increment: int) -> None:
         self._ints[self._base + _COLUMN[counter]] += increment

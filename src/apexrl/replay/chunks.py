@@ -58,6 +58,8 @@ class ChunkSource:
             raise ConfigError("chunks are taken out of a fifo replay of steps: sampler='fifo', and not kind='rows'")
         self._replay = replay
         self.schema = _schema(replay._layout, replay._options)
+        self.item_steps: int = replay._options["length"] if replay._layout.kind == "unroll" else 1
+        """Steps that an item stands for."""
 
     def take(self, most_bytes: int, linger: float, allowed: int = 2**62) -> tuple[list[ChunkHead], bytes]:
         """What is ready now: heads, and bodies one after the other; nothing waits here.

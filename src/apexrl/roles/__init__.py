@@ -6,10 +6,29 @@ PyTorch and Gymnasium are imported when a role is made, so that a supervisor can
 from __future__ import annotations
 
 from apexrl.roles.actor import Actor
+from apexrl.roles.env_worker import EnvWorker
 from apexrl.roles.evaluator import Evaluator
+from apexrl.roles.gradient_learner import GradientLearner
+from apexrl.roles.inference_server import InferenceServer
 from apexrl.roles.intake import Intake
+from apexrl.roles.keeper import ParameterKeeper
 from apexrl.roles.learner import Learner
+from apexrl.roles.parameter_server import ParameterServer
 from apexrl.roles.replay_server import ReplayServer
 from apexrl.roles.uplink import Uplink
+from apexrl.roles.worker import Worker
 
-__all__ = ["Actor", "Evaluator", "Intake", "Learner", "ReplayServer", "Uplink"]
+__all__ = [
+    "Actor",
+    "EnvWorker",
+    "Evaluator",
+    "GradientLearner",
+    "InferenceServer",
+    "Intake",
+    "Learner",
+    "ParameterKeeper",
+    "ParameterServer",
+    "ReplayServer",
+    "Uplink",
+    "Worker",
+]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from apexrl.errors import WaitTimeout
 from apexrl.protocols import Agent
+from apexrl.roles.lag import AgeLimit
 
 if TYPE_CHECKING:
     from apexrl.replay import Batch, Replay, ServedBatches
@@ -23,16 +24,26 @@ class Ready(NamedTuple):
 
     batch: Batch
     prepared: Any
+    fresh: NDArray[np.bool_] | None = None
+    """Which steps are young enough to be learned from, as ``AgeLimit`` says it; None: all."""
 
 
 class DirectBatches:
     """Samples and prepares in the learner's own thread.
 
-    ``patience``: seconds that ``next`` waits for the replay.
+    Args:
+        patience: seconds that ``next`` waits for the replay.
+        ages: marks steps that are too old to be learned from; None: no step is.
     """
 
     def __init__(
-        self, replay: Replay | ServedBatches, agent: Agent, batch_size: int, beta: float, patience: float
+        self,
+        replay: Replay | ServedBatches,
+        agent: Agent,
+        batch_size: int,
+        beta: float,
+        patience: float,
+        ages: AgeLimit | None = None,
     ) -> None:
         self._replay = replay
         # Without one, update() takes the batch as it was sampled.
@@ -40,6 +51,7 @@ class DirectBatches:
         self._batch_size = batch_size
         self._beta = beta
         self._patience = patience
+        self._ages = ages
 
     def next(self) -> Ready | None:
         """A batch, or None while the replay holds too little or its limiter says wait."""
@@ -47,7 +59,8 @@ class DirectBatches:
             batch = self._replay.sample(self._batch_size, beta=self._beta, timeout=self._patience)
         except WaitTimeout:
             return None
-        return Ready(batch, self._prepare(batch))
+        fresh = None if self._ages is None else self._ages(batch)
+        return Ready(batch, self._prepare(batch), fresh)
 
     def write_back(self, keys: NDArray[np.uint64], priorities: NDArray[np.float32]) -> None:
         self._replay.update_priorities(keys, priorities)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import time
+import re
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
-
-from apexrl import checkpoint
 from apexrl.config import Config
 from apexrl.errors import ConfigError, NonFiniteError
-from apexrl.protocols import Agent, Context, Item, WeightsReader, WeightsWriter
-from apexrl.roles.actor import FIRST_VERSION, VERSION
-from apexrl.roles.batches import DirectBatches, PrefetchedBatches
-from apexrl.roles.lag import LagMeter
+from apexrl.protocols import Agent, Context, Item, Learned, WeightsReader, WeightsWriter
+from apexrl.roles import checkpoints
+from apexrl.roles.actor import FIRST_VERSION
+from apexrl.roles.batches import DirectBatches, PrefetchedBatches, Ready
+from apexrl.roles.group import Group
+from apexrl.roles.lag import AgeLimit, LagMeter, lags_of
+from apexrl.roles.pace import Pace
 from apexrl.run_folder import RunFolder
 from apexrl.spec import Array, EnvSpec
 
 if TYPE_CHECKING:
-    from apexrl.replay import BatchServer, Replay
+    from apexrl.links.averaging import Averaging
+    from apexrl.replay import Batch, BatchServer, Replay
 
     class Weights(WeightsWriter, WeightsReader): ...
 
@@ -34,10 +35,22 @@ class Learner:
     A learner that takes a dead one's place restores the newest checkpoint and goes on. Weights versions are one more
     than the learner updates ever made in the run, so they never go back: a version counts an attempt, even where a
     restored learner repeats the work. Version 1 means that nothing was learned, also after a restart or a resume.
+
+    With ``averaging`` it is one of several that make every update together (``Group``). The first publishes, counts
+    updates and writes checkpoints for all.
     """
 
+    keeps = True
+
     def __init__(
-        self, context: Context, *, config: Config, spec: EnvSpec, replay: Replay | BatchServer, weights: Weights
+        self,
+        context: Context,
+        *,
+        config: Config,
+        spec: EnvSpec,
+        replay: Replay | BatchServer,
+        weights: Weights,
+        averaging: Averaging | None = None,
     ) -> None:
         import torch
 
@@ -52,9 +65,11 @@ class Learner:
         self._replay = None if isinstance(replay, BatchServer) else replay
         self._weights = weights
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, device, context.seed)
-        self._sequences = getattr(self._agent, "item", Item()).kind == "sequence"
+        self._item: Item = getattr(self._agent, "item", Item())
         self._folder = RunFolder(context.folder)
-        self._restore()
+        self._leads = averaging is None or context.index == 0
+        if self._leads:
+            checkpoints.restore(context, self._agent, weights)
 
         updates = context.total("updates")
         learned = updates > 0 or weights.version > FIRST_VERSION
@@ -62,38 +77,41 @@ class Learner:
         self._version = max(weights.version, updates) + 1 if learned else FIRST_VERSION
         self._publish()
         source = replay.learner(context.index) if isinstance(replay, BatchServer) else replay
-        direct = DirectBatches(source, self._agent, settings.batch_size, config.replay.beta, context.patience)
+        limit = settings.max_policy_lag
+        self._ages = AgeLimit(limit, self._version, self._item) if limit else None
+        direct = DirectBatches(
+            source, self._agent, settings.batch_size, config.replay.beta, context.patience, self._ages
+        )
         if device.startswith("cuda") and not isinstance(replay, BatchServer):
             replay.allocator = pinned  # the gather then writes where the device copies from
         ahead = settings.prefetch if settings.prefetch >= 0 else _PREFETCH_ON_CUDA * device.startswith("cuda")
         threaded = ahead > 0 and context.patience > 0  # taking turns in one process leaves nobody to fetch ahead
         self._batches = PrefetchedBatches(direct, ahead, context.patience) if threaded else direct
 
+        self._group = None if averaging is None else Group(context, self._agent, averaging, self._version)
+        self._held: Ready | None = None  # a batch whose update the others of the group have not made yet
+
         now = context.clock()
-        self._lag = LagMeter()
+        self._lag = LagMeter(context)
         self._metrics: dict[str, float] = {}
-        self._update_due = now
+        self._pace = Pace(context, settings.updates_per_second)
         self._next_report = now + _REPORT_SECONDS
         self._next_checkpoint = now + settings.checkpoint_seconds
 
     def step(self) -> bool:
-        """One update. False: the replay has no batch yet, or ``updates_per_second`` says wait."""
-        if not self._due():
+        """One update. False: the replay has no batch yet, ``updates_per_second`` says wait, or other learners do."""
+        if self._held is None and not self._pace.due():
             return False
-        ready = self._batches.next()
-        if ready is None:
+        ready = self._held or self._batches.next()
+        learned = None if ready is None else self._update(ready)
+        if ready is None or learned is None:
+            self._held = ready
             self._report()
             return False
-        batch, prepared = ready
-        try:
-            learned = self._agent.update(prepared)
-        except NonFiniteError as error:
-            raise NonFiniteError(self._obituary(error, batch.keys.tolist())) from error
-        self._context.count(updates=1)
-        versions = batch.data[VERSION].astype(np.int64, copy=False)
-        if self._sequences:  # whose padding no version chose
-            versions = versions[batch.data["mask"]]
-        self._lag.add(self._version - versions)
+        batch, self._held = ready.batch, None
+        lags, aged = lags_of(batch, self._version, self._item, ready.fresh)
+        self._lag.add(lags)
+        self._context.count(updates=int(self._leads), aged_steps=aged)
         self._version += 1
         if learned.priorities is not None:
             self._batches.write_back(batch.keys, learned.priorities)
@@ -104,6 +122,20 @@ class Learner:
         self._report()
         return True
 
+    def _update(self, ready: Ready) -> Learned | None:
+        """The agent's, or the group's. None: the others of the group are still at theirs."""
+        try:
+            if self._group is None:
+                return self._agent.update(ready.prepared)
+            learned = self._group.update(ready.prepared)
+        except NonFiniteError as error:
+            raise NonFiniteError(obituary(self._context, error, self._version, ready.batch)) from error
+        if learned is not None and self._group.made_at != self._version:  # the first learner began anew
+            if self._ages is not None:
+                self._ages.shift(self._group.made_at - self._version)
+            self._version = self._group.made_at
+        return learned
+
     def close(self) -> None:
         """The last weights, the final checkpoint, and the replay when it is to be kept."""
         self._batches.close()
@@ -113,70 +145,35 @@ class Learner:
         if self._config.learner.save_replay and self._replay is not None:
             self._replay.save(self._folder.replay_path)
 
-    def _due(self) -> bool:
-        """Holds the pace of ``updates_per_second``, if one is set."""
-        pace = self._config.learner.updates_per_second
-        if not pace:
-            return True
-        now = self._context.clock()
-        wait = self._update_due - now
-        if wait > 0:
-            time.sleep(min(wait, self._context.patience))
-            if wait > self._context.patience:
-                return False
-        self._update_due = max(self._update_due, now - 1.0) + 1.0 / pace
-        return True
+    def _checkpoint(self) -> None:
+        if self._leads:
+            checkpoints.write(self._context, self._agent, self._config.learner.checkpoints_kept)
 
     def _publish(self) -> None:
-        if self._version > self._weights.version:
+        if self._leads and self._version > self._weights.version:
             self._weights.publish(self._agent.weights(), self._version)
-
-    def _restore(self) -> None:
-        found = checkpoint.load_latest(self._folder.checkpoints)
-        if found is not None:
-            self._agent.load_state_dict(found.arrays)
-            for reason in found.skipped:
-                self._context.send("log", text=f"passed over a checkpoint: {reason}", level="warning")
-            self._context.send("log", text=f"{self._context.name} restored {found.path.name}")
-        elif (newest := self._weights.latest()) is not None:
-            version, arrays = newest
-            self._agent.load(arrays)
-            self._context.send("log", text=f"{self._context.name} took up the published weights, version {version}")
-        elif self._context.total("updates") and (best := checkpoint.best(self._folder.checkpoints)) is not None:
-            self._agent.load(checkpoint.load(best).arrays)
-            text = (
-                f"there is no checkpoint of the learner: it goes on from {best.name}, with a new optimizer and target"
-            )
-            self._context.send("log", text=text, level="warning")
-
-    def _checkpoint(self) -> None:
-        # The number is that of updates ever made, as the version's: it grows over restarts, and so do file names.
-        counts = {name: self._context.total(name) for name in ("updates", "env_steps", "episodes")}
-        path = checkpoint.save(
-            self._folder.checkpoints, self._agent.state_dict(), counts, keep=self._config.learner.checkpoints_kept
-        )
-        self._context.send("checkpoint", path=str(path), updates=counts["updates"])
 
     def _report(self, now: float | None = None) -> None:
         now = self._context.clock() if now is None else now
         if now >= self._next_report:
             self._next_report = now + _REPORT_SECONDS
-            lately, ever = self._lag.read()
             updates = self._context.total("updates")
-            self._context.send("metrics", values=self._metrics, updates=updates, lag=lately, run_lag=ever)
+            self._context.send("metrics", values=self._metrics, updates=updates, **self._lag.report())
         if self._next_checkpoint <= now < float("inf"):
             self._checkpoint()
             self._next_checkpoint = self._context.clock() + self._config.learner.checkpoint_seconds
 
-    def _obituary(self, error: NonFiniteError, keys: list[int]) -> str:
-        kept = checkpoint.latest(self._folder.checkpoints)
-        last = f"The last good checkpoint is {kept}" if kept else "No checkpoint was written yet"
-        shown = ", ".join(f"{key:#x}" for key in keys[:8]) + (", …" if len(keys) > 8 else "")
-        update = f"update {self._version}"
-        return (
-            f"{update} (batch of {len(keys)} items, keys {shown}): {str(error).removeprefix(f'{update}: ')}. {last}. "
-            "Lower --learning-rate or --gradient-clip, or look for NaN, infinite or huge rewards and observations"
-        )
+
+def obituary(context: Context, error: NonFiniteError, version: int, batch: Batch) -> str:
+    """Why a run ends whose gradients became NaN or infinite, and what to do."""
+    keys = batch.keys.tolist()
+    shown = ", ".join(f"{key:#x}" for key in keys[:8]) + (", …" if len(keys) > 8 else "")
+    what = re.sub(r"^update \d+: ", "", str(error))  # an agent counts its own
+    return (
+        f"update {version} (batch of {len(keys)} items, keys {shown}): {what}. "
+        f"{checkpoints.last_good(context)}. Lower --learning-rate or --gradient-clip, or look for NaN, "
+        "infinite or huge rewards and observations"
+    )
 
 
 def pinned(shape: tuple[int, ...], dtype: str) -> Array:

@@ -30,13 +30,13 @@ class PerEnv:
         self._arrays: dict[str, Array] = {}
 
     def put(self, which: Which, rows: dict[str, Array]) -> None:
-        """``rows`` name -> [R, ...]; the first are of all M."""
+        """``rows`` name -> [R, ...]. Rows that were never put are zero."""
         if which is None:
             self._arrays = rows
             return
         for name, values in rows.items():
             if name not in self._arrays:
-                self._arrays[name] = np.empty((self._num_envs, *values.shape[1:]), values.dtype)
+                self._arrays[name] = np.zeros((self._num_envs, *values.shape[1:]), values.dtype)
             self._arrays[name][which] = values
 
     def take(self, which: Which) -> dict[str, Array]:

@@ -76,7 +76,7 @@ class Uplink:
             compression=hosts.compression,
         )
         self._weights = WeightsThread(server, keys, run_id, weights)
-        self._pace = Pace(hosts.send_period) if hosts.when_full == "wait" else None
+        self._pace = Pace(hosts.send_period, self._source.item_steps) if hosts.when_full == "wait" else None
         self._next_report = 0.0
         self._left = 0
 
@@ -152,15 +152,17 @@ class Pace:
 
     Args:
         linger: seconds that a step may wait on this host to be sent.
+        item_steps: steps that an item stands for.
     """
 
     # Ours, tried on CartPole over links of 20 ms; with 0.5 s and three journeys queues stood for seconds.
-    LEAST, FIRST = 256, 1024  # items; the first ones before any rate is known
+    LEAST, FIRST = 256, 1024  # steps; the first ones before any rate is known
     LEAST_SECONDS, JOURNEYS, OVER_SECONDS = 0.1, 2.0, 1.0
 
-    def __init__(self, linger: float) -> None:
+    def __init__(self, linger: float, item_steps: int = 1) -> None:
         self._linger = linger
-        self.items = float(self.FIRST)
+        self._least = max(1, self.LEAST // item_steps)
+        self.items = float(max(1, self.FIRST // item_steps))
         self._journey = float("inf")  # seconds from an offer to its commit, at best: later ones wait in queues of ours
         self._connection = 0
         self._offers: deque[tuple[int, float]] = deque(maxlen=4096)  # (items offered until then, when)
@@ -188,7 +190,7 @@ class Pace:
             return
         rate = (items - before) / (now - since)
         ahead = self._linger + max(self.LEAST_SECONDS, self.JOURNEYS * min(self._journey, 1.0))
-        self.items = max(self.LEAST, rate * ahead)
+        self.items = max(self._least, rate * ahead)
 
 
 class WeightsThread:

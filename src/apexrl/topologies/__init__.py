@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import NamedTuple, cast
 
-from apexrl.config import Config
-from apexrl.errors import ConfigError
+from apexrl.agents import AGENTS
+from apexrl.config import Config, WiringConfig
+from apexrl.errors import AgentError, ConfigError
 from apexrl.topologies.program import BatchesLink, Node, Probe, Program, ReplayLink, WeightsLink
 
-__all__ = ["TOPOLOGIES", "BatchesLink", "Node", "Probe", "Program", "ReplayLink", "Topology", "WeightsLink", "topology"]
+__all__ = [
+    "TOPOLOGIES",
+    "BatchesLink",
+    "Node",
+    "Probe",
+    "Program",
+    "ReplayLink",
+    "Topology",
+    "WeightsLink",
+    "check_agent",
+    "check_name",
+    "check_read",
+    "runs",
+    "topology",
+    "unread",
+]
 
 
 class Topology(NamedTuple):
-    """One line for ``apexrl list``."""
+    """One topology: what ``apexrl list`` says of it, which agents it runs, and which settings mean something to it."""
 
     summary: str
     source: str
+    agent: str = "dueling_dqn"
+    """Taken where it cannot run the present one."""
+    kinds: tuple[str, ...] = ("transition", "sequence")
+    """What its agents may learn from (``protocols.Item.kind``)."""
+    needs: tuple[str, ...] = ()
+    """What its agents must have of ``program.OPTIONAL``, beyond what every agent has."""
+    reads: tuple[str, ...] = ()
+    """Of ``config.WiringConfig``; the others mean nothing to it."""
+    ignores: tuple[str, ...] = ()
+    """Flat names of other settings that mean nothing to it."""
 
 
 TOPOLOGIES = {
@@ -26,18 +54,141 @@ TOPOLOGIES = {
         "many actors explore and prioritise, one learner samples a prioritized replay",
         "Horgan et al. 2018, arXiv 1803.00933",
     ),
+    "impala": Topology(
+        "actors queue unrolls of their own policy, learners take each once and correct for its lag",
+        "Espeholt et al. 2018, arXiv 1802.01561",
+        agent="impala",
+        kinds=("unroll",),
+        reads=("queue_batches", "learners"),
+    ),
+    "a3c": Topology(
+        "workers act, and change parameters in shared memory by their own gradients, without a lock",
+        "Mnih et al. 2016, arXiv 1602.01783",
+        agent="a2c",
+        kinds=("unroll",),
+        needs=("gradients", "apply", "networks"),
+        reads=("hogwild", "shared_statistics", "parameter_servers", "max_gradient_lag"),
+        ignores=(
+            "batch_size",
+            "prefetch",
+            "device",
+            "max_policy_lag",
+            "updates_per_second",
+            "save_replay",
+            "pull_period",
+            "random_start",
+        ),
+    ),
+    "gorila": Topology(
+        "learners send gradients of replayed batches to parameter servers, of which each owns a slice",
+        "Nair et al. 2015, arXiv 1507.04296",
+        agent="dqn",
+        needs=("gradients", "networks"),
+        reads=("learners", "parameter_servers", "max_gradient_lag", "outlier_deviations"),
+        ignores=("prefetch",),
+    ),
+    "seed": Topology(
+        "environments ask an inference server beside the learner for actions, and it gathers what happened",
+        "Espeholt et al. 2020, arXiv 1910.06591",
+        agent="impala",
+        kinds=("transition", "sequence", "unroll"),
+        reads=("queue_batches", "inference_batch", "inference_wait_ms", "splits"),
+        ignores=("pull_period",),
+    ),
 }
 
+_EVERY = ("autotune", "autotune_seconds")  # of WiringConfig: means something to all of them
+_WIRING = {entry.name for entry in dataclasses.fields(WiringConfig)}.difference(_EVERY)
 
-def topology(name: str) -> Callable[[Config, Probe], Program]:
-    """The function that wires ``name``.
+
+def check_name(name: str) -> None:
+    """Refuse a name that is no topology's.
 
     Raises:
-        ConfigError: there is no such topology.
+        ConfigError: the message names the nearest.
     """
     if name not in TOPOLOGIES:
         near = get_close_matches(name, TOPOLOGIES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(TOPOLOGIES)}"
         raise ConfigError(f"there is no topology {name!r}; {hint}")
+
+
+def topology(name: str) -> Callable[[Config, Probe], Program]:
+    """The function that wires ``name``. Called, it refuses an agent that ``name`` cannot run (``check_probed``).
+
+    Raises:
+        ConfigError: there is no such topology.
+    """
+    check_name(name)
     module = importlib.import_module(f"apexrl.topologies.{name}")
-    return cast("Callable[[Config, Probe], Program]", getattr(module, name))
+    page = cast("Callable[[Config, Probe], Program]", getattr(module, name))
+
+    @functools.wraps(page)
+    def wired(config: Config, probe: Probe) -> Program:
+        check_probed(name, config.agent.agent, probe)
+        return page(config, probe)
+
+    return wired
+
+
+def runs(name: str, agent: str) -> bool:
+    """Whether topology ``name`` can run ``agent``, as far as names tell: one of your own is looked at by the probe."""
+    return agent not in AGENTS or AGENTS[agent].item in TOPOLOGIES[name].kinds
+
+
+def check_agent(name: str, agent: str) -> None:
+    """Refuse a shipped agent that topology ``name`` cannot run.
+
+    Raises:
+        ConfigError: the message names topologies that can.
+    """
+    if not runs(name, agent):
+        raise ConfigError(_refusal(name, agent, AGENTS[agent].item))
+
+
+def check_probed(name: str, agent: str, probe: Probe) -> None:
+    """Refuse whatever agent topology ``name`` cannot run, one of your own too.
+
+    Raises:
+        ConfigError: it learns from something else; the message names topologies that can run it.
+        AgentError: it lacks what the topology needs of it.
+    """
+    if probe.item.kind not in TOPOLOGIES[name].kinds:
+        raise ConfigError(_refusal(name, agent, probe.item.kind))
+    missing = [member for member in TOPOLOGIES[name].needs if member not in probe.offers]
+    if missing:
+        raise AgentError(
+            f"topology {name} cannot run agent {agent}, which lacks {', '.join(missing)}: see apexrl.protocols.Agent "
+            "for what that is, or choose another --topology"
+        )
+
+
+def unread(name: str) -> set[str]:
+    """Flat names of the settings that mean nothing to topology ``name``, whoever the agent is."""
+    about = TOPOLOGIES[name]
+    return _WIRING.difference(about.reads).union(about.ignores)
+
+
+def check_read(name: str, given: Iterable[str]) -> None:
+    """Refuse settings that somebody has ``given`` and that topology ``name`` never reads.
+
+    Raises:
+        ConfigError: the message names the topologies that do.
+    """
+    nothing = unread(name)
+    for setting in given:
+        if setting in nothing:
+            others = ", ".join(other for other in TOPOLOGIES if setting not in unread(other))
+            flag = "--" + setting.replace("_", "-")
+            instead = f", or choose one of {others}" if others else ""
+            raise ConfigError(f"{flag} means nothing to topology {name}: leave it out{instead}")
+
+
+def _refusal(name: str, agent: str, kind: str) -> str:
+    able = ", ".join(other for other, about in TOPOLOGIES.items() if kind in about.kinds)
+    instead = f"use --topology {able}" if able else "no topology of this version can"
+    return (
+        f"topology {name} cannot run agent {agent}, which learns from {kind}s and not from "
+        f"{' or '.join(f'{other}s' for other in TOPOLOGIES[name].kinds)}: {instead}, or another --agent "
+        f"(apexrl list topologies says which)"
+    )

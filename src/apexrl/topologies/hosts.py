@@ -23,6 +23,7 @@ DEFAULT_SLOTS = 64
 
 _PASSING = 2048  # items that an actor host's replay holds, at least
 _CHUNK, _SHORT_CHUNK = 64, 8  # items in a slot of a replay that is large enough; where steps are very large
+_UNROLLS = 4  # the most that a slot holds
 _OWN_BYTES = 16  # of a step beside its fields: reward, flags
 _LEARNERS_OWN = ("sampler", "draws", "remover", "remover_alpha", "trim_every")  # say how it samples, not what it holds
 
@@ -48,7 +49,7 @@ def learner_side(program: Program, remote: Mapping[str, Any], resumed: bool = Fa
     config = program.config
     streams = config.actor.actor_slots * config.actor.envs_per_actor
     # its one writer stands for all remote actors
-    shared = ReplayLink({**replay.options, "writers": 1, "streams": streams})
+    shared = ReplayLink({**replay.options, "writers": 1, "streams": max(streams, replay.options["streams"])})
     side = Program(config, _rewired([node for node in program.nodes if node is not actor], replay, shared))
     side.role(
         Intake,
@@ -108,9 +109,13 @@ def passing(options: Mapping[str, Any], writers: int, streams: int, window_bytes
     step, item = _OWN_BYTES, 0
     for field in options["fields"].values():
         step, item = (step, item + field.nbytes) if field.per_item else (step + field.nbytes, item)
-    item += step * options.get("stride", 1)  # steps that a sequence adds to those before it
-    room = max(_PASSING, 2 * _CHUNK * streams)  # for whole chunks in every stream, and as many waiting; what waits ages
-    capacity = max(2 * _SHORT_CHUNK * streams, min(room, window_bytes // item))
+    if options.get("kind") == "unroll":
+        added, passing, chunk, short = options["length"], _PASSING // options["length"], _UNROLLS, 1
+    else:
+        added, passing, chunk, short = options.get("stride", 1), _PASSING, _CHUNK, _SHORT_CHUNK
+    item += step * added  # what an item adds to those before it
+    room = max(passing, 2 * chunk * streams)  # for whole chunks in every stream, and as many waiting; what waits ages
+    capacity = max(2 * short * streams, min(room, window_bytes // item))
     kept = {name: value for name, value in options.items() if name not in _LEARNERS_OWN}
     return kept | {
         "sampler": "fifo",

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from apexrl.config import Config
-from apexrl.protocols import Item, Role
+from apexrl.protocols import Item, Place, Role
 from apexrl.spec import EnvSpec, Field
 
 Factory = Callable[..., Role]
 """``Factory(context, **ports) -> Role``; usually the role's class."""
+
+_LEAST_ROOM, _ROOM = 16, 4  # actors that an auto-tuner may come to, unless --actor-slots says it: ours, to look around
+
+
+OPTIONAL = ("gradients", "apply", "networks")
+"""What an agent may have beyond ``protocols.Agent``, and some topologies need of it."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +29,18 @@ class Probe:
         step_spec: the extra fields that the agent records with every step.
         weights_nbytes: bytes of its acting parameters.
         item: what it learns from.
+        offers: what it has of ``OPTIONAL``.
+        vectors: what an update changes, where the agent says (``agents.vectors``): name -> float32 values.
+        places: where its acting parameters lie in these (``agents.places``); empty: gradients alone do not make it.
     """
 
     spec: EnvSpec
     step_spec: dict[str, Field]
     weights_nbytes: int
     item: Item = Item()  # noqa: RUF009
+    offers: tuple[str, ...] = ()
+    vectors: dict[str, int] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,28 @@ class ReceiptsLink:
 
 
 @dataclass(frozen=True)
+class Link:
+    """Stands for any other link until a launcher makes it: ``make(shared=…, **options)``, with ``shared`` for
+    processes and without for roles that take turns in one. What it makes is closed with the run, if it can be.
+    """
+
+    make: Callable[..., Any]
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class KnobLink:
+    """Stands for a count inside a role (its threads of one kind) that an auto-tuner may change while it works.
+
+    A role reads ``knob.value`` as it goes.
+    """
+
+    name: str
+    start: int
+    most: int
+
+
+@dataclass(frozen=True)
 class Node:
     """One role of a program.
 
@@ -86,6 +120,7 @@ class Node:
         nice: how much it gives way to others for the processor, 0 … 19.
         indices: slots of the run that these workers serve in, where others of the role work elsewhere; empty: all.
         generations: of the leases of these slots.
+        most: workers that an auto-tuner may come to run; fewer than ``count``: their number stays.
     """
 
     name: str
@@ -97,13 +132,19 @@ class Node:
     nice: int = 0
     indices: tuple[int, ...] = ()
     generations: tuple[int, ...] = ()
+    most: int = 0
 
     @property
     def leases(self) -> list[tuple[int, int]]:
-        """(slot, generation of its lease) of every worker; 0 for a slot that needs no lease."""
+        """(slot, generation of its lease) of every worker there may be; 0 for a slot that needs no lease."""
         if not self.indices:
-            return [(index, 0) for index in range(self.count)]
+            return [(index, 0) for index in range(max(self.count, self.most))]
         return list(zip(self.indices, self.generations, strict=True))
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it writes the run's checkpoints: the class of such a role says ``keeps = True``."""
+        return bool(getattr(self.factory, "keeps", False))
 
 
 @dataclass
@@ -112,6 +153,13 @@ class Program:
 
     config: Config
     nodes: list[Node] = field(default_factory=list)
+    knobs: list[KnobLink] = field(default_factory=list)
+
+    @property
+    def tunable(self) -> dict[str, tuple[int, int]]:
+        """What an auto-tuner may change: name of a role, or of a knob -> (how many at first, at most)."""
+        roles = {node.name: (node.count, node.most) for node in self.nodes if node.most >= node.count}
+        return roles | {knob.name: (knob.start, knob.most) for knob in self.knobs}
 
     def replay(self, **options: Any) -> ReplayLink:
         """A replay with these options (see ``apexrl.replay.Replay``)."""
@@ -125,6 +173,16 @@ class Program:
         """A board for weights of ``nbytes`` bytes."""
         return WeightsLink(nbytes)
 
+    def link(self, make: Callable[..., Any], **options: Any) -> Link:
+        """A link that ``make(shared=…, **options)`` makes, once, wherever roles name it."""
+        return Link(make, options)
+
+    def knob(self, name: str, start: int, most: int) -> KnobLink:
+        """A count inside a role: ``start`` at first, and from 1 to ``most`` while an auto-tuner is at work."""
+        knob = KnobLink(name, start, max(start, most))
+        self.knobs.append(knob)
+        return knob
+
     def role(
         self,
         factory: Factory,
@@ -134,15 +192,30 @@ class Program:
         env_timeout: float | None = None,
         nice: int = 0,
         name: str = "",
+        most: int = 0,
         **ports: Any,
     ) -> Node:
         """Add ``count`` workers of one role; ``ports`` become keyword arguments of ``factory``.
 
-        ``name``: of the role; default: the factory's, in lower case.
+        ``name``: of the role; default: the factory's, in lower case. ``most``: workers that there may come to be.
         """
         name = name or getattr(factory, "__name__", type(factory).__name__).lower()
         if any(node.name == name for node in self.nodes):
             raise ValueError(f"the program has a role {name!r} already; raise its count instead")
-        node = Node(name, factory, count, ports, restarts, env_timeout, nice)
+        node = Node(name, factory, count, ports, restarts, env_timeout, nice, most=most)
         self.nodes.append(node)
         return node
+
+
+def room(config: Config) -> int:
+    """Actors, or whoever steps environments, for whom links must have room: with an auto-tuner, more than there are at
+    first."""
+    actor = config.actor
+    return max(actor.actors, actor.actor_slots) if config.wiring.autotune else actor.actors
+
+
+def with_room(config: Config) -> Config:
+    """``config`` with its number of actor slots settled, for a run whose actors are tuned."""
+    actor = config.actor
+    slots = actor.actor_slots or max(_LEAST_ROOM, _ROOM * actor.actors)
+    return replace(config, actor=replace(actor, actor_slots=slots))

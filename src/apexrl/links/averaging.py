@@ -1,0 +1,178 @@
+"""Learners that make every update together: each offers its gradient, and all go on with the mean.
+
+One segment. Every member has a line of words that it alone writes, and two places for gradients, used in turn. A
+member that begins anew opens a new *epoch*; whoever sees a newer one drops what is under way and joins it. When all are
+in the same epoch, the first member gives its state to the rest, and they count their updates from there.
+
+Nobody waits for a lock, and every wait ends: a member that was killed is missed until its successor comes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apexrl._native import Segment
+
+LEADER: Final = 0
+"""The member whose state all others take."""
+
+_LINE = 64  # bytes
+_EPOCH, _OFFERED, _BELL = 0, 4, 8  # words of a member: its epoch, gradients that it has offered there, rung by others
+_STATE_EPOCH, _VERSION = 0, 8  # of the header: whose state lies there; the version that it stands for, 8 bytes
+_SLICE_SECONDS = 0.1  # between looks at signals while waiting
+
+Vector = NDArray[np.float32]
+
+
+class Averaging:
+    """Room for the gradients of some learners, and for one state. Picklable to local processes.
+
+    Args:
+        members: how many learners there are.
+        gradient: float32 values of a gradient.
+        state: float32 values of what a learner must know to go on as another would.
+        shared: for processes; else for roles that take turns in one, with the same semantics.
+    """
+
+    def __init__(self, members: int, gradient: int, state: int, shared: bool = True) -> None:
+        self.members, self.gradient, self.state = members, gradient, state
+        self._place = -(-4 * gradient // _LINE) * _LINE
+        self._states_at = _LINE * (1 + members)
+        self._gradients_at = self._states_at + -(-4 * state // _LINE) * _LINE
+        self._attach(Segment(self._gradients_at + 2 * members * self._place))
+
+    def _attach(self, segment: Segment) -> None:
+        self._segment = segment
+        data = segment.array()  # keeps the memory mapped as long as a vector is used
+        self._version = data[_VERSION : _VERSION + 8].view(np.int64)
+        self._state = data[self._states_at :][: 4 * self.state].view(np.float32)
+        starts = range(self._gradients_at, self._gradients_at + 2 * self.members * self._place, self._place)
+        self._gradients = [data[start : start + 4 * self.gradient].view(np.float32) for start in starts]
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("members", "gradient", "state", "_place", "_states_at", "_gradients_at", "_segment")
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._attach(state["_segment"])
+
+    def member(self, index: int) -> Member:
+        """The place of learner ``index``, for one process at a time. It opens a new epoch."""
+        return Member(self, index)
+
+    # Words of a member
+    def word(self, member: int, which: int) -> int:
+        return self._segment.load(_LINE * (1 + member) + which)
+
+    def set_word(self, member: int, which: int, value: int) -> None:
+        self._segment.store(_LINE * (1 + member) + which, value)
+
+    def ring(self, but: int) -> None:
+        """Wake all members but one."""
+        for member in range(self.members):
+            if member != but:
+                self._segment.ring(_LINE * (1 + member) + _BELL)
+
+    def wait(self, member: int, fine: Callable[[], bool], timeout: float) -> bool:
+        """Wait until ``fine()``, which others' words make true; False when ``timeout`` seconds passed first."""
+        deadline = time.monotonic() + timeout
+        while True:
+            seen = self.word(member, _BELL)
+            if fine():
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._segment.wait(_LINE * (1 + member) + _BELL, seen, min(left, _SLICE_SECONDS))
+
+    # The state, and gradients
+    def give_state(self, epoch: int, state: Vector, version: int) -> None:
+        self._state[:] = state
+        self._version[0] = version
+        self._segment.store(_STATE_EPOCH, epoch)
+
+    def state_of(self, epoch: int) -> tuple[Vector, int] | None:
+        """(state, version) of that epoch; None: it is not there yet."""
+        return (self._state, int(self._version[0])) if self._segment.load(_STATE_EPOCH) == epoch else None
+
+    def place(self, member: int, number: int) -> Vector:
+        """Where a member's gradient of that number lies."""
+        return self._gradients[2 * member + number % 2]
+
+
+class Member:
+    """One learner's place among them."""
+
+    def __init__(self, link: Averaging, index: int) -> None:
+        self._link = link
+        self._index = index
+        self._others = [other for other in range(link.members) if other != index]
+        self._offered = 0
+        self.joined = False
+        """Whether this member has the state of its epoch."""
+        self._enter(max(link.word(member, _EPOCH) for member in range(link.members)) + 1)
+
+    def gathered(self, timeout: float) -> bool:
+        """Wait until all are in one epoch. ``joined`` is False from when a newer one was seen."""
+        return self._link.wait(self._index, self._all_here, timeout)
+
+    def give(self, state: Vector, version: int) -> None:
+        """The leader's: what all others take, and the version of the weights that it stands for."""
+        self._link.give_state(self._epoch, state, version)
+        self.joined = True
+        self._link.ring(but=self._index)
+
+    def take(self, timeout: float) -> tuple[Vector, int] | None:
+        """(state, version) of the leader, the shared memory itself: copy it. None: it did not come in time, or a newer
+        epoch did."""
+        link, epoch = self._link, self._epoch
+        link.wait(self._index, lambda: link.state_of(epoch) is not None or not self._all_here(), timeout)
+        found = link.state_of(epoch)
+        if found is None or self._epoch != epoch:
+            return None
+        self.joined = True
+        return found
+
+    def offer(self, gradient: Vector) -> None:
+        """Put up this member's next gradient."""
+        self._offered += 1
+        self._link.place(self._index, self._offered)[:] = gradient
+        self._link.set_word(self._index, _OFFERED, self._offered)
+        self._link.ring(but=self._index)
+
+    def mean(self, timeout: float) -> Vector | None:
+        """The mean of all members' gradients of the number last offered, summed in their order, so that it is the same
+        to the last bit for all; an array of its own. None: they have not come yet, or ``joined`` is False."""
+        link, number = self._link, self._offered
+
+        def ready() -> bool:
+            return not self._all_here() or all(link.word(other, _OFFERED) >= number for other in self._others)
+
+        if not link.wait(self._index, ready, timeout) or not self.joined:
+            return None
+        total: Vector = link.place(0, number).copy()
+        for member in range(1, link.members):
+            total += link.place(member, number)
+        total /= np.float32(link.members)
+        return total if self._all_here() else None
+
+    def _all_here(self) -> bool:
+        """Whether all are in one epoch, this member having followed to the newest."""
+        epochs = [self._link.word(member, _EPOCH) for member in range(self._link.members)]
+        newest = max(epochs)
+        if newest != self._epoch:
+            self._enter(newest)
+            epochs[self._index] = newest
+        return min(epochs) == newest
+
+    def _enter(self, epoch: int) -> None:
+        self._epoch, self._offered, self.joined = epoch, 0, False
+        self._link.set_word(self._index, _OFFERED, 0)  # before the epoch: nobody takes an earlier one's for this one's
+        self._link.set_word(self._index, _EPOCH, epoch)
+        self._link.ring(but=self._index)

@@ -1,0 +1,68 @@
+"""A3C: workers act, take gradients and change the shared parameters by them, at the same time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apexrl.config import Config, WiringConfig
+from apexrl.errors import ConfigError
+from apexrl.links.shared_parameters import SharedParameters
+from apexrl.protocols import STATISTICS
+from apexrl.roles import Evaluator, ParameterKeeper, ParameterServer, Worker
+from apexrl.settings import as_flag
+from apexrl.topologies.program import Probe, Program, room
+from apexrl.topologies.sharding import sharded
+
+
+def a3c(config: Config, probe: Probe) -> Program:
+    """A3C (Mnih et al. 2016, arXiv 1602.01783), with processes for its threads.
+
+    Inference runs in the worker, and nothing travels to a learner: each worker applies its own gradients, in place, to
+    parameters and optimizer statistics in shared memory (Hogwild). A keeper writes the first ones, publishes them for
+    the evaluator, and saves them.
+
+    With ``--no-hogwild``, gradients travel to parameter servers, which apply them one by one, and publish.
+
+    Raises:
+        AgentError: more than gradients makes this agent what it is, and it is to be changed by servers.
+        ConfigError: an update is to go over its batch more than once: a worker has one gradient for each unroll. Or a
+            setting means nothing with or without Hogwild, or there are more servers than slices.
+    """
+    _check(config)
+    actors = config.actor
+    program = Program(config)
+    settings: dict[str, Any] = {"config": config, "spec": probe.spec}
+    sturdy: dict[str, Any] = {"restarts": config.learner.learner_restarts}
+    fragile: dict[str, Any] = {"restarts": actors.actor_restarts, "env_timeout": actors.env_timeout}
+    working: dict[str, Any] = {**settings, "count": actors.actors, "most": room(config), **fragile}
+
+    if config.wiring.hogwild:
+        shares = config.wiring.shared_statistics
+        sizes = {name: size for name, size in probe.vectors.items() if shares or STATISTICS not in name}
+        parameters = program.link(SharedParameters, sizes=sizes)
+        weights: Any = program.weights(probe.weights_nbytes)
+        keeping = {**settings, "parameters": parameters, "weights": weights}
+        program.role(ParameterKeeper, name="parameter_server", **keeping, **sturdy)
+        program.role(Worker, **working, parameters=parameters)
+    else:
+        links = sharded(program, config, probe, senders=room(config))
+        weights = links["parameters"]
+        program.role(Worker, **working, **links)
+        serving = {**settings, **links, "count": config.wiring.parameter_servers}
+        program.role(ParameterServer, name="parameter_server", **serving, **sturdy)
+    program.role(Evaluator, **settings, weights=weights, **fragile)
+    return program
+
+
+def _check(config: Config) -> None:
+    agent, wiring, usual = config.agent, config.wiring, WiringConfig()
+    if agent.epochs > 1 or agent.minibatches > 1:
+        raise ConfigError(
+            f"--epochs {agent.epochs} --minibatches {agent.minibatches}: a worker of topology a3c takes one gradient "
+            "of an unroll. Set both to 1, or use --topology impala"
+        )
+    idle = ("parameter_servers", "max_gradient_lag") if wiring.hogwild else ("shared_statistics",)
+    for name in idle:
+        if getattr(wiring, name) != getattr(usual, name):
+            given, other = as_flag(name, getattr(wiring, name)), as_flag("hogwild", wiring.hogwild)
+            raise ConfigError(f"{given} means nothing with {other}: leave it out, or change the other")

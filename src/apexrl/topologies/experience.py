@@ -1,0 +1,76 @@
+"""The replays that experience goes through on its way to a learner: what several topologies' pages have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apexrl.config import AgentConfig, Config
+from apexrl.protocols import Item
+from apexrl.roles.actor import step_fields
+from apexrl.topologies.program import Probe, room
+
+_MOST_STREAMS = 65_536  # that a replay takes
+
+
+def window(item: Item, agent: AgentConfig) -> dict[str, Any]:
+    """What the replay cuts from the streams; an agent of sequences or unrolls sums their rewards itself."""
+    if item.kind == "transition":
+        return {"kind": "transition", "n_step": agent.n_step}
+    if item.kind == "unroll":
+        return {"kind": "unroll", "length": item.length, "burn_in": item.burn_in}
+    return {"kind": "sequence", "length": item.length, "stride": item.stride, "burn_in": item.burn_in}
+
+
+def experience(config: Config, probe: Probe) -> dict[str, Any]:
+    """Options of the replay that goes with what the agent learns from: ``queue`` for unrolls, else ``prioritized``."""
+    return queue(config, probe) if probe.item.kind == "unroll" else prioritized(config, probe)
+
+
+def prioritized(config: Config, probe: Probe) -> dict[str, Any]:
+    """Options of Ape-X's replay: draws by priority, or at random where ``alpha`` is 0."""
+    replay = config.replay
+    return {
+        **_steps(config, probe),
+        "streams": _streams(config),
+        "capacity": replay.capacity,
+        "alpha": replay.alpha,
+        "eps": replay.priority_eps,
+        "remover": replay.remover,
+        "remover_alpha": replay.remover_alpha,
+        "trim_every": replay.trim_every,
+        "min_size": replay.min_size,
+        "samples_per_insert": replay.samples_per_insert,
+        "insert_band": replay.insert_band,
+    }
+
+
+def queue(config: Config, probe: Probe) -> dict[str, Any]:
+    """Options of IMPALA's queue: every unroll once, oldest first; when ``queue_batches`` batches wait, actors do.
+
+    As many unrolls as make a batch can always be waiting, however many streams there are and whoever dies. A slot holds
+    one unroll: where it could hold several, what dead actors left half full might keep the place of the rest.
+    """
+    capacity = config.wiring.queue_batches * config.learner.batch_size
+    spread = min(capacity // 2, _MOST_STREAMS)  # from this many streams on, a slot holds one item (replay.options)
+    return {
+        **_steps(config, probe),
+        "streams": max(_streams(config), spread),
+        "sampler": "fifo",
+        "capacity": capacity,
+    }
+
+
+def _steps(config: Config, probe: Probe) -> dict[str, Any]:
+    """What is stored of every step, and by how many."""
+    return {
+        **window(probe.item, config.agent),
+        "fields": step_fields(probe.spec, probe.step_spec),
+        "stack": config.env.stack,
+        "gamma": config.agent.gamma,
+        "seed": config.seed,
+        "writers": room(config),
+    }
+
+
+def _streams(config: Config) -> int:
+    return room(config) * config.actor.envs_per_actor

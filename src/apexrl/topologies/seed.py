@@ -1,0 +1,45 @@
+"""SEED: environments ask a server beside the learner what to do, and the server gathers what happened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apexrl.config import Config
+from apexrl.links.inference import InferenceLink
+from apexrl.roles import EnvWorker, Evaluator, InferenceServer, Learner
+from apexrl.roles.env_worker import reply_fields, request_fields, split_sizes
+from apexrl.topologies.experience import experience
+from apexrl.topologies.program import Probe, Program, room
+
+
+def seed(config: Config, probe: Probe) -> Program:
+    """SEED (Espeholt et al. 2020, arXiv 1910.06591), on one machine.
+
+    Inference runs in a server, in batches over all environments; a worker has environments and no weights. To the
+    learner travel what the server gathered: unrolls through a queue (SEED's V-trace), or prioritized sequences (its
+    R2D2) or transitions. Weights travel to the server and the evaluator alone.
+    """
+    actors = config.actor
+    program = Program(config)
+
+    replay = program.replay(**experience(config, probe))
+    weights = program.weights(probe.weights_nbytes)
+    inference = program.link(
+        InferenceLink.make,
+        request=request_fields(probe.spec),
+        reply=reply_fields(probe.spec),
+        workers=room(config),
+        splits=split_sizes(actors.envs_per_actor, config.wiring.splits),
+    )
+    settings: dict[str, Any] = {"config": config, "spec": probe.spec}
+    central: dict[str, Any] = {"replay": replay, "weights": weights, "restarts": config.learner.learner_restarts}
+    fragile: dict[str, Any] = {"restarts": actors.actor_restarts, "env_timeout": actors.env_timeout}
+    # Where processors are short, environments wait for the learner and for inference, and neither for them.
+    fragile["nice"] = 5
+
+    program.role(Learner, **settings, **central)
+    program.role(InferenceServer, name="inference_server", **settings, **central, inference=inference)
+    workers: dict[str, Any] = {"count": actors.actors, "most": room(config), "inference": inference}
+    program.role(EnvWorker, name="env_worker", **settings, **workers, **fragile)
+    program.role(Evaluator, **settings, weights=weights, **fragile)
+    return program

@@ -1,0 +1,528 @@
+"""Environment workers and their inference server, stepped by hand: what is written is what happened."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from remembering import Clock, Remembering
+from telling import Numbered, Teller
+
+from apexrl.agents import agent_class
+from apexrl.config import ActorConfig, AgentConfig, Config, EnvConfig, ReplayConfig, WiringConfig
+from apexrl.envs import make_vector
+from apexrl.errors import WaitTimeout
+from apexrl.exploration import epsilon_ladder
+from apexrl.links.inference import InferenceLink
+from apexrl.links.inference_gateway import Gateway
+from apexrl.links.inference_remote import RemoteInference
+from apexrl.replay import Replay
+from apexrl.roles import EnvWorker, InferenceServer
+from apexrl.roles.actor import VERSION, step_fields
+from apexrl.roles.env_worker import reply_fields, request_fields, split_sizes
+from apexrl.spec import EnvSpec
+from apexrl.weights import InlineWeights
+
+WORKERS, ENVS = 2, 3  # of each
+
+
+def config_for(stack: int = 1, vector: Any = "sync", splits: int = 2, **wiring: Any) -> Config:
+    return Config(
+        agent=AgentConfig(hidden=(8,)),
+        actor=ActorConfig(actors=WORKERS, envs_per_actor=ENVS, vector=vector),
+        env=EnvConfig(env=Numbered, env_kwargs={"numbers": itertools.count()}, stack=stack),
+        wiring=WiringConfig(splits=splits, **wiring),
+    )
+
+
+def spec_of(config: Config) -> EnvSpec:
+    env = make_vector(replace(config.env, env_kwargs={}), 1, 0)
+    env.close()
+    return env.spec
+
+
+class Stream:
+    """One writer: the rows of its streams."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        self.refusing = False
+        self.closed = False
+
+    def append(self, steps: dict[str, Any], streams: Any = None, timeout: float = 10.0) -> None:
+        assert not self.closed
+        if self.refusing:
+            raise WaitTimeout("full")
+        assert {len(values) for values in steps.values()} == {len(streams)}
+        for row, stream in enumerate(streams):
+            self.rows[stream].append({name: np.array(value[row]) for name, value in steps.items()})
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Recorder:
+    """A replay that keeps what its writers are given, writer by writer."""
+
+    def __init__(self) -> None:
+        self.writers: list[Stream] = []
+
+    def writer(self, streams: int, priority_fn: Any) -> Stream:
+        assert streams == ENVS
+        self.writers.append(Stream())
+        return self.writers[-1]
+
+
+class System:
+    """Workers and a server over one link, stepped by hand, that may die between any two steps."""
+
+    def __init__(self, stage: Any, monkeypatch: pytest.MonkeyPatch, config: Config, agent: Any = None) -> None:
+        self.stage, self.config = stage, config
+        self.agent = agent or Teller()
+        if agent is None:
+            monkeypatch.setattr("apexrl.agents.agent_class", lambda name: lambda *args: self.agent)
+        self.spec = spec_of(config)
+        self.link = InferenceLink.make(
+            shared=False,
+            request=request_fields(self.spec),
+            reply=reply_fields(self.spec),
+            workers=WORKERS,
+            splits=split_sizes(ENVS, config.wiring.splits),
+        )
+        self.inference: Any = self.link  # as workers have it
+        self.replay: Any = Recorder()
+        self.weights = InlineWeights()
+        self.weights.publish({"w": np.array([1.0], np.float32)}, 1)
+        self.server = self.new_server()
+        self.lives = [0] * WORKERS
+        self.workers = [self.new_worker(index) for index in range(WORKERS)]
+
+    def new_server(self) -> InferenceServer:
+        context = self.stage.context("inference_server")
+        return InferenceServer(
+            context,
+            config=self.config,
+            spec=self.spec,
+            inference=self.link,
+            replay=self.replay,
+            weights=self.weights,
+        )
+
+    def new_worker(self, index: int) -> EnvWorker:
+        context = self.stage.context("env_worker", index, seed=index + 1)
+        context.generation = self.lives[index]
+        return EnvWorker(context, config=self.config, spec=self.spec, inference=self.inference)
+
+    def kill_worker(self, index: int) -> None:
+        self.lives[index] += 1
+        self.workers[index] = self.new_worker(index)
+
+    def turn(self) -> None:
+        """Everybody does what there is to do."""
+        for worker in self.workers:
+            while worker.step():
+                pass
+        while self.server.step():
+            pass
+
+    def turns(self, count: int) -> None:
+        for _ in range(count):
+            self.turn()
+
+    def streams(self) -> list[list[dict[str, Any]]]:
+        return [rows for writer in self.replay.writers for _, rows in sorted(writer.rows.items()) if rows]
+
+
+def check_stream(rows: list[dict[str, Any]], begins_anew: bool = True) -> int:
+    """A stream is one environment's own, without a hole: returns its steps without final observations."""
+    number = int(rows[0]["observation"][0])
+    if begins_anew:
+        assert rows[0]["observation"][2] == 0
+    count, steps, final = 0, 0, False
+    for row, after in zip(rows, [*rows[1:], None], strict=True):
+        here = row["observation"]
+        assert int(row["told"]) == number * 1_000_000 + count  # decided there, with the state of that episode
+        count += 1
+        ended = bool(row["terminated"] or row["truncated"])
+        if final:  # of an episode: action ignored, no reward
+            assert row["reward"] == 0.0
+            assert not ended
+            there = [number, here[1] + 1, 0]
+        else:
+            steps += 1
+            there = [number, here[1], here[2] + 1]
+            assert row["reward"] == 100.0 * number + there[2] + 0.125 * row["action"]  # the action that arrived
+            assert ended == (there[2] == 2 + (number + here[1]) % 6)
+        if after is not None:
+            assert after["observation"].tolist() == there
+        if final:
+            count = 0
+        final = ended
+    return steps
+
+
+@pytest.mark.parametrize("splits", [1, 2, 3, 5])
+@pytest.mark.parametrize("vector", ["sync", "threads"])
+def test_every_step_is_written_once_in_order_with_its_own_action(
+    stage: Any, monkeypatch: pytest.MonkeyPatch, splits: int, vector: str
+) -> None:
+    system = System(stage, monkeypatch, config_for(splits=splits, vector=vector))
+    system.turns(60)
+    assert len(system.replay.writers) == WORKERS
+    streams = system.streams()
+    assert sorted(int(rows[0]["observation"][0]) for rows in streams) == list(range(WORKERS * ENVS))
+    steps = sum(check_stream(rows) for rows in streams)
+    # Every environment has made a step more than it was told the results of.
+    assert 0 <= stage.run.totals["env_steps"] - steps <= WORKERS * ENVS
+    assert steps > 200
+    for worker in system.workers:
+        worker.close()
+    system.server.close()
+    assert all(writer.closed for writer in system.replay.writers)
+    assert stage.run.totals["episodes"] == sum(len(values["returns"]) for values in stage.values("episodes")) > 30
+
+
+def test_each_environment_keeps_its_rung_of_the_ladder(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = System(stage, monkeypatch, config_for())
+    system.turns(5)
+    ladder = epsilon_ladder(WORKERS * ENVS, 0.4, 7.0)
+    for worker, writer in enumerate(system.replay.writers):
+        for env, rows in writer.rows.items():
+            assert {float(row["explored"]) for row in rows} == {float(ladder[env * WORKERS + worker])}
+
+
+def test_steps_carry_the_version_that_chose_them_and_the_newest_chooses(
+    stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = System(stage, monkeypatch, config_for())
+    system.turns(4)
+    system.weights.publish({"w": np.array([9.0], np.float32)}, 9)
+    system.turns(4)
+    assert system.agent.version == 9
+    for rows in system.streams():
+        assert [int(row[VERSION]) for row in rows] == [1] * 4 + [9] * (len(rows) - 4)
+        assert len(rows) > 4
+
+
+def test_nobody_is_answered_before_there_are_weights(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = System(stage, monkeypatch, config_for())
+    system.weights = InlineWeights()
+    system.server = system.new_server()
+    system.turns(3)
+    assert stage.run.totals["env_steps"] == system.agent.acted == 0
+    system.weights.publish({"w": np.array([1.0], np.float32)}, 1)
+    system.turns(3)
+    assert stage.run.totals["env_steps"] > 0
+
+
+def test_actions_are_random_until_something_is_learned(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_for()
+    system = System(stage, monkeypatch, replace(config, actor=replace(config.actor, random_start=True)))
+    system.turns(4)
+    system.weights.publish({"w": np.array([2.0], np.float32)}, 2)
+    system.turns(4)
+    for rows in system.streams():
+        explored = np.array([row["explored"] for row in rows])
+        assert np.isinf(explored[:4]).all()
+        assert np.isfinite(explored[4:]).all()
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4])
+def test_batches_hold_as_many_as_they_may_and_everybody_has_a_turn(
+    stage: Any, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    system = System(stage, monkeypatch, config_for(inference_batch=most))  # groups of 2 and 1
+    system.turns(30)
+    assert all(size <= max(2, most) for size in system.agent.batches)  # a group is never cut
+    lengths = [len(rows) for rows in system.streams()]
+    assert len(lengths) == WORKERS * ENVS
+    assert max(lengths) - min(lengths) <= 1
+    for rows in system.streams():
+        check_stream(rows)
+
+
+def test_groups_take_turns_where_not_all_fit(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = System(stage, monkeypatch, config_for(inference_batch=2))
+    for worker in system.workers:
+        while worker.step():
+            pass
+    served = []
+    for _ in range(4):
+        before = system.link.answered_words.copy()
+        assert system.server.step()
+        served.append(np.flatnonzero(system.link.answered_words != before).tolist())
+        for worker in system.workers:  # whoever was answered asks again, and does not come before the others
+            while worker.step():
+                pass
+    assert served == [[0], [1], [2], [3]]
+
+
+def test_a_worker_whose_steps_are_refused_waits_and_the_other_goes_on(
+    stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = System(stage, monkeypatch, config_for())
+    system.turns(5)
+    blocked, free = system.replay.writers
+    blocked.refusing = True
+    before = [len(rows) for rows in blocked.rows.values()], [len(rows) for rows in free.rows.values()]
+    system.turns(20)
+    assert [len(rows) for rows in blocked.rows.values()] == before[0]
+    assert all(len(rows) >= then + 19 for rows, then in zip(free.rows.values(), before[1], strict=True))
+    blocked.refusing = False
+    system.turns(20)
+    assert all(len(rows) >= then + 19 for rows, then in zip(blocked.rows.values(), before[0], strict=True))
+    assert len(system.replay.writers) == WORKERS
+    for rows in system.streams():
+        check_stream(rows)
+
+
+@pytest.mark.parametrize("moment", ["asked", "answered", "taken", "never asked"])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_a_new_life_of_a_worker_begins_anew_whenever_the_old_one_ended(
+    stage: Any, monkeypatch: pytest.MonkeyPatch, moment: str, splits: int
+) -> None:
+    system = System(stage, monkeypatch, config_for(splits=splits))
+    for life in range(3):
+        system.turns(7 + life)
+        first = system.workers[0]
+        if moment in ("asked", "taken"):
+            first.step()  # the answers are taken, and the next actions asked for
+        if moment == "taken":
+            system.server.step()
+            for split in first._end.answered():
+                first._end.take(split)
+        system.kill_worker(0)
+        if moment == "never asked":  # this one dies before it asks
+            system.kill_worker(0)
+    system.turns(10)
+    closed = [writer.closed for writer in system.replay.writers]
+    assert closed == [True, False, True, True, False]
+    streams = system.streams()
+    for rows in streams:
+        check_stream(rows)
+    # The second worker's streams go on through all of it.
+    longest = sorted(len(rows) for rows in streams)[-ENVS:]
+    assert longest == sorted(len(rows) for rows in system.replay.writers[1].rows.values())
+
+
+def test_what_a_dead_worker_asked_is_not_answered_to_its_successor(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The successor's first group asks; the request of the second group is still its predecessor's."""
+    system = System(stage, monkeypatch, config_for())
+    system.turns(6)
+    for worker in system.workers:
+        while worker.step():
+            pass
+    system.kill_worker(0)
+    successor = system.workers[0]
+    assert successor._ask(0)
+    acted = system.agent.acted
+    assert system.server.step()
+    assert system.agent.acted == acted + 1
+    assert system.agent.batches[-1] == 2 + ENVS  # the first group, and the other worker; nobody acts for the dead
+    assert system.server._end.pending() == []
+    system.turns(10)
+    for rows in system.streams():
+        check_stream(rows)
+
+
+def check_continued(rows: list[dict[str, Any]]) -> None:
+    """A stream that a new server began in the midst of an episode, with a state that counts from there."""
+    at = next((i for i, row in enumerate(rows) if row["observation"][2] == 0), len(rows))
+    if at:
+        number = int(rows[0]["observation"][0])
+        assert [int(row["told"]) for row in rows[:at]] == [number * 1_000_000 + count for count in range(at)]
+        for row, after in itertools.pairwise(rows[: at - 1]):
+            assert after["observation"].tolist() == (row["observation"] + [0, 0, 1]).tolist()
+            assert row["reward"] == 100.0 * number + after["observation"][2] + 0.125 * row["action"]
+    if rows[at:]:
+        check_stream(rows[at:])
+
+
+@pytest.mark.parametrize("moment", ["idle", "asked", "read", "written"])
+def test_a_new_server_answers_what_the_old_one_left(stage: Any, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    system = System(stage, monkeypatch, config_for())
+    system.turns(8)
+    if moment != "idle":
+        for worker in system.workers:
+            while worker.step():
+                pass
+    old = system.server
+    if moment in ("read", "written"):
+        requests = old._end.read(old._end.pending())
+        if moment == "written":
+            old._write(requests)
+    taken = stage.run.totals["env_steps"]
+    written = sum(len(rows) for rows in system.streams())
+    system.server = system.new_server()
+    system.turns(12)
+    assert len(system.replay.writers) == 2 * WORKERS
+    streams = system.streams()
+    for rows in streams[: WORKERS * ENVS]:
+        check_stream(rows)
+    for rows in streams[WORKERS * ENVS :]:
+        check_continued(rows)
+    assert sum(len(rows) for rows in streams) >= written + 10 * WORKERS * ENVS
+    assert stage.run.totals["env_steps"] > taken
+
+
+def test_workers_of_another_host_ask_over_tcp(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_for()
+    system = System(stage, monkeypatch, config)
+    gateway = Gateway(system.link, "token")
+    fields = {"request": request_fields(system.spec), "reply": reply_fields(system.spec)}
+    system.inference = RemoteInference(gateway.address, "token", **fields, splits=system.link.splits)
+    system.lives = [1] * WORKERS
+    try:
+        system.workers = [system.new_worker(index) for index in range(WORKERS)]
+        for goal in (150, 300):
+            while stage.run.totals["env_steps"] < goal:
+                system.turn()
+            gateway._open[0].end()  # a connection breaks
+            system.workers[1]._end.leave()
+            system.kill_worker(1)
+        while stage.run.totals["env_steps"] < 600:
+            system.turn()
+        for worker in system.workers:
+            worker.close()
+    finally:
+        gateway.close()
+    assert len(system.replay.writers) == WORKERS + 4
+    written = 0
+    for rows in system.streams():
+        check_continued(rows)  # after a break an episode goes on in a new stream
+        written += len(rows)
+    assert written > 500
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_frames_are_seen_stacked_and_stored_once(stage: Any, monkeypatch: pytest.MonkeyPatch, stack: int) -> None:
+    config = config_for(stack=stack)
+    system = System(stage, monkeypatch, config)
+    agent, n = system.agent, 3
+    seen: list[Any] = []
+    act = agent.act
+
+    def noted(observations: Any, *rest: Any) -> Any:
+        seen.append(observations["observation"].copy())
+        return act(observations, *rest)
+
+    agent.act = noted
+    with Replay(
+        kind="transition",
+        fields=step_fields(system.spec, agent.step_spec),
+        capacity=4000,
+        stack=stack,
+        n_step=n,
+        gamma=0.5,
+        writers=WORKERS,
+        streams=WORKERS * ENVS,
+    ) as replay:
+        system.replay = replay
+        system.server = system.new_server()
+        system.turns(300)
+        system.server.close()
+        batch = replay.sample(1024)
+        now = batch.data["observation"].reshape(1024, stack, 3)
+        later = batch.data["next_observation"].reshape(1024, stack, 3)
+        numbers, episodes = now[:, -1, 0], now[:, -1, 1]
+        assert set(numbers.tolist()) == set(range(WORKERS * ENVS))
+        for window in (now, later):  # of one environment, one episode, and in order; before its start the first frame
+            assert (window[:, :, :2] == now[:, -1:, :2]).all()
+            ages = window[:, :, 2]
+            np.testing.assert_array_equal(ages, np.maximum(ages[:, -1:] - np.arange(stack)[::-1], 0))
+        left = 2 + (numbers + episodes) % 6 - now[:, -1, 2]
+        np.testing.assert_array_equal(later[:, -1, 2] - now[:, -1, 2], np.minimum(left, n))
+    for windows in seen:
+        frames = windows.reshape(len(windows), stack, 3)
+        np.testing.assert_array_equal(frames[:, :, 2], np.maximum(frames[:, -1:, 2] - np.arange(stack)[::-1], 0))
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_recurrent_states_stay_with_their_environments(
+    stage: Any, monkeypatch: pytest.MonkeyPatch, splits: int
+) -> None:
+    length, burn_in = 3, 2
+    agent = AgentConfig(
+        agent="remembering:Remembering",
+        hidden=(4,),
+        recurrent_units=3,
+        sequence_length=length,
+        sequence_stride=1,
+        burn_in=burn_in,
+    )
+    config = replace(config_for(splits=splits), env=EnvConfig(env=Clock), agent=agent, replay=ReplayConfig(min_size=1))
+    teacher = Remembering(spec_of(config), agent)
+    fields = step_fields(spec_of(config), teacher.step_spec)
+    window: dict[str, Any] = {"kind": "sequence", "length": length, "stride": 1, "burn_in": burn_in}
+    with Replay(500, fields, **window, streams=WORKERS * ENVS, writers=WORKERS) as replay:
+        system = System(stage, monkeypatch, config, agent=teacher)
+        system.replay, system.weights = replay, InlineWeights()
+        system.weights.publish(teacher.weights(), 1)
+        system.server = system.new_server()
+        system.turns(60)
+        system.kill_worker(1)  # its new life begins with zeros, as an episode does
+        system.turns(60)
+        acting = system.server._agent
+        assert isinstance(acting, Remembering)
+        assert acting.acted > 600
+        assert acting.wrong == 0
+        system.server.close()
+        data = replay.sample(500).data
+    begins = data["first"][np.arange(500), data["mask"].argmax(axis=1)]
+    zero = ~(data["lstm_h"].any(axis=1) | data["lstm_c"].any(axis=1))
+    np.testing.assert_array_equal(begins, zero)
+    assert 0 < begins.sum() < 500
+
+
+def test_a_seed_decides_everything(make_stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(config_for(), env=EnvConfig(), agent=AgentConfig(agent="dqn", hidden=(8,)))
+    runs = []
+    for _ in range(2):
+        agent = agent_class("dqn")(spec_of(config), config.agent, "cpu", 3)
+        system = System(make_stage(), monkeypatch, config, agent=agent)
+        system.weights = InlineWeights()
+        system.weights.publish(agent.weights(), 1)
+        system.server = system.new_server()
+        system.turns(30)
+        runs.append(system.streams())
+    assert len(runs[0]) == WORKERS * ENVS
+    for one, two in zip(*runs, strict=True):
+        assert len(one) == len(two) > 20
+        for mine, other in zip(one, two, strict=True):
+            for name in mine:
+                np.testing.assert_array_equal(mine[name], other[name])
+
+
+def test_what_the_server_says_of_its_batches(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = System(stage, monkeypatch, config_for())
+    system.turns(30)
+    system.server.close()
+    said = stage.values("inference")
+    assert said
+    assert all(values["batch"] == WORKERS * ENVS for values in said)  # everybody asks before the server's turn
+    assert all(values["wait_ms"] >= 0.0 for values in said)
+    assert stage.run.totals["batches"] == len(system.agent.batches)
+
+
+def test_a_server_with_patience_waits_for_no_certain_number(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two workers is away: the other is answered all the same, again and again."""
+    system = System(stage, monkeypatch, config_for(inference_wait_ms=1.0))
+    system.turns(3)
+    system.server._context.patience = 0.05
+    for _ in range(10):
+        while system.workers[1].step():
+            pass
+        assert system.server.step()
+        assert not system.server.step()  # nobody asks
+    assert system.agent.batches[-10:] == [ENVS] * 10
+
+
+@pytest.mark.parametrize(
+    ("envs", "splits", "sizes"), [(8, 2, (4, 4)), (5, 2, (3, 2)), (2, 4, (1, 1)), (1, 2, (1,)), (3, 1, (3,))]
+)
+def test_groups_are_as_equal_as_can_be(envs: int, splits: int, sizes: tuple[int, ...]) -> None:
+    assert split_sizes(envs, splits) == sizes
