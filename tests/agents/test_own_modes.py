@@ -66,7 +66,10 @@ def test_learning_is_in_training_mode_and_targets_are_not(game: Game) -> None:
     Moody.passes.clear()
     for batch in game.batches(3):
         agent.update(agent.prepare(batch))
-    assert {(True, True), (False, False)} == set(Moody.passes)
+    passes = set(Moody.passes)
+    assert passes - {(False, False)} == {(True, True)}
+    if any("/target/" in f"/{name}" for name in agent.state_dict()):
+        assert (False, False) in passes
     after = agent.weights()
     for name, value in statistics(before).items():
         assert not np.array_equal(after[name], value), name
