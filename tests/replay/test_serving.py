@@ -116,6 +116,46 @@ def test_a_batch_is_the_learners_until_it_lets_go():
             assert (third.weights == 1).all()
 
 
+STEP = {"observation": Field((3,), "float32"), "action": Field((), "int64"), "value": Field((2,), "float64")}
+KINDS = {
+    "transition": {"n_step": 2},
+    "sequence": {"length": 4, "burn_in": 2, "stride": 2},
+    "unroll": {"length": 4},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stack", [1, 2])
+def test_windows_are_served_as_they_are_sampled(kind, stack):
+    """Every array of a batch has memory of its own, and says what the item of its key is."""
+    with Replay(1000, STEP, kind=kind, stack=stack, alpha=0.0, **KINDS[kind]) as replay:
+        writer = replay.writer(streams=1)
+        for number in range(200):
+            step = {
+                "observation": np.full((1, 3), number, "f4"),
+                "action": np.array([number]),
+                "value": np.full((1, 2), -float(number)),
+                "reward": np.ones(1, "f4"),
+                "terminated": np.array([number % 50 == 49]),
+                "truncated": np.array([False]),
+            }
+            writer.append(step)
+        writer.flush()
+        want = {}
+        for _ in range(100):
+            batch = replay.sample(64)
+            for i, key in enumerate(batch.keys.tolist()):
+                want[key] = {name: array[i].copy() for name, array in batch.data.items()}
+        with Serving(replay.serve(learners=1, batch_size=32)) as serving, serving.server.learner(0) as learner:
+            batch = learner.sample(timeout=20)
+            arrays = [*batch.data.values(), batch.keys, batch.probabilities, batch.weights]
+            assert not any(np.shares_memory(a, b) for i, a in enumerate(arrays) for b in arrays[:i])
+            assert ("next_observation" in batch.data) == (kind == "transition")
+            for i, key in enumerate(batch.keys.tolist()):
+                for name, array in batch.data.items():
+                    np.testing.assert_array_equal(array[i], want[key][name], err_msg=name)
+
+
 def test_priorities_reach_the_replay():
     with make(seed=1) as replay:
         replay.writer().extend(rows(0, 300), priorities=np.ones(300))

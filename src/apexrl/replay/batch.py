@@ -64,7 +64,7 @@ class Updated(NamedTuple):
 Allocator = Callable[[tuple[int, ...], str], Array]
 
 
-def _allocate(shape: tuple[int, ...], dtype: str) -> Array:
+def aligned(shape: tuple[int, ...], dtype: str) -> Array:
     """Aligned to 64 bytes, which lets JAX take an array as it is."""
     memory = bytearray(math.prod(shape) * np.dtype(dtype).itemsize + 64)
     start = -np.frombuffer(memory, np.uint8).ctypes.data % 64
@@ -94,7 +94,7 @@ def _never_a_view(allocate: Allocator) -> Allocator:
     return make
 
 
-def step_arrays(layout: Layout, size: int, allocate: Allocator = _allocate) -> dict[str, Array]:
+def step_arrays(layout: Layout, size: int, allocate: Allocator = aligned) -> dict[str, Array]:
     """What a kind adds to its fields, for ``size`` items."""
     if layout.kind == "rows":
         return {}
@@ -116,12 +116,13 @@ class ArraySet:
         allocate = _never_a_view(allocate)
         self.named: dict[str, Array] = {}
         for column in layout.columns:
-            here = allocate((size, *column.window_shape), column.field.dtype) if column.field.sampled else None
+            shape = (size, *column.window_shape)
+            here = allocate(shape, column.field.dtype) if column.field.sampled else None
             there = None
             if here is not None:
                 self.named[column.name] = here
                 if column.windowed and layout.kind == "transition":
-                    there = self.named["next_" + column.name] = allocate(here.shape, column.field.dtype)
+                    there = self.named["next_" + column.name] = allocate(shape, column.field.dtype)
             columns.append(here)
             later.append(there)
         step = step_arrays(layout, size, allocate)
@@ -161,7 +162,7 @@ class BatchPool:
         self._layout = layout
         self._sets: dict[int, list[ArraySet]] = {}
         self._lock = threading.Lock()
-        self.allocate: Allocator = _allocate
+        self.allocate: Allocator = aligned
 
     def take(self, size: int) -> ArraySet:
         """Arrays for ``size`` items that nobody else holds. Give them back with ``put`` when nothing was sampled."""
@@ -170,7 +171,7 @@ class BatchPool:
             for i, arrays in enumerate(sets):
                 if arrays.free():
                     return sets.pop(i)
-            if len(self._sets) > 8:  # many sizes: keep only this one's
+            if len(self._sets) > 16:  # many sizes: keep only this one's
                 self._sets = {size: sets}
         return ArraySet(self._native, self._layout, size, self.allocate)
 
