@@ -118,6 +118,8 @@ def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(AgentError, match="ppo needs finite bounds"):
         endless = ActionSpec((1,), "float32", low=np.array([-np.inf], np.float32), high=np.array([1.0], np.float32))
         ActorCritic(EnvSpec({"observation": Field((2,), "float32")}, endless), config_of("ppo"))
+    with pytest.raises(AgentError, match=r"value_clip 0.2 holds values .* set epochs or minibatches above 1"):
+        ActorCritic(spec_of(CARTPOLE), config_of("ppo", value_clip=0.2))
     for setting in ("unroll_length", "epochs", "minibatches", "recurrent_units"):
         with pytest.raises(AgentError, match=f"{setting} 0"):
             ActorCritic(spec_of(CARTPOLE), config_of("ppo", **{setting: 0}))
@@ -166,6 +168,7 @@ RULES: list[tuple[str, str, dict[str, Any]]] = [
     ("choices", "appo", {"summed_loss": True, "normalize_advantages": False, "value_coefficient": 2.0}),
     ("a memory", "impala", {}),
     ("numbers", "ppo", {"clip_ratio": 0.5}),
+    ("choices", "ppo", {"separate_values": True, "value_coefficient": 2.0}),
     ("numbers and a memory", "appo", {}),
 ]
 
@@ -201,10 +204,11 @@ def test_one_pass_is_gradients_and_apply(plays: dict[str, Batch]) -> None:
     assert one.updates == 2
 
 
-def test_an_update_of_several_steps_is_the_rule_in_order(plays: dict[str, Batch]) -> None:
+@pytest.mark.parametrize("value_clip", [0.0, 0.02])
+def test_an_update_of_several_steps_is_the_rule_in_order(value_clip: float, plays: dict[str, Batch]) -> None:
     """Targets and advantages from before the first step; every step on its share of the unrolls, once an epoch."""
     batch = some(plays["choices"], slice(10, 31))
-    agent = learner("choices", "ppo", epochs=2, minibatches=4, learning_rate=0.01)
+    agent = learner("choices", "ppo", epochs=2, minibatches=4, learning_rate=0.01, value_clip=value_clip)
     by_hand, drawn = ByHand(agent), learner("choices", "ppo", epochs=2, minibatches=4)
     aims = [by_hand.aims(batch.data, row) for row in range(21)]
     optimizer = torch.optim.Adam(by_hand.net.parameters(), 0.01, eps=agent._config.optimizer_eps)
@@ -223,6 +227,21 @@ def test_an_update_of_several_steps_is_the_rule_in_order(plays: dict[str, Batch]
     for name, parameter in by_hand.net.named_parameters():
         moved = agent._network.parameters.split(agent._network.parameters.vector)[name]
         torch.testing.assert_close(moved.double(), parameter.detach(), rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "adagrad", "sgd"])
+def test_the_step_size_falls_with_what_is_left_of_the_run(optimizer: str, plays: dict[str, Batch]) -> None:
+    batch = some(plays["choices"], slice(0, 16))
+    moved = []
+    for progress in (0.0, 0.75, 1.0):
+        agent = learner("choices", "impala", optimizer=optimizer)
+        before = agent._network.parameters.vector.clone()
+        agent.anneal(progress)
+        agent.update(agent.prepare(batch))
+        moved.append(agent._network.parameters.vector - before)
+    assert moved[0].any()
+    torch.testing.assert_close(moved[1], 0.25 * moved[0], rtol=1e-3, atol=1e-6)
+    assert not moved[2].any()
 
 
 def test_every_unroll_is_in_one_minibatch_of_an_epoch() -> None:

@@ -172,19 +172,25 @@ OTHER: dict[str, Any] = {
     "c_clip": 0.4,
     "surrogate": "clipped",
     "clip_ratio": 0.01,
+    "probability_floor": 0.3,
     "value_coefficient": 0.1,
+    "value_clip": 1e-3,
     "entropy_coefficient": 0.3,
     "epochs": 2,
     "minibatches": 2,
 }
 SECOND = {"optimizer": "adam", "correction": "none", "surrogate": "log_prob"}  # where it has OTHER's already
-FLIPPED = {"double", "dueling", "noisy", "munchausen", "centered", "normalize_advantages", "summed_loss", "recurrent"}
+FLIPPED = {
+    *("double", "dueling", "noisy", "munchausen", "centered"),
+    *("normalize_advantages", "summed_loss", "recurrent", "separate_values"),
+}
 EXPLORATION = {
     "epsilon",
     "epsilon_alpha",
     "sigma",
     "sigma_alpha",
 }  # of the actor, which hands it over
+TOLD = {"anneal"}  # of the learner, which says how far the run is
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in AGENTS if name not in ("double_dqn", "dueling_dqn", "rainbow")),
@@ -231,7 +237,7 @@ def test_what_is_offered_matters_and_what_is_not_does_not(name: str, change: dic
         others = {key: OTHER[key] for key in OTHER if key in means_nothing}
         others |= {key: not getattr(start, key) for key in FLIPPED & means_nothing}
         assert outcome(game, batches, dataclasses.replace(start, **others)) == whole
-        for key in SOME - means_nothing - EXPLORATION - KEPT - {"distribution"}:
+        for key in SOME - means_nothing - EXPLORATION - TOLD - KEPT - {"distribution"}:
             value = not getattr(start, key) if key in FLIPPED else OTHER[key]
             value = SECOND[key] if value == getattr(start, key) else value
             changed = dataclasses.replace(start, **{key: value})
@@ -258,7 +264,7 @@ def test_exploration_is_offered_to_those_who_heed_it(name: str) -> None:
 
 
 def test_every_setting_of_some_has_another_value() -> None:
-    assert OTHER.keys() | FLIPPED | EXPLORATION | KEPT | {"distribution"} == SOME
+    assert OTHER.keys() | FLIPPED | EXPLORATION | TOLD | KEPT | {"distribution"} == SOME
     assert {AGENTS[name].where for name in AGENTS} == READS.keys()
     assert SOME <= OWN | KEPT
 

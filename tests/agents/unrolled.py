@@ -14,6 +14,7 @@ from apexrl.agents import with_agent
 from apexrl.agents.actor_critic import ActorCritic
 from apexrl.config import AgentConfig, Config, EnvConfig
 from apexrl.envs import FrameStack, make_vector
+from apexrl.networks.actor_critic import Trunk
 from apexrl.networks.recurrent import RecurrentTrunk
 from apexrl.replay import Batch, Replay
 from apexrl.roles.actor import VERSION, step_fields
@@ -94,6 +95,16 @@ def with_data(batch: Batch, data: dict[str, Array]) -> Batch:
     return Batch(data, batch.keys, batch.probabilities, batch.weights)
 
 
+def through(trunk: Trunk, x: Tensor) -> Tensor:
+    """A trunk for vectors, layer by layer."""
+    for layer in cast("Any", trunk.encoder).encoders[0].layers:
+        x = torch.relu(layer(x))
+    return x
+
+
+Aim = tuple[float, float, float]
+
+
 class ByHand:
     """The learning rule of one agent, unroll by unroll and step by step."""
 
@@ -111,19 +122,20 @@ class ByHand:
             trunk = self.net.recurrent.trunk
             state = [torch.from_numpy(data[name][row : row + 1]).double() for name in ("lstm_h", "lstm_c")]
         assert trunk is not None
-        layers: Any = cast("Any", trunk.encoder).encoders[0].layers
+        own = self.net.value_trunk
         answers = []
         for column, first in enumerate(data["first"][row]):
             x = torch.from_numpy(data["observation"][row : row + 1, column]).double()
-            for layer in layers:
-                x = torch.relu(layer(x))
+            seen = x
+            x = through(trunk, seen)
             if state is not None:
                 assert self.net.recurrent is not None
                 state = [torch.zeros_like(part) if first else part for part in state]
                 state = list(torch.lstm_cell(x, state, *self.net.recurrent.lstm.all_weights[0]))
                 x = state[0]
             step = min(column, data["mask"].shape[1] - 1)
-            answers.append((*self.of_action(self.net.policy(x)[0], data, row, step), self.net.value(x)[0, 0]))
+            value = self.net.value(x if own is None else through(own, seen))[0, 0]
+            answers.append((*self.of_action(self.net.policy(x)[0], data, row, step), value))
         return answers
 
     def of_action(self, outputs: Tensor, data: dict[str, Array], row: int, step: int) -> tuple[Tensor, Tensor]:
@@ -133,19 +145,19 @@ class ByHand:
         choice: Any = torch.distributions.Categorical(logits=outputs)
         return choice.log_prob(torch.tensor(data["action"][row, step])), choice.entropy()
 
-    def aims(self, data: dict[str, Array], row: int) -> list[tuple[float, float]]:
-        """(target, advantage) of every step of one unroll."""
+    def aims(self, data: dict[str, Array], row: int) -> list[Aim]:
+        """(target, advantage, V) of every step of one unroll."""
         config, steps = self.config, data["mask"].shape[1]
         with torch.no_grad():
             says = self.says(data, row)
         values = [float(value) for _, _, value in says]
-        found: list[tuple[float, float]] = []
+        found: list[Aim] = []
         surplus, later = 0.0, values[steps]  # Σ of the deltas behind, and the target there
         for t in reversed(range(steps)):
             reward, discount = float(data["reward"][row, t]), float(data["discount"][row, t])
             if not data["mask"][row, t]:
                 surplus, later = 0.0, values[t]
-                found.append((values[t], 0.0))
+                found.append((values[t], 0.0, values[t]))
                 continue
             rho = c = 1.0
             if config.correction == "vtrace":
@@ -155,22 +167,22 @@ class ByHand:
             surplus = delta + discount * config.gae_lambda * c * surplus
             target = values[t] + surplus
             vtrace = rho * (reward + discount * later - values[t])
-            found.append((target, vtrace if config.correction == "vtrace" else surplus))
+            found.append((target, vtrace if config.correction == "vtrace" else surplus, values[t]))
             later = target
         return found[::-1]
 
-    def loss(self, data: dict[str, Array], aims: list[list[tuple[float, float]]]) -> Tensor:
+    def loss(self, data: dict[str, Array], aims: list[list[Aim]]) -> Tensor:
         """Of the whole batch, with the gradient."""
         config = self.config
         fresh = np.logical_and(data["mask"], data.get("fresh", data["mask"]))
         if config.normalize_advantages:
-            taken = [pair[1] for row, pairs in enumerate(aims) for t, pair in enumerate(pairs) if fresh[row, t]]
+            taken = [aim[1] for row, some in enumerate(aims) for t, aim in enumerate(some) if fresh[row, t]]
             mean, deviation = float(np.mean(taken)), float(np.std(taken, ddof=1))
-            aims = [[(target, (one - mean) / deviation) for target, one in pairs] for pairs in aims]
+            aims = [[(target, (one - mean) / deviation, before) for target, one, before in some] for some in aims]
         total = torch.zeros((), dtype=torch.float64)
-        for row, pairs in enumerate(aims):
+        for row, some in enumerate(aims):
             says = self.says(data, row)
-            for t, (target, advantage) in enumerate(pairs):
+            for t, (target, advantage, before) in enumerate(some):
                 if not fresh[row, t]:
                     continue
                 log_prob, entropy, value = says[t]
@@ -180,10 +192,13 @@ class ByHand:
                     held = ratio.clamp(1.0 - config.clip_ratio, 1.0 + config.clip_ratio)
                     gain = torch.minimum(ratio * advantage, held * advantage)
                 error = 0.5 * (value - target) ** 2
+                if config.value_clip:
+                    near = before + (value - before).clamp(-config.value_clip, config.value_clip)
+                    error = torch.maximum(error, 0.5 * (near - target) ** 2)
                 total = total - gain + config.value_coefficient * error - config.entropy_coefficient * entropy
         return total if config.summed_loss else total / data["mask"].sum()
 
-    def gradient(self, data: dict[str, Array], aims: list[list[tuple[float, float]]]) -> dict[str, Tensor]:
+    def gradient(self, data: dict[str, Array], aims: list[list[Aim]]) -> dict[str, Tensor]:
         names, parameters = zip(*self.net.named_parameters(), strict=True)
         gradients = torch.autograd.grad(self.loss(data, aims), parameters)
         return dict(zip(names, gradients, strict=True))

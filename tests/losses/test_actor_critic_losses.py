@@ -16,10 +16,12 @@ from apexrl.errors import SpecError
 from apexrl.losses import (
     Advantages,
     clipped_surrogate,
+    clipped_value_loss,
     gae,
     gradient_surrogate,
     n_step_return,
     normalized_advantage,
+    value_loss,
     vtrace,
 )
 
@@ -188,6 +190,17 @@ def test_at_the_policy_that_acted_both_surrogates_have_one_gradient() -> None:
     torch.testing.assert_close(one, two)
 
 
+@pytest.mark.parametrize("floor", [0.0, 1e-6, 0.3])
+def test_the_surrogate_with_a_floor_is_the_log_of_the_sum(floor: float) -> None:
+    log_prob = column(math.log(0.9), math.log(1e-4), -40.0).requires_grad_()
+    advantage = column(2.0, -3.0, 1.0)
+    loss = gradient_surrogate(log_prob, advantage, floor)
+    torch.testing.assert_close(loss, -advantage * torch.log(log_prob.exp() + floor))
+    loss.sum().backward()
+    chance = log_prob.detach().exp()
+    torch.testing.assert_close(log_prob.grad, -advantage * chance / (chance + floor))
+
+
 def test_no_gradient_flows_through_targets_and_advantages() -> None:
     values, ratio = VALUES.clone().requires_grad_(), RATIO.clone().requires_grad_()
     found = (
@@ -217,3 +230,25 @@ def test_wrong_shapes_are_named() -> None:
         vtrace(REWARD, DISCOUNT, EVERY, VALUES, RATIO[:2])
     with pytest.raises(SpecError, match=r"advantage has shape \(1, 1\)"):
         clipped_surrogate(RATIO, column(1.0), 0.2)
+
+
+# Values
+
+
+def test_a_value_is_held_to_where_it_was() -> None:
+    """Moved by 0, within the clip, beyond it to the target, and beyond it away from the target; the target is 1."""
+    values, before = column(0.0, 0.1, 0.9, -0.9).requires_grad_(), column(0.0, 0.0, 0.0, 0.0)
+    loss = clipped_value_loss(values, torch.ones_like(before), before, 0.2)
+    close(loss.detach(), 0.5, 0.405, 0.32, 1.805)  # 0.32 = ½(1 − 0.2)²
+    loss.sum().backward()  # type: ignore[no-untyped-call]
+    assert values.grad is not None
+    close(values.grad, -1.0, -0.9, 0.0, -1.9)
+    close(value_loss(values, torch.ones_like(before)).detach(), 0.5, 0.405, 0.005, 1.805)
+
+
+def test_clipped_values_are_as_cleanrl_has_them() -> None:
+    rng = np.random.default_rng(0)
+    new, old, target = (torch.from_numpy(rng.normal(size=(5, 4))) for _ in range(3))
+    unclipped = (new - target) ** 2
+    clipped = (old + torch.clamp(new - old, -0.3, 0.3) - target) ** 2
+    torch.testing.assert_close(clipped_value_loss(new, target, old, 0.3), 0.5 * torch.max(unclipped, clipped))

@@ -5,10 +5,13 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from apexrl.networks import FlatParameters
-from apexrl.networks.recurrent import LSTMState, RecurrentQ
+from apexrl.networks.pieces import pieces
+from apexrl.networks.policy_value import PolicyValue
+from apexrl.networks.recurrent import FEW_RESETS, LSTMState, RecurrentQ
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
 VECTOR = EnvSpec({"observation": Field((3,), "float32")}, ActionSpec(n=4))
@@ -113,3 +116,69 @@ def test_a_copy_in_one_vector_is_a_network_of_its_own() -> None:
     assert not zeroed.any()
     torch.testing.assert_close(unrolled[0], 0.5 * torch.tanh(0.5 * state(2).c))  # the kernel reads the vector as well
     assert flat.vector.any()
+
+
+# Pieces
+
+ENDS = [
+    np.zeros((9, 5), bool),
+    np.ones((9, 5), bool),
+    np.random.default_rng(0).random((33, 7)) < 0.3,
+    np.random.default_rng(1).random((64, 3)) < 0.05,
+    np.arange(40)[:, None] % np.array([[1, 3, 40, 17]]) == 0,
+    np.zeros((1, 1), bool),
+]
+
+
+@pytest.mark.parametrize("first", ENDS, ids=lambda first: str(first.shape))
+def test_every_step_is_in_one_piece_behind_the_one_before_it(first: NDArray[np.bool_]) -> None:
+    steps, rows = first.shape
+    cut = pieces(first)
+    assert len(cut.groups) <= np.log2(steps) + 1
+    stand = np.concatenate([group.steps.flatten() for group in cut.groups])
+    assert len(stand) < 2 * steps * rows
+    np.testing.assert_array_equal(stand[cut.places], np.arange(steps * rows))
+    assert len(set(cut.places.tolist())) == steps * rows
+    begun = np.zeros(first.shape, bool)
+    for group in cut.groups:
+        t, b = np.divmod(group.steps, rows)
+        np.testing.assert_array_equal(b, np.broadcast_to(group.rows, b.shape))
+        begun[t[0], b[0]] = True
+        assert set(np.unique(np.diff(t, axis=0)).tolist()) <= {0, 1}
+        np.testing.assert_array_equal(group.goes_on, (t[0] == 0) & ~first[0, group.rows])
+        assert not first[t[1:], b[1:]][np.diff(t, axis=0) == 1].any()
+    starts = first.copy()
+    starts[0] = True
+    np.testing.assert_array_equal(begun, starts)
+
+
+def test_in_pieces_it_does_what_it_does_in_columns() -> None:
+    net, now = network(), state(6)
+    x = observations(VECTOR, 6, 40)["observation"].requires_grad_()
+    first = torch.from_numpy(np.random.default_rng(3).random((40, 6)) < 0.15)
+    resets = tuple(np.flatnonzero(first.numpy().any(axis=1)).tolist())
+    assert len(resets) > FEW_RESETS
+    found = []
+    for run in (net.body.outputs, lambda *how: net.body.unroll(*how)[0]):
+        net.zero_grad()
+        outputs = run({"observation": x}, now, first, resets)
+        (outputs.square() * torch.arange(40.0)[:, None, None]).sum().backward()  # type: ignore[no-untyped-call]
+        gradients = [parameter.grad.clone() for parameter in net.body.parameters() if parameter.grad is not None]
+        found.append([outputs.detach(), x.grad, *gradients])
+        x.grad = None
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_policy_with_a_memory_begins_with_moves_with_small_observations() -> None:
+    torch.manual_seed(0)
+    net = PolicyValue(VECTOR, (64,), 2, units=64)
+    assert net.recurrent is not None
+    input_gate, forget, *_ = net.recurrent.lstm.weight_ih_l0.detach().chunk(4)
+    for weights in (input_gate, forget):
+        torch.testing.assert_close(weights @ weights.t(), torch.eye(64), rtol=0, atol=1e-5)
+    seen = 0.05 * torch.randn(200, 3)
+    zeros = LSTMState(torch.zeros(200, 64), torch.zeros(200, 64))
+    h = net.recurrent.step({"observation": seen}, zeros).h.detach()
+    assert float(h.mean(dim=0).norm()) < float(h.std(dim=0).norm())
+    nothing = net.recurrent.step({"observation": torch.zeros(200, 3)}, zeros).h
+    assert not nothing.any()

@@ -23,7 +23,15 @@ from apexrl.agents.transitions import as_array, on_device
 from apexrl.agents.unrolls import Unrolls, unrolls
 from apexrl.config import AgentConfig
 from apexrl.errors import AgentError, NonFiniteError
-from apexrl.losses import Advantages, clipped_surrogate, gae, gradient_surrogate, normalized_advantage, vtrace
+from apexrl.losses import (
+    clipped_surrogate,
+    clipped_value_loss,
+    gae,
+    gradient_surrogate,
+    normalized_advantage,
+    value_loss,
+    vtrace,
+)
 from apexrl.networks.distributions import Categorical, Distribution, Gaussian
 from apexrl.networks.policy_value import PolicyValue
 from apexrl.networks.recurrent import LSTMState
@@ -43,6 +51,14 @@ class Evaluated(NamedTuple):
     values: Tensor  # [T + 1, B], of all observations
 
 
+class Aims(NamedTuple):
+    """What an update's gradient steps go for, all [T, B] and without gradient."""
+
+    target: Tensor  # of the values
+    advantage: Tensor
+    before: Tensor  # V, from which the two were made
+
+
 class ActorCritic:
     """Acts by a policy that explores by itself, and learns it from unrolls, each of which is learned from once.
 
@@ -57,7 +73,8 @@ class ActorCritic:
         seed: of the network's first weights, of acting, and of the shuffling of minibatches.
 
     Raises:
-        AgentError: a bound of the box is infinite, or an unroll would have no steps.
+        AgentError: a bound of the box is infinite, an unroll would have no steps, or values are to be clipped in
+            updates of one gradient step.
     """
 
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
@@ -65,6 +82,11 @@ class ActorCritic:
             raise AgentError(
                 f"unroll_length {config.unroll_length}, epochs {config.epochs}, minibatches {config.minibatches} and "
                 f"recurrent_units {config.recurrent_units} must be at least 1"
+            )
+        if config.value_clip and config.epochs * config.minibatches == 1:
+            raise AgentError(
+                f"value_clip {config.value_clip:g} holds values to where they were before an update, and an update of "
+                "one gradient step begins there: leave it out, or set epochs or minibatches above 1"
             )
         self.item = Item("unroll", config.unroll_length)
         self._config = config
@@ -81,7 +103,14 @@ class ActorCritic:
             torch.default_generator.manual_seed(seed)  # the CPU's alone, where layers are made
             outputs = self._policy.outputs - free
             network = PolicyValue(
-                spec, config.hidden, outputs, free, self._units, config.image_units, config.network
+                spec,
+                config.hidden,
+                outputs,
+                free,
+                self._units,
+                config.image_units,
+                config.network,
+                config.separate_values and not self._units,
             ).to(self._device)
         self._network = Trained("", network, config)
         self.networks: dict[str, Trained[Any]] = {GROUP: self._network}
@@ -125,6 +154,10 @@ class ActorCritic:
         return Acted(self._box.to_env(cast("NDArray[np.float32]", drawn)), extras | {SAMPLE: drawn}, state)
 
     # Learning
+
+    def anneal(self, progress: float) -> None:
+        """Before an update: how much of the run is behind it, 0 … 1. The step size falls to 0 with it."""
+        self._network.anneal(1.0 - progress)
 
     def prepare(self, batch: Sampled) -> Unrolls:
         """Hand a batch over to the device, time first."""
@@ -178,7 +211,7 @@ class ActorCritic:
         metrics: dict[str, float] = {}
         for rows in self._minibatches(batch.mask.shape[1], parts):
             index = torch.from_numpy(rows).to(self._device)
-            _, _, metrics = self._gradients(batch.rows(index), Advantages(*(value[:, index] for value in aims)))
+            _, _, metrics = self._gradients(batch.rows(index), Aims(*(value[:, index] for value in aims)))
             self._network.step()
         return metrics
 
@@ -187,7 +220,7 @@ class ActorCritic:
         for _ in range(self._config.epochs):
             yield from np.array_split(self._rng.permutation(rows), parts)
 
-    def _gradients(self, batch: Unrolls, aims: Advantages | None) -> Gradients:
+    def _gradients(self, batch: Unrolls, aims: Aims | None) -> Gradients:
         """``gradients``, with targets and advantages as given, or from the same pass."""
         network = self._network
         gradient = network.gradient  # attached from here on
@@ -209,7 +242,7 @@ class ActorCritic:
         log_prob, entropy = self._policy.score(outputs[:-1].flatten(0, 1), batch.action.flatten(0, 1))
         return Evaluated(log_prob.view(batch.mask.shape), entropy.view(batch.mask.shape), values)
 
-    def _aims(self, batch: Unrolls, now: Evaluated) -> Advantages:
+    def _aims(self, batch: Unrolls, now: Evaluated) -> Aims:
         """Targets and advantages, as ``correction`` says.
 
         Raises:
@@ -219,15 +252,15 @@ class ActorCritic:
         steps = (batch.reward, batch.discount, batch.mask, now.values.detach())
         lately = now.log_prob.detach() - batch.log_prob  # log π/μ
         if config.correction == "vtrace":
-            aims = vtrace(*steps, lately.exp(), config.gae_lambda, config.rho_clip, config.c_clip)
+            found = vtrace(*steps, lately.exp(), config.gae_lambda, config.rho_clip, config.c_clip)
         else:
-            aims = gae(*steps, config.gae_lambda)
-        worst = as_array((aims.advantage.abs() + torch.where(batch.mask, lately.abs(), 0.0)).amax(dim=0))
+            found = gae(*steps, config.gae_lambda)
+        worst = as_array((found.advantage.abs() + torch.where(batch.mask, lately.abs(), 0.0)).amax(dim=0))
         if not np.isfinite(worst).all():
             raise not_finite(worst, self.updates)
-        return aims
+        return Aims(*found, now.values[:-1].detach())
 
-    def _loss(self, batch: Unrolls, now: Evaluated, aims: Advantages, ratio: Tensor) -> Tensor:
+    def _loss(self, batch: Unrolls, now: Evaluated, aims: Aims, ratio: Tensor) -> Tensor:
         """Surrogate + c_v·½(V − target)² − c_e·H, summed over the steps that may be learned from; unless the sum is
         wanted, over the number of all steps, so that steps too old make the step shorter (Sample Factory)."""
         config = self._config
@@ -235,9 +268,13 @@ class ActorCritic:
         if config.surrogate == "clipped":
             surrogate = clipped_surrogate(ratio, advantage, config.clip_ratio)
         else:
-            surrogate = gradient_surrogate(now.log_prob, advantage)
-        value_loss = 0.5 * (now.values[:-1] - aims.target).square()
-        losses = surrogate + config.value_coefficient * value_loss - config.entropy_coefficient * now.entropy
+            surrogate = gradient_surrogate(now.log_prob, advantage, config.probability_floor)
+        values = now.values[:-1]
+        if config.value_clip:
+            error = clipped_value_loss(values, aims.target, aims.before, config.value_clip)
+        else:
+            error = value_loss(values, aims.target)
+        losses = surrogate + config.value_coefficient * error - config.entropy_coefficient * now.entropy
         total = torch.where(batch.fresh, losses, 0.0).sum()
         return total if config.summed_loss else total / batch.mask.sum().clamp(min=1)
 

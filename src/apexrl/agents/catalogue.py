@@ -18,6 +18,7 @@ class AgentInfo(NamedTuple):
     settings: Mapping[str, Any]
     identity: tuple[str, ...] = ()  # of the settings those without which it would be another agent
     item: Literal["transition", "sequence", "unroll"] = "transition"  # what it learns from (`protocols.Item.kind`)
+    by_gradients: bool = True  # gradients alone make it what it is; else it has running statistics, too
 
 
 _DISCRETE = "Discrete, MultiDiscrete or MultiBinary actions"
@@ -194,6 +195,7 @@ AGENTS: dict[str, AgentInfo] = {
             "min_size": 5_000,
             "publish_period_updates": 100,  # ours: the critics travel too, 17 MB each
         },
+        by_gradients=False,
     ),
     "r2d2": AgentInfo(
         "apexrl.agents.r2d2:R2D2",

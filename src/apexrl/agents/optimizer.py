@@ -23,6 +23,7 @@ class Optimizer(Protocol):
 
     state: dict[str, Tensor]  # name -> float32 [size]
     steps: Tensor  # float32 scalar, updates made
+    learning_rate: float  # of the next step
 
     def step(self, vector: Tensor, gradient: Tensor) -> None: ...
 
@@ -53,7 +54,7 @@ class Adam:
     """Kingma & Ba 2015, algorithm 1; one kernel per step."""
 
     def __init__(self, vector: Tensor, learning_rate: float, eps: float, beta1: float = 0.9) -> None:
-        self._learning_rate, self._eps, self._beta1 = learning_rate, eps, beta1
+        self.learning_rate, self._eps, self._beta1 = learning_rate, eps, beta1
         self.state = {"first_moment": torch.zeros_like(vector), "second_moment": torch.zeros_like(vector)}
         self.steps = torch.zeros((), device=vector.device)
 
@@ -70,7 +71,7 @@ class Adam:
             amsgrad=False,
             beta1=self._beta1,
             beta2=ADAM_BETA2,
-            lr=self._learning_rate,
+            lr=self.learning_rate,
             weight_decay=0.0,
             eps=self._eps,
             maximize=False,
@@ -98,7 +99,7 @@ class RMSProp:
         centered: bool = True,
         momentum: float = 0.0,
     ) -> None:
-        self._learning_rate, self._eps, self._decay, self._momentum = learning_rate, eps, decay, momentum
+        self.learning_rate, self._eps, self._decay, self._momentum = learning_rate, eps, decay, momentum
         names = ["square_average", *(["gradient_average"] * centered), *(["momentum"] * (momentum > 0.0))]
         self.state = {name: torch.zeros_like(vector) for name in names}
         self.steps = torch.zeros(())  # counted on the CPU
@@ -116,9 +117,9 @@ class RMSProp:
         if self._momentum:
             moving = self.state["momentum"]
             moving.mul_(self._momentum).addcdiv_(gradient, root)
-            vector.add_(moving, alpha=-self._learning_rate)
+            vector.add_(moving, alpha=-self.learning_rate)
         else:
-            vector.addcdiv_(gradient, root, value=-self._learning_rate)
+            vector.addcdiv_(gradient, root, value=-self.learning_rate)
         self.steps += 1
 
 
@@ -126,14 +127,14 @@ class AdaGrad:
     """Duchi et al. 2011, figure 1: θ −= η·g / (√G + ε) with G = Σ g²."""
 
     def __init__(self, vector: Tensor, learning_rate: float, eps: float) -> None:
-        self._learning_rate, self._eps = learning_rate, eps
+        self.learning_rate, self._eps = learning_rate, eps
         self.state = {"square_sum": torch.zeros_like(vector)}
         self.steps = torch.zeros(())
 
     def step(self, vector: Tensor, gradient: Tensor) -> None:
         square = self.state["square_sum"]
         square.addcmul_(gradient, gradient)
-        vector.addcdiv_(gradient, square.sqrt().add_(self._eps), value=-self._learning_rate)
+        vector.addcdiv_(gradient, square.sqrt().add_(self._eps), value=-self.learning_rate)
         self.steps += 1
 
 
@@ -141,12 +142,12 @@ class SGD:
     """θ −= η·g; with momentum α, θ −= η·m with m = α·m + (1 − α)·g, as A3C has it (Mnih et al. 2016, section S1)."""
 
     def __init__(self, vector: Tensor, learning_rate: float, momentum: float = 0.0) -> None:
-        self._learning_rate, self._momentum = learning_rate, momentum
+        self.learning_rate, self._momentum = learning_rate, momentum
         self.state = {"momentum": torch.zeros_like(vector)} if momentum else {}
         self.steps = torch.zeros(())
 
     def step(self, vector: Tensor, gradient: Tensor) -> None:
         if self._momentum:
             gradient = self.state["momentum"].lerp_(gradient, 1.0 - self._momentum)
-        vector.add_(gradient, alpha=-self._learning_rate)
+        vector.add_(gradient, alpha=-self.learning_rate)
         self.steps += 1

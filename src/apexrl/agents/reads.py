@@ -41,7 +41,10 @@ _UNROLLS = {
     "c_clip",
     "surrogate",
     "clip_ratio",
+    "probability_floor",
     "value_coefficient",
+    "value_clip",
+    "separate_values",
     "entropy_coefficient",
     "normalize_advantages",
     "summed_loss",
@@ -49,6 +52,7 @@ _UNROLLS = {
     "minibatches",
     "recurrent",
     "recurrent_units",
+    "anneal",
 }
 # Unrolls are queued, not kept to be drawn again; and their policy is random by itself.
 _KEPT = {
@@ -109,7 +113,9 @@ _NEEDS: dict[str, _Needs] = {
     "momentum": _Needs("optimizer", ("rmsprop", "sgd")),
     **dict.fromkeys(("rho_clip", "c_clip"), _Needs("correction", ("vtrace",))),
     "clip_ratio": _Needs("surrogate", ("clipped",)),
+    "probability_floor": _Needs("surrogate", ("log_prob",)),
     "recurrent_units": _Needs("recurrent", (True,)),
+    "separate_values": _Needs("recurrent", (False,)),
 }
 
 

@@ -112,6 +112,10 @@ class Trained(Generic[N]):
         """One step of the optimizer along ``gradient``, or along its own."""
         self.optimizer.step(self.parameters.vector, self.gradient if gradient is None else gradient)
 
+    def anneal(self, left: float) -> None:
+        """From now on steps are ``left`` times as large as those of the configuration, 0 … 1."""
+        self.optimizer.learning_rate = left * self._learning_rate
+
     def follow(self, updates: int) -> bool:
         """Let the target follow, as ``polyak`` and ``target_period_updates`` say, after that many updates. False: it
         stayed as it was."""

@@ -79,6 +79,23 @@ def bind(agent: Any, arrays: Mapping[str, NDArray[np.float32]], statistics: bool
     refresh(agent)
 
 
+def share(agent: Any, owner: Any, statistics: bool) -> None:
+    """From now on ``agent`` and ``owner``, two of one class in one process, have the same parameters, on whatever
+    device they are: an update of either is the other's too.
+
+    Args:
+        statistics: also the optimizers' state; without, ``agent`` shall make no updates.
+
+    Raises:
+        AgentError: the agent does not name its networks.
+    """
+    owners = networks(owner)
+    for group, network in networks(agent).items():
+        theirs = owners[group]
+        network.bind(theirs.vectors() if statistics else {"online": theirs.parameters.vector})
+    refresh(agent)
+
+
 def refresh(agent: Any) -> None:
     """Tell the agent that its parameters were changed from outside, if it wants to know."""
     getattr(agent, "refresh", lambda: None)()

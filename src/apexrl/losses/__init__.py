@@ -5,9 +5,11 @@ from __future__ import annotations
 from apexrl.losses.actor_critic import (
     Advantages,
     clipped_surrogate,
+    clipped_value_loss,
     gae,
     gradient_surrogate,
     normalized_advantage,
+    value_loss,
     vtrace,
 )
 from apexrl.losses.distributional import (
@@ -33,6 +35,7 @@ __all__ = [
     "categorical_divergence",
     "categorical_projection",
     "clipped_surrogate",
+    "clipped_value_loss",
     "critics_loss",
     "gae",
     "gradient_surrogate",
@@ -55,5 +58,6 @@ __all__ = [
     "td_loss",
     "temperature_gradient",
     "unscale",
+    "value_loss",
     "vtrace",
 ]

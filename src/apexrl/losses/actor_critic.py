@@ -6,6 +6,7 @@ observations, which are no steps: nothing flows across them, and a truncated epi
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -76,15 +77,19 @@ def vtrace(
     return Advantages(target, advantage)
 
 
-def gradient_surrogate(log_prob: Tensor, advantage: Tensor) -> Tensor:
-    """−A·log π(a|s) of every step, [T, B]: its gradient is the policy gradient (Mnih et al. 2016, section 4).
+def gradient_surrogate(log_prob: Tensor, advantage: Tensor, floor: float = 0.0) -> Tensor:
+    """−A·log(π(a|s) + ε) of every step, [T, B]: with ε = 0 its gradient is the policy gradient (Mnih et al. 2016,
+    section 4); with more, that of actions which have become all but impossible vanishes (Babaeizadeh et al. 2017).
 
     Args:
         log_prob: [T, B] float; the gradient flows through it.
         advantage: [T, B] float.
+        floor: ε.
     """
     check("log_prob", log_prob, (None, None))
     check("advantage", advantage, tuple(log_prob.shape))
+    if floor:
+        log_prob = torch.logaddexp(log_prob, torch.full_like(log_prob, math.log(floor)))
     return -advantage.detach() * log_prob
 
 
@@ -102,6 +107,36 @@ def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
     check("advantage", advantage, tuple(ratio.shape))
     advantage = advantage.detach()
     return -torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage)
+
+
+def value_loss(values: Tensor, target: Tensor) -> Tensor:
+    """½(V − target)² of every step, [T, B].
+
+    Args:
+        values: [T, B] float; the gradient flows through it.
+        target: [T, B] float.
+    """
+    check("values", values, (None, None))
+    check("target", target, tuple(values.shape))
+    return 0.5 * (values - target.detach()).square()
+
+
+def clipped_value_loss(values: Tensor, target: Tensor, before: Tensor, clip: float) -> Tensor:
+    """½·max((V − target)², (V₀ + clip(V − V₀, ±c) − target)²) of every step, [T, B]: a value that has gone further than
+    c towards its target gets no gradient.
+
+    It is in OpenAI's code of PPO and not in the paper; Engstrom et al. 2020, arXiv 2005.12729, section 3, have it.
+
+    Args:
+        values: [T, B] float; the gradient flows through it.
+        target: [T, B] float.
+        before: V₀, [T, B] float, the values from which the targets were made.
+        clip: c, in units of return.
+    """
+    check("before", before, tuple(values.shape))
+    before = before.detach()
+    held = before + (values - before).clamp(-clip, clip)
+    return torch.maximum(value_loss(values, target), value_loss(held, target))
 
 
 def normalized_advantage(advantage: Tensor, mask: Tensor) -> Tensor:

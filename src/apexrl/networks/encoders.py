@@ -83,7 +83,8 @@ class ImageEncoder(nn.Module):
         self._input = (channels * stack, height, width)
         self._stacked_last = self._channels_last and stack > 1
         self._scale = 1.0 / 255.0 if field.dtype == "uint8" else 1.0
-        if min(height, width) >= NATURE_SIDE:
+        self._large = min(height, width) >= NATURE_SIDE
+        if self._large:
             layers = [nn.Conv2d(channels * stack, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3, 1)]
         elif min(height, width) >= MINATAR_SIDE:
             layers = [nn.Conv2d(channels * stack, 32, 3, 1), nn.Conv2d(32, 64, 3, 2)]
@@ -99,7 +100,13 @@ class ImageEncoder(nn.Module):
         elif self._channels_last:  # [B, H, W, C] -> [B, C, H, W]
             observation = observation.permute(0, 3, 1, 2)
         image = observation.reshape(observation.shape[0], *self._input).to(torch.float32)
-        return self._convolve(image * self._scale if self._scale != 1.0 else image)
+        if self._scale != 1.0:
+            image = image * self._scale
+        if self._large and image.device.type == "cpu" and torch.is_grad_enabled():
+            # On a CPU, forward and backward pass together are faster with the channels last; a forward pass alone is
+            # not.
+            image = image.contiguous(memory_format=torch.channels_last)
+        return self._convolve(image)
 
     def _convolve(self, image: Tensor) -> Tensor:
         for layer in self.layers:

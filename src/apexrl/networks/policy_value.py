@@ -28,6 +28,7 @@ class PolicyValue(nn.Module):
         units: of the LSTM; 0: none.
         image_units: units of the fully connected layer behind convolutions.
         network: an encoder of your own (``encoder_for``).
+        separate: the value has a trunk of its own; not with an LSTM.
     """
 
     def __init__(
@@ -39,10 +40,15 @@ class PolicyValue(nn.Module):
         units: int = 0,
         image_units: int = 512,
         network: str = "",
+        separate: bool = False,
     ) -> None:
         super().__init__()
+        assert not (separate and units), "values with an LSTM of their own would need its state"
         self.recurrent = RecurrentTrunk(spec, hidden, units, image_units, network) if units else None
+        if self.recurrent is not None:
+            self.recurrent.begin_orthogonal()
         self.trunk = None if units else Trunk(spec, hidden, image_units, network)
+        self.value_trunk = Trunk(spec, hidden, image_units, network) if separate else None
         features = units or self._feed_forward.features
         self.policy = nn.Linear(features, outputs)
         nn.init.orthogonal_(self.policy.weight, POLICY_GAIN)
@@ -85,12 +91,11 @@ class PolicyValue(nn.Module):
         if self.recurrent is None:
             flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in observation.items()}
             x = self._feed_forward(flat)  # [B·T, features]
-            outputs, value = self._outputs(x), self.value(x)
+            outputs, value = self._outputs(x), self.value(x if self.value_trunk is None else self.value_trunk(flat))
             return outputs.view(rows, steps, -1).transpose(0, 1), value.view(rows, steps).t()
         assert state is not None
         assert first is not None
-        hidden, _ = self.recurrent.unroll(observation, state, first, resets)
-        x = hidden.flatten(0, 1)  # [T·B, units]
+        x = self.recurrent.outputs(observation, state, first, resets).flatten(0, 1)  # [T·B, units]
         return self._outputs(x).view(steps, rows, -1), self.value(x).view(steps, rows)
 
     def _outputs(self, x: Tensor) -> Tensor:

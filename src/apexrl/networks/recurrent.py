@@ -8,17 +8,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from apexrl.errors import SpecError
 from apexrl.networks.actor_critic import Trunk
+from apexrl.networks.encoders import ObservationEncoder
+from apexrl.networks.pieces import pieces
 from apexrl.networks.q_network import dueling
 from apexrl.spec import LAST_ACTION, LAST_REWARD, EnvSpec
 
 Observation = Mapping[str, Tensor]
+
+FEW_RESETS = 8  # ours: up to so many, a kernel between every two takes no longer than cutting into pieces
 
 
 class LSTMState(NamedTuple):
@@ -58,6 +63,29 @@ class RecurrentTrunk(nn.Module):
         """Whether convolutions of ours are in the trunk."""
         return self.trunk.image is not None
 
+    def begin_orthogonal(self) -> None:
+        """Orthogonal weights and biases of zero, all layers of ours and each gate (CleanRL's PPO with an LSTM); the
+        forget gates' bias is 1 (Jozefowicz et al. 2015), as it was in IMPALA's TensorFlow.
+
+        What comes out is then about 0 and moves with what is seen. PyTorch's biases make of small observations, as
+        angles in radians are, features that hardly differ, and a policy has to be found in the differences.
+        """
+        encoder = self.trunk.encoder
+        ours = [*(encoder.modules() if isinstance(encoder, ObservationEncoder) else ()), self.trunk.image]
+        for layer in ours:
+            if isinstance(layer, nn.Linear | nn.Conv2d):
+                nn.init.orthogonal_(layer.weight, math.sqrt(2.0))
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
+        for name, parameter in self.lstm.named_parameters():
+            if "weight" in name:
+                for gate in parameter.detach().chunk(4):
+                    nn.init.orthogonal_(gate)
+            else:
+                nn.init.zeros_(parameter)
+        _, forget, _, _ = self.lstm.get_parameter("bias_ih_l0").detach().chunk(4)
+        nn.init.ones_(forget)
+
     def inputs(self, observation: Observation) -> Tensor:
         """What the LSTM sees: name -> [N, (stack,) *shape]; returns float32 [N, inputs]."""
         x: Tensor = self.trunk(observation)
@@ -91,6 +119,27 @@ class RecurrentTrunk(nn.Module):
             y, state = self._run(x[start:end], state)
             outputs.append(y)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs), state
+
+    def outputs(self, observation: Observation, state: LSTMState, first: Tensor, resets: Sequence[int]) -> Tensor:
+        """The first part of what ``unroll`` returns. Where episodes begin at many steps, as in unrolls, kernels run
+        through the pieces between them: some for all, instead of one for each of those steps."""
+        if len(resets) <= FEW_RESETS:
+            return self.unroll(observation, state, first, resets)[0]
+        rows, steps = next(iter(observation.values())).shape[:2]
+        x = self.inputs({name: value.reshape(-1, *value.shape[2:]) for name, value in observation.items()})
+        x = x.view(rows, steps, -1).transpose(0, 1).flatten(0, 1)  # [T·B, inputs]
+
+        def there(indices: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(indices).to(x.device)
+
+        cut = pieces(first.cpu().numpy())
+        outputs = []
+        for group in cut.groups:
+            numbers, row, going = there(group.steps), there(group.rows), there(group.goes_on).unsqueeze(1)
+            before = LSTMState(state.h[row] * going, state.c[row] * going)
+            y, _ = self._run(x.index_select(0, numbers.flatten()).view(*numbers.shape, -1), before)
+            outputs.append(y.flatten(0, 1))
+        return torch.cat(outputs).index_select(0, there(cut.places)).view(steps, rows, -1)
 
     def _run(self, x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
         with warnings.catch_warnings() if x.is_cuda else nullcontext():

@@ -5,13 +5,16 @@ A preset differs from the defaults of ``apexrl.config`` only where it says so.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from apexrl import agents, topologies
 from apexrl.config import Config
 from apexrl.errors import ConfigError
 from apexrl.presets.continuous import CONTINUOUS
 from apexrl.presets.discrete import DISCRETE
 from apexrl.presets.known import Preset
-from apexrl.settings import did_you_mean, override
+from apexrl.settings import did_you_mean, flat, override
 
 __all__ = ["PRESETS", "Preset", "names", "preset", "with_agent", "with_topology"]
 
@@ -62,13 +65,32 @@ def with_topology(config: Config, name: str, agent: str = "") -> Config:
         ConfigError: there is no topology, or no agent, of that name; or the topology cannot run ``agent``.
     """
     topologies.check_name(name)
-    config = override(config, {"topology": name})
+    config = override(_untuned(config), {"topology": name})
     if agent:
         config = with_agent(config, agent)
         topologies.check_agent(name, agent)
-        return config
-    if topologies.runs(name, config.agent.agent):
-        return config
+        return _tuned(config)
     own, known = topologies.TOPOLOGIES[name].agent, PRESETS.get(config.preset)
     tuned = [known.agent, *sorted(known.agents, key=lambda other: other != own)] if known else []
-    return with_agent(config, next((other for other in tuned if topologies.runs(name, other)), own))
+    choices = (with_agent(config, other) for other in (config.agent.agent, *tuned, own))
+    return _tuned(next(choice for choice in choices if not topologies.obstacle(choice)))
+
+
+def _tuned(config: Config) -> Config:
+    """``config`` with what its preset has for its agent in its topology."""
+    return override(config, _tuning(config))
+
+
+def _untuned(config: Config) -> Config:
+    """``config`` without that, where it is still as ``_tuned`` has left it."""
+    tuning = _tuning(config)
+    if not tuning:
+        return config
+    values = flat(config)
+    before = flat(with_agent(PRESETS[config.preset].config, config.agent.agent))
+    return override(config, {name: before[name] for name, value in tuning.items() if values[name] == value})
+
+
+def _tuning(config: Config) -> Mapping[str, Any]:
+    known = PRESETS.get(config.preset)
+    return known.topologies.get(config.topology, {}).get(config.agent.agent, {}) if known else {}

@@ -63,6 +63,25 @@ _PENDULUM_CROSSQ: dict[str, Any] = _PENDULUM_ALL | {
     "publish_period_updates": 10,
 }
 
+# Policy gradients take more steps. γ, step size, ten epochs and no bonus for entropy are rl-zoo's (ppo.yml). With a
+# step size that stays, a policy that had been found was lost again.
+_PENDULUM_PPO: dict[str, Any] = {
+    "hidden": (64, 64),
+    "gamma": 0.9,
+    "gae_lambda": 0.95,
+    "learning_rate": 1e-3,
+    "anneal": True,
+    "separate_values": True,  # SB3
+    "entropy_coefficient": 0.0,
+    "unroll_length": 64,
+    "batch_size": 16,
+    "epochs": 10,
+    "minibatches": 4,
+    "envs_per_actor": 16,
+    "queue_batches": 1,  # it corrects for no policy lag
+    "env_steps": 300_000,
+}
+
 LUNARLANDER_CONTINUOUS = _ground(
     "lunarlander-continuous",
     "LunarLanderContinuous-v3",
@@ -99,6 +118,7 @@ CONTINUOUS: dict[str, Preset] = {
             "bires_ddpg": _PENDULUM_BIRES,
             "d4pg": _PENDULUM_D4PG,
             "crossq": _PENDULUM_CROSSQ,
+            "ppo": _PENDULUM_PPO,
         },
     ),
     "lunarlander-continuous": Preset(

@@ -28,6 +28,8 @@ class Preset:
     """Whose settings it has unless another agent is asked for."""
     agents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Agents that it is known to work with: name -> flat settings, beyond those that the name stands for."""
+    topologies: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    """Where a topology wants other settings of an agent than those: topology -> agent -> flat settings."""
 
     @cached_property
     def config(self) -> Config:

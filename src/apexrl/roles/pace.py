@@ -1,9 +1,12 @@
-"""Holds a learner to so many updates a second, if the run says so."""
+"""How fast a learner goes, if the run says so: updates a second, and a step size that falls."""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
+from apexrl.config import Config
+from apexrl.errors import AgentError
 from apexrl.protocols import Context
 
 _CATCH_UP_SECONDS = 1.0
@@ -29,3 +32,27 @@ class Pace:
                 return False
         self._due_at = max(self._due_at, now - _CATCH_UP_SECONDS) + 1.0 / self._pace
         return True
+
+
+class Anneal:
+    """``--anneal``: tells an agent, before each of its updates, which part of the run's environment steps are made.
+
+    They are counted over the whole run, all its lives and hosts, whenever an update begins. So the step size is the
+    same function of experience whoever is faster, and a resumed run goes on with the one that it had.
+    """
+
+    def __init__(self, context: Context, config: Config) -> None:
+        self._context = context
+        self._budget = config.stop.env_steps if config.agent.anneal else 0
+
+    def tell(self, agent: Any) -> None:
+        """Before an update.
+
+        Raises:
+            AgentError: it is to be told and has no ``anneal``.
+        """
+        if not self._budget:
+            return
+        if not callable(getattr(agent, "anneal", None)):
+            raise AgentError(f"--anneal needs an agent with anneal(progress), which {type(agent).__name__} has not")
+        agent.anneal(min(1.0, self._context.total("env_steps") / self._budget))
