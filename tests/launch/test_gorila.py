@@ -14,7 +14,7 @@ from watching import Watcher, gone, small
 
 from apexrl import agents, checkpoint
 from apexrl.config import Config, StopConfig
-from apexrl.errors import AgentError, ConfigError
+from apexrl.errors import ConfigError
 from apexrl.launch import launch
 from apexrl.settings import override
 from apexrl.status import RunStatus
@@ -32,7 +32,7 @@ def test_a_run_of_learners_and_servers_learns_and_leaves_nobody(tmp_path: Path) 
     assert summary["stopped_by"] == "env_steps"
     assert summary["updates"] > 100
     roles = ("replay", "gradient_learner", "parameter_server", "actor", "evaluator")
-    assert dict.fromkeys(roles, 0).items() <= summary["restarts"].items()
+    assert summary["restarts"] == dict.fromkeys(roles, 0)
     assert summary["final_eval_episodes"] == 4
     assert (tmp_path / "run" / "checkpoints" / f"update-{summary['updates']:09d}.safetensors").exists()
     assert 0 <= summary["policy_lag"]["mean"] < summary["updates"]
@@ -100,6 +100,23 @@ def test_turns_in_one_process_repeat_to_the_last_bit(tmp_path: Path) -> None:
         np.testing.assert_array_equal(value, found[1][3][name], err_msg=name)
 
 
+def test_learners_with_replays_of_their_own_learn_and_outlive_one_of_them(tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    def act(status: RunStatus) -> bool:
+        worker = next(worker for worker in status.workers if worker.role == "gradient_learner")
+        if not killed and status.updates > 50 and worker.pid:
+            killed.extend((worker.pid, status.updates))
+            os.kill(worker.pid, signal.SIGKILL)
+        return bool(killed) and worker.restarts > 0 and status.updates > killed[1] + 100
+
+    config = gorila(tmp_path, StopConfig(minutes=1.0), actors=2, replay="local")
+    summary = launch(config, [watcher := Watcher(act)])
+    assert summary["stopped_by"] == "callback"
+    assert summary["restarts"] | {"gradient_learner": 1} == summary["restarts"]
+    assert watcher.statuses[-1].replay_size > 400
+
+
 def test_a_run_resumes_with_other_counts_of_servers_and_learners(tmp_path: Path) -> None:
     first = launch(gorila(tmp_path, StopConfig(env_steps=2000), save_replay=True))
     more = gorila(tmp_path, StopConfig(env_steps=first["env_steps"] + 1500), save_replay=True)
@@ -120,7 +137,7 @@ def test_sequences_are_learned_from_as_well(tmp_path: Path) -> None:
 def test_what_gradients_alone_do_not_make_is_refused(tmp_path: Path) -> None:
     config = agents.with_agent(small(tmp_path, env="Pendulum-v1"), "crossq")
     config = override(replace(config, topology="gorila"), {"hidden": (8,), "critic_hidden": (8,)})
-    with pytest.raises(AgentError, match="gorila cannot run agent crossq"):
+    with pytest.raises(ConfigError, match="gorila cannot run agent crossq"):
         launch(config)
 
 

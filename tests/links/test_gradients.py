@@ -154,6 +154,40 @@ def test_a_receiver_takes_senders_in_turn() -> None:
     assert receiver.receive(0.0) is None
 
 
+def test_a_gradient_is_settled_when_every_shard_says_so() -> None:
+    real = link(2, 2)
+    sender, other = real.sender(0), real.sender(1)
+    receivers = [real.receiver(k) for k in range(2)]
+    assert sender.settled(0.0)  # nothing was sent
+    assert send(sender, 1)
+    assert not sender.settled(0.0)
+    for receiver in receivers:
+        assert receiver.receive(0.0) is not None
+    receivers[0].settle()
+    assert not sender.settled(0.01)
+    receivers[1].settle()
+    assert sender.settled(0.0)
+    assert send(other, 2)
+    assert sender.settled(0.0)  # another's gradient is no matter of it
+    successor = real.receiver(0)  # of one that died after it had read
+    assert receivers[0].receive(0.0) is not None
+    assert receivers[1].receive(0.0) is not None
+    successor.settle()
+    receivers[1].settle()
+    assert other.settled(0.0)
+
+
+def test_who_waits_for_a_settlement_is_woken() -> None:
+    real = link(1, 1)
+    sender, receiver = real.sender(0), real.receiver(0)
+    assert send(sender, 1)
+    assert receiver.receive(0.0) is not None
+    thread = threading.Thread(target=receiver.settle)
+    thread.start()
+    assert sender.settled(20.0)
+    thread.join(20.0)
+
+
 def test_what_was_received_is_nobody_elses() -> None:
     real = link(1, 1, capacity=1)
     sender, receiver = real.sender(0), real.receiver(0)

@@ -217,7 +217,7 @@ def test_whoever_waits_is_woken_by_the_others_message() -> None:
         while not worker.answered():
             worker.wait(30.0)
         worker.take(0)
-    link.segment.ring(link.server_bell)  # its last wait
+    link.segment.ring(link.server_bells[0])  # its last wait
     thread.join(10.0)
     assert not thread.is_alive()
 

@@ -3,81 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import random
-import time
 from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
+from telling import Numbered, Teller
 
 from apexrl.agents import agent_class
 from apexrl.config import ActorConfig, AgentConfig, Config, EnvConfig
 from apexrl.envs import make_vector
 from apexrl.errors import EnvError, WaitTimeout
-from apexrl.protocols import Acted
 from apexrl.replay import Replay
 from apexrl.roles import Actor
 from apexrl.roles.actor import VERSION, step_fields
-from apexrl.spec import Field
 from apexrl.weights import InlineWeights
 
 ENVS = 4
-
-
-class Numbered(gym.Env[np.ndarray, np.int64]):
-    """Observes (number, episode, step): every row says which environment it is of. Episodes have 2 to 7 steps.
-
-    Steps take up to a millisecond, in an order that no seed decides.
-    """
-
-    observation_space = gym.spaces.Box(0.0, 10_000.0, (3,), np.float32)
-    action_space = gym.spaces.Discrete(3)
-
-    def __init__(self, numbers: Any = None) -> None:
-        self.number = next(numbers) if numbers else 0
-        self.episode, self.t = -1, 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.episode, self.t = self.episode + 1, 0
-        return self._look(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        time.sleep(random.random() * 0.001)
-        self.t += 1
-        ended = self.t == 2 + (self.number + self.episode) % 6
-        odd = self.episode % 2 == 1
-        return self._look(), 100.0 * self.number + self.t + 0.25 * int(action), ended and odd, ended and not odd, {}
-
-    def _look(self) -> np.ndarray:
-        return np.array([self.number, self.episode, self.t], np.float32)
-
-
-class Counter:
-    """An agent whose state counts an episode's decisions, and that records where each decision was made."""
-
-    def __init__(self) -> None:
-        self.batches: set[int] = set()
-        self.version = -1
-
-    step_spec = {"told": Field((), "int64"), "explored": Field((), "float32")}  # noqa: RUF012
-
-    def act(self, observations: Any, state: Any, exploration: Any, greedy: bool = False) -> Acted:
-        newest = observations["observation"].reshape(len(exploration), -1)[:, -3:]
-        count = np.zeros(len(newest), np.int64) if state is None else state["count"]
-        self.batches.add(len(newest))
-        actions = (newest @ np.array([1.0, 3.0, 7.0])).astype(np.int64) % 3
-        told = newest[:, 0].astype(np.int64) * 1_000_000 + count
-        return Acted(actions, {"told": told, "explored": exploration}, {"count": count + 1})
-
-    def load(self, weights: Any) -> None:
-        self.version = int(weights["w"][0])
-
-    def priorities(self, items: Any) -> Any:
-        return np.ones(len(items["reward"]), np.float32)
 
 
 def config_for(vector: Any, stack: int = 1) -> Config:
@@ -85,7 +28,7 @@ def config_for(vector: Any, stack: int = 1) -> Config:
     return Config(
         agent=AgentConfig(hidden=(8,)),
         actor=ActorConfig(actors=1, envs_per_actor=ENVS, pull_period=5, vector=vector),
-        env=EnvConfig(env=Numbered, env_kwargs={"numbers": numbers}, stack=stack),
+        env=EnvConfig(env=Numbered, env_kwargs={"numbers": numbers, "slowest": 0.001}, stack=stack),
     )
 
 
@@ -111,8 +54,8 @@ class Recorder:
     def close(self) -> None: ...
 
 
-def make(stage: Any, monkeypatch: pytest.MonkeyPatch, vector: str, stack: int = 1) -> tuple[Actor, Any, Counter, Any]:
-    agent, recorder, weights = Counter(), Recorder(), InlineWeights()
+def make(stage: Any, monkeypatch: pytest.MonkeyPatch, vector: str, stack: int = 1) -> tuple[Actor, Any, Teller, Any]:
+    agent, recorder, weights = Teller(steady=True), Recorder(), InlineWeights()
     monkeypatch.setattr("apexrl.agents.agent_class", lambda name: lambda *args: agent)
     config = config_for(vector, stack)
     env = make_vector(replace(config.env, env_kwargs={}), 1, 0)
@@ -137,7 +80,7 @@ def test_every_stream_gets_the_rows_of_lock_step(stack: int, make_stage: Any, mo
         actor, recorder, agent, _ = make(stage, monkeypatch, vector, stack)
         run(actor, recorder, 60)
         actor.close()
-        assert (agent.batches == {ENVS}) == (vector == "sync")
+        assert (set(agent.batches) == {ENVS}) == (vector == "sync")
         written[vector] = recorder.rows
         reported = stage.values("episodes")
         assert sum(len(values["returns"]) for values in reported) == stage.run.totals["episodes"]
@@ -169,7 +112,7 @@ def test_a_row_says_where_it_is_of_and_counts_what_was_decided_there(
                 assert row["reward"] == 0.0
                 assert there.tolist() == [stream, here[1] + 1, 0]
             else:
-                assert row["reward"] == 100.0 * stream + there[2] + 0.25 * row["action"]
+                assert row["reward"] == 100.0 * stream + there[2] + 0.125 * row["action"]
                 assert there.tolist() == [stream, here[1], here[2] + 1]
         steps += sum(not ended for ended in [False, *final[:-1]])
     assert stage.run.totals["env_steps"] == steps
@@ -233,7 +176,7 @@ def test_what_is_sampled_is_of_one_environment_and_one_episode(
     stack: int, stage: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_for("threads", stack)
-    agent = Counter()
+    agent = Teller(steady=True)
     monkeypatch.setattr("apexrl.agents.agent_class", lambda name: lambda *args: agent)
     env = make_vector(replace(config.env, env_kwargs={}), 1, 0)
     env.close()
@@ -275,6 +218,6 @@ def test_what_is_sampled_is_of_one_environment_and_one_episode(
         np.testing.assert_allclose(batch.data["discount"], np.where(ended, 0.0, 0.5**m))
         expected = np.zeros(1024)
         for k in range(n):
-            action = (number * 1.0 + episode * 3.0 + (t + k) * 7.0).astype(np.int64) % 3
-            expected += np.where(k < m, 0.5**k * (100.0 * number + t + k + 1 + 0.25 * action), 0.0)
+            action = (number * 1.0 + episode * 3.0 + (t + k) * 7.0).astype(np.int64) % 4
+            expected += np.where(k < m, 0.5**k * (100.0 * number + t + k + 1 + 0.125 * action), 0.0)
         np.testing.assert_allclose(batch.data["reward"], expected, rtol=1e-6)

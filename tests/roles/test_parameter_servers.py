@@ -239,15 +239,33 @@ def test_an_outlier_is_far_above_the_mean_of_what_came_before() -> None:
     assert not any(later[-1000:])  # what stays large is no outlier for ever
 
 
-def test_a_full_server_makes_the_learner_wait_and_loses_nothing(stage: Any) -> None:
+def test_a_learner_waits_until_its_own_gradient_is_applied_everywhere(stage: Any) -> None:
     rig = Rig(stage, DQN, DISCRETE, 2, (samples(DISCRETE, 6),))
     learner = rig.learners[0]
-    assert [learner.step() for _ in range(5)] == [True, True, True, False, False]  # two wait, one is under way
+    assert [learner.step() for _ in range(3)] == [True, False, False]
+    while rig.servers[0].step():
+        pass
+    assert not learner.step()  # the other has not
     rig.serve()
-    assert learner.step()  # the third
-    assert stage.run.totals["gradients"] == 3
+    assert learner.step()
+    assert stage.run.totals["gradients"] == 2
+    rig.serve()
     rig.run()
+    assert rig.parameters.gradient_lag == 0.0
     assert stage.run.totals["updates"] == stage.run.totals["gradients"] == 6
+
+
+def test_a_learner_samples_a_replay_of_its_own(stage: Any) -> None:
+    batches = samples(DISCRETE, 5)
+    rig = Rig(stage, DQN, DISCRETE, 1, (batches,))
+    own: Any = Feed(iter(batches))
+    rig.learners = [GradientLearner(stage.context("gradient_learner", 0), **rig.ports(), replay=own)]
+    alone = rig.agent()
+    rig.run()
+    for batch in batches:
+        alone.update(alone.prepare(batch))
+    assert_same(rig.held(), alone)
+    assert len(own.priorities) == 5
 
 
 def test_a_dead_server_is_followed_by_one_that_goes_on_where_it_was(stage: Any) -> None:
@@ -351,9 +369,9 @@ def test_nothing_that_is_not_finite_is_sent(stage: Any) -> None:
 
 
 def test_parameters_are_published_when_nothing_waits_and_at_the_latest_by_period(stage: Any) -> None:
-    feeds = tuple(samples(DISCRETE, 2, seed=seed) for seed in range(2))
-    rig = Rig(stage, override(DQN, {"learners": 2, "publish_period_updates": 3}), DISCRETE, 1, feeds)
-    for learner in (*rig.learners, *rig.learners):
+    feeds = tuple(samples(DISCRETE, 1, seed=seed) for seed in range(4))
+    rig = Rig(stage, override(DQN, {"learners": 4, "publish_period_updates": 3}), DISCRETE, 1, feeds)
+    for learner in rig.learners:
         assert learner.step()
     seen = []
     for _ in range(4):

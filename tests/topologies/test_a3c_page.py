@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from apexrl.agents import with_agent
 from apexrl.config import Config
 from apexrl.errors import AgentError, ConfigError
 from apexrl.links.shared_parameters import SharedParameters
-from apexrl.protocols import Item
+from apexrl.protocols import Item, Place
 from apexrl.settings import override
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, topology
@@ -18,7 +19,8 @@ from apexrl.topologies.program import Link, WeightsLink
 
 VECTORS = {"policy_value/online": 32, "policy_value/optimizer/square_average": 32, "policy_value/optimizer/steps": 1}
 SPEC = EnvSpec({"observation": Field((4,), "float32")}, ActionSpec(n=2))
-PROBE = Probe(SPEC, {}, 64, Item("unroll", 5), ("gradients", "apply", "networks"), VECTORS)
+PLACES = {"weight": Place("policy_value", 0, (32,))}
+PROBE = Probe(SPEC, {}, 64, Item("unroll", 5), ("gradients", "apply", "networks"), VECTORS, PLACES)
 
 
 def nodes(probe: Probe = PROBE, **changes: Any) -> dict[str, Any]:
@@ -53,5 +55,9 @@ def test_what_it_cannot_run_is_refused() -> None:
         nodes(PROBE.__class__(SPEC, {}, 64))
     with pytest.raises(AgentError, match="lacks apply, networks"):
         nodes(PROBE.__class__(SPEC, {}, 64, Item("unroll", 5), ("gradients",)))
-    with pytest.raises(ConfigError, match="--epochs 2 --minibatches 1"):
+    with pytest.raises(ConfigError, match="which is made of more than gradients"):
+        nodes(replace(PROBE, places={}))
+    with pytest.raises(ConfigError, match="runs agents with --epochs 1 alone, and not with --epochs 2"):
         nodes(epochs=2)
+    with pytest.raises(ConfigError, match="--anneal cannot go with --no-hogwild"):
+        nodes(anneal=True, hogwild=False)

@@ -11,6 +11,7 @@ import pytest
 from apexrl import agents, presets, topologies
 from apexrl.config import Config, WiringConfig
 from apexrl.errors import AgentError, ConfigError
+from apexrl.launch.probe import probe
 from apexrl.presets import preset, with_topology
 from apexrl.protocols import Item
 from apexrl.settings import flat, from_toml, override, to_toml
@@ -44,13 +45,21 @@ def test_an_entry_names_what_there_is(name: str) -> None:
     assert about.agent in agents.AGENTS
 
 
-@pytest.mark.parametrize("name", list(agents.AGENTS))
-def test_the_catalogue_says_what_an_agent_learns_from(name: str) -> None:
-    info = agents.AGENTS[name]
-    actions = ActionSpec(n=2) if "Discrete" in info.needs else ActionSpec((1,), "float32", low=-ONE, high=ONE)
-    config = override(agents.with_agent(Config(), name), {"hidden": (4,), "critic_hidden": (4,), "recurrent_units": 4})
-    made = agents.agent_class(name)(EnvSpec(SPEC.observation, actions), config.agent, "cpu", 0)
-    assert getattr(made, "item", Item()).kind == info.item
+@pytest.mark.parametrize("agent", list(agents.AGENTS))
+def test_pages_wire_the_agents_that_the_names_say_and_no_other(agent: str) -> None:
+    info = agents.AGENTS[agent]
+    changes = {"env": "CartPole-v1" if "Discrete" in info.needs else "Pendulum-v1", "hidden": (4,)}
+    config = override(agents.with_agent(Config(), agent), {**changes, "critic_hidden": (4,), "recurrent_units": 4})
+    seen = probe(config)
+    assert seen.item.kind == info.item
+    assert bool(seen.places) == info.by_gradients
+    for name, about in TOPOLOGIES.items():
+        fitting = override(config, {"topology": name, **about.fixed})
+        if topologies.runs(name, agent):
+            assert isinstance(topology(name)(fitting, seen), Program)
+        else:
+            with pytest.raises(ConfigError, match=f"topology {name} cannot run agent {agent}, which "):
+                topology(name)(fitting, seen)
 
 
 def test_every_agent_is_run_by_some_topology() -> None:
@@ -66,6 +75,25 @@ def test_an_agent_of_the_wrong_kind_is_refused_with_topologies_that_run_it(two: 
         topologies.check_agent("impala", "r2d2")
     topologies.check_agent("impala", "impala")
     topologies.check_agent("impala", "my.module:Agent")  # only the probe can tell
+
+
+def test_an_agent_with_running_statistics_is_not_changed_by_gradients_alone() -> None:
+    with pytest.raises(ConfigError, match=r"topology gorila cannot run agent crossq, which is made of more than gradien"
+                                          r"ts .*: use --topology apex, seed, or another --agent"):  # fmt: skip
+        topologies.check_agent("gorila", "crossq")
+
+
+def test_settings_of_another_value_than_a_topology_runs_are_refused() -> None:
+    config = override(agents.with_agent(Config(), "ppo"), {"topology": "a3c", "minibatches": 1})
+    words = r"topology a3c runs agents with --epochs 1 alone, and not with --epochs 4: set them so, or use --to"
+    with pytest.raises(ConfigError, match=words):
+        topologies.check_fixed(config)
+    assert topologies.obstacle(config) == "has --epochs 4, and not --epochs 1"
+    able = override(config, {"epochs": 1})
+    topologies.check_fixed(able)
+    assert topologies.obstacle(able) == ""
+    assert with_topology(override(config, {"topology": "impala"}), "a3c").agent.agent == "a2c"
+    assert with_topology(override(able, {"topology": "impala"}), "a3c") == able
 
 
 def test_the_probe_tells_of_ones_own_agents(two: None) -> None:
@@ -156,6 +184,7 @@ def test_train_from_python_chooses_alike(monkeypatch: pytest.MonkeyPatch) -> Non
     ("overrides", "words"),
     [
         ({"topology": "impala", "agent": "dqn"}, "topology impala cannot run agent dqn"),
+        ({"topology": "a3c", "agent": "a2c", "epochs": 2}, "topology a3c runs agents with --epochs 1 alone"),
         ({"agent": "impala"}, "topology apex cannot run agent impala"),
         ({"queue_batches": 2}, "--queue-batches means nothing to topology apex"),
         ({"topology": 3}, "topology= is a name, not 3"),

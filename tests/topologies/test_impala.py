@@ -19,8 +19,8 @@ from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, ReplayLink, WeightsLink, topology
 from apexrl.topologies.experience import experience, queue
 from apexrl.topologies.hosts import actor_side, learner_side, passing, replay_of, with_slots
-from apexrl.topologies.impala import OfQueue
 from apexrl.topologies.program import Node, Program
+from apexrl.topologies.queues import OfQueue
 
 T = 5
 SPEC = EnvSpec({"observation": Field((), "float32")}, ActionSpec(n=2))
@@ -104,6 +104,7 @@ def test_a_slot_serves_one_queue() -> None:
     [
         ({"actors": 1}, {}, "--learners 2 want an actor each, and --actors is 1"),
         ({"save_replay": True}, {}, "--save-replay keeps one queue"),
+        ({"anneal": True}, {}, "with --anneal each would look for itself how far the run is"),
         ({"epochs": 4, "minibatches": 2}, {}, "agent impala makes 4 epochs of 2 minibatches: set --epochs 1"),
         ({}, {"offers": ("gradients",)}, "need an agent whose update can be split: impala lacks apply, networks"),
         ({}, {"vectors": {}}, "impala lacks vectors that can be shared"),

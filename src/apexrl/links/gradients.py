@@ -87,7 +87,7 @@ class Ring:
     ) -> None:
         self.segment = segment
         self.bells = bells
-        self._written, self._read = offset, offset + _LINE
+        self._written, self._read, self._settled = offset, offset + _LINE, offset + _LINE + 4
         self._capacity = capacity
         self._wrap = 2**32 // capacity * capacity  # where both counts begin again
         data = segment.array()  # keeps the memory mapped
@@ -121,6 +121,18 @@ class Ring:
         self.segment.store(self._read, (read + 1) % self._wrap)
         self.segment.ring(self.bells[1])
         return base, mask, values
+
+    def settle(self) -> None:
+        """Whatever came of the messages that were read, everybody can see it."""
+        read = self.segment.load(self._read)
+        if self.segment.load(self._settled) != read:
+            self.segment.store(self._settled, read)
+            self.segment.ring(self.bells[1])
+
+    @property
+    def settled(self) -> bool:
+        """Whether that holds for every message that was written."""
+        return self.segment.load(self._settled) == self.segment.load(self._written)
 
     @property
     def _waiting(self) -> int:
@@ -159,6 +171,16 @@ class GradientSender:
             left = deadline - time.monotonic()
             if not self._unsent or left <= 0:
                 return not self._unsent
+            segment.wait(self._bell, seen, min(left, _SLICE_SECONDS))
+
+    def settled(self, timeout: float) -> bool:
+        """Wait until every shard has settled what was sent to it. False: not within ``timeout`` seconds."""
+        segment, deadline = self._rings[0].segment, time.monotonic() + timeout
+        while True:
+            seen = segment.load(self._bell)
+            left = deadline - time.monotonic()
+            if (done := all(ring.settled for ring in self._rings)) or left <= 0:
+                return done
             segment.wait(self._bell, seen, min(left, _SLICE_SECONDS))
 
     def _send(self, shard: int) -> bool:
@@ -202,6 +224,11 @@ class GradientReceiver:
             if left <= 0:
                 return None
             segment.wait(self._bell, seen, min(left, _SLICE_SECONDS))
+
+    def settle(self) -> None:
+        """Tell the senders that what they sent, as far as it was received, is applied and published, or refused."""
+        for ring in self._rings:
+            ring.settle()
 
     def _take(self, sender: int) -> Gradient:
         base, mask, values = self._rings[sender].read()

@@ -6,7 +6,8 @@ the link. Every request carries the generation of the worker's life.
 
 The memory:
 
-    bell of the server | bell of each worker | here [workers] | asked [groups] | answered [groups]    words of 4 bytes
+    bell of each server | serving [servers] | bell of each worker | here [workers] | asked [groups] | answered [groups]
+    (words of 4 bytes)
     generation [2, groups] | asked_at [2, groups]
     request columns [2, environments, ...] | reply columns [2, environments, ...]
 
@@ -16,13 +17,17 @@ was answered and only the server writes it. Where they differ, somebody waits. R
 be reading at this moment, and what the server answers to the dead one's request has another number. A server that takes
 a dead one's place finds what was not answered. No lock is taken, and whoever dies between two stores blocks nobody.
 
+Several servers share the groups by *seats*, of which there are as many as servers: group g has seat g mod N. Who has a
+seat, and alone answers its groups, is for ``seats.Seats`` to say; ``serving`` says it to those who ask, so that they
+ring the right bell.
+
 In one process (``--serial``) the same memory serves roles that take turns. For workers of other hosts a gateway writes
 here (``inference_gateway``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,10 +49,11 @@ class InferenceLink:
         reply: what the server answers for each: name -> Field.
         workers: how many; each has the same groups.
         splits: environments in each group of a worker.
+        servers: that there may be.
         segment: made by another process; default: a new one.
 
     Raises:
-        SpecError: there are no workers, or a group has no environments.
+        SpecError: there are no workers, a group has no environments, or servers would be without groups.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class InferenceLink:
         reply: Mapping[str, Field],
         workers: int,
         splits: Sequence[int],
+        servers: int = 1,
         segment: Segment | None = None,
     ) -> None:
         if workers < 1 or not splits or min(splits) < 1:
@@ -63,6 +70,11 @@ class InferenceLink:
         self.request, self.reply = dict(request), dict(reply)
         self.workers, self.splits = workers, tuple(splits)
         self.groups = workers * len(self.splits)
+        if not 1 <= servers <= self.groups:
+            raise SpecError(
+                f"{servers} inference servers for {self.groups} groups of environments: 1 to as many as groups"
+            )
+        self.servers = servers
         self.envs_per_worker = sum(self.splits)
         self.envs = workers * self.envs_per_worker
         ends = np.cumsum(np.tile(self.splits, workers))
@@ -70,7 +82,8 @@ class InferenceLink:
         """Numbers of each group's environments in the whole run."""
 
         self._end = 0
-        self.server_bell = self._take(4)
+        self.server_bells = [self._take(4) for _ in range(servers)]
+        self.serving = self._take(4 * servers)
         self.worker_bells = [self._take(4) for _ in range(workers)]
         self.here = self._take(4 * workers)
         self.asked, self.answered = self._take(4 * self.groups), self._take(4 * self.groups)
@@ -100,15 +113,15 @@ class InferenceLink:
         return InferenceLink(**options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (InferenceLink, (self.request, self.reply, self.workers, self.splits, self.segment))
+        return (InferenceLink, (self.request, self.reply, self.workers, self.splits, self.servers, self.segment))
 
     def worker(self, index: int, generation: int) -> WorkerEnd:
         """The end of worker ``index`` in its ``generation``-th life. One process has it at a time."""
         return WorkerEnd(self, index, generation)
 
-    def server(self) -> ServerEnd:
-        """The end of the server. One process has it at a time."""
-        return ServerEnd(self)
+    def server(self, index: int = 0) -> ServerEnd:
+        """The end of a server. One process has it at a time."""
+        return ServerEnd(self, index)
 
     def _take(self, nbytes: int) -> int:
         offset, self._end = self._end, -(-(self._end + nbytes) // _LINE) * _LINE
@@ -151,7 +164,8 @@ class WorkerEnd:
         self._waiting[split] = True
         self._segment.store(self._here, 1)
         self._segment.store(link.asked + 4 * group, number)
-        self._segment.ring(link.server_bell)
+        serving = self._segment.load(link.serving + 4 * (group % link.servers))
+        self._segment.ring(link.server_bells[serving])
 
     def leave(self) -> None:
         """Let the server expect nothing of this worker, until it asks again."""
@@ -163,7 +177,7 @@ class WorkerEnd:
         return [split for split, waiting in enumerate(self._waiting) if waiting and self._has_come(split)]
 
     def take(self, split: int) -> dict[str, Array]:
-        """The answer that has come: views [E, ...], which hold until the group's next ``ask``."""
+        """The answer that has come: views [E, ...], which hold until the group's next ``ask`` but one."""
         self._waiting[split] = False
         return self._half(self._link.reply_columns, split, self._asked[split])
 
@@ -189,6 +203,7 @@ class Requests(NamedTuple):
     rows: NDArray[np.int64]  # [R], numbers of the environments in the whole run
     columns: dict[str, Array]  # name -> [R, ...], copies
     numbers: list[int]  # [G], which request of the group it is
+    places: NDArray[np.int64]  # [R], where the environments' halves of the columns lie
 
     def only(self, chosen: NDArray[np.bool_], sizes: NDArray[np.int64]) -> Requests:
         """Those of the groups for which ``chosen`` [G] is true; ``sizes`` [G] are their environments."""
@@ -200,29 +215,42 @@ class Requests(NamedTuple):
             self.rows[rows],
             {name: column[rows] for name, column in self.columns.items()},
             [self.numbers[i] for i in np.flatnonzero(chosen)],
+            self.places[rows],
         )
 
 
 class ServerEnd:
-    """Answers all groups. A group's number is worker · splits + split."""
+    """Answers all groups; of several servers each those of its seats. A group's number is worker · splits + split."""
 
-    def __init__(self, link: InferenceLink) -> None:
+    def __init__(self, link: InferenceLink, index: int = 0) -> None:
         self._link, self._segment = link, link.segment
+        self._index, self._bell = index, link.server_bells[index]
         self._seen = 0  # of the bell, at the last look
+        self._sizes = np.array([len(rows) for rows in link.rows_of])
+        self._mine = np.full(link.groups, link.servers == 1)
+
+    def sit(self, seats: Collection[int]) -> None:
+        """From now on answer the groups of these seats, which nobody else answers any more."""
+        link = self._link
+        for seat in seats:
+            self._segment.store(link.serving + 4 * seat, self._index)
+        self._mine = np.isin(np.arange(link.groups) % link.servers, list(seats))
 
     def pending(self) -> list[int]:
         """The groups that wait for an answer, by rising number."""
-        self._seen = self._segment.load(self._link.server_bell)
-        waiting: list[int] = np.flatnonzero(self._link.asked_words != self._link.answered_words).tolist()
+        self._seen = self._segment.load(self._bell)
+        asking = (self._link.asked_words != self._link.answered_words) & self._mine
+        waiting: list[int] = np.flatnonzero(asking).tolist()
         return waiting
 
     def expected(self) -> int:
         """Environments of the workers that have asked and did not leave since."""
-        return self._link.envs_per_worker * int(np.count_nonzero(self._link.here_words))
+        here = np.repeat(self._link.here_words != 0, len(self._link.splits)) & self._mine
+        return int(self._sizes[here].sum())
 
     def wait(self, timeout: float) -> None:
         """Sleep until somebody has asked since the last ``pending``, at most ``timeout`` seconds; may wake early."""
-        self._segment.wait(self._link.server_bell, self._seen, timeout)
+        self._segment.wait(self._bell, self._seen, timeout)
 
     def read(self, groups: Sequence[int]) -> Requests:
         """The newest requests of groups that are pending."""
@@ -230,23 +258,21 @@ class ServerEnd:
         numbers = [self._segment.load(link.asked + 4 * group) for group in groups]  # what they name is written by now
         halves = np.array(numbers) % 2
         rows = np.concatenate([link.rows_of[group] for group in groups])
-        index = rows + np.repeat(halves, [len(link.rows_of[group]) for group in groups]) * link.envs
+        places = rows + np.repeat(halves * link.envs, self._sizes[groups])
         return Requests(
             list(groups),
             link.generations[halves, list(groups)],
             link.asked_at[halves, list(groups)],
             rows,
-            {name: column.take(index, axis=0) for name, column in link.request_columns.items()},
+            {name: column.take(places, axis=0) for name, column in link.request_columns.items()},
             numbers,
+            places,
         )
 
     def answer(self, requests: Requests, reply: Mapping[str, Array]) -> None:
         """Answer what was ``read``: ``reply`` name -> [R, ...]."""
-        link = self._link
-        sizes = [len(link.rows_of[group]) for group in requests.groups]
-        index = requests.rows + np.repeat(np.array(requests.numbers) % 2, sizes) * link.envs
-        for name, column in link.reply_columns.items():
-            column[index] = reply[name]
+        for name, column in self._link.reply_columns.items():
+            column[requests.places] = reply[name]
         self.dismiss(requests)
 
     def dismiss(self, requests: Requests) -> None:

@@ -8,13 +8,17 @@ from __future__ import annotations
 from apexrl.roles.actor import Actor
 from apexrl.roles.env_worker import EnvWorker
 from apexrl.roles.evaluator import Evaluator
+from apexrl.roles.gateway import InferenceGateway
 from apexrl.roles.gradient_learner import GradientLearner
 from apexrl.roles.inference_server import InferenceServer
 from apexrl.roles.intake import Intake
 from apexrl.roles.keeper import ParameterKeeper
 from apexrl.roles.learner import Learner
+from apexrl.roles.model_server import ModelServer
 from apexrl.roles.parameter_server import ParameterServer
+from apexrl.roles.policy_worker import PolicyWorker
 from apexrl.roles.replay_server import ReplayServer
+from apexrl.roles.rollout_worker import RolloutWorker
 from apexrl.roles.uplink import Uplink
 from apexrl.roles.worker import Worker
 
@@ -23,12 +27,16 @@ __all__ = [
     "EnvWorker",
     "Evaluator",
     "GradientLearner",
+    "InferenceGateway",
     "InferenceServer",
     "Intake",
     "Learner",
+    "ModelServer",
     "ParameterKeeper",
     "ParameterServer",
+    "PolicyWorker",
     "ReplayServer",
+    "RolloutWorker",
     "Uplink",
     "Worker",
 ]

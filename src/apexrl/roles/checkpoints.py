@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from apexrl import checkpoint
 from apexrl.protocols import Agent, Context, WeightsReader
 from apexrl.run_folder import RunFolder
+from apexrl.spec import Array
 
 
 def restore(context: Context, agent: Agent, weights: WeightsReader) -> None:
@@ -35,12 +38,22 @@ def restore(context: Context, agent: Agent, weights: WeightsReader) -> None:
 
 
 def write(context: Context, agent: Agent, keep: int) -> None:
-    """Write a checkpoint, and keep that many.
+    """Write a checkpoint of ``agent``, and keep that many."""
+    write_state(context, agent.state_dict(), keep)
+
+
+def write_state(context: Context, state: dict[str, Array], keep: int) -> None:
+    """Write a checkpoint of what an agent's ``state_dict`` gave, and keep that many. A state that is NaN or infinite is
+    not written, and pushes no good one out: whoever meets it when learning ends the run.
 
     Its number is that of updates ever made, as the version's: it grows over restarts, and so do file names.
     """
+    if bad := [name for name, array in state.items() if array.dtype.kind == "f" and not np.isfinite(array).all()]:
+        text = f"{bad[0]} is NaN or infinite: no checkpoint is written. {last_good(context)}"
+        context.send("log", text=text, level="warning")
+        return
     counts = {name: context.total(name) for name in ("updates", "env_steps", "episodes")}
-    path = checkpoint.save(RunFolder(context.folder).checkpoints, agent.state_dict(), counts, keep=keep)
+    path = checkpoint.save(RunFolder(context.folder).checkpoints, state, counts, keep=keep)
     context.send("checkpoint", path=str(path), updates=counts["updates"])
 
 

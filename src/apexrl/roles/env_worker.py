@@ -8,14 +8,14 @@ import numpy as np
 
 from apexrl.config import Config
 from apexrl.protocols import Context
-from apexrl.roles.episodes import Episodes
+from apexrl.roles.env_groups import EnvGroups
 from apexrl.spec import Array, EnvSpec, Field
 
 if TYPE_CHECKING:
     from apexrl.links.inference import InferenceLink
     from apexrl.links.inference_remote import RemoteInference
 
-_SIMULATORS_SECONDS = 0.001  # between looks at environments in threads while no answer has come
+SIMULATORS_SECONDS = 0.001  # between looks at environments in threads while no answer has come
 
 
 def request_fields(spec: EnvSpec) -> dict[str, Field]:
@@ -44,68 +44,46 @@ def split_sizes(envs: int, splits: int) -> tuple[int, ...]:
 
 
 class EnvWorker:
-    """SEED's actor (Espeholt et al. 2020, §3.1) with Sample Factory's double buffering (Petrenko et al. 2020, §3.2): of
-    its groups of environments one steps while the others wait for actions.
-
-    The environments of a group go in lock-step, also with ``vector = "threads"``: then those of all groups that have
-    actions step at the same time.
-    """
+    """SEED's actor (Espeholt et al. 2020, §3.1) with Sample Factory's double buffering (``EnvGroups``)."""
 
     def __init__(
         self, context: Context, *, config: Config, spec: EnvSpec, inference: InferenceLink | RemoteInference
     ) -> None:
-        from apexrl.envs import FrameStack, make_vector
-
         self._context = context
         self._end = inference.worker(context.index, context.generation)
-        seeds = np.random.SeedSequence(context.seed).generate_state(len(inference.splits))
-        with context.env_call():
-            self._envs = [
-                make_vector(config.env, envs, int(seed), config.actor.vector, context.env_call)
-                for envs, seed in zip(inference.splits, seeds, strict=True)
-            ]
-            observations = [env.reset() for env in self._envs]
-        self._frames = [FrameStack(spec.stack, env.num_envs, spec.observation) for env in self._envs]
-        self._stepping: list[int] = []  # groups whose environments are at work
+        self._groups = EnvGroups(context, config, spec, inference.splits)
         self._unasked: dict[int, dict[str, Array]] = {}  # group -> a request that has no room yet
-        self._episodes = Episodes(context)
-        for split, (env, observation) in enumerate(zip(self._envs, observations, strict=True)):
-            envs = env.num_envs
+        for split, envs in enumerate(inference.splits):
             starts, nowhere = np.ones(envs, np.bool_), np.zeros(envs, np.bool_)
             results = {"reward": np.zeros(envs, np.float32), "terminated": nowhere, "truncated": nowhere}
-            self._unasked[split] = {**self._frames[split].push(observation), **results, "starts": starts}
+            self._unasked[split] = {**self._groups.seen[split], **results, "starts": starts}
 
     def step(self) -> bool:
         """Step every group whose actions have come, and ask for the next ones. False: none has come."""
-        moved = False
+        groups, moved = self._groups, False
         for split in list(self._unasked):
             moved |= self._ask(split)
         answered = self._end.answered()
-        if not (answered or moved or self._stepping):
+        if not (answered or moved or groups.stepping):
             self._end.wait(self._context.patience)
             answered = self._end.answered()
         for split in answered:
-            self._envs[split].send(np.array(self._end.take(split)["action"]))
-            self._stepping.append(split)
+            groups.send(split, np.array(self._end.take(split)["action"]))
             self._collect(split)
         idle = not answered and not moved
-        for split in list(self._stepping):
-            self._collect(split, _SIMULATORS_SECONDS if idle else 0.0)
+        for split in list(groups.stepping):
+            self._collect(split, SIMULATORS_SECONDS if idle else 0.0)
             moved = True  # they are at work
-        self._episodes.report()
+        groups.report()
         return moved or bool(answered)
 
     def _collect(self, split: int, timeout: float = 0.0) -> None:
         """Ask for a group's next actions, if its environments are done."""
-        env = self._envs[split]
-        stepped = env.receive(env.num_envs, timeout)
+        stepped = self._groups.receive(split, timeout)
         if stepped is None:
             return
-        self._stepping.remove(split)
-        self._context.count(env_steps=env.num_envs - int(np.count_nonzero(stepped.starts)))
-        self._episodes.add(stepped.episodes)
         self._unasked[split] = {
-            **self._frames[split].push(stepped.observation, stepped.starts),
+            **self._groups.seen[split],
             "reward": stepped.reward,
             "terminated": stepped.terminated,
             "truncated": stepped.truncated,
@@ -127,7 +105,4 @@ class EnvWorker:
     def close(self) -> None:
         """Report the last episodes, close the environments. Steps under way are lost."""
         self._end.leave()
-        self._episodes.report(last=True)
-        with self._context.env_call():
-            for env in self._envs:
-                env.close()
+        self._groups.close()

@@ -21,7 +21,7 @@ from apexrl.roles.parameter_client import ParameterClient
 from apexrl.spec import EnvSpec
 
 if TYPE_CHECKING:
-    from apexrl.replay import Batch, BatchServer
+    from apexrl.replay import Batch, BatchServer, Replay
 
 _REPORT_SECONDS = 0.5
 _SETTLING_BATCHES = 100  # before a loss may count as an outlier (ours: until then mean and deviation mean little)
@@ -29,8 +29,11 @@ _FORGETTING = 0.01  # weight of the newest loss in the running mean, once it has
 
 
 class GradientLearner:
-    """One of Gorila's learners (Nair et al. 2015, arXiv 1507.04296, algorithm 1). It owns nothing: batches come from
-    the replay role, parameters and targets from the parameter servers, and there its gradients go.
+    """One of Gorila's learners (Nair et al. 2015, arXiv 1507.04296, algorithm 1). Batches come from the replay role, or
+    from a replay of its own; parameters and targets from the parameter servers, and there its gradients go.
+
+    Before it pulls parameters its own last gradient is applied and published: only other learners' gradients make its
+    next one stale.
 
     Versions are the servers': one more than the gradients that were applied. A policy lag is the learner's version less
     the step's; the servers count the lag of gradients.
@@ -48,9 +51,10 @@ class GradientLearner:
         *,
         config: Config,
         spec: EnvSpec,
-        batches: BatchServer,
         parameters: ShardedParameters,
         gradients: GradientLink,
+        batches: BatchServer | None = None,
+        replay: Replay | None = None,
     ) -> None:
         import torch
 
@@ -67,7 +71,8 @@ class GradientLearner:
         self._client = ParameterClient(self._agent, parameters, gradients, context.index)
         limit = settings.max_policy_lag
         self._ages = AgeLimit(limit, 0, self._item) if limit else None
-        source = batches.learner(context.index)
+        source = replay if batches is None else batches.learner(context.index)
+        assert source is not None  # one of the two is wired
         self._batches = DirectBatches(
             source, self._agent, settings.batch_size, config.replay.beta, context.patience, self._ages
         )
@@ -85,6 +90,8 @@ class GradientLearner:
         self._report()
         if not self._client.sent:
             return self._client.finish(self._context.patience)
+        if not self._client.settled(self._context.patience):
+            return False
         if not self._client.pull() or not self._pace.due():
             return False
         if self._ages is not None:

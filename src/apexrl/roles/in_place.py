@@ -9,6 +9,7 @@ import numpy as np
 
 from apexrl.links.shared_parameters import SharedParameters
 from apexrl.protocols import STATISTICS, Context
+from apexrl.roles.pace import Anneal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,17 +22,27 @@ class InPlace:
         agent: it acts and takes gradients, with a copy.
         twin: another instance, which applies them: from here on its parameters ARE the shared ones.
         statistics: the optimizer's state is shared too; else it is the twin's own.
+        anneal: tells the twin, before each of its updates; None: nobody does.
     """
 
     sent = True
     """No gradient is ever under way."""
 
-    def __init__(self, context: Context, agent: Any, twin: Any, parameters: SharedParameters, statistics: bool) -> None:
+    def __init__(
+        self,
+        context: Context,
+        agent: Any,
+        twin: Any,
+        parameters: SharedParameters,
+        statistics: bool,
+        anneal: Anneal | None = None,
+    ) -> None:
         from apexrl.agents.vectors import bind, vectors
 
         self._context = context
         self._agent = agent
         self._twin = twin
+        self._anneal = anneal
         self._parameters = parameters
         bind(twin, parameters.arrays, statistics)
         own = {name: vector for name, vector in vectors(agent).items() if STATISTICS not in name}
@@ -58,6 +69,8 @@ class InPlace:
 
     def send(self, groups: Mapping[str, Tensor], timeout: float) -> bool:
         """Apply a gradient. Always True: nothing is waited for."""
+        if self._anneal is not None:
+            self._anneal.tell(self._twin)
         self._twin.apply(groups)
         self._context.count(updates=1)
         return True

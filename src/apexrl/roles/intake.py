@@ -253,7 +253,7 @@ class UploadThread:
         time.sleep(min(seconds, _LOOK_SECONDS))
 
     def _run(self) -> None:
-        from apexrl.links.redis.server import Backoff
+        from apexrl.links.backoff import Backoff
 
         backoff = Backoff()
         sent, look_at = 0, 0.0

@@ -13,7 +13,7 @@ from apexrl.roles.actor import FIRST_VERSION
 from apexrl.roles.batches import DirectBatches, PrefetchedBatches, Ready
 from apexrl.roles.group import Group
 from apexrl.roles.lag import AgeLimit, LagMeter, lags_of
-from apexrl.roles.pace import Pace
+from apexrl.roles.pace import Anneal, Pace
 from apexrl.run_folder import RunFolder
 from apexrl.spec import Array, EnvSpec
 
@@ -95,6 +95,7 @@ class Learner:
         self._lag = LagMeter(context)
         self._metrics: dict[str, float] = {}
         self._pace = Pace(context, settings.updates_per_second)
+        self._anneal = Anneal(context, config)
         self._next_report = now + _REPORT_SECONDS
         self._next_checkpoint = now + settings.checkpoint_seconds
 
@@ -126,6 +127,7 @@ class Learner:
         """The agent's, or the group's. None: the others of the group are still at theirs."""
         try:
             if self._group is None:
+                self._anneal.tell(self._agent)
                 return self._agent.update(ready.prepared)
             learned = self._group.update(ready.prepared)
         except NonFiniteError as error:

@@ -71,6 +71,11 @@ class ParameterClient:
         self._under_way = self._under_way and not self._sender.finish(timeout)
         return not self._under_way
 
+    def settled(self, timeout: float) -> bool:
+        """Whether a pull brings what all that was sent has made of the parameters; waits for it up to ``timeout``
+        seconds."""
+        return self._sender.settled(timeout)
+
     @property
     def sent(self) -> bool:
         """Whether no gradient is under way."""

@@ -131,6 +131,7 @@ class ParameterServer:
         if self._target_moved and memory.version > memory.published_version(TARGET):
             memory.publish(TARGET)
         self._unpublished, self._target_moved = 0, False
+        self._gradients.settle()
 
     def _fill(self, agent: Any) -> None:
         """Write the first vectors of this run: the newest checkpoint's, or a new agent's."""

@@ -16,6 +16,7 @@ from apexrl.roles import checkpoints
 from apexrl.roles.actor import step_fields
 from apexrl.roles.in_place import InPlace
 from apexrl.roles.lag import LagMeter, lags_of
+from apexrl.roles.pace import Anneal
 from apexrl.roles.parameter_client import ParameterClient
 from apexrl.roles.player import Player
 from apexrl.roles.unrolls import UnrollBuilder
@@ -69,7 +70,8 @@ class Worker:
         self._agent = agent = instance()
         self._parameters: InPlace | ParameterClient
         if isinstance(parameters, SharedParameters):
-            self._parameters = InPlace(context, agent, instance(), parameters, config.wiring.shared_statistics)
+            shares, anneal = config.wiring.shared_statistics, Anneal(context, config)
+            self._parameters = InPlace(context, agent, instance(), parameters, shares, anneal)
         else:
             assert gradients is not None, "parameters of servers come with the way to them"
             self._parameters = ParameterClient(agent, parameters, gradients, context.index)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from typing import NamedTuple, cast
+from types import MappingProxyType
+from typing import Any, NamedTuple, cast
 
+from apexrl import settings
 from apexrl.agents import AGENTS
 from apexrl.config import Config, WiringConfig
 from apexrl.errors import AgentError, ConfigError
@@ -24,8 +26,10 @@ __all__ = [
     "Topology",
     "WeightsLink",
     "check_agent",
+    "check_fixed",
     "check_name",
     "check_read",
+    "obstacle",
     "runs",
     "topology",
     "unread",
@@ -43,6 +47,10 @@ class Topology(NamedTuple):
     """What its agents may learn from (``protocols.Item.kind``)."""
     needs: tuple[str, ...] = ()
     """What its agents must have of ``program.OPTIONAL``, beyond what every agent has."""
+    by_gradients: bool = False
+    """Nothing but gradients changes its agents: none with running statistics."""
+    fixed: Mapping[str, Any] = MappingProxyType({})
+    """Flat names of settings of which it runs no other value."""
     reads: tuple[str, ...] = ()
     """Of ``config.WiringConfig``; the others mean nothing to it."""
     ignores: tuple[str, ...] = ()
@@ -53,6 +61,24 @@ TOPOLOGIES = {
     "apex": Topology(
         "many actors explore and prioritise, one learner samples a prioritized replay",
         "Horgan et al. 2018, arXiv 1803.00933",
+    ),
+    "ga3c": Topology(
+        "one model without replicas: predictor threads answer environments, trainer threads learn from what came of it",
+        "Babaeizadeh et al. 2017, arXiv 1611.06256",
+        agent="a2c",
+        kinds=("unroll",),
+        needs=("networks",),
+        by_gradients=True,  # an agent in each thread, which have their networks in common and nothing else
+        reads=(
+            "queue_batches",
+            "inference_batch",
+            "inference_wait_ms",
+            "splits",
+            "predictors",
+            "trainers",
+            "training_min_batch",
+        ),
+        ignores=("pull_period", "prefetch"),
     ),
     "impala": Topology(
         "actors queue unrolls of their own policy, learners take each once and correct for its lag",
@@ -67,6 +93,8 @@ TOPOLOGIES = {
         agent="a2c",
         kinds=("unroll",),
         needs=("gradients", "apply", "networks"),
+        by_gradients=True,
+        fixed={"epochs": 1, "minibatches": 1},  # a worker takes one gradient of an unroll
         reads=("hogwild", "shared_statistics", "parameter_servers", "max_gradient_lag"),
         ignores=(
             "batch_size",
@@ -84,7 +112,8 @@ TOPOLOGIES = {
         "Nair et al. 2015, arXiv 1507.04296",
         agent="dqn",
         needs=("gradients", "networks"),
-        reads=("learners", "parameter_servers", "max_gradient_lag", "outlier_deviations"),
+        by_gradients=True,
+        reads=("learners", "parameter_servers", "replay", "max_gradient_lag", "outlier_deviations"),
         ignores=("prefetch",),
     ),
     "seed": Topology(
@@ -93,6 +122,14 @@ TOPOLOGIES = {
         agent="impala",
         kinds=("transition", "sequence", "unroll"),
         reads=("queue_batches", "inference_batch", "inference_wait_ms", "splits"),
+        ignores=("pull_period",),
+    ),
+    "sample_factory": Topology(
+        "rollout workers step groups of environments by turns, policy workers choose, slots are learned from in place",
+        "Petrenko et al. 2020, arXiv 2006.11751",
+        agent="appo",
+        kinds=("unroll",),
+        reads=("queue_batches", "inference_batch", "inference_wait_ms", "splits", "policy_workers"),
         ignores=("pull_period",),
     ),
 }
@@ -114,7 +151,7 @@ def check_name(name: str) -> None:
 
 
 def topology(name: str) -> Callable[[Config, Probe], Program]:
-    """The function that wires ``name``. Called, it refuses an agent that ``name`` cannot run (``check_probed``).
+    """The function that wires ``name``. Called, it refuses what that cannot run (``check_fixed``, ``check_probed``).
 
     Raises:
         ConfigError: there is no such topology.
@@ -125,6 +162,7 @@ def topology(name: str) -> Callable[[Config, Probe], Program]:
 
     @functools.wraps(page)
     def wired(config: Config, probe: Probe) -> Program:
+        check_fixed(config)
         check_probed(name, config.agent.agent, probe)
         return page(config, probe)
 
@@ -133,7 +171,15 @@ def topology(name: str) -> Callable[[Config, Probe], Program]:
 
 def runs(name: str, agent: str) -> bool:
     """Whether topology ``name`` can run ``agent``, as far as names tell: one of your own is looked at by the probe."""
-    return agent not in AGENTS or AGENTS[agent].item in TOPOLOGIES[name].kinds
+    return agent not in AGENTS or not _obstacle(name, AGENTS[agent].item, AGENTS[agent].by_gradients)
+
+
+def obstacle(config: Config) -> str:
+    """Why its topology cannot run its agent, to be read after "which"; empty where nothing is known against it."""
+    info, name = AGENTS.get(config.agent.agent), config.topology
+    found = _obstacle(name, info.item, info.by_gradients) if info else ""
+    has, fixed = _unfixed(config)
+    return found or (f"has {has}, and not {fixed}" if has else "")
 
 
 def check_agent(name: str, agent: str) -> None:
@@ -143,24 +189,43 @@ def check_agent(name: str, agent: str) -> None:
         ConfigError: the message names topologies that can.
     """
     if not runs(name, agent):
-        raise ConfigError(_refusal(name, agent, AGENTS[agent].item))
+        raise ConfigError(_refusal(name, agent, AGENTS[agent].item, AGENTS[agent].by_gradients))
+
+
+def check_fixed(config: Config) -> None:
+    """Refuse settings with which its topology runs no agent.
+
+    Raises:
+        ConfigError: the message says how they may be.
+    """
+    has, fixed = _unfixed(config)
+    if has:
+        kind = AGENTS[config.agent.agent].item if config.agent.agent in AGENTS else TOPOLOGIES[config.topology].kinds[0]
+        others = [name for name, about in TOPOLOGIES.items() if not about.fixed and kind in about.kinds]
+        raise ConfigError(
+            f"topology {config.topology} runs agents with {fixed} alone, and not with {has}: set them so, or use "
+            f"--topology {', '.join(others)}"
+        )
 
 
 def check_probed(name: str, agent: str, probe: Probe) -> None:
     """Refuse whatever agent topology ``name`` cannot run, one of your own too.
 
     Raises:
-        ConfigError: it learns from something else; the message names topologies that can run it.
+        ConfigError: it learns from something else, or more than gradients makes it what it is; the message names
+            topologies that can run it.
         AgentError: it lacks what the topology needs of it.
     """
     if probe.item.kind not in TOPOLOGIES[name].kinds:
-        raise ConfigError(_refusal(name, agent, probe.item.kind))
+        raise ConfigError(_refusal(name, agent, probe.item.kind, True))
     missing = [member for member in TOPOLOGIES[name].needs if member not in probe.offers]
     if missing:
         raise AgentError(
             f"topology {name} cannot run agent {agent}, which lacks {', '.join(missing)}: see apexrl.protocols.Agent "
             "for what that is, or choose another --topology"
         )
+    if TOPOLOGIES[name].by_gradients and not probe.places:
+        raise ConfigError(_refusal(name, agent, probe.item.kind, False))
 
 
 def unread(name: str) -> set[str]:
@@ -184,11 +249,28 @@ def check_read(name: str, given: Iterable[str]) -> None:
             raise ConfigError(f"{flag} means nothing to topology {name}: leave it out{instead}")
 
 
-def _refusal(name: str, agent: str, kind: str) -> str:
-    able = ", ".join(other for other, about in TOPOLOGIES.items() if kind in about.kinds)
+def _obstacle(name: str, kind: str, by_gradients: bool) -> str:
+    """Why topology ``name`` cannot run an agent that learns from ``kind``; empty where it can."""
+    about = TOPOLOGIES[name]
+    if kind not in about.kinds:
+        return f"learns from {kind}s and not from {' or '.join(f'{other}s' for other in about.kinds)}"
+    if about.by_gradients and not by_gradients:
+        return "is made of more than gradients (running statistics, or weights that none of its `networks` holds)"
+    return ""
+
+
+def _refusal(name: str, agent: str, kind: str, by_gradients: bool) -> str:
+    able = ", ".join(other for other in TOPOLOGIES if not _obstacle(other, kind, by_gradients))
     instead = f"use --topology {able}" if able else "no topology of this version can"
     return (
-        f"topology {name} cannot run agent {agent}, which learns from {kind}s and not from "
-        f"{' or '.join(f'{other}s' for other in TOPOLOGIES[name].kinds)}: {instead}, or another --agent "
-        f"(apexrl list topologies says which)"
+        f"topology {name} cannot run agent {agent}, which {_obstacle(name, kind, by_gradients)}: {instead}, or "
+        f"another --agent (apexrl list topologies says which)"
     )
+
+
+def _unfixed(config: Config) -> tuple[str, str]:
+    """Flags of what its topology wants otherwise: as they are, and as they would have to be; empty: all is well."""
+    flat, fixed = settings.flat(config), TOPOLOGIES[config.topology].fixed
+    off = [name for name, value in fixed.items() if flat[name] != value]
+    has, wants = (" ".join(settings.as_flag(name, of[name]) for name in off) for of in (flat, fixed))
+    return has, wants

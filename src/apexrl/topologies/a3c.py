@@ -24,9 +24,7 @@ def a3c(config: Config, probe: Probe) -> Program:
     With ``--no-hogwild``, gradients travel to parameter servers, which apply them one by one, and publish.
 
     Raises:
-        AgentError: more than gradients makes this agent what it is, and it is to be changed by servers.
-        ConfigError: an update is to go over its batch more than once: a worker has one gradient for each unroll. Or a
-            setting means nothing with or without Hogwild, or there are more servers than slices.
+        ConfigError: a setting means nothing with or without Hogwild, or there are more servers than slices.
     """
     _check(config)
     actors = config.actor
@@ -55,14 +53,14 @@ def a3c(config: Config, probe: Probe) -> Program:
 
 
 def _check(config: Config) -> None:
-    agent, wiring, usual = config.agent, config.wiring, WiringConfig()
-    if agent.epochs > 1 or agent.minibatches > 1:
-        raise ConfigError(
-            f"--epochs {agent.epochs} --minibatches {agent.minibatches}: a worker of topology a3c takes one gradient "
-            "of an unroll. Set both to 1, or use --topology impala"
-        )
+    wiring, usual = config.wiring, WiringConfig()
     idle = ("parameter_servers", "max_gradient_lag") if wiring.hogwild else ("shared_statistics",)
     for name in idle:
         if getattr(wiring, name) != getattr(usual, name):
             given, other = as_flag(name, getattr(wiring, name)), as_flag("hogwild", wiring.hogwild)
             raise ConfigError(f"{given} means nothing with {other}: leave it out, or change the other")
+    if config.agent.anneal and not wiring.hogwild:
+        raise ConfigError(
+            "--anneal cannot go with --no-hogwild: parameter servers make steps of one size. Set --no-anneal, or "
+            "--hogwild"
+        )

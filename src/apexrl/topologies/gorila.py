@@ -5,30 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 from apexrl.config import Config
+from apexrl.errors import ConfigError
 from apexrl.roles import Actor, Evaluator, GradientLearner, ParameterServer, ReplayServer
+from apexrl.settings import override
 from apexrl.topologies.experience import prioritized
 from apexrl.topologies.program import Probe, Program, room
+from apexrl.topologies.queues import OfQueue, queue_ports
 from apexrl.topologies.sharding import sharded
 
 
 def gorila(config: Config, probe: Probe) -> Program:
-    """Gorila (Nair et al. 2015, arXiv 1507.04296), with its global replay.
+    """Gorila (Nair et al. 2015, arXiv 1507.04296), with its global replay or its local ones.
 
-    Inference runs in the actor. Every learner is given batches by the one replay; from there its gradients travel, cut
-    into slices, to the parameter servers, which apply them as they come. Actors, learners and evaluator read the newest
-    slices. Two things are Ape-X's: draws by priority (``--alpha 0``: uniform, as there), and the constant ladder of ε,
-    where theirs anneals from 1 to 0.1 over 1M updates.
+    Inference runs in the actor. Every learner is given batches by the one replay, or samples that of its own actors;
+    from there its gradients travel, cut into slices, to the parameter servers, which apply them as they come. Actors,
+    learners and evaluator read the newest slices. Two things are Ape-X's: draws by priority (``--alpha 0``: uniform, as
+    there), and the constant ladder of ε, where theirs anneals from 1 to 0.1 over 1M updates.
 
     Raises:
-        AgentError: more than gradients makes this agent what it is.
-        ConfigError: there are more servers than slices.
+        ConfigError: there are more servers than slices; or what local replays cannot do.
     """
     actors, wiring, restarts = config.actor, config.wiring, config.learner.learner_restarts
     program = Program(config)
 
-    replay = program.replay(**prioritized(config, probe))
-    given = {"batch_size": config.learner.batch_size, "beta": config.replay.beta}
-    batches = program.batches(replay, learners=wiring.learners, **given)
     links = sharded(program, config, probe, senders=wiring.learners)
     weights = links["parameters"]
     settings: dict[str, Any] = {"config": config, "spec": probe.spec}
@@ -37,11 +36,42 @@ def gorila(config: Config, probe: Probe) -> Program:
     # Where processors are short, experience waits for the learners and not the learners for experience.
     fragile["nice"] = 5
 
-    program.role(ReplayServer, name="replay", config=config, batches=batches, **sturdy)
-    learning = {**settings, **links, "batches": batches, "count": wiring.learners}
-    program.role(GradientLearner, name="gradient_learner", **learning, **sturdy)
+    learning = {**settings, **links, "count": wiring.learners, **sturdy}
+    acting = {**settings, "weights": weights, "count": actors.actors, "most": room(config), **fragile}
+    if wiring.replay == "global":
+        replay = program.replay(**prioritized(config, probe))
+        given = {"batch_size": config.learner.batch_size, "beta": config.replay.beta}
+        batches = program.batches(replay, learners=wiring.learners, **given)
+        program.role(ReplayServer, name="replay", config=config, batches=batches, **sturdy)
+        program.role(GradientLearner, name="gradient_learner", batches=batches, **learning)
+        program.role(Actor, replay=replay, **acting)
+    else:
+        share = _share(config)
+        options = [{**prioritized(share, probe), "seed": config.seed + i} for i in range(wiring.learners)]
+        own = queue_ports([program.replay(**replay) for replay in options])
+        program.role(OfQueue(GradientLearner), name="gradient_learner", **own, **learning)
+        program.role(OfQueue(Actor), name="actor", **own, **acting)
     serving = {**settings, **links, "count": wiring.parameter_servers}
     program.role(ParameterServer, name="parameter_server", **serving, **sturdy)
-    program.role(Actor, **settings, replay=replay, weights=weights, count=actors.actors, most=room(config), **fragile)
     program.role(Evaluator, **settings, weights=weights, **fragile)
     return program
+
+
+def _share(config: Config) -> Config:
+    """What holds for the replay of one learner of several.
+
+    Raises:
+        ConfigError: local replays cannot do what is asked for.
+    """
+    learners, replay = config.wiring.learners, config.replay
+    if config.learner.save_replay:
+        raise ConfigError(
+            "--save-replay keeps one replay, and with --replay local every learner has its own: leave it out"
+        )
+    if config.actor.actors < learners:
+        raise ConfigError(
+            f"--replay local: with --actors {config.actor.actors} some of the --learners {learners} would have none to "
+            "fill their replay"
+        )
+    capacity, least = replay.capacity // learners, -(-replay.min_size // learners)
+    return override(config, {"capacity": capacity, "min_size": min(least, capacity)})

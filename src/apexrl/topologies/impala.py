@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from apexrl.config import Config
 from apexrl.errors import AgentError, ConfigError
 from apexrl.links.averaging import Averaging
-from apexrl.protocols import Context, Role
 from apexrl.roles import Actor, Evaluator, Learner
 from apexrl.topologies.experience import queue
-from apexrl.topologies.program import Factory, Probe, Program, room
+from apexrl.topologies.program import Probe, Program, room
+from apexrl.topologies.queues import OfQueue, queue_ports
 
 
 def impala(config: Config, probe: Probe) -> Program:
@@ -38,7 +37,7 @@ def impala(config: Config, probe: Probe) -> Program:
         program.role(Actor, **settings, replay=queues[0], count=actors.actors, most=room(config), **fragile)
     else:
         _check_several(config, probe)
-        several: dict[str, Any] = {f"queue_{i}": one for i, one in enumerate(queues)}
+        several = queue_ports(queues)
         gradient = sum(size for name, size in probe.vectors.items() if name.endswith("/online"))
         together: dict[str, Any] = {
             "averaging": program.link(Averaging, members=learners, gradient=gradient, state=sum(probe.vectors.values()))
@@ -48,25 +47,6 @@ def impala(config: Config, probe: Probe) -> Program:
         program.role(actor, name="actor", count=actors.actors, **settings, **several, **fragile)
     program.role(Evaluator, **settings, **fragile)
     return program
-
-
-@dataclass(frozen=True)
-class OfQueue:
-    """Makes a role on one of several queues: slot i serves queue i mod N, whoever serves in it."""
-
-    role: Factory
-
-    @property
-    def keeps(self) -> bool:
-        return bool(getattr(self.role, "keeps", False))
-
-    def __call__(self, context: Context, **ports: Any) -> Role:
-        queues = [ports.pop(name) for name in sorted(ports, key=_number) if name.startswith("queue_")]
-        return self.role(context, replay=queues[context.index % len(queues)], **ports)
-
-
-def _number(port: str) -> int:
-    return int(port.removeprefix("queue_")) if port.startswith("queue_") else -1
 
 
 def _check_several(config: Config, probe: Probe) -> None:
@@ -83,6 +63,11 @@ def _check_several(config: Config, probe: Probe) -> None:
         )
     if config.learner.save_replay:
         raise ConfigError("--save-replay keeps one queue, and several --learners have one each: leave it out")
+    if agent.anneal:
+        raise ConfigError(
+            "several --learners make steps of one size, and with --anneal each would look for itself how far the run "
+            "is: set --no-anneal, or --learners 1"
+        )
     if agent.epochs * agent.minibatches > 1:
         raise ConfigError(
             f"several --learners make one gradient step together, and agent {agent.agent} makes {agent.epochs} epochs "

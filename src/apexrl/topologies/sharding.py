@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from apexrl.config import Config
-from apexrl.errors import AgentError
+from apexrl.errors import ConfigError
 from apexrl.links.gradients import GradientLink
 from apexrl.links.sharded_parameters import ShardedParameters
 from apexrl.links.shards import Shards
@@ -16,15 +16,10 @@ def sharded(program: Program, config: Config, probe: Probe, senders: int) -> dic
     """The ports ``parameters`` and ``gradients`` of ``parameter_servers`` servers, and of ``senders`` who send to them.
 
     Raises:
-        AgentError: more than gradients makes this agent what it is.
-        ConfigError: there are more servers than slices.
+        ConfigError: there are more servers than slices, or step sizes are to fall, of which servers know nothing.
     """
-    if not probe.places:
-        raise AgentError(
-            f"topology {config.topology} cannot run agent {config.agent.agent}: parameter servers change it by "
-            "gradients alone, and it has running statistics, or weights that none of its `networks` holds. Choose "
-            "another --agent, or --topology apex"
-        )
+    if config.agent.anneal:
+        raise ConfigError("--anneal cannot go with parameter servers, which make steps of one size: set --no-anneal")
     shards = Shards(probe.vectors, probe.places, config.wiring.parameter_servers)
     return {
         "parameters": program.link(ShardedParameters, shards=shards),

@@ -1,0 +1,124 @@
+"""The gateway: lets environment workers of other hosts ask the inference server of this one, over TCP."""
+
+from __future__ import annotations
+
+import errno
+import queue
+import time
+from typing import TYPE_CHECKING, Any
+
+from apexrl.config import Config
+from apexrl.errors import ConfigError
+from apexrl.protocols import Context
+from apexrl.status import Level
+from apexrl.tokens import Gate
+
+if TYPE_CHECKING:
+    from apexrl.links.inference import InferenceLink
+    from apexrl.links.inference_gateway import Gateway
+    from apexrl.links.inference_messages import Record
+
+_REPORT_SECONDS = 0.5
+_MOST_EPISODES = 1000  # in one message
+_MOST_TEXTS = 1000  # that wait to be told; of more, none
+_LEAVE_SECONDS = 3.0  # at the end, for hosts to leave
+_TAKEN_SECONDS = 10.0  # that an address may still be in use by a gateway that was just killed
+
+
+class InferenceGateway:
+    """Counts what comes from other hosts as their workers would here, and tells who comes and goes.
+
+    Its connections have threads of their own (``links.inference_gateway``). One that takes a dead gateway's place finds
+    in the link's memory which lives there have been; workers and hosts come again by themselves.
+
+    Args:
+        gate: where to listen, and the token.
+        record: what other hosts are told of the run.
+        first: slot of a remote worker; those before it are this host's.
+    """
+
+    def __init__(
+        self, context: Context, *, config: Config, inference: InferenceLink, gate: Gate, record: Record, first: int
+    ) -> None:
+        self._context = context
+        self._texts: queue.Queue[tuple[str, Level]] = queue.Queue(_MOST_TEXTS)
+        self._untold = 0  # texts for which there was no room
+        self._gateway = self._listen(
+            gate,
+            link=inference,
+            token=gate.token,
+            record=record,
+            first=first,
+            lease_seconds=config.hosts.lease_seconds,
+            tell=self._tell,
+        )
+        self._totals = {"env_steps": 0, "episodes": 0}
+        self._next_report = context.clock() + _REPORT_SECONDS
+        host, port = self._gateway.address
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        free = inference.workers - first
+        text = f"other hosts may bring {free} environment workers: apexrl envs --connect {where}"
+        context.send("log", text=text, level="info")
+
+    def step(self) -> bool:
+        """Tell what came since the last call. False: nothing did."""
+        moved = self._flush()
+        if self._context.clock() >= self._next_report:
+            self._report()
+        if not moved:
+            time.sleep(self._context.patience / 10)
+        return moved
+
+    def close(self) -> None:
+        """Tell the hosts that the run is over, and hang up."""
+        self._gateway.close(_LEAVE_SECONDS)
+        self._flush()
+        self._report()
+
+    def _listen(self, gate: Gate, **more: Any) -> Gateway:
+        from apexrl.links.inference_gateway import Gateway
+
+        host, port = gate.address
+        deadline = time.monotonic() + _TAKEN_SECONDS
+        while True:
+            try:
+                return Gateway(host=host, port=port, **more)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE and time.monotonic() < deadline and not self._context.should_stop():
+                    time.sleep(0.1)
+                    continue
+                why = "something else listens there" if error.errno == errno.EADDRINUSE else str(error)
+                raise ConfigError(f"nobody can listen at --listen {gate.listen}: {why}") from None
+
+    def _flush(self) -> bool:
+        steps, returns, lengths = self._gateway.news()
+        if steps or returns:
+            self._context.count(env_steps=steps, episodes=len(returns))
+            self._totals["env_steps"] += steps
+            self._totals["episodes"] += len(returns)
+        for begin in range(0, len(returns), _MOST_EPISODES):
+            some = slice(begin, begin + _MOST_EPISODES)
+            env_steps = self._context.total("env_steps")
+            self._context.send("episodes", returns=returns[some], lengths=lengths[some], env_steps=env_steps)
+        told = False
+        while not self._texts.empty():
+            text, level = self._texts.get()
+            self._context.send("log", text=text, level=level)
+            told = True
+        self._gateway.members.env_steps = self._context.total("env_steps")
+        if self._untold:
+            untold, self._untold = self._untold, 0
+            self._context.count(dropped_messages=untold)
+        return bool(steps or returns or told)
+
+    def _report(self) -> None:
+        """``gateway``: what this life of it has counted."""
+        self._next_report = self._context.clock() + _REPORT_SECONDS
+        late = self._context.total("late_requests")
+        self._context.send("gateway", **self._gateway.counts._asdict(), **self._totals, late_requests=late)
+
+    def _tell(self, text: str, level: Level) -> None:
+        try:
+            self._texts.put_nowait((text, level))
+        except queue.Full:
+            self._untold += 1

@@ -1,0 +1,109 @@
+"""The policy worker: chooses the actions of rollout workers, and keeps nothing of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from apexrl.config import Config
+from apexrl.errors import AgentError
+from apexrl.exploration import slot_exploration
+from apexrl.links.seats import Seats
+from apexrl.protocols import Agent, Context, State, WeightsReader
+from apexrl.roles.actor import FIRST_VERSION, VERSION
+from apexrl.roles.inference_batches import InferenceMeter, Waiting
+from apexrl.roles.learner import torch_device
+from apexrl.spec import EnvSpec, is_observation
+
+if TYPE_CHECKING:
+    from apexrl.links.inference import InferenceLink, Requests
+
+_LOOK_SECONDS = 0.02  # between looks at who else is alive
+
+
+class PolicyWorker:
+    """Sample Factory's policy worker (Petrenko et al. 2020, §3.2): one network for the environments of many workers.
+
+    It reads what they see from shared memory, and writes there what they are to do and what the agent records of it;
+    recurrent states come with the request and go back with the answer. So it may die at any time: who comes in its
+    place answers what it finds, and until then the other policy workers do (``Seats``).
+    """
+
+    def __init__(
+        self, context: Context, *, config: Config, spec: EnvSpec, inference: InferenceLink, weights: WeightsReader
+    ) -> None:
+        import torch
+
+        from apexrl.agents import agent_class
+
+        torch.set_num_threads(max(1, config.learner.learner_threads))
+        slots, envs = config.actor.actor_slots or inference.workers, inference.envs_per_worker
+        device = torch_device(config.learner.device)
+        self._context = context
+        self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, device, context.seed)
+        self._name = config.agent.agent
+        self._weights = weights
+        self._version = 0
+        self._random_start = config.actor.random_start
+        self._exploration = np.concatenate(
+            [slot_exploration(spec.action, config.actor, slot, slots, envs) for slot in range(inference.workers)]
+        )
+        self._states = {name for name in inference.request if not is_observation(name)}
+        self._end = inference.server(context.index)
+        self._seats = Seats(inference, context.index)
+        self._end.sit(self._seats.held)
+        self._next_look = context.clock()
+        self._waiting = Waiting(context, config, inference, self._end)
+        self._meter = InferenceMeter(context)
+
+    def step(self) -> bool:
+        """Answer whoever waits. False: nobody does, or no weights are published yet."""
+        self._look()
+        self._pull()
+        if self._version == 0:
+            return False
+        groups = self._waiting.groups(self._end.pending, ())
+        if groups:
+            self._answer(self._end.read(groups))
+        self._meter.report()
+        return bool(groups)
+
+    def _answer(self, requests: Requests) -> None:
+        """Choose actions for all of a batch at once; also for those who live no more, whom it does not know."""
+        seen = {name: values for name, values in requests.columns.items() if is_observation(name)}
+        state: State = {name: requests.columns[name] for name in self._states} or None
+        exploration = self._exploration[requests.rows]
+        if self._random_start and self._version == FIRST_VERSION:
+            exploration = np.full_like(exploration, np.inf)
+        actions, extras, after = self._agent.act(seen, state, exploration)
+        after = after or {}
+        if after.keys() != self._states:
+            raise AgentError(
+                f"agent {self._name} has the recurrent state {sorted(after)} and records {sorted(self._states)} once "
+                "per item: topology sample_factory keeps states where steps are recorded, so both must be the same"
+            )
+        versions = np.full(len(actions), self._version, np.int64)
+        self._end.answer(requests, {"action": actions, **extras, **after, VERSION: versions})
+        self._context.count(batches=1)
+        self._meter.add(len(actions), requests.waited_since)
+
+    def _look(self) -> None:
+        now = self._context.clock()
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_SECONDS
+        if self._seats.look():
+            self._end.sit(self._seats.held)
+
+    def _pull(self) -> None:
+        newest = self._weights.latest(newer_than=self._version)
+        if newest is not None:
+            self._version, arrays = newest
+            self._agent.load(arrays)
+            self._context.count(weights_pulled=1)
+
+    def close(self) -> None:
+        """Leave the groups to other policy workers."""
+        self._seats.close()
+        self._meter.report(last=True)

@@ -1,0 +1,61 @@
+"""GA3C: environments ask predictors of one model what to do, and trainers of it learn from what came of that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apexrl.config import Config
+from apexrl.errors import ConfigError
+from apexrl.links.inference import InferenceLink
+from apexrl.roles import EnvWorker, Evaluator, ModelServer
+from apexrl.roles.env_worker import reply_fields, request_fields, split_sizes
+from apexrl.topologies.experience import queue
+from apexrl.topologies.program import Probe, Program, room
+
+_MOST_THREADS = 8  # of a kind, that an auto-tuner may come to (ours: they share one interpreter)
+
+
+def ga3c(config: Config, probe: Probe) -> Program:
+    """GA3C (Babaeizadeh et al. 2017, arXiv 1611.06256), with processes for its environments.
+
+    Inference runs in predictor threads, and learning in trainer threads of the same process: there is one model, and
+    no weights travel but to the evaluator. To the trainers travel unrolls through a queue, which makes environments
+    wait when it is full; meanwhile the model changes, so unrolls have some policy lag.
+
+    Raises:
+        ConfigError: a trainer would wait for more unrolls than it may take.
+    """
+    actors, wiring = config.actor, config.wiring
+    if wiring.training_min_batch > config.learner.batch_size:
+        raise ConfigError(
+            f"--training-min-batch {wiring.training_min_batch} is more than --batch-size {config.learner.batch_size}, "
+            "the most that a trainer takes at once: lower the one or raise the other"
+        )
+    program = Program(config)
+
+    inference = program.link(
+        InferenceLink.make,
+        request=request_fields(probe.spec),
+        reply=reply_fields(probe.spec),
+        workers=room(config),
+        splits=split_sizes(actors.envs_per_actor, wiring.splits),
+    )
+    weights = program.weights(probe.weights_nbytes)
+    settings: dict[str, Any] = {"config": config, "spec": probe.spec}
+    threads: dict[str, Any] = {
+        "predictors": program.knob("predictor", wiring.predictors, _MOST_THREADS),
+        "trainers": program.knob("trainer", wiring.trainers, _MOST_THREADS),
+    }
+    central: dict[str, Any] = {"replay": program.replay(**queue(config, probe)), "weights": weights}
+    fragile: dict[str, Any] = {"restarts": actors.actor_restarts, "env_timeout": actors.env_timeout}
+    # Where processors are short, environments wait for the model, and it not for them.
+    fragile["nice"] = 5
+
+    restarts = config.learner.learner_restarts
+    program.role(
+        ModelServer, name="model_server", **settings, **central, **threads, inference=inference, restarts=restarts
+    )
+    workers: dict[str, Any] = {"count": actors.actors, "most": room(config), "inference": inference}
+    program.role(EnvWorker, name="env_worker", **settings, **workers, **fragile)
+    program.role(Evaluator, **settings, weights=weights, **fragile)
+    return program

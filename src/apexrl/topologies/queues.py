@@ -1,0 +1,34 @@
+"""Several replays of one kind in a program: each worker of a role serves in one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from apexrl.protocols import Context, Role
+from apexrl.topologies.program import Factory, ReplayLink
+
+
+def queue_ports(replays: Sequence[ReplayLink]) -> dict[str, Any]:
+    """The ports of a role that is made by ``OfQueue``."""
+    return {f"queue_{i}": one for i, one in enumerate(replays)}
+
+
+@dataclass(frozen=True)
+class OfQueue:
+    """Makes a role on one of several queues: slot i serves queue i mod N, whoever serves in it."""
+
+    role: Factory
+
+    @property
+    def keeps(self) -> bool:
+        return bool(getattr(self.role, "keeps", False))
+
+    def __call__(self, context: Context, **ports: Any) -> Role:
+        queues = [ports.pop(name) for name in sorted(ports, key=_number) if name.startswith("queue_")]
+        return self.role(context, replay=queues[context.index % len(queues)], **ports)
+
+
+def _number(port: str) -> int:
+    return int(port.removeprefix("queue_")) if port.startswith("queue_") else -1

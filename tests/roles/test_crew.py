@@ -1,0 +1,101 @@
+"""Threads that come and go with a knob, and whose errors are their role's."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from apexrl.links.knob import Knob
+from apexrl.roles.crew import Crew
+
+
+def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.001)
+
+
+class Counting:
+    """Counts its turns."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+        self.last: threading.Thread | None = None
+
+    def step(self) -> bool:
+        self.turns += 1
+        self.last = threading.current_thread()
+        return False
+
+
+class Failing:
+    def step(self) -> bool:
+        raise ValueError("a thread has a bad day")
+
+
+def test_as_many_threads_work_as_the_knob_says_at_any_time() -> None:
+    knob, made = Knob(2, shared=False), []
+
+    def make(number: int) -> Counting:
+        assert number == len(made)
+        made.append(Counting())
+        return made[-1]
+
+    crew = Crew("counter", knob, make, threading.Event())
+    crew.staff()
+    assert len(made) == 2
+    until(lambda: all(one.turns for one in made))
+    knob.value = 3
+    crew.staff()
+    until(lambda: len(made) == 3 and made[2].turns > 0)
+    assert made[2].last is not None
+    assert made[2].last.name == "counter-2"
+    knob.value = 1
+    rested = [one.last for one in made[1:]]
+    for thread in rested:
+        assert thread is not None
+        thread.join(20.0)
+        assert not thread.is_alive()
+    turns = made[0].turns
+    crew.staff()
+    until(lambda: made[0].turns > turns)
+    assert not any(thread.is_alive() for thread in rested if thread)
+    knob.value = 2  # who rested works again, as the same member
+    turns = made[1].turns
+    crew.staff()
+    until(lambda: made[1].turns > turns)
+    assert len(made) == 3
+    assert crew.close() == []
+    assert not any(one.last is not None and one.last.is_alive() for one in made)
+
+
+def test_an_error_in_a_thread_reaches_the_role_and_wakes_it() -> None:
+    trouble = threading.Event()
+    crew = Crew("failing", Knob(1, shared=False), lambda number: Failing(), trouble)
+    crew.staff()
+    assert trouble.wait(20.0)
+    with pytest.raises(ValueError, match="a bad day"):
+        crew.staff()
+    assert crew.close() == []
+    with pytest.raises(ValueError, match="a bad day"):
+        crew.check()
+
+
+def test_a_thread_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+
+    class Stuck:
+        def step(self) -> bool:
+            return gate.wait(60.0)
+
+    monkeypatch.setattr("apexrl.roles.crew._END_SECONDS", 0.05)
+    crew = Crew("stuck", Knob(1, shared=False), lambda number: Stuck(), threading.Event())
+    crew.staff()
+    try:
+        assert crew.close() == ["stuck-0"]
+    finally:
+        gate.set()
