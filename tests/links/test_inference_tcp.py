@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from apexrl.errors import LinkError
+from apexrl.links import inference_gateway, inference_remote
 from apexrl.links import inference_wire as wire
 from apexrl.links.inference import InferenceLink, ServerEnd
 from apexrl.links.inference_gateway import Gateway
@@ -24,6 +27,7 @@ REQUEST = {"observation": Field((3,), "float32"), "starts": Field((), "bool")}
 REPLY = {"action": Field((2,), "int64")}
 SPLITS = (2, 1)
 SECONDS = 20.0
+TOKEN = "a token of this test"
 
 
 def until(truth: Callable[[], Any]) -> Any:
@@ -44,7 +48,7 @@ class Place:
     gateway: Gateway
     told: list[str]
 
-    def remote(self, token: str = "secret", **changes: Any) -> RemoteInference:
+    def remote(self, token: str = TOKEN, **changes: Any) -> RemoteInference:
         columns: dict[str, Any] = {"request": REQUEST, "reply": REPLY, "splits": SPLITS, **changes}
         return RemoteInference(self.gateway.address, token, **columns, connect_seconds=SECONDS)
 
@@ -60,7 +64,7 @@ class Place:
 def place() -> Iterator[Place]:
     link = InferenceLink(REQUEST, REPLY, 2, SPLITS)
     told: list[str] = []
-    gateway = Gateway(link, "secret", tell=told.append)
+    gateway = Gateway(link, TOKEN, tell=lambda text, level: told.append(text))
     yield Place(link, link.server(), gateway, told)
     gateway.close()
 
@@ -109,20 +113,36 @@ def test_requests_and_answers_travel_row_by_row(place: Place) -> None:
         ({"token": "guess"}, "does not know the run's token"),
         ({"splits": (3,)}, "are not those of this run"),
         ({"request": {**REQUEST, "more": Field((), "bool")}}, "are not those of this run"),
-        ({"worker": 2}, "there is no worker 2: this run has room for 2"),
+        ({"worker": 2}, "there is no worker 2: other hosts have the slots 0 to 1"),
+        ({"run": "another"}, "works for another run"),
     ],
 )
 def test_whoever_does_not_belong_is_refused_with_the_reason(place: Place, changes: dict[str, Any], why: str) -> None:
     worker = changes.pop("worker", 0)
     with pytest.raises(LinkError, match=why):
         place.remote(**changes).worker(worker, 0)
-    assert place.gateway.refused == 1
+    assert place.gateway.counts.refused == 1
     assert why in place.told[0]
     end = place.remote().worker(0, 0)  # others are let in
     ask(end, 0, 1)
     place.serve()
     assert answer(end, 0) == [[3, 1], [6, 1]]
     end.leave()
+
+
+def hello(**changes: Any) -> bytes:
+    """A frame like a hello, of somebody who does not know the token."""
+    fields = {
+        "nonce": bytes(32),
+        "proof": bytes(32),
+        "run": "",
+        "member": "",
+        "worker": 0,
+        "generation": 0,
+        "schema": b"",
+    }
+    head = msgspec.msgpack.encode([*(fields | changes).values()])
+    return struct.pack("<4sBBHII", b"apxi", wire.PROTOCOL, wire.HELLO, 0, len(head), 0) + head
 
 
 @pytest.mark.parametrize(
@@ -133,16 +153,19 @@ def test_whoever_does_not_belong_is_refused_with_the_reason(place: Place, change
         (struct.pack("<4sBBHII", b"apxi", wire.PROTOCOL, wire.HELLO, 0, 2**31, 0), "at most 4096"),
         (struct.pack("<4sBBHII", b"apxi", wire.PROTOCOL, wire.REQUEST, 0, 0, 0), "did not say hello"),
         (struct.pack("<4sBBHII", b"apxi", wire.PROTOCOL, wire.HELLO, 0, 3, 0) + b"abc", "hello cannot be read"),
+        (hello(nonce=b"short"), "hello cannot be read"),
+        (hello(proof=bytes(32)), "does not know the run's token"),
+        (hello(worker=-2), "hello cannot be read"),
+        (hello(more="than it has"), "hello cannot be read"),
         (b"", "hung up"),
     ],
 )
 def test_what_is_no_hello_is_refused(place: Place, data: bytes, why: str) -> None:
-    with socket.create_connection(place.gateway.address, timeout=SECONDS) as peer:
-        peer.sendall(data)
+    with socket.create_connection(place.gateway.address, timeout=SECONDS) as peer, suppress(OSError):
+        peer.sendall(data)  # it may not read on
         peer.shutdown(socket.SHUT_WR)
-        with suppress(ConnectionResetError):  # it did not read on
-            while peer.recv(4096):
-                pass
+        while peer.recv(4096):
+            pass
     until(lambda: place.told)
     assert why in place.told[0]
 
@@ -209,7 +232,7 @@ def test_a_gateway_that_comes_again_is_found_again(place: Place) -> None:
     for _ in range(20):
         assert end.answered() == []
         end.wait(0.001)
-    again = Gateway(place.link, "secret", port=place.gateway.address[1])
+    again = Gateway(place.link, TOKEN, port=place.gateway.address[1])
     try:
 
         def asked() -> list[int]:
@@ -228,7 +251,7 @@ def test_a_gateway_that_comes_again_is_found_again(place: Place) -> None:
 def test_a_run_that_has_another_token_now_is_told_to_the_worker(place: Place) -> None:
     end = place.remote().worker(0, 0)
     place.gateway.close()
-    again = Gateway(place.link, "another", port=place.gateway.address[1])
+    again = Gateway(place.link, "another token than before", port=place.gateway.address[1])
     try:
         with pytest.raises(LinkError, match="does not know the run's token"):
             until(lambda: end.wait(0.01) or end.answered())
@@ -248,8 +271,124 @@ def test_the_newer_of_two_lives_is_the_worker(place: Place) -> None:
         end.leave()
 
 
-def test_nobody_listening_is_said_with_the_address() -> None:
+def test_a_worker_waits_for_a_gateway_that_is_not_there_yet(place: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
-        address = free.getsockname()[:2]
-    with pytest.raises(LinkError, match=f"no inference gateway answers at 127.0.0.1:{address[1]}"):
-        RemoteInference(address, "secret", REQUEST, REPLY, SPLITS, connect_seconds=SECONDS).worker(0, 0)
+        port = free.getsockname()[1]
+    remote = place.remote()
+    remote.address = ("127.0.0.1", port)
+    end = remote.worker(0, 0)
+    ask(end, 0, 5)
+    assert end.answered() == []
+    gateway = Gateway(place.link, TOKEN, port=port)
+    try:
+
+        def asked() -> list[int]:
+            end.wait(0.01)
+            assert end.answered() == []
+            return place.server.pending()
+
+        until(asked)
+        place.serve()
+        assert answer(end, 0) == [[15, 1], [18, 1]]
+        end.leave()
+    finally:
+        gateway.close()
+
+
+def test_the_token_never_travels_and_a_gateway_without_it_is_not_believed() -> None:
+    heard = bytearray()
+
+    def pretend(listener: socket.socket) -> None:
+        """Welcome whoever comes, and remember all that it says."""
+        peer, _ = listener.accept()
+        with peer:
+            wire.send(peer, wire.CHALLENGE, head=bytes(range(32)))
+            head = wire.receive_head(peer)
+            heard.extend(head.text)
+            wire.send(peer, wire.WELCOME, head=bytes(32))
+            peer.settimeout(SECONDS)
+            while data := peer.recv(4096):
+                heard.extend(data)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=pretend, args=(listener,))
+        thread.start()
+        remote = RemoteInference(listener.getsockname()[:2], TOKEN, REQUEST, REPLY, SPLITS)
+        with pytest.raises(LinkError, match="does not know the run's token"):
+            remote.worker(0, 0)
+        thread.join(SECONDS)
+    assert heard
+    assert TOKEN.encode() not in heard
+
+
+def test_a_connection_that_fails_in_any_way_is_cleaned_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+
+    def broken(peer: socket.socket, seconds: float) -> bool:
+        raise ValueError("nobody thought of this")
+
+    monkeypatch.setattr(inference_gateway.wire, "readable", broken)
+    one, other = socket.socketpair()
+    with one, other:
+        connection = inference_gateway._Connection(place.link, one, 0, 1, lambda steps: None)
+        until(lambda: not any(thread.is_alive() for thread in connection._threads))
+        assert not connection.alive
+        assert other.recv(1) == b""
+    assert place.server.expected() == 0
+
+
+def test_who_comes_when_too_many_say_hello_is_counted(place: Place) -> None:
+    while place.gateway._hellos.acquire(blocking=False):
+        pass
+    with socket.create_connection(place.gateway.address, timeout=SECONDS) as peer:
+        assert peer.recv(1) == b""
+    until(lambda: place.gateway.counts.refused == 1)
+
+
+def test_environment_steps_are_counted_once_and_not_those_that_nobody_can_learn_from(place: Place) -> None:
+    end = place.remote().worker(0, 0)
+    for number in (1, 2, 3, 4):  # the first tells of no action; odd ones begin episodes
+        ask(end, 0, number)
+        place.serve()
+        answer(end, 0)
+    assert place.gateway.news()[0] == 4
+    assert place.gateway.news()[0] == 0
+    ask(end, 0, 6)
+    until(place.server.pending)
+    with place.gateway._lock:
+        place.gateway._open[0].end()  # asked once more on a new connection, of which it is the first
+    until(lambda: end.answered() == [] and place.gateway.counts.worker_lives == 2)
+
+    def served() -> bool:
+        if place.server.pending():  # of either life: the old one's stays until somebody has looked at it
+            place.serve()
+        return end.answered() == [0]
+
+    until(served)
+    end.take(0)
+    assert place.gateway.news()[0] == 2
+    end.leave()
+
+
+def test_who_waits_long_hears_that_the_gateway_lives_and_hangs_up_when_it_does_not(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference_remote, "_QUIET_SECONDS", 0.01)
+    end = place.remote().worker(0, 0)
+    ask(end, 0, 2)
+    sent = end._peer
+    pinged = 0
+
+    def heard_of() -> bool:
+        nonlocal pinged
+        end.wait(0.02)
+        assert end.answered() == []
+        pinged += end._pinged
+        return pinged > 2 and not end._pinged
+
+    until(heard_of)
+    assert end._peer is sent  # the same connection all the while
+    monkeypatch.setattr(inference_remote, "_DEAD_SECONDS", 0.0)
+    end.answered()
+    assert end._peer is not sent
+    end.leave()

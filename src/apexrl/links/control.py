@@ -25,6 +25,7 @@ COUNTERS = (
     "aged_steps",
     "stale_gradients",
     "outlier_batches",
+    "late_requests",
 )
 """What workers count; ``total`` sums a counter over all rows and the resumed run's base."""
 
@@ -33,9 +34,11 @@ DROPPED = {
     "aged_steps": "aged_steps",
     "stale_gradients": "stale_gradients",
     "outlier_batches": "outlier_batches",
+    "late_requests": "late_requests",
 }
 """What is told as dropped (``RunStatus.dropped``) -> the counter of it. Aged: older than ``max_policy_lag``; stale: as
-``max_gradient_lag`` says, slice by slice; outliers: as ``outlier_deviations``."""
+``max_gradient_lag`` says, slice by slice; outliers: as ``outlier_deviations``; late: an environment worker's, of a life
+before its present one."""
 
 RUN, STOP, HURRY = 0, 1, 2
 """Stop word: go on; end in good order; end at once, without a final evaluation."""

@@ -5,25 +5,41 @@ Whoever does not know the run's token is refused. Nothing is encrypted: use a ne
 
 from __future__ import annotations
 
-import hmac
-import select
 import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
+import numpy as np
 
 from apexrl.errors import FrameError, LinkError
 from apexrl.links import inference_wire as wire
 from apexrl.links.inference import InferenceLink
+from apexrl.links.inference_hello import HOST, Hello, challenge, refuse
+from apexrl.links.inference_leases import LEASE_BITS, Leases
+from apexrl.links.inference_members import MOST_HOSTS, Members, News, Tell
+from apexrl.links.inference_messages import Record
 
 _SLICE = 0.1  # seconds between looks at whether to end
 _ROOM_SECONDS = 0.001  # between looks at whether the server has read a predecessor's request
+_OVER = "this run has ended"
 
-_decoder = msgspec.msgpack.Decoder(wire.Hello)
+
+class Counts(NamedTuple):
+    """What a gateway has seen in its life."""
+
+    hosts: int
+    """Connected now."""
+    workers: int
+    """Connected now."""
+    worker_lives: int
+    """Connections of workers that were let in."""
+    refused: int
+    """Connections that were not let in."""
+    worker_restarts: int
+    """On their hosts."""
 
 
 class Gateway:
@@ -32,33 +48,51 @@ class Gateway:
     Args:
         link: whose workers they are to be.
         token: that they must know.
+        record: what hosts are told of the run. None: workers alone may come.
         host, port: where to listen; port 0 lets the system choose (``address``).
-        tell: told, by threads, who was refused and why.
+        first: slot of a remote worker; those before it are this host's.
+        lease_seconds: of a host's silence, after which its slots are free.
+        tell: told, by threads, who came, went and was refused, and why.
+
+    Raises:
+        OSError: nobody can listen there.
     """
 
     def __init__(
         self,
         link: InferenceLink,
         token: str,
+        record: Record | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
-        tell: Callable[[str], None] = lambda text: None,
+        first: int = 0,
+        lease_seconds: float = 10.0,
+        tell: Tell = lambda text, level: None,
     ) -> None:
         self._link, self._token, self._tell = link, token, tell
+        self._run = "" if record is None else record.run_id
         self._schema = wire.schema_of(link.request, link.reply, link.splits)
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._open: dict[int, _Connection] = {}  # worker -> its newest connection
-        self._hellos = threading.Semaphore(2 * link.workers)
-        self.refused = 0
-        self._socket = socket.create_server((host, port))
+        self._hellos = threading.Semaphore(2 * link.workers + MOST_HOSTS)
+        self._refused = self._lives = 0
+        self._news = News()
+        self._leases = Leases(link, first, lease_seconds)
+        self.members = Members(record, self._leases, self._news, tell)
+        for worker in range(first, link.workers):
+            link.worker(worker, 0).leave()  # whoever asked through a life of this gateway that was killed
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family, backlog=128)
         self._socket.settimeout(_SLICE)
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         self._thread = threading.Thread(target=self._accept, name="inference-gateway", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """End every connection, and listen no more."""
+    def close(self, patience: float = 0.0) -> None:
+        """Tell the hosts that the run is over, wait up to ``patience`` seconds for them to leave; then end every
+        connection, and listen no more."""
+        self.members.finish(patience)
         self._closing.set()
         self._thread.join()
         self._socket.close()
@@ -66,6 +100,19 @@ class Gateway:
             connections = list(self._open.values())
         for connection in connections:
             connection.end()
+        self.members.close()
+
+    @property
+    def counts(self) -> Counts:
+        hosts, restarts = self.members.counts
+        with self._lock:
+            workers = sum(connection.alive for connection in self._open.values())
+            return Counts(hosts, workers, self._lives, self._refused, restarts)
+
+    def news(self) -> tuple[int, list[float], list[int]]:
+        """Since the last call: environment steps that workers brought, and the episodes that hosts told of, as returns
+        and lengths."""
+        return self._news.take()
 
     def _accept(self) -> None:
         while not self._closing.is_set():
@@ -73,68 +120,100 @@ class Gateway:
                 peer, where = self._socket.accept()
             except TimeoutError:
                 continue
-            if not self._hellos.acquire(blocking=False):  # as many say hello as there are workers, twice
+            except OSError as error:  # no descriptor is free: those that are there go on
+                self._tell(f"a connection could not be taken: {error}", "warning")
+                self._closing.wait(_SLICE)
+                continue
+            if not self._hellos.acquire(blocking=False):  # too many are saying hello
+                self._refuse()
                 peer.close()
                 continue
             threading.Thread(target=self._greet, args=(peer, where), name="inference-hello", daemon=True).start()
 
     def _greet(self, peer: socket.socket, where: Any) -> None:
-        """Let a worker in, or say why not."""
+        """Let a worker or a host in, or say why not."""
+        who, replaced = "somebody", b""
         try:
             wire.prepare(peer)
-            hello = self._hello(peer)
-            with self._lock:
-                old = self._open.get(hello.worker)
-                if old is not None:
-                    if old.generation >= hello.generation:
-                        raise LinkError(f"worker {hello.worker} is there already, in generation {old.generation}")
-                    old.end()  # two never write into the same columns
-                if self._closing.is_set():
-                    raise LinkError("this run has ended")
-                wire.send(peer, wire.WELCOME)
-                self._open[hello.worker] = _Connection(self._link, peer, hello.worker, hello.generation)
+            hello, answer, proof = challenge(peer, self._token)
+            who = "a host" if hello.worker == HOST else f"worker {hello.worker}"
+            if hello.run and hello.run != self._run:
+                replaced = proof
+                raise LinkError("it works for another run than the one that is here now")
+            if hello.worker == HOST:
+                self.members.admit(peer, hello, answer, f"{where[0]}:{where[1]}")
+            else:
+                self._let_in(peer, hello, answer)
         except (OSError, FrameError, LinkError) as error:
-            self.refused += 1
-            self._tell(f"a worker at {where[0]}:{where[1]} was refused: {error}")
-            with suppress(OSError):
-                wire.send(peer, wire.REFUSED, head=msgspec.msgpack.encode(str(error)[:1000]))
-            peer.close()
+            self._refuse()
+            self._tell(f"{who} at {where[0]}:{where[1]} was refused: {error}", "warning")
+            refuse(peer, str(error), replaced)
         finally:
             self._hellos.release()
 
-    def _hello(self, peer: socket.socket) -> wire.Hello:
-        kind, _, head, nbytes = wire.receive_head(peer, wire.HELLO_SECONDS)
-        if kind != wire.HELLO or nbytes:
-            raise FrameError("it did not say hello")
-        try:
-            hello = _decoder.decode(head)
-        except msgspec.MsgspecError as error:
-            raise FrameError(f"its hello cannot be read: {error}") from None
-        if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
-            raise LinkError("it does not know the run's token")
+    def _refuse(self) -> None:
+        with self._lock:
+            self._refused += 1
+
+    def _let_in(self, peer: socket.socket, hello: Hello, answer: bytes) -> None:
         if hello.schema != self._schema:
             raise LinkError("its environments, or their groups, are not those of this run")
-        if hello.worker >= self._link.workers:
-            raise LinkError(f"there is no worker {hello.worker}: this run has room for {self._link.workers}")
-        return hello
+        self._leases.enter(hello.member, hello.worker, hello.generation >> LEASE_BITS)
+        with self._lock:
+            self._look_whether_newer(hello)
+        wire.send(peer, wire.WELCOME, head=answer)  # it may be slow to take this, and others shall not wait for it
+        with self._lock:
+            try:
+                old = self._look_whether_newer(hello)
+            except LinkError as error:
+                with suppress(OSError):
+                    peer.shutdown(socket.SHUT_RDWR)  # it was welcomed: no refusal any more
+                raise ConnectionAbortedError(str(error)) from None
+            if old is not None:
+                old.end()  # two never write into the same columns
+            self._lives += 1
+            self._open[hello.worker] = _Connection(self._link, peer, hello.worker, hello.generation, self._news.step)
+
+    def _look_whether_newer(self, hello: Hello) -> _Connection | None:
+        """The worker's connection so far. Raises LinkError when it is no older than ``hello``."""
+        if self._closing.is_set():
+            raise LinkError(_OVER)
+        old = self._open.get(hello.worker)
+        if old is not None and old.generation >= hello.generation:
+            raise LinkError(f"worker {hello.worker} is there already, in generation {old.generation}")
+        return old
 
 
 class _Connection:
     """A remote worker's requests into the memory, and the answers back: one thread each."""
 
-    def __init__(self, link: InferenceLink, peer: socket.socket, worker: int, generation: int) -> None:
+    def __init__(
+        self,
+        link: InferenceLink,
+        peer: socket.socket,
+        worker: int,
+        generation: int,
+        stepped: Callable[[int], None],
+    ) -> None:
         self.generation = generation
         self._peer = peer
         self._end = link.worker(worker, generation)
         self._splits = link.splits
         self._request_bytes = wire.nbytes(link.request)
+        self._stepped = stepped
+        self._known = [False] * len(link.splits)  # groups of which the server has a request of this life
         self._over = threading.Event()
+        self._sending = threading.Lock()
         self._threads = [
             threading.Thread(target=self._until_broken, args=(loop,), name=f"inference-{worker}", daemon=True)
             for loop in (self._take_requests, self._give_answers)
         ]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return not self._over.is_set()
 
     def end(self) -> None:
         """Hang up, and wait until neither thread touches the memory."""
@@ -147,18 +226,24 @@ class _Connection:
         self._end.leave()
 
     def _until_broken(self, loop: Callable[[], None]) -> None:
-        with suppress(OSError, FrameError):
-            loop()
-        self._over.set()
-        with suppress(OSError):
-            self._peer.shutdown(socket.SHUT_RDWR)  # the other thread shall know
-        self._end.leave()
+        try:
+            with suppress(OSError, FrameError):
+                loop()
+        finally:
+            self._over.set()
+            with suppress(OSError):
+                self._peer.shutdown(socket.SHUT_RDWR)  # the other thread shall know
+            self._end.leave()
 
     def _take_requests(self) -> None:
         while not self._over.is_set():
-            if not select.select([self._peer], [], [], _SLICE)[0]:
+            if not wire.readable(self._peer, _SLICE):
                 continue
             kind, split, head, nbytes = wire.receive_head(self._peer)
+            if kind == wire.PING and not nbytes:
+                with self._sending:
+                    wire.send(self._peer, wire.PONG)
+                continue
             if kind != wire.REQUEST or head or split >= len(self._splits):
                 raise FrameError("a worker sent what is no request")
             if nbytes != self._splits[split] * self._request_bytes:
@@ -167,10 +252,15 @@ class _Connection:
                 if self._over.wait(_ROOM_SECONDS):
                     return
             wire.receive_columns(self._peer, columns)
+            # The results of a life's first request are of actions that the server no longer knows.
+            steps = self._splits[split] - int(np.count_nonzero(columns["starts"])) if self._known[split] else 0
+            self._known[split] = True
             self._end.ask(split, time.monotonic())
+            self._stepped(steps)
 
     def _give_answers(self) -> None:
         while not self._over.is_set():
             for split in self._end.answered():
-                wire.send(self._peer, wire.REPLY, split, columns=self._end.take(split))
+                with self._sending:
+                    wire.send(self._peer, wire.REPLY, split, columns=self._end.take(split))
             self._end.wait(_SLICE)

@@ -6,28 +6,30 @@ answer that was lost on its way harms no stream.
 
 from __future__ import annotations
 
-import select
 import socket
 import time
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
-from apexrl.errors import FrameError, LinkError
+from apexrl.errors import FrameError
 from apexrl.links import inference_wire as wire
+from apexrl.links.backoff import Backoff
+from apexrl.links.inference_hello import UnreachableError, enter
+from apexrl.links.inference_leases import LEASE_BITS, LIFE_BITS, Lease
 from apexrl.spec import Array, Field
 
-_RETRY_SECONDS = 0.5  # between attempts to connect
-_LIVES = 2**20  # connections that one life of a worker may make
+_QUIET_SECONDS = 5.0  # without a word while an answer is awaited, before the gateway is asked for a sign of life
+_DEAD_SECONDS = 15.0  # … and before it counts as gone
 
 
 class RemoteInference:
-    """Stands for a link whose server is on another host, as far as a worker needs it.
+    """Stands for a link whose server is on another host, as far as a worker needs it. Picklable to local processes.
 
     Args:
         address: (host, port) of its gateway.
-        token: of the run.
+        token: of the run; never sent.
         request, reply, splits: as of the link.
+        run: id of the run; empty: whichever is there.
+        member: id of this host's life, and the slots that are leased to it.
         connect_seconds: that making a connection may take.
     """
 
@@ -38,17 +40,21 @@ class RemoteInference:
         request: Mapping[str, Field],
         reply: Mapping[str, Field],
         splits: Sequence[int],
-        connect_seconds: float = 10.0,
+        run: str = "",
+        member: str = "",
+        leases: Sequence[Lease] = (),
+        connect_seconds: float = 3.0,
     ) -> None:
         self.address, self.token = address, token
         self.request, self.reply, self.splits = dict(request), dict(reply), tuple(splits)
+        self.run, self.member, self.leases = run, member, dict(leases)
         self.connect_seconds = connect_seconds
 
     def worker(self, index: int, generation: int) -> RemoteEnd:
         """The end of worker ``index`` in its ``generation``-th life.
 
         Raises:
-            LinkError: nobody listens there, or this worker is refused; the message says why.
+            LinkError: this worker is refused; the message says why.
         """
         return RemoteEnd(self, index, generation)
 
@@ -56,17 +62,21 @@ class RemoteInference:
 class RemoteEnd:
     """Asks for the groups of one worker, as ``links.inference.WorkerEnd`` does, over TCP. For one thread.
 
-    While the connection is broken nothing is answered, and it is tried again; then what waits is asked once more.
+    While nobody can be reached nothing is answered, and it is tried again; then what waits is asked once more.
     """
 
     def __init__(self, link: RemoteInference, worker: int, generation: int) -> None:
         self._link, self._worker = link, worker
-        self._generation = generation * _LIVES
+        self._generation = (link.leases.get(worker, 0) << LEASE_BITS) + (generation << LIFE_BITS)
         self._columns = [wire.empty(link.request, size) for size in link.splits]
         self._replies: list[dict[str, Array] | None] = [None] * len(link.splits)
         self._waiting = [False] * len(link.splits)
         self._reply_bytes = wire.nbytes(link.reply)
+        self._schema = wire.schema_of(link.request, link.reply, link.splits)
         self._peer: socket.socket | None = None
+        self._heard = 0.0  # monotonic seconds of the gateway's last word, or of the first request after it
+        self._pinged = False
+        self._backoff = Backoff(least=0.1)
         self._retry_at = 0.0
         self._connect()
 
@@ -76,13 +86,11 @@ class RemoteEnd:
 
     def ask(self, split: int, now: float) -> None:
         """Ask what to do; the columns are written. ``now`` is of this host's clock, and stays here."""
+        if not any(self._waiting):
+            self._hear()
         self._waiting[split] = True
         self._replies[split] = None
-        if self._peer is not None:
-            try:
-                wire.send(self._peer, wire.REQUEST, split, columns=self._columns[split])
-            except OSError:
-                self._hang_up()
+        self._send(split)
 
     def answered(self) -> list[int]:
         """The groups whose answer has come and was not taken yet.
@@ -91,10 +99,11 @@ class RemoteEnd:
             LinkError: the connection broke, and at another attempt this worker was refused.
         """
         if self._peer is None and time.monotonic() >= self._retry_at:
-            self._connect_again()
+            self._connect()
         try:
-            while self._peer is not None and select.select([self._peer], [], [], 0.0)[0]:
-                self._take_reply(self._peer)
+            while self._peer is not None and wire.readable(self._peer, 0.0):
+                self._take_frame(self._peer)
+            self._look_whether_alive()
         except (OSError, FrameError):
             self._hang_up()
         return [split for split, reply in enumerate(self._replies) if reply is not None and self._waiting[split]]
@@ -111,15 +120,25 @@ class RemoteEnd:
         if self._peer is None:
             time.sleep(min(timeout, max(0.0, self._retry_at - time.monotonic())))
         else:
-            select.select([self._peer], [], [], timeout)
+            wire.readable(self._peer, timeout)
 
     def leave(self) -> None:
         """Hang up. The gateway then tells the server to expect nothing more."""
         self._hang_up()
         self._retry_at = float("inf")
 
-    def _take_reply(self, peer: socket.socket) -> None:
+    def _send(self, split: int) -> None:
+        if self._peer is not None:
+            try:
+                wire.send(self._peer, wire.REQUEST, split, columns=self._columns[split])
+            except OSError:
+                self._hang_up()
+
+    def _take_frame(self, peer: socket.socket) -> None:
         kind, split, head, nbytes = wire.receive_head(peer)
+        self._hear()
+        if kind == wire.PONG and not (head or nbytes):
+            return
         sizes = self._link.splits
         if kind != wire.REPLY or head or split >= len(sizes) or nbytes != sizes[split] * self._reply_bytes:
             raise FrameError("the gateway sent what is no answer")
@@ -127,49 +146,45 @@ class RemoteEnd:
         wire.receive_columns(peer, columns)
         self._replies[split] = columns
 
-    def _connect_again(self) -> None:
-        try:
-            self._connect()
-        except ConnectionError:
-            self._retry_at = time.monotonic() + _RETRY_SECONDS
+    def _hear(self) -> None:
+        self._heard, self._pinged = time.monotonic(), False
+
+    def _look_whether_alive(self) -> None:
+        """An answer may take as long as the learner is slow; the gateway's own is there at once, or nobody is."""
+        if self._peer is None or not any(self._waiting):
             return
-        for split, waiting in enumerate(self._waiting):
-            if waiting and self._replies[split] is None:
-                self.ask(split, 0.0)
+        quiet = time.monotonic() - self._heard
+        if quiet > _DEAD_SECONDS:
+            raise ConnectionResetError("the gateway has fallen silent")
+        if quiet > _QUIET_SECONDS and not self._pinged:
+            wire.send(self._peer, wire.PING)
+            self._pinged = True
 
     def _connect(self) -> None:
         link = self._link
         self._generation += 1
-        schema = wire.schema_of(link.request, link.reply, link.splits)
-        hello = wire.Hello(link.token, schema, self._worker, self._generation)
-        where = f"{link.address[0]}:{link.address[1]}"
         try:
-            peer = socket.create_connection(link.address, timeout=link.connect_seconds)
-        except OSError as error:
-            raise _Unreachable(f"no inference gateway answers at {where}: {error}") from None
-        try:
-            wire.prepare(peer)
-            wire.send(peer, wire.HELLO, head=msgspec.msgpack.encode(hello))
-            kind, _, head, nbytes = wire.receive_head(peer, wire.HELLO_SECONDS)
-            if kind == wire.REFUSED:
-                why = msgspec.msgpack.decode(head, type=str)
-                raise LinkError(f"the inference gateway at {where} refused worker {self._worker}: {why}")
-            if kind != wire.WELCOME or nbytes:
-                raise FrameError(f"what answers at {where} is no inference gateway")
-        except OSError as error:
-            peer.close()
-            raise _Unreachable(f"the inference gateway at {where} hung up: {error}") from None
-        except BaseException:
-            peer.close()
-            raise
-        self._peer = peer
+            self._peer = enter(
+                link.address,
+                link.token,
+                link.connect_seconds,
+                run=link.run,
+                member=link.member,
+                worker=self._worker,
+                generation=self._generation,
+                schema=self._schema,
+            )
+        except UnreachableError:
+            self._retry_at = time.monotonic() + self._backoff.next()
+            return
+        self._backoff.reset()
+        self._hear()
+        for split, waiting in enumerate(self._waiting):
+            if waiting and self._replies[split] is None:
+                self._send(split)
 
     def _hang_up(self) -> None:
         if self._peer is not None:
             self._peer.close()
             self._peer = None
         self._retry_at = time.monotonic()
-
-
-class _Unreachable(LinkError, ConnectionError):
-    """Nobody is there: another attempt may succeed."""

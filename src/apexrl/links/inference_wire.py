@@ -2,45 +2,38 @@
 
     magic 4 | version u8 | kind u8 | group u16 | head bytes u32 | body bytes u32 | head (msgpack) | body (columns)
 
-Numbers are little-endian. A connection begins with a hello that says who asks, and for which columns; then requests go
-one way and replies the other, which have no head: their columns stand in the order of the link's fields.
+Numbers are little-endian. A connection begins with a hello (``inference_hello``) that says who asks, and for which
+columns; then requests go one way and replies the other, which have no head: their columns stand in the order of the
+link's fields. On the connection of a host, both ways have messages (``inference_messages``) as their bodies.
 """
 
 from __future__ import annotations
 
 import hashlib
+import select
 import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 
 from apexrl.errors import FrameError
 from apexrl.spec import Array, Field
 
-PROTOCOL: Final = 1
-HELLO, WELCOME, REFUSED, REQUEST, REPLY = 1, 2, 3, 4, 5
-"""Kinds of frames."""
-HELLO_SECONDS: Final = 10.0
+PROTOCOL: Final = 2
+HELLO, WELCOME, REFUSED, REQUEST, REPLY, CHALLENGE, PING, PONG, MESSAGE = 1, 2, 3, 4, 5, 6, 7, 8, 9
+"""Kinds of frames. Whoever waits for a reply may ask for a sign of life; it does not wait for the server's."""
+HELLO_SECONDS: Final = 5.0
 """That a new connection may take to say hello, or to be welcomed."""
 
 _MAGIC: Final = b"apxi"
 _FIXED = struct.Struct("<4sBBHII")
 _MOST_HEAD_BYTES = 4096
 _STALLED_SECONDS = 30.0  # for a frame that has begun, either way: then the other side counts as gone
-
-
-class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Who asks to be let in."""
-
-    token: Annotated[str, Meta(max_length=200)]
-    schema: Annotated[bytes, Meta(max_length=64)]
-    worker: Annotated[int, Meta(ge=0, lt=2**20)]
-    generation: Annotated[int, Meta(ge=0, lt=2**62)]
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # seconds, seconds, times: where one can say it
 
 
 class Head(NamedTuple):
@@ -59,10 +52,20 @@ def schema_of(request: Mapping[str, Field], reply: Mapping[str, Field], splits: 
 
 
 def prepare(peer: socket.socket) -> None:
-    """Small frames go at once, and whoever stalls is noticed."""
+    """Small frames go at once, and whoever stalls, or lost its power, is noticed."""
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     peer.settimeout(_STALLED_SECONDS)
+
+
+def readable(peer: socket.socket, seconds: float) -> bool:
+    """Whether something has come, or the connection is over; waits up to ``seconds``."""
+    poll = select.poll()  # select.select takes no descriptor above 1023
+    poll.register(peer, select.POLLIN)
+    return bool(poll.poll(1000.0 * seconds))
 
 
 def nbytes(fields: Mapping[str, Field]) -> int:
@@ -76,14 +79,19 @@ def empty(fields: Mapping[str, Field], rows: int) -> dict[str, Array]:
 
 
 def send(
-    peer: socket.socket, kind: int, split: int = 0, head: bytes = b"", columns: Mapping[str, Array] | None = None
+    peer: socket.socket,
+    kind: int,
+    split: int = 0,
+    head: bytes = b"",
+    columns: Mapping[str, Array] | None = None,
+    body: bytes = b"",
 ) -> None:
-    """Send one frame.
+    """Send one frame, whose body is ``columns``, or else ``body``, on a connection that was prepared.
 
     Raises:
         OSError: the connection broke, or nobody took it for half a minute.
     """
-    parts = [_bytes_of(column) for column in (columns or {}).values()]
+    parts = [memoryview(body)] if columns is None else [_bytes_of(column) for column in columns.values()]
     fixed = _FIXED.pack(_MAGIC, PROTOCOL, kind, split, len(head), sum(part.nbytes for part in parts))
     peer.sendall(b"".join([fixed, head, *parts]))
 
@@ -121,6 +129,20 @@ def receive_columns(peer: socket.socket, columns: Mapping[str, Array]) -> None:
             column[...] = column.view(np.uint8) != 0
 
 
+def receive_body(peer: socket.socket, head: Head, most: int, seconds: float = _STALLED_SECONDS) -> bytes:
+    """A body that holds no columns.
+
+    Raises:
+        FrameError: it is longer than ``most`` bytes.
+        OSError: as ``receive_head``.
+    """
+    if head.body_bytes > most:
+        raise FrameError(f"a frame claims a body of {head.body_bytes} bytes; at most {most} are taken")
+    body = bytearray(head.body_bytes)
+    _receive(peer, memoryview(body), time.monotonic() + seconds)
+    return bytes(body)
+
+
 def _bytes_of(column: Array) -> memoryview:
     return column.reshape(-1).view(np.uint8).data
 
@@ -131,7 +153,8 @@ def _receive(peer: socket.socket, into: memoryview, deadline: float) -> None:
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("the other side stopped in the midst of a frame")
-        peer.settimeout(left)
+        if not readable(peer, left):  # its own time limit stays: another thread may be sending
+            continue
         got = peer.recv_into(into[at:])
         if not got:
             raise ConnectionResetError("the other side hung up")

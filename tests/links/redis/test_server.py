@@ -14,8 +14,9 @@ import trustme
 from redis import exceptions
 
 from apexrl.errors import ConfigError, LinkError
+from apexrl.links.backoff import Backoff
 from apexrl.links.redis.pipe import Pipe, command
-from apexrl.links.redis.server import DEFAULT_BULK_BYTES, Backoff, Server, check, explain
+from apexrl.links.redis.server import DEFAULT_BULK_BYTES, Server, check, explain
 from redis_server import RedisServer, binaries
 
 SECRET = "correct horse/battery#staple"

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 from apexrl.errors import ClosedError, ExhaustedError, LinkError
+from apexrl.links.backoff import Backoff
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.run import Orders, RunRecord, host_name
 from apexrl.links.redis.scripts import JOIN, LEAVE, POP, RENEW_MEMBER, Connection
-from apexrl.links.redis.server import Backoff, Server
+from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import MOST_MESSAGE_BYTES, MOST_STATUS_BYTES, Heartbeat, HostDigest, decode, encode
 
 __all__ = ["HostDigest", "HostPlace", "Message", "Messages", "SlotLease"]

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 from redis import exceptions
 
 from apexrl.errors import FrameError, LinkError, OwnershipError
+from apexrl.links.backoff import Backoff
 from apexrl.links.redis.fences import ADOPT, TELL, outdated
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.pipe import Pipe, Words, command
-from apexrl.links.redis.server import TROUBLE, Backoff, Server, explain
+from apexrl.links.redis.server import TROUBLE, Server, explain
 from apexrl.links.redis.stream import CONSUMER, GROUP, LAST_OF_LIFE, field_of, sequence_of, stream_of
 from apexrl.links.redis.wire import decode_frame
 from apexrl.protocols import ChunkHead

@@ -13,9 +13,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from apexrl.errors import ClosedError, ConfigError, LinkError, OwnershipError, WaitTimeout
+from apexrl.links.backoff import Backoff
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.scripts import END, PRUNE, RENEW_LEARNER, RESTORE, STOP, TAKE, Connection
-from apexrl.links.redis.server import Backoff, Server
+from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import (
     MOST_RECORD_BYTES,
     MOST_STATUS_BYTES,

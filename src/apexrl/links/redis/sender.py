@@ -10,9 +10,10 @@ from typing import Any, Final, NamedTuple
 from redis import exceptions
 
 from apexrl.errors import LinkError
+from apexrl.links.backoff import Backoff
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.pipe import Pipe, command
-from apexrl.links.redis.server import DEFAULT_BULK_BYTES, TROUBLE, Backoff, Server, explain
+from apexrl.links.redis.server import DEFAULT_BULK_BYTES, TROUBLE, Server, explain
 from apexrl.links.redis.stream import LAST_OF_LIFE, field_of, sequence_of, stream_of
 from apexrl.links.redis.wire import MOST_BODY_BYTES, MOST_CHUNKS, FrameHead, encode_frame, packing
 from apexrl.protocols import ChunkHead

@@ -6,7 +6,6 @@ processes) carries it.
 
 from __future__ import annotations
 
-import random
 import re
 import ssl
 from collections.abc import Iterator
@@ -148,22 +147,6 @@ def explain(error: Exception, address: str) -> LinkError:
     if any(isinstance(one, ssl.SSLError) for one in _chain(error)):
         return LinkError(f"{where}: TLS failed: {text}")
     return LinkError(f"{where}: {text or type(error).__name__}")
-
-
-class Backoff:
-    """How long to wait after the next failure, in seconds: doubling from 0.05 to 2, with jitter."""
-
-    def __init__(self, least: float = 0.05, most: float = 2.0) -> None:
-        self._least, self._most = least, most
-        self._now = least
-
-    def next(self) -> float:
-        now = self._now
-        self._now = min(2.0 * now, self._most)
-        return now * random.uniform(0.75, 1.0)  # hosts that lost the server together do not come back together
-
-    def reset(self) -> None:
-        self._now = self._least
 
 
 _PASSWORD = "{where} refuses this user or password (special characters in the URL are percent-encoded)"

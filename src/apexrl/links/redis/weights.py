@@ -15,10 +15,11 @@ from msgspec import Meta
 from redis import exceptions
 
 from apexrl.errors import FrameError
+from apexrl.links.backoff import Backoff
 from apexrl.links.redis.fences import CURRENT, SHOW, outdated
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.pipe import Pipe, command
-from apexrl.links.redis.server import TROUBLE, Backoff, Server, explain
+from apexrl.links.redis.server import TROUBLE, Server, explain
 from apexrl.links.redis.wire import Count, Text, decode_weights, encode_weights, packing
 from apexrl.protocols import Arrays
 from apexrl.spec import Array

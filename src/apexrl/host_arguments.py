@@ -1,0 +1,128 @@
+"""Command-line flags of whoever works for a run on another host, and what such runs are known by."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import tyro
+
+from apexrl.errors import ConfigError
+from apexrl.tokens import Gate, read_token
+
+REDIS_URL = "APEXRL_REDIS_URL"
+"""Environment variable in place of ``--redis``, which shows in the list of processes with its password."""
+
+Url = Annotated[str, tyro.conf.arg(metavar="URL")]
+RunName = Annotated[str, tyro.conf.arg(metavar="NAME")]
+Address = Annotated[str, tyro.conf.arg(metavar="HOST:PORT")]
+File = Annotated[str, tyro.conf.arg(metavar="FILE")]
+
+
+@dataclass(frozen=True)
+class Actor:
+    """Bring actors to a run whose learner works on another host. It may be started before the learner.
+
+    Settings come from the run; the environment must be installed here too: of one given as MODULE:ID, the module is
+    imported here and makes what it has registered. Ends by itself when the run is over.
+    """
+
+    redis: Url = ""
+    """Redis server of the run: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://; else APEXRL_REDIS_URL."""
+    run: RunName = ""
+    """What the run is called there."""
+    actors: int = 0
+    """Actor processes on this host; 0: as many as the run's configuration says."""
+    out: str = "runs"
+    """Folder of run folders; this host's part of the run gets one, NAME@HOST."""
+    env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Keyword arguments of the environment's constructor that are different on this host."""
+    trust: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE")] = ()
+    """Module or package of your own, of which the run may call environments, an --agent or a --network on this host.
+    May be given several times. All others are refused."""
+
+
+@dataclass(frozen=True)
+class Envs:
+    """Bring environment workers to a run on another host that listens (topology seed or ga3c). It may be
+    started before.
+
+    They have no agent: what to do, the inference server beside the learner tells them. Settings come from the run; the
+    environment must be installed here too. Ends by itself when the run is over.
+    """
+
+    connect: Address = ""
+    """Where the run listens."""
+    token_file: File = ""
+    """Holds the run's token, copied from the learner's host; empty: APEXRL_TOKEN says it."""
+    actors: int = 0
+    """Worker processes on this host; 0: as many as the run has on its own, at least 1."""
+    out: str = "runs"
+    """Folder of run folders; this host's part of the run gets one, NAME@HOST."""
+    env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Keyword arguments of the environment's constructor that are different on this host."""
+    trust: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE")] = ()
+    """Module or package of your own, of which the run may call environments on this host.
+    May be given several times. All others are refused."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """Show the runs at a Redis server, or every member of one run."""
+
+    redis: Url = ""
+    """Redis server: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://; else APEXRL_REDIS_URL."""
+    run: RunName = ""
+    """Which run; empty: all."""
+    watch: bool = False
+    """Keep it live until Ctrl-C."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Ask a run to end in good order: final checkpoint and evaluation, then its actors leave."""
+
+    redis: Url = ""
+    """Redis server: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://; else APEXRL_REDIS_URL."""
+    run: RunName = ""
+    """Which run."""
+    wait_seconds: float = 60.0
+    """How long to wait for its end; 0: not at all."""
+
+
+def redis_url(given: str) -> str:
+    """``--redis``, or what the environment says. The variable is taken out of there: simulators need no password.
+
+    Raises:
+        ConfigError: neither is there.
+    """
+    url = given or os.environ.pop(REDIS_URL, "")
+    if not url:
+        raise ConfigError(f"say which Redis server: --redis redis://USER:PASSWORD@HOST:PORT, or set {REDIS_URL}")
+    return url
+
+
+def run_name(given: str, command: str) -> str:
+    """``--run``, which these commands cannot do without."""
+    if not given:
+        raise ConfigError(
+            f"say which run: apexrl {command} --redis URL --run NAME (apexrl status --redis URL lists them)"
+        )
+    return given
+
+
+def gate(listen: str, token_file: str, redis: object = "", make: bool = True) -> Gate:
+    """Where environment workers of other hosts may ask, and the token that they must know.
+
+    Args:
+        redis: whatever says that a Redis server is meant as well.
+        make: a token file that is not there is made.
+
+    Raises:
+        ConfigError: there is no token; or both are meant.
+    """
+    if redis:
+        raise ConfigError("--listen is for environment workers, --redis and --run for actors: leave out one of them")
+    return Gate(listen, read_token(token_file, make))

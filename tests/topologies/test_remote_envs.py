@@ -1,0 +1,92 @@
+"""A program to which other hosts bring environment workers, and what they run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from apexrl.config import Config
+from apexrl.errors import ConfigError
+from apexrl.launch.gate import make_record
+from apexrl.links.inference import InferenceLink
+from apexrl.protocols import Item, Place
+from apexrl.settings import from_toml, override
+from apexrl.spec import ActionSpec, EnvSpec, Field
+from apexrl.topologies import Probe, topology
+from apexrl.topologies.program import Node, ReplayLink
+from apexrl.topologies.remote_envs import envs_side, gateway_side, inference_of
+
+SPEC = EnvSpec({"observation": Field((4,), "float32")}, ActionSpec(n=2))
+PROBE = Probe(SPEC, {"q": Field((2,), "float32", sampled=False)}, 64, Item())
+
+
+def settings(**changes: Any) -> Config:
+    return override(Config(topology="seed"), {"actors": 2, "actor_slots": 5, "envs_per_actor": 3, **changes})
+
+
+def side(**changes: Any) -> dict[str, Node]:
+    config = settings(**changes)
+    program = gateway_side(topology("seed")(config, PROBE), {"gate": "a gate", "record": "a record"})
+    return {node.name: node for node in program.nodes}
+
+
+@pytest.mark.parametrize("actors", [0, 2])
+def test_the_learners_host_gains_a_gateway_and_room_for_all_slots(actors: int) -> None:
+    nodes = side(actors=actors)
+    assert [nodes[name].count for name in ("learner", "inference_server", "env_worker", "gateway")] == [1, 1, actors, 1]
+    link = nodes["gateway"].ports["inference"]
+    assert link is nodes["inference_server"].ports["inference"]
+    assert link is nodes["env_worker"].ports["inference"]
+    made = link.make(shared=True, **link.options)
+    assert isinstance(made, InferenceLink)
+    assert (made.workers, made.splits, made.envs) == (5, (2, 1), 15)
+    replay = nodes["learner"].ports["replay"]
+    assert isinstance(replay, ReplayLink)
+    assert replay is nodes["inference_server"].ports["replay"]
+    assert replay.options["writers"] == 5
+    assert replay.options["streams"] >= 15
+    gateway = nodes["gateway"].ports
+    assert (gateway["first"], gateway["gate"], gateway["record"]) == (actors, "a gate", "a record")
+
+
+def test_ga3c_has_environment_workers_that_ask_too() -> None:
+    config = override(Config(topology="ga3c"), {"agent": "a2c", "actors": 0, "actor_slots": 5, "envs_per_actor": 3})
+    places = {"weight": Place("policy_value", 0, (32,))}
+    probe = Probe(SPEC, {}, 64, Item("unroll", 5), ("networks",), {"policy_value/online": 32}, places)
+    program = gateway_side(topology("ga3c")(config, probe), {"gate": "a gate", "record": "a record"})
+    nodes = {node.name: node for node in program.nodes}
+    link = nodes["gateway"].ports["inference"]
+    assert link is nodes["model_server"].ports["inference"]
+    made = link.make(shared=True, **link.options)
+    assert (made.workers, made.splits) == (5, (2, 1))
+    assert nodes["model_server"].ports["replay"].options["streams"] >= 15
+
+
+def test_other_hosts_learn_nothing_of_where_the_learner_keeps_its_runs() -> None:
+    config = settings(name="r", out="/home/somebody/runs")
+    record = make_record(config, "12345678-abcd", topology("seed")(config, PROBE), PROBE)
+    assert "somebody" not in record.config
+    assert from_toml(record.config).actor == config.actor
+    assert record.splits == [2, 1]
+
+
+def test_another_host_has_environment_workers_in_its_slots_and_nothing_else() -> None:
+    config = settings(env_timeout=7.0, actor_restarts=3)
+    program = envs_side(config, SPEC, [(3, 8), (4, 1)], "a link")
+    (node,) = program.nodes
+    assert node.name == "env_worker"
+    assert node.leases == [(3, 8), (4, 1)]
+    assert (node.count, node.env_timeout, node.restarts) == (2, 7.0, 3)
+    assert node.ports["inference"] == "a link"
+    assert inference_of(program) == "a link"
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--actor-slots 2 leaves none for other hosts beside --actors 2"):
+        side(actor_slots=2)
+    config = override(Config(topology="apex"), {"actor_slots": 64})
+    with pytest.raises(ConfigError, match="topology apex has no environment workers that could ask from other hosts"):
+        gateway_side(topology("apex")(config, PROBE), {})
+    with pytest.raises(ConfigError, match="use --topology seed or ga3c, or leave out --listen"):
+        inference_of(topology("apex")(config, PROBE))
