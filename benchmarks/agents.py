@@ -6,8 +6,8 @@
     python benchmarks/agents.py --table                     # nothing is run: table and pictures anew
 
 A run is ``apexrl train PRESET --agent NAME --seed N --env-steps BUDGET``, as a user types it. It ends at the preset's
-own goal or when the budget is spent. Each is kept in ``out/agents/``: what is there already, with the same settings, is
-not run again (unless ``--again``), and the table always holds all of them.
+own goal or when the budget is spent. Each is kept in ``records/agents/``: what is there already, with the same
+settings, is not run again (unless ``--again``), and the table always holds all of them.
 """
 
 from __future__ import annotations
@@ -107,15 +107,17 @@ def run(name: str, agent: str, seed: int, options: argparse.Namespace) -> Record
     }
 
 
-def kept(out: Path) -> list[Record]:
+def kept(folder: Path) -> list[Record]:
     """Every run so far."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted((out / "agents").glob("*.json"))]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
 
 
 def missing(options: argparse.Namespace) -> list[tuple[str, str, int]]:
     """What was asked for and is not there with the same settings: the first seed of all agents first."""
     have = (
-        {(r["part"], r["agent"], r["seed"], r["settings"]) for r in kept(options.out)} if not options.again else set()
+        {(r["part"], r["agent"], r["seed"], r["settings"]) for r in kept(options.records)}
+        if not options.again
+        else set()
     )
     wanted = []
     for name in options.part:
@@ -130,7 +132,7 @@ def missing(options: argparse.Namespace) -> list[tuple[str, str, int]]:
 
 def run_all(wanted: Sequence[tuple[str, str, int]], options: argparse.Namespace) -> None:
     """Run them, ``--jobs`` at a time; each is kept as soon as it has ended."""
-    folder = options.out / "agents"
+    folder = options.records
     folder.mkdir(parents=True, exist_ok=True)
     interrupted = threading.Event()
 
@@ -157,12 +159,13 @@ def main() -> None:
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
     parser.add_argument("--agents", nargs="+", default=[], help="only these (default: all of the part)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[], help="default: 1 2 3; halfcheetah 1")
-    parser.add_argument("--env-steps", type=int, default=0, help="another budget; use another --out, too")
+    parser.add_argument("--env-steps", type=int, default=0, help="another budget; use other --records, too")
     parser.add_argument("--minutes", type=float, default=0.0, help="limit of one run (default: 90; halfcheetah 120)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once; their minutes are then marked as shared")
     parser.add_argument("--again", action="store_true", help="also what was run before")
     parser.add_argument("--table", action="store_true", help="run nothing; make table and pictures of what there is")
-    parser.add_argument("--out", type=Path, default=report.OUT, help="folder for records, table and pictures")
+    parser.add_argument("--out", type=Path, default=report.OUT, help="folder for table and pictures")
+    parser.add_argument("--records", type=Path, default=report.RECORDS / "agents", help="folder for ended runs")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="all that follows goes to apexrl train")
     options = parser.parse_args()
     known = {agent for part in PARTS.values() for agent in part.agents}
@@ -173,7 +176,7 @@ def main() -> None:
         if not options.table:
             run_all(missing(options), options)
     finally:
-        records = kept(options.out)
+        records = kept(options.records)
         if records:
             order = {name: part.agents for name, part in PARTS.items()}
             agents_report.write(records, order, options.out)

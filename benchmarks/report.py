@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OUT = Path(__file__).parent / "out"
+RECORDS = Path(__file__).parent / "records"  # of runs that take hours: they are part of the repository
 OURS, THEIRS, FAINT = "#0b6e99", "#c26a3d", "#8a8f98"
 
 
