@@ -13,7 +13,7 @@ NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard native/*.h na
 .PHONY: help install train test check bench examples clean
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n 's/^# make/make/p' Makefile
 	@echo "make install, check, bench, examples, clean; make train PRESET=catch ARGS='--actors 4'"
 
 $(BIN)/python:
@@ -44,8 +44,9 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# In the order of folders: files with few tests, which xdist would take last, are those whose tests take longest.
 test: check
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 bench: $(VENV)/.dev
 	$(PIP) $(PEERS)

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import pytest
 
 if TYPE_CHECKING:
     from redis_server import RedisServer
+    from warm import Warm
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -20,6 +22,30 @@ def _no_leftovers_in_shm():
     yield
     after = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
     assert not [name for name in after - before if "apexrl" in name]
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Callable[[], Warm]]:
+    """The process from which fork servers are forked; it begins when it is first wanted."""
+    made: list[Warm] = []
+
+    def get() -> Warm:
+        from warm import Warm
+
+        made.extend([] if made else [Warm()])
+        return made[0]
+
+    yield get
+    for process in made:
+        process.close()
+
+
+@pytest.fixture(autouse=True)
+def _warm_fork_servers(warm: Callable[[], Warm], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork servers of this process need not import PyTorch each."""
+    module = sys.modules.get("apexrl.launch.fork_server")
+    if module is not None and hasattr(os, "pidfd_open"):
+        monkeypatch.setattr(module, "start", lambda *request: warm().start(*request))
 
 
 @pytest.fixture

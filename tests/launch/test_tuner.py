@@ -195,3 +195,17 @@ def test_a_window_in_which_the_machine_was_busy_elsewhere_counts_little() -> Non
             surface.add((4 + i % 2,), (0.2 if stalled else 1.0) * math.exp(0.05 * rng.standard_normal()))
     differences = [float(np.diff(surface.posterior(np.array([[4], [5]]))[0])[0]) for surface in (calm, spoilt)]
     assert abs(differences[1] - differences[0]) < 0.04  # its share of 20 windows would be log(5) / 20 = 0.08
+
+
+def test_settings_in_one_proportion_vouch_for_one_another() -> None:
+    """A ridge, four of one count to one of the other, measured at its lower half: what lies beside it is not believed
+    to be as good, and what lies further along it is."""
+    surface = Surface(2)
+    rng = np.random.default_rng(1)
+    for i in range(80):
+        servers, octaves = 1 + i % 3, (-1, 0, 1)[i // 3 % 3]
+        rate = 10.0 * 2.0 ** -abs(octaves)  # a proportion twice or half as large gives half
+        surface.add((int(4 * servers * 2.0**octaves), servers), rate * math.exp(0.05 * rng.standard_normal()))
+    means, _ = surface.posterior(np.array([[24, 6], [12, 6], [48, 6]]))
+    assert surface.scales.stretch > 2.0
+    assert min(means[0] - means[1], means[0] - means[2]) > 0.3  # the true difference is log 2 = 0.69

@@ -63,6 +63,8 @@ class Plan:
     seeds: Sequence[int]
     goal: float | None = None
     """Mean greedy return of an evaluation at which the task counts as done; None: no such return is known."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Pairs that cannot run, by label: why, to be read after "which"."""
 
     @property
     def config(self) -> Config:
@@ -85,7 +87,7 @@ def plan(
     until_goal: bool = False,
     change: Callable[[Config], Config] = lambda config: config,
 ) -> Plan:
-    """Every topology with every agent, with the settings that the preset has for it.
+    """Every topology with every agent that it can run, with the settings that the preset has for it.
 
     Args:
         env: preset, Gymnasium id or ``module:Id-v0``.
@@ -98,7 +100,7 @@ def plan(
         change: a person's own settings, which hold for every run.
 
     Raises:
-        ConfigError: an unknown name, a pair that cannot run, or no budget; the message names the flag.
+        ConfigError: an unknown name, one that runs with none of the others, or no budget; the message names the flag.
     """
     ground = _ground(env)
     if not topology_names and not agent_names:
@@ -110,20 +112,32 @@ def plan(
             raise ConfigError(f"{flag} must be more than 0, not {value:g}")
     wanted = _budget(ground, env, minutes, env_steps)
     names = _each(topology_names) or [ground.topology]
-    pairs = [(name, agent) for name in names for agent in _each(agent_names) or [""]]
+    others = _each(agent_names)
+    _check_names(names, others)
     arms = []
+    left_out = {}
     goal = None
-    for name, agent in pairs:
-        alike, put_aside = _alike(_chosen(ground, name, agent), ground)
+    for name, agent in [(name, agent) for name in names for agent in others or [""]]:
+        if agent and not topologies.runs(name, agent):
+            there = Arm(settings.override(ground, {"topology": name, "agent": agent}))
+            left_out[there.label] = topologies.obstacle(there.config)
+            continue
+        alike, put_aside = _alike(presets.with_topology(ground, name, agent), ground)
         config = change(alike)
         goal = config.stop.stop_at_return
         config = settings.override(config, {**wanted, "stop_at_return": goal if until_goal else None})
         settings.check(config)
         agents.check_identity(config.agent)
-        arms.append(Arm(replace(config, seed=1, name="", out=""), put_aside))
+        arm = Arm(replace(config, seed=1, name="", out=""), put_aside)
+        if why := topologies.obstacle(config):
+            left_out[arm.label] = why
+        else:
+            arms.append(arm)
+    _check_all_there("--topologies", "topology", names, {arm.topology for arm in arms}, left_out)
+    _check_all_there("--agents", "agent", others, {arm.agent for arm in arms}, left_out)
     if until_goal and goal is None:
         raise ConfigError(f"--until-goal: {env} has no return that counts as done; give one with --stop-at-return")
-    return Plan(env, arms, range(1, seeds + 1), goal)
+    return Plan(env, arms, range(1, seeds + 1), goal, left_out)
 
 
 def _ground(env: str) -> Config:
@@ -148,18 +162,30 @@ def _budget(ground: Config, env: str, minutes: float | None, env_steps: int | No
     )
 
 
-def _chosen(ground: Config, name: str, agent: str) -> Config:
-    """``ground`` with a topology and an agent, each with what its name brings."""
-    try:
-        topologies.check_name(name)
-    except ConfigError as error:
-        raise ConfigError(f"--topologies: {error}") from error
-    try:
-        if agent:
-            agents.check_name(agent)
-        return presets.with_topology(ground, name, agent)
-    except ConfigError as error:
-        raise ConfigError(f"--agents: {error}") from error
+def _check_names(topology_names: Sequence[str], agent_names: Sequence[str]) -> None:
+    known: tuple[tuple[str, Callable[[str], None], Sequence[str]], ...] = (
+        ("--topologies", topologies.check_name, topology_names),
+        ("--agents", agents.check_name, agent_names),
+    )
+    for flag, check, names in known:
+        for name in names:
+            try:
+                check(name)
+            except ConfigError as error:
+                raise ConfigError(f"{flag}: {error}") from error
+
+
+def _check_all_there(flag: str, what: str, names: Sequence[str], there: set[str], left_out: Mapping[str, str]) -> None:
+    """Refuse a name that is in no pair: somebody would wait for it in vain."""
+    for name in names:
+        if name not in there:
+            why = "; ".join(told(label, left_out[label]) for label in left_out if name in label.split(" · "))
+            raise ConfigError(f"{flag}: {what} {name} cannot run with any of the others: {why}")
+
+
+def told(label: str, why: str) -> str:
+    """Why a pair is left out."""
+    return f"{label}, which {why}"
 
 
 def _alike(config: Config, ground: Config) -> tuple[Config, dict[str, Any]]:

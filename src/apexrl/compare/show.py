@@ -15,7 +15,7 @@ from rich.text import Text
 
 from apexrl.compare import tables
 from apexrl.compare.outcome import Outcome
-from apexrl.compare.plan import Arm, Plan, terms
+from apexrl.compare.plan import Arm, Plan, terms, told
 from apexrl.panel import clock, count, number
 from apexrl.status import Level, RunStatus
 
@@ -45,6 +45,8 @@ class Show:
         for arm in plan.arms:
             if arm.put_aside:
                 self._print(Text(f"equal terms: {tables.put_aside(arm)}", style="dim"))
+        for label, why in plan.left_out.items():
+            self._print(Text(f"left out: {told(label, why)}", style="yellow"))
         if there:
             self._print(Text(f"{there} of {self._runs} runs are in {out} already", style="dim"))
         self._place = there

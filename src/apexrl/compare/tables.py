@@ -15,7 +15,7 @@ from rich.text import Text
 
 from apexrl.compare.outcome import Outcome
 from apexrl.compare.pictures import PICTURES
-from apexrl.compare.plan import EQUAL, Arm, differences, terms
+from apexrl.compare.plan import EQUAL, Arm, differences, terms, told
 from apexrl.config import Config
 from apexrl.files import replace_text
 from apexrl.panel import clock, count, number
@@ -207,6 +207,8 @@ def _page(report: Report, out: Path) -> str:
         "learner's batches, each as often as it was in one. Policy lag: in learner updates.",
     ]
     parts += ["\n".join(f"- {failure(run)}" for run in report.failed)] * bool(report.failed)
+    if plan.left_out:
+        parts.append(f"Left out: {'; '.join(told(label, why) for label, why in plan.left_out.items())}.")
     if report.missing:
         missing = ", ".join(f"{arm.label} seed {seed}" for arm, seed in report.missing)
         parts.append(f"Not run yet: {missing}. The same command goes on.")
@@ -239,6 +241,7 @@ def _data(report: Report) -> dict[str, Any]:
         "budget": {"minutes": stop.minutes, "env_steps": stop.env_steps},
         "seeds": list(plan.seeds),
         "arms": [{"topology": arm.topology, "agent": arm.agent} for arm in plan.arms],
+        "left_out": dict(plan.left_out),
         "machine": _machine(),
         "runs": [run.to_json() for run in report.ordered],
         "missing": [{"topology": arm.topology, "agent": arm.agent, "seed": seed} for arm, seed in report.missing],

@@ -3,9 +3,11 @@
     log rate(setting, t) = surface(setting) + level(t) + noise
 
 The surface is a Matérn 5/2 process over the logarithms of the counts, so that doubling is the same step at 2 and at 20;
-what was seen of it long ago counts less. The level drifts with time and is the same for all settings: a run that slows
-down as it goes is not taken for a bad setting. The noise is estimated from the spread of windows, with everything else
-(Rasmussen & Williams 2006, Gaussian Processes for Machine Learning, chapters 2, 4.2 and 5.4).
+what was seen of it long ago counts less. With several counts it may change faster when their proportion does than when
+all grow together: where one of them is too few for the others, that proportion is an edge. The level drifts with time
+and is the same for all settings: a run that slows down as it goes is not taken for a bad setting. The noise is
+estimated from the spread of windows, with everything else (Rasmussen & Williams 2006, Gaussian Processes for Machine
+Learning, chapters 2, 4.2 and 5.4).
 """
 
 from __future__ import annotations
@@ -28,12 +30,15 @@ _REFIT_ALWAYS, _REFIT_PERIOD = 16, 5  # windows
 
 
 class Scales(NamedTuple):
-    """Hyperparameters; all but ``length`` are standard deviations of a natural logarithm, so 0.1 is about 10 %."""
+    """Hyperparameters; all but ``length`` and ``stretch`` are standard deviations of a natural logarithm, so 0.1 is
+    about 10 %."""
 
     noise: float = 0.08
     """Of one window."""
     length: float = 1.0
     """Octaves of a count over which the surface changes."""
+    stretch: float = 4.0
+    """Times that length over which it does when all counts grow in one proportion (ours); one count alone has none."""
     height: float = 0.5
     """Of the surface."""
     drift: float = 0.05
@@ -43,11 +48,12 @@ class Scales(NamedTuple):
 _CHOICES: Mapping[str, tuple[float, ...]] = {
     "noise": (0.01, 0.02, 0.04, 0.08, 0.16, 0.32),
     "length": (1.0, 1.5, 2.5, 4.0),
+    "stretch": (1.0, 2.0, 4.0, 8.0),
     "height": (0.125, 0.25, 0.5, 1.0),
     "drift": (0.01, 0.05, 0.2),
 }
 _PRIOR = Scales()
-_PRIOR_OCTAVES = Scales(noise=1.5, length=0.5, height=0.5, drift=1.0)  # standard deviations of their log2
+_PRIOR_OCTAVES = Scales(noise=1.5, length=0.5, stretch=1.0, height=0.5, drift=1.0)  # standard deviations of their log2
 
 
 class Surface:
@@ -63,7 +69,9 @@ class Surface:
         self._places: Floats = np.empty((0, dimensions))  # log2 of the counts
         self._times: Floats = np.empty(0)
         self._logs: Floats = np.empty(0)
-        self._apart: Floats = np.empty((0, 0))  # squared octaves between windows
+        self._faded: Floats = np.empty((0, 0))  # between windows: how much of the surface they share by their times
+        self._together: Floats = np.empty((0, 0))  # and how much of the level
+        self._alike: dict[tuple[float, float], Floats] = {}  # length, stretch -> how much of the surface in all
         self._weights: Floats = np.empty(0)  # A⁻¹(y − mean), of the last fit
         self._unroot: Floats = np.empty((0, 0))  # inverse of A's Cholesky factor
 
@@ -73,7 +81,10 @@ class Surface:
         self._places = np.concatenate([self._places, place])[-_MEMORY:]
         self._times = np.append(self._times, self.windows)[-_MEMORY:]
         self._logs = np.append(self._logs, math.log(rate))[-_MEMORY:]
-        self._apart = _squared(self._places, self._places)
+        between = np.abs(self._times[:, None] - self._times[None])
+        self._faded = np.exp(-between / _FORGETTING)
+        self._together = np.exp(-0.5 * (between / _LEVEL_LENGTH) ** 2)
+        self._alike = {}
         self.windows += 1
         if self.windows <= _REFIT_ALWAYS or self.windows % _REFIT_PERIOD == 0:
             self._choose_scales()
@@ -83,9 +94,9 @@ class Surface:
         """Mean [C] and covariance [C, C] of the surface at ``settings`` [C, dimensions], now; natural logarithms, up to
         a constant. To be asked when at least one window was entered."""
         places = np.log2(settings.astype(np.float64))
-        height, length = self.scales.height, self.scales.length
-        seen = height**2 * _matern(_squared(places, self._places), length) * self._remembered()
-        own = height**2 * _matern(_squared(places, places), length)
+        height, length, stretch = self.scales.height, self.scales.length, self.scales.stretch
+        seen = height**2 * _matern(_squared(places, self._places, stretch), length) * self._remembered()
+        own = height**2 * _matern(_squared(places, places, stretch), length)
         half = self._unroot @ seen.T
         return seen @ self._weights, own - half.T @ half
 
@@ -96,27 +107,30 @@ class Surface:
 
     def _covariance(self, scales: Scales, noise: Floats) -> Floats:
         """Of the windows' logarithms, [windows, windows]."""
-        between = np.abs(self._times[:, None] - self._times[None])
-        surface = scales.height**2 * _matern(self._apart, scales.length) * np.exp(-between / _FORGETTING)
-        level = scales.drift**2 * np.exp(-0.5 * (between / _LEVEL_LENGTH) ** 2)
-        whole: Floats = surface + level + _OFFSET_VARIANCE + np.diag(noise)
+        kind = scales.length, scales.stretch
+        if kind not in self._alike:
+            apart = _squared(self._places, self._places, scales.stretch)
+            self._alike[kind] = _matern(apart, scales.length) * self._faded
+        whole: Floats = scales.height**2 * self._alike[kind] + scales.drift**2 * self._together + _OFFSET_VARIANCE
+        whole[np.diag_indices_from(whole)] += noise
         return whole
 
     def _fit(self) -> None:
         """Twice: the second time, windows far from what the others say of them count less."""
         centred = self._logs - self._logs.mean()
         ordinary = np.full(len(centred), self.scales.noise**2)
-        noise = ordinary
-        for _ in range(2):
-            self._unroot = np.linalg.inv(np.linalg.cholesky(self._covariance(self.scales, noise)))
-            self._weights = self._unroot.T @ (self._unroot @ centred)
-            missed = ordinary * self._weights  # y less what is predicted of it, while all count alike
-            noise = ordinary * np.maximum(1.0, (missed / (_OUTLIER * self.scales.noise)) ** 2)
+        weights = np.linalg.solve(self._covariance(self.scales, ordinary), centred)
+        missed = ordinary * weights  # y less what is predicted of it, while all count alike
+        noise = ordinary * np.maximum(1.0, (missed / (_OUTLIER * self.scales.noise)) ** 2)
+        self._unroot = np.linalg.inv(np.linalg.cholesky(self._covariance(self.scales, noise)))
+        self._weights = self._unroot.T @ (self._unroot @ centred)
 
     def _choose_scales(self) -> None:
         """One after the other, the value that makes what was measured most likely."""
         centred = self._logs - self._logs.mean()
         for name, choices in _CHOICES.items():
+            if name == "stretch" and self._places.shape[1] == 1:
+                continue
             tried = [self.scales._replace(**{name: choice}) for choice in choices]
             self.scales = max(tried, key=lambda scales: self._log_likelihood(scales, centred))
 
@@ -129,8 +143,12 @@ class Surface:
         return windows - 0.5 * float(octaves @ octaves)
 
 
-def _squared(these: Floats, those: Floats) -> Floats:
-    """Squared distances [A, B] of places [A, D] and [B, D]."""
+def _squared(these: Floats, those: Floats, stretch: float) -> Floats:
+    """Squared distances [A, B] of places [A, D] and [B, D]; what all counts grow by alike is shrunk by ``stretch``."""
+    if these.shape[1] > 1:
+        shrunk = 1.0 - 1.0 / stretch
+        these = these - shrunk * these.mean(1, keepdims=True)
+        those = those - shrunk * those.mean(1, keepdims=True)
     squared: Floats = (these**2).sum(1)[:, None] + (those**2).sum(1) - 2.0 * these @ those.T
     return np.maximum(squared, 0.0)
 
