@@ -142,10 +142,14 @@ void bind_replay(nb::module_& m) {
         return int(owner->sample(beta, out, Normalize(normalize), outstanding));
       }, nb::arg("outputs"), nb::arg("beta"), nb::arg("normalize") = 0, nb::arg("outstanding") = false)
       .def("done", [](PyReplay& r, uint64_t items, bool lost) {
-        if (const auto owner = r.replay->owner()) lost ? owner->lose(items) : owner->done(items);
+        const auto owner = r.replay->owner();
+        nb::gil_scoped_release release;
+        if (owner) lost ? owner->lose(items) : owner->done(items);
       }, nb::arg("items"), nb::arg("lost"))
       .def("adopt", [](PyReplay& r, uint64_t items) {
-        if (const auto owner = r.replay->owner()) owner->adopt(items);
+        const auto owner = r.replay->owner();
+        nb::gil_scoped_release release;
+        if (owner) owner->adopt(items);
       })
       .def("update", [](PyReplay& r, nb::handle keys, nb::handle priorities) {  // -> (status, applied or bad, stale)
         const auto owner = r.replay->owner();
@@ -197,6 +201,13 @@ void bind_replay(nb::module_& m) {
         d["lanes"] = g.lanes;
         d["lanes_active"] = lanes;
         d["lanes_reclaimed"] = h.lanes_reclaimed.load();
+        const auto owner = r.replay->owner();
+        double mass = 0.0;  // known to the process that samples
+        if (owner != nullptr) {
+          nb::gil_scoped_release release;
+          mass = owner->mass();
+        }
+        d["mass"] = mass;
         d["provisional"] = h.provisional.load() != 0;
         d["dropped_steps"] = h.dropped_steps.load();
         d["lost"] = h.lost.load();

@@ -65,6 +65,14 @@ class Owner {
     return book_.store.items();
   }
 
+  // Sum of all leaves, of which an item's share is its probability; fifo: the number of items.
+  double mass() {
+    std::lock_guard guard(mutex_);
+    if (yielded()) return 0.0;
+    if (view_.geometry().sampler == Sampler::fifo) return double(book_.store.items());
+    return book_.store.tree.total();
+  }
+
   // Takes in what workers published, frees and hands out slots.
   void serve() {
     std::lock_guard guard(mutex_);

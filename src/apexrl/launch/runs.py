@@ -75,7 +75,7 @@ def supervise(
             supervisor.close()
         last()
 
-    return _record(config, observers, resume, began, seen, body, lambda path: Wiring(program, True, path))
+    return record(config, observers, resume, began, seen, body, lambda path: Wiring(program, True, path))
 
 
 def serial(
@@ -89,10 +89,10 @@ def serial(
     def body(ledger: Ledger, wiring: Wiring) -> None:
         run_serial(program, ledger, wiring, interrupts)
 
-    return _record(config, observers, resume, began, seen, body, lambda path: Wiring(program, False, path))
+    return record(config, observers, resume, began, seen, body, lambda path: Wiring(program, False, path))
 
 
-def _record(
+def record(
     config: Config,
     observers: Sequence[Observer],
     resume: Path | None,

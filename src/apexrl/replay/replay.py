@@ -165,7 +165,13 @@ class Replay:
     # --- the owner
 
     def sample(
-        self, batch_size: int, beta: float = 0.4, *, normalize: Normalize = "batch", timeout: float = 10.0
+        self,
+        batch_size: int,
+        beta: float = 0.4,
+        *,
+        normalize: Normalize = "batch",
+        timeout: float = 10.0,
+        outstanding: bool = False,
     ) -> Batch:
         """Draw ``batch_size`` items as the sampler says.
 
@@ -177,6 +183,8 @@ class Replay:
             normalize: divide the weights by the batch's largest (``"batch"``), by the largest that any item has
                 (``"buffer"``, as in Baselines), or not (``"none"``).
             timeout: seconds to wait for items.
+            outstanding: (fifo) the items count as lost if this process ends before ``done``; else, those of the last
+                batch alone do, if it is killed.
 
         Raises:
             OwnershipError: another living process owns it.
@@ -189,10 +197,14 @@ class Replay:
             raise ConfigError(f"batch_size={batch_size!r} must be an integer of at least 1")
         arrays = self._pool.take(batch_size)
         try:
-            self._fill(arrays.outputs, batch_size, beta, normalize, timeout)
+            self._fill(arrays.outputs, batch_size, beta, normalize, timeout, outstanding)
             return arrays.batch()
         finally:
             self._pool.put(batch_size, arrays)
+
+    def done(self, items: int) -> None:
+        """So many items of ``outstanding`` batches have been used."""
+        self._native.done(items, False)
 
     def _fill(
         self,
@@ -419,8 +431,15 @@ class Replay:
 
     def _publish_here(self) -> None:
         """What was appended in this process can be sampled at once in it."""
-        for writer in list(self._writers):
+        for writer in self._all_writers():
             writer._publish_for_sampler()
+
+    def _all_writers(self) -> list[Writer]:
+        while True:
+            try:
+                return list(self._writers)
+            except RuntimeError:  # another thread makes one at this moment
+                continue
 
     def _own_if_alone(self) -> bool:
         """The replay is full: its maker makes room by owning it, if nobody does. True when it came to own it now."""

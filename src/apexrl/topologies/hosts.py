@@ -45,12 +45,12 @@ def learner_side(program: Program, remote: Mapping[str, Any], resumed: bool = Fa
     Raises:
         ConfigError: the topology cannot be cut between actors and learner.
     """
-    actor, replay, weights = _cut(program)
+    actor, replay, weights = cut(program)
     config = program.config
     streams = config.actor.actor_slots * config.actor.envs_per_actor
     # its one writer stands for all remote actors
     shared = ReplayLink({**replay.options, "writers": 1, "streams": max(streams, replay.options["streams"])})
-    side = Program(config, _rewired([node for node in program.nodes if node is not actor], replay, shared))
+    side = Program(config, rewired([node for node in program.nodes if node is not actor], replay, shared))
     side.role(
         Intake,
         config=config,
@@ -74,12 +74,12 @@ def actor_side(program: Program, leases: Sequence[tuple[int, int]], remote: Mapp
     Raises:
         ConfigError: the topology cannot be cut between actors and learner.
     """
-    actor, replay, weights = _cut(program)
+    actor, replay, weights = cut(program)
     config = program.config
     streams = len(leases) * config.actor.envs_per_actor
     local = ReplayLink(passing(replay.options, len(leases), streams, int(config.hosts.window_mb * 2**20)))
     here = replace(
-        *_rewired([actor], replay, local),
+        *rewired([actor], replay, local),
         count=len(leases),
         indices=tuple(index for index, _ in leases),
         generations=tuple(generation for _, generation in leases),
@@ -95,7 +95,7 @@ def replay_of(program: Program) -> ReplayLink:
     Raises:
         ConfigError: the topology cannot be cut between actors and learner.
     """
-    return _cut(program)[1]
+    return cut(program)[1]
 
 
 def passing(options: Mapping[str, Any], writers: int, streams: int, window_bytes: int) -> dict[str, Any]:
@@ -139,24 +139,28 @@ def options_from_json(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, "fields": fields}
 
 
-def _cut(program: Program) -> tuple[Node, ReplayLink, WeightsLink]:
-    """The actors, and the two links through which alone they know the rest."""
+def cut(program: Program, where: str = "over several hosts") -> tuple[Node, ReplayLink, WeightsLink]:
+    """The actors, and the two links through which alone they know the rest.
+
+    Raises:
+        ConfigError: there is more between them; it says that the topology cannot run ``where``.
+    """
     name = program.config.topology
     actor = next((node for node in program.nodes if node.name == ACTOR), None)
     if actor is None:
-        raise ConfigError(f"topology {name} cannot run over several hosts: it has no role {ACTOR!r}")
+        raise ConfigError(f"topology {name} cannot run {where}: it has no role {ACTOR!r}")
     replays = [port for port in actor.ports.values() if isinstance(port, ReplayLink)]
     weights = [port for port in actor.ports.values() if isinstance(port, WeightsLink)]
     others = [port for port in actor.ports.values() if isinstance(port, BatchesLink)]
     if len(replays) != 1 or len(weights) != 1 or others:
         raise ConfigError(
-            f"topology {name} cannot run over several hosts: its actors must have one replay to write into, one "
+            f"topology {name} cannot run {where}: its actors must have one replay to write into, one "
             "weights board to read, and no other link"
         )
     return actor, replays[0], weights[0]
 
 
-def _rewired(nodes: Sequence[Node], old: ReplayLink, new: ReplayLink) -> list[Node]:
+def rewired(nodes: Sequence[Node], old: ReplayLink, new: ReplayLink) -> list[Node]:
     """The nodes with another replay where they had ``old``, also as the source of batches."""
     batches: dict[int, BatchesLink] = {}  # one placeholder stays one
 

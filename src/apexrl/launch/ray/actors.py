@@ -1,0 +1,281 @@
+"""What runs inside Ray's actors: the memory that a group shares, with its shard, and one role each.
+
+Ray restarts none of them (``max_restarts`` 0): it would repeat the first life's arguments, with its generation, its
+seeds, and handles of memory that may be gone. The driver starts the next life, under the same limits as at home.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from apexrl.errors import ConfigError, SpecError
+from apexrl.launch.probe import probe
+from apexrl.launch.wiring import Wiring
+from apexrl.launch.worker import describe
+from apexrl.links import messages
+from apexrl.links.context import SharedContext
+from apexrl.links.control import COUNTERS, ControlBoard
+from apexrl.replay import Replay
+from apexrl.replay.shards import Drawn, Shard, Written
+from apexrl.run_folder import versions
+from apexrl.status import OTHER_WORK, WORK
+from apexrl.topologies.program import Factory, Probe, Program
+from apexrl.weights import WeightsBoard
+
+_IDLE_SECONDS = 0.005
+_LOOK_SECONDS = 0.25
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _apart(group: str) -> Callable[[_Method], _Method]:
+    """A method that runs in a concurrency group: one thread, beside those of other groups."""
+    decorate: Any = ray.method(concurrency_group=group)
+    return cast("Callable[[_Method], _Method]", decorate)
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Where an actor is, and with what."""
+
+    host: str
+    node: str
+    pid: int
+    versions: dict[str, str]
+
+
+def hello() -> Hello:
+    have = {name: version for name, version in versions().items() if version}
+    return Hello(platform.node(), ray.get_runtime_context().get_node_id(), os.getpid(), have)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a group's memory stands."""
+
+    replay: dict[str, Any]  # `Replay.stats`; empty at home
+    version: int  # of the weights here
+    spoilt: int  # reads of weights that were overtaken
+
+
+class Ground:
+    """Holds the memory that the roles of one group share, which is on one node: links at home; shard and weights of a
+    group of actors. The group lives and dies with it.
+
+    Methods of the same concurrency group never run at once.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._wiring = Wiring(program, True, Path("/dev/null/none"))
+        ports = [port for node in program.nodes for port in self._wiring.ports(node).values()]
+        self._board: WeightsBoard = next(port for port in ports if isinstance(port, WeightsBoard))
+        replay = next((port for port in ports if isinstance(port, Replay)), None)
+        self._shard = None if replay is None else Shard(replay)
+        self._others: dict[int, Any] = {}
+        self._newest: tuple[int, Any] | None = None
+        if self._shard is None:
+            threading.Thread(target=self._keep_distributing, name="weights", daemon=True).start()
+
+    def hello(self) -> Hello:
+        return hello()
+
+    def ports(self, role: str) -> dict[str, Any]:
+        """Of a role here, for a process on this node."""
+        return self._wiring.ports(next(node for node in self._program.nodes if node.name == role))
+
+    def look(self) -> Look:
+        return Look(self._wiring.replay_stats(), self._wiring.weights_version(), self._wiring.spoilt_weight_reads())
+
+    @_apart("data")
+    def draw(self, count: int, until: int | None) -> Drawn:
+        """See ``Shard.draw``."""
+        assert self._shard is not None
+        return self._shard.draw(count, until)
+
+    @_apart("data")
+    def update(self, life: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Written:
+        """See ``Shard.update``."""
+        assert self._shard is not None
+        return self._shard.update(life, keys, priorities)
+
+    def meet(self, group: int, handle: Any) -> None:
+        """(home) Send the weights to another group from now on; None: no more."""
+        self._others[group] = handle
+
+    @_apart("weights")
+    def weights(self, version: int, boxed: list[Any]) -> int:
+        """(group) Weights that lie in the object store under the reference in ``boxed``: fetched once to this node."""
+        if version > self._board.version:
+            try:
+                self._board.publish(ray.get(boxed[0]), version)
+            except SpecError:
+                if version > self._board.version:
+                    raise
+        return version
+
+    def _keep_distributing(self) -> None:
+        """(home) A run whose actors never hear of new weights must not seem to go on: home begins anew."""
+        try:
+            self._distribute()
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _distribute(self) -> None:
+        """(home) Every new version goes into the object store once. A group that is still at an older one gets the
+        newest when it is done, and never those between."""
+        under_way: dict[int, tuple[Any, Any, int]] = {}
+        sent: dict[int, tuple[Any, int]] = {}
+        reference, version = None, 0
+        while True:
+            if self._board.wait(version, _LOOK_SECONDS if not under_way else 0.01):
+                newest = self._board.latest(newer_than=version)
+                if newest is not None:
+                    version, reference = newest[0], ray.put(newest[1])
+            for group, handle in list(self._others.items()):
+                if group in under_way:
+                    if not ray.wait([under_way[group][0]], timeout=0.0)[0]:
+                        continue
+                    del under_way[group]
+                if handle is None or reference is None or sent.get(group) == (handle, version):
+                    continue
+                under_way[group] = (handle.weights.remote(version, [reference]), handle, version)
+                sent[group] = (handle, version)
+
+
+@dataclass(frozen=True)
+class Errand:
+    """All that one life of a role needs to know, but its ports."""
+
+    name: str
+    role: str
+    index: int
+    generation: int
+    seed: int
+    folder: Path
+    keeps: bool
+    factory: Factory
+    nice: int = 0
+
+
+@dataclass(frozen=True)
+class News:
+    """What the driver tells a role."""
+
+    stop: int
+    others: dict[str, int]  # counters of all others and of earlier lives
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a role tells the driver."""
+
+    counters: dict[str, int]  # of this life
+    said: list[messages.Message] = field(default_factory=list)
+    state: str = "starting"
+    busy_seconds: float = 0.0  # of the oldest environment call in progress
+    pid: int = 0
+    status: int | None = None  # at the end: 0 in good order
+
+
+class RoleProcess:
+    """One life of one role. ``live`` is the life; ``poll`` answers meanwhile."""
+
+    def __init__(self, errand: Errand) -> None:
+        self._errand = errand
+        self._board = ControlBoard(1)
+        self._row = self._board.row(0)
+        self._row.begin(os.getpid(), errand.generation)
+        self._ours, self._theirs = messages.channel()
+        self._hearing = threading.Lock()
+
+    @_apart("life")
+    def live(self, ports: Mapping[str, Any], others: dict[str, int]) -> Report:
+        """Until told to stop, or an error, which is in the report."""
+        errand = self._errand
+        os.nice(errand.nice)
+        self._others(others)
+        context = SharedContext(
+            name=errand.name,
+            role=errand.role,
+            index=errand.index,
+            generation=errand.generation,
+            seed=errand.seed,
+            folder=errand.folder,
+            board=self._board,
+            row=0,
+            channel=self._theirs,
+        )
+        activity = WORK.get(errand.role, OTHER_WORK).activity
+        try:
+            self._see_folder()
+            role = errand.factory(context, **ports)
+            while not context.should_stop():
+                if role.step():
+                    context.show(activity)
+                else:
+                    context.show("waiting")
+                    time.sleep(_IDLE_SECONDS)
+            context.show(activity)
+            role.close()
+        except Exception as error:
+            context.send("error", **describe(error, traceback.format_exc()))
+            return self._report(1)
+        return self._report(0)
+
+    @_apart("talk")
+    def poll(self, news: News) -> Report:
+        self._others(news.others)
+        self._board.stop = news.stop
+        return self._report(None)
+
+    def _others(self, counters: Mapping[str, int]) -> None:
+        for name, value in counters.items():
+            self._board.set_base(name, value)
+
+    def _report(self, status: int | None) -> Report:
+        with self._hearing:
+            said = messages.receive(self._ours)
+        since = self._row.busy_since
+        return Report(
+            counters={name: self._row.counter(name) for name in COUNTERS},
+            said=said,
+            state=self._row.state,
+            busy_seconds=time.monotonic() - since if since else 0.0,
+            pid=os.getpid(),
+            status=status,
+        )
+
+    def _see_folder(self) -> None:
+        """Whoever writes checkpoints must write where the driver reads."""
+        if self._errand.keeps or self._errand.role == "evaluator":
+            folder = self._errand.folder
+            if not (folder / "config.toml").exists():
+                raise ConfigError(
+                    f"node {platform.node()} does not see the run folder {folder}: put --out on a file system that all "
+                    "nodes share, or start the command on the node that has the learner's processor or GPU"
+                )
+
+
+def probe_on(config: Any) -> Probe | dict[str, Any]:
+    """A task: look at environment and agent on a node; an error as its description."""
+    try:
+        return probe(config)
+    except Exception as error:
+        text = traceback.format_exc()
+        return {"kind": type(error).__name__, "error": str(error), "traceback": text[-32_000:]}

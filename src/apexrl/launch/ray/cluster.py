@@ -1,0 +1,190 @@
+"""The driver's view of a Ray cluster: connect, reserve places, say clearly what cannot be had."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from apexrl.errors import ConfigError, LinkError
+from apexrl.launch.ray.wishes import Wishes
+
+_LOOK_SECONDS = 0.2
+_REACH_SECONDS = 5.0
+_NEAR_SECONDS = 2.0  # for home to find room on the driver's node, before it may be anywhere
+_NEAR = 0.001  # of the resource that stands for a node
+_remote: Any = ray.remote  # whose types know nothing of what it is asked for here
+_nodes: Any = ray.nodes
+_CONCURRENCY = {"data": 1, "weights": 1, "life": 1, "talk": 1}
+
+
+class Cluster:
+    """A connection to a Ray cluster, and the places that this run has there. Close it always."""
+
+    def __init__(self, wishes: Wishes, local_cpus: float) -> None:
+        self._wishes = wishes
+        self._ours = not ray.is_initialized()
+        self._group: PlacementGroup | None = None
+        self.namespace = f"apexrl-{uuid.uuid4().hex[:12]}"
+        if self._ours:
+            self._connect(local_cpus)
+
+    def _connect(self, local_cpus: float) -> None:
+        local = self._wishes.address == "local"
+        if self._wishes.address not in ("auto", "local"):
+            _reach(self._wishes.address)
+        how: dict[str, Any] = {"num_cpus": math.ceil(local_cpus), "include_dashboard": False} if local else {}
+        main = threading.current_thread() is threading.main_thread()
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if main else {}
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        try:
+            ray.init(
+                address=self._wishes.address,
+                namespace=self.namespace,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **how,
+            )
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            lines = str(error).strip().splitlines()
+            raise LinkError(
+                f"no Ray cluster at {self._wishes.address!r}: {lines[0] if lines else error!r}. Start one with "
+                "`ray start --head`, name its address, or take --ray local"
+            ) from error
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Those that live."""
+        return [node for node in _nodes() if node["Alive"]]
+
+    def reserve(self, bundles: Sequence[dict[str, float]], stopped: Callable[[], bool]) -> None:
+        """Reserve a place for each bundle of resources, on different nodes where possible; the first, which is home's,
+        on the driver's node if there is room: the learner writes into the run folder.
+
+        Raises:
+            ConfigError: they cannot be had within ``wait_seconds``; the message compares what is wanted and what there
+                is.
+            KeyboardInterrupt: ``stopped()``.
+        """
+        deadline = time.monotonic() + self._wishes.wait_seconds
+        near = self._near(bundles[0])
+        if near is not None:
+            soon = min(deadline, time.monotonic() + _NEAR_SECONDS)
+            if self._try([near, *bundles[1:]], soon, stopped):
+                return
+            assert self._group is not None
+            remove_placement_group(self._group)
+        if not self._try(bundles, deadline, stopped):
+            raise ConfigError(self._lacks(bundles))
+
+    def _try(self, bundles: Sequence[dict[str, float]], deadline: float, stopped: Callable[[], bool]) -> bool:
+        self._group = placement_group(list(bundles), strategy="SPREAD")
+        while not self._group.wait(_LOOK_SECONDS):
+            if stopped():
+                raise KeyboardInterrupt
+            if time.monotonic() >= deadline:
+                return False
+        return True
+
+    def _near(self, bundle: dict[str, float]) -> dict[str, float] | None:
+        """``bundle`` on the driver's node; None: it could never be there."""
+        own = ray.get_runtime_context().get_node_id()
+        node = next((node for node in self.nodes() if node["NodeID"] == own), None)
+        name = f"node:{node['NodeManagerAddress']}" if node else ""
+        if node is None or name not in node["Resources"]:
+            return None
+        fits = all(node["Resources"].get(what, 0.0) >= count for what, count in bundle.items())
+        return {**bundle, name: _NEAR} if fits else None
+
+    def actor(self, cls: type, bundle: int, cpus: float, gpus: float = 0.0, name: str | None = None) -> Any:
+        """The class as Ray's actor in a place, to be called with ``remote``."""
+        made: Any = _remote(concurrency_groups=_CONCURRENCY)(cls)
+        return made.options(
+            num_cpus=cpus,
+            num_gpus=gpus,
+            name=name,
+            namespace=self.namespace,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy=self._place(bundle),
+        )
+
+    def task(self, function: Any, bundle: int) -> Any:
+        """The function as Ray's task in a place, run once."""
+        return _remote(function).options(
+            num_cpus=0,
+            max_retries=0,
+            scheduling_strategy=self._place(bundle),
+        )
+
+    def _place(self, bundle: int) -> PlacementGroupSchedulingStrategy:
+        assert self._group is not None, "reserve places first"
+        return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+
+    def close(self) -> None:
+        """Give the places back, with whoever is still there, and the connection."""
+        group, self._group = self._group, None
+        try:
+            if group is not None and ray.is_initialized():
+                remove_placement_group(group)
+        finally:
+            if self._ours and ray.is_initialized():
+                ray.shutdown()
+
+    def _lacks(self, bundles: Sequence[dict[str, float]]) -> str:
+        names = sorted({name for bundle in bundles for name in bundle})
+        wanted = ", ".join(f"{sum(b.get(name, 0.0) for b in bundles):g} {name}" for name in names)
+        largest = ", ".join(f"{max(b.get(name, 0.0) for b in bundles):g} {name}" for name in names)
+        nodes = [
+            f"{node['NodeManagerHostname']} with " + ", ".join(f"{node['Resources'].get(n, 0.0):g} {n}" for n in names)
+            for node in self.nodes()
+        ]
+        return (
+            f"this run wants {wanted} in {len(bundles)} places of at most {largest}, and within "
+            f"{self._wishes.wait_seconds:g} s the cluster did not have that free. It is: "
+            f"{'; '.join(nodes) or 'empty'}. Take fewer --actors, less --actor-cpus or --learner-gpus, or let it wait "
+            "longer for a cluster that grows"
+        )
+
+
+def kill(handle: Any) -> None:
+    """End an actor, if there is one."""
+    if handle is not None and ray.is_initialized():  # Ray would start a cluster to kill somebody in
+        with suppress(RayError, ValueError):
+            ray.kill(handle, no_restart=True)
+
+
+def ready(reference: Any) -> bool:
+    return bool(ray.wait([reference], timeout=0.0, fetch_local=False)[0])
+
+
+def _reach(address: str) -> None:
+    """Ray itself would try for minutes.
+
+    Raises:
+        ConfigError: ``address`` is none of a cluster's head.
+        LinkError: nobody listens there.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or "/" in host or not port.isdigit():
+        raise ConfigError(f"--ray {address}: say auto, local, or HOST:PORT of a cluster's head (such as 10.0.0.1:6379)")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise LinkError(
+            f"no Ray cluster at {address}: {error}. Start one with `ray start --head`, or take --ray local"
+        ) from error

@@ -1,0 +1,400 @@
+"""The driver: a program's groups on a Ray cluster, their lives and ends. What it computes are the run's books."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from apexrl.config import Config
+from apexrl.errors import ApexrlError, WorkerError
+from apexrl.launch.ledger import Ledger
+from apexrl.launch.probe import revive
+from apexrl.launch.ray.actors import Errand, Ground, Look, News, Report, RoleProcess
+from apexrl.launch.ray.cluster import Cluster, kill, ready
+from apexrl.launch.ray.ends import Sampler, life_name
+from apexrl.launch.ray.places import Group, Place
+from apexrl.launch.ray.reception import HELLO_SECONDS, compare, places, receive
+from apexrl.launch.ray.wishes import Wishes
+from apexrl.launch.slots import slot_seed
+from apexrl.launch.supervisor import Interrupts
+from apexrl.links.control import COUNTERS, DROPPED, HURRY, RUN, STOP
+from apexrl.topologies import Probe, Program
+from apexrl.topologies.groups import group_side, home_side, sampling
+
+_TICK_SECONDS = 0.1
+_NO_ROOM = "the cluster has no room for it now, or its node does not start processes (see `ray status`)"
+_PERIOD_SECONDS = 0.25  # between polls of one worker; and
+_POLLS_PER_SECOND = 1000.0  # … of all together, at most
+
+
+class Driver:
+    """One run on a cluster. Make it, ``probe``, then ``run``; ``close`` always."""
+
+    def __init__(self, config: Config, wishes: Wishes, interrupts: Interrupts) -> None:
+        self._config = config
+        self._wishes = wishes
+        self._interrupts = interrupts
+        wanted = sum(place["CPU"] for place in places(config, wishes, wishes.replay_shards or 1))
+        self._cluster = Cluster(wishes, local_cpus=wanted)
+        self._shards = 0
+        self.namespace = self._cluster.namespace  # of the run's named actors: shard-0.0, shard-1.0 …
+        self._groups: list[Group] = []
+        self._failure: ApexrlError | None = None
+        self._stop_at: float | None = None
+        self._word = RUN
+        self._longest = max(HELLO_SECONDS, wishes.wait_seconds)  # for a process to begin
+        self._heeded = self._hung_calls = 0
+        self._sums = dict.fromkeys(COUNTERS, 0)  # of all lives of all places
+
+    def close(self) -> None:
+        """End every actor of the run, and give the places back. May be called again."""
+        groups, self._groups = self._groups, []
+        for group in groups:
+            for place in group.places:
+                kill(place.handle)
+            kill(group.ground)
+        self._cluster.close()
+
+    def probe(self) -> Probe:
+        """Reserve the run's places, and look at environment and agent; see ``reception.receive``."""
+        seen, self._shards = receive(self._config, self._wishes, self._cluster, self._interrupts)
+        return seen
+
+    def settle(self, bundles: Sequence[dict[str, float]]) -> None:
+        """Reserve these places (the first is home's) without looking at anything: for programs of one's own."""
+        self._cluster.reserve(bundles, lambda: self._interrupts.count > 0)
+        self._shards = len(bundles) - 1
+
+    def run(self, program: Program, ledger: Ledger) -> None:
+        """Run ``program`` until something stops it. Raises what made it fail; otherwise ``ledger`` knows the reason."""
+        self._ledger = ledger
+        config, shards = self._config, self._shards
+        names = [f"shard-{k}" for k in range(shards)]
+        home = home_side(program, Sampler(names, self._cluster.namespace, sampling(program)))
+        self._groups = [Group(0, home, config.learner.learner_restarts)]
+        for k in range(shards):
+            self._groups.append(Group(k + 1, group_side(program, k, shards), config.actor.actor_restarts))
+        shown = polled = -1.0
+        while not all(place.gone for place in self._places()):
+            self._sleep()
+            now = time.monotonic()
+            self._heed_interrupts()
+            for group in self._groups:
+                self._attend(group, now)
+            self._miss(now)
+            if now - polled >= _TICK_SECONDS:
+                polled = now
+                self._tick(now)
+            if now - shown >= _PERIOD_SECONDS:
+                shown = now
+                ledger.show()
+            if self._stop_at is None and (ledger.stop_reason is not None or self._failure is not None):
+                self._stop(now)
+        self._tick(time.monotonic())
+        ledger.show()
+        if self._failure is not None:
+            raise self._failure
+
+    # --- lives
+
+    def _places(self) -> Iterable[Place]:
+        return (place for group in self._groups for place in group.places)
+
+    def _sleep(self) -> None:
+        """Until something has come, or a tick has passed."""
+        waited = [group.greeting for group in self._groups] + [group.looked for group in self._groups]
+        for place in self._places():
+            waited += [place.life, place.polled]
+        waited = [reference for reference in waited if reference is not None]
+        if waited:
+            ray.wait(waited, num_returns=1, timeout=_TICK_SECONDS / 2, fetch_local=False)
+        time.sleep(_TICK_SECONDS / 4)
+
+    def _attend(self, group: Group, now: float) -> None:
+        """Begin what is to begin, hear what has come, bury what has died."""
+        if self._stop_at is not None:
+            for place in group.places:
+                place.gone = place.gone or place.handle is None
+        if group.ground is None:
+            if now >= group.restart_at and not all(place.gone for place in group.places):
+                self._found(group, now)
+            return
+        if not self._hear_ground(group, now):
+            return
+        for place in group.places:
+            if place.handle is not None:
+                self._hear(group, place, now)
+            elif not place.gone and now >= place.restart_at:
+                self._begin(group, place, now)
+
+    def _miss(self, now: float) -> None:
+        """Who has no place on the cluster, or whose process does not start, is not waited for in silence for ever."""
+        if self._stop_at is not None:
+            return
+        limit = self._longest
+        missing = [group for group in self._groups if group.awaited(now) > limit]
+        if self._groups[0] in missing:
+            self._give_up(WorkerError(f"the learner's place has not begun to work within {limit:g} s: {_NO_ROOM}"))
+        elif missing and len(missing) == len(self._groups) - 1:
+            self._give_up(WorkerError(f"no group of actors has begun to work within {limit:g} s: {_NO_ROOM}"))
+        for group in self._groups:
+            if group in missing and not group.late:
+                self._ledger.tell(f"{group.name} has not begun to work within {limit:g} s: {_NO_ROOM}", "warning")
+            group.late = group in missing
+
+    def _found(self, group: Group, now: float) -> None:
+        """Start a group: the process that holds its memory first."""
+        wishes = self._wishes
+        cpus = wishes.shard_cpus if group.number else 0.0
+        name = life_name(group.name, group.lives) if group.number else None
+        group.born_at = now
+        group.ground = self._cluster.actor(Ground, group.number, cpus, name=name).remote(group.program)
+        group.lives += 1
+        group.greeting = group.ground.hello.remote()
+
+    def _hear_ground(self, group: Group, now: float) -> bool:
+        """False: it is not up."""
+        try:
+            if group.greeting is not None:
+                if not ready(group.greeting):
+                    return False
+                greeting, group.greeting = group.greeting, None
+                compare(ray.get(greeting))
+                group.up = True
+                home = self._groups[0]
+                if group.number and home.up:
+                    home.ground.meet.remote(group.number, group.ground)
+                elif not group.number:
+                    for other in self._groups[1:]:
+                        if other.up:
+                            group.ground.meet.remote(other.number, other.ground)
+            if group.looked is not None and ready(group.looked):
+                looked, group.looked = group.looked, None
+                look: Look = ray.get(looked)
+                group.look = look
+                group.capacity = look.replay.get("capacity", 0)
+            if group.looked is None and now - group.asked_at >= _PERIOD_SECONDS:
+                group.asked_at = now
+                group.looked = group.ground.look.remote()
+        except RayTaskError as error:
+            self._give_up(error.cause if isinstance(error.cause, ApexrlError) else WorkerError(str(error)))
+            return False
+        except ApexrlError as error:  # other versions than the driver's
+            self._give_up(error)
+            return False
+        except RayError as error:
+            self._lose(group, error, now)
+            return False
+        return True
+
+    def _lose(self, group: Group, error: Exception, now: float) -> None:
+        """A group's memory is gone: its workers begin anew with it."""
+        if not group.up and "creation task" in str(error):  # what its making raised, another would too
+            self._give_up(WorkerError(f"{group.name} cannot be made on its node:\n{error}"))
+            group.ground = group.greeting = None
+            group.restart_at = float("inf")
+            return
+        size = group.look.replay.get("size", 0)
+        what = f"{group.name} was lost with {size:,} items" if group.number else "the learner's node or memory was lost"
+        self._ledger.tell(f"{what} ({_first_line(error)}); starting it again", "warning")
+        for place in group.places:
+            if place.handle is not None:
+                kill(place.handle)
+                place.end(now, True, "its group was lost")
+        kill(group.ground)  # who cannot be reached may still live, beside the next one
+        group.end(now)
+        home = self._groups[0]
+        if group.number and home.up:
+            home.ground.meet.remote(group.number, None)
+        if group.patience.exhausted:
+            failures, allowed = group.patience.failures, group.patience.restarts
+            self._give_up(WorkerError(f"{what} {failures} times, and {allowed} restarts are allowed"))
+
+    def _begin(self, group: Group, place: Place, now: float) -> None:
+        """Start a life."""
+        wishes, node = self._wishes, place.node
+        cpus, gpus = 0.0, 0.0
+        if group.number:
+            cpus = wishes.actor_cpus
+        elif node.keeps:
+            cpus, gpus = wishes.learner_cpus, wishes.learner_gpus
+        errand = Errand(
+            name=place.name,
+            role=node.name,
+            index=place.index,
+            generation=place.generation + 1,
+            seed=slot_seed(
+                self._config.seed, node.name, place.index, place.generation + 1, self._ledger.base.env_steps
+            ),
+            folder=self._ledger.folder.path.resolve(),
+            keeps=node.keeps,
+            factory=node.factory,
+            nice=node.nice,
+        )
+        handle = self._cluster.actor(RoleProcess, group.number, cpus, gpus).remote(errand)
+        place.begin(now, handle)
+        place.life = handle.live.remote(group.ground.ports.remote(node.name), self._others(place))
+
+    def _hear(self, group: Group, place: Place, now: float) -> None:
+        try:
+            if place.polled is not None and ready(place.polled):
+                polled, place.polled = place.polled, None
+                self._enter(place, ray.get(polled), now)
+            if ready(place.life):
+                if place.polled is not None:
+                    with suppress(RayError):  # what was said before it ended
+                        self._enter(place, ray.get(place.polled, timeout=1.0), now)
+                report: Report = ray.get(place.life)
+                self._enter(place, report, now)
+                self._bury(place, now, report.status or 0, "")
+                return
+        except RayTaskError as error:
+            self._bury(place, now, 1, str(error))
+            return
+        except RayError as error:
+            self._bury(place, now, None, _first_line(error))
+            return
+        every = max(_PERIOD_SECONDS, sum(len(g.places) for g in self._groups) / _POLLS_PER_SECOND)
+        if place.polled is None and now - place.asked_at >= every:
+            place.asked_at = now
+            place.polled = place.handle.poll.remote(News(self._word, self._others(place)))
+        limit = place.node.env_timeout
+        if limit is not None and place.report.busy_seconds > limit and not place.hung:
+            place.hung = True
+            self._hung_calls += 1
+            kill(place.handle)
+        if self._stop_at is not None and now > self._stop_at + place.grace(self._word == HURRY):
+            self._ledger.tell(f"{place.name} did not stop in time and was killed", "warning")
+            kill(place.handle)
+            place.gone = True
+            place.end(now, True, "")
+
+    def _enter(self, place: Place, report: Report, now: float) -> None:
+        for name, value in report.counters.items():
+            self._sums[name] += value - place.lived.get(name, 0)
+        place.hear(report, now)
+        for message in report.said:
+            if message.kind != "error":
+                self._ledger.hear(message.kind, message.values)
+
+    def _bury(self, place: Place, now: float, status: int | None, why: str) -> None:
+        """A life has ended, with ``status`` or (None) killed: in good order, or to be followed by another."""
+        kill(place.handle)  # who cannot be reached may still live, and write checkpoints
+        place.end(now, status is None, why)
+        if self._stop_at is not None:
+            place.gone = True
+            if status == 0:
+                place.last_error = ""
+            elif place.node.keeps and self._failure is None:
+                ended = WorkerError(f"{place.name} failed at the end:\n{place.last_error}")
+                self._failure = self._fatal(place) or ended
+            else:
+                self._ledger.tell(f"{place.name} did not stop in good order: {place.headline}", "warning")
+            return
+        role = [other for other in self._places() if other.node.name == place.node.name]
+        fatal = self._fatal(place)
+        if fatal is not None:
+            self._give_up(fatal)
+        elif all(other.patience.fails_always for other in role):
+            who = f"all {len(role)} {place.node.name}s fail always; {place.name}" if len(role) > 1 else place.name
+            often = f"{place.patience.in_vain} times in a row"
+            self._give_up(WorkerError(f"{who} failed {often}: {place.headline}\n{place.last_error}"))
+        elif place.patience.exhausted:
+            failures, allowed = place.patience.failures, place.patience.restarts
+            self._give_up(
+                WorkerError(
+                    f"{place.name} failed {failures} times, and {allowed} restarts are allowed (early failures count "
+                    f"3). The last time: {place.headline}\n{place.last_error}"
+                )
+            )
+        else:
+            self._ledger.tell(f"{place.name}: {place.headline}; starting it again", "warning")
+
+    def _fatal(self, place: Place) -> ApexrlError | None:
+        for values in place.errors:
+            if values["fatal"]:
+                kind, _, text = str(values["error"]).partition(": ")
+                return revive(kind, f"{place.name}: {text}", str(values["traceback"]))
+        return None
+
+    def _give_up(self, error: ApexrlError) -> None:
+        if self._failure is None:
+            self._failure = error
+
+    # --- the end
+
+    def _stop(self, now: float) -> None:
+        self._stop_at = now
+        self._ledger.training_ends(now)
+        self._word = HURRY if self._failure is not None or self._ledger.stop_reason == "interrupted" else STOP
+        for place in self._places():
+            place.asked_at = 0.0
+            if place.awaited(now) > self._longest:  # nobody is there who could end in good order
+                kill(place.handle)
+                place.gone = True
+                place.end(now, True, "")
+
+    def _heed_interrupts(self) -> None:
+        if self._interrupts.count == self._heeded:
+            return
+        again, self._heeded = self._heeded > 0, self._interrupts.count
+        self._ledger.stop("interrupted")
+        if again:
+            self._ledger.tell("interrupted again: killing every worker", "warning")
+            for place in self._places():
+                kill(place.handle)
+                place.gone = True
+        elif self._stop_at is None:
+            self._ledger.tell("interrupted: writing the final checkpoint (Ctrl-C again ends at once)", "warning")
+        else:
+            self._word = HURRY
+            self._stop_at = time.monotonic()
+
+    # --- the books
+
+    def _total(self, counter: str) -> int:
+        base = getattr(self._ledger.base, counter, 0) if counter in ("env_steps", "updates", "episodes") else 0
+        return int(base) + self._sums[counter]
+
+    def _others(self, place: Place) -> dict[str, int]:
+        return {name: self._total(name) - place.lived.get(name, 0) for name in COUNTERS}
+
+    def _tick(self, now: float) -> None:
+        places = list(self._places())
+        restarts = {place.node.name: 0 for place in places}
+        for place in places:
+            restarts[place.node.name] += place.restarts
+        shards = self._groups[1:]
+        restarts["shard"] = sum(max(0, group.lives - 1) for group in shards)
+        names = ("inserted", "sampled", "updates_stale", "lost")
+        sums = {n: sum(group.sums[n] + group.look.replay.get(n, 0) for group in shards) for n in names}
+        size = sum(group.look.replay.get("size", 0) for group in shards)
+        inserted = sums["inserted"]
+        replay = {
+            "size": size,
+            "capacity": sum(group.capacity for group in shards),
+            "observed_samples_per_insert": sums["sampled"] / inserted if inserted else 0.0,
+        }
+        self._ledger.tick(
+            now,
+            totals=self._total,
+            replay=replay,
+            version=self._groups[0].look.version,
+            workers=[place.status(now) for place in places],
+            restarts=restarts,
+            dropped={
+                **{what: self._total(counter) for what, counter in DROPPED.items()},
+                "hung_env_calls": self._hung_calls,
+                "stale_priorities": sums["updates_stale"],
+                "lost_items": sums["lost"] + sum(group.lost_items for group in shards),
+                "spoilt_weight_reads": sum(group.look.spoilt for group in self._groups),
+            },
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

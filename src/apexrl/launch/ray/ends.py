@@ -1,0 +1,120 @@
+"""The learner's end of shards that are Ray actors: calls go from process to process, and no batch passes the driver."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util import list_named_actors
+
+from apexrl.errors import ClosedError
+from apexrl.replay.sharded import ShardedReplay
+from apexrl.replay.shards import Answer
+
+_AHEAD = 2  # batches asked for before they are wanted: a call to another node is under way for longer than an update
+_SEARCH_SECONDS = 0.5  # between looks for the actor of a shard that was lost
+
+
+class Sampler:
+    """Stands for the replay among the learner's ports; arrives in its process as a ``ShardedReplay``.
+
+    Args:
+        names: of the shards; their actors are called by ``life_name``.
+        namespace: theirs.
+        options: of ``ShardedReplay``.
+    """
+
+    def __init__(self, names: Sequence[str], namespace: str, options: Mapping[str, Any]) -> None:
+        self._arguments = (list(names), namespace, dict(options))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_sharded, self._arguments)
+
+
+def _sharded(names: list[str], namespace: str, options: dict[str, Any]) -> ShardedReplay:
+    return ShardedReplay([RayEnd(name, namespace) for name in names], ahead=_AHEAD, **options)
+
+
+def life_name(shard: str, life: int) -> str:
+    """What the actor of a shard is called in its life 0, 1, …: Ray may remember whoever had a name before."""
+    return f"{shard}.{life}"
+
+
+class RayEnd:
+    """A shard that a named Ray actor holds (``replay.shards.ShardEnd``)."""
+
+    def __init__(self, name: str, namespace: str) -> None:
+        self._name = name
+        self._namespace = namespace
+        self._handle: Any = None
+        self._searched = -1e9
+
+    def draw(self, count: int, until: int | None) -> Answer:
+        return self._call("draw", count, until)
+
+    def update(self, life: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Answer:
+        return self._call("update", life, keys, priorities)
+
+    def _call(self, method: str, *arguments: Any) -> Answer:
+        if self._handle is None and not self._find():
+            return RayAnswer(self, None, None)
+        try:
+            return RayAnswer(self, self._handle, getattr(self._handle, method).remote(*arguments))
+        except RayError:
+            self._handle = None
+            return RayAnswer(self, None, None)
+
+    def _find(self) -> bool:
+        now = time.monotonic()
+        if now - self._searched < _SEARCH_SECONDS:
+            return False
+        self._searched = now
+        for life in self._lives():
+            with suppress(ValueError, RayError):  # it has gone meanwhile
+                self._handle = ray.get_actor(life_name(self._name, life), self._namespace)
+                return True
+        return False
+
+    def _lives(self) -> list[int]:
+        """Of this shard that Ray knows of, the newest first."""
+        found = []
+        with suppress(RayError):
+            for actor in list_named_actors(all_namespaces=True):
+                shard, _, life = actor["name"].rpartition(".")
+                if actor["namespace"] == self._namespace and shard == self._name and life.isdigit():
+                    found.append(int(life))
+        return sorted(found, reverse=True)
+
+
+class RayAnswer:
+    """What will come of a call to a Ray actor; ``reference`` None: there is none to call."""
+
+    def __init__(self, end: RayEnd, handle: Any, reference: Any) -> None:
+        self._end = end
+        self._handle = handle  # of whom was called
+        self._reference = reference
+
+    def ready(self, timeout: float) -> bool:
+        if self._reference is None:
+            return True
+        return bool(ray.wait([self._reference], timeout=timeout)[0])
+
+    def take(self) -> Any:
+        if self._reference is None:
+            raise ClosedError("this shard is not there")
+        try:
+            return ray.get(self._reference)
+        except RayTaskError as error:
+            raise (error.cause if isinstance(error.cause, Exception) else error) from None
+        except GetTimeoutError:
+            raise
+        except (RayActorError, RayError) as error:  # it died, or its node with what it had answered
+            if self._end._handle is self._handle:
+                self._end._handle = None
+            raise ClosedError(f"this shard was lost: {str(error).splitlines()[0]}") from None

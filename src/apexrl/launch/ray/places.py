@@ -1,0 +1,157 @@
+"""The driver's books of what runs where: a group with its memory, and in it the workers, over all their lives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from apexrl.launch.patience import Patience
+from apexrl.launch.ray.actors import Look, Report
+from apexrl.links.control import COUNTERS
+from apexrl.metrics import RateMeter
+from apexrl.status import OTHER_WORK, WORK, WorkerState, WorkerStatus
+from apexrl.topologies.program import Node, Program
+
+_GRACE_SECONDS, _HURRIED_SECONDS = 20.0, 8.0  # from the stop to the kill
+_KEEPER_SECONDS, _HURRIED_KEEPER_SECONDS = 120.0, 30.0  # of the role that writes checkpoints
+
+
+class Place:
+    """A worker's slot: lives come and go, its seed, ε and counters stay."""
+
+    def __init__(self, node: Node, index: int) -> None:
+        self.node = node
+        self.index = index
+        self.name = f"{node.name}-{index}"
+        self.patience = Patience(node.restarts)
+        self.generation = -1
+        self.gone = False  # given up on, or ended in good order
+        self.handle: Any = None  # of the actor that lives it; None: there is none now
+        self.life: Any = None  # what comes when it ends
+        self.polled: Any = None
+        self.asked_at = self.heard_at = self.born_at = 0.0
+        self.restart_at = 0.0
+        self.restarts = 0
+        self.hung = False
+        self.errors: list[dict[str, Any]] = []
+        self.last_error = ""
+        self.report = Report({})
+        self._before = dict.fromkeys(COUNTERS, 0)
+        self._work_at_birth = 0
+        self._rate = RateMeter()
+
+    def begin(self, now: float, handle: Any) -> None:
+        self.generation += 1
+        self.restarts += self.generation > 0
+        self.handle, self.life, self.polled, self.hung = handle, None, None, False
+        self.errors = []
+        self.report = Report({})
+        self.born_at = self.heard_at = now
+        self._work_at_birth = self.work_done
+
+    def hear(self, report: Report, now: float) -> None:
+        self.report, self.heard_at = report, now
+        self.errors += [message.values for message in report.said if message.kind == "error"]
+
+    def grace(self, hurry: bool) -> float:
+        """Seconds that it has for its end."""
+        if self.node.keeps:
+            return _HURRIED_KEEPER_SECONDS if hurry else _KEEPER_SECONDS
+        if self.node.name == "evaluator" and not hurry:
+            return float("inf")  # its last evaluation has a limit of its own
+        return _HURRIED_SECONDS if hurry else _GRACE_SECONDS
+
+    def awaited(self, now: float) -> float:
+        """Seconds since its life was begun, if nothing was heard of it; else 0."""
+        return 0.0 if self.handle is None or self.report.pid else now - self.born_at
+
+    def end(self, now: float, killed: bool, why: str) -> None:
+        """This life is over; what it had counted stays."""
+        worked = self.work_done > self._work_at_birth
+        for name, value in self.report.counters.items():
+            self._before[name] += value
+        self.report = Report({})
+        self.handle = self.life = self.polled = None
+        self.patience.failed(now - self.born_at, worked, killed and not self.hung)
+        if self.hung:
+            why = f"an environment call took longer than {self.node.env_timeout:g} s (--env-timeout)"
+        self.last_error = self.errors[-1]["traceback"].rstrip() if self.errors and not self.hung else why
+        self.restart_at = now + self.patience.pause_seconds
+
+    def total(self, counter: str) -> int:
+        return self._before[counter] + self.report.counters.get(counter, 0)
+
+    @property
+    def lived(self) -> Mapping[str, int]:
+        """Counters of this life."""
+        return self.report.counters
+
+    @property
+    def work_done(self) -> int:
+        work = WORK.get(self.node.name)
+        return self.total(work.counter) if work else 0
+
+    @property
+    def headline(self) -> str:
+        text = str(self.errors[-1]["error"]) if self.errors and not self.hung else self.last_error
+        return (text.splitlines() or [""])[0]
+
+    def status(self, now: float) -> WorkerStatus:
+        state: WorkerState = self.report.state  # type: ignore[assignment]  # STATES is a subset of WorkerState
+        if self.gone:
+            state = "failed" if self.last_error else "stopped"
+        elif self.handle is None:
+            state = "restarting" if self.generation >= 0 else "starting"
+        elif self.hung:
+            state = "hung"
+        work = WORK.get(self.node.name, OTHER_WORK)
+        return WorkerStatus(
+            name=self.name,
+            role=self.node.name,
+            index=self.index,
+            pid=self.report.pid or None,
+            state=state,
+            restarts=self.restarts,
+            rate=self._rate.add(now, self.total(work.counter)),
+            heartbeat_age_seconds=max(0.0, now - self.heard_at),
+        )
+
+
+class Group:
+    """Roles that share memory on one node: home, or actors with a shard."""
+
+    def __init__(self, number: int, program: Program, restarts: int) -> None:
+        self.number = number  # of its bundle; 0 is home
+        self.name = "home" if number == 0 else f"shard-{number - 1}"
+        self.program = program
+        self.patience = Patience(restarts)
+        self.places = [Place(node, index) for node in program.nodes for index, _ in node.leases]
+        self.lives = 0
+        self.late = False  # and that was said
+        self.ground: Any = None  # the actor that holds its memory; None: there is none now
+        self.greeting: Any = None  # its answer to hello, until it has come
+        self.up = False
+        self.looked: Any = None
+        self.asked_at = self.restart_at = self.born_at = 0.0
+        self.look = Look({}, 0, 0)
+        self.capacity = 0
+        self.sums = dict.fromkeys(("inserted", "sampled", "evicted", "updates_applied", "updates_stale", "lost"), 0)
+        self.lost_items = 0
+
+    def awaited(self, now: float) -> float:
+        """Seconds for which it, or one that works in it, has been waited for in vain; 0: all are there."""
+        if self.ground is not None and not self.up:
+            return now - self.born_at
+        return max((place.awaited(now) for place in self.places), default=0.0)
+
+    def end(self, now: float) -> None:
+        """Its memory is gone, with what lay there."""
+        for name in self.sums:
+            self.sums[name] += self.look.replay.get(name, 0)
+        self.lost_items += self.look.replay.get("size", 0)
+        worked = bool(self.look.replay.get("inserted", 0) or self.look.version)
+        self.patience.failed(now - self.born_at, worked, killed=True)
+        self.look = Look({}, 0, self.look.spoilt)
+        self.ground = self.greeting = self.looked = None
+        self.up = False
+        self.restart_at = now + self.patience.pause_seconds

@@ -1,0 +1,60 @@
+"""A run on a Ray cluster, from its folder to its summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from apexrl.config import Config
+from apexrl.errors import ConfigError
+from apexrl.launch.ledger import Ledger
+from apexrl.launch.ray.driver import Driver
+from apexrl.launch.ray.wishes import Wishes
+from apexrl.launch.runs import record
+from apexrl.launch.supervisor import Interrupts
+from apexrl.launch.wiring import Wiring
+from apexrl.status import Observer
+from apexrl.topologies import topology
+from apexrl.topologies.groups import cut
+from apexrl.topologies.program import Program
+
+
+def cluster(
+    config: Config,
+    wishes: Wishes,
+    observers: Sequence[Observer],
+    resume: Path | None,
+    interrupts: Interrupts,
+    began: float,
+) -> dict[str, Any]:
+    """Every role an actor of Ray's; returns the summary.
+
+    Raises:
+        ConfigError: it cannot be run so, or the cluster does not have what it wants.
+        LinkError: there is no such cluster.
+    """
+    for wrong, what in (
+        (config.serial, "--serial runs everything in one process"),
+        (config.wiring.autotune, "--autotune tunes one machine"),
+        (config.learner.save_replay, "--save-replay keeps one replay, and on Ray it lies in shards"),
+    ):
+        if wrong:
+            raise ConfigError(f"{what}: leave it out, or --ray")
+    wire = topology(config.topology)
+    config = replace(config, out=str(Path(config.out).resolve()))  # nodes have working directories of their own
+    with closing(Driver(config, wishes, interrupts)) as driver:
+        seen = driver.probe()
+        program = wire(config, seen)
+        cut(program)  # refused before there is a folder
+
+        def body(ledger: Ledger, nothing: Wiring) -> None:
+            try:
+                driver.run(program, ledger)
+            finally:
+                driver.close()
+
+        none = Program(config)  # the links are on the cluster
+        return record(config, observers, resume, began, seen, body, lambda path: Wiring(none, True, path))

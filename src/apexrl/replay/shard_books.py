@@ -1,0 +1,89 @@
+"""What the sampler of several shards knows of each, and of batches on their way (``replay.sharded``)."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from apexrl.replay.shards import Answer, Drawn, Standing
+
+
+class Part(NamedTuple):
+    """Rows of a batch that a shard was asked for."""
+
+    shard: int
+    rows: int
+    chance: float  # of the shard, when it was chosen
+    epoch: int  # of what was known of it then
+    answer: Answer  # of Drawn
+
+
+@dataclass
+class Plan:
+    """A batch on its way."""
+
+    rows: int
+    parts: list[Part] = field(default_factory=list)
+    got: list[tuple[int, float, Drawn]] = field(default_factory=list)  # shard, its chance, rows
+
+    @property
+    def missing(self) -> int:
+        """Rows that nobody was asked for."""
+        return self.rows - sum(part.rows for part in self.parts) - sum(len(got[2].keys) for got in self.got)
+
+
+@dataclass
+class Known:
+    """What is known of one shard.
+
+    Answers come in any order, also those of a life that is over. So whoever asks keeps ``epoch``, which rises with
+    every loss and every new life, and what was asked in an earlier one neither loses the shard again nor revives it.
+    """
+
+    size: int = 0
+    mass: float = 0.0
+    inserted: int = 0  # of all of its lives
+    life: str = ""
+    moment: int = 0
+    before: int = 0  # inserted in earlier lives
+    limit: int = 0  # that this life may insert
+    lost: bool = False
+    losses: int = 0
+    lost_items: int = 0
+    epoch: int = 0
+    past: set[str] = field(default_factory=set)  # lives that another one followed
+    heard: float = -1e9  # monotonic seconds
+    look: tuple[Answer, int] | None = None  # and the epoch of the question, here and below
+    looked: float = -1e9
+    asked: int = 0  # rows under way
+    updates: deque[tuple[Answer, int, int]] = field(default_factory=deque)  # with their number
+
+    def lose(self, epoch: int, now: float) -> None:
+        """A question of ``epoch`` came back unanswered."""
+        if epoch != self.epoch:
+            return
+        if not self.lost:
+            self.losses += bool(self.life)  # what was never seen has yet to come
+            self.lost_items += self.size
+            self.epoch += 1
+        self.lost, self.size, self.mass, self.heard = True, 0, 0.0, now
+
+    def enter(self, standing: Standing, epoch: int, now: float) -> int:
+        """How it said to stand. Returns items that it had given before it was known here."""
+        earlier = 0
+        if standing.life in self.past or (standing.life == self.life and self.lost and epoch != self.epoch):
+            return 0
+        if standing.life != self.life:
+            if self.life:
+                self.lose(self.epoch, now)  # if it died and came back between two calls
+                self.past.add(self.life)
+            else:
+                earlier = standing.sampled
+            self.life, self.before, self.moment, self.limit = standing.life, self.inserted, 0, 0
+            self.epoch += 1
+        self.lost, self.heard = False, now
+        if standing.moment >= self.moment:  # or newer answers were faster
+            self.moment = standing.moment
+            self.size, self.mass, self.inserted = standing.size, standing.mass, self.before + standing.inserted
+        return earlier

@@ -1,0 +1,352 @@
+"""One replay made of shards in several processes: sampled as if all items lay in one.
+
+An item's probability in one replay is its share of the sum of all powered priorities. Here a shard is chosen by its
+share of that sum, and the item by its share of the shard's: the product is the same. A shard's sum is known as of its
+last answer; importance weights use the probabilities with which shard and item were really drawn, so they are exact
+whatever has changed since.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apexrl.errors import ClosedError, ConfigError, PriorityError, SpecError, WaitTimeout
+from apexrl.replay.batch import Allocator, Batch, Updated, aligned
+from apexrl.replay.replay import Normalize
+from apexrl.replay.shard_books import Known, Part, Plan
+from apexrl.replay.shards import Answer, Drawn, ShardEnd, Written
+from apexrl.replay.writer import as_priorities
+from apexrl.spec import Array
+
+_ROW_BITS = 24  # of a key: the row of its batch; above them, the batch's number
+_REMEMBERED = 1024  # batches whose priorities may still come
+_WAITING_UPDATES = 64  # priority messages that one shard may leave unanswered
+_LOOK_SECONDS, _STARVED_SECONDS = 0.1, 0.005  # between looks at a shard that was not drawn from; while items are short
+_LOST_SECONDS = 1.0  # between looks whether a lost shard is back
+_LARGEST_PRIORITY = 1e150
+
+
+class ShardedReplay:
+    """``sample`` and ``update_priorities`` as on one replay, over shards that lie elsewhere. One thread at a time.
+
+    Args:
+        ends: of the shards. One that is lost costs its items; it is looked for again and may come back empty.
+        capacity: items of all together.
+        sampler, min_size, samples_per_insert, insert_band: as for ``Replay``, over all shards together. Shards hear
+            with every call how many items they may take in until the next one, so the band is kept as closely as
+            calls are frequent.
+        stratified: one row from each equal slice of the total, which goes from shard to shard; else independent.
+        seed: of the choice of shards.
+        ahead: batches asked for before they are wanted.
+    """
+
+    def __init__(
+        self,
+        ends: Sequence[ShardEnd],
+        *,
+        capacity: int,
+        sampler: str = "prioritized",
+        min_size: int = 0,
+        samples_per_insert: float = 0.0,
+        insert_band: float = 0.1,
+        stratified: bool = True,
+        seed: int = 0,
+        ahead: int = 0,
+    ) -> None:
+        if not ends:
+            raise ConfigError("a sharded replay needs at least one shard")
+        self.capacity = capacity
+        self.allocator: Allocator = aligned
+        self._ends = list(ends)
+        self._known = [Known() for _ in ends]
+        self._fifo = sampler == "fifo"
+        self._min_size = max(1, min(min_size, capacity))
+        self._rate = samples_per_insert
+        self._error = insert_band * min_size * samples_per_insert
+        self._stratified = stratified
+        self._rng = np.random.default_rng(seed)
+        self._ahead = ahead
+        self._plans: deque[Plan] = deque()
+        self._planned = 0  # rows of all plans ever, and of those of samplers before this one
+        self._serial = 0
+        self._given: OrderedDict[int, list[tuple[int, int, str, NDArray[np.uint64]]]] = OrderedDict()
+        self._counts = dict.fromkeys(("sampled", "applied", "stale", "dropped_updates"), 0)
+
+    def sample(
+        self, batch_size: int, beta: float = 0.4, *, normalize: Normalize = "batch", timeout: float = 10.0
+    ) -> Batch:
+        """Draw ``batch_size`` items; see ``Replay.sample``.
+
+        Raises:
+            WaitTimeout: too few items, held back by the limiter, or shards that do not answer, for ``timeout`` seconds.
+                What is under way stays so.
+        """
+        if not isinstance(batch_size, int | np.integer) or not 1 <= batch_size < 1 << _ROW_BITS:
+            raise ConfigError(f"batch_size={batch_size!r} must be an integer of at least 1")
+        if normalize not in ("batch", "none"):
+            raise ConfigError(f"normalize={normalize!r}: over shards it is 'batch' or 'none'")
+        if not 0.0 <= beta <= 100.0:
+            raise ConfigError(f"beta={beta} must be a number from 0 on (1: full correction)")
+        if self._fifo and batch_size > self.capacity:
+            raise ConfigError(f"batch_size={batch_size} is more than the {self.capacity} items that this queue holds")
+        deadline = time.monotonic() + timeout
+        while True:
+            now = time.monotonic()
+            self._listen(now)
+            self._plan(int(batch_size), now)
+            ready = bool(self._plans) and self._gather(self._plans[0], max(0.0, min(deadline - now, _STARVED_SECONDS)))
+            if ready and self._plans[0].rows == batch_size:
+                return self._batch(self._plans.popleft(), beta, normalize)
+            if ready:  # the caller has changed the size
+                self._plans.popleft()
+                continue
+            if now >= deadline:
+                raise WaitTimeout(f"{self._why(int(batch_size))} (waited {timeout:g} s)")
+            if not self._plans or not self._plans[0].parts:
+                self._look(now, _STARVED_SECONDS)
+                self._wait_for_a_look(min(_STARVED_SECONDS, max(0.0, deadline - now)))
+
+    def update_priorities(self, keys: Any, priorities: Any) -> Updated:
+        """Send new raw magnitudes |δ| to the shards that the items came from.
+
+        Answers how many were sent, and how many cannot be any more; ``stats`` tells what shards made of them.
+
+        Raises:
+            PriorityError: a value is NaN, infinite or negative (the row is named); nothing was sent.
+        """
+        keys = np.ascontiguousarray(keys)
+        if keys.ndim != 1 or keys.dtype != np.uint64:
+            raise SpecError(f"keys must be the uint64 [B] of a batch, got {keys.dtype} {list(keys.shape)}")
+        values = np.asarray(as_priorities(priorities, len(keys)), np.float64)
+        bad = np.flatnonzero(~((values >= 0.0) & (values <= _LARGEST_PRIORITY)))
+        if bad.size:
+            raise PriorityError(
+                f"priority of row {bad[0]} is {values[bad[0]]}: priorities are finite magnitudes |δ| from 0 to 1e150"
+            )
+        serials, rows = keys >> np.uint64(_ROW_BITS), keys & np.uint64((1 << _ROW_BITS) - 1)
+        sent = 0
+        for serial in np.unique(serials).tolist():
+            here = serials == serial
+            for shard, first, life, own in self._given.get(serial, ()):
+                mine = here & (rows >= first) & (rows < first + len(own))
+                if mine.any():
+                    sent += self._send(shard, life, own[(rows[mine] - np.uint64(first)).astype(np.intp)], values[mine])
+        self._counts["stale"] += len(keys) - sent
+        return Updated(sent, len(keys) - sent)
+
+    def __len__(self) -> int:
+        """Items, as of the shards' last answers."""
+        return sum(one.size for one in self._known)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters as of the shards' last answers: size, capacity, inserted, sampled, priorities applied and stale,
+        priority messages dropped because a shard was behind, shards lost and the items that they held."""
+        inserted = sum(one.inserted for one in self._known)
+        sampled = self._counts["sampled"]
+        return {
+            "size": len(self),
+            "capacity": self.capacity,
+            "inserted": inserted,
+            "observed_samples_per_insert": sampled / inserted if inserted else 0.0,
+            "shards": sum(not one.lost for one in self._known),
+            **self._counts,
+            "lost_shards": sum(one.losses for one in self._known),
+            "lost_items": sum(one.lost_items for one in self._known),
+        }
+
+    # --- asking
+
+    def _plan(self, size: int, now: float) -> None:
+        """Ask for batches until there are ``ahead`` beside the next, and again for what a shard could not give."""
+        if self._plans:
+            self._ask(self._plans[0])
+        while len(self._plans) <= self._ahead and self._may_sample(size):
+            plan = Plan(size)
+            self._planned += size
+            self._plans.append(plan)
+            self._ask(plan)
+            if not plan.parts:
+                break
+        self._look(now, _LOOK_SECONDS)
+
+    def _may_sample(self, size: int) -> bool:
+        known = len(self)
+        if self._fifo:
+            return known - sum(one.asked for one in self._known) > 0 or not self._plans
+        if known < self._min_size:
+            return False
+        if self._rate <= 0.0:
+            return True
+        self._error = max(self._error, float(size), self._rate)
+        inserted = sum(one.inserted for one in self._known)
+        return inserted * self._rate - self._planned - size >= self._min_size * self._rate - self._error
+
+    def _until(self, shard: int) -> int | None:
+        """Up to how many items a shard's present life may take in. What others were granted counts as taken in."""
+        if self._rate <= 0.0 or self._fifo:
+            return None
+        granted = sum(max(one.before + one.limit, one.inserted) for one in self._known)
+        unused = granted - sum(one.inserted for one in self._known)
+        room = (self._min_size * self._rate + self._error + self._planned) / self._rate - granted
+        room = max(room, float(self._min_size - len(self) - unused))  # after a loss
+        one = self._known[shard]
+        share = math.ceil(max(0.0, room) / max(1, sum(not other.lost for other in self._known)))
+        own = one.inserted - one.before
+        if share and one.limit - own < share:
+            one.limit = max(one.limit, own) + share
+        return one.limit
+
+    def _ask(self, plan: Plan) -> None:
+        """Ask shards for the rows that nobody was asked for."""
+        missing = plan.missing
+        if missing <= 0:
+            return
+        if self._fifo:
+            free = [0 if one.lost else max(0, one.size - one.asked) for one in self._known]
+            total = sum(free)
+            if not total:
+                return
+            counts = np.minimum(free, self._spread(np.asarray(free, float), min(missing, total))).tolist()
+            chances = [1.0] * len(counts)
+        else:
+            masses = np.asarray([0.0 if one.lost else one.mass for one in self._known])
+            if not masses.sum() > 0.0:
+                return
+            counts = self._spread(masses, missing).tolist()
+            chances = (masses / masses.sum()).tolist()
+        for shard, count in enumerate(counts):
+            if count:
+                one = self._known[shard]
+                one.asked += count
+                answer = self._ends[shard].draw(count, self._until(shard))
+                plan.parts.append(Part(shard, count, chances[shard], one.epoch, answer))
+
+    def _spread(self, masses: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+        """How many of ``count`` rows come from each shard: on average in proportion to ``masses``, without bias."""
+        points = self._rng.random(count)
+        points = (points + np.arange(count)) / count if self._stratified else points
+        edges = np.cumsum(masses) / masses.sum()
+        last = int(np.flatnonzero(masses)[-1])  # rounding must not choose a shard without mass
+        chosen = np.minimum(np.searchsorted(edges, points, side="right"), last)
+        return np.bincount(chosen, minlength=len(masses))
+
+    def _look(self, now: float, period: float) -> None:
+        """Ask shards that were quiet how they stand."""
+        for shard, one in enumerate(self._known):
+            every = _LOST_SECONDS if one.lost else period
+            if one.look is None and now - max(one.heard, one.looked) >= every:
+                one.looked = now
+                one.look = self._ends[shard].draw(0, self._until(shard)), one.epoch
+
+    def _send(self, shard: int, life: str, keys: NDArray[np.uint64], values: NDArray[np.float64]) -> int:
+        one = self._known[shard]
+        if one.lost or one.life != life:
+            return 0
+        if len(one.updates) >= _WAITING_UPDATES:
+            self._counts["dropped_updates"] += 1
+            return 0
+        one.updates.append((self._ends[shard].update(life, keys, values), one.epoch, len(keys)))
+        return len(keys)
+
+    # --- hearing
+
+    def _listen(self, now: float) -> None:
+        for one in self._known:
+            if one.look is not None and one.look[0].ready(0.0):
+                (look, epoch), one.look = one.look, None
+                self._take(one, look, epoch, now)
+            while one.updates and one.updates[0][0].ready(0.0):
+                answer, epoch, count = one.updates.popleft()
+                try:
+                    written: Written = answer.take()
+                except ClosedError:
+                    self._counts["stale"] += count
+                    one.lose(epoch, now)
+                    continue
+                self._counts["applied"] += written.updated.applied
+                self._counts["stale"] += written.updated.stale
+                self._planned += one.enter(written.standing, epoch, now)
+
+    def _wait_for_a_look(self, timeout: float) -> None:
+        looks = [one.look[0] for one in self._known if one.look is not None and not one.lost]
+        if looks:
+            looks[0].ready(timeout)
+        else:
+            time.sleep(timeout)
+
+    def _gather(self, plan: Plan, timeout: float) -> bool:
+        """Take what has come for ``plan``. True: it is whole."""
+        deadline = time.monotonic() + timeout
+        waiting = []
+        for part in plan.parts:
+            if not part.answer.ready(max(0.0, deadline - time.monotonic())):
+                waiting.append(part)
+                continue
+            one = self._known[part.shard]
+            one.asked -= part.rows
+            drawn = self._take(one, part.answer, part.epoch, time.monotonic())
+            if drawn is not None and len(drawn.keys):
+                plan.got.append((part.shard, part.chance, drawn))
+        plan.parts = waiting
+        return plan.missing == 0 and not waiting
+
+    def _take(self, one: Known, answer: Answer, epoch: int, now: float) -> Drawn | None:
+        """Enter a shard's answer. None: it was lost."""
+        try:
+            drawn: Drawn = answer.take()
+        except ClosedError:
+            one.lose(epoch, now)
+            return None
+        self._planned += one.enter(drawn.standing, epoch, now)
+        return drawn
+
+    # --- giving
+
+    def _batch(self, plan: Plan, beta: float, normalize: Normalize) -> Batch:
+        parts = plan.got
+        data = {name: self._joined([drawn.data[name] for _, _, drawn in parts]) for name in parts[0][2].data}
+        probabilities = np.concatenate([chance * drawn.probabilities for _, chance, drawn in parts])
+        if self._fifo:
+            weights = np.ones(plan.rows, np.float32)
+        else:
+            raw = (max(1, len(self)) * probabilities) ** -beta
+            weights = (raw / raw.max() if normalize == "batch" else raw).astype(np.float32)
+        self._serial += 1
+        self._counts["sampled"] += plan.rows
+        keys = (np.uint64(self._serial) << np.uint64(_ROW_BITS)) + np.arange(plan.rows, dtype=np.uint64)
+        if not self._fifo:
+            first, whence = 0, []
+            for shard, _, drawn in parts:
+                whence.append((shard, first, drawn.standing.life, np.array(drawn.keys)))
+                first += len(drawn.keys)
+            self._given[self._serial] = whence
+            if len(self._given) > _REMEMBERED:
+                self._given.popitem(last=False)
+        return Batch(data, keys, probabilities, weights)
+
+    def _joined(self, parts: Sequence[Array]) -> Array:
+        rows = sum(len(part) for part in parts)
+        whole = self.allocator((rows, *parts[0].shape[1:]), parts[0].dtype.name)
+        at = 0
+        for part in parts:
+            whole[at : at + len(part)] = part
+            at += len(part)
+        return whole
+
+    def _why(self, size: int) -> str:
+        lost = sum(one.lost for one in self._known)
+        away = f", {lost} of {len(self._known)} shards are lost" if lost else ""
+        if self._plans and self._plans[0].parts:
+            shards = sorted({part.shard for part in self._plans[0].parts})
+            return f"shards {shards} have not answered{away}"
+        needed = size if self._fifo else self._min_size
+        if len(self) < needed:
+            return f"the shards hold {len(self)} items, fewer than the {needed} needed to sample{away}"
+        return f"the limiter waits for inserts, at {self._rate:g} samples per insert{away}"

@@ -1,0 +1,146 @@
+"""One shard of a replay that is spread over several processes: what a sampler asks of it (``replay.sharded``)."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apexrl.errors import ConfigError, WaitTimeout
+from apexrl.replay.batch import Updated
+from apexrl.replay.replay import Replay
+from apexrl.spec import Array
+
+_RATES = (1e6, 5e5)  # samples per insert so high that samples count for nothing; a change begins the count anew
+
+
+class Standing(NamedTuple):
+    """How a shard stands."""
+
+    size: int  # items
+    mass: float  # sum of their powered priorities: an item's share of it is its probability; fifo: items
+    inserted: int  # items ever
+    life: str  # of the shard: keys mean nothing in another one
+    sampled: int  # items that it ever gave
+    moment: int  # counts the shard's answers: of two, the later is the newer
+
+
+class Drawn(NamedTuple):
+    """A shard's answer to a draw: items, if there were any, and how it stands after that."""
+
+    data: dict[str, Array]  # as of `Batch`; empty when nothing was drawn
+    keys: NDArray[np.uint64]  # [n], of this shard's life
+    probabilities: NDArray[np.float64]  # [n], P(i) within this shard at the draw
+    standing: Standing
+
+
+class Written(NamedTuple):
+    """A shard's answer to new priorities."""
+
+    updated: Updated
+    standing: Standing
+
+
+class Answer(Protocol):
+    """What will come of a call to a shard."""
+
+    def ready(self, timeout: float) -> bool:
+        """Whether it has come, at the latest ``timeout`` seconds from now."""
+        ...
+
+    def take(self) -> Any:
+        """It. ClosedError: the shard was lost."""
+        ...
+
+
+class ShardEnd(Protocol):
+    """A shard as its sampler sees it, wherever it is. Calls return at once; ``replay.sharded`` bounds how many wait."""
+
+    def draw(self, count: int, until: int | None) -> Answer: ...  # of Drawn
+    def update(self, life: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Answer: ...  # of Written
+
+
+class Shard:
+    """Answers for a replay that this process owns, for one sampler of several shards.
+
+    Args:
+        replay: with no limiter of its own, which would see only its part.
+    """
+
+    def __init__(self, replay: Replay) -> None:
+        if replay._options["samples_per_insert"]:
+            raise ConfigError(
+                "a shard has no limiter of its own: leave samples_per_insert= to the sampler of all shards"
+            )
+        self.replay = replay
+        self.life = uuid.uuid4().hex
+        self._fifo = replay._options["sampler"] == "fifo"
+        self._turn = 0
+        self._until = -1
+        self._moment = 0
+        replay._own()
+
+    def draw(self, count: int, until: int | None = None) -> Drawn:
+        """``count`` items if there are any (fifo: as many as there are, at most ``count``); 0: only how things stand.
+
+        Args:
+            until: items that may ever be inserted, unless a later call says more; then writers wait. None: any number.
+        """
+        replay = self.replay
+        if until is not None and until > self._until:
+            self._until = until
+            self._turn = 1 - self._turn
+            room = max(0, until - int(replay._native.counters()["inserted"]))
+            rate = _RATES[self._turn]
+            replay.set_limiter(min_size=min(1, replay.capacity), samples_per_insert=rate, insert_band=room)
+        if self._fifo:
+            count = min(count, len(replay))
+        data: dict[str, Array] = {}
+        keys, probabilities = np.empty(0, np.uint64), np.empty(0, np.float64)
+        if count:
+            try:
+                batch = replay.sample(count, beta=0.0, normalize="none", timeout=0.0)
+                data, keys, probabilities = batch.data, batch.keys, batch.probabilities
+            except WaitTimeout:
+                pass  # it holds nothing that could be drawn
+        return Drawn(data, keys, probabilities, self._standing())
+
+    def update(self, life: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Written:
+        """Write raw magnitudes |δ| for items that ``draw`` gave in the same ``life``."""
+        updated = Updated(0, len(keys))
+        if life == self.life:
+            updated = self.replay.update_priorities(np.ascontiguousarray(keys), priorities)
+        return Written(updated, self._standing())
+
+    def _standing(self) -> Standing:
+        self._moment += 1
+        size, counters = len(self.replay), self.replay._native.counters()
+        return Standing(size, counters["mass"], counters["inserted"], self.life, counters["sampled"], self._moment)
+
+
+class Here:
+    """The end of a shard in this very process (``ShardEnd``)."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+
+    def draw(self, count: int, until: int | None) -> Answer:
+        return Given(self._shard.draw(count, until))
+
+    def update(self, life: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Answer:
+        return Given(self._shard.update(life, keys, priorities))
+
+
+class Given:
+    """An answer that is there."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def ready(self, timeout: float) -> bool:
+        return True
+
+    def take(self) -> Any:
+        return self._value

@@ -1,0 +1,88 @@
+"""Roles without PyTorch that use what actors and learners use on a cluster: a shard, weights, messages, counters."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import numpy as np
+
+from apexrl.errors import NonFiniteError, WaitTimeout
+from apexrl.protocols import Context
+from apexrl.replay.sharded import ShardedReplay
+
+BATCH = 16
+
+
+class Actor:
+    """Writes steps whose ``action`` is its slot's number; ``deeds`` maps "index.generation" to what it shall do."""
+
+    def __init__(self, context: Context, *, replay: Any, weights: Any, deeds: dict[str, str]) -> None:
+        self._context = context
+        self._deed = deeds.get(f"{context.index}.{context.generation}", "")
+        self._writer = replay.writer(streams=1)
+        self._weights = weights
+        self._version = 0
+        self._turns = 0
+
+    def step(self) -> bool:
+        newest = self._weights.latest(newer_than=self._version)
+        if newest is not None:
+            self._version, arrays = newest
+            assert (arrays["w"] == self._version).all()
+            self._context.count(weights_pulled=1)
+        if not self._version:
+            return False
+        self._turns += 1
+        if self._deed == "kill" and self._turns == 30:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._deed == "not finite":
+            raise NonFiniteError("the loss is nan")
+        step = {
+            "action": np.asarray([self._context.index]),
+            "reward": np.ones(1, np.float32),
+            "terminated": np.zeros(1, bool),
+            "truncated": np.asarray([self._turns % 50 == 0]),
+        }
+        try:
+            self._writer.append(step, timeout=self._context.patience)
+        except WaitTimeout:
+            return False
+        self._context.count(env_steps=1)
+        return True
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Learner:
+    """Samples all shards, writes priorities back, publishes weights, and says what it saw."""
+
+    keeps = True
+
+    def __init__(self, context: Context, *, replay: ShardedReplay, weights: Any) -> None:
+        self._context = context
+        self._replay = replay
+        self._weights = weights
+        self._seen: dict[str, int] = {}
+        self._publish()
+
+    def _publish(self) -> None:
+        version = max(self._weights.version, self._context.total("updates")) + 1
+        self._weights.publish({"w": np.full(1000, version, np.float32)}, version)
+
+    def step(self) -> bool:
+        try:
+            batch = self._replay.sample(BATCH, timeout=self._context.patience)
+        except WaitTimeout:
+            return False
+        for slot in batch.data["action"].tolist():
+            self._seen[str(slot)] = self._seen.get(str(slot), 0) + 1
+        self._replay.update_priorities(batch.keys, np.ones(BATCH))
+        self._context.count(updates=1)
+        self._publish()
+        self._context.send("seen", slots=self._seen, **self._replay.stats())
+        return True
+
+    def close(self) -> None: ...
