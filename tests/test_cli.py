@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
 import os
 import subprocess
 import sys
@@ -28,6 +30,17 @@ def command(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess
         env=environment,
         check=False,
     )
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs the command's words in this process, in ``tmp_path``: (exit code, what it printed, its complaints)."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("APEXRL_TRACEBACK", raising=False)
+    return lambda *words: (cli.main(words), *capsys.readouterr())
 
 
 @pytest.fixture
@@ -136,7 +149,7 @@ def test_exit_codes_of_failures(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["trian"], "unknown command 'trian' (did you mean 'train'?)"),
         (["train"], "say what to train: apexrl train PRESET (cartpole, slow-cartpole,"),
@@ -174,11 +187,18 @@ def test_exit_codes_of_failures(
         (["list", "agents", "presets"], "apexrl list takes one word at most"),
     ],
 )
-def test_mistakes_are_explained_without_a_traceback(words: list[str], told: str, tmp_path: Path) -> None:
-    result = command(*words, cwd=tmp_path)
-    assert result.returncode == 2, result.stderr
-    assert told in " ".join(result.stderr.split())
-    assert "Traceback" not in result.stderr
+def test_mistakes_are_explained_without_a_traceback(words: list[str], message: str, told: Any, tmp_path: Path) -> None:
+    code, _, complaints = told(*words)
+    assert code == 2, complaints
+    assert message in " ".join(complaints.split())
+    assert "Traceback" not in complaints
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_itself_explains_a_mistake(tmp_path: Path) -> None:
+    result = command("train", "cartpole", "--actors", "0", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("apexrl: --actors must be at least 1, not 0")
     assert not list(tmp_path.iterdir())
 
 
@@ -212,10 +232,10 @@ def test_without_the_train_extra(tmp_path: Path) -> None:
     assert "pip install 'apexrl[train]'" in helped.stdout
 
 
-def test_help_shows_the_presets_values() -> None:
-    result = command("train", "pong", "--help")
-    assert result.returncode == 0
-    text = " ".join(result.stdout.replace("│", " ").split())
+def test_help_shows_the_presets_values(told: Any) -> None:
+    code, text, _ = told("train", "pong", "--help")
+    assert code == 0
+    text = " ".join(text.replace("│", " ").split())
     for words in ("--envs-per-actor INT", "(default: ALE/Pong-v5)", "(default: 6.25e-05)", "(default: rmsprop)",
                   "--env-kwargs [KEY VALUE]…", "--stop-at-return", "Ape-X: 2500 learner updates"):  # fmt: skip
         assert words in text, words
@@ -223,16 +243,33 @@ def test_help_shows_the_presets_values() -> None:
     assert "``" not in text
 
 
-def test_help_shows_what_topology_and_agent_read() -> None:
-    apex, impala = (
-        command("train", "cartpole", "--help"),
-        command("train", "cartpole", "--topology", "impala", "--help"),
+def test_help_shows_what_topology_and_agent_read(told: Any) -> None:
+    (one, apex, _), (other, impala, _) = (
+        told("train", "cartpole", "--help"),
+        told("train", "cartpole", "--topology", "impala", "--help"),
     )
-    assert (apex.returncode, impala.returncode) == (0, 0)
-    assert "--queue-batches" not in apex.stdout
-    assert "--queue-batches" in impala.stdout
-    assert "--unroll-length" in impala.stdout
-    assert "topology impala and agent impala read" in " ".join(impala.stdout.replace("│", " ").split())
+    assert (one, other) == (0, 0)
+    assert "--queue-batches" not in apex
+    assert "--queue-batches" in impala
+    assert "--unroll-length" in impala
+    assert "topology impala and agent impala read" in " ".join(impala.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("module", ["config", "arguments", "host_arguments"])
+def test_help_breaks_lines_between_sentences_only(module: str) -> None:
+    """In a flag's help the parser keeps the line breaks of the source."""
+    tree = ast.parse((Path(settings.__file__).with_name(module + ".py")).read_text(encoding="utf-8"))
+    groups = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    said = [
+        (entry.target.id, after.value.value)
+        for group in groups
+        for entry, after in itertools.pairwise(group.body)
+        if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name)
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+    ]
+    assert len(said) > 3
+    for name, text in said:
+        assert all(line.endswith((".", "…")) for line in str(text).splitlines()), f"--{name}: {text}"
 
 
 def test_a_topology_brings_an_agent_that_it_runs(started: list[Any]) -> None:
@@ -296,7 +333,7 @@ def met(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]
         return SimpleNamespace(summary={"stopped_by": "finished"})
 
     monkeypatch.setattr("apexrl.api.run", run)
-    monkeypatch.setattr("apexrl.api.join", join)
+    monkeypatch.setattr("apexrl.joining.join", join)
     monkeypatch.delenv("APEXRL_REDIS_URL", raising=False)
     return calls
 

@@ -28,6 +28,7 @@ PUBLIC = {
     "__version__",
     "evaluate",
     "join",
+    "join_envs",
     "load",
     "preset",
     "resume",

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import apexrl
+from apexrl import cli
 from apexrl.metrics import read_rows
 from apexrl.status import RunStatus
 
@@ -81,11 +82,15 @@ def test_the_command_from_train_to_eval(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("env", "told"), [("CartPol-v1", "CartPole"), ("no_such_module:X-v0", "there is no module 'no_such_module'")]
 )
-def test_environments_that_are_not_there(tmp_path: Path, env: str, told: str) -> None:
-    result = command(tmp_path, "train", "--env", env)
-    assert result.returncode == 2
-    assert told in result.stderr
-    assert "Traceback" not in result.stderr
+def test_environments_that_are_not_there(
+    tmp_path: Path, env: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert cli.main(["train", "--env", env]) == 2
+    complaints = capsys.readouterr().err
+    assert told in complaints
+    assert "Traceback" not in complaints
     assert not list(tmp_path.iterdir())
 
 

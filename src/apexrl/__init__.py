@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from apexrl.api import Evaluation, Run, evaluate, join, load, resume, train
+    from apexrl.api import Evaluation, Run, evaluate, load, resume, train
     from apexrl.config import (
         ActorConfig,
         AgentConfig,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         StopConfig,
     )
     from apexrl.errors import ApexrlError
+    from apexrl.joining import join, join_envs
     from apexrl.loaded import LoadedAgent
     from apexrl.presets import preset
     from apexrl.status import PolicyLag, RunStatus, WorkerStatus
@@ -50,7 +51,8 @@ _HOMES = {
     "StopConfig": "apexrl.config",
     "WorkerStatus": "apexrl.status",
     "evaluate": "apexrl.api",
-    "join": "apexrl.api",
+    "join": "apexrl.joining",
+    "join_envs": "apexrl.joining",
     "load": "apexrl.api",
     "preset": "apexrl.presets",
     "resume": "apexrl.api",
@@ -76,6 +78,7 @@ __all__ = [
     "__version__",
     "evaluate",
     "join",
+    "join_envs",
     "load",
     "preset",
     "resume",

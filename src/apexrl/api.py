@@ -1,4 +1,4 @@
-"""The library's face: ``train``, ``resume``, ``join``, ``load``, ``evaluate``."""
+"""The library's face: ``train``, ``resume``, ``load``, ``evaluate``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from apexrl.config import Config, Meeting
 from apexrl.errors import ConfigError
 from apexrl.run_folder import RunFolder, env_name
 from apexrl.status import Level, Observer, RunStatus
+from apexrl.tokens import Gate
 
 if TYPE_CHECKING:
+    from apexrl.launch.ray.wishes import Wishes
     from apexrl.loaded import LoadedAgent
 
 Callback = Callable[[RunStatus], bool | None]
@@ -73,6 +75,9 @@ def train(
     show: bool = True,
     redis: str = "",
     run: str = "",
+    listen: str = "",
+    token: str = "",
+    ray: str | Wishes = "",
     **overrides: Any,
 ) -> Run:
     """Train an agent and wait until it is done.
@@ -85,6 +90,11 @@ def train(
         show: a live panel on a terminal, plain lines elsewhere; False: silent.
         redis: URL of a Redis server, through which other hosts may join with ``apexrl actor`` or ``apexrl.join``.
         run: the run's name there; empty: that of its folder.
+        listen: HOST:PORT at which environment workers of other hosts may ask (topology ``seed`` or ``ga3c``),
+            brought by ``apexrl envs`` or ``apexrl.join_envs``.
+        token: that they must know.
+        ray: run on a Ray cluster: ``auto``, the one that this machine belongs to; ``local``, a new one here; HOST:PORT
+            of its head; or ``Wishes``, which say more.
         **overrides: any setting by its flat name, as on the command line: ``actors=4, learning_rate=3e-4``. An
             ``agent="sac"`` brings the settings that its name stands for; a ``topology="impala"`` that cannot run the
             present agent brings one that it can.
@@ -115,10 +125,12 @@ def train(
     if env is not None:
         overrides["env"] = env
     config = settings.override(config, overrides)
+    topologies.check_fixed(config)
     check_in_use(config.agent, overrides)
     check_identity(config.agent)
     observers: list[Observer] = [Calls(callback) for callback in callbacks]
-    return _run(config, observers=[*_panels(show), *observers], meeting=_meeting(redis, run, True))
+    meeting = _meeting(redis, run, True, listen, token)
+    return _run(config, observers=[*panels(show), *observers], meeting=_on_ray(ray, meeting))
 
 
 def resume(
@@ -128,6 +140,8 @@ def resume(
     show: bool = True,
     redis: str = "",
     run: str = "",
+    listen: str = "",
+    token: str = "",
     **overrides: Any,
 ) -> Run:
     """Go on with a run in its own folder, from its newest checkpoint (and its replay, when that was saved).
@@ -138,54 +152,14 @@ def resume(
         show: as for ``train``.
         redis: as for ``train``; actors that wait for the run go on with it.
         run: as for ``train``; empty: the name that it had.
+        listen, token: as for ``train``; workers that wait for the run go on with it.
         **overrides: what shall differ from its ``config.toml``, most often what ends it: ``minutes=30``.
     """
     folder = RunFolder.open(path)
     observers: list[Observer] = [Calls(callback) for callback in callbacks]
     config = settings.override(folder.config(), overrides)
-    return _run(config, observers=[*_panels(show), *observers], resume=folder.path, meeting=_meeting(redis, run, None))
-
-
-def join(
-    url: str,
-    run: str,
-    *,
-    actors: int = 0,
-    out: str = "runs",
-    env_kwargs: Mapping[str, Any] | None = None,
-    trust: Sequence[str] = (),
-    callbacks: Sequence[Callback] = (),
-    show: bool = True,
-    observers: Sequence[Observer] = (),
-    on_folder: Callable[[Path], None] | None = None,
-) -> Run:
-    """Bring actors to a run whose learner works on another host, and wait until it is over.
-
-    Args:
-        url: of the Redis server.
-        run: the run's name there; it may be started later.
-        actors: actor processes; 0: as many as its configuration says.
-        out: folder of run folders: this host's part of the run gets one, with logs and a summary.
-        env_kwargs: keyword arguments of the environment that are different on this host.
-        trust: modules of yours of which the run may have an environment's callable, an agent or a network called here.
-        callbacks: as for ``train``, with this host's part of the run.
-        show: as for ``train``.
-        observers: who else watches.
-        on_folder: told the path of the run folder as soon as there is one.
-
-    Raises:
-        LinkError: the server cannot be reached, or is not fit; or learner or server stayed away for too long.
-        ConfigError, EnvError: the environment is another one here, or cannot be made; the message names this host. Or
-            the run names something to be called here that is not of a trusted module.
-        ExhaustedError: the run has too few slots free.
-    """
-    from apexrl import launch
-
-    remember = Remember(on_folder)
-    watching = [remember, *_panels(show), *observers, *(Calls(callback) for callback in callbacks)]
-    summary = launch.join(url, run, watching, actors=actors, out=out, env_kwargs=env_kwargs, trust=trust)
-    assert remember.path is not None, "launch told no observer of its folder"
-    return Run(remember.path, summary)
+    where = _meeting(redis, run, None, listen, token)
+    return _run(config, observers=[*panels(show), *observers], resume=folder.path, meeting=where)
 
 
 def load(
@@ -264,7 +238,7 @@ def run(
     observers: Sequence[Observer] = (),
     resume: Path | None = None,
     on_folder: Callable[[Path], None] | None = None,
-    meeting: Meeting | None = None,
+    meeting: Meeting | Gate | Wishes | None = None,
 ) -> Run:
     """Launch a run and draw its learning curve; ``train`` and the command both come here.
 
@@ -277,7 +251,7 @@ def run(
     """
     from apexrl.launch import launch
 
-    settings.check(config)
+    settings.check(config, elsewhere=isinstance(meeting, Gate))
     remember = Remember(on_folder)
     try:
         where: dict[str, Any] = {} if meeting is None else {"meeting": meeting}
@@ -377,13 +351,31 @@ def _with_names(config: Config, overrides: Mapping[str, Any]) -> Config:
     return with_agent(config, overrides["agent"]) if "agent" in overrides else config
 
 
-def _meeting(redis: str, run: str, actors: bool | None) -> Meeting | None:
+def _meeting(redis: str, run: str, actors: bool | None, listen: str, token: str) -> Meeting | Gate | None:
+    if listen and redis:
+        raise ConfigError("listen= is for environment workers, redis= for actors: give one of them")
+    if listen and run:
+        raise ConfigError(f"run={run!r} is a name on a Redis server, and listen= needs none: leave out run=")
+    if token and not listen:
+        raise ConfigError("token= is what environment workers must know: it means nothing without listen=")
+    if listen:
+        return Gate(listen, token)
     if run and not redis:
         raise ConfigError(f"run={run!r} is a name on a Redis server: give redis= too")
     return Meeting(redis, run, actors) if redis else None
 
 
-def _panels(show: bool) -> list[Observer]:
+def _on_ray(ray: str | Wishes, meeting: Meeting | Gate | None) -> Meeting | Gate | Wishes | None:
+    if not ray:
+        return meeting
+    if meeting is not None:
+        raise ConfigError("ray= runs on a cluster, redis= and listen= over hosts: give one of them")
+    from apexrl.launch.ray.wishes import Wishes
+
+    return Wishes(ray) if isinstance(ray, str) else ray
+
+
+def panels(show: bool) -> list[Observer]:
     if not show:
         return []
     from apexrl.panel import panel

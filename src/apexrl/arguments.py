@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import typing
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,9 @@ import tyro
 
 from apexrl.config import Config, Meeting
 from apexrl.errors import ConfigError
+from apexrl.host_arguments import Address, File, RunName, Url, gate, redis_url
+from apexrl.launch.ray.wishes import Wishes
+from apexrl.tokens import Gate
 
 T = TypeVar("T")
 
@@ -22,9 +24,6 @@ TRAIN_MODULES = frozenset(
 )
 """What the extra ``train`` brings, by import name, for a helpful word when it is missing."""
 
-REDIS_URL = "APEXRL_REDIS_URL"
-"""Environment variable in place of ``--redis``, which shows in the list of processes with its password."""
-
 _FLAT = (tyro.conf.OmitArgPrefixes,)
 _GROUPS: dict[str, Any] = {
     str(kind.__name__): kind
@@ -32,18 +31,26 @@ _GROUPS: dict[str, Any] = {
     if isinstance(kind, type) and dataclasses.is_dataclass(kind)
 }
 
-_Url = Annotated[str, tyro.conf.arg(metavar="URL")]
-_Run = Annotated[str, tyro.conf.arg(metavar="NAME")]
-
 
 @dataclass(frozen=True)
 class _Train(Config):
     preset: Annotated[str, tyro.conf.Suppress] = ""  # the first word, not a flag
-    redis: _Url = ""
-    """Redis server through which other hosts may join: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://. With --run
-    alone, APEXRL_REDIS_URL says it."""
-    run: _Run = ""
+    redis: Url = ""
+    """Redis server where other hosts join: redis[s]://USER:PASSWORD@HOST:PORT. With --run alone: APEXRL_REDIS_URL."""
+    run: RunName = ""
     """What the run is called there; empty: as its run folder."""
+    listen: Address = ""
+    """Where environment workers of other hosts may ask (topology seed or ga3c; --actors 0: only they)."""
+    token_file: File = ""
+    """Holds the token that they must know; made if it is not there. Empty: APEXRL_TOKEN says it."""
+    ray: Annotated[str, tyro.conf.arg(metavar="auto|local|HOST:PORT")] = ""
+    """Run on a Ray cluster: this machine's, a new one here, or that with this head (topologies apex and impala)."""
+    actor_cpus: float = 1.0
+    """Processors that Ray reserves for each actor."""
+    learner_gpus: float = 0.0
+    """GPUs that Ray reserves for the learner."""
+    replay_shards: int = 0
+    """Groups of actors with a shard of the replay each, on Ray; 0: one for each node."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +68,14 @@ class Resume:
     """New limit of minutes of training, those before included; 0: no limit."""
     stop_at_return: float | None = None
     """New mean greedy return at which to stop."""
-    redis: _Url = ""
+    redis: Url = ""
     """Redis server of a run over several hosts, whose actors then go on. With --run alone, APEXRL_REDIS_URL says it."""
     run_name: Annotated[str, tyro.conf.arg(name="run", metavar="NAME")] = ""
     """What the run is called there; empty: as before."""
+    listen: Address = ""
+    """Where environment workers of other hosts may ask; those of the run before go on."""
+    token_file: File = ""
+    """Holds the token that they must know; empty: APEXRL_TOKEN says it."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +109,7 @@ class Compare:
     topologies: Annotated[tuple[str, ...], tyro.conf.arg(metavar="A,B,…")] = ()
     """Which to compare; see apexrl list topologies. None: that of the preset."""
     agents: Annotated[tuple[str, ...], tyro.conf.arg(metavar="A,B,…")] = ()
-    """Each of them in every topology; see apexrl list agents. None: the preset's, or the topology's where it cannot
-    run that one."""
+    """Each of them in every topology that runs it; see apexrl list agents. None: one that suits, the preset's first."""
     seeds: int = 3
     """Runs of each, with seeds 1, 2, …"""
     minutes: float | None = None
@@ -110,74 +120,6 @@ class Compare:
     """Runs end at the preset's return, too (or that of --stop-at-return), and not only when the budget is spent."""
     out: Annotated[str, tyro.conf.arg(metavar="DIR")] = ""
     """Folder for runs, table and pictures; empty: comparisons/ENV."""
-
-
-@dataclass(frozen=True)
-class Actor:
-    """Bring actors to a run whose learner works on another host. It may be started before the learner.
-
-    Settings come from the run; the environment must be installed here too: of one given as MODULE:ID, the module is
-    imported here and makes what it has registered. Ends by itself when the run is over.
-    """
-
-    redis: _Url = ""
-    """Redis server of the run: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://; else APEXRL_REDIS_URL."""
-    run: _Run = ""
-    """What the run is called there."""
-    actors: int = 0
-    """Actor processes on this host; 0: as many as the run's configuration says."""
-    out: str = "runs"
-    """Folder of run folders; this host's part of the run gets one, NAME@HOST."""
-    env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Keyword arguments of the environment's constructor that are different on this host."""
-    trust: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE")] = ()
-    """Module, or package, of your own of which the run may have an environment's callable, an agent (--agent
-    MODULE:Class) or a network (--network) called on this host; may be given several times. All others are refused."""
-
-
-@dataclass(frozen=True)
-class Status:
-    """Show the runs at a Redis server, or every member of one run."""
-
-    redis: _Url = ""
-    """Redis server: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://; else APEXRL_REDIS_URL."""
-    run: _Run = ""
-    """Which run; empty: all."""
-    watch: bool = False
-    """Keep it live until Ctrl-C."""
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Ask a run to end in good order: final checkpoint and evaluation, then its actors leave."""
-
-    redis: _Url = ""
-    """Redis server: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://; else APEXRL_REDIS_URL."""
-    run: _Run = ""
-    """Which run."""
-    wait_seconds: float = 60.0
-    """How long to wait for its end; 0: not at all."""
-
-
-def redis_url(given: str) -> str:
-    """``--redis``, or what the environment says. The variable is taken out of there: simulators need no password.
-
-    Raises:
-        ConfigError: neither is there.
-    """
-    url = given or os.environ.pop(REDIS_URL, "")
-    if not url:
-        raise ConfigError(f"say which Redis server: --redis redis://USER:PASSWORD@HOST:PORT, or set {REDIS_URL}")
-    return url
-
-
-def run_name(given: str, command: str) -> str:
-    """``--run``, which these commands cannot do without."""
-    if not given:
-        raise ConfigError(
-            f"say which run: apexrl {command} --redis URL --run NAME (apexrl status --redis URL lists them)"
-        )
-    return given
 
 
 def parse(kind: type[T], words: Sequence[str], command: str) -> T:
@@ -204,6 +146,8 @@ def parse_compare(words: Sequence[str]) -> tuple[Compare, list[str]]:
         "name": "runs are called by topology, agent and seed",
         "redis": "runs are compared on one machine",
         "run": "runs are compared on one machine",
+        "listen": "runs are compared on one machine",
+        "ray": "runs are compared on one machine",
         "save_replay": "runs that came to their end are not resumed",
     }
     for word in rest:
@@ -214,7 +158,7 @@ def parse_compare(words: Sequence[str]) -> tuple[Compare, list[str]]:
 
 def parse_train(
     words: Sequence[str], start: Config, word: str, command: str = "train"
-) -> tuple[Config, Meeting | None]:
+) -> tuple[Config, Meeting | Gate | Wishes | None]:
     """Parse the flags of ``train`` or ``learner``, which change ``start``; ``word`` names it in the help.
 
     Returns:
@@ -260,6 +204,18 @@ def parse_train(
     if alone and config.actor.actor_slots:  # how many actors a host brings unless it says so
         actors = min(config.actor.actors, config.actor.actor_slots)
         config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, actors=actors))
+    wishes = {name: getattr(parsed, name) for name in ("actor_cpus", "learner_gpus", "replay_shards")}
+    if parsed.ray:
+        if parsed.listen or parsed.redis or parsed.run or alone:
+            raise ConfigError("--ray runs on a cluster, --redis and --listen over hosts: give one of them")
+        return config, Wishes(parsed.ray, **wishes)
+    for name, value in wishes.items():
+        if value != getattr(Wishes(), name):
+            raise ConfigError(f"--{name.replace('_', '-')} means nothing without --ray")
+    if parsed.token_file and not parsed.listen:
+        raise ConfigError("--token-file means nothing without --listen")
+    if parsed.listen:
+        return config, gate(parsed.listen, parsed.token_file, parsed.redis or parsed.run or alone)
     if not (alone or parsed.redis or parsed.run):
         return config, None
     return config, Meeting(redis_url(parsed.redis), parsed.run, actors=not alone)
@@ -312,8 +268,12 @@ def resumed(config: Config, wanted: Resume) -> Config:
     return dataclasses.replace(config, stop=dataclasses.replace(config.stop, **given))
 
 
-def meeting(wanted: Resume) -> Meeting | None:
+def meeting(wanted: Resume) -> Meeting | Gate | None:
     """Where other hosts may join a resumed run; None: nowhere."""
+    if wanted.token_file and not wanted.listen:
+        raise ConfigError("--token-file means nothing without --listen")
+    if wanted.listen:
+        return gate(wanted.listen, wanted.token_file, wanted.redis or wanted.run_name, make=False)
     if not (wanted.redis or wanted.run_name):
         return None
     return Meeting(redis_url(wanted.redis), wanted.run_name, actors=None)
@@ -323,8 +283,8 @@ def check(config: Config) -> None:
     """Refuse what is known to be wrong before any process starts.
 
     Raises:
-        ConfigError: an unknown agent or topology, an agent that the topology cannot run, one with settings that make
-            another of it, or an extra that is not installed.
+        ConfigError: an unknown agent or topology, an agent or a setting that the topology cannot run, one with settings
+            that make another of it, or an extra that is not installed.
     """
     from apexrl import agents, presets, topologies
 
@@ -332,6 +292,7 @@ def check(config: Config) -> None:
     agents.check_identity(config.agent)
     topologies.check_name(config.topology)
     topologies.check_agent(config.topology, config.agent.agent)
+    topologies.check_fixed(config)
     preset = presets.PRESETS.get(config.preset)
     if preset and preset.missing and preset.config.env.env == config.env.env:
         raise ConfigError(

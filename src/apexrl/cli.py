@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     from apexrl.api import Run
     from apexrl.config import Meeting
+    from apexrl.launch.ray.wishes import Wishes
     from apexrl.status import Observer
+    from apexrl.tokens import Gate
 
 TRAIN_MODULES = frozenset(
     ("gymnasium", "matplotlib", "msgspec", "rich", "safetensors", "tensorboard", "tomli_w", "torch", "tyro")
@@ -51,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain(str(error))
         return USAGE if isinstance(error, _NOT_UNDERSTOOD) else FAILED
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "redis":
-            _complain("redis is not installed; run: pip install 'apexrl[train,redis]'")
+        if (extra := (error.name or "").partition(".")[0]) in ("redis", "ray"):
+            _complain(f"{extra} is not installed; run: pip install 'apexrl[train,{extra}]'")
             return USAGE
         if (error.name or "").partition(".")[0] not in TRAIN_MODULES:
             raise
@@ -98,15 +100,15 @@ def _learner(words: list[str]) -> int:
 
 def _actor(words: list[str]) -> int:
     """bring actors to a run whose learner works on another host"""
-    from apexrl import api, arguments
+    from apexrl import arguments, host_arguments, joining
 
-    wanted = arguments.parse(arguments.Actor, words, "actor")
-    url, run = arguments.redis_url(wanted.redis), arguments.run_name(wanted.run, "actor")
+    wanted = arguments.parse(host_arguments.Actor, words, "actor")
+    url, run = host_arguments.redis_url(wanted.redis), host_arguments.run_name(wanted.run, "actor")
     if wanted.actors < 0:
         raise ConfigError(f"--actors must be 0 or more, not {wanted.actors}")
 
     def join(observers: list[Observer], on_folder: Callable[[Path], None]) -> Run:
-        return api.join(
+        return joining.join(
             url,
             run,
             actors=wanted.actors,
@@ -121,12 +123,40 @@ def _actor(words: list[str]) -> int:
     return _shown(join)
 
 
+def _envs(words: list[str]) -> int:
+    """bring environment workers to a run that listens on another host (topology seed)"""
+    from apexrl import arguments, host_arguments, joining
+    from apexrl.tokens import read_token
+
+    wanted = arguments.parse(host_arguments.Envs, words, "envs")
+    if not wanted.connect:
+        raise ConfigError("say where the run listens: apexrl envs --connect HOST:PORT")
+    if wanted.actors < 0:
+        raise ConfigError(f"--actors must be 0 or more, not {wanted.actors}")
+    token = read_token(wanted.token_file)
+
+    def join(observers: list[Observer], on_folder: Callable[[Path], None]) -> Run:
+        return joining.join_envs(
+            wanted.connect,
+            token,
+            actors=wanted.actors,
+            out=wanted.out,
+            env_kwargs=wanted.env_kwargs,
+            trust=wanted.trust,
+            show=False,
+            observers=observers,
+            on_folder=on_folder,
+        )
+
+    return _shown(join)
+
+
 def _status(words: list[str]) -> int:
     """show the runs at a Redis server, and who works in them"""
-    from apexrl import arguments
+    from apexrl import arguments, host_arguments
 
-    wanted = arguments.parse(arguments.Status, words, "status")
-    url = arguments.redis_url(wanted.redis)
+    wanted = arguments.parse(host_arguments.Status, words, "status")
+    url = host_arguments.redis_url(wanted.redis)
     from apexrl.hosts import show_status
 
     return show_status(url, wanted.run, wanted.watch)
@@ -134,10 +164,10 @@ def _status(words: list[str]) -> int:
 
 def _stop(words: list[str]) -> int:
     """end a run over several hosts, in good order"""
-    from apexrl import arguments
+    from apexrl import arguments, host_arguments
 
-    wanted = arguments.parse(arguments.Stop, words, "stop")
-    url, run = arguments.redis_url(wanted.redis), arguments.run_name(wanted.run, "stop")
+    wanted = arguments.parse(host_arguments.Stop, words, "stop")
+    url, run = host_arguments.redis_url(wanted.redis), host_arguments.run_name(wanted.run, "stop")
     from apexrl.hosts import stop
 
     return stop(url, run, wanted.wait_seconds)
@@ -199,7 +229,7 @@ def _resume(words: list[str]) -> int:
     return _run(arguments.resumed(folder.config(), wanted), folder.path, arguments.meeting(wanted))
 
 
-def _run(config: Config, resume: Path | None, meeting: Meeting | None = None) -> int:
+def _run(config: Config, resume: Path | None, meeting: Meeting | Gate | Wishes | None = None) -> int:
     from apexrl import api
 
     where: dict[str, Any] = {} if meeting is None else {"meeting": meeting}
@@ -295,6 +325,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "list": _list,
     "learner": _learner,
     "actor": _actor,
+    "envs": _envs,
     "status": _status,
     "stop": _stop,
 }
@@ -325,6 +356,7 @@ def _print_help() -> None:
         "list": "[presets | agents | topologies | NAME]",
         "learner": f"{start} {server}",
         "actor": f"{server} [--actors N]",
+        "envs": "--connect HOST:PORT [--actors N]",
         "status": "--redis URL [--run NAME] [--watch]",
         "stop": server,
     }

@@ -36,8 +36,7 @@ class AgentConfig:
     """The learning rule and its network; apexrl list agents says which settings an agent's name stands for."""
 
     agent: str = "dueling_dqn"
-    """A shipped agent's name, or package.module:Class of your own. As --agent, or train(agent=…), the name brings its
-    settings; in AgentConfig it is the name alone."""
+    """A shipped agent's name, which as --agent or train(agent=…) brings its settings; or package.module:Class."""
     network: str = ""
     """package.module:Class of your own encoder; empty: an MLP for vectors, convolutions for images."""
     n_step: int = 3
@@ -154,8 +153,15 @@ class AgentConfig:
     """What the policy climbs: A·log π (A3C, IMPALA), or PPO's clipped ratio."""
     clip_ratio: float = 0.2
     """PPO's ε: how far the ratio to the policy that acted may go (Schulman et al. 2017: 0.2)."""
+    probability_floor: float = 0.0
+    """ε of A·log(π + ε): actions that the policy has since all but ruled out move it no more (GA3C: 1e-6); 0: none."""
     value_coefficient: float = 0.5
-    """Weight of the values' ½δ² (IMPALA and CleanRL's PPO: 0.5)."""
+    """Weight of the values' ½δ² (IMPALA and CleanRL's PPO: 0.5).
+    Where returns are large, layers that policy and values have in common then belong to the values."""
+    separate_values: bool = False
+    """Values have layers of their own, of the same sizes as the policy's (CleanRL and SB3 for vectors: yes)."""
+    value_clip: float = 0.0
+    """How far an update may take a value from where it was, in units of return; 0: anywhere (OpenAI's PPO: 0.2)."""
     entropy_coefficient: float = 0.01
     """Weight of the entropy (A3C and IMPALA on Atari: 0.01)."""
     normalize_advantages: bool = False
@@ -168,6 +174,8 @@ class AgentConfig:
     """Gradient steps of one epoch, each on its share of the unrolls (PPO on Atari: 4)."""
     recurrent: bool = False
     """An LSTM of recurrent_units between encoder and heads."""
+    anneal: bool = False
+    """The step size falls from learning_rate to 0 while the run makes its --env-steps (A3C, IMPALA, PPO on Atari)."""
 
 
 @dataclass(frozen=True)
@@ -242,8 +250,7 @@ class LearnerConfig:
     device: str = "auto"
     """auto (CUDA when there is one), cpu, cuda, cuda:1 …"""
     max_policy_lag: int = 0
-    """Steps whose policy is more learner updates old than this are not learned from; 0: no limit (Sample Factory:
-    1000)."""
+    """Steps whose policy is more updates old than this are not learned from; 0: no limit (Sample Factory: 1000)."""
     updates_per_second: float = 0.0
     """Holds the learner to this rate; 0 lets it run (for experiments on the number of actors)."""
     learner_restarts: int = 20
@@ -310,6 +317,9 @@ class WiringConfig:
     """Learners side by side (Gorila: 100)."""
     parameter_servers: int = 1
     """Processes that share the parameters among them, and their optimizer's state (Gorila: 31)."""
+    replay: Literal["global", "local"] = "global"
+    """Of all gorila's learners together, or of each its own (Gorila's bundles).
+    Its own is filled by the learner's share of the actors, and has its share of capacity and min_size."""
     max_gradient_lag: int = 0
     """Gradients of parameters that are more updates old than this are refused; 0: no limit (Gorila: a threshold)."""
     outlier_deviations: float = 0.0
@@ -323,12 +333,15 @@ class WiringConfig:
     inference_wait_ms: float = 5.0
     """Milliseconds that it waits for more than a third of them (Sample Factory: 25)."""
     splits: int = 2
-    """Groups of a rollout worker's environments, of which one steps while the others wait for actions (Sample
-    Factory: 2)."""
+    """Groups of a worker's environments, of which one steps while the others wait for actions (Sample Factory: 2)."""
+    policy_workers: int = 1
+    """Processes that choose the actions of rollout workers (Sample Factory: 1)."""
     predictors: int = 2
     """Threads that answer environments (GA3C: 2)."""
     trainers: int = 2
     """Threads that learn (GA3C: 2)."""
+    training_min_batch: int = 1
+    """Unrolls that one of these takes at least, and batch_size at most: as many as wait (GA3C: 1)."""
     autotune: bool = False
     """Every topology: try other numbers of actors (workers, threads) while the run goes on, and keep what gives most.
     They begin as they are given; --actor-slots is the most actors (0: four times --actors, at least 16)."""

@@ -16,10 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from apexrl.errors import LinkError
+from apexrl.links.backoff import Backoff
 from apexrl.links.redis.keys import check_name
 from apexrl.links.redis.run import stop_run
 from apexrl.links.redis.scripts import Connection
-from apexrl.links.redis.server import Backoff, Server
+from apexrl.links.redis.server import Server
 from apexrl.links.redis.view import MemberView, RunView, look, runs
 from apexrl.panel import clock, count, number
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from apexrl.agents import AGENTS, AgentInfo
 from apexrl.config import Config
@@ -133,8 +133,17 @@ def _of_topology(name: str) -> list[str]:
     """Whom it runs, which flags are its own, and whose it is."""
     about = TOPOLOGIES[name]
     able = [agent for agent in AGENTS if runs(name, agent)]
+    defaults = flat(Config())
+    otherwise = [agent for agent in able if _differs(about.fixed, {**defaults, **AGENTS[agent].settings})]
     kinds = " or ".join(f"{kind}s" for kind in about.kinds)
-    notes = [f"runs agents that learn from {kinds}: {', '.join(able)}", f"takes {about.agent} where it must choose"]
+    notes = [f"runs agents that learn from {kinds}: {', '.join(agent for agent in able if agent not in otherwise)}"]
+    if otherwise:
+        notes.append(f"and with {' '.join(as_flag(*one) for one in about.fixed.items())}: {', '.join(otherwise)}")
+    notes.append(f"takes {about.agent} where it must choose")
     if about.reads:
         notes.append("has " + " ".join("--" + setting.replace("_", "-") for setting in about.reads))
     return [*notes, about.source]
+
+
+def _differs(wanted: Mapping[str, Any], has: Mapping[str, Any]) -> bool:
+    return any(has[name] != value for name, value in wanted.items())

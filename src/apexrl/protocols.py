@@ -72,7 +72,9 @@ class Agent(Protocol):
       log-prob, …); without it, nothing;
     - ``prepare(batch: Sampled) -> Any``: turns a batch into what ``update`` takes (device copies), perhaps in a
       prefetch thread; without it, ``update`` takes the batch itself;
-    - ``item`` (``Item``): what it learns from; without it, transitions.
+    - ``item`` (``Item``): what it learns from; without it, transitions;
+    - ``anneal(progress: float)``: called before every update with the part of the run's environment steps that are
+      made, 0 … 1, where the run has ``--anneal``.
 
     Topologies that split its ``update`` (a3c, gorila) need of it besides, as all shipped agents have them:
 

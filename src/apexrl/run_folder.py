@@ -202,7 +202,7 @@ def make_summary(
         "final_eval_return": final_eval_return,
         "final_eval_episodes": final_eval_episodes,
         "stopped_by": stopped_by,
-        "restarts": {"actor": 0, "learner": 0, **status.restarts},
+        "restarts": dict(status.restarts),
         "dropped": dict(status.dropped),
         "versions": versions(),
     }

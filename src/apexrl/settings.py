@@ -224,10 +224,10 @@ _RANGES: list[tuple[str, Callable[[Any], bool], str]] = [
     (
         "at least 1",
         lambda value: value >= 1,
-        "actors envs_per_actor pull_period stack n_step target_period_updates policy_period_updates batch_size "
+        "envs_per_actor pull_period stack n_step target_period_updates policy_period_updates batch_size "
         "publish_period_updates learner_threads checkpoints_kept eval_episodes eval_envs min_size capacity trim_every "
         "image_units recurrent_units sequence_length sequence_stride cosines unroll_length epochs minibatches "
-        "queue_batches learners parameter_servers splits predictors trainers",
+        "queue_batches learners parameter_servers splits policy_workers predictors trainers training_min_batch",
     ),
     ("at least 2", lambda value: value >= 2, "atoms quantiles quantile_samples"),
     (
@@ -242,8 +242,8 @@ _RANGES: list[tuple[str, Callable[[Any], bool], str]] = [
         "seed reward_clip max_episode_steps gradient_clip huber optimizer_eps policy_learning_rate temperature "
         "temperature_learning_rate residual target_noise target_noise_clip noisy_sigma rescaling_eps alpha beta "
         "samples_per_insert insert_band epsilon_alpha sigma_alpha actor_restarts actor_slots send_period "
-        "learner_restarts updates_per_second env_steps minutes value_coefficient entropy_coefficient max_policy_lag "
-        "max_gradient_lag outlier_deviations inference_batch inference_wait_ms",
+        "learner_restarts updates_per_second env_steps minutes value_coefficient value_clip entropy_coefficient "
+        "probability_floor max_policy_lag max_gradient_lag outlier_deviations inference_batch inference_wait_ms",
     ),
     (
         "between 0 and 1",
@@ -259,8 +259,11 @@ _RANGES: list[tuple[str, Callable[[Any], bool], str]] = [
 ]
 
 
-def check(config: Config) -> None:
+def check(config: Config, elsewhere: bool = False) -> None:
     """Refuse values that no run could mean, whoever the agent is.
+
+    Args:
+        elsewhere: other hosts may bring all that steps environments.
 
     Raises:
         ConfigError: a value is out of range or two contradict each other; the message names the flag.
@@ -271,6 +274,8 @@ def check(config: Config) -> None:
             if not holds(values[name]):
                 raise ConfigError(f"{_flag(name)} must be {words}, not {values[name]}")
     agent, replay, actor, learner = config.agent, config.replay, config.actor, config.learner
+    if actor.actors < 1 - elsewhere:
+        raise ConfigError(f"--actors must be at least 1, not {actor.actors}")
     if config.name and (not re.fullmatch(r"[\w.+=@-][\w.+=@ -]*", config.name) or config.name in {".", ".."}):
         raise ConfigError(f"--name {config.name!r} is no plain folder name: use letters, digits, '-', '_' and '.'")
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", learner.device):
@@ -289,6 +294,10 @@ def check(config: Config) -> None:
         raise ConfigError(f"--actor-slots {actor.actor_slots} is less than --actors {actor.actors}")
     if not agent.v_min < agent.v_max:
         raise ConfigError(f"--v-min {agent.v_min:g} must be less than --v-max {agent.v_max:g}")
+    if agent.anneal and not config.stop.env_steps:
+        raise ConfigError(
+            "--anneal lets the step size fall to 0 over the environment steps of the run: say how many with --env-steps"
+        )
     if replay.remover == "proportional" and replay.alpha == 0:
         raise ConfigError("--remover proportional needs priorities: set --alpha above 0, or --remover fifo")
     if replay.min_size > replay.capacity:

@@ -53,11 +53,7 @@ def test_a_run_leaves_a_complete_folder_and_nobody_alive(tmp_path: Path) -> None
     assert summary["stopped_by"] == "env_steps"
     assert summary["env_steps"] >= 5000
     assert 0.8 < summary["updates"] * 8 * 4 / summary["env_steps"] < 1.2  # every step is learned from once
-    assert {role: summary["restarts"][role] for role in ("worker", "parameter_server", "evaluator")} == {
-        "worker": 0,
-        "parameter_server": 0,
-        "evaluator": 0,
-    }
+    assert summary["restarts"] == {"worker": 0, "parameter_server": 0, "evaluator": 0}
     assert summary["final_eval_episodes"] == 4
     lag = summary["policy_lag"]
     assert 0 <= lag["mean"] <= lag["max"] < 50  # of two workers
@@ -101,10 +97,12 @@ def test_a_run_resumes_with_counters_parameters_and_statistics(tmp_path: Path) -
 def test_a_loss_that_is_not_finite_ends_the_run_with_its_worker_named(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match=r"worker-\d: an unroll of version \d+: .* is NaN or infinite"):
         launch(a3c(tmp_path, learning_rate=1e30, gradient_clip=0.0, optimizer="sgd"))
+    for path in checkpoint.numbered(tmp_path / "run" / "checkpoints"):
+        assert all(np.isfinite(array).all() for array in checkpoint.load(path).arrays.values()), path
 
 
 def test_a_rule_that_goes_over_its_batch_again_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--epochs 4 --minibatches 4: a worker of topology a3c takes one gradient"):
+    with pytest.raises(ConfigError, match="topology a3c runs agents with --epochs 1 --minibatches 1 alone"):
         launch(override(with_agent(small(tmp_path), "ppo"), {"topology": "a3c"}))
     assert not (tmp_path / "run").exists()
 

@@ -7,7 +7,16 @@ from collections.abc import Callable
 import pytest
 
 from apexrl.errors import WorkerError
+from apexrl.launch import fork_server
 from apexrl.launch.fork_server import ForkServer
+
+START = fork_server.start
+
+
+@pytest.fixture(autouse=True)
+def _own_interpreter(_warm_fork_servers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers here start as they do elsewhere."""
+    monkeypatch.setattr(fork_server, "start", START)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> bool:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from watching import Watcher, small
 
-from apexrl import api, settings
+from apexrl import joining, settings
 from apexrl.agents.dqn import DQN
 from apexrl.config import Config, HostsConfig
 from apexrl.errors import ConfigError, LinkError, WaitTimeout, WorkerError
@@ -68,9 +68,9 @@ def test_a_record_that_names_what_nobody_trusts_is_refused_before_anything_is_ma
         redis_server.server(), msgspec.structs.replace(record, config=settings.to_toml(hostile)), 10.0
     )
     with pytest.raises(ConfigError, match=r"run r at 127\.0\.0\.1:\d+ wants 'subprocess:check_output' to be called"):
-        api.join(redis_server.url, "r", out=str(tmp_path), show=False)
+        joining.join(redis_server.url, "r", out=str(tmp_path), show=False)
     with pytest.raises(ConfigError, match="--trust 'own:make' is no module"):
-        api.join(redis_server.url, "r", out=str(tmp_path), show=False, trust=("own:make",))
+        joining.join(redis_server.url, "r", out=str(tmp_path), show=False, trust=("own:make",))
     place.leave()
     assert not called.exists()
 
@@ -84,7 +84,7 @@ def test_actors_that_always_fail_end_their_host_and_not_the_run(redis_server: Re
         with closing(WeightsUploader(server, keys, run_id=RUN_ID)) as uploader:
             uploader.publish(agent.weights(), 1)
         with pytest.raises(WorkerError, match="all 2 actors fail always") as caught:
-            api.join(
+            joining.join(
                 redis_server.url, "r", actors=2, out=str(tmp_path), env_kwargs={"at_step": 1}, show=False,
                 observers=[watcher],
             )  # fmt: skip

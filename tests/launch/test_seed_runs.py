@@ -36,7 +36,7 @@ def test_a_run_leaves_a_complete_folder_and_nobody_alive(tmp_path: Path) -> None
     assert summary["env_steps"] >= 4000
     assert summary["updates"] > 100
     assert summary["samples_per_insert"] == pytest.approx(4.0, rel=0.35)
-    restarts = {"actor": 0, "learner": 0, "inference_server": 0, "env_worker": 0, "evaluator": 0}
+    restarts = {"learner": 0, "inference_server": 0, "env_worker": 0, "evaluator": 0}
     assert summary["restarts"] == restarts
     assert summary["final_eval_return"] > 0
     assert 0 <= summary["policy_lag"]["mean"] <= summary["policy_lag"]["max"] < summary["updates"]

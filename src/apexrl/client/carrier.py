@@ -16,10 +16,11 @@ import numpy as np
 from apexrl import settings
 from apexrl.config import Config
 from apexrl.errors import ApexrlError, ClosedError, ConfigError, LinkError
+from apexrl.links.backoff import Backoff
 from apexrl.links.context import InlineContext, InlineRun
 from apexrl.links.redis.members import HostDigest, HostPlace
 from apexrl.links.redis.run import Orders, RunRecord, find_run
-from apexrl.links.redis.server import Backoff, Server
+from apexrl.links.redis.server import Server
 from apexrl.links.redis.trust import entrusted
 from apexrl.metrics import RateMeter
 from apexrl.roles.uplink import Uplink

@@ -8,11 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from apexrl.launch.ray.wishes import Wishes
+from apexrl.tokens import Gate
+
 if TYPE_CHECKING:
     from apexrl.config import Config, Meeting
     from apexrl.status import Observer
 
-__all__ = ["check", "join", "launch"]
+__all__ = ["check", "join", "join_envs", "launch"]
 
 
 def launch(
@@ -20,7 +23,7 @@ def launch(
     observers: Sequence[Observer] = (),
     resume: Path | None = None,
     env: Callable[..., Any] | None = None,
-    meeting: Meeting | None = None,
+    meeting: Meeting | Gate | Wishes | None = None,
 ) -> dict[str, Any]:
     """Run ``config`` to its end and return the summary, which is also in the run folder.
 
@@ -29,7 +32,8 @@ def launch(
         observers: told of everything, from this thread.
         resume: the folder of a run to go on with: counters, weights, optimizer, RNG, and the replay when it was saved.
         env: makes the environment, in place of ``config.env.env``.
-        meeting: where other hosts may bring actors; None: a run on this machine alone.
+        meeting: where other hosts may bring actors, or environment workers; or a Ray cluster; None: a run on this
+            machine alone.
 
     Raises:
         ConfigError: a setting makes no sense.
@@ -47,6 +51,14 @@ def launch(
     if env is not None:
         config = replace(config, env=replace(config.env, env=env))
     with Interrupts() as interrupts:
+        if isinstance(meeting, Wishes):
+            from apexrl.launch.ray import runs as on_ray
+
+            return on_ray.cluster(config, meeting, observers, resume, interrupts, began)
+        if isinstance(meeting, Gate):
+            from apexrl.launch import gate
+
+            return gate.learn(config, meeting, observers, resume, interrupts, began)
         if meeting is not None:
             if config.wiring.autotune:
                 from apexrl.errors import ConfigError
@@ -84,3 +96,15 @@ def join(url: str, run: str, observers: Sequence[Observer] = (), **wishes: Any) 
     began = time.monotonic()
     with Interrupts() as interrupts:
         return hosts.join(url, run, observers=observers, interrupts=interrupts, began=began, **wishes)
+
+
+def join_envs(
+    address: tuple[str, int], token: str, observers: Sequence[Observer] = (), **wishes: Any
+) -> dict[str, Any]:
+    """Bring environment workers to a run that listens on another host, until it is over; see ``launch.envs.join``."""
+    from apexrl.launch import envs
+    from apexrl.launch.supervisor import Interrupts
+
+    began = time.monotonic()
+    with Interrupts() as interrupts:
+        return envs.join(address, token, observers=observers, interrupts=interrupts, began=began, **wishes)

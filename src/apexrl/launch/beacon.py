@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from apexrl.config import Config
 from apexrl.errors import LinkError, OwnershipError
+from apexrl.links.backoff import Backoff
 from apexrl.links.redis.members import HostPlace
 from apexrl.links.redis.run import LearnerPlace, Orders
-from apexrl.links.redis.server import Backoff
 from apexrl.links.redis.values import HostDigest, LearnerDigest
 from apexrl.status import Level, RunStatus
 

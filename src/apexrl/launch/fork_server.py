@@ -21,10 +21,11 @@ import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -32,6 +33,9 @@ from apexrl.errors import WorkerError
 
 TAG = "APEXRL_WORKER"
 """Environment variable by which a simulator started by a worker is recognised, wherever it went."""
+
+SINGLE_THREADED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+"""Environment variables that are 1 here: many processes, one thread each. The learner asks PyTorch for more."""
 
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -272,11 +276,37 @@ class Died(NamedTuple):
     error: str = ""
 
 
+def start(
+    control: int, path: Sequence[str], preload: Sequence[str], output: int, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start ``serve`` in an interpreter of its own.
+
+    Args:
+        control: descriptor of its end of the socket.
+        path: its ``sys.path``.
+        preload: modules that it imports.
+        output: descriptor to which it prints.
+        environment: its variables, and its workers'.
+    """
+    code = (
+        f"import sys; sys.path[:] = {list(path)!r}; import socket; from apexrl.launch.fork_server import serve; "
+        f"serve(socket.socket(fileno={control}), {list(preload)!r})"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        pass_fds=[control],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env=environment,
+        process_group=0,  # Ctrl-C in the terminal is the supervisor's to handle
+    )
+
+
 class ForkServer:
     """The supervisor's side: starts the server, asks for workers, hears of their deaths. One thread only."""
 
     def __init__(self, preload: Sequence[str]) -> None:
-        import subprocess
         import tempfile
 
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -284,22 +314,8 @@ class ForkServer:
         self.ready = False
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the server)
         path = [entry for entry in sys.path if entry] + [os.getcwd()]
-        code = (
-            f"import sys; sys.path[:] = {path!r}; import socket; from apexrl.launch.fork_server import serve; "
-            f"serve(socket.socket(fileno={theirs.fileno()}), {list(preload)!r})"
-        )
-        environment = dict(os.environ)
-        for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
-            environment[variable] = "1"  # many processes, one thread each; the learner asks PyTorch for more
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=self._complaints,
-            stderr=self._complaints,
-            env=environment,
-            process_group=0,  # Ctrl-C in the terminal is the supervisor's to handle
-        )
+        environment = dict(os.environ) | dict.fromkeys(SINGLE_THREADED, "1")
+        self._process = start(theirs.fileno(), path, preload, self._complaints.fileno(), environment)
         theirs.close()
         self._ours.setblocking(False)
 

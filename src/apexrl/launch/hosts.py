@@ -29,16 +29,18 @@ from apexrl.errors import (
     WaitTimeout,
 )
 from apexrl.files import replace_text
+from apexrl.launch.agreement import first_difference
 from apexrl.launch.beacon import Beacon
 from apexrl.launch.companion import Companion
 from apexrl.launch.ledger import Ledger
 from apexrl.launch.probe import step_spec_to_json
 from apexrl.launch.runs import supervise
 from apexrl.launch.supervisor import Interrupts, Supervisor, preloaded
+from apexrl.links.backoff import Backoff
 from apexrl.links.redis.keys import RunKeys, check_name
 from apexrl.links.redis.members import HostPlace
 from apexrl.links.redis.run import LearnerPlace, RunRecord, find_run, host_name
-from apexrl.links.redis.server import Backoff, Server
+from apexrl.links.redis.server import Server
 from apexrl.links.redis.trust import entrusted
 from apexrl.replay.chunks import schema
 from apexrl.run_folder import RunFolder, default_name, env_name, spec_to_json, versions
@@ -244,7 +246,7 @@ def compare(record: RunRecord, seen: Probe, config: Config) -> None:
     """
     ours = {"environment": spec_to_json(seen.spec), "agent": step_spec_to_json(seen.step_spec)}
     theirs = {"environment": record.spec, "agent": record.step_spec}
-    found = _difference(ours, theirs, "")
+    found = first_difference(ours, theirs)
     if found is None and seen.weights_nbytes != record.weights_nbytes:
         found = f"agent.weights: {seen.weights_nbytes} bytes here, {record.weights_nbytes} there"
     if found is not None:
@@ -381,19 +383,3 @@ def _pause(seconds: float, interrupts: Interrupts) -> None:
         time.sleep(min(0.05, seconds))
     if interrupts.count:
         raise KeyboardInterrupt
-
-
-def _difference(ours: Any, theirs: Any, where: str) -> str | None:
-    """The first place where two JSON-able values differ, in words."""
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        for name in [*ours, *(name for name in theirs if name not in ours)]:
-            path = f"{where}.{name}" if where else str(name)
-            if name not in ours or name not in theirs:
-                return f"{path} is only {'here' if name in ours else 'there'}"
-            found = _difference(ours[name], theirs[name], path)
-            if found is not None:
-                return found
-        return None
-    if ours == theirs:
-        return None
-    return f"{where}: {str(ours)[:200]} here, {str(theirs)[:200]} there"

@@ -108,7 +108,7 @@ class Ledger:
             goal = self.config.stop.stop_at_return
             if goal is not None and mean >= goal:
                 self.stop("stop_at_return")
-        elif kind in ("intake", "uplink"):
+        elif kind in ("intake", "uplink", "gateway"):
             self.carried = values
         elif kind == "inference":
             status.inference = {name: float(value) for name, value in values.items()}
@@ -169,7 +169,7 @@ class Ledger:
             samples_per_insert=float(replay.get("observed_samples_per_insert", 0.0)),
             weights_version=version,
             workers=workers,
-            restarts=dict(restarts),
+            restarts=self._everywhere(restarts),
             dropped=dict(dropped) | self._lost_items(),
         )
         status.progress, status.eta_seconds = progress(
@@ -211,6 +211,13 @@ class Ledger:
             observer.finished(summary)
         return summary
 
+    def _everywhere(self, restarts: Mapping[str, int]) -> dict[str, int]:
+        """Restarts by role, those of environment workers on other hosts among them."""
+        here = dict(restarts)
+        if "worker_restarts" in self.carried:
+            here["env_worker"] = here.get("env_worker", 0) + int(self.carried["worker_restarts"])
+        return here
+
     def _lost_items(self) -> dict[str, int]:
         """Experience that did not get from one host to the other, as far as this side knows."""
         counts = [self.carried[name] for name in ("missing", "dropped_items") if name in self.carried]
@@ -222,7 +229,8 @@ class Ledger:
             return "evaluating" if busy else "stopping"
         if self._first_step is None:
             return "starting"
-        elsewhere = any(worker.role == "uplink" for worker in status.workers)  # the learner is on another host
+        here = {worker.role for worker in status.workers}
+        elsewhere = "uplink" in here or here == {"env_worker"}  # the learner is on another host
         return "training" if elsewhere or status.updates > self.base.updates else "filling"
 
     def _apply_rules(self, status: RunStatus) -> None:

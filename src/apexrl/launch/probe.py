@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from apexrl import errors
@@ -41,10 +41,21 @@ def probe(config: Config) -> Probe:
         env.close()
 
 
-def probe_work(channel: socket.socket, config: Config) -> int:
-    """``probe`` in a process of its own; what it found, or the error, goes back as one message."""
+def probe_env(config: Config) -> Probe:
+    """Make one environment in this process, look, and close it; of an agent nothing is known here."""
+    from apexrl.envs import make_vector
+
+    env = make_vector(config.env, 1, config.seed)
     try:
-        found = probe(config)
+        return Probe(env.spec, {}, 0)
+    finally:
+        env.close()
+
+
+def probe_work(channel: socket.socket, config: Config, look: Callable[[Config], Probe] = probe) -> int:
+    """``look`` in a process of its own; what it found, or the error, goes back as one message."""
+    try:
+        found = look(config)
     except Exception as error:
         text = traceback.format_exc()
         values = {"kind": type(error).__name__, "error": str(error), "traceback": text[-32_000:]}

@@ -24,7 +24,7 @@ from apexrl.errors import ApexrlError, EnvError, WorkerError
 from apexrl.launch.autotune import AutoTune
 from apexrl.launch.fork_server import Born, Died, ForkServer
 from apexrl.launch.ledger import Ledger
-from apexrl.launch.probe import probe_answer, probe_work, revive
+from apexrl.launch.probe import probe, probe_answer, probe_work, revive
 from apexrl.launch.slots import Slot, slot_seed
 from apexrl.launch.wiring import Wiring
 from apexrl.launch.worker import Assignment, work
@@ -47,15 +47,10 @@ PRELOAD = (
 _TICK_SECONDS = 0.1
 _FIRST_TICK_SECONDS = 0.02  # until the first environment step, so that its time is known closely
 _SHOW_SECONDS = 0.25
-_GRACE_SECONDS = {  # from the stop to the kill; others: no limit
-    "actor": 10.0,
-    "env_worker": 10.0,
-    "inference_server": 10.0,
-    "worker": 10.0,
-    "gradient_learner": 10.0,
-    "intake": 20.0,
-    "uplink": 30.0,
-}
+_TEN_SECONDS = "actor env_worker inference_server rollout_worker policy_worker worker gradient_learner gateway"
+_GRACE_SECONDS = dict.fromkeys(_TEN_SECONDS.split(), 10.0) | {"intake": 20.0, "uplink": 30.0}
+"""From the stop to the kill; others: no limit."""
+
 _LEAVE_SECONDS = 20.0  # from being asked to leave, while the run goes on, to the kill
 _KEEPER_GRACE_SECONDS = 120.0  # of the role that writes checkpoints
 _REPLAY_GRACE_SECONDS = 1800.0  # when it also writes the replay
@@ -130,8 +125,8 @@ class Supervisor:
         for slot in self._slots:
             slot.end_channel()
 
-    def probe(self) -> Probe:
-        """Look at the environment and the agent in a process of their own.
+    def probe(self, look: Callable[[Config], Probe] = probe) -> Probe:
+        """Look at the environment and the agent, or at what ``look`` does, in a process of their own.
 
         Raises:
             EnvError: the environment cannot be made, or takes longer than ``env_timeout``.
@@ -140,7 +135,7 @@ class Supervisor:
         timeout = self._config.actor.env_timeout
         ours, theirs = messages.channel()
         with ours, theirs:
-            self._fork(_PROBE_TICKET, probe_work, (self._config,), f"{self._run_tag}/probe", theirs, None)
+            self._fork(_PROBE_TICKET, probe_work, (self._config, look), f"{self._run_tag}/probe", theirs, None)
             theirs.close()
             deadline: float | None = None
             dead = False
