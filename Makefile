@@ -46,7 +46,7 @@ check: $(VENV)/.dev
 
 # In the order of folders: files with few tests, which xdist would take last, are those whose tests take longest.
 test: check
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 bench: $(VENV)/.dev
 	$(PIP) $(PEERS)
