@@ -68,9 +68,14 @@ def work(channel: socket.socket, assignment: Assignment) -> int:
         row=assignment.row,
         channel=channel,
     )
-    activity = WORK.get(assignment.role, OTHER_WORK).activity
+    return run_role(context, assignment.factory, assignment.ports)
+
+
+def run_role(context: SharedContext, factory: Factory, ports: Mapping[str, Any]) -> int:
+    """Make a role and let it step until it is told to stop; returns the exit code. An error becomes a message."""
+    activity = WORK.get(context.role, OTHER_WORK).activity
     try:
-        role = assignment.factory(context, **assignment.ports)
+        role = factory(context, **ports)
         while not context.should_stop():
             if role.step():
                 context.show(activity)

@@ -24,18 +24,17 @@ from numpy.typing import NDArray
 from apexrl.errors import ConfigError, SpecError
 from apexrl.launch.probe import probe
 from apexrl.launch.wiring import Wiring
-from apexrl.launch.worker import describe
+from apexrl.launch.worker import run_role
 from apexrl.links import messages
 from apexrl.links.context import SharedContext
 from apexrl.links.control import COUNTERS, ControlBoard
+from apexrl.protocols import Role
 from apexrl.replay import Replay
 from apexrl.replay.shards import Drawn, Shard, Written
 from apexrl.run_folder import versions
-from apexrl.status import OTHER_WORK, WORK
 from apexrl.topologies.program import Factory, Probe, Program
 from apexrl.weights import WeightsBoard
 
-_IDLE_SECONDS = 0.005
 _LOOK_SECONDS = 0.25
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -221,22 +220,7 @@ class RoleProcess:
             row=0,
             channel=self._theirs,
         )
-        activity = WORK.get(errand.role, OTHER_WORK).activity
-        try:
-            self._see_folder()
-            role = errand.factory(context, **ports)
-            while not context.should_stop():
-                if role.step():
-                    context.show(activity)
-                else:
-                    context.show("waiting")
-                    time.sleep(_IDLE_SECONDS)
-            context.show(activity)
-            role.close()
-        except Exception as error:
-            context.send("error", **describe(error, traceback.format_exc()))
-            return self._report(1)
-        return self._report(0)
+        return self._report(run_role(context, self._made, ports))
 
     @_apart("talk")
     def poll(self, news: News) -> Report:
@@ -261,8 +245,8 @@ class RoleProcess:
             status=status,
         )
 
-    def _see_folder(self) -> None:
-        """Whoever writes checkpoints must write where the driver reads."""
+    def _made(self, context: SharedContext, **ports: Any) -> Role:
+        """The role; whoever writes checkpoints must write where the driver reads."""
         if self._errand.keeps or self._errand.role == "evaluator":
             folder = self._errand.folder
             if not (folder / "config.toml").exists():
@@ -270,6 +254,7 @@ class RoleProcess:
                     f"node {platform.node()} does not see the run folder {folder}: put --out on a file system that all "
                     "nodes share, or start the command on the node that has the learner's processor or GPU"
                 )
+        return self._errand.factory(context, **ports)
 
 
 def probe_on(config: Any) -> Probe | dict[str, Any]:
