@@ -48,6 +48,7 @@ def write(records: Sequence[Record], order: Mapping[str, Sequence[str]], out: Pa
     parts = [part for part in order if any(cells[part, agent] for agent in order[part])]
     rows = [_row(cells[part, a], part) for part in parts for a in order[part] if cells[part, a]]
     lines = [_head(records), report.table(HEADER, rows), *_failures(records)]
+    out.mkdir(parents=True, exist_ok=True)
     for part in parts:
         drawn = {agent: cells[part, agent] for agent in order[part] if cells[part, agent]}
         picture = out / f"agents-{part}.png"

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -12,11 +10,10 @@ import pytest
 
 from apexrl import checkpoint
 from apexrl.config import AgentConfig, Config, LearnerConfig, ReplayConfig
-from apexrl.errors import ConfigError, NonFiniteError, WaitTimeout
+from apexrl.errors import ConfigError, NonFiniteError
 from apexrl.replay import Replay
 from apexrl.roles import Learner
 from apexrl.roles.actor import VERSION, step_fields
-from apexrl.roles.batches import DirectBatches, PrefetchedBatches, Ready
 from apexrl.roles.learner import torch_device
 from apexrl.run_folder import RunFolder
 from apexrl.spec import ActionSpec, EnvSpec, Field
@@ -40,6 +37,11 @@ def filled(steps: int = 200, reward: float = 1.0) -> Replay:
         writers=1,
         streams=1,
     )
+    fill(replay, steps, reward)
+    return replay
+
+
+def fill(replay: Replay, steps: int = 200, reward: float = 1.0) -> None:
     random = np.random.default_rng(0)
     writer = replay.writer(streams=1)
     for _ in range(steps):
@@ -53,7 +55,6 @@ def filled(steps: int = 200, reward: float = 1.0) -> Replay:
                 "truncated": np.zeros(1, np.bool_),
             }
         )
-    return replay
 
 
 @pytest.fixture
@@ -196,6 +197,17 @@ def test_a_pace_is_kept(stage: Any, replay: Replay) -> None:
     assert stage.run.totals["updates"] == pytest.approx(30, abs=1)
 
 
+def test_a_turn_without_a_batch_is_not_spent(stage: Any) -> None:
+    config = replace(CONFIG, learner=replace(CONFIG.learner, updates_per_second=10.0))
+    with filled(steps=0) as replay:
+        learner = make(stage, replay, config)
+        stage.run.totals["env_steps"] += 1000  # a second of this clock
+        assert not any(learner.step() for _ in range(20))
+        fill(replay)
+        made = sum(learner.step() for _ in range(30))
+        assert made == 11  # the one that is due, and a second's to catch up
+
+
 def test_a_loss_that_is_not_finite_names_update_batch_and_checkpoint(stage: Any) -> None:
     with filled(reward=3e38) as replay:
         config = replace(CONFIG, agent=replace(CONFIG.agent, gamma=1.0))
@@ -208,69 +220,6 @@ def test_a_loss_that_is_not_finite_names_update_batch_and_checkpoint(stage: Any)
         assert [str(caught.value).count(words) for words in ("update 1", "earning", "as they were")] == [1, 1, 1]
         for name, value in learner._agent.weights().items():
             np.testing.assert_array_equal(value, kept[name])
-
-
-class Source:
-    """Batches numbered from 0; ``DirectBatches`` as the prefetcher sees it."""
-
-    def __init__(self, fail_at: int = -1) -> None:
-        self.count = 0
-        self.written: list[Any] = []
-        self.threads: set[int] = set()
-        self._fail_at = fail_at
-
-    def next(self) -> Ready | None:
-        self.threads.add(threading.get_ident())
-        if self.count == self._fail_at:
-            raise ZeroDivisionError("in the thread")
-        self.count += 1
-        return Ready(self.count - 1, None)  # type: ignore[arg-type]
-
-    def write_back(self, keys: Any, priorities: Any) -> None:
-        self.threads.add(threading.get_ident())
-        self.written.append((keys, priorities))
-
-    def close(self) -> None: ...
-
-
-def test_prefetching_keeps_order_and_runs_only_so_far_ahead() -> None:
-    source = Source()
-    batches = PrefetchedBatches(source, 3, patience=5.0)  # type: ignore[arg-type]
-    taken = [ready.batch for _ in range(20) if (ready := batches.next()) is not None]
-    batches.write_back("keys", "priorities")  # type: ignore[arg-type]
-    deadline = time.monotonic() + 5.0
-    while not source.written and time.monotonic() < deadline:
-        batches.next()
-    batches.close()
-    assert taken == list(range(20))
-    assert source.written == [("keys", "priorities")]
-    assert source.threads.isdisjoint({threading.get_ident()})
-    assert not batches._thread.is_alive()
-
-
-def test_a_prefetcher_that_nobody_empties_stays_bounded() -> None:
-    source = Source()
-    batches = PrefetchedBatches(source, 2, patience=5.0)  # type: ignore[arg-type]
-    batches.next()
-    time.sleep(0.1)
-    batches.close()
-    assert source.count <= 1 + 2 + 1  # taken, queued, in hand
-
-
-def test_an_error_while_prefetching_is_raised_in_the_learner() -> None:
-    batches = PrefetchedBatches(Source(fail_at=2), 4, patience=0.2)  # type: ignore[arg-type]
-    assert [batches.next().batch for _ in range(2)] == [0, 1]  # type: ignore[union-attr]
-    with pytest.raises(ZeroDivisionError, match="in the thread"):
-        batches.next()
-    batches.close()
-
-
-def test_direct_batches_give_none_while_the_replay_says_wait(replay: Replay) -> None:
-    class Empty:
-        def sample(self, size: int, beta: float, timeout: float) -> None:
-            raise WaitTimeout("too few")
-
-    assert DirectBatches(Empty(), None, 4, 0.4, 0.0).next() is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["cpux", "cuda:99"])

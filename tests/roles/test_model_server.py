@@ -160,18 +160,23 @@ def test_an_error_in_a_thread_is_the_roles(stage: Any, patience: float) -> None:
 
 def test_environments_wait_while_nobody_learns_and_go_on_afterwards(stage: Any) -> None:
     house = House(stage, settings(updates_per_second=0.001))
-    house.run(lambda: len(house.replay) == house.replay.capacity)
-    for _ in range(4):
-        for worker in house.workers:
-            worker.step()
-        house.server.step()
-    steps = house.total("env_steps")
-    for _ in range(20):
-        for worker in house.workers:
-            worker.step()
-        assert not house.server.step()
-    assert house.total("env_steps") == steps
-    assert house.replay.sample(6, timeout=0.0) is not None
+
+    def turns() -> int:
+        steps = house.total("env_steps")
+        for _ in range(20):
+            for worker in house.workers:
+                worker.step()
+            house.server.step()
+        return house.total("env_steps") - steps
+
+    house.run(lambda: house.total("updates") == 1 and not turns())
+    steps, waiting = house.total("env_steps"), len(house.replay)
+    assert not turns()
+    assert not house.server.step()
+    assert house.total("updates") == 1
+    assert 0 < waiting == len(house.replay)
+    for _ in range(2):  # what waits to be written fills the place of the first at once
+        assert house.replay.sample(6, timeout=0.0) is not None
     house.run(lambda: house.total("env_steps") > steps + 20)
     house.close()
 

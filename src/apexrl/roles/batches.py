@@ -34,6 +34,8 @@ class DirectBatches:
     Args:
         patience: seconds that ``next`` waits for the replay.
         ages: marks steps that are too old to be learned from; None: no step is.
+        several: batches wait for the learner beside the one that it is at. Of a queue, all of them count as lost if
+            this process dies before ``done``; else, the last one alone does.
     """
 
     def __init__(
@@ -44,8 +46,11 @@ class DirectBatches:
         beta: float,
         patience: float,
         ages: AgeLimit | None = None,
+        several: bool = False,
     ) -> None:
         self._replay = replay
+        self._done: Callable[[int], None] | None = getattr(replay, "done", None) if several else None
+        self._sampling: dict[str, Any] = {} if self._done is None else {"outstanding": True}
         # Without one, update() takes the batch as it was sampled.
         self._prepare: Callable[[Any], Any] = getattr(agent, "prepare", lambda batch: batch)
         self._batch_size = batch_size
@@ -56,11 +61,16 @@ class DirectBatches:
     def next(self) -> Ready | None:
         """A batch, or None while the replay holds too little or its limiter says wait."""
         try:
-            batch = self._replay.sample(self._batch_size, beta=self._beta, timeout=self._patience)
+            batch = self._replay.sample(self._batch_size, beta=self._beta, timeout=self._patience, **self._sampling)
         except WaitTimeout:
             return None
         fresh = None if self._ages is None else self._ages(batch)
         return Ready(batch, self._prepare(batch), fresh)
+
+    def done(self, ready: Ready) -> None:
+        """(``several``) The learner is through with it."""
+        if self._done is not None:
+            self._done(len(ready.batch))
 
     def write_back(self, keys: NDArray[np.uint64], priorities: NDArray[np.float32]) -> None:
         self._replay.update_priorities(keys, priorities)
@@ -69,7 +79,7 @@ class DirectBatches:
 
 
 class PrefetchedBatches:
-    """Samples and prepares ``ahead`` batches in a thread, which alone touches the replay.
+    """Samples and prepares ``ahead`` batches in a thread, which alone samples.
 
     An error there is raised by the next call here. On CUDA the host's part (draw, gather, starting the copy) runs while
     the device is at an update.
@@ -79,6 +89,7 @@ class PrefetchedBatches:
         self._direct = direct
         self._patience = patience
         self._ready: queue.Queue[Ready] = queue.Queue(maxsize=ahead)
+        self._taken: Ready | None = None
         self._write_backs: deque[tuple[NDArray[np.uint64], NDArray[np.float32]]] = deque()
         self._error: BaseException | None = None
         self._closing = False
@@ -87,12 +98,15 @@ class PrefetchedBatches:
 
     def next(self) -> Ready | None:
         """A batch, or None when none came within the learner's patience."""
+        if self._taken is not None:  # who asks for the next is through with the last
+            self._direct.done(self._taken)
+            self._taken = None
         try:
-            return self._ready.get(timeout=self._patience)
+            self._taken = self._ready.get(timeout=self._patience)
         except queue.Empty:
             if self._error is not None:
                 raise self._error from None
-            return None
+        return self._taken
 
     def write_back(self, keys: NDArray[np.uint64], priorities: NDArray[np.float32]) -> None:
         """Leave priorities for the thread. There are never more than batches in flight, which are bounded."""

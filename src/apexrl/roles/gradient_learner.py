@@ -99,6 +99,7 @@ class GradientLearner:
         ready = self._batches.next()
         if ready is None:
             return False
+        self._pace.spend()
         batch = ready.batch
         try:
             found = self._agent.gradients(ready.prepared)

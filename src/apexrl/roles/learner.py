@@ -79,13 +79,13 @@ class Learner:
         source = replay.learner(context.index) if isinstance(replay, BatchServer) else replay
         limit = settings.max_policy_lag
         self._ages = AgeLimit(limit, self._version, self._item) if limit else None
-        direct = DirectBatches(
-            source, self._agent, settings.batch_size, config.replay.beta, context.patience, self._ages
-        )
         if device.startswith("cuda") and not isinstance(replay, BatchServer):
             replay.allocator = pinned  # the gather then writes where the device copies from
         ahead = settings.prefetch if settings.prefetch >= 0 else _PREFETCH_ON_CUDA * device.startswith("cuda")
         threaded = ahead > 0 and context.patience > 0  # taking turns in one process leaves nobody to fetch ahead
+        direct = DirectBatches(
+            source, self._agent, settings.batch_size, config.replay.beta, context.patience, self._ages, threaded
+        )
         self._batches = PrefetchedBatches(direct, ahead, context.patience) if threaded else direct
 
         self._group = None if averaging is None else Group(context, self._agent, averaging, self._version)
@@ -109,6 +109,7 @@ class Learner:
             self._held = ready
             self._report()
             return False
+        self._pace.spend()
         batch, self._held = ready.batch, None
         lags, aged = lags_of(batch, self._version, self._item, ready.fresh)
         self._lag.add(lags)

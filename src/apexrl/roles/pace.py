@@ -21,17 +21,18 @@ class Pace:
         self._due_at = context.clock()
 
     def due(self) -> bool:
-        """Whether an update may begin; waits for it as long as the context's patience allows. True: it begins now."""
+        """Whether an update may begin; waits for it as long as the context's patience allows."""
         if not self._pace:
             return True
-        now = self._context.clock()
-        wait = self._due_at - now
+        wait = self._due_at - self._context.clock()
         if wait > 0:
             time.sleep(min(wait, self._context.patience))
-            if wait > self._context.patience:
-                return False
-        self._due_at = max(self._due_at, now - _CATCH_UP_SECONDS) + 1.0 / self._pace
-        return True
+        return wait <= self._context.patience
+
+    def spend(self) -> None:
+        """An update has its batch, or is made. One that found none has spent no time of those that follow."""
+        if self._pace:
+            self._due_at = max(self._due_at, self._context.clock() - _CATCH_UP_SECONDS) + 1.0 / self._pace
 
 
 class Anneal:

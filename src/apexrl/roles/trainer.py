@@ -42,7 +42,9 @@ class TrainingBatches:
                 return None
             waiting = len(self._replay)
             size = next((size for size in self._sizes if size <= waiting), self._sizes[-1])
-            return self._replay.sample(size, timeout=self._patience, outstanding=True)
+            batch = self._replay.sample(size, timeout=self._patience, outstanding=True)
+            self._pace.spend()
+            return batch
         except WaitTimeout:
             return None
         finally:
