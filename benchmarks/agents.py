@@ -57,6 +57,12 @@ PARTS: dict[str, Part] = {
     "halfcheetah": Part("halfcheetah", ("sac", "td3"), 1_000_000, None, seeds=(1,), minutes=120.0),
 }  # fmt: skip
 
+# Runs of minutes, and those of hours.
+TABLES = {
+    "agents": ("cartpole", "position", "pendulum"),
+    "agents-long": ("lunarlander-continuous", "minatar", "halfcheetah"),
+}
+
 
 def wishes(part: Part, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """What a run differs in from its preset, by the flat names of the settings."""
@@ -177,9 +183,10 @@ def main() -> None:
             run_all(missing(options), options)
     finally:
         records = kept(options.records)
-        if records:
-            order = {name: part.agents for name, part in PARTS.items()}
-            agents_report.write(records, order, options.out)
+        for table, parts in TABLES.items():
+            found = [record for record in records if record["part"] in parts]
+            if found:
+                agents_report.write(table, found, {name: PARTS[name].agents for name in parts}, options.out)
 
 
 if __name__ == "__main__":

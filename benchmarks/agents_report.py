@@ -42,8 +42,8 @@ def in_words(record: Record) -> str:
     return end if record["bar"] is None else f"{'solved' if solved(record) else 'NOT solved'}: {end}"
 
 
-def write(records: Sequence[Record], order: Mapping[str, Sequence[str]], out: Path) -> None:
-    """``agents.md``, ``agents.json`` and a picture for each part that has runs."""
+def write(table: str, records: Sequence[Record], order: Mapping[str, Sequence[str]], out: Path) -> None:
+    """``TABLE.md``, ``TABLE.json`` and a picture for each part that has runs."""
     cells = {(part, agent): _of(records, part, agent) for part, agents in order.items() for agent in agents}
     parts = [part for part in order if any(cells[part, agent] for agent in order[part])]
     rows = [_row(cells[part, a], part) for part in parts for a in order[part] if cells[part, a]]
@@ -54,7 +54,7 @@ def write(records: Sequence[Record], order: Mapping[str, Sequence[str]], out: Pa
         picture = out / f"agents-{part}.png"
         draw(part, drawn).savefig(picture, dpi=130, facecolor="white")
         lines.append(f"![Return against environment steps: {part}](images/{picture.name})\n")
-    report.save("agents", "\n".join(lines), list(records), None, out)
+    report.save(table, "\n".join(lines), list(records), None, out)
 
 
 HEADER = (
