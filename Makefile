@@ -10,11 +10,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard native/*.h native/*.cc)
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test check bench examples clean
+.PHONY: help install train test test-ray check bench examples clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
-	@echo "make install, check, bench, examples, clean; make train PRESET=catch ARGS='--actors 4'"
+	@echo "make install, check, test-ray, bench, examples, clean; make train PRESET=catch ARGS='--actors 4'"
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "apexrl needs Python 3.11 or newer")'
@@ -30,7 +30,7 @@ $(VENV)/.train: $(NATIVE) $(VENV)/.torch
 	@touch $@
 
 $(VENV)/.dev: $(NATIVE) $(VENV)/.torch
-	$(PIP) -e '.[train,redis,atari,box2d,mujoco,minatar,video,dev]'
+	$(PIP) -e '.[train,redis,ray,atari,box2d,mujoco,minatar,video,dev]'
 	@touch $@ $(VENV)/.train
 
 install: $(VENV)/.dev
@@ -46,7 +46,12 @@ check: $(VENV)/.dev
 
 # In the order of folders: files with few tests, which xdist would take last, are those whose tests take longest.
 test: check
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m 'not cluster'
+
+# Whole runs on a Ray of several nodes on this machine, with its metrics; some ten minutes.
+test-ray: $(VENV)/.dev
+	$(PIP) 'ray[default]'
+	RAY_worker_niceness=0 $(BIN)/python -m pytest tests/on_ray
 
 bench: $(VENV)/.dev
 	$(PIP) $(PEERS)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import apexrl
-from apexrl import arguments
+from apexrl import api, arguments
+from apexrl.config import Config, Meeting
 from apexrl.errors import ConfigError
-from apexrl.launch.ray.wishes import Wishes
+from apexrl.launch.ray.wishes import HERE, Wishes, in_range, remember, resumed
 from apexrl.presets import preset
+from apexrl.run_folder import RunFolder
 
 
 def parsed(*words: str) -> Any:
@@ -67,3 +71,86 @@ def test_resources_that_nobody_has_are_refused_before_anything_starts(words: tup
 def test_wishes_say_which_of_them_cannot_be(wrong: dict[str, Any], what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         Wishes(**wrong)
+
+
+def test_a_range_of_actors_is_the_least_and_the_slots() -> None:
+    for words in (("--actors", "2:8"), ("--actors=2:8",)):
+        config = arguments.parse_train(["--ray", "auto", *words], preset("cartpole").config, "cartpole")[0]
+        assert (config.actor.actors, config.actor.actor_slots) == (2, 8)
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("--actors", "2:8"), "means nothing without --ray.*--actors 2 --autotune --actor-slots 8"),
+        (("--ray", "auto", "--actors", "2:8", "--actor-slots", "9"), "leave out --actor-slots"),
+        (("--ray", "auto", "--actors", "8:2"), "--actors 8:2 begins with at least 1 actor, and ends with no fewer"),
+        (("--ray", "auto", "--actors", "0:2"), "--actors 0:2 begins with at least 1"),
+        (("--ray", "auto", "--actors", "2:many"), "--actors 2:many is neither a number nor MIN:MAX"),
+    ],
+)
+def test_a_range_that_makes_no_sense_is_refused(words: tuple[str, ...], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        parsed(*words)
+
+
+def test_train_understands_a_range_on_a_cluster_alone() -> None:
+    assert in_range({"actors": "2:8", "seed": 3}, ray=True) == {"actors": 2, "actor_slots": 8, "seed": 3}
+    assert in_range({"actors": 4}, ray=False) == {"actors": 4}
+    with pytest.raises(ConfigError, match="means nothing without ray="):
+        apexrl.train("cartpole", actors="2:8", show=False)
+    with pytest.raises(ConfigError, match="leave out actor_slots="):
+        apexrl.train("cartpole", ray="auto", actors="2:8", actor_slots=9, show=False)
+
+
+def test_a_resumed_run_wants_what_it_wanted_but_for_what_is_given(tmp_path: Path) -> None:
+    before = Wishes("head:6379", actor_cpus=0.5, learner_gpus=1.0, replay_shards=3, wait_seconds=60.0)
+    remember(before, tmp_path)
+    assert resumed(tmp_path, "") == before
+    assert resumed(tmp_path, "auto") == replace(before, address="auto")
+    assert resumed(tmp_path, "", replay_shards=2, actor_cpus=None) == replace(before, replay_shards=2)
+    assert resumed(tmp_path, HERE) is None
+    with pytest.raises(ConfigError, match="--replay-shards must be a number from 0 on, not -2"):
+        resumed(tmp_path, "", replay_shards=-2)
+
+
+def test_a_run_that_was_on_no_cluster_is_resumed_on_one_if_it_is_said(tmp_path: Path) -> None:
+    assert resumed(tmp_path, "") is None
+    assert resumed(tmp_path, "auto", actor_cpus=2.0) == Wishes("auto", actor_cpus=2.0)
+    with pytest.raises(ConfigError, match="--actor-cpus means nothing without --ray"):
+        resumed(tmp_path, "", actor_cpus=2.0)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"address": "auto", "many": 1}', '{"actor_cpus": "two"}'])
+def test_a_note_that_cannot_be_read_is_said_with_what_to_do(tmp_path: Path, text: str) -> None:
+    (tmp_path / "wishes.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"wishes\.json cannot be read .*: delete it, and say --ray again"):
+        resumed(tmp_path, "")
+
+
+def test_the_flags_of_resume_are_told_apart(tmp_path: Path) -> None:
+    remember(Wishes("auto", actor_cpus=0.5), tmp_path)
+
+    def meeting(*words: str) -> Any:
+        return arguments.meeting(arguments.parse(arguments.Resume, [str(tmp_path), *words], "resume"), tmp_path)
+
+    assert meeting() == Wishes("auto", actor_cpus=0.5)
+    assert meeting("--ray", "local", "--learner-gpus", "1") == Wishes("local", actor_cpus=0.5, learner_gpus=1.0)
+    assert meeting("--ray", "none") is None
+    assert meeting("--redis", "redis://x") == Meeting("redis://x", "", actors=None)
+    with pytest.raises(ConfigError, match="--ray runs on a cluster"):
+        meeting("--ray", "auto", "--redis", "redis://x")
+
+
+def test_a_run_is_resumed_where_it_was_from_python_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder.create(Config(name="run", out=str(tmp_path)))
+    remember(Wishes("head:6379", actor_cpus=0.5), folder.path)
+    met: list[Any] = []
+    monkeypatch.setattr(api, "_run", lambda config, meeting, **_: met.append((config.actor, meeting)))
+    apexrl.resume(folder.path, show=False, actors="3:5")
+    apexrl.resume(folder.path, show=False, ray="none")
+    apexrl.resume(folder.path, show=False, ray=Wishes("local"))
+    assert [meeting for _, meeting in met] == [Wishes("head:6379", actor_cpus=0.5), None, Wishes("local")]
+    assert (met[0][0].actors, met[0][0].actor_slots) == (3, 5)
+    with pytest.raises(ConfigError, match="ray= runs on a cluster"):
+        apexrl.resume(folder.path, show=False, ray="auto", redis="redis://x")

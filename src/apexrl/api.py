@@ -94,7 +94,7 @@ def train(
             brought by ``apexrl envs`` or ``apexrl.join_envs``.
         token: that they must know.
         ray: run on a Ray cluster: ``auto``, the one that this machine belongs to; ``local``, a new one here; HOST:PORT
-            of its head; or ``Wishes``, which say more.
+            of its head; or ``Wishes``, which say more. With ``actors="MIN:MAX"`` it grows as the cluster has room.
         **overrides: any setting by its flat name, as on the command line: ``actors=4, learning_rate=3e-4``. An
             ``agent="sac"`` brings the settings that its name stands for; a ``topology="impala"`` that cannot run the
             present agent brings one that it can.
@@ -114,9 +114,12 @@ def train(
         from apexrl.presets import preset
 
         config = preset(config).config if config else Config()
-    config = _with_names(config, overrides)
     from apexrl import topologies
     from apexrl.agents import check_identity, check_in_use, check_read
+    from apexrl.launch.ray.wishes import in_range
+
+    overrides = in_range(overrides, bool(ray))
+    config = _with_names(config, overrides)
 
     topologies.check_name(config.topology)
     topologies.check_agent(config.topology, config.agent.agent)
@@ -142,6 +145,7 @@ def resume(
     run: str = "",
     listen: str = "",
     token: str = "",
+    ray: str | Wishes = "",
     **overrides: Any,
 ) -> Run:
     """Go on with a run in its own folder, from its newest checkpoint (and its replay, when that was saved).
@@ -153,12 +157,15 @@ def resume(
         redis: as for ``train``; actors that wait for the run go on with it.
         run: as for ``train``; empty: the name that it had.
         listen, token: as for ``train``; workers that wait for the run go on with it.
+        ray: as for ``train``; empty: a run that was on a Ray cluster goes on there; ``none``: on this machine alone.
         **overrides: what shall differ from its ``config.toml``, most often what ends it: ``minutes=30``.
     """
+    from apexrl.launch.ray.wishes import Wishes, in_range
+
     folder = RunFolder.open(path)
     observers: list[Observer] = [Calls(callback) for callback in callbacks]
-    config = settings.override(folder.config(), overrides)
-    where = _meeting(redis, run, None, listen, token)
+    where = _on_ray(ray, _meeting(redis, run, None, listen, token), folder.path)
+    config = settings.override(folder.config(), in_range(overrides, isinstance(where, Wishes)))
     return _run(config, observers=[*panels(show), *observers], resume=folder.path, meeting=where)
 
 
@@ -365,14 +372,21 @@ def _meeting(redis: str, run: str, actors: bool | None, listen: str, token: str)
     return Meeting(redis, run, actors) if redis else None
 
 
-def _on_ray(ray: str | Wishes, meeting: Meeting | Gate | None) -> Meeting | Gate | Wishes | None:
-    if not ray:
-        return meeting
+def _on_ray(
+    ray: str | Wishes, meeting: Meeting | Gate | None, resumed: Path | None = None
+) -> Meeting | Gate | Wishes | None:
+    """``resumed``: the folder of a run to go on with, which may know its cluster."""
     if meeting is not None:
-        raise ConfigError("ray= runs on a cluster, redis= and listen= over hosts: give one of them")
-    from apexrl.launch.ray.wishes import Wishes
+        if ray:
+            raise ConfigError("ray= runs on a cluster, redis= and listen= over hosts: give one of them")
+        return meeting
+    from apexrl.launch.ray import wishes
 
-    return Wishes(ray) if isinstance(ray, str) else ray
+    if isinstance(ray, wishes.Wishes):
+        return ray
+    if resumed is not None:
+        return wishes.resumed(resumed, ray)
+    return wishes.Wishes(ray) if ray else None
 
 
 def panels(show: bool) -> list[Observer]:

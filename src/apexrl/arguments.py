@@ -7,6 +7,7 @@ import json
 import typing
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import tyro
@@ -14,7 +15,8 @@ import tyro
 from apexrl.config import Config, Meeting
 from apexrl.errors import ConfigError
 from apexrl.host_arguments import Address, File, RunName, Url, gate, redis_url
-from apexrl.launch.ray.wishes import Wishes
+from apexrl.launch.ray import wishes
+from apexrl.launch.ray.wishes import HERE, Wishes, actors_range
 from apexrl.tokens import Gate
 
 T = TypeVar("T")
@@ -44,7 +46,8 @@ class _Train(Config):
     token_file: File = ""
     """Holds the token that they must know; made if it is not there. Empty: APEXRL_TOKEN says it."""
     ray: Annotated[str, tyro.conf.arg(metavar="auto|local|HOST:PORT")] = ""
-    """Run on a Ray cluster: this machine's, a new one here, or that with this head (topologies apex and impala)."""
+    """Run on a Ray cluster: this machine's, a new one here, or that with this head.
+    With --actors MIN:MAX the run grows and shrinks with it."""
     actor_cpus: float = 1.0
     """Processors that Ray reserves for each actor."""
     learner_gpus: float = 0.0
@@ -76,6 +79,14 @@ class Resume:
     """Where environment workers of other hosts may ask; those of the run before go on."""
     token_file: File = ""
     """Holds the token that they must know; empty: APEXRL_TOKEN says it."""
+    ray: Annotated[str, tyro.conf.arg(metavar="auto|local|HOST:PORT|none")] = ""
+    """Ray cluster to go on on; empty: as before; none: this machine alone."""
+    actor_cpus: float | None = None
+    """Processors that Ray reserves for each actor, if not as before; likewise the next two."""
+    learner_gpus: float | None = None
+    """GPUs that Ray reserves for the learner."""
+    replay_shards: int | None = None
+    """Groups of actors with a shard of the replay each."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +184,7 @@ def parse_train(
             "--actors N here or on other hosts, or apexrl train --redis URL for both"
         )
     agent, topology = start.agent.agent, start.topology
+    words = _with_range(words)
     given = [_setting(word) for word in words]
     topologies.check_read(topology, given)
     agents.check_read(agent, given)
@@ -204,12 +216,12 @@ def parse_train(
     if alone and config.actor.actor_slots:  # how many actors a host brings unless it says so
         actors = min(config.actor.actors, config.actor.actor_slots)
         config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, actors=actors))
-    wishes = {name: getattr(parsed, name) for name in ("actor_cpus", "learner_gpus", "replay_shards")}
+    wanted = {name: getattr(parsed, name) for name in ("actor_cpus", "learner_gpus", "replay_shards")}
     if parsed.ray:
         if parsed.listen or parsed.redis or parsed.run or alone:
             raise ConfigError("--ray runs on a cluster, --redis and --listen over hosts: give one of them")
-        return config, Wishes(parsed.ray, **wishes)
-    for name, value in wishes.items():
+        return config, Wishes(parsed.ray, **wanted)
+    for name, value in wanted.items():
         if value != getattr(Wishes(), name):
             raise ConfigError(f"--{name.replace('_', '-')} means nothing without --ray")
     if parsed.token_file and not parsed.listen:
@@ -219,6 +231,27 @@ def parse_train(
     if not (alone or parsed.redis or parsed.run):
         return config, None
     return config, Meeting(redis_url(parsed.redis), parsed.run, actors=not alone)
+
+
+def _with_range(words: Sequence[str]) -> Sequence[str]:
+    """``--actors MIN:MAX`` as the two flags that it stands for, which mean that together with ``--ray`` alone."""
+    for place, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        end = place + 1 if equals else place + 2
+        value = value if equals else "".join(words[place + 1 : end])
+        if flag != "--actors" or ":" not in value:
+            continue
+        least, most = actors_range(value)
+        names = [_setting(other) for other in words]
+        if "ray" not in names:
+            raise ConfigError(
+                f"--actors {value} grows and shrinks with a cluster, and means nothing without --ray. On one machine "
+                f"--autotune finds out how many are best: --actors {least} --autotune --actor-slots {most}"
+            )
+        if "actor_slots" in names:
+            raise ConfigError(f"--actors {value} says how many slots there are: leave out --actor-slots")
+        return [*words[:place], "--actors", str(least), "--actor-slots", str(most), *words[end:]]
+    return words
 
 
 def _setting(word: str) -> str:
@@ -268,8 +301,15 @@ def resumed(config: Config, wanted: Resume) -> Config:
     return dataclasses.replace(config, stop=dataclasses.replace(config.stop, **given))
 
 
-def meeting(wanted: Resume) -> Meeting | Gate | None:
-    """Where other hosts may join a resumed run; None: nowhere."""
+def meeting(wanted: Resume, folder: Path) -> Meeting | Gate | Wishes | None:
+    """Where other hosts may join a resumed run, or the cluster that it goes on on; None: nowhere."""
+    hosts = wanted.listen or wanted.redis or wanted.run_name
+    if wanted.ray and hosts:
+        raise ConfigError("--ray runs on a cluster, --redis and --listen over hosts: give one of them")
+    names = ("actor_cpus", "learner_gpus", "replay_shards")
+    cluster = wishes.resumed(folder, HERE if hosts else wanted.ray, **{name: getattr(wanted, name) for name in names})
+    if cluster is not None:
+        return cluster
     if wanted.token_file and not wanted.listen:
         raise ConfigError("--token-file means nothing without --listen")
     if wanted.listen:

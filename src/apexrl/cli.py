@@ -152,10 +152,18 @@ def _envs(words: list[str]) -> int:
 
 
 def _status(words: list[str]) -> int:
-    """show the runs at a Redis server, and who works in them"""
+    """show a run, or the runs at a Redis server or on a Ray cluster, and who works in them"""
     from apexrl import arguments, host_arguments
 
     wanted = arguments.parse(host_arguments.Status, words, "status")
+    if sum(map(bool, (wanted.folder, wanted.ray, wanted.redis))) > 1 or (wanted.folder and wanted.run):
+        raise ConfigError("say one of them: a run folder, --ray or --redis, of which --run NAME chooses a run")
+    if wanted.folder or wanted.ray:
+        from apexrl import clusters
+
+        if wanted.folder:
+            return clusters.show_folder(wanted.folder, wanted.watch)
+        return clusters.show_cluster(wanted.ray, wanted.run, wanted.watch)
     url = host_arguments.redis_url(wanted.redis)
     from apexrl.hosts import show_status
 
@@ -226,7 +234,7 @@ def _resume(words: list[str]) -> int:
     from apexrl.run_folder import RunFolder
 
     folder = RunFolder.open(wanted.run)
-    return _run(arguments.resumed(folder.config(), wanted), folder.path, arguments.meeting(wanted))
+    return _run(arguments.resumed(folder.config(), wanted), folder.path, arguments.meeting(wanted, folder.path))
 
 
 def _run(config: Config, resume: Path | None, meeting: Meeting | Gate | Wishes | None = None) -> int:
@@ -357,7 +365,7 @@ def _print_help() -> None:
         "learner": f"{start} {server}",
         "actor": f"{server} [--actors N]",
         "envs": "--connect HOST:PORT [--actors N]",
-        "status": "--redis URL [--run NAME] [--watch]",
+        "status": "RUN | --redis URL | --ray auto|HOST:PORT [--run NAME] [--watch]",
         "stop": server,
     }
     lines = ["[bold]apexrl[/]: distributed reinforcement learning. Many actors, one learner, a fast replay.\n"]

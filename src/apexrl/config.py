@@ -216,7 +216,8 @@ class ActorConfig:
     vector: Literal["sync", "threads"] = "sync"
     """sync: one after the other; threads: each in its own, served as they come (for simulators that wait)."""
     actor_slots: int = 0
-    """Actors that the ε ladder has room for, on all hosts together; 0: --actors, or 64 when other hosts may join."""
+    """Actors that the ε ladder has room for, on all hosts together; on a Ray cluster those that may come to be.
+    0: --actors, or 64 when other hosts may join."""
     epsilon: float = 0.4
     """Largest ε of the ladder ε_i = ε^(1 + α·i/(N−1)) over all N environments (Ape-X: 0.4)."""
     epsilon_alpha: float = 7.0

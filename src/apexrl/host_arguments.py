@@ -70,12 +70,16 @@ class Envs:
 
 @dataclass(frozen=True)
 class Status:
-    """Show the runs at a Redis server, or every member of one run."""
+    """Show the runs at a Redis server or on a Ray cluster, every member of one of them, or the run of a folder."""
 
+    folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = ""
+    """Run folder, which knows where it runs; without it, say --redis or --ray."""
     redis: Url = ""
     """Redis server: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://; else APEXRL_REDIS_URL."""
+    ray: Annotated[str, tyro.conf.arg(metavar="auto|HOST:PORT")] = ""
+    """Ray cluster: auto, that of this machine, or the address of its head."""
     run: RunName = ""
-    """Which run; empty: all."""
+    """Which run there; empty: all."""
     watch: bool = False
     """Keep it live until Ctrl-C."""
 

@@ -10,6 +10,8 @@ runs/NAME/
   policy_lag.png       how old the policy was whose steps were learned from
   autotune.png         with --autotune: what was tried, and what it gave
   hosts.json           of a run over several hosts: its name and id on the Redis server
+  ray.json             of a run on Ray: the cluster's address, and the run's namespace there
+  wishes.json          … and what it wants of a cluster, to be resumed
   summary.json         written last
 """
 
@@ -92,6 +94,11 @@ class RunFolder:
     def hosts_path(self) -> Path:
         """What the run is called on a Redis server, if it was ever on one."""
         return self.path / "hosts.json"
+
+    @property
+    def ray_path(self) -> Path:
+        """Where a run on Ray was last."""
+        return self.path / "ray.json"
 
     @property
     def replay_path(self) -> Path:

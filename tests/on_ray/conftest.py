@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,18 +17,46 @@ QUIET = {
 }
 
 
+class Nodes:
+    """A head without processors, and three nodes with two each, as far as Ray knows."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 0, "object_store_memory": 100 * 2**20, "include_dashboard": False}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.address = str(self._cluster.address)
+        self.newest = ""
+        for _ in range(3):
+            self.add()
+
+    def add(self, **how: Any) -> Any:
+        """One more node."""
+        node = self._cluster.add_node(**{"num_cpus": 2, "object_store_memory": 80 * 2**20, **how})
+        self.newest = node.node_id
+        return node
+
+    def lose(self, node_id: str) -> None:
+        """Kill every process of a node, as if its machine had gone."""
+        (node,) = [node for node in self._cluster.worker_nodes if node.node_id == node_id]
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def close(self) -> None:
+        self._cluster.shutdown()
+
+
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[str]:
-    """The address of a cluster: three nodes with two processors each, as far as Ray knows."""
+def nodes() -> Iterator[Nodes]:
     pytest.importorskip("ray.cluster_utils", reason="needs the extra ray", exc_type=ImportError)
     os.environ.update(QUIET, PYTHONPATH=str(Path(__file__).parent))  # nodes find our roles there
-    from ray.cluster_utils import Cluster
-
-    head = {"num_cpus": 2, "object_store_memory": 100 * 2**20, "include_dashboard": False}
-    nodes = Cluster(initialize_head=True, head_node_args=head)
+    made = Nodes()
     try:
-        for _ in range(2):
-            nodes.add_node(num_cpus=2, object_store_memory=80 * 2**20)
-        yield nodes.address
+        yield made
     finally:
-        nodes.shutdown()
+        made.close()
+
+
+@pytest.fixture(scope="session")
+def cluster(nodes: Nodes) -> str:
+    """Its address. Tests leave it as they found it."""
+    return nodes.address

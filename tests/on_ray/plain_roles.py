@@ -7,10 +7,12 @@ import signal
 from typing import Any
 
 import numpy as np
+import ray
 
 from apexrl.errors import NonFiniteError, WaitTimeout
 from apexrl.protocols import Context
 from apexrl.replay.sharded import ShardedReplay
+from apexrl.roles import checkpoints
 
 BATCH = 16
 
@@ -56,8 +58,23 @@ class Actor:
         self._writer.close()
 
 
+class Count:
+    """The state of an agent that learns nothing."""
+
+    def __init__(self) -> None:
+        self.updates = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": np.asarray([self.updates])}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.updates = int(state["updates"][0])
+
+    def load(self, weights: dict[str, Any]) -> None: ...
+
+
 class Learner:
-    """Samples all shards, writes priorities back, publishes weights, and says what it saw."""
+    """Samples all shards, writes priorities back, publishes weights, and says what it saw and where it is."""
 
     keeps = True
 
@@ -66,7 +83,15 @@ class Learner:
         self._replay = replay
         self._weights = weights
         self._seen: dict[str, int] = {}
+        self._agent: Any = Count()
+        checkpoints.restore(context, self._agent, weights)
         self._publish()
+        self._about = {
+            "node": ray.get_runtime_context().get_node_id(),
+            "generation": context.generation,
+            "restored": self._agent.updates,
+            "first_version": weights.version,
+        }
 
     def _publish(self) -> None:
         version = max(self._weights.version, self._context.total("updates")) + 1
@@ -82,7 +107,10 @@ class Learner:
         self._replay.update_priorities(batch.keys, np.ones(BATCH))
         self._context.count(updates=1)
         self._publish()
-        self._context.send("seen", slots=self._seen, **self._replay.stats())
+        self._agent.updates = self._context.total("updates")
+        if self._agent.updates % 50 == 0:
+            checkpoints.write(self._context, self._agent, keep=2)
+        self._context.send("seen", slots=self._seen, **self._about, **self._replay.stats())
         return True
 
     def close(self) -> None: ...

@@ -2,204 +2,56 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("ray", reason="needs the extra ray")
 
-from plain_roles import Actor, Learner
+from made_up import Coming, Process, Watcher, World, make_up, run
 from ray.exceptions import ActorUnavailableError, RayTaskError
 
-from apexrl.config import ActorConfig, Config
 from apexrl.errors import ClosedError, ConfigError, WorkerError
-from apexrl.launch.ledger import Base, Ledger
-from apexrl.launch.ray import cluster, driver, ends, reception
-from apexrl.launch.ray.actors import Ground, Hello, Look, Report, RoleProcess
-from apexrl.launch.ray.driver import Driver
-from apexrl.launch.ray.wishes import Wishes
+from apexrl.launch.ray import ends, reception
+from apexrl.launch.ray.actors import Ground, Hello, RoleProcess
 from apexrl.launch.supervisor import Interrupts
-from apexrl.links.control import RUN
-from apexrl.run_folder import RunFolder, versions
-from apexrl.spec import Field
-from apexrl.status import RunStatus
-from apexrl.topologies.program import Program
-
-
-class Coming:
-    """What will come of a call: a value, an error, or (as long as it has neither) nothing."""
-
-    def __init__(self, *value: Any) -> None:
-        self.value = value
-
-    def get(self) -> Any:
-        (value,) = self.value
-        if isinstance(value, BaseException):
-            raise value
-        return value
-
-
-@dataclass
-class Process:
-    """An actor; ``never`` lists what it does not answer, ``fails`` what it answers once with an error."""
-
-    kind: type
-    place: int
-    never: set[str] = field(default_factory=set)
-    fails: dict[str, BaseException] = field(default_factory=dict)
-    asked: int = 0
-    killed: bool = False
-    living: Coming = field(default_factory=Coming)
-
-    def answer(self, method: str, arguments: tuple[Any, ...]) -> Coming:
-        if method == "live":
-            return self.living
-        if method in self.never:
-            return Coming()
-        if method in self.fails:
-            return Coming(self.fails.pop(method))
-        if method == "hello":
-            return Coming(Hello("here", "id", 1, {name: have for name, have in versions().items() if have}))
-        if method == "look":
-            return Coming(Look({"size": 7, "inserted": 9, "capacity": 10} if self.place else {}, 1, 0))
-        if method == "poll":
-            self.asked += 1
-            if arguments[0].stop != RUN:
-                self.living.value = (Report({"env_steps": self.asked}, pid=1, status=0),)
-            return Coming(Report({"env_steps": self.asked}, pid=1))
-        return Coming({})
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return Calling(lambda *arguments: self.answer(name, arguments))
-
-
-class Calling:
-    def __init__(self, remote: Callable[..., Any]) -> None:
-        self.remote = remote
-
-
-@dataclass
-class World:
-    """A cluster; ``trouble`` is told of every process that is made, with how many were made like it before."""
-
-    trouble: Callable[[Process, int], None] = lambda process, before: None
-    made: list[Process] = field(default_factory=list)
-    namespace: str = "made-up"
-    exceptions: Any = None
-
-    def actor(self, kind: type, place: int, *_: Any, **__: Any) -> Any:
-        def make(*arguments: Any) -> Process:
-            process = Process(kind, place)
-            self.trouble(process, len(self.of(kind, place)))
-            self.made.append(process)
-            return process
-
-        return Calling(make)
-
-    def of(self, kind: type, place: int) -> list[Process]:
-        return [process for process in self.made if process.kind is kind and process.place == place]
-
-    def reserve(self, bundles: Any, stopped: Any) -> None: ...
-    def close(self) -> None: ...
-
-    # --- what the driver asks Ray itself
-    def wait(self, references: list[Coming], **_: Any) -> tuple[list[Coming], list[Coming]]:
-        return [one for one in references if one.value], [one for one in references if not one.value]
-
-    def get(self, reference: Coming, timeout: float = 0.0) -> Any:
-        return reference.get()
-
-    def kill(self, process: Process, no_restart: bool) -> None:
-        process.killed = True
-
-    def is_initialized(self) -> bool:
-        return True
-
-
-class Watcher:
-    def __init__(self, until: Callable[[Watcher], bool]) -> None:
-        self.until = until
-        self.texts: list[str] = []
-        self.status = RunStatus()
-
-    def update(self, status: RunStatus) -> bool:
-        self.status = status
-        return self.until(self)
-
-    def message(self, text: str, level: str = "info") -> None:
-        self.texts.append(text)
-
-    def started(self, config: Config, folder: Path) -> None: ...
-    def event(self, kind: str, values: dict[str, Any]) -> None: ...
-    def finished(self, summary: dict[str, Any]) -> None: ...
 
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    world = World()
-    for module in (driver, cluster):
-        monkeypatch.setattr(module, "ray", world)
-    monkeypatch.setattr(driver, "Cluster", lambda *_, **__: world)
-    monkeypatch.setattr(driver, "HELLO_SECONDS", 0.3)
-    return world
+    return make_up(monkeypatch)
 
 
-def run(out: Path, until: Callable[[Watcher], bool] = lambda watcher: False) -> Watcher:
-    """A learner, and two groups with two actors each."""
-    config = Config(name="run", out=str(out), actor=ActorConfig(actors=4))
-    whole = Program(config)
-    replay = whole.replay(capacity=10, fields={"a": Field((), "int64")}, kind="transition", min_size=1)
-    weights = whole.weights(8)
-    whole.role(Learner, replay=replay, weights=weights, restarts=5)
-    whole.role(Actor, count=4, replay=replay, weights=weights, deeds={}, restarts=5)
-    watcher, deadline = Watcher(until), time.monotonic() + 60.0
-    watcher.until = lambda watcher: until(watcher) or time.monotonic() > deadline
-    folder = RunFolder.create(config)
-    wishes = Wishes("made:1", replay_shards=2, wait_seconds=0.0)
-    with Interrupts() as interrupts, closing(Driver(config, wishes, interrupts)) as run:
-        ledger = Ledger(config, folder, [watcher], Base(), time.monotonic())
-        try:
-            run.settle([{"CPU": 1.0}] * 3)
-            run.run(whole, ledger)
-            assert run._sums["env_steps"] == sum(place.total("env_steps") for place in run._places()) > 0
-        finally:
-            ledger.close()
-    assert time.monotonic() < deadline
-    return watcher
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> World:
+    return make_up(monkeypatch, patience=2.0)
 
 
 @pytest.mark.parametrize("kind", [Ground, RoleProcess])
-def test_a_learner_without_a_place_ends_the_run(world: World, tmp_path: Path, kind: type) -> None:
+def test_a_learner_without_a_place_ends_the_run(impatient: World, tmp_path: Path, kind: type) -> None:
     def trouble(process: Process, before: int) -> None:
         if process.place == 0 and process.kind is kind:
             process.never = {"hello", "poll"}
 
-    world.trouble = trouble
-    with pytest.raises(WorkerError, match=r"learner's place has not begun to work within 0.3 s: .* no room"):
+    impatient.trouble = trouble
+    with pytest.raises(WorkerError, match=r"learner's place has not begun to work within 2 s: .* no room"):
         run(tmp_path)
 
 
-def test_actors_without_any_place_end_the_run(world: World, tmp_path: Path) -> None:
+def test_actors_without_any_place_end_the_run(impatient: World, tmp_path: Path) -> None:
     def trouble(process: Process, before: int) -> None:
         process.never = {"hello"} if process.place else set()
 
-    world.trouble = trouble
+    impatient.trouble = trouble
     with pytest.raises(WorkerError, match="no group of actors has begun to work"):
         run(tmp_path)
 
 
-def test_a_group_without_a_place_is_said_once_and_the_others_go_on(world: World, tmp_path: Path) -> None:
+def test_a_group_without_a_place_is_said_once_and_the_others_go_on(impatient: World, tmp_path: Path) -> None:
     def trouble(process: Process, before: int) -> None:
         process.never = {"hello"} if process.place == 2 else set()
 
-    world.trouble = trouble
+    impatient.trouble = trouble
     late: list[int] = []
 
     def until(watcher: Watcher) -> bool:
@@ -226,6 +78,21 @@ def test_who_cannot_be_reached_is_killed_before_another_takes_its_place(
     world.trouble = trouble
     run(tmp_path, lambda watcher: len(world.of(RoleProcess, 0)) == 2 and world.of(RoleProcess, 0)[1].asked > 0)
     assert len(world.of(kind, 0)) == 2
+
+
+def test_a_life_that_never_began_is_no_second_loss(world: World, tmp_path: Path) -> None:
+    """Ray tries the next life on the lost node, too, until it has noticed that it is gone."""
+    away = ActorUnavailableError("the connection broke", b"x" * 16)
+
+    def trouble(process: Process, before: int) -> None:
+        if process.place == 2 and process.kind is Ground and before < 2:
+            process.fails = {("look", "hello")[before]: away}
+
+    world.trouble = trouble
+    watcher = run(tmp_path, lambda watcher: watcher.status.restarts["shard"] == 1 and len(world.of(Ground, 2)) == 3)
+    assert watcher.status.restarts["shard"] == 1
+    assert sum("shard-1 was lost with" in text for text in watcher.texts) == 1
+    assert sum("shard-1 did not begin to work" in text for text in watcher.texts) == 1
 
 
 def test_a_node_with_other_versions_that_comes_later_ends_the_run_in_good_order(world: World, tmp_path: Path) -> None:

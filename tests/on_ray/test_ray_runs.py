@@ -6,91 +6,35 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("ray.cluster_utils", reason="needs the extra ray", exc_type=ImportError)
 
 import ray
-from plain_roles import BATCH, Actor, Learner
+from plain_roles import BATCH
+from short_runs import Watcher, run
 
-from apexrl.config import ActorConfig, Config, StopConfig
+from apexrl.agents import with_agent
+from apexrl.config import ActorConfig, Config
 from apexrl.errors import ConfigError, LinkError, NonFiniteError
-from apexrl.launch.ledger import Base, Ledger
+from apexrl.launch import launch
 from apexrl.launch.ray import reception
 from apexrl.launch.ray.actors import Hello
 from apexrl.launch.ray.driver import Driver
-from apexrl.launch.ray.reception import places
 from apexrl.launch.ray.wishes import Wishes
 from apexrl.launch.supervisor import Interrupts
-from apexrl.run_folder import RunFolder
-from apexrl.spec import Field
+from apexrl.presets import with_topology
+from apexrl.settings import override
 from apexrl.status import RunStatus
-from apexrl.topologies.program import Program
 
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
-
-
-Act = Callable[["Watcher", RunStatus], bool]
-
-
-class Watcher:
-    """Remembers, and may act on every status."""
-
-    def __init__(self, namespace: str, act: Act | None) -> None:
-        self.namespace = namespace
-        self._act = act
-        self.texts: list[str] = []
-        self.seen: dict[str, Any] = {}
-        self.status = RunStatus()
-
-    def started(self, config: Config, folder: Path) -> None: ...
-
-    def update(self, status: RunStatus) -> bool | None:
-        self.status = status
-        return self._act is not None and self._act(self, status)
-
-    def event(self, kind: str, values: dict[str, Any]) -> None:
-        if kind == "seen":
-            self.seen = values
-
-    def message(self, text: str, level: str = "info") -> None:
-        self.texts.append(text)
-
-    def finished(self, summary: dict[str, Any]) -> None: ...
-
-
-def program(config: Config, deeds: dict[str, str]) -> Program:
-    whole = Program(config)
-    replay = whole.replay(
-        capacity=4000, fields={"action": Field((), "int64")}, kind="transition", min_size=32, samples_per_insert=0.0
-    )
-    weights = whole.weights(4000)
-    whole.role(Learner, replay=replay, weights=weights, restarts=5)
-    whole.role(Actor, count=config.actor.actors, replay=replay, weights=weights, deeds=deeds, restarts=5)
-    return whole
-
-
-def run(address: str, out: Path, deeds: dict[str, str], act: Act | None = None) -> Watcher:
-    """Four actors in two groups, for at most eight minutes."""
-    config = Config(name="run", out=str(out), actor=ActorConfig(actors=4), stop=StopConfig(minutes=8.0))
-    wishes = Wishes(address=address, actor_cpus=0.5, shard_cpus=0.5, learner_cpus=1.0, replay_shards=2)
-    folder = RunFolder.create(config)
-    with Interrupts() as interrupts, closing(Driver(config, wishes, interrupts)) as driver:
-        watcher = Watcher(driver.namespace, act)
-        ledger = Ledger(config, folder, [watcher], Base(), time.monotonic())
-        driver.settle(places(config, wishes, 2))
-        driver.run(program(config, deeds), ledger)
-    ledger.close()
-    return watcher
 
 
 def test_a_worker_and_a_shard_are_killed_and_the_run_goes_on(cluster: str, tmp_path: Path) -> None:
@@ -139,10 +83,8 @@ def test_what_the_cluster_does_not_have_is_said_within_seconds(cluster: str) -> 
 
 def test_more_shards_than_actors_are_refused(cluster: str) -> None:
     config = Config(actor=ActorConfig(actors=2))
-    wishes = Wishes(cluster, replay_shards=3)
-    refused = pytest.raises(ConfigError, match="--replay-shards 3 want an actor each")
-    with Interrupts() as interrupts, closing(Driver(config, wishes, interrupts)) as driver, refused:
-        driver.probe()
+    with Interrupts() as interrupts, pytest.raises(ConfigError, match="--replay-shards 3 want an actor each"):
+        Driver(config, Wishes(cluster, replay_shards=3), interrupts)
 
 
 def test_other_versions_on_a_node_are_refused_by_name() -> None:
@@ -167,3 +109,10 @@ def test_nobody_at_an_address_is_said_with_what_to_do() -> None:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     with Interrupts() as interrupts, pytest.raises(LinkError, match=f"{address}.*ray start --head"):
         Driver(Config(), Wishes(address), interrupts)
+
+
+def test_a_topology_that_cannot_be_spread_is_refused_before_there_is_a_folder(cluster: str, tmp_path: Path) -> None:
+    config = with_agent(with_topology(override(Config(), {"out": str(tmp_path), "name": "run"}), "a3c"), "a2c")
+    with pytest.raises(ConfigError, match="topology a3c cannot run on Ray"):
+        launch(override(config, {"env": "CartPole-v1", "actors": 1}), meeting=Wishes(cluster, learner_cpus=0.5))
+    assert not (tmp_path / "run").exists()

@@ -11,7 +11,7 @@ import pytest
 
 from apexrl.errors import WaitTimeout
 from apexrl.replay import Replay
-from apexrl.roles.batches import DirectBatches, PrefetchedBatches, Ready
+from apexrl.roles.batches import DirectBatches, PrefetchedBatches, Ready, Unsent
 from apexrl.spec import Field
 
 BATCH = 8
@@ -114,6 +114,19 @@ def test_of_a_queue_what_waits_or_is_in_hand_is_lost_with_the_learner(taken: int
         with pytest.raises(WaitTimeout):
             replay.sample(BATCH, timeout=0.0)  # somebody takes its place
         assert replay.stats()["lost"] == lost * BATCH
+
+
+def test_what_shards_never_heard_of_is_counted_once(stage: Any) -> None:
+    class Spread:
+        unsent = 0
+
+    context, replay = stage.context("learner"), Spread()
+    unsent = Unsent(context, replay)
+    for replay.unsent in (0, 3, 3, 10):
+        unsent.count()
+    assert stage.run.totals["unsent_priorities"] == 10
+    Unsent(context, object()).count()  # a replay of one piece
+    assert stage.run.totals["unsent_priorities"] == 10
 
 
 def test_direct_batches_give_none_while_the_replay_says_wait() -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from apexrl.config import Config
-from apexrl.errors import ConfigError
 from apexrl.protocols import Item
 from apexrl.replay import Replay
 from apexrl.replay.chunks import schema
@@ -41,7 +38,7 @@ def nodes(side: Program) -> dict[str, Node]:
 
 def test_home_keeps_every_role_but_the_actors() -> None:
     whole, sampler = program(), object()
-    home = nodes(home_side(whole, sampler))
+    home = nodes(home_side(whole, [sampler]))
     assert list(home) == ["learner", "evaluator"]
     assert home["learner"].ports["replay"] is sampler
     assert home["learner"].ports["weights"] is home["evaluator"].ports["weights"]
@@ -72,14 +69,14 @@ def test_shards_hold_the_same_items_as_one_replay_would() -> None:
 
 
 def test_the_limiter_is_that_of_all_shards_together() -> None:
-    found = sampling(program())
+    (found,) = sampling(program())
     assert (found["capacity"], found["min_size"], found["samples_per_insert"]) == (1000, 100, 4.0)
     assert found["stratified"] is True
 
 
 def test_a_queue_is_cut_too() -> None:
     whole = program("impala", UNROLLS, queue_batches=2)
-    assert sampling(whole)["sampler"] == "fifo"
+    assert [one["sampler"] for one in sampling(whole)] == ["fifo"]
     shard = nodes(group_side(whole, 1, 3))["actor"].ports["replay"].options
     assert shard["sampler"] == "fifo"
     assert shard["capacity"] == 22
@@ -87,16 +84,11 @@ def test_a_queue_is_cut_too() -> None:
         assert replay.stats()["chunk_items"] == 1  # a slot holds one unroll
 
 
-def test_more_than_one_replay_between_actors_and_the_rest_cannot_be_cut() -> None:
-    whole = program(
-        "impala", replace(UNROLLS, offers=("gradients", "apply", "networks"), vectors={"a/online": 4}), learners=2
-    )
-    with pytest.raises(ConfigError, match="one replay to write into"):
-        home_side(whole, object())
-
-
-def test_what_cannot_be_cut_is_refused_for_ray_by_its_name() -> None:
+def test_slots_may_be_dealt_out_in_another_way() -> None:
     whole = program()
-    whole.nodes[:] = [node for node in whole.nodes if node.name != "actor"]
-    with pytest.raises(ConfigError, match=r"topology apex cannot run on Ray: it has no role 'actor'"):
-        home_side(whole, object())
+    sides = [nodes(group_side(whole, group, 3, slots))["actor"] for group, slots in enumerate([(0, 2), (1,), (3, 4)])]
+    assert [[slot for slot, _ in side.leases] for side in sides] == [[0, 2], [1], [3, 4]]
+    options = [side.ports["replay"].options for side in sides]
+    assert [(one["writers"], one["streams"], one["capacity"]) for one in options] == [
+        (2, 6, 334), (1, 3, 334), (2, 6, 334)
+    ]  # fmt: skip

@@ -26,6 +26,7 @@ COUNTERS = (
     "stale_gradients",
     "outlier_batches",
     "late_requests",
+    "unsent_priorities",
 )
 """What workers count; ``total`` sums a counter over all rows and the resumed run's base."""
 
@@ -35,10 +36,11 @@ DROPPED = {
     "stale_gradients": "stale_gradients",
     "outlier_batches": "outlier_batches",
     "late_requests": "late_requests",
+    "unsent_priorities": "unsent_priorities",
 }
 """What is told as dropped (``RunStatus.dropped``) -> the counter of it. Aged: older than ``max_policy_lag``; stale: as
 ``max_gradient_lag`` says, slice by slice; outliers: as ``outlier_deviations``; late: an environment worker's, of a life
-before its present one."""
+before its present one; unsent: for items of shards of a replay that were lost or are behind."""
 
 RUN, STOP, HURRY = 0, 1, 2
 """Stop word: go on; end in good order; end at once, without a final evaluation."""

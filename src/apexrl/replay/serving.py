@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from apexrl.errors import ClosedError, ConfigError, OwnershipError, WaitTimeout
 from apexrl.replay.served import EMPTY, FULL, LEARNER_LOCK, LOST, SERVER_LOCK, TAKEN, ServedBatches, ServedMemory
+from apexrl.replay.sources import source_of
 
 if TYPE_CHECKING:
     from apexrl.replay.batch import ArraySet
     from apexrl.replay.replay import Normalize, Replay
+    from apexrl.replay.sharded import ShardedReplay
 
 _LOOK_SECONDS = 0.2  # between looks at who of the learners lives
 _STARVED_SECONDS = 0.005  # to wait for items
@@ -25,7 +27,7 @@ class BatchServer:
     are the ``learner(i)`` handles. Batches are sampled only for learners that are there.
 
     Args:
-        replay: to sample from.
+        replay: to sample from: one of this host's, or one that is spread over shards.
         learners: places for learners.
         batch_size, beta, normalize: as for ``Replay.sample``; a learner may ask for another ``beta``.
         prefetch: batches ready or held per learner, at least two: a loop holds one while it asks for the next.
@@ -33,7 +35,7 @@ class BatchServer:
 
     def __init__(
         self,
-        replay: Replay,
+        replay: Replay | ShardedReplay,
         learners: int,
         batch_size: int,
         beta: float = 0.4,
@@ -46,16 +48,16 @@ class BatchServer:
                 raise ConfigError(f"{name}={value!r} must be an integer of at least {least}")
         if not 0.0 <= beta <= 100.0:
             raise ConfigError(f"beta={beta} must be a number from 0 on (1: full correction)")
-        if replay._options["sampler"] == "fifo" and batch_size > replay.capacity:
+        self._source = source = source_of(replay, self)
+        if source.fifo and batch_size > replay.capacity:
             raise ConfigError(
                 f"batch_size={batch_size} is more than the {replay.capacity} items that this replay holds"
             )
         self.replay = replay
         self._arguments = (learners, batch_size, beta, prefetch, normalize)
         self._normalize: Normalize = normalize
-        replay._servers.add(self)
         if memory is None:
-            memory = ServedMemory(replay._layout, learners, batch_size, prefetch)
+            memory = ServedMemory(source.layout, learners, batch_size, prefetch)
             for i in range(learners):
                 memory.beta(i)[0] = beta
         self._memory = memory
@@ -112,7 +114,7 @@ class BatchServer:
         if worked or timeout <= 0:
             return worked
         if starved:
-            self.replay._native.wait(min(timeout, _STARVED_SECONDS))
+            self._source.wait(min(timeout, _STARVED_SECONDS))
         else:
             memory.segment.wait(memory.SERVER_BELL, seen, timeout)
         return False
@@ -155,7 +157,7 @@ class BatchServer:
         if not segment.try_lock(SERVER_LOCK):
             raise OwnershipError(f"process {segment.holder(SERVER_LOCK)} serves these batches, and only one may")
         self._serving = True
-        native = self.replay._native
+        native = self._source.native
         self._sets = [[memory.arrays(i, k, native) for k in range(memory.prefetch)] for i in range(memory.learners)]
         places = list(range(memory.prefetch))
         self._out = {
@@ -163,11 +165,7 @@ class BatchServer:
         }
         for i in range(memory.learners):  # go on where a predecessor was
             self._serials[i] = segment.load(memory.serial(i, memory.in_order(i, places)[-1]))
-        self.replay._own()
-        # Batches of a fifo replay that outlived a predecessor were counted as lost with it.
-        self.replay._native.adopt(
-            len(self._out) * memory.batch_size if self.replay._options["sampler"] == "fifo" else 0
-        )
+        self._source.begin(len(self._out) * memory.batch_size)
 
     def _fill(self, learner: int, k: int) -> bool:
         memory, size = self._memory, self._memory.batch_size
@@ -175,9 +173,8 @@ class BatchServer:
             self._out.discard((learner, k))
             self._done(lost=False)
         beta = float(memory.beta(learner)[0])
-        outputs = self._sets[learner][k].outputs
         try:
-            self.replay._fill(outputs, size, beta, self._normalize, timeout=0.0, outstanding=True)
+            self._source.fill(self._sets[learner][k], size, beta, self._normalize)
         except WaitTimeout:
             return False
         self._out.add((learner, k))
@@ -234,6 +231,5 @@ class BatchServer:
         self._done(lost=True)
 
     def _done(self, lost: bool) -> None:
-        """A fifo batch is no longer out; others' items may be drawn again."""
-        if self.replay._options["sampler"] == "fifo":
-            self.replay._native.done(self._memory.batch_size, lost)
+        """A batch is no longer out; of a fifo replay others' items may be drawn again."""
+        self._source.done(self._memory.batch_size, lost)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from apexrl.replay.shards import Answer, Drawn, Standing
+
+IDLE_SECONDS = 1.0  # in which a shard takes nothing in while others might have, before they may in its place
 
 
 class Part(NamedTuple):
@@ -58,6 +61,26 @@ class Known:
     looked: float = -1e9
     asked: int = 0  # rows under way
     updates: deque[tuple[Answer, int, int]] = field(default_factory=deque)  # with their number
+    took: float = -1e9  # when it was last seen to have taken something in
+    raised: float = -1e9  # when it was last granted something
+    idle: bool = False  # it takes in nothing of what it was granted, and samples are short
+
+    @property
+    def granted(self) -> int:
+        """Items that it may ever take in; what a lost or idle one did not, others may."""
+        return self.inserted if self.lost or self.idle else max(self.before + self.limit, self.inserted)
+
+    def grant(self, share: int, now: float) -> None:
+        """Its present life may take in ``share`` items more. It is not idle before it has left that alone, too."""
+        self.limit = max(self.limit, self.inserted - self.before) + share
+        self.raised, self.idle = now, False
+
+    def judge(self, others: Sequence[Known], asked: float, short: float) -> None:
+        """Whether it is idle, by its answer to a question of ``asked``; samples have been short since ``short``."""
+        moved = max(self.took, self.raised)
+        if self.lost or self.limit <= self.inserted - self.before or asked - max(moved, short) < IDLE_SECONDS:
+            return
+        self.idle = any(other.took > moved and not other.lost for other in others if other is not self)
 
     def lose(self, epoch: int, now: float) -> None:
         """A question of ``epoch`` came back unanswered."""
@@ -67,7 +90,7 @@ class Known:
             self.losses += bool(self.life)  # what was never seen has yet to come
             self.lost_items += self.size
             self.epoch += 1
-        self.lost, self.size, self.mass, self.heard = True, 0, 0.0, now
+        self.lost, self.idle, self.size, self.mass, self.heard = True, False, 0, 0.0, now
 
     def enter(self, standing: Standing, epoch: int, now: float) -> int:
         """How it said to stand. Returns items that it had given before it was known here."""
@@ -84,6 +107,9 @@ class Known:
             self.epoch += 1
         self.lost, self.heard = False, now
         if standing.moment >= self.moment:  # or newer answers were faster
+            inserted = self.before + standing.inserted
+            if inserted != self.inserted:
+                self.took, self.idle = now, False
             self.moment = standing.moment
-            self.size, self.mass, self.inserted = standing.size, standing.mass, self.before + standing.inserted
+            self.size, self.mass, self.inserted = standing.size, standing.mass, inserted
         return earlier

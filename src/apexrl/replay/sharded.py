@@ -9,23 +9,30 @@ whatever has changed since.
 from __future__ import annotations
 
 import math
+import os
+import secrets
 import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apexrl.errors import ClosedError, ConfigError, PriorityError, SpecError, WaitTimeout
-from apexrl.replay.batch import Allocator, Batch, Updated, aligned
+from apexrl.replay.batch import Allocator, ArraySet, Batch, Updated, aligned
+from apexrl.replay.layout import Layout
 from apexrl.replay.replay import Normalize
 from apexrl.replay.shard_books import Known, Part, Plan
 from apexrl.replay.shards import Answer, Drawn, ShardEnd, Written
 from apexrl.replay.writer import as_priorities
 from apexrl.spec import Array
 
+if TYPE_CHECKING:
+    from apexrl.replay.serving import BatchServer
+
 _ROW_BITS = 24  # of a key: the row of its batch; above them, the batch's number
+_FIRST_BITS = 39  # of a sampler's first batch's number, which is drawn: keys of the sampler before it name none of its
 _REMEMBERED = 1024  # batches whose priorities may still come
 _WAITING_UPDATES = 64  # priority messages that one shard may leave unanswered
 _LOOK_SECONDS, _STARVED_SECONDS = 0.1, 0.005  # between looks at a shard that was not drawn from; while items are short
@@ -41,10 +48,13 @@ class ShardedReplay:
         capacity: items of all together.
         sampler, min_size, samples_per_insert, insert_band: as for ``Replay``, over all shards together. Shards hear
             with every call how many items they may take in until the next one, so the band is kept as closely as
-            calls are frequent.
+            calls are frequent. One that lives but takes nothing in for a second, while samples are short and others
+            do, cannot give back what it was granted: others may take in as much. If it wakes, what such shards had
+            left comes on top of the band, and no more than that.
         stratified: one row from each equal slice of the total, which goes from shard to shard; else independent.
         seed: of the choice of shards.
         ahead: batches asked for before they are wanted.
+        layout: of the shards' items; only ``serve`` needs it.
     """
 
     def __init__(
@@ -59,10 +69,12 @@ class ShardedReplay:
         stratified: bool = True,
         seed: int = 0,
         ahead: int = 0,
+        layout: Layout | None = None,
     ) -> None:
         if not ends:
             raise ConfigError("a sharded replay needs at least one shard")
         self.capacity = capacity
+        self.layout = layout
         self.allocator: Allocator = aligned
         self._ends = list(ends)
         self._known = [Known() for _ in ends]
@@ -74,10 +86,18 @@ class ShardedReplay:
         self._rng = np.random.default_rng(seed)
         self._ahead = ahead
         self._plans: deque[Plan] = deque()
+        self._short = math.inf  # since when (monotonic) there have been too few items to ask for a batch
         self._planned = 0  # rows of all plans ever, and of those of samplers before this one
-        self._serial = 0
+        self._serial = secrets.randbits(_FIRST_BITS)
         self._given: OrderedDict[int, list[tuple[int, int, str, NDArray[np.uint64]]]] = OrderedDict()
         self._counts = dict.fromkeys(("sampled", "applied", "stale", "dropped_updates"), 0)
+        self.unsent = 0
+        """Priorities that reached no shard: it was lost or is behind, or a sampler before this one gave the keys."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In another process it is another sampler."""
+        self.__dict__.update(state)
+        self._serial = secrets.randbits(_FIRST_BITS)
 
     def sample(
         self, batch_size: int, beta: float = 0.4, *, normalize: Normalize = "batch", timeout: float = 10.0
@@ -88,6 +108,41 @@ class ShardedReplay:
             WaitTimeout: too few items, held back by the limiter, or shards that do not answer, for ``timeout`` seconds.
                 What is under way stays so.
         """
+        return self._batch(self._next(batch_size, beta, normalize, timeout), beta, normalize)
+
+    def fill(self, arrays: ArraySet, batch_size: int, beta: float, normalize: Normalize, timeout: float) -> None:
+        """As ``sample``, into arrays for ``batch_size`` items of this ``layout``."""
+        self._batch(self._next(batch_size, beta, normalize, timeout), beta, normalize, arrays)
+
+    def wait(self, timeout: float) -> None:
+        """… until something that was asked for has come, at most ``timeout`` seconds."""
+        if self._plans and self._plans[0].parts:
+            self._gather(self._plans[0], timeout)
+        else:
+            self._wait_for_a_look(timeout)
+
+    def serve(
+        self, learners: int, batch_size: int, beta: float = 0.4, prefetch: int = 2, normalize: Normalize = "batch"
+    ) -> BatchServer:
+        """Sample for several learners of this host; see ``BatchServer``.
+
+        Raises:
+            ConfigError: it is a queue, or nobody said what its items look like.
+        """
+        from apexrl.replay.serving import BatchServer
+
+        if self._fifo:
+            raise ConfigError("shards of a fifo replay cannot be served: give every learner shards of its own")
+        if self.layout is None:
+            raise ConfigError("a sharded replay needs layout=, which says what its items look like, to be served")
+        self._check(batch_size, beta, normalize)
+        return BatchServer(self, learners, batch_size, beta, prefetch, normalize)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """ConfigError: no process has all of it."""
+        raise ConfigError(f"a replay that lies in shards cannot be saved to {os.fspath(path)}: leave out --save-replay")
+
+    def _check(self, batch_size: int, beta: float, normalize: Normalize) -> None:
         if not isinstance(batch_size, int | np.integer) or not 1 <= batch_size < 1 << _ROW_BITS:
             raise ConfigError(f"batch_size={batch_size!r} must be an integer of at least 1")
         if normalize not in ("batch", "none"):
@@ -96,14 +151,20 @@ class ShardedReplay:
             raise ConfigError(f"beta={beta} must be a number from 0 on (1: full correction)")
         if self._fifo and batch_size > self.capacity:
             raise ConfigError(f"batch_size={batch_size} is more than the {self.capacity} items that this queue holds")
+
+    def _next(self, batch_size: int, beta: float, normalize: Normalize, timeout: float) -> Plan:
+        """A batch all of whose rows have come."""
+        self._check(batch_size, beta, normalize)
         deadline = time.monotonic() + timeout
         while True:
             now = time.monotonic()
             self._listen(now)
             self._plan(int(batch_size), now)
+            short = not self._plans or self._plans[0].missing > 0
+            self._short = min(self._short, now) if short else math.inf
             ready = bool(self._plans) and self._gather(self._plans[0], max(0.0, min(deadline - now, _STARVED_SECONDS)))
             if ready and self._plans[0].rows == batch_size:
-                return self._batch(self._plans.popleft(), beta, normalize)
+                return self._plans.popleft()
             if ready:  # the caller has changed the size
                 self._plans.popleft()
                 continue
@@ -139,6 +200,7 @@ class ShardedReplay:
                 if mine.any():
                     sent += self._send(shard, life, own[(rows[mine] - np.uint64(first)).astype(np.intp)], values[mine])
         self._counts["stale"] += len(keys) - sent
+        self.unsent += len(keys) - sent
         return Updated(sent, len(keys) - sent)
 
     def __len__(self) -> int:
@@ -189,18 +251,19 @@ class ShardedReplay:
         return inserted * self._rate - self._planned - size >= self._min_size * self._rate - self._error
 
     def _until(self, shard: int) -> int | None:
-        """Up to how many items a shard's present life may take in. What others were granted counts as taken in."""
+        """Up to how many items a shard's present life may take in. What others were granted counts, if not idle."""
         if self._rate <= 0.0 or self._fifo:
             return None
-        granted = sum(max(one.before + one.limit, one.inserted) for one in self._known)
+        one = self._known[shard]
+        if one.lost:  # whoever comes in its place is told with the next call, when it is known
+            return 0
+        granted = sum(one.granted for one in self._known)
         unused = granted - sum(one.inserted for one in self._known)
         room = (self._min_size * self._rate + self._error + self._planned) / self._rate - granted
         room = max(room, float(self._min_size - len(self) - unused))  # after a loss
-        one = self._known[shard]
         share = math.ceil(max(0.0, room) / max(1, sum(not other.lost for other in self._known)))
-        own = one.inserted - one.before
-        if share and one.limit - own < share:
-            one.limit = max(one.limit, own) + share
+        if share and one.limit - (one.inserted - one.before) < share:
+            one.grant(share, time.monotonic())
         return one.limit
 
     def _ask(self, plan: Plan) -> None:
@@ -262,12 +325,14 @@ class ShardedReplay:
             if one.look is not None and one.look[0].ready(0.0):
                 (look, epoch), one.look = one.look, None
                 self._take(one, look, epoch, now)
+                one.judge(self._known, one.looked, self._short)
             while one.updates and one.updates[0][0].ready(0.0):
                 answer, epoch, count = one.updates.popleft()
                 try:
                     written: Written = answer.take()
                 except ClosedError:
                     self._counts["stale"] += count
+                    self.unsent += count
                     one.lose(epoch, now)
                     continue
                 self._counts["applied"] += written.updated.applied
@@ -309,9 +374,11 @@ class ShardedReplay:
 
     # --- giving
 
-    def _batch(self, plan: Plan, beta: float, normalize: Normalize) -> Batch:
+    def _batch(self, plan: Plan, beta: float, normalize: Normalize, into: ArraySet | None = None) -> Batch:
         parts = plan.got
-        data = {name: self._joined([drawn.data[name] for _, _, drawn in parts]) for name in parts[0][2].data}
+        given = {} if into is None else into.named
+        names = list(parts[0][2].data)
+        data = {name: self._joined([drawn.data[name] for _, _, drawn in parts], given.get(name)) for name in names}
         probabilities = np.concatenate([chance * drawn.probabilities for _, chance, drawn in parts])
         if self._fifo:
             weights = np.ones(plan.rows, np.float32)
@@ -329,11 +396,15 @@ class ShardedReplay:
             self._given[self._serial] = whence
             if len(self._given) > _REMEMBERED:
                 self._given.popitem(last=False)
+        if into is not None:
+            into.fixed[0][:], into.fixed[1][:], into.fixed[2][:] = keys, probabilities, weights
         return Batch(data, keys, probabilities, weights)
 
-    def _joined(self, parts: Sequence[Array]) -> Array:
+    def _joined(self, parts: Sequence[Array], whole: Array | None) -> Array:
+        """``parts`` one after the other, in ``whole`` if there is one."""
         rows = sum(len(part) for part in parts)
-        whole = self.allocator((rows, *parts[0].shape[1:]), parts[0].dtype.name)
+        if whole is None:
+            whole = self.allocator((rows, *parts[0].shape[1:]), parts[0].dtype.name)
         at = 0
         for part in parts:
             whole[at : at + len(part)] = part

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apexrl.errors import WaitTimeout
-from apexrl.protocols import Agent
+from apexrl.protocols import Agent, Context
 from apexrl.roles.lag import AgeLimit
 
 if TYPE_CHECKING:
@@ -26,6 +26,22 @@ class Ready(NamedTuple):
     prepared: Any
     fresh: NDArray[np.bool_] | None = None
     """Which steps are young enough to be learned from, as ``AgeLimit`` says it; None: all."""
+
+
+class Unsent:
+    """Counts, as a role's own, priorities that never reached the shards of a replay that is spread over some."""
+
+    def __init__(self, context: Context, replay: Any) -> None:
+        self._context = context
+        self._replay = replay
+        self._counted = 0
+
+    def count(self) -> None:
+        """Enter what has come to it since the last call."""
+        unsent = getattr(self._replay, "unsent", 0)
+        if unsent > self._counted:
+            self._context.count(unsent_priorities=unsent - self._counted)
+            self._counted = unsent
 
 
 class DirectBatches:

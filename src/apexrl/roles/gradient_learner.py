@@ -13,7 +13,7 @@ from apexrl.errors import NonFiniteError
 from apexrl.links.gradients import GradientLink
 from apexrl.links.sharded_parameters import ShardedParameters
 from apexrl.protocols import Context, Item
-from apexrl.roles.batches import DirectBatches
+from apexrl.roles.batches import DirectBatches, Unsent
 from apexrl.roles.lag import AgeLimit, LagMeter, lags_of
 from apexrl.roles.learner import obituary, torch_device
 from apexrl.roles.pace import Pace
@@ -76,6 +76,7 @@ class GradientLearner:
         self._batches = DirectBatches(
             source, self._agent, settings.batch_size, config.replay.beta, context.patience, self._ages
         )
+        self._unsent = Unsent(context, replay)
         self._outliers = Outliers(config.wiring.outlier_deviations)
         self._pace = Pace(context, settings.updates_per_second / config.wiring.learners)
         self._lag = LagMeter(context)
@@ -127,6 +128,7 @@ class GradientLearner:
         now = self._context.clock()
         if now >= self._next_report or last:
             self._next_report = now + _REPORT_SECONDS
+            self._unsent.count()
             values = {**self._metrics, "gradient_lag": self._parameters.gradient_lag}
             updates = self._context.total("updates")
             self._context.send("metrics", values=values, updates=updates, **self._lag.report())

@@ -10,7 +10,7 @@ from apexrl.errors import ConfigError, NonFiniteError
 from apexrl.protocols import Agent, Context, Item, Learned, WeightsReader, WeightsWriter
 from apexrl.roles import checkpoints
 from apexrl.roles.actor import FIRST_VERSION
-from apexrl.roles.batches import DirectBatches, PrefetchedBatches, Ready
+from apexrl.roles.batches import DirectBatches, PrefetchedBatches, Ready, Unsent
 from apexrl.roles.group import Group
 from apexrl.roles.lag import AgeLimit, LagMeter, lags_of
 from apexrl.roles.pace import Anneal, Pace
@@ -89,6 +89,7 @@ class Learner:
         self._batches = PrefetchedBatches(direct, ahead, context.patience) if threaded else direct
 
         self._group = None if averaging is None else Group(context, self._agent, averaging, self._version)
+        self._unsent = Unsent(context, self._replay)
         self._held: Ready | None = None  # a batch whose update the others of the group have not made yet
 
         now = context.clock()
@@ -160,6 +161,7 @@ class Learner:
         now = self._context.clock() if now is None else now
         if now >= self._next_report:
             self._next_report = now + _REPORT_SECONDS
+            self._unsent.count()
             updates = self._context.total("updates")
             self._context.send("metrics", values=self._metrics, updates=updates, **self._lag.report())
         if self._next_checkpoint <= now < float("inf"):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from apexrl.config import Config
 from apexrl.protocols import Context
+from apexrl.roles.batches import Unsent
 from apexrl.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class ReplayServer:
         self._folder = RunFolder(context.folder)
         self._timeout = min(context.patience, _LONGEST_WAIT_SECONDS)
         self._served = 0
+        self._unsent = Unsent(context, batches.replay)
 
     def step(self) -> bool:
         """Sample what learners miss, write back what they sent. False: there was nothing to do."""
@@ -35,10 +37,12 @@ class ReplayServer:
         if served != self._served:
             self._context.count(batches=served - self._served)
             self._served = served
+        self._unsent.count()
         return worked
 
     def close(self) -> None:
         """The last priorities, and the replay when it is to be kept. Learners may still be at their last batches."""
         self._server.step(0.0)
+        self._unsent.count()
         if self._keep:
             self._server.replay.save(self._folder.replay_path)

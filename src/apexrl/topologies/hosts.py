@@ -160,8 +160,8 @@ def cut(program: Program, where: str = "over several hosts") -> tuple[Node, Repl
     return actor, replays[0], weights[0]
 
 
-def rewired(nodes: Sequence[Node], old: ReplayLink, new: ReplayLink) -> list[Node]:
-    """The nodes with another replay where they had ``old``, also as the source of batches."""
+def rewired(nodes: Sequence[Node], old: ReplayLink, new: Any) -> list[Node]:
+    """The nodes with another replay, or what samples one, where they had ``old``, also as the source of batches."""
     batches: dict[int, BatchesLink] = {}  # one placeholder stays one
 
     def port(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,15 @@ def queue_ports(replays: Sequence[ReplayLink]) -> dict[str, Any]:
     return {f"queue_{i}": one for i, one in enumerate(replays)}
 
 
+def queue_names(ports: Mapping[str, Any]) -> list[str]:
+    """The names of ``queue_ports`` among a role's ports, in their order."""
+    return sorted((name for name in ports if name.startswith("queue_")), key=lambda name: int(name[6:]))
+
+
 @dataclass(frozen=True)
 class OfQueue:
-    """Makes a role on one of several queues: slot i serves queue i mod N, whoever serves in it."""
+    """Makes a role on one of several queues: slot i serves queue i mod N, whoever serves in it, and the only one where
+    the others are elsewhere."""
 
     role: Factory
 
@@ -26,9 +32,5 @@ class OfQueue:
         return bool(getattr(self.role, "keeps", False))
 
     def __call__(self, context: Context, **ports: Any) -> Role:
-        queues = [ports.pop(name) for name in sorted(ports, key=_number) if name.startswith("queue_")]
+        queues = [ports.pop(name) for name in queue_names(ports)]
         return self.role(context, replay=queues[context.index % len(queues)], **ports)
-
-
-def _number(port: str) -> int:
-    return int(port.removeprefix("queue_")) if port.startswith("queue_") else -1

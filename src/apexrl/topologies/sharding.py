@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from apexrl.config import Config
@@ -9,7 +10,7 @@ from apexrl.errors import ConfigError
 from apexrl.links.gradients import GradientLink
 from apexrl.links.sharded_parameters import ShardedParameters
 from apexrl.links.shards import Shards
-from apexrl.topologies.program import Probe, Program
+from apexrl.topologies.program import Link, Probe, Program, WeightsLink
 
 
 def sharded(program: Program, config: Config, probe: Probe, senders: int) -> dict[str, Any]:
@@ -25,3 +26,13 @@ def sharded(program: Program, config: Config, probe: Probe, senders: int) -> dic
         "parameters": program.link(ShardedParameters, shards=shards),
         "gradients": program.link(GradientLink, shards=shards, senders=senders),
     }
+
+
+def board(port: WeightsLink | Link) -> WeightsLink | None:
+    """A weights board for those who read whole weights from ``port`` and are elsewhere; None: there are none in it."""
+    if isinstance(port, WeightsLink):
+        return WeightsLink(port.nbytes)
+    if port.make is ShardedParameters:
+        places = port.options["shards"].places.values()
+        return WeightsLink(4 * sum(math.prod(shape) for _, _, shape in places))
+    return None

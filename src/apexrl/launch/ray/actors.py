@@ -28,6 +28,7 @@ from apexrl.launch.worker import run_role
 from apexrl.links import messages
 from apexrl.links.context import SharedContext
 from apexrl.links.control import COUNTERS, ControlBoard
+from apexrl.links.sharded_parameters import ShardedParameters
 from apexrl.protocols import Role
 from apexrl.replay import Replay
 from apexrl.replay.shards import Drawn, Shard, Written
@@ -35,7 +36,7 @@ from apexrl.run_folder import versions
 from apexrl.topologies.program import Factory, Probe, Program
 from apexrl.weights import WeightsBoard
 
-_LOOK_SECONDS = 0.25
+_LOOK_SECONDS, _SOON_SECONDS = 0.25, 0.01  # between looks at weights; while some are on their way
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -81,7 +82,7 @@ class Ground:
         self._program = program
         self._wiring = Wiring(program, True, Path("/dev/null/none"))
         ports = [port for node in program.nodes for port in self._wiring.ports(node).values()]
-        self._board: WeightsBoard = next(port for port in ports if isinstance(port, WeightsBoard))
+        self._weights = next(port for port in ports if isinstance(port, WeightsBoard | ShardedParameters))
         replay = next((port for port in ports if isinstance(port, Replay)), None)
         self._shard = None if replay is None else Shard(replay)
         self._others: dict[int, Any] = {}
@@ -118,11 +119,13 @@ class Ground:
     @_apart("weights")
     def weights(self, version: int, boxed: list[Any]) -> int:
         """(group) Weights that lie in the object store under the reference in ``boxed``: fetched once to this node."""
-        if version > self._board.version:
+        board = self._weights
+        assert isinstance(board, WeightsBoard)
+        if version > board.version:
             try:
-                self._board.publish(ray.get(boxed[0]), version)
+                board.publish(ray.get(boxed[0]), version)
             except SpecError:
-                if version > self._board.version:
+                if version > board.version:
                     raise
         return version
 
@@ -142,8 +145,8 @@ class Ground:
         sent: dict[int, tuple[Any, int]] = {}
         reference, version = None, 0
         while True:
-            if self._board.wait(version, _LOOK_SECONDS if not under_way else 0.01):
-                newest = self._board.latest(newer_than=version)
+            if self._wait(version, _LOOK_SECONDS if not under_way else _SOON_SECONDS):
+                newest = self._weights.latest(newer_than=version)
                 if newest is not None:
                     version, reference = newest[0], ray.put(newest[1])
             for group, handle in list(self._others.items()):
@@ -155,6 +158,13 @@ class Ground:
                     continue
                 under_way[group] = (handle.weights.remote(version, [reference]), handle, version)
                 sent[group] = (handle, version)
+
+    def _wait(self, version: int, seconds: float) -> bool:
+        """(home) Whether there are newer weights; parameter servers ring nobody."""
+        if isinstance(self._weights, WeightsBoard):
+            return self._weights.wait(version, seconds)
+        time.sleep(min(seconds, _SOON_SECONDS))
+        return self._weights.version > version
 
 
 @dataclass(frozen=True)

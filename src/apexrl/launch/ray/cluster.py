@@ -9,13 +9,18 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from apexrl.errors import ConfigError, LinkError
@@ -37,6 +42,7 @@ class Cluster:
         self._wishes = wishes
         self._ours = not ray.is_initialized()
         self._group: PlacementGroup | None = None
+        self._more: dict[int, PlacementGroup] = {}  # of places that the run can do without, by their bundle's number
         self.namespace = f"apexrl-{uuid.uuid4().hex[:12]}"
         if self._ours:
             self._connect(local_cpus)
@@ -67,9 +73,11 @@ class Cluster:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
-    def nodes(self) -> list[dict[str, Any]]:
-        """Those that live."""
-        return [node for node in _nodes() if node["Alive"]]
+    def nodes(self, resources: Mapping[str, float] | None = None) -> list[dict[str, Any]]:
+        """Those that live, and have (free or not) these resources."""
+        wanted = (resources or {}).items()
+        alive = [node for node in _nodes() if node["Alive"]]
+        return [node for node in alive if all(node["Resources"].get(what, 0.0) >= count for what, count in wanted)]
 
     def reserve(self, bundles: Sequence[dict[str, float]], stopped: Callable[[], bool]) -> None:
         """Reserve a place for each bundle of resources, on different nodes where possible; the first, which is home's,
@@ -90,6 +98,23 @@ class Cluster:
             remove_placement_group(self._group)
         if not self._try(bundles, deadline, stopped):
             raise ConfigError(self._lacks(bundles))
+
+    def want(self, number: int, bundle: dict[str, float]) -> None:
+        """Ask for one more place, which the cluster gives when it has room, and gives again when its node was lost.
+        Until then it is demand, by which a cluster may grow."""
+        self._more[number] = placement_group([bundle], strategy="PACK")
+
+    def give_back(self, number: int) -> None:
+        """Ask no more for one of those places, or leave it."""
+        group = self._more.pop(number, None)
+        if group is not None:
+            remove_placement_group(group)
+
+    def room(self) -> set[int]:
+        """The numbers of those places that there are now."""
+        known = placement_group_table() if self._more else {}
+        there = {key for key, one in known.items() if one["state"] == "CREATED"}
+        return {number for number, group in self._more.items() if group.id.hex() in there}
 
     def _try(self, bundles: Sequence[dict[str, float]], deadline: float, stopped: Callable[[], bool]) -> bool:
         self._group = placement_group(list(bundles), strategy="SPREAD")
@@ -132,15 +157,19 @@ class Cluster:
         )
 
     def _place(self, bundle: int) -> PlacementGroupSchedulingStrategy:
+        if bundle in self._more:
+            return PlacementGroupSchedulingStrategy(self._more[bundle], placement_group_bundle_index=0)
         assert self._group is not None, "reserve places first"
         return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
 
     def close(self) -> None:
         """Give the places back, with whoever is still there, and the connection."""
-        group, self._group = self._group, None
+        groups = [*self._more.values(), *([] if self._group is None else [self._group])]
+        self._group, self._more = None, {}
         try:
-            if group is not None and ray.is_initialized():
-                remove_placement_group(group)
+            for group in groups if ray.is_initialized() else []:
+                with suppress(RayError):  # one that cannot be given back shall not keep the others
+                    remove_placement_group(group)
         finally:
             if self._ours and ray.is_initialized():
                 ray.shutdown()

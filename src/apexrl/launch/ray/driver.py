@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 
 import ray
@@ -13,17 +13,21 @@ from apexrl.config import Config
 from apexrl.errors import ApexrlError, WorkerError
 from apexrl.launch.ledger import Ledger
 from apexrl.launch.probe import revive
+from apexrl.launch.ray import books
 from apexrl.launch.ray.actors import Errand, Ground, Look, News, Report, RoleProcess
 from apexrl.launch.ray.cluster import Cluster, kill, ready
-from apexrl.launch.ray.ends import Sampler, life_name
-from apexrl.launch.ray.places import Group, Place
-from apexrl.launch.ray.reception import HELLO_SECONDS, compare, places, receive
+from apexrl.launch.ray.ends import life_name
+from apexrl.launch.ray.figures import Figures
+from apexrl.launch.ray.growth import Growth
+from apexrl.launch.ray.places import Group, Place, cut
+from apexrl.launch.ray.plans import Plan, check_room, places, plan
+from apexrl.launch.ray.reception import HELLO_SECONDS, compare, receive, reserve
 from apexrl.launch.ray.wishes import Wishes
 from apexrl.launch.slots import slot_seed
 from apexrl.launch.supervisor import Interrupts
-from apexrl.links.control import COUNTERS, DROPPED, HURRY, RUN, STOP
+from apexrl.links.control import COUNTERS, HURRY, RUN, STOP
 from apexrl.topologies import Probe, Program
-from apexrl.topologies.groups import group_side, home_side, sampling
+from apexrl.topologies.groups import LEARNERS, queues, sampling
 
 _TICK_SECONDS = 0.1
 _NO_ROOM = "the cluster has no room for it now, or its node does not start processes (see `ray status`)"
@@ -38,9 +42,9 @@ class Driver:
         self._config = config
         self._wishes = wishes
         self._interrupts = interrupts
-        wanted = sum(place["CPU"] for place in places(config, wishes, wishes.replay_shards or 1))
+        self._plan = plan(config, wishes, 1, queues(config))  # on one machine, until it is known
+        wanted = sum(place["CPU"] for place in places(config, wishes, self._plan)[: self._plan.base + 1])
         self._cluster = Cluster(wishes, local_cpus=wanted)
-        self._shards = 0
         self.namespace = self._cluster.namespace  # of the run's named actors: shard-0.0, shard-1.0 …
         self._groups: list[Group] = []
         self._failure: ApexrlError | None = None
@@ -53,36 +57,41 @@ class Driver:
     def close(self) -> None:
         """End every actor of the run, and give the places back. May be called again."""
         groups, self._groups = self._groups, []
-        for group in groups:
-            for place in group.places:
-                kill(place.handle)
-            kill(group.ground)
-        self._cluster.close()
+        try:
+            for group in groups:
+                for place in group.places:
+                    kill(place.handle)
+                kill(group.ground)
+        finally:
+            self._cluster.close()
 
     def probe(self) -> Probe:
         """Reserve the run's places, and look at environment and agent; see ``reception.receive``."""
-        seen, self._shards = receive(self._config, self._wishes, self._cluster, self._interrupts)
+        seen, self._plan = receive(self._config, self._wishes, self._cluster, self._interrupts)
         return seen
 
-    def settle(self, bundles: Sequence[dict[str, float]]) -> None:
-        """Reserve these places (the first is home's) without looking at anything: for programs of one's own."""
-        self._cluster.reserve(bundles, lambda: self._interrupts.count > 0)
-        self._shards = len(bundles) - 1
+    def check(self, program: Program) -> None:
+        """ConfigError: ``program`` cannot run so."""
+        check_room(self._plan, sampling(program))
 
-    def run(self, program: Program, ledger: Ledger) -> None:
+    def settle(self, plan: Plan) -> None:
+        """Reserve places for these groups without looking at anything: for programs of one's own."""
+        reserve(self._config, self._wishes, plan, self._cluster, self._interrupts)
+        self._plan = plan
+
+    def run(self, program: Program, ledger: Ledger, figures: Figures | None = None) -> None:
         """Run ``program`` until something stops it. Raises what made it fail; otherwise ``ledger`` knows the reason."""
-        self._ledger = ledger
-        config, shards = self._config, self._shards
-        names = [f"shard-{k}" for k in range(shards)]
-        home = home_side(program, Sampler(names, self._cluster.namespace, sampling(program)))
-        self._groups = [Group(0, home, config.learner.learner_restarts)]
-        for k in range(shards):
-            self._groups.append(Group(k + 1, group_side(program, k, shards), config.actor.actor_restarts))
+        self._ledger, self._figures = ledger, figures
+        self._groups = cut(program, self._plan, self._cluster.namespace)
+        bundles = places(self._config, self._wishes, self._plan)[1:]
+        self._growth = Growth(self._cluster, self._plan, self._groups[1:], bundles, ledger.tell)
         shown = polled = -1.0
         while not all(place.gone for place in self._places()):
             self._sleep()
             now = time.monotonic()
             self._heed_interrupts()
+            if self._stop_at is None:
+                self._growth.step(now)
             for group in self._groups:
                 self._attend(group, now)
             self._miss(now)
@@ -120,7 +129,8 @@ class Driver:
             for place in group.places:
                 place.gone = place.gone or place.handle is None
         if group.ground is None:
-            if now >= group.restart_at and not all(place.gone for place in group.places):
+            due = now >= group.restart_at and self._growth.may_begin(group)
+            if due and not all(place.gone for place in group.places):
                 self._found(group, now)
             return
         if not self._hear_ground(group, now):
@@ -136,10 +146,10 @@ class Driver:
         if self._stop_at is not None:
             return
         limit = self._longest
-        missing = [group for group in self._groups if group.awaited(now) > limit]
+        missing = [group for group in self._groups if group.awaited(now) > limit and self._growth.may_begin(group)]
         if self._groups[0] in missing:
             self._give_up(WorkerError(f"the learner's place has not begun to work within {limit:g} s: {_NO_ROOM}"))
-        elif missing and len(missing) == len(self._groups) - 1:
+        elif missing and all(group in missing or group.absent for group in self._groups[1:]):
             self._give_up(WorkerError(f"no group of actors has begun to work within {limit:g} s: {_NO_ROOM}"))
         for group in self._groups:
             if group in missing and not group.late:
@@ -148,8 +158,7 @@ class Driver:
 
     def _found(self, group: Group, now: float) -> None:
         """Start a group: the process that holds its memory first."""
-        wishes = self._wishes
-        cpus = wishes.shard_cpus if group.number else 0.0
+        cpus = self._wishes.shard_cpus if group.number else 0.0
         name = life_name(group.name, group.lives) if group.number else None
         group.born_at = now
         group.ground = self._cluster.actor(Ground, group.number, cpus, name=name).remote(group.program)
@@ -163,8 +172,10 @@ class Driver:
                 if not ready(group.greeting):
                     return False
                 greeting, group.greeting = group.greeting, None
-                compare(ray.get(greeting))
+                group.where = ray.get(greeting)
+                compare(group.where)
                 group.up = True
+                group.begun += 1
                 home = self._groups[0]
                 if group.number and home.up:
                     home.ground.meet.remote(group.number, group.ground)
@@ -181,10 +192,11 @@ class Driver:
                 group.asked_at = now
                 group.looked = group.ground.look.remote()
         except RayTaskError as error:
-            self._give_up(error.cause if isinstance(error.cause, ApexrlError) else WorkerError(str(error)))
+            cause = error.cause if isinstance(error.cause, ApexrlError) else WorkerError(str(error))
+            self._give_up_group(group, cause, now)
             return False
         except ApexrlError as error:  # other versions than the driver's
-            self._give_up(error)
+            self._give_up_group(group, error, now)
             return False
         except RayError as error:
             self._lose(group, error, now)
@@ -194,42 +206,48 @@ class Driver:
     def _lose(self, group: Group, error: Exception, now: float) -> None:
         """A group's memory is gone: its workers begin anew with it."""
         if not group.up and "creation task" in str(error):  # what its making raised, another would too
-            self._give_up(WorkerError(f"{group.name} cannot be made on its node:\n{error}"))
             group.ground = group.greeting = None
             group.restart_at = float("inf")
+            self._give_up_group(group, WorkerError(f"{group.name} cannot be made on its node:\n{error}"), now)
             return
         size = group.look.replay.get("size", 0)
         what = f"{group.name} was lost with {size:,} items" if group.number else "the learner's node or memory was lost"
-        self._ledger.tell(f"{what} ({_first_line(error)}); starting it again", "warning")
+        if not group.up:  # often because Ray had not yet noticed that its node is gone
+            what = f"{group.name} did not begin to work"
+        again = "it begins again when there is room" if group.optional else "starting it again"
+        self._ledger.tell(f"{what} ({_first_line(error)}); {again}", "warning")
+        self._end_group(group, "its group was lost", now)
+        if group.patience.exhausted:
+            failures, allowed = group.patience.failures, group.patience.restarts
+            often = WorkerError(f"{what} {failures} times, and {allowed} restarts are allowed")
+            self._give_up_group(group, often, now)
+
+    def _end_group(self, group: Group, why: str, now: float) -> None:
+        """End its memory, and whoever works there."""
+        if group.ground is None:
+            return
         for place in group.places:
             if place.handle is not None:
                 kill(place.handle)
-                place.end(now, True, "its group was lost")
+                place.end(now, True, why)
         kill(group.ground)  # who cannot be reached may still live, beside the next one
         group.end(now)
         home = self._groups[0]
         if group.number and home.up:
             home.ground.meet.remote(group.number, None)
-        if group.patience.exhausted:
-            failures, allowed = group.patience.failures, group.patience.restarts
-            self._give_up(WorkerError(f"{what} {failures} times, and {allowed} restarts are allowed"))
 
     def _begin(self, group: Group, place: Place, now: float) -> None:
         """Start a life."""
-        wishes, node = self._wishes, place.node
-        cpus, gpus = 0.0, 0.0
-        if group.number:
-            cpus = wishes.actor_cpus
-        elif node.keeps:
+        wishes, node, life = self._wishes, place.node, place.generation + 1
+        cpus, gpus = wishes.actor_cpus if group.number else 0.0, 0.0
+        if node.name in LEARNERS:
             cpus, gpus = wishes.learner_cpus, wishes.learner_gpus
         errand = Errand(
             name=place.name,
             role=node.name,
             index=place.index,
-            generation=place.generation + 1,
-            seed=slot_seed(
-                self._config.seed, node.name, place.index, place.generation + 1, self._ledger.base.env_steps
-            ),
+            generation=life,
+            seed=slot_seed(self._config.seed, node.name, place.index, life, self._ledger.base.env_steps),
             folder=self._ledger.folder.path.resolve(),
             keeps=node.keeps,
             factory=node.factory,
@@ -250,13 +268,13 @@ class Driver:
                         self._enter(place, ray.get(place.polled, timeout=1.0), now)
                 report: Report = ray.get(place.life)
                 self._enter(place, report, now)
-                self._bury(place, now, report.status or 0, "")
+                self._bury(group, place, now, report.status or 0, "")
                 return
         except RayTaskError as error:
-            self._bury(place, now, 1, str(error))
+            self._bury(group, place, now, 1, str(error))
             return
         except RayError as error:
-            self._bury(place, now, None, _first_line(error))
+            self._bury(group, place, now, None, _first_line(error))
             return
         every = max(_PERIOD_SECONDS, sum(len(g.places) for g in self._groups) / _POLLS_PER_SECOND)
         if place.polled is None and now - place.asked_at >= every:
@@ -281,7 +299,7 @@ class Driver:
             if message.kind != "error":
                 self._ledger.hear(message.kind, message.values)
 
-    def _bury(self, place: Place, now: float, status: int | None, why: str) -> None:
+    def _bury(self, group: Group, place: Place, now: float, status: int | None, why: str) -> None:
         """A life has ended, with ``status`` or (None) killed: in good order, or to be followed by another."""
         kill(place.handle)  # who cannot be reached may still live, and write checkpoints
         place.end(now, status is None, why)
@@ -295,22 +313,20 @@ class Driver:
             else:
                 self._ledger.tell(f"{place.name} did not stop in good order: {place.headline}", "warning")
             return
-        role = [other for other in self._places() if other.node.name == place.node.name]
+        there = [one for one in self._groups if one.up or not one.optional]
+        role = [other for one in there for other in one.places if other.node.name == place.node.name]
         fatal = self._fatal(place)
         if fatal is not None:
-            self._give_up(fatal)
+            self._give_up_group(group, fatal, now)
         elif all(other.patience.fails_always for other in role):
             who = f"all {len(role)} {place.node.name}s fail always; {place.name}" if len(role) > 1 else place.name
             often = f"{place.patience.in_vain} times in a row"
             self._give_up(WorkerError(f"{who} failed {often}: {place.headline}\n{place.last_error}"))
         elif place.patience.exhausted:
             failures, allowed = place.patience.failures, place.patience.restarts
-            self._give_up(
-                WorkerError(
-                    f"{place.name} failed {failures} times, and {allowed} restarts are allowed (early failures count "
-                    f"3). The last time: {place.headline}\n{place.last_error}"
-                )
-            )
+            often = f"{failures} times, and {allowed} restarts are allowed (early failures count 3). The last time"
+            error = WorkerError(f"{place.name} failed {often}: {place.headline}\n{place.last_error}")
+            self._give_up_group(group, error, now)
         else:
             self._ledger.tell(f"{place.name}: {place.headline}; starting it again", "warning")
 
@@ -324,6 +340,18 @@ class Driver:
     def _give_up(self, error: ApexrlError) -> None:
         if self._failure is None:
             self._failure = error
+
+    def _give_up_group(self, group: Group, error: ApexrlError, now: float) -> None:
+        """The end of the run, if it cannot do without."""
+        if not group.optional:
+            self._give_up(error)
+            return
+        self._ledger.tell(f"the run goes on without {group.name} and its actors: {error}", "warning")
+        self._end_group(group, "the run goes on without its group", now)
+        for place in group.places:
+            place.gone = True
+        group.restart_at = float("inf")
+        self._growth.leave(group)
 
     # --- the end
 
@@ -364,36 +392,9 @@ class Driver:
         return {name: self._total(name) - place.lived.get(name, 0) for name in COUNTERS}
 
     def _tick(self, now: float) -> None:
-        places = list(self._places())
-        restarts = {place.node.name: 0 for place in places}
-        for place in places:
-            restarts[place.node.name] += place.restarts
-        shards = self._groups[1:]
-        restarts["shard"] = sum(max(0, group.lives - 1) for group in shards)
-        names = ("inserted", "sampled", "updates_stale", "lost")
-        sums = {n: sum(group.sums[n] + group.look.replay.get(n, 0) for group in shards) for n in names}
-        size = sum(group.look.replay.get("size", 0) for group in shards)
-        inserted = sums["inserted"]
-        replay = {
-            "size": size,
-            "capacity": sum(group.capacity for group in shards),
-            "observed_samples_per_insert": sums["sampled"] / inserted if inserted else 0.0,
-        }
-        self._ledger.tick(
-            now,
-            totals=self._total,
-            replay=replay,
-            version=self._groups[0].look.version,
-            workers=[place.status(now) for place in places],
-            restarts=restarts,
-            dropped={
-                **{what: self._total(counter) for what, counter in DROPPED.items()},
-                "hung_env_calls": self._hung_calls,
-                "stale_priorities": sums["updates_stale"],
-                "lost_items": sums["lost"] + sum(group.lost_items for group in shards),
-                "spoilt_weight_reads": sum(group.look.spoilt for group in self._groups),
-            },
-        )
+        sums = books.enter(self._ledger, self._groups, self._total, self._hung_calls, now)
+        if self._figures is not None:
+            self._figures.tick(now, self._ledger.status, self._groups, sums)
 
 
 def _first_line(error: BaseException) -> str:

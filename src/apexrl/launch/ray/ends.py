@@ -1,4 +1,4 @@
-"""The learner's end of shards that are Ray actors: calls go from process to process, and no batch passes the driver."""
+"""The learners' end of shards that are Ray actors: calls go from process to process, and no batch passes the driver."""
 
 from __future__ import annotations
 
@@ -18,11 +18,21 @@ from apexrl.replay.sharded import ShardedReplay
 from apexrl.replay.shards import Answer
 
 _AHEAD = 2  # batches asked for before they are wanted: a call to another node is under way for longer than an update
-_SEARCH_SECONDS = 0.5  # between looks for the actor of a shard that was lost
+_SEARCH_SECONDS = 0.5  # between looks for actors of shards that were lost, or have yet to come
+
+
+def samplers(shards: int, namespace: str, options: Sequence[Mapping[str, Any]]) -> list[Sampler]:
+    """One of each replay, whose shards are every ``len(options)``-th (``topologies.groups``).
+
+    Args:
+        options: of ``ShardedReplay``, for each.
+    """
+    names = [f"shard-{k}" for k in range(shards)]
+    return [Sampler(names[own :: len(options)], namespace, one) for own, one in enumerate(options)]
 
 
 class Sampler:
-    """Stands for the replay among the learner's ports; arrives in its process as a ``ShardedReplay``.
+    """Stands for the replay among a learner's ports; arrives in its process as a ``ShardedReplay``.
 
     Args:
         names: of the shards; their actors are called by ``life_name``.
@@ -38,7 +48,8 @@ class Sampler:
 
 
 def _sharded(names: list[str], namespace: str, options: dict[str, Any]) -> ShardedReplay:
-    return ShardedReplay([RayEnd(name, namespace) for name in names], ahead=_AHEAD, **options)
+    listing = Listing(namespace)
+    return ShardedReplay([RayEnd(name, namespace, listing) for name in names], ahead=_AHEAD, **options)
 
 
 def life_name(shard: str, life: int) -> str:
@@ -46,12 +57,34 @@ def life_name(shard: str, life: int) -> str:
     return f"{shard}.{life}"
 
 
+class Listing:
+    """The lives of a run's shards that Ray knows of, for all ends of a process: most of them may have yet to come."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._lives: dict[str, list[int]] = {}
+        self._looked = -1e9
+
+    def lives(self, shard: str) -> list[int]:
+        """The newest first."""
+        now = time.monotonic()
+        if now - self._looked >= _SEARCH_SECONDS:
+            self._looked, self._lives = now, {}
+            with suppress(RayError):
+                for actor in list_named_actors(all_namespaces=True):
+                    name, _, life = actor["name"].rpartition(".")
+                    if actor["namespace"] == self._namespace and life.isdigit():
+                        self._lives.setdefault(name, []).append(int(life))
+        return sorted(self._lives.get(shard, []), reverse=True)
+
+
 class RayEnd:
     """A shard that a named Ray actor holds (``replay.shards.ShardEnd``)."""
 
-    def __init__(self, name: str, namespace: str) -> None:
+    def __init__(self, name: str, namespace: str, listing: Listing | None = None) -> None:
         self._name = name
         self._namespace = namespace
+        self._listing = listing or Listing(namespace)
         self._handle: Any = None
         self._searched = -1e9
 
@@ -75,21 +108,11 @@ class RayEnd:
         if now - self._searched < _SEARCH_SECONDS:
             return False
         self._searched = now
-        for life in self._lives():
+        for life in self._listing.lives(self._name):
             with suppress(ValueError, RayError):  # it has gone meanwhile
                 self._handle = ray.get_actor(life_name(self._name, life), self._namespace)
                 return True
         return False
-
-    def _lives(self) -> list[int]:
-        """Of this shard that Ray knows of, the newest first."""
-        found = []
-        with suppress(RayError):
-            for actor in list_named_actors(all_namespaces=True):
-                shard, _, life = actor["name"].rpartition(".")
-                if actor["namespace"] == self._namespace and shard == self._name and life.isdigit():
-                    found.append(int(life))
-        return sorted(found, reverse=True)
 
 
 class RayAnswer:

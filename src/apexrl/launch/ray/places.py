@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from apexrl.launch.patience import Patience
-from apexrl.launch.ray.actors import Look, Report
+from apexrl.launch.ray.actors import Hello, Look, Report
+from apexrl.launch.ray.ends import samplers
+from apexrl.launch.ray.plans import Plan
 from apexrl.links.control import COUNTERS
 from apexrl.metrics import RateMeter
 from apexrl.status import OTHER_WORK, WORK, WorkerState, WorkerStatus
+from apexrl.topologies.groups import group_side, home_side, sampling
 from apexrl.topologies.program import Node, Program
 
 _GRACE_SECONDS, _HURRIED_SECONDS = 20.0, 8.0  # from the stop to the kill
@@ -117,20 +120,34 @@ class Place:
         )
 
 
+def cut(program: Program, plan: Plan, namespace: str) -> list[Group]:
+    """Home, and the groups of actors. ``namespace``: of the shards' actors."""
+    config, slots = program.config, plan.slots
+    home = home_side(program, samplers(len(slots), namespace, sampling(program)))
+    groups = [Group(0, home, config.learner.learner_restarts)]
+    for k, own in enumerate(slots):
+        side = group_side(program, k, len(slots), own)
+        groups.append(Group(k + 1, side, config.actor.actor_restarts, optional=k >= plan.base))
+    return groups
+
+
 class Group:
     """Roles that share memory on one node: home, or actors with a shard."""
 
-    def __init__(self, number: int, program: Program, restarts: int) -> None:
+    def __init__(self, number: int, program: Program, restarts: int, optional: bool = False) -> None:
         self.number = number  # of its bundle; 0 is home
+        self.optional = optional  # the run goes on without it, and it begins when there is room
         self.name = "home" if number == 0 else f"shard-{number - 1}"
         self.program = program
         self.patience = Patience(restarts)
         self.places = [Place(node, index) for node in program.nodes for index, _ in node.leases]
-        self.lives = 0
+        self.lives = 0  # that were tried; of them
+        self.begun = 0  # … came up
         self.late = False  # and that was said
         self.ground: Any = None  # the actor that holds its memory; None: there is none now
         self.greeting: Any = None  # its answer to hello, until it has come
         self.up = False
+        self.where: Hello | None = None  # it is, or was
         self.looked: Any = None
         self.asked_at = self.restart_at = self.born_at = 0.0
         self.look = Look({}, 0, 0)
@@ -144,6 +161,15 @@ class Group:
             return now - self.born_at
         return max((place.awaited(now) for place in self.places), default=0.0)
 
+    @property
+    def restarts(self) -> int:
+        return max(0, self.begun - 1)
+
+    @property
+    def absent(self) -> bool:
+        """Whether it may come some time, or not."""
+        return self.optional and not self.up
+
     def end(self, now: float) -> None:
         """Its memory is gone, with what lay there."""
         for name in self.sums:
@@ -151,7 +177,7 @@ class Group:
         self.lost_items += self.look.replay.get("size", 0)
         worked = bool(self.look.replay.get("inserted", 0) or self.look.version)
         self.patience.failed(now - self.born_at, worked, killed=True)
-        self.look = Look({}, 0, self.look.spoilt)
+        self.look, self.capacity = Look({}, 0, self.look.spoilt), 0
         self.ground = self.greeting = self.looked = None
         self.up = False
         self.restart_at = now + self.patience.pause_seconds

@@ -14,10 +14,12 @@ from apexrl.errors import ConfigError, EnvError, WorkerError
 from apexrl.launch.probe import revive
 from apexrl.launch.ray.actors import Hello, hello, probe_on
 from apexrl.launch.ray.cluster import Cluster
+from apexrl.launch.ray.plans import Plan, places, plan
 from apexrl.launch.ray.wishes import Wishes
 from apexrl.launch.supervisor import Interrupts
 from apexrl.run_folder import versions
 from apexrl.topologies import Probe
+from apexrl.topologies.groups import queues
 
 _TICK_SECONDS = 0.1
 HELLO_SECONDS = 120.0  # for a process to start, where there is a place for it
@@ -25,28 +27,16 @@ _COMPARED = ("apexrl", "torch", "numpy", "gymnasium")
 _NOT_INSTALLED = ("No module named", "failed to import", "Failed to import")
 
 
-def places(config: Config, wishes: Wishes, shards: int) -> list[dict[str, float]]:
-    """What Ray is to reserve: for home, and for each group of actors with its shard."""
-    home = {"CPU": wishes.learner_cpus} | ({"GPU": wishes.learner_gpus} if wishes.learner_gpus else {})
-    each = [len(range(k, config.actor.actors, shards)) for k in range(shards)]
-    return [home, *({"CPU": wishes.shard_cpus + count * wishes.actor_cpus} for count in each)]
-
-
-def receive(config: Config, wishes: Wishes, cluster: Cluster, interrupts: Interrupts) -> tuple[Probe, int]:
-    """What the probe saw in the learner's place, and how many groups there are.
+def receive(config: Config, wishes: Wishes, cluster: Cluster, interrupts: Interrupts) -> tuple[Probe, Plan]:
+    """What the probe saw in the learner's place, and who works in which group.
 
     Raises:
         ConfigError: the cluster does not have the places, or its nodes have other versions than this process.
         EnvError, ApexrlError: what the probe met.
     """
-    actors = config.actor.actors
-    shards = wishes.replay_shards or min(actors, len(cluster.nodes()))
-    if shards > actors:
-        raise ConfigError(
-            f"--replay-shards {shards} want an actor each, and --actors is {actors}: raise it, or take fewer shards"
-        )
-    cluster.reserve(places(config, wishes, shards), lambda: interrupts.count > 0)
-    greetings = [cluster.task(hello, place).remote() for place in range(shards + 1)]
+    decided = fitting(config, wishes, cluster)
+    reserve(config, wishes, decided, cluster, interrupts)
+    greetings = [cluster.task(hello, place).remote() for place in range(decided.base + 1)]
     for greeting in _await(greetings, HELLO_SECONDS, "the nodes do not start processes", interrupts):
         compare(greeting)
     timeout = config.actor.env_timeout
@@ -55,7 +45,29 @@ def receive(config: Config, wishes: Wishes, cluster: Cluster, interrupts: Interr
     if isinstance(seen, dict):
         raise revive(seen["kind"], seen["error"], seen["traceback"])
     assert isinstance(seen, Probe)
-    return seen, shards
+    return seen, decided
+
+
+def fitting(config: Config, wishes: Wishes, cluster: Cluster) -> Plan:
+    """The plan for as many nodes as could take a group of its size each; small ones are not counted."""
+    nodes = len(cluster.nodes({"CPU": wishes.shard_cpus + wishes.actor_cpus}))
+    first = plan(config, wishes, nodes, queues(config))
+    for fewer in range(nodes, 0, -1):
+        decided = plan(config, wishes, fewer, queues(config))
+        largest = max(place["CPU"] for place in places(config, wishes, decided)[1 : decided.base + 1])
+        if len(cluster.nodes({"CPU": largest})) >= decided.base:
+            return decided
+    return first
+
+
+def reserve(config: Config, wishes: Wishes, decided: Plan, cluster: Cluster, interrupts: Interrupts) -> None:
+    """Reserve the places of home and of the groups that the run begins with.
+
+    Raises:
+        ConfigError: the cluster does not have them.
+    """
+    bundles = places(config, wishes, decided)[: decided.base + 1]
+    cluster.reserve(bundles, lambda: interrupts.count > 0)
 
 
 def compare(there: Hello) -> None:

@@ -12,13 +12,14 @@ from apexrl.config import Config
 from apexrl.errors import ConfigError
 from apexrl.launch.ledger import Ledger
 from apexrl.launch.ray.driver import Driver
-from apexrl.launch.ray.wishes import Wishes
+from apexrl.launch.ray.figures import Figures
+from apexrl.launch.ray.plans import most_actors
+from apexrl.launch.ray.wishes import Wishes, remember
 from apexrl.launch.runs import record
 from apexrl.launch.supervisor import Interrupts
 from apexrl.launch.wiring import Wiring
 from apexrl.status import Observer
 from apexrl.topologies import topology
-from apexrl.topologies.groups import cut
 from apexrl.topologies.program import Program
 
 
@@ -47,12 +48,15 @@ def cluster(
     config = replace(config, out=str(Path(config.out).resolve()))  # nodes have working directories of their own
     with closing(Driver(config, wishes, interrupts)) as driver:
         seen = driver.probe()
-        program = wire(config, seen)
-        cut(program)  # refused before there is a folder
+        slots = replace(config.actor, actors=most_actors(config))
+        program = wire(replace(config, actor=slots), seen)
+        driver.check(program)  # refused before there is a folder
 
         def body(ledger: Ledger, nothing: Wiring) -> None:
+            remember(wishes, ledger.folder.path)
             try:
-                driver.run(program, ledger)
+                with closing(Figures(driver.namespace, ledger.folder)) as figures:
+                    driver.run(program, ledger, figures)
             finally:
                 driver.close()
 

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass, fields
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
 
 from apexrl.errors import ConfigError
+from apexrl.files import replace_text
+
+HERE = "none"
+"""In place of a cluster's address: a run that was on one is resumed on this machine alone."""
+
+_FILE = "wishes.json"  # in the run folder
 
 _FLAGS = ("actor_cpus", "learner_gpus", "replay_shards")  # of the command
 
@@ -43,3 +54,72 @@ class Wishes:
                 raise ConfigError(f"{flag} must be a whole number, not {value}")
             if name == "learner_gpus" and value > 1 and value != int(value):
                 raise ConfigError(f"{flag} {value:g}: beyond one, Ray gives whole GPUs only")
+
+
+def remember(wishes: Wishes, folder: Path) -> None:
+    """Note them in a run folder, for whoever resumes the run."""
+    replace_text(folder / _FILE, json.dumps(asdict(wishes), indent=2) + "\n")
+
+
+def resumed(folder: Path, address: str, **given: float | None) -> Wishes | None:
+    """What the run of ``folder`` wants when it goes on: as before, but for what is given. None: it was not on a
+    cluster, or shall go on on this machine.
+
+    Args:
+        address: of another cluster; ``none``: this machine alone; empty: where it was.
+        given: of ``Wishes``; None: as before.
+
+    Raises:
+        ConfigError: the note cannot be read, or a value could not be had.
+    """
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    known = _remembered(folder) if address != HERE else None
+    if known is None and address in ("", HERE):
+        if changes:
+            raise ConfigError(f"--{next(iter(changes)).replace('_', '-')} means nothing without --ray")
+        return None
+    changes |= {"address": address} if address else {}
+    return replace(known or Wishes(), **changes)
+
+
+def actors_range(text: str) -> tuple[int, int]:
+    """``MIN:MAX`` as numbers.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    found = re.fullmatch(r"(\d+):(\d+)", text)
+    if found is None:
+        raise ConfigError(f"--actors {text} is neither a number nor MIN:MAX")
+    least, most = int(found[1]), int(found[2])
+    if not 1 <= least <= most:
+        raise ConfigError(f"--actors {text} begins with at least 1 actor, and ends with no fewer")
+    return least, most
+
+
+def in_range(overrides: Mapping[str, Any], ray: bool) -> dict[str, Any]:
+    """Settings with ``actors="MIN:MAX"`` as the two that it stands for, which mean that on a cluster alone.
+
+    Raises:
+        ConfigError: it is no range, or the run is not for ``ray``.
+    """
+    text = overrides.get("actors")
+    if not isinstance(text, str):
+        return dict(overrides)
+    least, most = actors_range(text)
+    if not ray:
+        raise ConfigError(f"actors={text!r} grows and shrinks with a cluster, and means nothing without ray=")
+    if "actor_slots" in overrides:
+        raise ConfigError(f"actors={text!r} says how many slots there are: leave out actor_slots=")
+    return {**overrides, "actors": least, "actor_slots": most}
+
+
+def _remembered(folder: Path) -> Wishes | None:
+    """None: the run was never on a cluster."""
+    path = folder / _FILE
+    try:
+        return Wishes(**json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}): delete it, and say --ray again") from error

@@ -1,0 +1,129 @@
+"""One run of apexrl, on Ray or at home: how many steps its learner consumes, or the seconds until CartPole is solved.
+
+    python benchmarks/ray_ours.py impala --measure rate --where local      # prints one JSON object
+    python benchmarks/ray_ours.py frames --measure rate --where home
+
+It is run by ``ray_peers.py`` and ``ray_shards.py``. ``frames`` is Ape-X on frames of Atari's size (``ray_env.py``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from ray_cases import ALGORITHMS, CAPACITY, EPISODES, GOAL, GOALS, RATES, Setting, windowed
+from topologies_cases import Case
+from topologies_ours import Consumption, configured
+
+from apexrl import presets, settings
+from apexrl.api import run
+from apexrl.config import Config
+from apexrl.launch.ray.wishes import Wishes
+from apexrl.status import RunStatus
+
+FRAMES = Case("ray_env:Frames-v0", (512,), batch_steps=128, workers=2, envs=8)
+QUIET = {
+    "RAY_worker_niceness": "0",  # home's processes have none
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",
+}
+
+
+class Rates(Consumption):
+    """Updates a second, too."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        self._updates: list[tuple[float, int]] = []
+
+    def update(self, status: RunStatus) -> bool:
+        if status.phase == "training":
+            self._updates.append((time.monotonic(), status.updates))
+        return super().update(status)
+
+    def result(self) -> dict[str, Any]:
+        began = self.counted.series[0][0]
+        inside = [point for point in self._updates if point[0] >= began]
+        (first, low), (last, high) = inside[0], inside[-1]
+        return super().result() | {"updates_per_second": (high - low) / (last - first)}
+
+
+def arms(name: str) -> tuple[str, str]:
+    """Topology and agent of an algorithm of ``ray_cases.py``."""
+    return ("apex", "dueling_dqn") if name == "dqn" else ("impala", name)
+
+
+def rate_config(name: str, setting: Setting, seed: int, out: str, units: int) -> Config:
+    case = setting.case
+    if name == "frames":
+        config = configured(case, "apex", "dqn", seed, out)
+        return settings.override(config, {"stack": 4, "image_units": units, "capacity": 50_000, "min_size": 2_000})
+    return configured(case, *arms(name), seed, out)
+
+
+def goal_config(name: str, setting: Setting, seed: int, out: str, minutes: float) -> Config:
+    case = setting.case
+    config = presets.with_topology(presets.preset("cartpole").config, *arms(name))
+    wanted: dict[str, Any] = {
+        "seed": seed, "out": out, "hidden": case.hidden, "actors": case.workers, "envs_per_actor": case.envs,
+        "device": "cpu", "learner_threads": 1, "eval_episodes": EPISODES, "stop_at_return": GOAL, "minutes": minutes,
+    }  # fmt: skip
+    if name == "dqn":
+        wanted |= {
+            "batch_size": case.batch_steps, "samples_per_insert": setting.samples_per_step, "capacity": CAPACITY,
+        }  # fmt: skip
+    else:
+        wanted |= {"unroll_length": case.unroll, "batch_size": case.unrolls}
+        wanted |= {"epochs": case.epochs, "minibatches": case.minibatches} if name == "appo" else {}
+    return settings.override(config, wanted)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("algorithm", choices=(*ALGORITHMS, "frames"))
+    parser.add_argument("--measure", choices=("rate", "goal"), default="rate")
+    parser.add_argument("--where", default="local", help="home: without Ray; else an address of Ray's (default: local)")
+    parser.add_argument("--shards", type=int, default=1, help="of the replay, on Ray")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--warm-up", type=float, default=0.0, help="seconds, other than the case's")
+    parser.add_argument("--window", type=float, default=0.0, help="seconds, other than the case's")
+    parser.add_argument("--minutes", type=float, default=10.0, help="that the goal may take")
+    parser.add_argument("--units", type=int, default=64, help="behind the convolutions of frames")
+    options = parser.parse_args()
+    os.environ.update(QUIET)
+    path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in path if entry)  # nodes find ray_env there
+    where: dict[str, Any] = {}
+    if options.where != "home":
+        where["meeting"] = Wishes(options.where, replay_shards=options.shards, wait_seconds=60.0)
+    name = options.algorithm
+    with tempfile.TemporaryDirectory() as out:
+        if options.measure == "rate":
+            setting = Setting(FRAMES) if name == "frames" else RATES[name]
+            setting = windowed(setting, options.warm_up, options.window)
+            watch = Rates(setting.case)
+            config = rate_config(name, setting, options.seed, out, options.units)
+            summary = run(config, observers=[watch], **where).summary
+            result = watch.result() | {"restarts": summary["restarts"]}
+        else:
+            if name == "frames":
+                parser.error("frames have no goal")
+            config = goal_config(name, GOALS[name], options.seed, out, options.minutes)
+            summary = run(config, **where).summary
+            result = {
+                "solved": summary["stopped_by"] == "stop_at_return",
+                "seconds": summary["wall_seconds"],
+                "with_start": summary["wall_seconds"] + summary["startup_seconds"],
+                "env_steps": summary["env_steps"],
+                "final": summary["final_eval_return"],
+            }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Whole runs with several learners on a real Ray of several nodes: they learn, and outlive each other."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray.cluster_utils", reason="needs the extra ray", exc_type=ImportError)
+
+from short_runs import Watcher
+
+from apexrl import checkpoint
+from apexrl.agents import with_agent
+from apexrl.config import Config
+from apexrl.launch import launch
+from apexrl.launch.ray import ends
+from apexrl.launch.ray.wishes import Wishes
+from apexrl.presets import with_topology
+from apexrl.settings import override
+from apexrl.status import RunStatus, WorkerStatus
+
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+
+SMALL: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "hidden": (16,),
+    "batch_size": 8,
+    "actors": 4,
+    "envs_per_actor": 2,
+    "pull_period": 5,  # these runs are short
+    "env_timeout": 60.0,
+    "checkpoint_seconds": 0.5,
+    "eval_episodes": 2,
+    "eval_envs": 2,
+    "eval_period_seconds": 5.0,
+    "env_steps": 0,
+    "minutes": 12.0,
+}
+MORE = 20  # updates after a death, to be seen to go on
+
+
+class Killer:
+    """Kills the named workers in turn, each when those before it are back and the run went on."""
+
+    def __init__(self, *names: str) -> None:
+        self.left = list(names)
+        self.killed: list[str] = []
+        self.versions: list[int] = []
+        self.workers: dict[str, WorkerStatus] = {}
+        self._from = 0  # updates
+
+    def __call__(self, watcher: Watcher, status: RunStatus) -> bool:
+        self.versions.append(status.weights_version)
+        self.workers = {worker.name: worker for worker in status.workers}
+        back = all(self.workers[name].restarts and self.workers[name].pid for name in self.killed)
+        if not back or status.updates < self._from + MORE:
+            return False
+        if not self.left:
+            return True
+        worker = self.workers[self.left[0]]
+        if worker.pid:
+            self.killed.append(self.left.pop(0))
+            self._from = status.updates
+            os.kill(worker.pid, signal.SIGKILL)
+        return False
+
+
+def run(address: str, config: Config, killer: Killer, **wishes: Any) -> tuple[dict[str, Any], Watcher]:
+    watcher = Watcher("", killer)
+    small = {"actor_cpus": 0.25, "shard_cpus": 0.25, "learner_cpus": 0.5, "wait_seconds": 60.0}
+    summary = launch(config, [watcher], meeting=Wishes(address, **{**small, **wishes}))
+    assert summary["stopped_by"] == "callback", watcher.texts
+    assert killer.versions == sorted(killer.versions)
+    return summary, watcher
+
+
+@pytest.mark.cluster
+def test_learners_of_impala_make_every_update_together_and_go_on_whoever_dies(cluster: str, tmp_path: Path) -> None:
+    chosen = with_topology(override(Config(), {"out": str(tmp_path), "name": "run"}), "impala")
+    config = override(chosen, {**SMALL, "unroll_length": 5, "learners": 2})
+    killer = Killer("learner-0", "learner-1")
+    summary, watcher = run(cluster, config, killer, replay_shards=4)
+    assert killer.killed == ["learner-0", "learner-1"]
+    assert summary["restarts"]["learner"] == 2
+    assert {summary["restarts"][role] for role in ("actor", "shard")} == {0}
+    # Both learned from their own: an update takes a batch of each.
+    assert summary["policy_lag"]["steps"] > 1.5 * 5 * 8 * MORE
+    assert summary["env_steps"] > 2 * 5 * 8 * 2 * MORE
+    assert all(killer.workers[f"actor-{slot}"].rate > 0 for slot in range(4))  # no queue is left to fill up
+    assert checkpoint.load_latest(tmp_path / "run" / "checkpoints") is not None
+    assert not any("failed at the end" in text for text in watcher.texts)
+
+
+def gorila(tmp_path: Path, **changes: Any) -> Config:
+    config = with_agent(Config(topology="gorila", name="run", out=str(tmp_path)), "dqn")
+    sizes = {"capacity": 4000, "min_size": 200, "samples_per_insert": 4.0, "publish_period_updates": 5}
+    return override(config, {**SMALL, **sizes, "learners": 2, **changes})
+
+
+@pytest.mark.cluster
+def test_learners_of_gorila_are_served_from_shards_and_replaced_as_servers_are(cluster: str, tmp_path: Path) -> None:
+    killer = Killer("gradient_learner-1", "replay-0", "parameter_server-0")
+    summary, _ = run(cluster, gorila(tmp_path, parameter_servers=2), killer, replay_shards=2)
+    expected = {"replay": 1, "gradient_learner": 1, "parameter_server": 1, "actor": 0, "evaluator": 0, "shard": 0}
+    assert summary["restarts"] == expected
+    assert summary["env_steps"] > 200
+    assert 0 < summary["samples_per_insert"] < 20
+    numbered = checkpoint.numbered(tmp_path / "run" / "checkpoints")
+    assert numbered[-1].name == f"update-{summary['updates']:09d}.safetensors"
+    # Actors got weights that servers had made, and not only the first ones.
+    assert summary["policy_lag"]["mean"] < summary["updates"] / 2
+
+
+@pytest.mark.cluster
+def test_learners_of_gorila_may_have_shards_of_their_own(cluster: str, tmp_path: Path) -> None:
+    killer = Killer("gradient_learner-0")
+    summary, watcher = run(cluster, gorila(tmp_path, replay="local"), killer, replay_shards=2)
+    assert summary["restarts"] | {"gradient_learner": 1, "shard": 0, "actor": 0} == summary["restarts"]
+    assert watcher.status.replay_size > 200
+    assert watcher.status.replay_capacity == 4000
+
+
+def test_all_ends_of_a_process_share_one_look_at_who_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With many groups that have yet to come, each would ask the head of the cluster twice a second."""
+    looks: list[bool] = []
+
+    def listed(all_namespaces: bool) -> list[dict[str, str]]:
+        looks.append(all_namespaces)
+        return [{"name": f"shard-{k}.{life}", "namespace": "mine"} for k in (0, 1) for life in range(k + 1)]
+
+    monkeypatch.setattr(ends, "_SEARCH_SECONDS", 1e6)
+    monkeypatch.setattr(ends, "list_named_actors", listed)
+    monkeypatch.setattr(ends.ray, "get_actor", lambda name, namespace: f"{namespace}/{name}")
+    (own, _) = ends.samplers(100, "mine", [{"capacity": 10}, {"capacity": 10}])
+    replay: Any = pickle.loads(pickle.dumps(own))
+    assert [end._name for end in replay._ends] == [f"shard-{k}" for k in range(0, 100, 2)]
+    assert [end._find() for end in replay._ends] == [True] + [False] * 49
+    assert replay._ends[0]._handle == "mine/shard-0.0"
+    assert len(looks) == 1

@@ -1,0 +1,133 @@
+"""Whole nodes are lost: what was there is counted, the run goes on, and begins anew where there is room."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray.cluster_utils", reason="needs the extra ray", exc_type=ImportError)
+
+from short_runs import Watcher, run
+
+from apexrl.config import ActorConfig, Config
+from apexrl.errors import ConfigError
+from apexrl.launch.ray.driver import Driver
+from apexrl.launch.ray.wishes import Wishes
+from apexrl.launch.supervisor import Interrupts
+from apexrl.status import RunStatus
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+
+
+def test_the_node_of_a_shard_is_lost_and_its_group_begins_on_another(nodes: Any, tmp_path: Path) -> None:
+    """No node has room for the group beside what it has. The learner samples the other shard until there is one."""
+    lost: list[str] = []
+    after: list[int] = []
+    where: list[str] = []
+
+    def act(watcher: Watcher, status: RunStatus) -> bool:
+        seen = watcher.seen
+        if not lost:
+            if set(seen.get("slots", {})) == {"0", "1", "2", "3"}:
+                lost.append(watcher.where("shard-1"))
+                nodes.lose(lost[0])
+            return False
+        if not after:
+            if status.dropped["lost_items"] > 0 and seen["lost_shards"] == 1:
+                after.append(status.updates)
+            return False
+        if len(after) == 1:
+            if status.updates > after[0] + 20:  # with one shard
+                after.append(status.updates)
+                nodes.add()
+            return False
+        if not where and seen["shards"] == 2 and status.restarts["shard"] >= 1:
+            where.append(watcher.where("shard-1"))
+        return bool(where)
+
+    watcher = run(nodes.address, tmp_path, {}, act)
+    assert where == [nodes.newest]
+    summary = watcher.summary
+    assert summary["stopped_by"] == "callback"
+    assert summary["restarts"]["shard"] == 1
+    assert summary["restarts"]["actor"] >= 2  # both of the lost group
+    assert summary["restarts"]["learner"] == 0
+    assert summary["dropped"]["lost_items"] > 0
+    assert watcher.said("shard-1 was lost with")
+
+
+def test_the_learners_node_is_lost_and_home_begins_anew_from_the_last_checkpoint(nodes: Any, tmp_path: Path) -> None:
+    lost: list[int] = []
+
+    def act(watcher: Watcher, status: RunStatus) -> bool:
+        if not lost:
+            if status.updates > 60 and list((tmp_path / "run" / "checkpoints").glob("update-*.safetensors")):
+                lost.append(status.updates)
+                nodes.lose(watcher.seen["node"])
+                watcher.seen = {}
+            return False
+        return status.updates > lost[0] + 20 and watcher.seen.get("generation", 0) > 0
+
+    watcher = run(nodes.address, tmp_path, {}, act, actor_cpus=0.25)
+    nodes.add()
+    summary = watcher.summary
+    assert summary["stopped_by"] == "callback"
+    assert summary["restarts"]["learner"] >= 1
+    assert summary["restarts"]["shard"] == 0
+    assert summary["dropped"]["lost_items"] == 0
+    assert watcher.said("the learner's node or memory was lost")
+    assert watcher.said("learner-0 restored update-")
+    assert 50 <= watcher.seen["restored"] <= lost[0] < watcher.seen["first_version"]  # versions never go back
+
+
+def test_a_run_grows_with_the_cluster_and_goes_on_with_what_is_left(nodes: Any, tmp_path: Path) -> None:
+    """Two actors at first; two more have room on the third node; the last two begin when a fourth comes, and leave with
+    a node."""
+    added: list[int] = []
+    lost: list[int] = []
+
+    def act(watcher: Watcher, status: RunStatus) -> bool:
+        slots = set(watcher.seen.get("slots", {}))
+        if not added:
+            if len(slots) == 4:
+                assert {"0", "1"} < slots
+                assert len(status.workers) == 1 + 4
+                added.append(status.updates)
+                nodes.add()
+            return False
+        if not lost:
+            if len(slots) == 6:
+                lost.append(status.updates)
+                nodes.lose(watcher.where("shard-2"))
+            return False
+        return status.dropped["lost_items"] > 0 and status.updates > lost[0] + 20
+
+    watcher = run(nodes.address, tmp_path, {}, act, actors=(2, 6), shards=3)
+    assert watcher.summary["stopped_by"] == "callback"
+    assert watcher.summary["restarts"] == {"learner": 0, "actor": 0, "shard": 0}
+    assert watcher.said("6 actors have places now, of at most 6")
+    assert watcher.said("shard-2 was lost with")
+    assert not watcher.said("fewer than the 2")
+
+
+def test_a_node_whose_workers_have_another_version_is_refused_by_name(nodes: Any, tmp_path: Path) -> None:
+    """Home and two groups have room on three nodes; the third group has it on the fourth alone."""
+    forged = tmp_path / "apexrl-9.9.dist-info"
+    forged.mkdir()
+    (forged / "METADATA").write_text("Metadata-Version: 2.1\nName: apexrl\nVersion: 9.9\n")
+    nodes.add(env_vars={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parent}"})
+    config = Config(actor=ActorConfig(actors=3))
+    wishes = Wishes(nodes.address, shard_cpus=0.5, replay_shards=3, wait_seconds=60.0)
+    refused = pytest.raises(ConfigError, match=r"node \S+ has apexrl 9\.9, and this process has apexrl \d")
+    try:
+        with Interrupts() as interrupts, closing(Driver(config, wishes, interrupts)) as driver, refused:
+            driver.probe()
+    finally:
+        nodes.lose(nodes.newest)

@@ -1,0 +1,53 @@
+"""How many groups a run begins with on nodes of different sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="needs the extra ray", exc_type=ImportError)
+
+from apexrl.config import Config
+from apexrl.launch.ray.plans import places
+from apexrl.launch.ray.reception import fitting
+from apexrl.launch.ray.wishes import Wishes
+from apexrl.settings import override
+
+
+class Nodes:
+    """Of a cluster, as the processors of each."""
+
+    def __init__(self, *cpus: float) -> None:
+        self._cpus = cpus
+
+    def nodes(self, resources: Mapping[str, float]) -> list[float]:
+        return [cpus for cpus in self._cpus if cpus >= resources["CPU"]]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "actors", "groups"),
+    [
+        ((5, 5, 2), 8, [5, 5]),  # the smallest is the learner's
+        ((5, 5, 5), 8, [4, 4, 3]),
+        ((64,), 8, [9]),
+        ((64, 2), 8, [9]),
+        ((2, 2), 8, [5, 5]),  # nowhere is room: said by whoever reserves
+        ((0, 4, 4), 4, [3, 3]),
+    ],
+)
+def test_nodes_that_are_too_small_for_a_group_are_not_counted(cpus: Any, actors: int, groups: list[float]) -> None:
+    config, wishes = override(Config(), {"actors": actors}), Wishes("auto")
+    decided = fitting(config, wishes, Nodes(*cpus))  # type: ignore[arg-type]
+    assert [place["CPU"] for place in places(config, wishes, decided)[1:]] == groups
+
+
+@pytest.mark.parametrize(
+    ("each", "learners", "gpus"), [(0.6, 3, 3), (0.5, 3, 2), (0.25, 2, 0.5), (1, 2, 2), (0, 2, None)]
+)
+def test_a_learners_part_of_a_gpu_lies_on_one(each: float, learners: int, gpus: float | None) -> None:
+    config = override(Config(), {"topology": "impala", "learners": learners, "actors": 4})
+    wishes = Wishes("auto", learner_gpus=each)
+    home = places(config, wishes, fitting(config, wishes, Nodes(8, 8)))[0]  # type: ignore[arg-type]
+    assert home.get("GPU") == gpus
