@@ -88,10 +88,10 @@ def test_train_may_listen_for_environment_workers(monkeypatch: pytest.MonkeyPatc
 def test_a_resumed_run_makes_no_token(tmp_path: Path) -> None:
     mistyped = tmp_path / "tokn"
     with pytest.raises(ConfigError, match="No such file"):
-        arguments.meeting(arguments.Resume("run", listen=":7000", token_file=str(mistyped)))
+        arguments.meeting(arguments.Resume("run", listen=":7000", token_file=str(mistyped)), tmp_path)
     assert not mistyped.exists()
     with pytest.raises(ConfigError, match="--token-file means nothing without --listen"):
-        arguments.meeting(arguments.Resume("run", token_file=str(mistyped)))
+        arguments.meeting(arguments.Resume("run", token_file=str(mistyped)), tmp_path)
 
 
 @pytest.mark.parametrize(

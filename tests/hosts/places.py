@@ -42,7 +42,7 @@ _PR_SET_PDEATHSIG = 1
 PASSWORD = "a-password-that-nobody-may-print"
 
 
-def wait_for(what: str, true: Callable[[], Any], timeout: float = 30.0) -> Any:
+def wait_for(what: str, true: Callable[[], Any], timeout: float = 60.0) -> Any:
     """What ``true`` returns as soon as it is something."""
     end = time.monotonic() + timeout
     while not (found := true()):

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("ray", reason="needs the extra ray")
 
-from made_up import Coming, Process, Watcher, World, make_up, run
 from ray.exceptions import ActorUnavailableError, RayTaskError
+from ray_made_up import Coming, Process, Watcher, World, make_up, run
 
 from apexrl.errors import ClosedError, ConfigError, WorkerError
 from apexrl.launch.ray import ends, reception

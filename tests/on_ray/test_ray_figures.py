@@ -279,7 +279,7 @@ def test_a_line_for_every_run_of_a_cluster() -> None:
     text = shown(clusters._table_of_runs([a_record()], 2, "auto", 140))
     line = next(line for line in text.splitlines() if line.startswith("atari-1"))
     assert line.split() == [
-        "atari-1", "●", "training", "node-a:4321", "123.5k", "8123", "0", "–", "2", "2", "3",
+        "atari-1", "●", "training", "node-a:4321", "123.5k", "8123", "0", "–", "1", "2", "3",
     ]  # fmt: skip
     assert "2 more did not answer" in text
     assert "apexrl train PRESET --ray auto" in shown(clusters._table_of_runs([], 0, "auto", 140))

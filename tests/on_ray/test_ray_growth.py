@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("ray", reason="needs the extra ray")
 
-from made_up import Process, Watcher, World, make_up, run
 from ray.exceptions import ActorUnavailableError
+from ray_made_up import Process, Watcher, World, make_up, run
 
 from apexrl.config import ActorConfig, Config
 from apexrl.errors import WorkerError
