@@ -44,6 +44,9 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Tests start hundreds of processes; without compiled files each would compile the package again.
+test test-ray: export PYTHONDONTWRITEBYTECODE :=
+
 # In the order of folders: files with few tests, which xdist would take last, are those whose tests take longest.
 test: check
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m 'not cluster'

@@ -66,6 +66,7 @@ def test_a_worker_and_a_shard_are_killed_and_the_run_goes_on(cluster: str, tmp_p
     assert not ray.is_initialized()
 
 
+@pytest.mark.cluster
 def test_what_another_life_would_repeat_ends_the_run(cluster: str, tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match="actor-2: the loss is nan"):
         run(cluster, tmp_path, {"2.0": "not finite"})
@@ -111,6 +112,7 @@ def test_nobody_at_an_address_is_said_with_what_to_do() -> None:
         Driver(Config(), Wishes(address), interrupts)
 
 
+@pytest.mark.cluster
 def test_a_topology_that_cannot_be_spread_is_refused_before_there_is_a_folder(cluster: str, tmp_path: Path) -> None:
     config = with_agent(with_topology(override(Config(), {"out": str(tmp_path), "name": "run"}), "a3c"), "a2c")
     with pytest.raises(ConfigError, match="topology a3c cannot run on Ray"):
