@@ -292,7 +292,7 @@ void threads(Sampler sampler, Remover remover) {
     }
   });
   Drawn drawn(64, 1, false);
-  for (int batches = 0; batches < 800;) {
+  for (int batches = 0; batches < 300;) {
     if (owner->sample(0.4, drawn.out) != SampleStatus::ok) {
       owner->wait_for_items(1'000'000);
       continue;

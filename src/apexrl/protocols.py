@@ -76,11 +76,14 @@ class Agent(Protocol):
     - ``anneal(progress: float)``: called before every update with the part of the run's environment steps that are
       made, 0 … 1, where the run has ``--anneal``.
 
-    Topologies that split its ``update`` (a3c, gorila) need of it besides, as all shipped agents have them:
+    Topologies that split its ``update`` (a3c, gorila, several learners) need of it besides, as all shipped agents have
+    them:
 
     - ``gradients(prepared) -> apexrl.agents.trained.Gradients`` and ``apply(groups)``: the two halves of one gradient
       step; and ``updates``, an int, how often ``apply`` was called;
     - ``networks``: dict from every group of gradients to the ``apexrl.agents.trained.Trained`` that ``apply`` changes;
+    - ``steps(prepared)``, if its update is more than one gradient step and several learners shall make them together: a
+      generator that yields the ``Gradients`` of each, is sent the groups to apply, and returns ``Learned``;
     - ``refresh()``, if it keeps anything that was derived from its parameters: they were changed, or moved to other
       memory, from outside.
 

@@ -212,7 +212,7 @@ def test_an_update_of_several_steps_is_the_rule_in_order(value_clip: float, play
     by_hand, drawn = ByHand(agent), learner("choices", "ppo", epochs=2, minibatches=4)
     aims = [by_hand.aims(batch.data, row) for row in range(21)]
     optimizer = torch.optim.Adam(by_hand.net.parameters(), 0.01, eps=agent._config.optimizer_eps)
-    parts = list(drawn._minibatches(21, 4))
+    parts = list(drawn._minibatches(21))
     assert [len(part) for part in parts] == [6, 5, 5, 5] * 2
     for rows in parts:
         data = {name: value[rows] for name, value in batch.data.items()}
@@ -246,7 +246,7 @@ def test_the_step_size_falls_with_what_is_left_of_the_run(optimizer: str, plays:
 
 def test_every_unroll_is_in_one_minibatch_of_an_epoch() -> None:
     agent = learner("choices", "ppo", epochs=3, minibatches=4)
-    parts = list(agent._minibatches(10, 4))
+    parts = list(agent._minibatches(10))
     epochs = [np.concatenate(parts[4 * epoch : 4 * epoch + 4]) for epoch in range(3)]
     assert all(sorted(epoch.tolist()) == list(range(10)) for epoch in epochs)
     assert len({tuple(epoch.tolist()) for epoch in epochs}) == 3

@@ -24,11 +24,11 @@ def joined(link: Averaging, members: list[Member], state: float = 1.0, version: 
     for member in members:
         member.gathered(0.0)
     assert all(member.gathered(0.0) for member in members)
-    members[0].give(vector(state, S), version)
+    members[0].give(vector(state, S), version, 2 * version)
     for member in members[1:]:
         found = member.take(0.0)
         assert found is not None
-        assert (found[0].tolist(), found[1]) == ([state] * S, version)
+        assert (found[0].tolist(), *found[1:]) == ([state] * S, version, 2 * version)
 
 
 def test_all_go_on_with_the_mean() -> None:
@@ -51,7 +51,7 @@ def test_the_mean_is_summed_in_one_order() -> None:
     for member in members:
         member.gathered(0.0)
     assert members[0].gathered(0.0)
-    members[0].give(vector(0, 1), 1)
+    members[0].give(vector(0, 1), 1, 0)
     for member in members[1:]:
         assert member.gathered(0.0)
         assert member.take(0.0) is not None
@@ -98,7 +98,7 @@ def test_a_state_of_an_earlier_epoch_is_not_taken() -> None:
     assert members[1].gathered(0.0)
     assert members[1].take(0.0) is None
     assert members[0].gathered(0.0)
-    members[0].give(vector(8.0, S), 4)
+    members[0].give(vector(8.0, S), 4, 3)
     found = members[1].take(0.0)
     assert found is not None
     assert found[1] == 4
@@ -138,7 +138,7 @@ class Learners(RuleBasedStateMachine):
             if not member.gathered(0.0):
                 return
             if index == LEADER:
-                member.give(vector(self.state[0], S), int(self.state[0]))
+                member.give(vector(self.state[0], S), int(self.state[0]), 0)
             else:
                 found = member.take(0.0)
                 if found is None:

@@ -99,6 +99,19 @@ def test_learners_of_impala_make_every_update_together_and_go_on_whoever_dies(cl
     assert not any("failed at the end" in text for text in watcher.texts)
 
 
+@pytest.mark.cluster
+def test_learners_of_apex_are_served_from_shards_and_go_on_whoever_dies(cluster: str, tmp_path: Path) -> None:
+    config = with_agent(Config(topology="apex", name="run", out=str(tmp_path)), "dqn")
+    sizes = {"capacity": 4000, "min_size": 200, "samples_per_insert": 4.0, "learners": 2}
+    killer = Killer("learner-0", "learner-1", "replay-0")
+    summary, watcher = run(cluster, override(config, {**SMALL, **sizes}), killer, replay_shards=2)
+    assert summary["restarts"] == {"learner": 2, "replay": 1, "actor": 0, "evaluator": 0, "shard": 0}
+    assert 0 < summary["samples_per_insert"] < 20
+    assert summary["policy_lag"]["mean"] < summary["updates"] / 2  # actors got what they learned
+    assert watcher.status.replay_capacity == 4000
+    assert checkpoint.load_latest(tmp_path / "run" / "checkpoints") is not None
+
+
 def gorila(tmp_path: Path, **changes: Any) -> Config:
     config = with_agent(Config(topology="gorila", name="run", out=str(tmp_path)), "dqn")
     sizes = {"capacity": 4000, "min_size": 200, "samples_per_insert": 4.0, "publish_period_updates": 5}

@@ -99,6 +99,18 @@ def test_gorilas_server_and_learners_share_batches_of_all_shards() -> None:
     assert {name for name, node in home.items() if name in LEARNERS} == {"gradient_learner"}
 
 
+def test_apexs_learners_are_served_from_all_shards() -> None:
+    whole = program("apex", learners=3)
+    sampler = object()
+    home = nodes(home_side(whole, [sampler]))
+    assert {name: node.count for name, node in home.items()} == {"replay": 1, "learner": 3, "evaluator": 1}
+    batches = home["replay"].ports["batches"]
+    assert batches is home["learner"].ports["replay"]
+    assert (batches.replay, batches.options["learners"], batches.options["batch_size"]) == (sampler, 3, 32)
+    assert not replays_of(home_side(whole, [sampler]))
+    assert [len(replays_of(group_side(whole, group, 2))) for group in range(2)] == [1, 1]
+
+
 @pytest.mark.parametrize("changes", [{}, {"replay": "local"}], ids=["global", "local"])
 def test_actors_of_gorila_read_whole_weights_from_a_board_of_their_group(changes: dict[str, Any]) -> None:
     side = group_side(program("gorila", learners=2, parameter_servers=2, **changes), 1, 2)
@@ -150,6 +162,7 @@ def test_fewer_groups_than_learners_with_replays_of_their_own_are_refused() -> N
     ("name", "changes", "expected"),
     [
         ("apex", {}, (1, 1)),
+        ("apex", {"learners": 3}, (3, 1)),
         ("impala", {"learners": 3}, (3, 3)),
         ("gorila", {"learners": 3}, (3, 1)),
         ("gorila", {"learners": 3, "replay": "local"}, (3, 3)),

@@ -11,7 +11,7 @@ import pytest
 
 from apexrl.config import Config
 from apexrl.errors import AgentError, ConfigError, WaitTimeout
-from apexrl.protocols import Item
+from apexrl.protocols import Item, Place
 from apexrl.replay import Replay
 from apexrl.replay.chunks import schema
 from apexrl.settings import override
@@ -68,10 +68,11 @@ def test_what_learns_from_anything_else_gets_a_prioritized_replay() -> None:
 
 
 VECTORS = {"policy_value/online": 30, "policy_value/optimizer/steps": 1}
+PLACES = {"w": Place("policy_value", 0, (30,))}
 
 
 def test_several_learners_have_a_queue_each_and_one_board() -> None:
-    able = replace(probe(), offers=("gradients", "apply", "networks"), vectors=VECTORS)
+    able = replace(probe(), offers=("gradients", "apply", "networks"), vectors=VECTORS, places=PLACES)
     found = nodes(topology("impala")(config_for(actors=5, learners=2), able))
     assert {name: node.count for name, node in found.items()} == {"learner": 2, "actor": 5, "evaluator": 1}
     learner, actor = found["learner"], found["actor"]
@@ -105,15 +106,15 @@ def test_a_slot_serves_one_queue() -> None:
         ({"actors": 1}, {}, "--learners 2 want an actor each, and --actors is 1"),
         ({"save_replay": True}, {}, "--save-replay keeps one queue"),
         ({"anneal": True}, {}, "with --anneal each would look for itself how far the run is"),
-        ({"epochs": 4, "minibatches": 2}, {}, "agent impala makes 4 epochs of 2 minibatches: set --epochs 1"),
         ({}, {"offers": ("gradients",)}, "need an agent whose update can be split: impala lacks apply, networks"),
         ({}, {"vectors": {}}, "impala lacks vectors that can be shared"),
+        ({}, {"places": {}}, "agent impala is made of more than these"),
     ],
 )
 def test_what_several_learners_cannot_do_is_refused(
     settings: dict[str, Any], changes: dict[str, Any], words: str
 ) -> None:
-    able = replace(probe(), offers=("gradients", "apply", "networks"), vectors=VECTORS)
+    able = replace(probe(), offers=("gradients", "apply", "networks"), vectors=VECTORS, places=PLACES)
     with pytest.raises((ConfigError, AgentError), match=words):
         topology("impala")(config_for(learners=2, **settings), replace(able, **changes))
 

@@ -9,11 +9,13 @@ import pytest
 
 from apexrl import agents
 from apexrl.config import Config
-from apexrl.errors import ConfigError
+from apexrl.errors import AgentError, ConfigError
+from apexrl.protocols import Place
 from apexrl.replay import Replay
 from apexrl.settings import override
 from apexrl.spec import ActionSpec, EnvSpec, Field
-from apexrl.topologies import TOPOLOGIES, Probe, Program, ReplayLink, WeightsLink, topology
+from apexrl.topologies import TOPOLOGIES, BatchesLink, Probe, Program, ReplayLink, WeightsLink, topology
+from apexrl.topologies.hosts import learner_side, with_slots
 
 PROBE = Probe(
     EnvSpec({"observation": Field((4,), "float32")}, ActionSpec(n=2)), {"q": Field((2,), "float32", sampled=False)}, 64
@@ -56,6 +58,31 @@ def test_in_apex_actors_and_learner_share_one_replay_and_all_share_the_weights()
     assert "replay" not in nodes["evaluator"].ports
     assert len({id(node.ports["weights"]) for node in nodes.values()}) == 1
     assert nodes["actor"].ports["weights"] == WeightsLink(64)
+
+
+def test_several_learners_of_apex_are_served_by_one_replay_and_average() -> None:
+    able = replace(
+        PROBE,
+        offers=("gradients", "apply", "networks"),
+        vectors={"q/online": 30, "q/target": 30, "q/optimizer/steps": 1},
+        places={"w": Place("q", 0, (30,))},
+    )
+    config = override(Config(), {"learners": 2, "batch_size": 32, "beta": 0.5, "actors": 3})
+    nodes = {node.name: node for node in topology("apex")(config, able).nodes}
+    counts = {"replay": 1, "learner": 2, "actor": 3, "evaluator": 1}
+    assert {name: node.count for name, node in nodes.items()} == counts
+    batches = nodes["learner"].ports["replay"]
+    assert isinstance(batches, BatchesLink)
+    assert batches is nodes["replay"].ports["batches"]
+    assert batches.replay is nodes["actor"].ports["replay"]
+    assert batches.options == {"learners": 2, "batch_size": 32, "beta": 0.5}
+    link = nodes["learner"].ports["averaging"]
+    assert (link.options["members"], link.options["gradient"], link.options["state"]) == (2, 30, 61)
+    assert nodes["learner"].ports["weights"] is nodes["actor"].ports["weights"] is nodes["evaluator"].ports["weights"]
+    there = {node.name for node in learner_side(topology("apex")(with_slots(config), able), {}).nodes}
+    assert there == {"replay", "learner", "evaluator", "intake"}
+    with pytest.raises(AgentError, match=r"several --learners average gradients, .* made of more"):
+        topology("apex")(config, replace(able, places={}))
 
 
 def test_d4pgs_replay_lets_go_of_what_surprises_least() -> None:

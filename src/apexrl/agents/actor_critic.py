@@ -7,7 +7,7 @@ everything else: LSTM, continuous actions, several epochs and minibatches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -186,39 +186,49 @@ class ActorCritic:
         Raises:
             NonFiniteError: as ``gradients``, at any step; everything is as before the update.
         """
-        parts = min(self._config.minibatches, prepared.mask.shape[1])
-        if self._config.epochs * parts == 1:
+        if self._single_step(prepared):
             groups, _, metrics = self.gradients(prepared)
             self.apply(groups)
             return Learned(None, metrics)
         live = self._network.vectors()
         before, drawn = {name: vector.clone() for name, vector in live.items()}, pack_generator(self._rng)
+        steps = self.steps(prepared)
         try:
-            metrics = self._go_over(prepared, parts)
+            gradients = next(steps)
+            while True:
+                gradients = steps.send(gradients.groups)
+        except StopIteration as end:
+            learned: Learned = end.value
+            return learned
         except NonFiniteError:
             for name, vector in live.items():
                 vector.copy_(before[name])
             self._rng = unpack_generator(drawn)
             raise
-        self.updates += 1
-        return Learned(None, metrics)
 
-    def _go_over(self, batch: Unrolls, parts: int) -> dict[str, float]:
-        """The steps of an update; returns the metrics of the last."""
+    def steps(self, prepared: Unrolls) -> Generator[Gradients, Mapping[str, Tensor], Learned]:
+        """The gradient steps of one update, one by one: each yields its gradient, and is sent what is to be applied."""
+        if self._single_step(prepared):
+            gradients = self.gradients(prepared)
+            self.apply((yield gradients))
+            return Learned(None, gradients.metrics)
         with torch.no_grad():
-            now = self._evaluate(batch)
-            aims = self._aims(batch, now)
-        metrics: dict[str, float] = {}
-        for rows in self._minibatches(batch.mask.shape[1], parts):
+            now = self._evaluate(prepared)
+            aims = self._aims(prepared, now)
+        for rows in self._minibatches(prepared.mask.shape[1]):
             index = torch.from_numpy(rows).to(self._device)
-            _, _, metrics = self._gradients(batch.rows(index), Aims(*(value[:, index] for value in aims)))
-            self._network.step()
-        return metrics
+            gradients = self._gradients(prepared.rows(index), Aims(*(value[:, index] for value in aims)))
+            self._network.step((yield gradients)[GROUP])
+        self.updates += 1
+        return Learned(None, gradients.metrics)
 
-    def _minibatches(self, rows: int, parts: int) -> Iterator[NDArray[np.int64]]:
+    def _single_step(self, batch: Unrolls) -> bool:
+        return self._config.epochs * min(self._config.minibatches, batch.mask.shape[1]) == 1
+
+    def _minibatches(self, rows: int) -> Iterator[NDArray[np.int64]]:
         """Numbers of the unrolls of every step: each unroll once an epoch, shuffled anew."""
         for _ in range(self._config.epochs):
-            yield from np.array_split(self._rng.permutation(rows), parts)
+            yield from np.array_split(self._rng.permutation(rows), min(self._config.minibatches, rows))
 
     def _gradients(self, batch: Unrolls, aims: Aims | None) -> Gradients:
         """``gradients``, with targets and advantages as given, or from the same pass."""

@@ -23,7 +23,8 @@ LEADER: Final = 0
 
 _LINE = 64  # bytes
 _EPOCH, _OFFERED, _BELL = 0, 4, 8  # words of a member: its epoch, gradients that it has offered there, rung by others
-_STATE_EPOCH, _VERSION = 0, 8  # of the header: whose state lies there; the version that it stands for, 8 bytes
+# Of the header: whose state lies there; the version that it stands for, and the updates behind it, 8 bytes each
+_STATE_EPOCH, _COUNTS = 0, 8
 _SLICE_SECONDS = 0.1  # between looks at signals while waiting
 
 Vector = NDArray[np.float32]
@@ -49,7 +50,7 @@ class Averaging:
     def _attach(self, segment: Segment) -> None:
         self._segment = segment
         data = segment.array()  # keeps the memory mapped as long as a vector is used
-        self._version = data[_VERSION : _VERSION + 8].view(np.int64)
+        self._counts = data[_COUNTS : _COUNTS + 16].view(np.int64)
         self._state = data[self._states_at :][: 4 * self.state].view(np.float32)
         starts = range(self._gradients_at, self._gradients_at + 2 * self.members * self._place, self._place)
         self._gradients = [data[start : start + 4 * self.gradient].view(np.float32) for start in starts]
@@ -92,14 +93,17 @@ class Averaging:
             self._segment.wait(_LINE * (1 + member) + _BELL, seen, min(left, _SLICE_SECONDS))
 
     # The state, and gradients
-    def give_state(self, epoch: int, state: Vector, version: int) -> None:
+    def give_state(self, epoch: int, state: Vector, version: int, updates: int) -> None:
         self._state[:] = state
-        self._version[0] = version
+        self._counts[:] = version, updates
         self._segment.store(_STATE_EPOCH, epoch)
 
-    def state_of(self, epoch: int) -> tuple[Vector, int] | None:
-        """(state, version) of that epoch; None: it is not there yet."""
-        return (self._state, int(self._version[0])) if self._segment.load(_STATE_EPOCH) == epoch else None
+    def state_of(self, epoch: int) -> tuple[Vector, int, int] | None:
+        """(state, version, updates) of that epoch; None: it is not there yet."""
+        if self._segment.load(_STATE_EPOCH) != epoch:
+            return None
+        version, updates = self._counts.tolist()
+        return self._state, version, updates
 
     def place(self, member: int, number: int) -> Vector:
         """Where a member's gradient of that number lies."""
@@ -122,15 +126,16 @@ class Member:
         """Wait until all are in one epoch. ``joined`` is False from when a newer one was seen."""
         return self._link.wait(self._index, self._all_here, timeout)
 
-    def give(self, state: Vector, version: int) -> None:
-        """The leader's: what all others take, and the version of the weights that it stands for."""
-        self._link.give_state(self._epoch, state, version)
+    def give(self, state: Vector, version: int, updates: int) -> None:
+        """The leader's: what all others take, the version of the weights that it stands for, and how many updates its
+        agent has made."""
+        self._link.give_state(self._epoch, state, version, updates)
         self.joined = True
         self._link.ring(but=self._index)
 
-    def take(self, timeout: float) -> tuple[Vector, int] | None:
-        """(state, version) of the leader, the shared memory itself: copy it. None: it did not come in time, or a newer
-        epoch did."""
+    def take(self, timeout: float) -> tuple[Vector, int, int] | None:
+        """(state, version, updates) of the leader, the shared memory itself: copy it. None: it did not come in time, or
+        a newer epoch did."""
         link, epoch = self._link, self._epoch
         link.wait(self._index, lambda: link.state_of(epoch) is not None or not self._all_here(), timeout)
         found = link.state_of(epoch)

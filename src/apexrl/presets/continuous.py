@@ -85,7 +85,7 @@ _PENDULUM_PPO: dict[str, Any] = {
 LUNARLANDER_CONTINUOUS = _ground(
     "lunarlander-continuous",
     "LunarLanderContinuous-v3",
-    eval_period_seconds=15.0,
+    eval_period_seconds=60.0,  # forty episodes of up to a thousand steps take a core for seconds
     eval_episodes=40,  # of ten, the best of many evaluations was luck: 231 once, and 188 on fresh episodes
     eval_envs=20,
     env_steps=500_000,  # rl-zoo

@@ -1,15 +1,22 @@
-"""A learner among several that make every update together, each from its own batch (IMPALA's synchronised learners)."""
+"""A learner among several that make every update together, each from its own batch (IMPALA's synchronised learners,
+data-parallel Ape-X)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, ItemsView, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from apexrl.protocols import Context, Learned
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
+    from apexrl.agents.trained import Gradients
     from apexrl.links.averaging import Averaging
+
+    Steps: TypeAlias = Generator[Gradients, Mapping[str, Tensor], Learned]
 
 
 class Group:
@@ -17,7 +24,8 @@ class Group:
 
     All have the same parameters and optimizers at every update, to the last bit. A learner that begins anew makes all
     of them begin anew, with the state of the first: its newest checkpoint, when it is the first that died. An update
-    that was under way is made once more from the same batch.
+    that was under way is made once more from the same batch. Where an agent makes several gradient steps of a batch
+    (``steps``), each is averaged; those that were made of an update under way stay.
 
     Args:
         context: its index is the learner's place.
@@ -34,7 +42,8 @@ class Group:
         self._leads = context.index == LEADER
         self._member = link.member(context.index)
         self._version = version
-        self._under_way: Learned | None = None
+        self._steps: Steps | None = None  # of the update that is under way
+        self._offered: list[str] = []  # groups of the gradient that is with the others
         self.made_at = version
         """Version of the newest update."""
 
@@ -42,30 +51,51 @@ class Group:
         """One update with all others. None: they are still at theirs; call again with the same batch.
 
         Raises:
-            NonFiniteError: this learner's gradient is NaN or infinite; parameters are as before.
+            NonFiniteError: this learner's gradient is NaN or infinite; parameters are as before this gradient step.
         """
-        import torch
-
         if not self._member.joined:
-            self._under_way = None
+            self._steps = None
             if not self._join():
                 return None
-        if self._under_way is None:
-            groups, priorities, metrics = self._agent.gradients(prepared)
-            self._member.offer(_flat([groups[name] for name in self._agent.networks]))
-            self._under_way = Learned(priorities, metrics)
-        mean = self._member.mean(self._patience)
-        if mean is None:
-            return None
-        gradient, parts, start = torch.from_numpy(mean), {}, 0
-        for name, network in self._agent.networks.items():
-            live = network.gradient
-            parts[name] = gradient[start : start + live.numel()].to(live.device)
-            start += live.numel()
-        self._agent.apply(parts)
+        if self._steps is None:
+            begin = getattr(self._agent, "steps", None)
+            self._steps = _one_step(self._agent, prepared) if begin is None else begin(prepared)
+            self._offer(next(self._steps))
+        while True:
+            mean = self._member.mean(self._patience)
+            if mean is None:
+                return None
+            try:
+                self._offer(self._steps.send(self._parts(mean)))
+            except StopIteration as end:
+                learned: Learned = end.value
+                break
+        self._steps = None
         self.made_at, self._version = self._version, self._version + 1
-        learned, self._under_way = self._under_way, None
         return learned
+
+    def _offer(self, gradients: Gradients) -> None:
+        """Some updates change some networks only, and the same ones everywhere: the others' places are zeros."""
+        own = gradients.groups
+        self._offered = list(own)
+        none = {
+            name: network.gradient.new_zeros(network.gradient.shape)
+            for name, network in self._networks
+            if name not in own
+        }
+        self._member.offer(_flat([(own | none)[name] for name, _ in self._networks]))
+
+    def _parts(self, mean: NDArray[np.float32]) -> dict[str, Tensor]:
+        """A gradient by the names of its groups again."""
+        import torch
+
+        gradient, parts, start = torch.from_numpy(mean), {}, 0
+        for name, network in self._networks:
+            live = network.gradient
+            if name in self._offered:
+                parts[name] = gradient[start : start + live.numel()].to(live.device)
+            start += live.numel()
+        return parts
 
     def _join(self) -> bool:
         """Give, or take, the state that all begin with. False: not all are here yet."""
@@ -75,21 +105,37 @@ class Group:
 
         if not self._member.gathered(self._patience):
             return False
-        vectors = [vector for network in self._agent.networks.values() for vector in network.vectors().values()]
         if self._leads:
-            self._member.give(_flat(vectors), self._version)
+            self._member.give(_flat(self._vectors()), self._version, getattr(self._agent, "updates", 0))
             return True
         found = self._member.take(self._patience)
         if found is None:
             return False
-        state, self._version = torch.from_numpy(found[0]), found[1]
+        state, self._version, updates = torch.from_numpy(found[0]), *found[1:]
         start = 0
         with torch.no_grad():
-            for vector in vectors:
+            for vector in self._vectors():
                 vector.copy_(state[start : start + vector.numel()].view_as(vector))
                 start += vector.numel()
         refresh(self._agent)
+        if hasattr(self._agent, "updates"):  # targets and rare steps go by it
+            self._agent.updates = updates
         return True
+
+    @property
+    def _networks(self) -> ItemsView[str, Any]:
+        networks: dict[str, Any] = self._agent.networks
+        return networks.items()
+
+    def _vectors(self) -> list[Tensor]:
+        return [vector for _, network in self._networks for vector in network.vectors().values()]
+
+
+def _one_step(agent: Any, prepared: Any) -> Steps:
+    """An update of one gradient step, as ``Agent.steps`` would have it."""
+    gradients = agent.gradients(prepared)
+    agent.apply((yield gradients))
+    return Learned(gradients.priorities, gradients.metrics)
 
 
 def _flat(vectors: list[Tensor]) -> Any:

@@ -61,6 +61,7 @@ TOPOLOGIES = {
     "apex": Topology(
         "many actors explore and prioritise, one learner samples a prioritized replay",
         "Horgan et al. 2018, arXiv 1803.00933",
+        reads=("learners",),
     ),
     "ga3c": Topology(
         "one model without replicas: predictor threads answer environments, trainer threads learn from what came of it",

@@ -5,18 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from apexrl.config import Config
-from apexrl.roles import Actor, Evaluator, Learner
+from apexrl.roles import Actor, Evaluator, Learner, ReplayServer
 from apexrl.topologies.experience import prioritized
 from apexrl.topologies.program import Probe, Program, room
+from apexrl.topologies.together import averaging
 
 
 def apex(config: Config, probe: Probe) -> Program:
-    """Ape-X (Horgan et al. 2018, arXiv 1803.00933).
+    """Ape-X (Horgan et al. 2018, arXiv 1803.00933), with one learner or several synchronised ones.
 
     Inference runs in the actor. To the learner travel steps with actor-computed priorities, through one prioritized
-    replay; back travel whole weights, of which an actor takes the latest only.
+    replay; back travel whole weights, of which an actor takes the latest only. Several learners are each given batches
+    by the replay's own role, make every update together, and the first of them publishes.
     """
-    actors = config.actor
+    actors, learners, restarts = config.actor, config.wiring.learners, config.learner.learner_restarts
     program = Program(config)
 
     replay = program.replay(**prioritized(config, probe))
@@ -26,7 +28,14 @@ def apex(config: Config, probe: Probe) -> Program:
     # Where processors are short, experience waits for the learner and not the learner for experience.
     fragile["nice"] = 5
 
-    program.role(Learner, **settings, replay=replay, weights=weights, restarts=config.learner.learner_restarts)
+    learning: dict[str, Any] = {**settings, "weights": weights, "restarts": restarts}
+    if learners == 1:
+        program.role(Learner, **learning, replay=replay)
+    else:
+        batch: dict[str, Any] = {"batch_size": config.learner.batch_size, "beta": config.replay.beta}
+        batches, together = program.batches(replay, learners=learners, **batch), averaging(program, config, probe)
+        program.role(ReplayServer, name="replay", config=config, batches=batches, restarts=restarts)
+        program.role(Learner, **learning, replay=batches, averaging=together, count=learners)
     program.role(Actor, **settings, replay=replay, weights=weights, count=actors.actors, most=room(config), **fragile)
     program.role(Evaluator, **settings, weights=weights, **fragile)
     return program

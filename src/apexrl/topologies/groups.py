@@ -44,8 +44,9 @@ def learners(config: Config) -> int:
 
 def queues(config: Config) -> int:
     """How many replays its actors write into: the least number of groups."""
-    shared = "replay" in TOPOLOGIES[config.topology].reads and config.wiring.replay == "global"
-    return 1 if shared else learners(config)
+    reads = TOPOLOGIES[config.topology].reads
+    own = "queue_batches" in reads or ("replay" in reads and config.wiring.replay == "local")
+    return learners(config) if own else 1
 
 
 def home_side(program: Program, samplers: Sequence[Any]) -> Program:

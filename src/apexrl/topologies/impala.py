@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from apexrl.config import Config
-from apexrl.errors import AgentError, ConfigError
-from apexrl.links.averaging import Averaging
+from apexrl.errors import ConfigError
 from apexrl.roles import Actor, Evaluator, Learner
 from apexrl.topologies.experience import queue
 from apexrl.topologies.program import Probe, Program, room
 from apexrl.topologies.queues import OfQueue, queue_ports
+from apexrl.topologies.together import averaging
 
 
 def impala(config: Config, probe: Probe) -> Program:
@@ -36,12 +36,9 @@ def impala(config: Config, probe: Probe) -> Program:
         program.role(Learner, **settings, replay=queues[0], restarts=restarts)
         program.role(Actor, **settings, replay=queues[0], count=actors.actors, most=room(config), **fragile)
     else:
-        _check_several(config, probe)
+        _check_several(config)
         several = queue_ports(queues)
-        gradient = sum(size for name, size in probe.vectors.items() if name.endswith("/online"))
-        together: dict[str, Any] = {
-            "averaging": program.link(Averaging, members=learners, gradient=gradient, state=sum(probe.vectors.values()))
-        }
+        together: dict[str, Any] = {"averaging": averaging(program, config, probe)}
         learner, actor = OfQueue(Learner), OfQueue(Actor)
         program.role(learner, name="learner", count=learners, restarts=restarts, **settings, **several, **together)
         program.role(actor, name="actor", count=actors.actors, **settings, **several, **fragile)
@@ -49,13 +46,13 @@ def impala(config: Config, probe: Probe) -> Program:
     return program
 
 
-def _check_several(config: Config, probe: Probe) -> None:
-    """Refuse what several learners cannot do together.
+def _check_several(config: Config) -> None:
+    """Refuse what learners with a queue each cannot do.
 
     Raises:
-        ConfigError, AgentError: the message names the setting, or what the agent lacks.
+        ConfigError: the message names the setting.
     """
-    learners, agent = config.wiring.learners, config.agent
+    learners = config.wiring.learners
     if config.actor.actors < learners:
         raise ConfigError(
             f"--learners {learners} want an actor each, and --actors is {config.actor.actors}: raise it, or take fewer "
@@ -63,17 +60,3 @@ def _check_several(config: Config, probe: Probe) -> None:
         )
     if config.learner.save_replay:
         raise ConfigError("--save-replay keeps one queue, and several --learners have one each: leave it out")
-    if agent.anneal:
-        raise ConfigError(
-            "several --learners make steps of one size, and with --anneal each would look for itself how far the run "
-            "is: set --no-anneal, or --learners 1"
-        )
-    if agent.epochs * agent.minibatches > 1:
-        raise ConfigError(
-            f"several --learners make one gradient step together, and agent {agent.agent} makes {agent.epochs} epochs "
-            f"of {agent.minibatches} minibatches: set --epochs 1 --minibatches 1, or --learners 1"
-        )
-    missing = [name for name in ("gradients", "apply", "networks") if name not in probe.offers]
-    if missing or not probe.vectors:
-        lacks = ", ".join(missing) or "vectors that can be shared"
-        raise AgentError(f"several --learners need an agent whose update can be split: {agent.agent} lacks {lacks}")

@@ -1,0 +1,205 @@
+"""Learners that make every update together: agents whose update is several gradient steps, or of some networks only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from apexrl import agents
+from apexrl.agents.vectors import sizes
+from apexrl.config import Config
+from apexrl.links.averaging import Averaging
+from apexrl.protocols import Learned
+from apexrl.roles.group import Group
+from apexrl.settings import override
+from apexrl.spec import ActionSpec, Array, EnvSpec, Field
+
+T, ROWS = 4, 6
+DISCRETE = EnvSpec({"observation": Field((3,), "float32")}, ActionSpec(n=2))
+BOX = EnvSpec({"observation": Field((3,), "float32")}, ActionSpec((2,), "float32", low=-np.ones(2), high=np.ones(2)))
+
+
+class Batch(NamedTuple):
+    data: dict[str, Array]
+    keys: NDArray[np.uint64]
+    weights: NDArray[np.float32]
+
+
+def transitions(seed: int) -> Batch:
+    rng = np.random.default_rng(seed)
+    data: dict[str, Array] = {
+        "observation": rng.standard_normal((ROWS, 3), np.float32),
+        "next_observation": rng.standard_normal((ROWS, 3), np.float32),
+        "action": rng.uniform(-1.0, 1.0, (ROWS, 2)).astype(np.float32),
+        "reward": rng.standard_normal(ROWS, np.float32),
+        "discount": np.full(ROWS, 0.97, np.float32),
+    }
+    return Batch(data, np.arange(ROWS, dtype=np.uint64), rng.random(ROWS, np.float32))
+
+
+def unrolls(seed: int) -> Batch:
+    rng = np.random.default_rng(seed)
+    steps = (ROWS, T)
+    data: dict[str, Array] = {
+        "observation": rng.standard_normal((ROWS, T + 1, 3), np.float32),
+        "action": rng.integers(2, size=steps),
+        "log_prob": np.full(steps, np.log(0.5), np.float32),
+        "reward": rng.standard_normal(steps, np.float32),
+        "discount": np.full(steps, 0.97, np.float32),
+        "first": rng.random((ROWS, T + 1)) < 0.1,
+        "mask": np.ones(steps, np.bool_),
+    }
+    return Batch(data, np.arange(ROWS, dtype=np.uint64), np.ones(ROWS, np.float32))
+
+
+class Case(NamedTuple):
+    spec: EnvSpec
+    batch: Callable[[int], Batch]
+    settings: dict[str, Any]
+
+
+CASES = {
+    "td3": Case(BOX, transitions, {"hidden": (8,), "critic_hidden": (), "policy_period_updates": 2, "polyak": 0.1}),
+    "sac": Case(BOX, transitions, {"hidden": (8,), "critic_hidden": ()}),
+    "ddpg": Case(BOX, transitions, {"hidden": (8,), "critic_hidden": (), "polyak": 0.0, "target_period_updates": 3}),
+    "appo": Case(DISCRETE, unrolls, {"hidden": (8,), "epochs": 2, "minibatches": 3, "learning_rate": 0.01}),
+}
+
+
+def make(name: str, seed: int) -> Any:
+    case = CASES[name]
+    config = override(agents.with_agent(Config(), name), case.settings)
+    return agents.agent_class(name)(case.spec, config.agent, "cpu", seed)
+
+
+def link_for(agent: Any, members: int = 2) -> Averaging:
+    vectors = sizes(agent)
+    gradient = sum(size for name, size in vectors.items() if name.endswith("/online"))
+    return Averaging(members, gradient, sum(vectors.values()), shared=False)
+
+
+def begin(agent: Any, link: Averaging, index: int, version: int = 1) -> Group:
+    context: Any = SimpleNamespace(index=index, patience=0.0)
+    return Group(context, agent, link, version)
+
+
+def together(groups: list[Group], prepared: list[Any]) -> list[Learned]:
+    """One update of all, who take turns."""
+    done: dict[int, Learned] = {}
+    for _ in range(100):
+        for index, group in enumerate(groups):
+            if index not in done and (learned := group.update(prepared[index])) is not None:
+                done[index] = learned
+        if len(done) == len(groups):
+            return [done[index] for index in range(len(groups))]
+    pytest.fail("they do not come to an end")
+
+
+def state(agent: Any) -> dict[str, Array]:
+    return {name: value for name, value in agent.state_dict().items() if name not in ("rng", "noise")}
+
+
+def assert_same(one: Any, two: Any) -> None:
+    first, second = state(one), state(two)
+    assert first.keys() == second.keys()
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_have_the_same_state_after_every_update(name: str) -> None:
+    members = [make(name, 10), make(name, 11)]
+    link = link_for(members[0])
+    groups = [begin(agent, link, index) for index, agent in enumerate(members)]
+    before = state(members[0])
+    for update in range(7):
+        prepared = [agent.prepare(CASES[name].batch(2 * update + k)) for k, agent in enumerate(members)]
+        learned = together(groups, prepared)
+        assert_same(*members)
+        if name != "appo":
+            assert all(one.priorities is not None and one.priorities.shape == (ROWS,) for one in learned)
+            assert not np.array_equal(learned[0].priorities, learned[1].priorities)  # each of its own batch
+    assert members[0].updates == members[1].updates == 7
+    assert [group.made_at for group in groups] == [7, 7]
+    after = state(members[0])
+    assert any(not np.array_equal(before[one], after[one]) for one in after if "target" in one) or name == "appo"
+
+
+@pytest.mark.parametrize("name", ["td3", "sac", "ddpg"])
+def test_equal_batches_make_what_one_learner_makes(name: str) -> None:
+    """The mean of two equal gradients is that gradient; so every network moves when, and as, it would alone."""
+    alone, members = make(name, 10), [make(name, 10), make(name, 10)]
+    link = link_for(alone)
+    groups = [begin(agent, link, index) for index, agent in enumerate(members)]
+    for update in range(6):
+        batch = CASES[name].batch(update)
+        alone.update(alone.prepare(batch))
+        prepared = [agent.prepare(batch) for agent in members]
+        together(groups, prepared)
+        assert_same(*members)
+    assert alone.updates == members[0].updates
+
+
+def test_every_gradient_step_of_an_update_is_that_of_the_mean() -> None:
+    members, twins = [make("appo", 10), make("appo", 11)], [make("appo", 10), make("appo", 11)]
+    twins[1].load(twins[0].weights())  # as the second takes the first's state
+    link = link_for(members[0])
+    groups = [begin(agent, link, index) for index, agent in enumerate(members)]
+    batches = [unrolls(0), unrolls(1)]
+    together(groups, [agent.prepare(batch) for agent, batch in zip(members, batches, strict=True)])
+
+    steps = [agent.steps(agent.prepare(batch)) for agent, batch in zip(twins, batches, strict=True)]
+    offered, count = [next(one) for one in steps], 0
+    while offered:
+        (group,) = offered[0].groups
+        mean = {group: (offered[0].groups[group] + offered[1].groups[group]) / 2}
+        count, offered = count + 1, [one for step in steps if (one := sent(step, mean)) is not None]
+    assert count == 2 * 3
+    assert_same(members[0], twins[0])
+    assert_same(members[1], twins[1])
+
+
+def sent(steps: Any, groups: Any) -> Any:
+    try:
+        return steps.send({name: gradient.clone() for name, gradient in groups.items()})
+    except StopIteration:
+        return None
+
+
+def test_one_agent_alone_makes_the_same_steps_of_an_update_or_together_with_none_but_itself() -> None:
+    one, two = make("appo", 10), make("appo", 10)
+    group = begin(two, link_for(two, members=1), 0)
+    for update in range(3):
+        one.update(one.prepare(unrolls(update)))
+        together([group], [two.prepare(unrolls(update))])
+    assert_same(one, two)
+
+
+def test_who_begins_anew_learns_how_many_updates_there_were() -> None:
+    """TD3 moves its policy every second update, DDPG here copies its targets every third: all at the same."""
+    members = [make("td3", 10), make("td3", 11)]
+    link = link_for(members[0])
+    groups = [begin(agent, link, index) for index, agent in enumerate(members)]
+
+    def update(number: int) -> None:
+        together(groups, [agent.prepare(transitions(2 * number + k)) for k, agent in enumerate(members)])
+
+    for number in range(3):
+        update(number)
+    members[1] = make("td3", 12)
+    groups[1] = begin(members[1], link, 1)
+    for number in range(3, 6):
+        update(number)
+        assert members[1].updates == members[0].updates == number + 1
+        assert_same(*members)
