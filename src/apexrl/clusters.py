@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -37,9 +35,6 @@ _FEW_RUNS: Final = ("run", "state", "steps", "steps/s", "return", "shards", "nod
 _WORKERS: Final = ("worker", "state", "node", "pid", "rate", "heard of", "restarts")
 _FEW_WORKERS: Final = ("worker", "state", "node", "rate", "heard of")
 _WIDE: Final = 100
-_HELLO: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""How a client of gRPC begins, with settings that say nothing (RFC 9113, section 3.4)."""
-_SETTINGS: Final = 4  # type of the frame with which a server answers
 _SILENT_SECONDS: Final = 10.0
 _COLOURS: Final = {
     "up": "green",
@@ -117,7 +112,6 @@ def _look(
     from apexrl.launch.ray.cluster import Cluster
     from apexrl.launch.ray.figures import records
 
-    _check_head(address)
     try:
         cluster = Cluster(Wishes(address), 0.0)
     except LinkError as error:
@@ -127,28 +121,6 @@ def _look(
             return _repeat(lambda: picture(*records(ANSWER_SECONDS)), watch, console)
         except RayError as error:
             raise LinkError(f"the Ray cluster at {address} does not answer any more: {error}") from error
-
-
-def _check_head(address: str) -> None:
-    """Of somebody who listens there and is no head of a cluster, Ray would ask for minutes.
-
-    Raises:
-        LinkError: that is so. Of nobody, and of what is no address, ``Cluster`` says it better.
-    """
-    host, _, port = address.rpartition(":")
-    if not port.isdigit() or os.environ.get("RAY_USE_TLS", "0") != "0":
-        return
-    answer = b""
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS) as line:
-            line.sendall(_HELLO)
-            answer = line.recv(9)
-    except (ConnectionRefusedError, OverflowError, socket.gaierror):
-        return
-    except OSError:
-        pass
-    if len(answer) < 4 or answer[3] != _SETTINGS:
-        raise LinkError(f"no Ray cluster at {address}: who listens there is no head of one. See `ray status`")
 
 
 def _repeat(picture: Callable[[], tuple[RenderableType, bool]], watch: bool, console: Console) -> int:

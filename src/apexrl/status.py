@@ -44,7 +44,7 @@ class Work(NamedTuple):
 
 WORK: Final[Mapping[str, Work]] = {
     "actor": Work("env_steps", "steps/s", "acting"),
-    "learner": Work("updates", "updates/s", "learning"),
+    "learner": Work("gradients", "updates/s", "learning"),  # of several, only the first counts updates
     "evaluator": Work("evaluations", "evals/s", "evaluating"),
     "worker": Work("env_steps", "steps/s", "acting"),
     "env_worker": Work("env_steps", "steps/s", "acting"),

@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +21,9 @@ from apexrl.launch import supervisor
 from apexrl.launch.ledger import Base, Ledger
 from apexrl.launch.supervisor import PRELOAD, Interrupts, Supervisor, preloaded
 from apexrl.launch.wiring import Wiring
-from apexrl.links.control import ControlBoard
+from apexrl.links.control import HURRY, STOP, ControlBoard
 from apexrl.run_folder import RunFolder
+from apexrl.settings import override
 from apexrl.topologies.program import Program
 
 
@@ -225,3 +227,23 @@ def test_the_runs_own_agent_is_imported_before_the_first_worker() -> None:
     assert set(modules("sac")) - set(PRELOAD) == {"apexrl.agents.sac"}
     assert set(modules("rainbow")) - set(PRELOAD) == {"apexrl.agents.dqn"}
     assert modules("mine:Agent") == PRELOAD
+
+
+@pytest.mark.parametrize("word", [STOP, HURRY])
+@pytest.mark.parametrize(
+    ("name", "keeps", "save", "seconds"),
+    [
+        ("replay", False, True, supervisor._REPLAY_GRACE_SECONDS),
+        ("learner", True, True, supervisor._REPLAY_GRACE_SECONDS),
+        ("actor", False, True, None),
+        ("replay", False, False, None),
+    ],
+)
+def test_whoever_writes_the_replay_has_the_time_for_it(
+    name: str, keeps: bool, save: bool, seconds: float | None, word: int
+) -> None:
+    """Of several learners none owns the replay: its own role does, and saves it after Ctrl-C too."""
+    boss: Any = SimpleNamespace(_board=SimpleNamespace(stop=word), _config=override(Config(), {"save_replay": save}))
+    slot: Any = SimpleNamespace(node=SimpleNamespace(name=name, keeps=keeps))
+    grace = Supervisor._grace(boss, slot)
+    assert grace == seconds if seconds else grace != supervisor._REPLAY_GRACE_SECONDS

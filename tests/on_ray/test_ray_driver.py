@@ -12,7 +12,7 @@ from ray.exceptions import ActorUnavailableError, RayTaskError
 from ray_made_up import Coming, Process, Watcher, World, make_up, run
 
 from apexrl.errors import ClosedError, ConfigError, WorkerError
-from apexrl.launch.ray import ends, reception
+from apexrl.launch.ray import driver, ends, reception
 from apexrl.launch.ray.actors import Ground, Hello, RoleProcess
 from apexrl.launch.supervisor import Interrupts
 
@@ -60,6 +60,21 @@ def test_a_group_without_a_place_is_said_once_and_the_others_go_on(impatient: Wo
 
     watcher = run(tmp_path, until)
     assert sum("shard-1 has not begun to work within" in text for text in watcher.texts) == 1
+
+
+def test_memory_that_does_not_answer_is_lost(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was stopped, or is stuck, is up for Ray; who samples its shard waits for it."""
+    monkeypatch.setattr(driver, "_SILENT_SECONDS", 0.5)
+
+    def trouble(process: Process, before: int) -> None:
+        if process.place == 2 and process.kind is Ground and not before:
+            process.never = {"look"}
+
+    world.trouble = trouble
+    watcher = run(tmp_path, lambda watcher: len(world.of(Ground, 2)) > 1 and watcher.status.restarts["shard"] == 1)
+    assert any("shard-1 was lost with 0 items (it has not answered for 0.5 s)" in text for text in watcher.texts)
+    assert world.of(Ground, 2)[0].killed
+    assert len(world.of(Ground, 1)) == 1  # nobody else begins anew
 
 
 @pytest.mark.parametrize("kind", [Ground, RoleProcess])

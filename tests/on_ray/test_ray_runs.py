@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -110,6 +111,17 @@ def test_nobody_at_an_address_is_said_with_what_to_do() -> None:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     with Interrupts() as interrupts, pytest.raises(LinkError, match=f"{address}.*ray start --head"):
         Driver(Config(), Wishes(address), interrupts)
+
+
+def test_somebody_else_at_an_address_is_said_within_seconds() -> None:
+    """Ray would ask for minutes."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        said = threading.Thread(target=lambda: other.accept()[0].sendall(b"SSH-2.0-OpenSSH_9.6\r\n"))
+        said.start()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with Interrupts() as interrupts, pytest.raises(LinkError, match=f"{address}: who listens there is no head"):
+            Driver(Config(), Wishes(address), interrupts)
+        said.join(60.0)
 
 
 @pytest.mark.cluster

@@ -16,7 +16,7 @@ from apexrl.agents.vectors import sizes
 from apexrl.config import Config
 from apexrl.links.averaging import Averaging
 from apexrl.protocols import Learned
-from apexrl.roles.group import Group
+from apexrl.roles.group import Group, _flat
 from apexrl.settings import override
 from apexrl.spec import ActionSpec, Array, EnvSpec, Field
 
@@ -184,6 +184,50 @@ def test_one_agent_alone_makes_the_same_steps_of_an_update_or_together_with_none
         one.update(one.prepare(unrolls(update)))
         together([group], [two.prepare(unrolls(update))])
     assert_same(one, two)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_update_of_several_steps_is_made_once_more_when_somebody_dies_amid_it(first: bool) -> None:
+    """The gradient steps that were made before stay: all have the first's state."""
+    members = [make("appo", 10), make("appo", 11)]
+    link = link_for(members[0])
+    groups = [begin(agent, link, index) for index, agent in enumerate(members)]
+    together(groups, [agent.prepare(unrolls(k)) for k, agent in enumerate(members)])
+    prepared = [agent.prepare(unrolls(2 + k)) for k, agent in enumerate(members)]
+    for _ in range(3):
+        assert [group.update(batch) for group, batch in zip(groups, prepared, strict=True)] == [None, None]
+    made = float(members[0]._network.optimizer.steps)
+    assert 6 < made < 12
+    dead = 0 if first else 1
+    members[dead] = make("appo", 12)
+    groups[dead] = begin(members[dead], link, dead, version=2)
+    prepared[dead] = members[dead].prepare(unrolls(4))
+    together(groups, prepared)
+    assert_same(*members)
+    assert float(members[0]._network.optimizer.steps) == (6 if first else made + 6)
+    assert members[0].updates == (1 if first else 2)
+
+
+class Elsewhere:
+    """A vector on some device: nothing but ``cpu`` brings it here."""
+
+    def __init__(self, values: list[float]) -> None:
+        self._values = values
+
+    def detach(self) -> Elsewhere:
+        return self
+
+    def reshape(self, *_: int) -> Elsewhere:
+        return self
+
+    def cpu(self) -> torch.Tensor:
+        return torch.tensor(self._values)
+
+
+def test_vectors_of_several_devices_meet_on_the_host() -> None:
+    """An optimizer may count its steps on the CPU while all else is on a GPU."""
+    vectors: Any = [Elsewhere([1.0, 2.0]), torch.tensor([3.0])]
+    assert _flat(vectors).tolist() == [1.0, 2.0, 3.0]
 
 
 def test_who_begins_anew_learns_how_many_updates_there_were() -> None:

@@ -15,6 +15,7 @@ from apexrl.replay import Replay
 from apexrl.settings import override
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import TOPOLOGIES, BatchesLink, Probe, Program, ReplayLink, WeightsLink, topology
+from apexrl.topologies.experience import served
 from apexrl.topologies.hosts import learner_side, with_slots
 
 PROBE = Probe(
@@ -75,7 +76,9 @@ def test_several_learners_of_apex_are_served_by_one_replay_and_average() -> None
     assert isinstance(batches, BatchesLink)
     assert batches is nodes["replay"].ports["batches"]
     assert batches.replay is nodes["actor"].ports["replay"]
-    assert batches.options == {"learners": 2, "batch_size": 32, "beta": 0.5}
+    assert batches.options == {"learners": 2, "batch_size": 32, "beta": 0.5, "prefetch": 5}
+    for prefetch, device, places in ((0, "cuda", 2), (-1, "cpu", 2), (16, "cpu", 17)):
+        assert served(override(config, {"prefetch": prefetch, "device": device}))["prefetch"] == places
     link = nodes["learner"].ports["averaging"]
     assert (link.options["members"], link.options["gradient"], link.options["state"]) == (2, 30, 61)
     assert nodes["learner"].ports["weights"] is nodes["actor"].ports["weights"] is nodes["evaluator"].ports["weights"]

@@ -324,9 +324,9 @@ class Supervisor:
     def _grace(self, slot: Slot) -> float:
         """Seconds from the stop in which a worker may wind up."""
         hurry = self._board.stop == HURRY
+        if self._config.learner.save_replay and (slot.node.keeps or slot.node.name == "replay"):
+            return _REPLAY_GRACE_SECONDS
         if slot.node.keeps:
-            if self._config.learner.save_replay:
-                return _REPLAY_GRACE_SECONDS
             return _HURRIED_KEEPER_SECONDS if hurry else _KEEPER_GRACE_SECONDS
         return _HURRIED_GRACE_SECONDS if hurry else _GRACE_SECONDS.get(slot.node.name, float("inf"))
 

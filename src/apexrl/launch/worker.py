@@ -53,7 +53,7 @@ def work(channel: socket.socket, assignment: Assignment) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable()
     os.nice(assignment.nice)
-    _keep_memory()
+    keep_memory()
     row = assignment.board.row(assignment.row)
     row.begin(os.getpid(), assignment.generation)
     row.heartbeat = time.monotonic()
@@ -92,7 +92,7 @@ def run_role(context: SharedContext, factory: Factory, ports: Mapping[str, Any])
     return 0
 
 
-def _keep_memory() -> None:
+def keep_memory() -> None:
     """glibc: freed memory stays with the process. It would go back to the system after every update and come again page
     by page, zeroed: of a small update with two threads that was a fifth."""
     if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):

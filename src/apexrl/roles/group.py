@@ -142,4 +142,5 @@ def _flat(vectors: list[Tensor]) -> Any:
     """Some vectors as one on the host, float32."""
     import torch
 
-    return torch.cat([vector.detach().reshape(-1) for vector in vectors]).cpu().numpy()
+    # some optimizers count their steps on the CPU, whatever the device of the rest
+    return torch.cat([vector.detach().reshape(-1).cpu() for vector in vectors]).numpy()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _REPORT_SECONDS = 0.5
-_PREFETCH_ON_CUDA = 4
+PREFETCH_ON_CUDA = 4
 
 
 class Learner:
@@ -81,7 +81,7 @@ class Learner:
         self._ages = AgeLimit(limit, self._version, self._item) if limit else None
         if device.startswith("cuda") and not isinstance(replay, BatchServer):
             replay.allocator = pinned  # the gather then writes where the device copies from
-        ahead = settings.prefetch if settings.prefetch >= 0 else _PREFETCH_ON_CUDA * device.startswith("cuda")
+        ahead = settings.prefetch if settings.prefetch >= 0 else PREFETCH_ON_CUDA * device.startswith("cuda")
         threaded = ahead > 0 and context.patience > 0  # taking turns in one process leaves nobody to fetch ahead
         direct = DirectBatches(
             source, self._agent, settings.batch_size, config.replay.beta, context.patience, self._ages, threaded
@@ -114,7 +114,7 @@ class Learner:
         batch, self._held = ready.batch, None
         lags, aged = lags_of(batch, self._version, self._item, ready.fresh)
         self._lag.add(lags)
-        self._context.count(updates=int(self._leads), aged_steps=aged)
+        self._context.count(gradients=1, updates=int(self._leads), aged_steps=aged)
         self._version += 1
         if learned.priorities is not None:
             self._batches.write_back(batch.keys, learned.priorities)

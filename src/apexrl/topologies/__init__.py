@@ -59,7 +59,7 @@ class Topology(NamedTuple):
 
 TOPOLOGIES = {
     "apex": Topology(
-        "many actors explore and prioritise, one learner samples a prioritized replay",
+        "many actors explore and prioritise, a learner or several sample a prioritized replay",
         "Horgan et al. 2018, arXiv 1803.00933",
         reads=("learners",),
     ),

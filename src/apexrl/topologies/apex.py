@@ -1,4 +1,4 @@
-"""Ape-X: many actors explore and prioritise, one learner samples, weights flow back."""
+"""Ape-X: many actors explore and prioritise, a learner samples, weights flow back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from apexrl.config import Config
 from apexrl.roles import Actor, Evaluator, Learner, ReplayServer
-from apexrl.topologies.experience import prioritized
+from apexrl.topologies.experience import prioritized, served
 from apexrl.topologies.program import Probe, Program, room
 from apexrl.topologies.together import averaging
 
@@ -32,8 +32,8 @@ def apex(config: Config, probe: Probe) -> Program:
     if learners == 1:
         program.role(Learner, **learning, replay=replay)
     else:
-        batch: dict[str, Any] = {"batch_size": config.learner.batch_size, "beta": config.replay.beta}
-        batches, together = program.batches(replay, learners=learners, **batch), averaging(program, config, probe)
+        batches = program.batches(replay, learners=learners, **served(config))
+        together = averaging(program, config, probe)
         program.role(ReplayServer, name="replay", config=config, batches=batches, restarts=restarts)
         program.role(Learner, **learning, replay=batches, averaging=together, count=learners)
     program.role(Actor, **settings, replay=replay, weights=weights, count=actors.actors, most=room(config), **fragile)

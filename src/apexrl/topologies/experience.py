@@ -7,6 +7,7 @@ from typing import Any
 from apexrl.config import AgentConfig, Config
 from apexrl.protocols import Item
 from apexrl.roles.actor import step_fields
+from apexrl.roles.learner import PREFETCH_ON_CUDA
 from apexrl.topologies.program import Probe, room
 
 _MOST_STREAMS = 65_536  # that a replay takes
@@ -42,6 +43,13 @@ def prioritized(config: Config, probe: Probe) -> dict[str, Any]:
         "samples_per_insert": replay.samples_per_insert,
         "insert_band": replay.insert_band,
     }
+
+
+def served(config: Config) -> dict[str, Any]:
+    """How a replay serves several learners: as many batches as each may hold, those ahead and the one at hand."""
+    learner = config.learner
+    ahead = PREFETCH_ON_CUDA * (learner.device != "cpu") if learner.prefetch < 0 else learner.prefetch
+    return {"batch_size": learner.batch_size, "beta": config.replay.beta, "prefetch": max(2, 1 + ahead)}
 
 
 def queue(config: Config, probe: Probe) -> dict[str, Any]:

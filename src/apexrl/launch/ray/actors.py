@@ -20,11 +20,12 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import ray
 from numpy.typing import NDArray
+from ray.exceptions import RayActorError, RayError
 
 from apexrl.errors import ConfigError, SpecError
 from apexrl.launch.probe import probe
 from apexrl.launch.wiring import Wiring
-from apexrl.launch.worker import run_role
+from apexrl.launch.worker import keep_memory, run_role
 from apexrl.links import messages
 from apexrl.links.context import SharedContext
 from apexrl.links.control import COUNTERS, ControlBoard
@@ -37,6 +38,7 @@ from apexrl.topologies.program import Factory, Probe, Program
 from apexrl.weights import WeightsBoard
 
 _LOOK_SECONDS, _SOON_SECONDS = 0.25, 0.01  # between looks at weights; while some are on their way
+_TRIES = 20  # to send weights to a group that is there and cannot take them
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -140,9 +142,10 @@ class Ground:
 
     def _distribute(self) -> None:
         """(home) Every new version goes into the object store once. A group that is still at an older one gets the
-        newest when it is done, and never those between."""
-        under_way: dict[int, tuple[Any, Any, int]] = {}
+        newest when it is done, and never those between. What it could not take, it is sent again."""
+        under_way: dict[int, Any] = {}
         sent: dict[int, tuple[Any, int]] = {}
+        failed: dict[int, tuple[Any, int, float]] = {}  # the group, how often in a row, and when it may be tried again
         reference, version = None, 0
         while True:
             if self._wait(version, _LOOK_SECONDS if not under_way else _SOON_SECONDS):
@@ -151,12 +154,23 @@ class Ground:
                     version, reference = newest[0], ray.put(newest[1])
             for group, handle in list(self._others.items()):
                 if group in under_way:
-                    if not ray.wait([under_way[group][0]], timeout=0.0)[0]:
+                    if not ray.wait([under_way[group]], timeout=0.0)[0]:
                         continue
-                    del under_way[group]
+                    to = sent[group][0]
+                    before = failed.pop(group, (None, 0, 0.0))
+                    try:
+                        ray.get(under_way.pop(group))
+                    except RayError as error:
+                        often = before[1] + 1 if before[0] is to else 1
+                        if often > _TRIES and not isinstance(error, RayActorError):  # of the dead the driver hears
+                            raise
+                        failed[group] = (to, often, time.monotonic() + _LOOK_SECONDS)
+                        del sent[group]
                 if handle is None or reference is None or sent.get(group) == (handle, version):
                     continue
-                under_way[group] = (handle.weights.remote(version, [reference]), handle, version)
+                if group in failed and failed[group][0] is handle and time.monotonic() < failed[group][2]:
+                    continue
+                under_way[group] = handle.weights.remote(version, [reference])
                 sent[group] = (handle, version)
 
     def _wait(self, version: int, seconds: float) -> bool:
@@ -218,6 +232,7 @@ class RoleProcess:
         """Until told to stop, or an error, which is in the report."""
         errand = self._errand
         os.nice(errand.nice)
+        keep_memory()
         self._others(others)
         context = SharedContext(
             name=errand.name,

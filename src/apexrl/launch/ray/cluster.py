@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
+import os
 import signal
 import socket
 import threading
@@ -30,6 +32,8 @@ _LOOK_SECONDS = 0.2
 _REACH_SECONDS = 5.0
 _NEAR_SECONDS = 2.0  # for home to find room on the driver's node, before it may be anywhere
 _NEAR = 0.001  # of the resource that stands for a node
+# How a client of gRPC begins, with settings that say nothing (RFC 9113, section 3.4); type of the frame that answers.
+_HELLO, _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]), 4
 _remote: Any = ray.remote  # whose types know nothing of what it is asked for here
 _nodes: Any = ray.nodes
 _CONCURRENCY = {"data": 1, "weights": 1, "life": 1, "talk": 1}
@@ -137,8 +141,7 @@ class Cluster:
 
     def actor(self, cls: type, bundle: int, cpus: float, gpus: float = 0.0, name: str | None = None) -> Any:
         """The class as Ray's actor in a place, to be called with ``remote``."""
-        made: Any = _remote(concurrency_groups=_CONCURRENCY)(cls)
-        return made.options(
+        return _remote_class(cls).options(
             num_cpus=cpus,
             num_gpus=gpus,
             name=name,
@@ -190,6 +193,12 @@ class Cluster:
         )
 
 
+@functools.cache
+def _remote_class(cls: type) -> Any:
+    """Made anew, it would lie with the head of the cluster once more for every life."""
+    return _remote(concurrency_groups=_CONCURRENCY)(cls)
+
+
 def kill(handle: Any) -> None:
     """End an actor, if there is one."""
     if handle is not None and ray.is_initialized():  # Ray would start a cluster to kill somebody in
@@ -206,14 +215,22 @@ def _reach(address: str) -> None:
 
     Raises:
         ConfigError: ``address`` is none of a cluster's head.
-        LinkError: nobody listens there.
+        LinkError: nobody listens there, or somebody who is no head.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not host or "/" in host or not port.isdigit():
         raise ConfigError(f"--ray {address}: say auto, local, or HOST:PORT of a cluster's head (such as 10.0.0.1:6379)")
+    answer = b""
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS) as line, suppress(OSError):
+            line.sendall(_HELLO)
+            answer = line.recv(9)
     except (OSError, OverflowError) as error:
         raise LinkError(
             f"no Ray cluster at {address}: {error}. Start one with `ray start --head`, or take --ray local"
         ) from error
+    if (len(answer) < 4 or answer[3] != _SETTINGS) and os.environ.get("RAY_USE_TLS", "0") == "0":
+        raise LinkError(
+            f"no Ray cluster at {address}: who listens there is no head of one. Start one with `ray start --head` (its "
+            "port is 6379 unless you say another), or take --ray local"
+        )

@@ -33,6 +33,7 @@ _TICK_SECONDS = 0.1
 _NO_ROOM = "the cluster has no room for it now, or its node does not start processes (see `ray status`)"
 _PERIOD_SECONDS = 0.25  # between polls of one worker; and
 _POLLS_PER_SECOND = 1000.0  # … of all together, at most
+_SILENT_SECONDS = 60.0  # after which a group's memory that does not answer is lost: who samples it waits for it
 
 
 class Driver:
@@ -191,6 +192,9 @@ class Driver:
             if group.looked is None and now - group.asked_at >= _PERIOD_SECONDS:
                 group.asked_at = now
                 group.looked = group.ground.look.remote()
+            elif group.looked is not None and now - group.asked_at > _SILENT_SECONDS:
+                self._lose(group, WorkerError(f"it has not answered for {_SILENT_SECONDS:g} s"), now)
+                return False
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, ApexrlError) else WorkerError(str(error))
             self._give_up_group(group, cause, now)
@@ -369,7 +373,7 @@ class Driver:
     def _heed_interrupts(self) -> None:
         if self._interrupts.count == self._heeded:
             return
-        again, self._heeded = self._heeded > 0, self._interrupts.count
+        again, self._heeded = self._heeded > 0 or self._interrupts.count > 1, self._interrupts.count
         self._ledger.stop("interrupted")
         if again:
             self._ledger.tell("interrupted again: killing every worker", "warning")
