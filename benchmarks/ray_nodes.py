@@ -1,4 +1,4 @@
-"""CartPole to 475 on a Ray of three nodes, and with a node killed on the way.
+"""CartPole on a Ray of three nodes, and with a node killed on the way.
 
     python benchmarks/ray_nodes.py                        # Ape-X and IMPALA, three seeds each, then the losses
     python benchmarks/ray_nodes.py --parts lost --topologies apex --seeds 1
@@ -10,7 +10,7 @@ train cartpole --topology NAME --seed N --ray ADDRESS``, with the preset's setti
 | part | what is done |
 | --- | --- |
 | `solve` | three groups of actors, each with a shard of the replay, on as many nodes; home beside one of them |
-| `lost` | the same; when 20,000 steps are made, every process of a node with actors and one shard is killed |
+| `lost` | the same; when 5,000 steps are made, every process of a node with actors and one shard is killed |
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Result = dict[str, Any]
 PARTS = ("solve", "lost")
 TOPOLOGIES = ("apex", "impala")
 GOAL = 475.0
-KILL_AT = 20_000  # environment steps
+KILL_AT = 5_000  # environment steps
 NODES, CPUS = 3, 2
 HOME_CPUS = 0.75  # which no other place has
 QUIET = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -121,7 +121,7 @@ def config_of(topology: str, seed: int, out: Path, options: argparse.Namespace) 
     config = presets.with_topology(presets.preset("cartpole").config, topology)
     return settings.override(
         config,
-        {"seed": seed, "out": str(out), "actors": NODES, "stop_at_return": GOAL, "minutes": options.minutes},
+        {"seed": seed, "out": str(out), "actors": NODES, "minutes": options.minutes},
     )
 
 
@@ -147,7 +147,7 @@ def one(part: str, topology: str, seed: int, options: argparse.Namespace) -> Res
         except ApexrlError as error:
             return {"part": part, "topology": topology, "seed": seed, "failure": str(error)[-1000:]}
     kept = ("env_steps", "updates", "wall_seconds", "startup_seconds", "final_eval_return", "restarts", "dropped")
-    solved = summary["stopped_by"] == "stop_at_return"
+    solved = summary["final_eval_return"] >= GOAL
     found = {name: summary[name] for name in kept} | {"solved": solved, "lost_at": watch.at, "failure": ""}
     return {"part": part, "topology": topology, "seed": seed, "agent": summary["agent"]} | found
 
@@ -165,18 +165,18 @@ def solved(results: list[Result]) -> str:
             report.spread([result[name] for result in good]) for name in ("wall_seconds", "env_steps", "updates")
         ]
         returns = ", ".join(f"{result['final_eval_return']:.1f}" for result in good)
-        count = sum(result["solved"] and result["final_eval_return"] >= GOAL for result in good)
+        count = sum(result["solved"] for result in good)
         lines.append(
             [f"`{topology}`", f"`{good[0]['agent']}`", f"{count} of {len(own)}", returns, *spreads,
              report.spread([result["startup_seconds"] for result in good])]
         )  # fmt: skip
-    header = ["topology", "agent", "solved", "final return, each seed", "seconds to 475", "env steps", "updates"]
+    header = ["topology", "agent", "solved", "final return, each seed", "seconds", "env steps", "updates"]
     return report.table([*header, "seconds before the first step"], lines)
 
 
 def lost(results: list[Result]) -> str:
     """The table of runs that lost a node."""
-    header = ["topology", "seed", "node lost at step", "solved", "final return", "seconds to 475", "env steps"]
+    header = ["topology", "seed", "node lost at step", "solved", "final return", "seconds", "env steps"]
     lines = [
         [
             f"`{result['topology']}`", result["seed"], f"{result['lost_at']:,}",
@@ -198,7 +198,8 @@ def text(results: list[Result]) -> str:
     lines = [
         f"{report.machine()}; {report.versions('apexrl', 'ray', 'torch', 'gymnasium')}.",
         f"A Ray of {NODES} nodes with {CPUS} processors each, as far as Ray knows, all on this machine; {NODES} groups "
-        "of actors with a shard each. Median (least–greatest) over seeds; seconds from the first step.",
+        "of actors with a shard each. A run ends at the preset's goal of 499; solved: 475 on 20 fresh episodes. Median "
+        "(least–greatest) over seeds; seconds from the first step to the goal.",
         "",
     ]
     undisturbed = [result for result in results if result["part"] == "solve"]

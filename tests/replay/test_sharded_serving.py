@@ -147,3 +147,14 @@ def test_what_cannot_be_served_or_saved_is_refused(stack: ExitStack) -> None:
         sampler(shards).serve(2, 8, normalize="buffer")
     with pytest.raises(ConfigError, match="--save-replay"):
         sampler(shards).save("somewhere")
+
+
+@pytest.mark.parametrize(("held", "given"), [(9, 6), (6, 6), (4, 4)])
+def test_a_queue_gives_no_more_at_once_than_its_capacity(
+    held: int, given: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several writers in other processes may together bring more than fits."""
+    with Replay(6, {"number": Field((), "int64")}, sampler="fifo", writers=1) as replay:
+        replay.writer().extend({"number": np.arange(min(held, 6))}, priorities=np.ones(min(held, 6)))
+        monkeypatch.setattr(Replay, "__len__", lambda self: held)
+        assert len(Shard(replay).draw(8).keys) == given

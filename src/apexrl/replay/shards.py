@@ -96,7 +96,7 @@ class Shard:
             rate = _RATES[self._turn]
             replay.set_limiter(min_size=min(1, replay.capacity), samples_per_insert=rate, insert_band=room)
         if self._fifo:
-            count = min(count, len(replay))
+            count = min(count, len(replay), replay.capacity)  # it may hold a chunk more, and gives no more at once
         data: dict[str, Array] = {}
         keys, probabilities = np.empty(0, np.uint64), np.empty(0, np.float64)
         if count:
