@@ -140,7 +140,8 @@ class Pen:
             due += interval
             wrote = self._write()
             count += wrote if since else 0
-        return Did(count, time.process_time() - cpu, seconds, count * sum(v.nbytes for v in self._steps[0].values()))
+        one = sum(value.nbytes for value in self._steps[0].values()) // self._streams
+        return Did(count, time.process_time() - cpu, seconds, count * one)
 
     def _write(self) -> int:
         step = self._steps[self._turn % CYCLE]

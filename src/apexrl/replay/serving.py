@@ -13,6 +13,7 @@ from apexrl.replay.sources import source_of
 
 if TYPE_CHECKING:
     from apexrl.replay.batch import ArraySet
+    from apexrl.replay.loads import Loads
     from apexrl.replay.replay import Normalize, Replay
     from apexrl.replay.sharded import ShardedReplay
 
@@ -35,7 +36,7 @@ class BatchServer:
 
     def __init__(
         self,
-        replay: Replay | ShardedReplay,
+        replay: Replay | ShardedReplay | Loads,
         learners: int,
         batch_size: int,
         beta: float = 0.4,

@@ -131,18 +131,23 @@ class ShardedReplay:
         """
         from apexrl.replay.serving import BatchServer
 
+        self.check_served(batch_size, beta, normalize)
+        return BatchServer(self, learners, batch_size, beta, prefetch, normalize)
+
+    def check_served(self, batch_size: int, beta: float, normalize: Normalize) -> None:
+        """ConfigError: such batches cannot be served."""
         if self._fifo:
             raise ConfigError("shards of a fifo replay cannot be served: give every learner shards of its own")
         if self.layout is None:
             raise ConfigError("a sharded replay needs layout=, which says what its items look like, to be served")
-        self._check(batch_size, beta, normalize)
-        return BatchServer(self, learners, batch_size, beta, prefetch, normalize)
+        self.check(batch_size, beta, normalize)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """ConfigError: no process has all of it."""
         raise ConfigError(f"a replay that lies in shards cannot be saved to {os.fspath(path)}: leave out --save-replay")
 
-    def _check(self, batch_size: int, beta: float, normalize: Normalize) -> None:
+    def check(self, batch_size: int, beta: float, normalize: Normalize) -> None:
+        """ConfigError: there are no such batches."""
         if not isinstance(batch_size, int | np.integer) or not 1 <= batch_size < 1 << _ROW_BITS:
             raise ConfigError(f"batch_size={batch_size!r} must be an integer of at least 1")
         if normalize not in ("batch", "none"):
@@ -154,7 +159,7 @@ class ShardedReplay:
 
     def _next(self, batch_size: int, beta: float, normalize: Normalize, timeout: float) -> Plan:
         """A batch all of whose rows have come."""
-        self._check(batch_size, beta, normalize)
+        self.check(batch_size, beta, normalize)
         deadline = time.monotonic() + timeout
         while True:
             now = time.monotonic()
@@ -166,7 +171,7 @@ class ShardedReplay:
             if ready and self._plans[0].rows == batch_size:
                 return self._plans.popleft()
             if ready:  # the caller has changed the size
-                self._plans.popleft()
+                self._planned -= self._plans.popleft().rows
                 continue
             if now >= deadline:
                 raise WaitTimeout(f"{self._why(int(batch_size))} (waited {timeout:g} s)")
@@ -182,15 +187,7 @@ class ShardedReplay:
         Raises:
             PriorityError: a value is NaN, infinite or negative (the row is named); nothing was sent.
         """
-        keys = np.ascontiguousarray(keys)
-        if keys.ndim != 1 or keys.dtype != np.uint64:
-            raise SpecError(f"keys must be the uint64 [B] of a batch, got {keys.dtype} {list(keys.shape)}")
-        values = np.asarray(as_priorities(priorities, len(keys)), np.float64)
-        bad = np.flatnonzero(~((values >= 0.0) & (values <= _LARGEST_PRIORITY)))
-        if bad.size:
-            raise PriorityError(
-                f"priority of row {bad[0]} is {values[bad[0]]}: priorities are finite magnitudes |δ| from 0 to 1e150"
-            )
+        keys, values = checked(keys, priorities)
         serials, rows = keys >> np.uint64(_ROW_BITS), keys & np.uint64((1 << _ROW_BITS) - 1)
         sent = 0
         for serial in np.unique(serials).tolist():
@@ -421,3 +418,22 @@ class ShardedReplay:
         if len(self) < needed:
             return f"the shards hold {len(self)} items, fewer than the {needed} needed to sample{away}"
         return f"the limiter waits for inserts, at {self._rate:g} samples per insert{away}"
+
+
+def checked(keys: Any, priorities: Any) -> tuple[NDArray[np.uint64], NDArray[np.float64]]:
+    """Keys and raw magnitudes as they can be sent.
+
+    Raises:
+        SpecError: they are no keys, or not as many priorities.
+        PriorityError: a value is NaN, infinite or negative; the row is named.
+    """
+    keys = np.ascontiguousarray(keys)
+    if keys.ndim != 1 or keys.dtype != np.uint64:
+        raise SpecError(f"keys must be the uint64 [B] of a batch, got {keys.dtype} {list(keys.shape)}")
+    values = np.asarray(as_priorities(priorities, len(keys)), np.float64)
+    bad = np.flatnonzero(~((values >= 0.0) & (values <= _LARGEST_PRIORITY)))
+    if bad.size:
+        raise PriorityError(
+            f"priority of row {bad[0]} is {values[bad[0]]}: priorities are finite magnitudes |δ| from 0 to 1e150"
+        )
+    return keys, values

@@ -10,6 +10,7 @@ from apexrl.replay.layout import Layout
 from apexrl.replay.replay import Replay
 
 if TYPE_CHECKING:
+    from apexrl.replay.loads import Loads
     from apexrl.replay.replay import Normalize
     from apexrl.replay.serving import BatchServer
     from apexrl.replay.sharded import ShardedReplay
@@ -72,7 +73,7 @@ class Spread:
     fifo = False
     native: _native.Replay | None = None
 
-    def __init__(self, replay: ShardedReplay) -> None:
+    def __init__(self, replay: ShardedReplay | Loads) -> None:
         assert replay.layout is not None  # or it would not be served
         self._replay = replay
         self.layout = replay.layout
@@ -88,6 +89,6 @@ class Spread:
         self._replay.wait(timeout)
 
 
-def source_of(replay: Replay | ShardedReplay, server: BatchServer) -> Source:
+def source_of(replay: Replay | ShardedReplay | Loads, server: BatchServer) -> Source:
     """``replay`` as what ``server`` asks for."""
     return Owned(replay, server) if isinstance(replay, Replay) else Spread(replay)

@@ -14,6 +14,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from ray.util import list_named_actors
 
 from apexrl.errors import ClosedError
+from apexrl.replay.loads import Loads
 from apexrl.replay.sharded import ShardedReplay
 from apexrl.replay.shards import Answer
 
@@ -32,7 +33,8 @@ def samplers(shards: int, namespace: str, options: Sequence[Mapping[str, Any]]) 
 
 
 class Sampler:
-    """Stands for the replay among a learner's ports; arrives in its process as a ``ShardedReplay``.
+    """Stands for the replay among a learner's ports; arrives in its process as a ``ShardedReplay``, of which it takes
+    ``Loads`` unless it is a queue.
 
     Args:
         names: of the shards; their actors are called by ``life_name``.
@@ -47,9 +49,10 @@ class Sampler:
         return (_sharded, self._arguments)
 
 
-def _sharded(names: list[str], namespace: str, options: dict[str, Any]) -> ShardedReplay:
+def _sharded(names: list[str], namespace: str, options: dict[str, Any]) -> ShardedReplay | Loads:
     listing = Listing(namespace)
-    return ShardedReplay([RayEnd(name, namespace, listing) for name in names], ahead=_AHEAD, **options)
+    replay = ShardedReplay([RayEnd(name, namespace, listing) for name in names], ahead=_AHEAD, **options)
+    return replay if options.get("sampler") == "fifo" else Loads(replay, options.get("seed", 0))
 
 
 def life_name(shard: str, life: int) -> str:
