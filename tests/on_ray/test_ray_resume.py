@@ -37,7 +37,7 @@ def test_a_run_goes_on_on_the_cluster_where_it_was(cluster: str, tmp_path: Path)
         out=str(tmp_path),
         name="run",
         actors=1,
-        env_steps=400,
+        env_steps=3000,
         min_size=64,
         samples_per_insert=1.0,
         batch_size=16,
@@ -51,12 +51,12 @@ def test_a_run_goes_on_on_the_cluster_where_it_was(cluster: str, tmp_path: Path)
     assert not ray.is_initialized()
 
     assert resumed(run.path, "") == wishes
-    assert cli.main(["resume", str(run.path), "--env-steps", str(before["env_steps"] + 400)]) == cli.OK
+    assert cli.main(["resume", str(run.path), "--env-steps", str(before["env_steps"] + 3000)]) == cli.OK
     after = RunFolder.open(run.path).summary()
     assert where(run.path) != namespace
     assert resumed(run.path, "") == wishes
     assert after["stopped_by"] == "env_steps"
-    assert after["env_steps"] >= before["env_steps"] + 400
+    assert after["env_steps"] >= before["env_steps"] + 3000
     assert after["updates"] > before["updates"]
     assert after["wall_seconds"] > before["wall_seconds"]
     log = (run.path / "metrics.jsonl").read_text()
