@@ -140,6 +140,18 @@ def test_large_batches_come_one_by_one(monkeypatch: pytest.MonkeyPatch, clock: l
     assert replay._batches == 4  # 40 numbers of 8 bytes
 
 
+def test_a_load_of_one_batch_is_handed_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of images are megabytes: dealing them out would copy them once more."""
+    monkeypatch.setattr(loads, "_MOST_BYTES", 0)
+    replay = spread(np.arange(1.0, 101.0), [50], ahead=1)
+    made: list[Any] = []
+    draw = replay._replay.sample
+    monkeypatch.setattr(replay._replay, "sample", lambda *size, **how: made.append(draw(*size, **how)) or made[-1])
+    given = [replay.sample(10) for _ in range(5)]
+    assert [id(batch) for batch in given] == [id(batch) for batch in made]
+    assert all(batch.weights.max() == 1.0 for batch in given)
+
+
 def test_another_size_or_exponent_begins_a_load_of_its_own(clock: list[float]) -> None:
     replay = spread(np.ones(100), [50])
     for _ in range(20):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from apexrl.replay.batch import Allocator, ArraySet, Batch, Updated
 from apexrl.replay.layout import Layout
 from apexrl.replay.sharded import ShardedReplay, checked
+from apexrl.spec import Array
 
 if TYPE_CHECKING:
     from apexrl.replay.replay import Normalize
@@ -71,7 +73,11 @@ class Loads:
         self, batch_size: int, beta: float = 0.4, *, normalize: Normalize = "batch", timeout: float = 10.0
     ) -> Batch:
         """See ``ShardedReplay.sample``."""
-        load, rows = self._rows(batch_size, beta, normalize, timeout)
+        if self._single(batch_size, beta, normalize):
+            batch = self._replay.sample(batch_size, beta, normalize=normalize, timeout=timeout)
+            self._came(batch.data)
+            return batch
+        load, rows = self._rows(timeout)
         data = {}
         for name, values in load.data.items():
             data[name] = self.allocator((len(rows), *values.shape[1:]), values.dtype.name)
@@ -80,7 +86,11 @@ class Loads:
 
     def fill(self, arrays: ArraySet, batch_size: int, beta: float, normalize: Normalize, timeout: float) -> None:
         """As ``sample``, into arrays for ``batch_size`` items of this ``layout``."""
-        load, rows = self._rows(batch_size, beta, normalize, timeout)
+        if self._single(batch_size, beta, normalize):
+            self._replay.fill(arrays, batch_size, beta, normalize, timeout)
+            self._came(arrays.named)
+            return
+        load, rows = self._rows(timeout)
         for name, values in load.data.items():
             np.take(values, rows, axis=0, out=arrays.named[name], mode="clip")
         arrays.fixed[0][:], arrays.fixed[1][:] = load.keys[rows], load.probabilities[rows]
@@ -120,25 +130,34 @@ class Loads:
     def __len__(self) -> int:
         return len(self._replay)
 
-    def _rows(self, size: int, beta: float, normalize: Normalize, timeout: float) -> tuple[Batch, NDArray[np.intp]]:
-        """A load, and the rows of it that are the next batch."""
-        if len(self._order) < size or size != self._size or beta != self._beta or self._load is None:
-            self._begin(size, beta, normalize, timeout)
-        assert self._load is not None
-        rows, self._order = self._order[:size], self._order[size:]
-        return self._load, rows
-
-    def _begin(self, size: int, beta: float, normalize: Normalize, timeout: float) -> None:
-        self._send()
+    def _single(self, size: int, beta: float, normalize: Normalize) -> bool:
+        """Whether the next load is one batch, which needs no dealing out."""
         self._replay.check(size, beta, normalize)
         if size != self._size:
             self._batches, self._begun = 1, -math.inf
-        self._size, self._order = int(size), np.empty(0, np.intp)
-        load = self._replay.sample(self._batches * self._size, beta, normalize="none", timeout=timeout)
-        self._load, self._beta, self._order = load, beta, self._rng.permutation(len(load))
+        if (size, beta) != (self._size, self._beta):
+            self._size, self._beta, self._order = int(size), beta, self._order[:0]
+        single = self._batches == 1 and not len(self._order)
+        if single:
+            self._send()
+        return single
+
+    def _rows(self, timeout: float) -> tuple[Batch, NDArray[np.intp]]:
+        """A load, and the rows of it that are the next batch."""
+        if not len(self._order):
+            self._send()
+            self._load = self._replay.sample(self._batches * self._size, self._beta, normalize="none", timeout=timeout)
+            self._order = self._rng.permutation(len(self._load))
+            self._came(self._load.data)
+        assert self._load is not None
+        rows, self._order = self._order[: self._size], self._order[self._size :]
+        return self._load, rows
+
+    def _came(self, data: Mapping[str, Array]) -> None:
+        """A load has come: the next one may be larger, or should be smaller."""
         now = time.monotonic()
         since, self._begun = now - self._begun, now  # what the limiter held back counts, too
-        if since < _SOON_SECONDS and 2 * sum(values.nbytes for values in load.data.values()) <= _MOST_BYTES:
+        if since < _SOON_SECONDS and 2 * sum(values.nbytes for values in data.values()) <= _MOST_BYTES:
             self._batches = min(2 * self._batches, _MOST)
         elif since > _LATE_SECONDS:
             self._batches = max(1, self._batches // 2)
