@@ -170,7 +170,10 @@ def test_an_observer_that_raises_ends_the_run_and_leaves_nobody(tmp_path: Path) 
     with pytest.raises(ZeroDivisionError):
         supervise(tmp_path, {}, act=act)
     assert pids
-    assert all(gone(pid) for pid in pids)
+    deadline = time.monotonic() + 10.0
+    while not all(gone(pid) for pid in pids):  # killed, which a busy machine may take a moment to do
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_the_death_of_the_fork_server_ends_everything(tmp_path: Path) -> None:
