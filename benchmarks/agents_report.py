@@ -132,8 +132,8 @@ def draw(part: str, agents: Mapping[str, Sequence[Record]]) -> Figure:
     if first["part"] in {of for of, _ in PUBLISHED}:
         ends.append(PUBLISHED_AT)
     axes.flat[0].set_xlim(0, 1.04 * max(ends, default=first["budget"]))
-    figure.supxlabel("environment steps", fontsize=9)
-    figure.supylabel(f"greedy return on {first['env']}", fontsize=9)
+    figure.supxlabel(f"environment steps of {first['env']}", fontsize=9)
+    figure.supylabel("greedy return", fontsize=9)
     return figure
 
 
