@@ -39,7 +39,7 @@ def command(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """As the installed script runs it: the current folder is not on Python's path by itself."""
     code = "import sys; sys.path.remove(''); from apexrl.cli import main; sys.exit(main())"
     line = [sys.executable, "-c", code, *words]
-    return subprocess.run(line, capture_output=True, text=True, cwd=cwd, check=False, timeout=100)
+    return subprocess.run(line, capture_output=True, text=True, cwd=cwd, check=False, timeout=400)
 
 
 def test_the_command_from_train_to_eval(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ CONFIG = Config(
     actor=ActorConfig(epsilon=0.5, pull_period=1, actor_slots=3),
     env=EnvConfig(env="not_here:Never-v0"),
     replay=ReplayConfig(capacity=10_000, min_size=1),
-    hosts=HostsConfig(send_period=0.02, lease_seconds=3.0),
+    hosts=HostsConfig(send_period=0.02, lease_seconds=10.0),
 )
 
 

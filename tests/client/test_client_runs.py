@@ -348,14 +348,14 @@ def test_the_example_plays_for_a_learner(redis_server: RedisServer, tmp_path: Pa
     )
     try:
         example = [sys.executable, "-W", "error", str(EXAMPLE), "--run", RUN]
-        played = subprocess.run(example, env=environment, capture_output=True, text=True, timeout=100)
+        played = subprocess.run(example, env=environment, capture_output=True, text=True, timeout=400)
         assert played.returncode == 0, played.stderr
         assert played.stderr == ""
         first, last, sums = played.stdout.splitlines()
         assert first.startswith("slot 0, epsilon 0.4")
         assert last == "run test has finished"
         assert int(sums.split()[0]) > 10
-        assert learner.wait(60) == 0
+        assert learner.wait(240) == 0
     finally:
         learner.kill()
         learner.wait()

@@ -205,7 +205,6 @@ class Stops:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)
 def test_two_agents_compared_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     def interrupted(config: Config, *, observers: Any = (), on_folder: Any = None) -> Run:
         stops = []

@@ -5,7 +5,7 @@
         actors = [places.actor(host, "--actors", "1") for host in (0, 1)]
         places.links[0].cut()
         places.server.kill(); places.server.start()
-        learner.finish(60)
+        learner.finish()
 
 The server stands on the learner's host. Every actor host has a relay of its own to it.
 """
@@ -42,7 +42,7 @@ _PR_SET_PDEATHSIG = 1
 PASSWORD = "a-password-that-nobody-may-print"
 
 
-def wait_for(what: str, true: Callable[[], Any], timeout: float = 60.0) -> Any:
+def wait_for(what: str, true: Callable[[], Any], timeout: float = 240.0) -> Any:
     """What ``true`` returns as soon as it is something."""
     end = time.monotonic() + timeout
     while not (found := true()):
@@ -116,7 +116,7 @@ class Command:
     def running(self) -> bool:
         return self._process.poll() is None
 
-    def finish(self, timeout: float) -> int:
+    def finish(self, timeout: float = 240.0) -> int:
         """Its exit code.
 
         Raises:
@@ -127,7 +127,7 @@ class Command:
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"{self.log.name} goes on after {timeout:g} s:\n{self.said[-3000:]}") from None
 
-    def says(self, text: str, timeout: float = 30.0) -> None:
+    def says(self, text: str, timeout: float = 240.0) -> None:
         """Wait until it has said this."""
 
         def heard() -> bool:

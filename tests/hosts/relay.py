@@ -31,7 +31,7 @@ from typing import Any
 Address = tuple[str, int]
 MOST_UNDER_WAY = 64 << 20
 """Bytes of one direction that may be on the link; more wait in the sender's kernel."""
-PATIENCE = 10.0  # seconds for the relay's process to start, to answer, to end
+PATIENCE = 60.0  # seconds for the relay's process to start, to answer, to end
 
 
 class Relay:

@@ -26,7 +26,7 @@ def test_it_learns_from_other_hosts(tmp_path: Path) -> None:
     with Places("loopback", 2, tmp_path) as places:
         learner = places.learner("cartpole", *FLAGS)
         actors = [places.actor(host, "--actors", "1") for host in (0, 1)]
-        assert [one.finish(90) for one in (learner, *actors)] == [0, 0, 0], learner.said
+        assert [one.finish() for one in (learner, *actors)] == [0, 0, 0], learner.said
         summary = places.summary()
     assert (summary["topology"], summary["agent"]) == ("impala", "impala")
     assert summary["updates"] > 50

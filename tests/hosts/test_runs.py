@@ -12,7 +12,7 @@ from places import PASSWORD, RUN, Command, Kind, Places, wait_for
 
 from apexrl.links.redis.view import MemberView
 
-LEASE_SECONDS = 2
+LEASE_SECONDS = 5
 SMALL = ["--env", audit.ENV, "--hidden", "16", "--min-size", "200", "--capacity", "500000", "--batch-size", "16",
          "--eval-episodes", "2", "--eval-envs", "2", "--envs-per-actor", "4", "--lease-seconds", str(LEASE_SECONDS),
          "--stop-at-return", "None", "--save-replay"]  # fmt: skip
@@ -72,7 +72,7 @@ def test_cut_links_and_a_server_that_was_killed(tmp_path: Path, kind: Kind, pers
         refused = places.learner("cartpole", *SMALL, "--actor-slots", "2")
         late = audited.actor(1, "late")
         all_go_on(places, 2)
-        assert refused.finish(30) == 1
+        assert refused.finish() == 1
         assert "has a learner" in refused.said
 
         places.links[0].cut()
@@ -83,8 +83,8 @@ def test_cut_links_and_a_server_that_was_killed(tmp_path: Path, kind: Kind, pers
         places.links[1].restore()
         all_go_on(places, 2)
 
-        assert places.apexrl("stop", "--run", RUN).finish(30) == 0
-        assert [one.finish(30) for one in (learner, early, late)] == [0, 0, 0]
+        assert places.apexrl("stop", "--run", RUN).finish() == 0
+        assert [one.finish() for one in (learner, early, late)] == [0, 0, 0]
         summary, books = places.summary(), audited.books()
         for one in (learner, early, late, refused):
             assert PASSWORD not in one.said
@@ -108,8 +108,8 @@ def test_a_host_that_is_killed_gives_its_slot_to_another(tmp_path: Path) -> None
         heir.says(f"with the slots {slot}")
         all_go_on(places, 2)
         waiting = max(member.digest.uncommitted_items for member in alive(places))
-        assert places.apexrl("stop", "--run", RUN).finish(30) == 0
-        assert [one.finish(30) for one in (learner, first, heir)] == [0, 0, 0]
+        assert places.apexrl("stop", "--run", RUN).finish() == 0
+        assert [one.finish() for one in (learner, first, heir)] == [0, 0, 0]
         books = audited.books()
     assert waiting < 20_000, "100 updates/s of 16 samples take 1600 steps/s: actors must wait rather than run ahead"
     assert (books.strangers, books.twice, books.total().holes) == (0, 0, 0)
@@ -124,7 +124,7 @@ def test_a_wrong_password_is_refused_in_words(tmp_path: Path) -> None:
             places.learner("cartpole", url=places.url(password=wrong)),
             places.actor(0, url=places.url(0, wrong)),
         ):
-            assert command.finish(30) == 1
+            assert command.finish() == 1
             assert "refuses this user or password" in command.said
             assert wrong not in command.said
             assert "Traceback" not in command.said

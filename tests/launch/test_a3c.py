@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from watching import Watcher, gone, small
+from watching import Watcher, all_gone, small
 
 from apexrl import checkpoint
 from apexrl.agents import with_agent
@@ -56,19 +56,20 @@ def test_a_run_leaves_a_complete_folder_and_nobody_alive(tmp_path: Path) -> None
     assert summary["restarts"] == {"worker": 0, "parameter_server": 0, "evaluator": 0}
     assert summary["final_eval_episodes"] == 4
     lag = summary["policy_lag"]
-    assert 0 <= lag["mean"] <= lag["max"] < 50  # of two workers
+    assert 0 <= lag["mean"] < 10  # of two workers, of which either may be held up for a while
+    assert lag["mean"] <= lag["max"] < summary["updates"]
     found = checkpoint.load_latest(tmp_path / "run" / "checkpoints")
     assert found is not None
     assert summary["updates"] - 2 <= found.metadata["updates"] <= summary["updates"]  # each worker may finish one more
     assert (tmp_path / "run" / "checkpoints" / "best.safetensors").exists()
     assert watcher.said("metrics")[-1]["values"]["loss"]
-    assert all(gone(worker.pid) for status in watcher.statuses for worker in status.workers if worker.pid)
+    assert all_gone(worker.pid for status in watcher.statuses for worker in status.workers if worker.pid)
 
 
 @pytest.mark.parametrize("role", ["worker", "parameter_server", "evaluator"])
 def test_any_process_may_be_killed_and_the_run_goes_on(tmp_path: Path, role: str) -> None:
     killed, act = kill_once(role, lambda status: status.updates > 60)
-    summary = launch(a3c(tmp_path, StopConfig(minutes=2.0)), [watcher := Watcher(act)])
+    summary = launch(a3c(tmp_path, StopConfig(minutes=5.0)), [watcher := Watcher(act)])
     assert summary["stopped_by"] == "callback"
     assert summary["restarts"][role] == 1
     assert killed

@@ -37,7 +37,7 @@ def test_a_killed_process_is_replaced_and_the_run_goes_on(tmp_path: Path, role: 
             os.kill(worker.pid, signal.SIGKILL)
         return bool(killed) and worker.restarts > 0 and status.updates > killed[1] + 200
 
-    summary = launch(a3c(tmp_path, StopConfig(minutes=1.0)), [watcher := Watcher(act)])
+    summary = launch(a3c(tmp_path, StopConfig(minutes=5.0)), [watcher := Watcher(act)])
     assert summary["stopped_by"] == "callback"
     assert summary["restarts"][role] == 1
     versions = [status.weights_version for status in watcher.statuses]

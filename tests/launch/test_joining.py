@@ -47,15 +47,18 @@ def a_record(config: Config) -> tuple[RunRecord, DQN]:
 
 @dataclass
 class Told:
-    """Hears what an actor host tells, and does something at the first word."""
+    """Hears what an actor host tells, and does something at the first word, and at the second."""
 
     then: Any
+    later: Any = lambda: None
     texts: list[str] = field(default_factory=list)
 
     def __call__(self, text: str, level: str = "info") -> None:
         self.texts.append(text)
         if len(self.texts) == 1:
             self.then()
+        elif len(self.texts) == 2:
+            self.later()
 
 
 def test_a_record_that_names_what_nobody_trusts_is_refused_before_anything_is_made(
@@ -130,10 +133,16 @@ def test_a_server_that_is_away_while_slots_are_asked_for_is_waited_for(
 
 def test_slots_that_an_outage_left_leased_to_nobody_are_waited_for(lasting: RedisServer, learner: LearnerPlace) -> None:
     record = msgspec.structs.replace(learner.record, actor_slots=2)
-    HostPlace.join(lasting.server(), record, 2, ttl=1.0)  # as if the reply had never come
+    ghost = HostPlace.join(lasting.server(), record, 2, ttl=60.0)  # as if the reply had never come
+
+    def expire() -> None:
+        with lasting.client() as raw:
+            for slot in ghost.slots:
+                raw.hset(ghost.keys.slots, str(slot.index), f"{ghost.member} {slot.generation} 1000 1000")
+
     lasting.kill()
-    told = Told(then=lasting.start)
-    config = replace(patient(1.0), hosts=HostsConfig(lease_seconds=1.0))
+    told = Told(then=lasting.start, later=expire)
+    config = replace(patient(1.0), hosts=HostsConfig(lease_seconds=60.0))
     place = hosts._lease(lasting.server(), record, config, told, Interrupts())
     assert [slot.index for slot in place.slots] == [0, 1]
     assert [("trying again" in text, "of a dead host are free" in text) for text in told.texts] == [

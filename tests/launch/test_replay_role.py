@@ -54,7 +54,7 @@ def test_a_killed_role_is_replaced_and_learning_goes_on(tmp_path: Path, role: st
             os.kill(worker.pid, signal.SIGKILL)
         return bool(killed) and worker.restarts > 0 and status.updates > killed[1] + 100
 
-    summary = launch(small(tmp_path, stop=StopConfig(minutes=1.0)), [Watcher(act)])
+    summary = launch(small(tmp_path, stop=StopConfig(minutes=5.0)), [Watcher(act)])
     assert summary["stopped_by"] == "callback"
     assert summary["restarts"][role] == 1
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from watching import Watcher, gone
+from watching import Watcher, all_gone
 
 from apexrl import checkpoint
 from apexrl.config import Config
@@ -93,7 +93,7 @@ def test_whoever_is_killed_is_replaced_and_the_run_ends_as_it_should(tmp_path: P
             resume_at[0] = status.updates + 20  # which nobody reaches without the others
         return False
 
-    config = config_for(tmp_path, env_steps=0, minutes=2.0, policy_workers=2)
+    config = config_for(tmp_path, env_steps=0, minutes=5.0, policy_workers=2)
     summary = launch(config, [watcher := Watcher(act)])
     assert summary["stopped_by"] == "callback"
     assert summary["restarts"] == dict.fromkeys(("learner", "policy_worker", "rollout_worker", "evaluator"), 1)
@@ -102,7 +102,7 @@ def test_whoever_is_killed_is_replaced_and_the_run_ends_as_it_should(tmp_path: P
     assert all(1 <= status.inference["batch"] <= 8 for status in watcher.statuses if status.inference)
     assert max(status.replay_size for status in watcher.statuses) <= 2 * BATCH + 8
     assert 0 <= summary["policy_lag"]["mean"] <= summary["policy_lag"]["max"]
-    assert all(gone(worker.pid) for status in watcher.statuses for worker in status.workers if worker.pid)
+    assert all_gone(worker.pid for status in watcher.statuses for worker in status.workers if worker.pid)
     again = override(config, {"env_steps": summary["env_steps"] + 500, "minutes": 0.0})
     resumed = launch(again, resume=Path(config.out) / config.name)
     assert resumed["updates"] > summary["updates"]

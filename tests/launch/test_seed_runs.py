@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from watching import Watcher, gone, small
+from watching import Watcher, all_gone, small
 
 from apexrl import checkpoint
 from apexrl.config import Config, StopConfig
@@ -43,7 +43,7 @@ def test_a_run_leaves_a_complete_folder_and_nobody_alive(tmp_path: Path) -> None
     served = [status.inference for status in watcher.statuses if status.inference]
     assert served
     assert all(1 <= values["batch"] <= 8 for values in served)
-    assert all(gone(worker.pid) for status in watcher.statuses for worker in status.workers if worker.pid)
+    assert all_gone(worker.pid for status in watcher.statuses for worker in status.workers if worker.pid)
 
 
 @pytest.mark.parametrize("role", ["env_worker", "inference_server", "learner"])
@@ -60,7 +60,7 @@ def test_whoever_is_killed_is_replaced_and_the_run_goes_on(tmp_path: Path, role:
                 steps.append(status.env_steps)
         return len(killed) == 2 and status.restarts[role] == 2 and status.env_steps > steps[1] + 1500
 
-    config = seed(tmp_path, stop=StopConfig(minutes=1.0))
+    config = seed(tmp_path, stop=StopConfig(minutes=5.0))
     summary = launch(config, [watcher := Watcher(act)])
     assert summary["stopped_by"] == "callback"
     assert summary["restarts"][role] == 2
@@ -75,11 +75,11 @@ def test_a_hanging_environment_is_killed_and_the_run_goes_on(tmp_path: Path) -> 
         return bool(restarted) and restarted[0].state in ("acting", "evaluating") and status.updates > 100
 
     config = seed(tmp_path, env=f"{FAULTY}:Hangs-v0", at_step=60, once=str(tmp_path / "hung"), stop=StopConfig())
-    config = replace(config, actor=replace(config.actor, env_timeout=1.0))
+    config = replace(config, actor=replace(config.actor, env_timeout=6.0))
     summary = launch(config, [watcher := Watcher(act)])
     assert summary["stopped_by"] == "callback"
     assert summary["dropped"]["hung_env_calls"] == 1
-    assert any("took longer than 1 s (--env-timeout)" in text for text in watcher.texts)
+    assert any("took longer than 6 s (--env-timeout)" in text for text in watcher.texts)
 
 
 def test_environments_that_always_raise_end_the_run_with_the_traceback(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -84,3 +85,13 @@ def gone(pid: int) -> bool:
         except ProcessLookupError:
             return True
         return Path("/proc/self").exists()
+
+
+def all_gone(pids: Iterable[int], seconds: float = 30.0) -> bool:
+    """Whether nothing runs under any of ``pids``, at the latest after so long: killed is not yet dead."""
+    left, deadline = set(pids), time.monotonic() + seconds
+    while left := {pid for pid in left if not gone(pid)}:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

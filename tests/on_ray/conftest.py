@@ -14,6 +14,7 @@ QUIET = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_worker_prestart": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_gcs_server_port_wait_time_s": "120",
 }
 
 
@@ -24,7 +25,8 @@ class Nodes:
         from ray.cluster_utils import Cluster
 
         head = {"num_cpus": 0, "object_store_memory": 100 * 2**20, "include_dashboard": False}
-        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self._cluster = Cluster()
+        self._start(**head)
         self.address = str(self._cluster.address)
         self.newest = ""
         for _ in range(3):
@@ -32,8 +34,17 @@ class Nodes:
 
     def add(self, **how: Any) -> Any:
         """One more node."""
-        node = self._cluster.add_node(**{"num_cpus": 2, "object_store_memory": 80 * 2**20, **how})
+        node = self._start(**{"num_cpus": 2, "object_store_memory": 80 * 2**20, **how})
         self.newest = node.node_id
+        return node
+
+    def _start(self, **how: Any) -> Any:
+        """A node. Ray gives it 30 seconds, which a busy machine may not have for it at once."""
+        try:
+            node = self._cluster.add_node(wait=False, **how)
+        except Exception:
+            node = self._cluster.add_node(wait=False, **how)
+        self._cluster._wait_for_node(node, timeout=120)
         return node
 
     def lose(self, node_id: str) -> None:

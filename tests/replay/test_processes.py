@@ -83,7 +83,7 @@ def test_other_processes_fill_and_len_is_right(context):
         for worker in workers:
             worker.start()
         for worker in workers:
-            worker.join(30)
+            worker.join(60)
             assert worker.exitcode == 0
         assert len(replay) == 6000
         assert_whole(replay.sample(512))
@@ -128,9 +128,9 @@ def test_a_second_sampler_is_refused_while_the_owner_lives():
         ours, theirs = SPAWN.Pipe()
         process = SPAWN.Process(target=second_sampler, args=(replay, theirs))
         process.start()
-        assert ours.poll(20)
+        assert ours.poll(60)
         message = ours.recv()
-        process.join(10)
+        process.join(60)
         assert str(os.getpid()) in message
         assert "owns this replay" in message
 
@@ -162,11 +162,11 @@ def test_killed_writers_harm_nobody():
                 batches += 1
             victim = int(rng.integers(0, 3))
             os.kill(workers[victim].pid, signal.SIGKILL)
-            workers.pop(victim).join(5)
+            workers.pop(victim).join(60)
             kills += 1
         for process in workers.values():
             process.kill()
-            process.join(5)
+            process.join(60)
         assert batches > 100
         deadline = time.monotonic() + 5
         while replay.stats()["lanes_active"] and time.monotonic() < deadline:
@@ -212,7 +212,7 @@ def test_killed_stream_writers_tear_nothing():
                 assert (frames[:, -1] == t).all()
                 assert ((later[:, -1] > t) & (later[:, -1] <= t + 2)).all()
             os.kill(process.pid, signal.SIGKILL)
-            process.join(5)
+            process.join(60)
         assert replay._check() == 0.0
 
 
@@ -236,9 +236,9 @@ def test_a_stale_handle_costs_no_lock():
         ours, theirs = FORK.Pipe()
         process = FORK.Process(target=lose_a_lock, args=(replay, theirs))
         process.start()
-        assert ours.poll(10)
+        assert ours.poll(60)
         assert ours.recv() == os.getpid()
-        process.join(5)
+        process.join(60)
 
 
 def test_killed_owners_lose_nothing():
@@ -253,20 +253,20 @@ def test_killed_owners_lose_nothing():
             owner = FORK.Process(target=sample_for_ever, args=(replay, counter), daemon=True)
             before = counter.value
             owner.start()
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while counter.value < before + 3:
                 assert owner.is_alive(), f"successor {kill} failed"
                 assert time.monotonic() < deadline, f"successor {kill} does not sample"
                 time.sleep(0.002)
             assert all(process.is_alive() for process in writers)
             owner.kill()
-            owner.join(5)
+            owner.join(60)
             counter = FORK.Value("q", 0)  # its lock may have died with the owner
         inserted = replay.stats()["inserted"]
         time.sleep(0.1)
         for process in writers:
             process.kill()
-            process.join(5)
+            process.join(60)
         assert_whole(replay.sample(512))  # this process is the last successor
         stats = replay.stats()
         assert stats["epoch"] == 21
@@ -288,7 +288,7 @@ def test_nothing_published_is_lost_with_the_owner():
         owner.kill()
         owner.join()
         for process in workers:
-            process.join(20)
+            process.join(60)
             assert process.exitcode == 0
         seen = set()
         assert len(replay) == 15_000
@@ -318,7 +318,7 @@ def test_a_stopped_writer_blocks_nobody():
         os.kill(processes[0].pid, signal.SIGCONT)
         for process in processes:
             process.kill()
-            process.join(5)
+            process.join(60)
 
 
 def wait_for_room(replay, answers):
@@ -337,15 +337,15 @@ def test_a_full_replay_without_a_sampler_makes_workers_wait_and_close_wakes_them
     ours, theirs = SPAWN.Pipe()
     process = SPAWN.Process(target=wait_for_room, args=(replay, theirs))
     process.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while len(replay) < 500 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(replay) == 500
     time.sleep(0.1)
     replay.close()
-    assert ours.poll(5)
+    assert ours.poll(60)
     assert ours.recv() == "closed"
-    process.join(5)
+    process.join(60)
 
 
 def test_handles_of_a_dead_maker_are_refused():
@@ -379,7 +379,7 @@ def test_nothing_is_left_when_everybody_is_killed():
     time.sleep(0.5)
     os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    end = time.monotonic() + 5.0
+    end = time.monotonic() + 30.0
     while (left := set(os.listdir("/dev/shm")) - before) and time.monotonic() < end:
         time.sleep(0.05)
     assert not left
@@ -390,7 +390,7 @@ def test_sampling_waits_for_another_process():
         process = FORK.Process(target=insert_some, args=(replay, 1, 500))
         process.start()
         assert_whole(replay.sample(16, timeout=20))
-        process.join(5)
+        process.join(60)
 
 
 def test_flush_means_sampleable():
@@ -407,6 +407,6 @@ def test_flush_means_sampleable():
 
         process = FORK.Process(target=insert)
         process.start()
-        assert ours.poll(20)
+        assert ours.poll(60)
         assert ours.recv() == 11
-        process.join(5)
+        process.join(60)

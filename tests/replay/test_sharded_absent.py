@@ -115,7 +115,7 @@ def test_a_shard_that_nobody_writes_into_does_not_keep_its_share(monkeypatch: py
                     writers[number].extend({"number": np.arange(1)}, priorities=np.ones(1), timeout=0.0)
 
     def sample(batches: int, *whose: int) -> None:
-        came, end = 0, time.monotonic() + 20.0
+        came, end = 0, time.monotonic() + 60.0
         while came < batches:
             assert time.monotonic() < end
             write(*whose)
@@ -137,7 +137,7 @@ def test_a_shard_that_nobody_writes_into_does_not_keep_its_share(monkeypatch: py
     sample(20, 0)
     began = time.monotonic()
     sample(200, 0)
-    assert time.monotonic() - began < 10.0  # it does not wait anew for every batch
+    assert time.monotonic() - began < 30.0  # it does not wait anew for every batch
     assert first.replay.stats()["inserted"] >= (200 * 4.0 - 80.0 + 8 * 220) / 4.0
     assert over() <= 2  # each shard may round its share up
     asleep = replay._known[1]

@@ -93,18 +93,24 @@ def test_a_prefetcher_that_nobody_empties_stays_bounded() -> None:
 
 
 def test_an_error_while_prefetching_is_raised_in_the_learner() -> None:
-    batches = PrefetchedBatches(Source(fail_at=2), 4, patience=0.2)  # type: ignore[arg-type]
-    assert [batches.next().batch for _ in range(2)] == [0, 1]  # type: ignore[union-attr]
+    batches = PrefetchedBatches(Source(fail_at=2), 4, patience=0.1)  # type: ignore[arg-type]
+    taken: list[Any] = []
+
+    def take(calls: int) -> None:
+        for _ in range(calls):
+            taken.extend([] if (ready := batches.next()) is None else [ready.batch])
+
     with pytest.raises(ZeroDivisionError, match="in the thread"):
-        batches.next()
+        take(300)
+    assert taken == [0, 1]
     batches.close()
 
 
 @pytest.mark.parametrize(("taken", "lost"), [(1, 4), (2, 3), (4, 1)])
 def test_of_a_queue_what_waits_or_is_in_hand_is_lost_with_the_learner(taken: int, lost: int) -> None:
     with queue_of(4 * BATCH) as replay:
-        direct = DirectBatches(replay, object(), BATCH, 0.4, 5.0, several=True)  # type: ignore[arg-type]
-        batches = PrefetchedBatches(direct, 3, patience=5.0)
+        direct = DirectBatches(replay, object(), BATCH, 0.4, 0.3, several=True)  # type: ignore[arg-type]
+        batches = PrefetchedBatches(direct, 3, patience=30.0)
         assert all(batches.next() is not None for _ in range(taken))
         deadline = time.monotonic() + 10.0
         while len(replay) and time.monotonic() < deadline:  # until all of it is sampled

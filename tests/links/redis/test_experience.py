@@ -138,6 +138,7 @@ def test_closing_tries_to_have_everything_committed(ends: Ends) -> None:
     sender, receiver, intake = ends.sender(), ends.receiver(), Intake()
     receiver.receive(0.0)
     offer(sender, range(5))
+    until(lambda: receiver.depth() == 5, lambda: sender.step(0.0))
     sender.close(0.1)
     assert sender.uncommitted_items == 5 * ITEMS
     until(lambda: intake.items == 5 * ITEMS, lambda: intake.take(receiver))
