@@ -251,7 +251,8 @@ class LearnerConfig:
     device: str = "auto"
     """auto (CUDA when there is one), cpu, cuda, cuda:1 …"""
     max_policy_lag: int = 0
-    """Steps whose policy is more updates old than this are not learned from; 0: no limit (Sample Factory: 1000)."""
+    """Steps whose policy is more updates old than this have no weight in losses (of transitions: the critics' alone); 0: no
+    limit (Sample Factory: 1000)."""
     updates_per_second: float = 0.0
     """Holds the learner to this rate; 0 lets it run (for experiments on the number of actors)."""
     learner_restarts: int = 20

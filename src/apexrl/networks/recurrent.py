@@ -152,7 +152,8 @@ class RecurrentTrunk(nn.Module):
 class RecurrentQ(nn.Module):
     """R2D2's network (Kapturowski et al. 2019, section 2.3): a trunk, an LSTM, and a head that is plain or dueling.
 
-    Where an image is seen, the head has a fully connected layer of its own, one per stream when dueling.
+    Between convolutions and LSTM is a fully connected layer, which the paper does not mention. Where an image is seen,
+    the head has a fully connected layer of its own, one per stream when dueling.
 
     Args:
         spec: the environment; its actions must be discrete.

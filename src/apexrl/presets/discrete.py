@@ -139,6 +139,11 @@ LUNARLANDER = Config(
     stop=StopConfig(stop_at_return=230.0, minutes=30.0),  # 200 is solved; more, so that fresh episodes show it too
 )
 
+_LUNARLANDER_CATEGORIES: dict[str, Any] = {
+    "v_min": -300.0,
+    "v_max": 300.0,
+}  # a landing is worth 100 to 140, a crash -100
+
 # Policy gradients here. Returns are hundreds, so values have layers of their own, as in SB3; rl-zoo's PPO has γ 0.999,
 # λ 0.98 and sixteen times the steps in an update.
 _LUNARLANDER_UNROLLS: dict[str, Any] = {
@@ -183,8 +188,8 @@ MINATAR_BREAKOUT = Config(
     replay=ReplayConfig(capacity=100_000, min_size=5_000, samples_per_insert=8.0),
     actor=ActorConfig(actors=2, envs_per_actor=8, pull_period=20),
     learner=LearnerConfig(batch_size=32, checkpoint_seconds=30.0),  # the batch: MinAtar's DQN
-    evaluator=EvaluatorConfig(eval_period_seconds=20.0),
-    stop=StopConfig(env_steps=1_000_000),
+    evaluator=EvaluatorConfig(eval_period_seconds=20.0, eval_episodes=50, eval_envs=25),
+    stop=StopConfig(env_steps=1_000_000, stop_at_return=10.0),  # 8 counts as learned
 )
 
 PONG = Config(
@@ -216,12 +221,22 @@ DISCRETE: dict[str, Preset] = {
         agents=CARTPOLE_AGENTS,
         topologies=CARTPOLE_TOPOLOGIES,
     ),
-    "slow-cartpole": Preset(SLOW_CARTPOLE, "the same with 5 ms a step, like a slow simulator: add actors and see"),
+    "slow-cartpole": Preset(
+        SLOW_CARTPOLE,
+        "the same with 5 ms a step, like a slow simulator: add actors and see",
+        agents=CARTPOLE_AGENTS,
+        topologies=CARTPOLE_TOPOLOGIES,
+    ),
     "position-cartpole": Preset(
         POSITION_CARTPOLE,
         "CartPole-v1 without velocities to 475, by a network with a memory (r2d2, impala), minutes on a CPU",
         agent="r2d2",
-        agents={"r2d2": _POSITION_R2D2, "impala": _POSITION_IMPALA},
+        agents={
+            "c51": _CARTPOLE_CATEGORIES,
+            "rainbow": _CARTPOLE_CATEGORIES,
+            "r2d2": _POSITION_R2D2,
+            "impala": _POSITION_IMPALA,
+        },
     ),
     "catch": Preset(CATCH, "Catch on 84×84 pixels to 0.95 (best: 1), minutes on a CPU"),
     "lunarlander": Preset(
@@ -229,7 +244,12 @@ DISCRETE: dict[str, Preset] = {
         "LunarLander-v3 to 230 (solved: 200)",
         "box2d",
         ("Box2D",),
-        agents={"impala": _LUNARLANDER_IMPALA, "appo": _LUNARLANDER_APPO},
+        agents={
+            "c51": _LUNARLANDER_CATEGORIES,
+            "rainbow": _LUNARLANDER_CATEGORIES,
+            "impala": _LUNARLANDER_IMPALA,
+            "appo": _LUNARLANDER_APPO,
+        },
     ),
     "minatar-breakout": Preset(
         MINATAR_BREAKOUT, "MinAtar Breakout with Rainbow, 1M frames", "minatar", ("minatar",), agent="rainbow"
