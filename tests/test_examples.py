@@ -30,9 +30,24 @@ def test_the_readme_agent_learns(tmp_path, monkeypatch):
     assert len([line for line in code.splitlines() if line.strip()]) <= 20
     (tmp_path / "readme_agent.py").write_text(IMPORTS + code)
     monkeypatch.syspath_prepend(tmp_path)
-    settings = {"agent": "readme_agent:LinearQ", "learning_rate": 0.02, "out": str(tmp_path), "serial": True}
-    run = apexrl.train("cartpole", env_steps=3000, eval_episodes=4, show=False, **settings)
+    settings = {
+        "agent": "readme_agent:LinearQ",
+        "learning_rate": 0.1,
+        "n_step": 5,
+        "batch_size": 32,
+        "min_size": 200,
+        "samples_per_insert": 64.0,
+        "stop_at_return": 60.0,
+        "eval_period_seconds": 0.05,  # a second of serial time is 10 000 steps
+        "eval_episodes": 10,
+        "out": str(tmp_path),
+        "serial": True,
+        "seed": 1,
+    }
+    run = apexrl.train("cartpole", env_steps=8000, show=False, **settings)
     assert run.summary["updates"] > 100
+    assert run.agent.agent.weights()["w"].any(axis=1).all()  # all began at 0
+    assert run.summary["final_eval_return"] >= 40  # greedily; about 22 by chance, 9 untrained
     assert run.agent.act(np.zeros(4, np.float32)) in (0, 1)
     agent = importlib.import_module("readme_agent").LinearQ
     example = (ROOT / "examples" / "own_agent.py").read_text(encoding="utf-8")
@@ -58,7 +73,11 @@ def test_the_readme_network_learns(preset, agent, tmp_path, monkeypatch):
     }
     run = apexrl.train(preset, network="readme_network:Normed", env_steps=600, eval_episodes=1, show=False, **settings)
     assert run.summary["updates"] > 10
-    assert any("layers.2.weight" in name for name in run.agent.agent.weights())  # of LayerNorm
+    weights = apexrl.load(run, "latest").agent.weights()  # the best may be the first
+    for part, start in (("weight", 1.0), ("bias", 0.0)):  # where LayerNorm begins
+        norms = [value for name, value in weights.items() if name.endswith(f"encoder.layers.2.{part}")]
+        assert norms
+        assert all((norm != start).any() for norm in norms)
 
 
 def test_the_readme_replay_runs():

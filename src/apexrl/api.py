@@ -129,7 +129,7 @@ def train(
         overrides["env"] = env
     config = settings.override(config, overrides)
     topologies.check_fixed(config)
-    check_in_use(config.agent, overrides)
+    check_in_use(config, overrides)
     check_identity(config.agent)
     observers: list[Observer] = [Calls(callback) for callback in callbacks]
     meeting = _meeting(redis, run, True, listen, token)

@@ -212,7 +212,7 @@ def parse_train(
         registry=_registry(),
     )
     config = Config(**{name: _plain(getattr(parsed, name)) for name in values})
-    agents.check_in_use(config.agent, given)
+    agents.check_in_use(config, given)
     if alone and config.actor.actor_slots:  # how many actors a host brings unless it says so
         actors = min(config.actor.actors, config.actor.actor_slots)
         config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, actors=actors))

@@ -251,8 +251,8 @@ class LearnerConfig:
     device: str = "auto"
     """auto (CUDA when there is one), cpu, cuda, cuda:1 …"""
     max_policy_lag: int = 0
-    """Steps whose policy is more updates old than this have no weight in losses (of transitions: the critics' alone); 0: no
-    limit (Sample Factory: 1000)."""
+    """Steps whose policy is more updates old than this have no weight in losses; 0: no limit (Sample Factory: 1000).
+    Of transitions it is the critics' loss alone."""
     updates_per_second: float = 0.0
     """Holds the learner to this rate; 0 lets it run (for experiments on the number of actors)."""
     learner_restarts: int = 20
@@ -334,8 +334,9 @@ class WiringConfig:
     """Environments that an inference server answers at once at most; 0: all that wait."""
     inference_wait_ms: float = 5.0
     """Milliseconds that it waits for more than a third of them (Sample Factory: 25)."""
-    splits: int = 2
-    """Groups of a worker's environments, of which one steps while the others wait for actions (Sample Factory: 2)."""
+    splits: int = 0
+    """Groups of a worker's environments, of which one steps while the others wait for actions (Sample Factory: 2).
+    0: two where there are more cores than actors; else one, as other workers step meanwhile."""
     policy_workers: int = 1
     """Processes that choose the actions of rollout workers (Sample Factory: 1)."""
     predictors: int = 2

@@ -224,26 +224,29 @@ _RANGES: list[tuple[str, Callable[[Any], bool], str]] = [
     (
         "at least 1",
         lambda value: value >= 1,
-        "envs_per_actor pull_period stack n_step target_period_updates policy_period_updates batch_size "
+        "envs_per_actor pull_period stack target_period_updates policy_period_updates batch_size "
         "publish_period_updates learner_threads checkpoints_kept eval_episodes eval_envs min_size capacity trim_every "
         "image_units recurrent_units sequence_length sequence_stride cosines unroll_length epochs minibatches "
-        "queue_batches learners parameter_servers splits policy_workers predictors trainers training_min_batch",
+        "queue_batches learners parameter_servers policy_workers predictors trainers training_min_batch",
     ),
+    ("between 1 and 1,000", lambda value: 1 <= value <= 1_000, "n_step"),
     ("at least 2", lambda value: value >= 2, "atoms quantiles quantile_samples"),
     (
         "positive",
         lambda value: 0 < value < math.inf,
         "learning_rate initial_temperature munchausen_temperature env_timeout checkpoint_seconds eval_period_seconds "
-        "window_mb lease_seconds patience_minutes priority_eps rho_clip c_clip clip_ratio autotune_seconds",
+        "window_mb lease_seconds patience_minutes priority_eps rho_clip c_clip clip_ratio autotune_seconds "
+        "noisy_sigma optimizer_eps",
     ),
     (
         "0 or more",
         lambda value: 0 <= value < math.inf,
-        "seed reward_clip max_episode_steps gradient_clip huber optimizer_eps policy_learning_rate temperature "
-        "temperature_learning_rate residual target_noise target_noise_clip noisy_sigma rescaling_eps alpha beta "
+        "seed reward_clip max_episode_steps gradient_clip huber policy_learning_rate temperature "
+        "temperature_learning_rate residual target_noise target_noise_clip rescaling_eps alpha beta "
         "samples_per_insert insert_band epsilon_alpha sigma_alpha actor_restarts actor_slots send_period "
         "learner_restarts updates_per_second env_steps minutes value_coefficient value_clip entropy_coefficient "
-        "probability_floor max_policy_lag max_gradient_lag outlier_deviations inference_batch inference_wait_ms",
+        "probability_floor max_policy_lag max_gradient_lag outlier_deviations inference_batch inference_wait_ms "
+        "splits",
     ),
     (
         "between 0 and 1",
@@ -294,6 +297,11 @@ def check(config: Config, elsewhere: bool = False) -> None:
         raise ConfigError(f"--actor-slots {actor.actor_slots} is less than --actors {actor.actors}")
     if not agent.v_min < agent.v_max:
         raise ConfigError(f"--v-min {agent.v_min:g} must be less than --v-max {agent.v_max:g}")
+    if agent.sequence_stride > agent.sequence_length:
+        raise ConfigError(
+            f"--sequence-stride {agent.sequence_stride} is more than --sequence-length {agent.sequence_length}: steps "
+            "in between would be in no sequence. Lower the one or raise the other"
+        )
     if agent.anneal and not config.stop.env_steps:
         raise ConfigError(
             "--anneal lets the step size fall to 0 over the environment steps of the run: say how many with --env-steps"

@@ -105,6 +105,13 @@ def test_a_switch_that_makes_another_agent_is_refused(name: str, change: dict[st
         check_identity(override(agents.with_agent(Config(), name), change).agent)
 
 
+@pytest.mark.parametrize("name", ["noisy_dqn", "rainbow"])
+def test_noise_of_zero_is_none(name: str) -> None:
+    silent = override(agents.with_agent(Config(), name), {"noisy_sigma": 0.0})
+    with pytest.raises(ConfigError, match=f"^agent {name} explores by noise, and --noisy-sigma 0 leaves none: "):
+        check_identity(silent.agent)
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [
@@ -126,7 +133,7 @@ def test_what_a_name_leaves_open_may_be_set(name: str, change: dict[str, Any]) -
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_name_sets_only_what_its_agent_reads(name: str) -> None:
     assert not AGENTS[name].settings.keys() & unread(name)
-    assert not set(AGENTS[name].settings) & idle(agents.with_agent(Config(), name).agent).keys()
+    assert not set(AGENTS[name].settings) & idle(agents.with_agent(Config(), name)).keys()
 
 
 # Another value than the small game's, for everything that only some agents read.
@@ -199,6 +206,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("dqn", {"double": True, "noisy": True, "distribution": "quantile"}),
     ("r2d2", {"polyak": 0.1}),
     ("td3", {"polyak": 0.0, "optimizer": "rmsprop"}),
+    ("td3", {"target_noise": 0.0}),
     ("sac", {"temperature": 0.2, "polyak": 0.0}),
     ("crossq", {"optimizer": "rmsprop"}),
     ("discrete_sac", {"temperature": 0.2}),
@@ -232,7 +240,7 @@ def test_what_is_offered_matters_and_what_is_not_does_not(name: str, change: dic
     game = Game(name, "vector", asks(name)[0], n_step=1, learning_rate=0.02, **change)
     try:
         start, batches = game.config.agent, game.batches(8)
-        means_nothing = unread(name) | idle(start).keys()
+        means_nothing = unread(name) | idle(game.config).keys()
         whole, first = outcome(game, batches, start), outcome(game, batches, start, 1)
         others = {key: OTHER[key] for key in OTHER if key in means_nothing}
         others |= {key: not getattr(start, key) for key in FLIPPED & means_nothing}
@@ -245,6 +253,46 @@ def test_what_is_offered_matters_and_what_is_not_does_not(name: str, change: dic
                 assert outcome(game, batches, changed) != whole, key
     finally:
         game.close()
+
+
+# Of the replay and of the actor: what changes nothing beside a setting that switches it off, and something without.
+SWITCHED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    ("dqn", {"alpha": 0.0}, {"alpha": 0.6}, {"beta": 0.9}),
+    ("sac", {"alpha": 0.0}, {"alpha": 0.6}, {"priority_eps": 0.9}),
+    ("dqn", {"remover": "fifo"}, {"remover": "proportional"}, {"remover_alpha": 3.0}),
+    ("dqn", {"epsilon": 0.0}, {"epsilon": 0.4}, {"epsilon_alpha": 1.0}),
+    ("r2d2", {"epsilon": 1.0}, {"epsilon": 0.4}, {"epsilon_alpha": 1.0}),
+    ("td3", {"sigma": 0.0}, {"sigma": 0.4}, {"sigma_alpha": 1.0}),
+    ("d4pg", {"samples_per_insert": 0.0}, {}, {"insert_band": 0.9}),  # which else says when somebody waits
+]
+
+
+def drawn(name: str, **changes: Any) -> tuple[list[Any], Config]:
+    """What an actor records and a learner draws of it, some of it removed meanwhile."""
+    game = Game(name, "vector", asks(name)[0], capacity=64, **changes)
+    try:
+        batches = [game.replay.sample(8, beta=game.config.replay.beta, timeout=5.0) for _ in range(3)]
+        rows = [(batch.keys.tolist(), batch.weights.tolist(), batch.data["action"].tolist()) for batch in batches]
+        return rows, game.config
+    finally:
+        game.close()
+
+
+@pytest.mark.parametrize(("name", "off", "on", "change"), SWITCHED, ids=str)
+def test_what_another_setting_switches_off_changes_nothing_and_is_refused(
+    name: str, off: dict[str, Any], on: dict[str, Any], change: dict[str, Any]
+) -> None:
+    (plain, start), (changed, config) = drawn(name, **off), drawn(name, **off, **change)
+    assert changed == plain
+    check_in_use(start, off)
+    ((switch, value),) = off.items()
+    (flag, _) = settings.as_flag(*next(iter(change.items()))).split()
+    words = f"^{flag} means nothing with {settings.as_flag(switch, value)}: leave it out, or change the other"
+    with pytest.raises(ConfigError, match=words):
+        check_in_use(config, [*off, *change])
+    if on:
+        assert drawn(name, **on)[0] != drawn(name, **on, **change)[0]
+        check_in_use(override(config, on), [*on, *change])
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -272,7 +320,7 @@ def test_every_setting_of_some_has_another_value() -> None:
 def test_of_an_own_agent_nothing_is_known() -> None:
     assert unread("my.module:Agent") == set()
     check_read("my.module:Agent", ["double", "residual"])
-    check_in_use(AgentConfig(agent="my.module:Agent"), ["double", "atoms"])
+    check_in_use(Config(agent=AgentConfig(agent="my.module:Agent")), ["double", "atoms"])
 
 
 def test_settings_that_change_nothing_are_refused() -> None:
@@ -280,13 +328,15 @@ def test_settings_that_change_nothing_are_refused() -> None:
         check_read("sac", ["seed", "temperature", "target_noise"])
     with pytest.raises(ConfigError, match=r"^--quantiles means nothing to agent c51: .* dqn, "):
         check_read("c51", ["quantiles"])
-    dqn = agents.with_agent(Config(), "dqn").agent
+    dqn = agents.with_agent(Config(), "dqn")
     with pytest.raises(ConfigError, match=r"^--atoms means nothing with --distribution expected: leave it out"):
         check_in_use(dqn, ["double", "atoms"])
-    check_in_use(dataclasses.replace(dqn, distribution="categorical"), ["atoms"])
+    check_in_use(override(dqn, {"distribution": "categorical"}), ["atoms"])
     with pytest.raises(ConfigError, match=r"^--target-entropy means nothing with --temperature 0.2"):
-        check_in_use(AgentConfig(agent="sac", temperature=0.2), ["temperature", "target_entropy"])
-    check_in_use(agents.with_agent(Config(), "d4pg").agent, ["atoms", "target_period_updates"])
+        check_in_use(Config(agent=AgentConfig(agent="sac", temperature=0.2)), ["temperature", "target_entropy"])
+    with pytest.raises(ConfigError, match=r"^--target-noise-clip means nothing with --target-noise 0: "):
+        check_in_use(override(agents.with_agent(Config(), "td3"), {"target_noise": 0.0}), ["target_noise_clip"])
+    check_in_use(agents.with_agent(Config(), "d4pg"), ["atoms", "target_period_updates", "beta", "remover_alpha"])
 
 
 def test_in_python_the_same_is_refused() -> None:
@@ -296,6 +346,8 @@ def test_in_python_the_same_is_refused() -> None:
         apexrl.train(Config(agent=AgentConfig(agent="rainbow")))
     with pytest.raises(ConfigError, match=r"^--atoms means nothing with --distribution expected"):
         apexrl.train("cartpole", agent="dqn", atoms=5)
+    with pytest.raises(ConfigError, match=r"^--beta means nothing with --alpha 0: leave it out, or change the other"):
+        apexrl.train("cartpole", alpha=0.0, beta=0.5)
     with pytest.raises(ConfigError, match=r"^--v-min 3 must be less than --v-max 2"):
         apexrl.train("cartpole", agent="c51", v_min=3.0, v_max=2.0)
     assert presets.preset("cartpole").config.agent.agent == "dueling_dqn"

@@ -22,7 +22,7 @@ from apexrl.status import RunStatus
 if TYPE_CHECKING:
     from redis_server import RedisServer
 
-EVERY_RULE = ["dqn", "rainbow", "sac", "discrete_sac", "crossq", "ddpg", "td3", "d4pg", "r2d2", "impala", "ppo"]
+EVERY_RULE = [*(name for name in AGENTS if AGENTS[name].item != "unroll"), "impala", "ppo"]
 
 RUN: dict[str, Any] = {
     "serial": True,

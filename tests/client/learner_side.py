@@ -97,7 +97,7 @@ class LearnerSide:
         elif not self._intake.step():
             time.sleep(0.001)
 
-    def until(self, what: str, true: Callable[[], Any], timeout: float = 30.0) -> Any:
+    def until(self, what: str, true: Callable[[], Any], timeout: float = 240.0) -> Any:
         end = time.monotonic() + timeout
         while not (found := true()):
             assert time.monotonic() < end, f"{what}: not within {timeout:g} s"

@@ -40,6 +40,7 @@ CHOICES: list[tuple[gym.Space[Any], Any, list[float]]] = [
     (gym.spaces.Discrete(3, start=5), 5, [1, 0, 0]),
     (gym.spaces.MultiDiscrete([2, 3]), np.array([1, 1]), [0, 1, 0, 1, 0]),
     (gym.spaces.MultiDiscrete([2, 3], start=[4, -1]), np.array([4, 1]), [1, 0, 0, 0, 1]),
+    (gym.spaces.MultiBinary(3), np.array([1, 0, 1], np.int8), [1, 0, 1]),
     (gym.spaces.Box(1.0, 2.0, (2,), np.float32), np.array([1.5, 1.25], np.float32), [1.5, 1.25]),
 ]
 
@@ -73,8 +74,8 @@ def test_a_dict_keeps_its_keys_and_the_reward_is_shown_clipped() -> None:
 
 
 def test_what_cannot_be_shown_is_refused() -> None:
-    with pytest.raises(EnvError, match=r"MultiBinary\(3\) is not Discrete"):
-        LastActionReward(Echo(gym.spaces.MultiBinary(3)))
+    with pytest.raises(EnvError, match=r"MultiBinary\(\(2, 3\)\) is not Discrete.*; leave last_action_reward out, or "):
+        LastActionReward(Echo(gym.spaces.MultiBinary((2, 3))))
     with pytest.raises(EnvError, match="last_action, last_reward already"):
         LastActionReward(LastActionReward(Echo(gym.spaces.Discrete(2))))
 

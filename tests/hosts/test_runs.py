@@ -91,7 +91,8 @@ def test_cut_links_and_a_server_that_was_killed(tmp_path: Path, kind: Kind, pers
     assert summary["stopped_by"] == "stopped"
     assert (books.strangers, books.twice, books.total().holes) == (0, 0, 0)
     assert min(books.total(who).committed for who in ("early", "late")) > 200
-    assert summary["hosts"]["committed"] == books.total().committed
+    after = summary["hosts"]["committed"] - books.total().committed  # while the learner wrote its replay
+    assert 0 <= after < 200
     assert summary["hosts"]["missing"] == 0
 
 

@@ -82,6 +82,11 @@ def check_identity(config: AgentConfig) -> None:
     if config.agent not in AGENTS:
         return
     info = AGENTS[config.agent]
+    if "noisy" in info.identity and config.noisy and not config.noisy_sigma > 0.0:
+        raise ConfigError(
+            f"agent {config.agent} explores by noise, and {as_flag('noisy_sigma', config.noisy_sigma)} leaves none: "
+            "--noisy-sigma must be positive"
+        )
     for name in info.identity:
         stands, has = info.settings[name], getattr(config, name)
         if has == stands or (isinstance(has, float) and has):

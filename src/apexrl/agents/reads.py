@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from apexrl.agents.catalogue import AGENTS
-from apexrl.config import AgentConfig
+from apexrl.config import Config
 from apexrl.errors import ConfigError
-from apexrl.settings import as_flag
+from apexrl.settings import as_flag, flat
 
 _VALUES = {"double", "dueling", "epsilon", "epsilon_alpha"}
 _SWITCHES = {
@@ -89,10 +89,14 @@ _SOME = set().union(*READS.values())
 
 
 class _Needs(NamedTuple):
-    """A switch must have one of some values, in an agent that reads the switch."""
+    """A switch must have one of some values, or none of others, in an agent that reads the switch."""
 
     switch: str
-    values: tuple[Any, ...]
+    values: tuple[Any, ...] = ()
+    unless: tuple[Any, ...] = ()
+
+    def met(self, value: Any) -> bool:
+        return value not in self.unless if self.unless else value in self.values
 
 
 _NEEDS: dict[str, _Needs] = {
@@ -116,6 +120,12 @@ _NEEDS: dict[str, _Needs] = {
     "probability_floor": _Needs("surrogate", ("log_prob",)),
     "recurrent_units": _Needs("recurrent", (True,)),
     "separate_values": _Needs("recurrent", (False,)),
+    "target_noise_clip": _Needs("target_noise", unless=(0.0,)),
+    **dict.fromkeys(("beta", "priority_eps"), _Needs("alpha", unless=(0.0,))),
+    "remover_alpha": _Needs("remover", ("proportional",)),
+    "insert_band": _Needs("samples_per_insert", unless=(0.0,)),
+    "epsilon_alpha": _Needs("epsilon", unless=(0.0, 1.0)),  # whose powers are all the same
+    "sigma_alpha": _Needs("sigma", unless=(0.0, 1.0)),
 }
 
 
@@ -128,19 +138,20 @@ def unread(agent: str) -> set[str]:
         return set()
     info = AGENTS[agent]
     fixed = {switch: info.settings[switch] for switch in info.identity}
-    never = {name for name, (switch, values) in _NEEDS.items() if switch in fixed and fixed[switch] not in values}
+    never = {name for name, needs in _NEEDS.items() if needs.switch in fixed and not needs.met(fixed[needs.switch])}
     return (_SOME - READS[info.where]) | never
 
 
-def idle(config: AgentConfig) -> dict[str, str]:
+def idle(config: Config) -> dict[str, str]:
     """Those that mean nothing with the others as they are -> the flag that keeps them so."""
-    if config.agent not in AGENTS:
+    agent = config.agent.agent
+    if agent not in AGENTS:
         return {}
-    reads = READS[AGENTS[config.agent].where]
+    reads, values = READS[AGENTS[agent].where], flat(config)
     return {
-        name: as_flag(switch, getattr(config, switch))
-        for name, (switch, values) in _NEEDS.items()
-        if {name, switch} <= reads and getattr(config, switch) not in values
+        name: as_flag(needs.switch, values[needs.switch])
+        for name, needs in _NEEDS.items()
+        if {name, needs.switch} <= reads and not needs.met(values[needs.switch])
     }
 
 
@@ -158,7 +169,7 @@ def check_read(agent: str, given: Iterable[str]) -> None:
             raise ConfigError(f"{flag} means nothing to agent {agent}: leave it out, or choose one of {others}")
 
 
-def check_in_use(config: AgentConfig, given: Iterable[str]) -> None:
+def check_in_use(config: Config, given: Iterable[str]) -> None:
     """Refuse settings that somebody has ``given`` and that another one keeps from being read.
 
     Raises:

@@ -25,6 +25,8 @@ class LogTemperature(nn.Module):
 class Temperature:
     """α with its own Adam, whose β1 stays 0.9 whatever the networks' is (as in SB3, and in CrossQ's code).
 
+    Its ε is the networks' where theirs is Adam too; another optimizer's means something else.
+
     Args:
         config: ``temperature`` > 0 fixes α; 0 learns it from ``initial_temperature`` on.
         target_entropy: nats that the policy's entropy is steered to.
@@ -42,7 +44,8 @@ class Temperature:
         self._learned = config.temperature == 0.0
         self._target_entropy = target_entropy
         module = LogTemperature(config.temperature or config.initial_temperature).to(device)
-        own = replace(config, optimizer="adam", first_moment_decay=0.9)
+        eps = config.optimizer_eps if config.optimizer == "adam" else AgentConfig().optimizer_eps
+        own = replace(config, optimizer="adam", optimizer_eps=eps, first_moment_decay=0.9)
         self.trained = Trained("temperature", module, own, config.temperature_learning_rate)
 
     @property

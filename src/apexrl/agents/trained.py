@@ -21,6 +21,7 @@ from apexrl.agents.optimizer import Optimizer, make_optimizer
 from apexrl.config import AgentConfig
 from apexrl.errors import NonFiniteError, SnapshotError
 from apexrl.networks import FlatParameters
+from apexrl.networks.own import draws_of
 from apexrl.spec import Array
 
 METRICS_PERIOD_UPDATES = 50  # metrics wait for the device, and cost about a tenth of a small update
@@ -87,9 +88,10 @@ class Trained(Generic[N]):
         return target, FlatParameters(target)
 
     def differentiate(self, loss: Tensor) -> None:
-        """Overwrite ``gradient`` with ∂loss/∂parameters."""
+        """Overwrite ``gradient`` with ∂loss/∂parameters; of frozen ones it is 0, and no optimizer moves them."""
         self.gradient.zero_()
-        loss.backward(inputs=list(self.network.parameters()))  # type: ignore[no-untyped-call]
+        learning = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        loss.backward(inputs=learning)  # type: ignore[no-untyped-call]
 
     def clip(self, most: float, updates: int, priorities: NDArray[np.float32] | None = None) -> float:
         """Scale the gradient to a global L2 norm of at most ``most`` (0: leave it); returns the norm before.
@@ -158,13 +160,15 @@ class Trained(Generic[N]):
                 self.optimizer.state[name.removeprefix("optimizer/")] = vector
 
     def state_dict(self) -> dict[str, Array]:
-        """Parameters, target and optimizer as flat named arrays."""
+        """Parameters, target, optimizer, and what encoders of one's own draw next, as flat named arrays."""
         state = {
             f"{self._prefix}{part}/{name}": array
             for part, vector in self._parts().items()
             for name, array in self.parameters.arrays(vector).items()
         }
         state[f"{self._prefix}optimizer/steps"] = self.optimizer.steps.cpu().numpy().copy()
+        if draws := draws_of(self.network):
+            state[f"{self._prefix}draws"] = np.array([(one.seed, one.passes) for one in draws], np.int64)
         return state
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
@@ -182,6 +186,9 @@ class Trained(Generic[N]):
                 )
             self.parameters.load(arrays, vector)
         self.optimizer.steps.fill_(float(held(state, f"{self._prefix}optimizer/steps")))
+        if draws := draws_of(self.network):
+            for one, (seed, passes) in zip(draws, held(state, f"{self._prefix}draws").tolist(), strict=True):
+                one.seed, one.passes = seed, passes
 
     def _parts(self) -> dict[str, Tensor]:
         parts = {"online": self.parameters.vector}

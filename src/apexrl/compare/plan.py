@@ -239,6 +239,5 @@ def differences(plan: Plan) -> dict[str, list[Any]]:
 def _idle(plan: Plan) -> list[set[str]]:
     """For each arm the settings that mean nothing to its agent or topology, or nothing with the others as they are."""
     return [
-        agents.unread(arm.agent) | topologies.unread(arm.topology) | set(reads.idle(arm.config.agent))
-        for arm in plan.arms
+        agents.unread(arm.agent) | topologies.unread(arm.topology) | set(reads.idle(arm.config)) for arm in plan.arms
     ]

@@ -23,10 +23,11 @@ class LastActionReward(gym.Wrapper[Shown, Any, Any, Any]):
     """Adds ``last_action`` and ``last_reward`` to the observation; both are zero when an episode begins.
 
     A ``Dict`` observation keeps its keys; another becomes the entry ``obs`` of one. Discrete choices are shown one-hot
-    (int8), those of ``MultiDiscrete`` side by side; a box as it is, float32. Kapturowski et al. 2019, section 2.3.
+    (int8), those of ``MultiDiscrete`` side by side; a ``MultiBinary`` as it is, int8, and a box, float32. Kapturowski
+    et al. 2019, section 2.3.
 
     Args:
-        env: its actions must be ``Discrete``, ``MultiDiscrete`` or a ``Box``.
+        env: its actions must be ``Discrete``, ``MultiDiscrete`` or ``MultiBinary`` of one dimension, or a ``Box``.
         reward_clip: the reward is shown within ±this, in reward units; 0 leaves it.
 
     Raises:
@@ -46,10 +47,16 @@ class LastActionReward(gym.Wrapper[Shown, Any, Any, Any]):
             case gym.spaces.MultiDiscrete() as space if space.nvec.ndim == 1:
                 sizes, starts = space.nvec.tolist(), space.start.tolist()
                 shown = gym.spaces.MultiBinary(sum(sizes))
+            case gym.spaces.MultiBinary() as space if len(space.shape) == 1:
+                shown = gym.spaces.MultiBinary(space.shape[0])
             case gym.spaces.Box() as space:
                 shown = gym.spaces.Box(np.minimum(space.low, 0.0), np.maximum(space.high, 0.0), dtype=np.float32)
             case space:
-                raise EnvError(f"the previous action cannot be shown: {space} is not Discrete, MultiDiscrete or a Box")
+                raise EnvError(
+                    f"the previous action cannot be shown: {space} is not Discrete, a Box, or MultiDiscrete or "
+                    "MultiBinary of one dimension; leave last_action_reward out, or wrap the environment in a "
+                    "gymnasium.ActionWrapper that offers one of these"
+                )
         self._columns = np.cumsum([0, *sizes])[:-1] - np.array(starts, np.int64)  # where one-hot entries begin
         self._nothing = np.zeros(shown.shape or (), shown.dtype)
         seen = env.observation_space
@@ -72,7 +79,7 @@ class LastActionReward(gym.Wrapper[Shown, Any, Any, Any]):
 
     def _shown(self, action: Any) -> NDArray[Any]:
         if not len(self._columns):
-            return np.array(action, np.float32)
+            return np.array(action, self._nothing.dtype)
         one_hot = self._nothing.copy()
         one_hot[self._columns + action] = 1
         return one_hot

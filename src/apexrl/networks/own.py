@@ -6,12 +6,14 @@ import importlib
 import inspect
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from apexrl.errors import ConfigError, SpecError
 from apexrl.spec import EnvSpec
 
+_DRAWS = "apexrl_draws"  # the attribute of an own encoder that holds its ``Draws``
 _ROWS = 2  # of the observation that it is tried on: an encoder that mixes up its rows shows it
 
 
@@ -19,7 +21,12 @@ def own_encoder(name: str, spec: EnvSpec) -> tuple[nn.Module, int]:
     """An encoder made as ``Class(spec)`` and tried once, and its ``features``.
 
     Whoever calls it, it is in training mode where a gradient is to be taken, and in evaluation mode elsewhere: in
-    acting, in priorities and in targets. So dropout and batch normalisation mean what they should.
+    acting, in priorities and in targets. So dropout and batch normalisation mean what they should. Frozen parameters
+    (``requires_grad`` False) stay as they are; running statistics move all the same, unless the class overrides
+    ``train`` to stay in evaluation mode.
+
+    What it draws from PyTorch's generator in training mode, on a CPU or CUDA, is the seed's (``Draws``). In evaluation
+    mode it should draw nothing: that is reproducible nowhere.
 
     Raises:
         ConfigError: there is no such module or class, or it is no ``torch.nn.Module`` with ``features``.
@@ -33,6 +40,10 @@ def own_encoder(name: str, spec: EnvSpec) -> tuple[nn.Module, int]:
             f"--network {name} has no attribute features: the number of numbers that it returns for an observation"
         )
     encoder.register_forward_pre_hook(_set_mode)
+    draws = Draws(_seed())
+    setattr(encoder, _DRAWS, draws)
+    encoder.register_forward_pre_hook(draws.begin)
+    encoder.register_forward_hook(draws.end, always_call=True)
     try:
         with torch.no_grad():
             returned = encoder(_example(spec))
@@ -54,6 +65,50 @@ def own_encoder(name: str, spec: EnvSpec) -> tuple[nn.Module, int]:
 def _set_mode(encoder: nn.Module, inputs: Any) -> None:
     if encoder.training != torch.is_grad_enabled():
         encoder.train(torch.is_grad_enabled())
+
+
+class Draws:
+    """What an encoder draws while it learns, as dropout does: of every pass from generators that are seeded for it.
+
+    PyTorch's own are left as they were, so that neither knows of the other. Seed and number of passes are all that a
+    checkpoint needs to go on exactly.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.passes = seed, 0
+        self._before: list[tuple[torch.Generator, Tensor]] = []
+
+    def begin(self, encoder: nn.Module, inputs: Any) -> None:
+        """Before a pass."""
+        if not encoder.training:
+            return
+        numbers = np.random.SeedSequence([self.seed, self.passes]).generate_state(1, np.uint64)
+        self.passes += 1
+        for generator in _generators(next(iter(inputs[0].values())).device):
+            self._before.append((generator, generator.get_state()))
+            generator.manual_seed(int(numbers[0]))
+
+    def end(self, encoder: nn.Module, inputs: Any, features: Any) -> None:
+        """After it, even if it failed."""
+        while self._before:
+            generator, state = self._before.pop()
+            generator.set_state(state)
+
+
+def draws_of(network: nn.Module) -> list[Draws]:
+    """Of all own encoders in ``network``, in their order."""
+    return [getattr(module, _DRAWS) for module in network.modules() if hasattr(module, _DRAWS)]
+
+
+def _seed() -> int:
+    """Of the generator of layers, which gives the next layer what it would have given without."""
+    with torch.random.fork_rng(devices=[]):
+        return int(torch.randint(2**62, (), dtype=torch.int64))
+
+
+def _generators(device: torch.device) -> list[torch.Generator]:
+    on_cuda = [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
+    return [torch.default_generator, *on_cuda]
 
 
 def _made(name: str, spec: EnvSpec) -> nn.Module:
