@@ -106,6 +106,16 @@ def test_resume_keeps_the_folder_and_the_settings(tmp_path: Path, fake_launch: l
     assert (fake_launch[1].actor.actors, fake_launch[1].stop.minutes) == (7, 3.0)
 
 
+def test_a_folder_of_another_agent_than_it_says_is_refused(tmp_path: Path, fake_launch: list[Config]) -> None:
+    first = apexrl.train("cartpole", out=str(tmp_path), name="x", agent="double_dqn", show=False)
+    path = first.path / "config.toml"
+    path.write_text(path.read_text().replace('agent = "double_dqn"', 'agent = "iqn"'))
+    for use in (apexrl.resume, apexrl.load, apexrl.evaluate):
+        with pytest.raises(ConfigError, match="agent iqn stands for --distribution implicit"):
+            use(first.path)
+    assert len(fake_launch) == 1
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [

@@ -157,6 +157,11 @@ def test_exit_codes_of_failures(
         (["train", "--seed", "3", "cartpole"], "the preset comes first: apexrl train cartpole --flags"),
         (["train", "none.toml"], "there is no file none.toml"),
         (["train", "cartpole", "--actorz", "3"], "--actors"),
+        (["train", "cartpole", "--n-step", "100000"], "--n-step must be between 1 and 1,000, not 100000"),
+        (
+            ["train", "position-cartpole", "--sequence-length", "10", "--sequence-stride", "20"],
+            "--sequence-stride 20 is more than --sequence-length 10: steps in between would be in no sequence",
+        ),
         (["train", "cartpole", "--actors", "three"], "Error parsing --actors"),
         (["train", "cartpole", "--actors", "0"], "--actors must be at least 1, not 0"),
         (["train", "cartpole", "--env-kwargs", "a"], "wants pairs of KEY VALUE, got 1 words: a"),

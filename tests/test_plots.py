@@ -142,6 +142,14 @@ def test_the_policy_lag_is_drawn(tmp_path: Path, windows: int, limit: int) -> No
     assert (width > 1200, height > 500) == (True, True)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("at", [0.0, 5.0])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_run_that_ended_at_once_has_a_time_axis(tmp_path: Path, rows: int, at: float) -> None:
+    ended = [row | {"wall_seconds": at} for row in lagging(3)[1 : 1 + rows]]
+    assert policy_lag(write(tmp_path / "metrics.jsonl", ended), tmp_path / "lag.png", "a run", KNOWN)
+
+
 def test_no_policy_lag_draws_nothing(tmp_path: Path) -> None:
     assert not policy_lag(tmp_path / "metrics.jsonl", tmp_path / "lag.png", "", KNOWN)
     metrics = write(tmp_path / "metrics.jsonl", lagging()[:1])

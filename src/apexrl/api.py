@@ -256,9 +256,11 @@ def run(
         on_folder: told the run folder's path as soon as there is one.
         meeting: where other hosts may join; None: nowhere.
     """
+    from apexrl.agents import check_identity
     from apexrl.launch import launch
 
     settings.check(config, elsewhere=isinstance(meeting, Gate))
+    check_identity(config.agent)
     remember = Remember(on_folder)
     try:
         where: dict[str, Any] = {} if meeting is None else {"meeting": meeting}

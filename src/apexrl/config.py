@@ -336,7 +336,7 @@ class WiringConfig:
     """Milliseconds that it waits for more than a third of them (Sample Factory: 25)."""
     splits: int = 0
     """Groups of a worker's environments, of which one steps while the others wait for actions (Sample Factory: 2).
-    0: two where there are more cores than actors; else one, as other workers step meanwhile."""
+    0: one where actors share cores, so that others step meanwhile; else, or where hosts may join, two."""
     policy_workers: int = 1
     """Processes that choose the actions of rollout workers (Sample Factory: 1)."""
     predictors: int = 2

@@ -115,11 +115,13 @@ def load_agent(
             ``env_spec.json`` is missing.
 
     Raises:
+        ConfigError: settings of the folder make another agent than its name says.
         SnapshotError: there are no weights, or they cannot be read, or are of another agent.
     """
-    from apexrl.agents import agent_class
+    from apexrl.agents import agent_class, check_identity
 
     config = folder.config()
+    check_identity(config.agent)
     spec = folder.spec() or _look(config, env)
     found = _find(folder, checkpoint)
     agent: Agent = agent_class(config.agent.agent)(spec, config.agent, device, config.seed)

@@ -261,6 +261,7 @@ def _rate_by_count(axes: Axes, windows: Rows, name: str, colour: str) -> None:
 
 
 _LAG_COLUMNS = 160  # of the picture of policy lag over time, at most
+_LEAST_SPAN = 0.1  # of its time axis: a run may have ended when it had hardly begun
 
 
 def policy_lag(metrics: Path, target: Path, title: str, known: Mapping[str, Any], limit: int = 0) -> bool:
@@ -328,6 +329,7 @@ def _lag_over_time(axes: Axes, rows: Rows, parts: list[list[int]], top: int) -> 
     groups = [range(start, min(start + width, len(rows))) for start in range(0, len(rows), width)]
     ends = [rows[group[-1]]["wall_seconds"] / scale for group in groups]
     edges = [max(0.0, 2 * ends[0] - ends[1]) if len(ends) > 1 else 0.0, *ends]
+    edges[-1] = max(edges[-1], edges[0] + _LEAST_SPAN)
     columns = [[sum(parts[i][b] for i in group) for b in range(top)] for group in groups]
     shares = [[100.0 * column[b] / sum(column) for column in columns] for b in range(top)]
     colours = LinearSegmentedColormap.from_list("lag", ["#ffffff", "#d6c4e6", LAG, "#351a4d"])

@@ -22,6 +22,8 @@ def test_by_name_and_by_path() -> None:
     [
         ("dqm", ConfigError, "did you mean 'dqn'"),
         ("something", ConfigError, r"Shipped: dqn, .*; one of your own is 'package.module:Class'"),
+        (":Agent", ConfigError, "is no 'package.module:Class'"),
+        ("module:", ConfigError, "is no 'package.module:Class'"),
         ("no.such.module:Agent", ConfigError, "there is no module 'no'"),
         ("apexrl.agents.dqn:Missing", ConfigError, "has no class 'Missing'"),
         ("apexrl.agents.trained:METRICS_PERIOD_UPDATES", ConfigError, "has no class"),

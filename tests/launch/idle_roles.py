@@ -29,6 +29,11 @@ class Counts:
                     file.write(f"{child.pid}\n")
         if self._deed == "raise at once":
             raise EnvError("no licence")
+        if self._deed == "exit at once":
+            os._exit(3)
+        if self._deed == "hang at once":
+            with context.env_call():
+                time.sleep(3600)
         context.send("log", text=f"born {context.name}.{context.generation} {os.getpid()} {context.seed}")
 
     def step(self) -> bool:

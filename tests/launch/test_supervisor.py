@@ -122,6 +122,23 @@ def test_a_hanging_environment_call_is_killed_and_counted(tmp_path: Path) -> Non
     assert any("took longer than 0.4 s" in text for text in watcher.texts)
 
 
+def test_an_end_without_a_traceback_is_said_once(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError) as caught:
+        supervise(tmp_path, {"*": "exit at once"}, count=1)
+    text = str(caught.value)
+    assert "actor-0 failed 3 times in a row: ended with exit code 3" in text
+    assert text.count("exit code 3") == 1
+
+
+def test_environment_calls_that_always_hang_are_said_once_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError) as caught:
+        supervise(tmp_path, {"*": "hang at once"}, count=1, env_timeout=0.2)
+    text = str(caught.value)
+    assert "actor-0 failed 3 times in a row: an environment call took longer than 0.2 s (--env-timeout)" in text
+    assert text.count("took longer") == 1
+    assert "raise --env-timeout" in text
+
+
 def test_simulators_die_with_their_worker_even_in_a_session_of_their_own(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     killed: list[int] = []

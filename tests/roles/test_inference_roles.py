@@ -11,11 +11,12 @@ from remembering import Clock, Remembering
 from served_envs import ENVS, WORKERS, System, check_stream, config_for, spec_of
 
 from apexrl.agents import agent_class
-from apexrl.config import AgentConfig, EnvConfig, ReplayConfig
+from apexrl.config import AgentConfig, Config, EnvConfig, ReplayConfig
 from apexrl.exploration import epsilon_ladder
 from apexrl.replay import Replay
 from apexrl.roles.actor import VERSION, step_fields
-from apexrl.roles.env_worker import split_sizes
+from apexrl.roles.env_worker import group_sizes, split_sizes
+from apexrl.settings import override
 from apexrl.weights import InlineWeights
 
 
@@ -262,3 +263,21 @@ def test_a_server_with_patience_waits_for_no_certain_number(stage: Any, monkeypa
 )
 def test_groups_are_as_equal_as_can_be(envs: int, splits: int, sizes: tuple[int, ...]) -> None:
     assert split_sizes(envs, splits) == sizes
+
+
+@pytest.mark.parametrize(
+    ("cores", "changes", "sizes"),
+    [
+        (2, {}, (5,)),
+        (3, {}, (3, 2)),
+        (2, {"splits": 2}, (3, 2)),
+        (8, {"splits": 1}, (5,)),
+        (2, {"actor_slots": 4}, (3, 2)),  # two may come from other hosts
+        (2, {"serial": True}, (3, 2)),
+    ],
+)
+def test_workers_that_share_cores_have_one_group(
+    monkeypatch: pytest.MonkeyPatch, cores: int, changes: dict[str, Any], sizes: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(cores)))
+    assert group_sizes(override(Config(), {"actors": 2, "envs_per_actor": 5, **changes})) == sizes

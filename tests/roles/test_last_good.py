@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from apexrl import checkpoint
+from apexrl.errors import SpecError
 from apexrl.roles import checkpoints
 from apexrl.run_folder import RunFolder
+from apexrl.weights import InlineWeights
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -26,3 +28,48 @@ def test_a_state_that_is_not_finite_is_never_the_newest_checkpoint(stage: Any, b
     assert said["level"] == "warning"
     assert "online/w is NaN or infinite: no checkpoint is written" in said["text"]
     assert str(found.path) in said["text"]
+
+
+class Vector:
+    """An agent that is one array."""
+
+    def __init__(self) -> None:
+        self.w = np.zeros(2, np.float32)
+
+    def load(self, weights: Any) -> None:
+        self.w = np.array(weights["w"])
+
+    load_state_dict = load
+
+
+def test_a_learner_restarted_before_the_first_checkpoint_takes_up_what_was_published(stage: Any) -> None:
+    context, agent, weights = stage.context("learner"), Vector(), InlineWeights()
+    context.count(updates=5)
+    weights.publish({"w": np.ones(2, np.float32)}, 6)
+    checkpoints.restore(context, agent, weights)  # type: ignore[arg-type]
+    assert agent.w.tolist() == [1.0, 1.0]
+    (said,) = stage.values("log")
+    assert "took up the published weights, version 6" in said["text"]
+
+
+def test_where_nothing_is_left_of_what_was_learned_it_is_said(stage: Any) -> None:
+    context, agent = stage.context("learner"), Vector()
+    checkpoints.restore(context, agent, InlineWeights())  # type: ignore[arg-type]
+    assert not stage.values("log")
+    context.count(updates=5)
+    checkpoints.restore(context, agent, InlineWeights())  # type: ignore[arg-type]
+    (said,) = stage.values("log")
+    assert said["level"] == "warning"
+    assert "begins with new weights: of the 5 updates made so far" in said["text"]
+
+
+@pytest.mark.parametrize("kind", ["state", "weights"])
+def test_a_checkpoint_of_another_agent_is_named_with_this_one(stage: Any, kind: str) -> None:
+    context = stage.context("learner")
+    context.count(updates=5)
+    folder, arrays = RunFolder(context.folder).checkpoints, {"v": np.ones(2, np.float32)}
+    write = checkpoint.save if kind == "state" else checkpoint.save_best
+    path = write(folder, arrays, {"updates": 5})
+    with pytest.raises(SpecError) as caught:
+        checkpoints.restore(context, Vector(), InlineWeights(), "own:Vector")  # type: ignore[arg-type]
+    assert f"{path} does not fit agent own:Vector: KeyError: 'w'" in str(caught.value)

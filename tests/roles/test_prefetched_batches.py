@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apexrl.errors import WaitTimeout
+from apexrl.errors import PriorityError, WaitTimeout
 from apexrl.replay import Replay
 from apexrl.roles.batches import DirectBatches, PrefetchedBatches, Ready, Unsent
 from apexrl.spec import Field
@@ -71,16 +71,26 @@ def test_prefetching_keeps_order_and_runs_only_so_far_ahead() -> None:
     source = Source()
     batches = PrefetchedBatches(source, 3, patience=5.0)  # type: ignore[arg-type]
     taken = [ready.batch for _ in range(20) if (ready := batches.next()) is not None]
-    batches.write_back("keys", "priorities")  # type: ignore[arg-type]
+    keys, priorities = np.arange(2, dtype=np.uint64), np.ones(2, np.float32)
+    batches.write_back(keys, priorities)
     deadline = time.monotonic() + 5.0
     while not source.written and time.monotonic() < deadline:
         batches.next()
     batches.close()
     assert taken == list(range(20))
     assert source.through[:20] == taken
-    assert source.written == [("keys", "priorities")]
+    assert [(ours.tolist(), theirs.tolist()) for ours, theirs in source.written] == [([0, 1], [1.0, 1.0])]
     assert source.threads.isdisjoint({threading.get_ident()})
     assert not batches._thread.is_alive()
+
+
+def test_priorities_that_cannot_be_are_refused_before_they_reach_the_thread() -> None:
+    source = Source()
+    batches = PrefetchedBatches(source, 3, patience=5.0)  # type: ignore[arg-type]
+    with pytest.raises(PriorityError, match="row 1 is nan"):
+        batches.write_back(np.arange(2, dtype=np.uint64), np.array([1.0, np.nan], np.float32))
+    batches.close()
+    assert source.written == []
 
 
 def test_a_prefetcher_that_nobody_empties_stays_bounded() -> None:

@@ -35,11 +35,16 @@ def check_name(name: str) -> None:
     Raises:
         ConfigError: the message names the nearest.
     """
-    if name not in AGENTS and ":" not in name:
+    if name in AGENTS:
+        return
+    if ":" not in name:
         raise ConfigError(
             f"there is no agent {name!r}{did_you_mean(name, AGENTS)}. Shipped: {', '.join(AGENTS)}; "
             "one of your own is 'package.module:Class'"
         )
+    module, _, cls = name.partition(":")
+    if not (cls.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        raise ConfigError(f"--agent {name!r} is no 'package.module:Class', as one of your own is written")
 
 
 def with_agent(

@@ -9,17 +9,17 @@ from typing import Any
 
 from apexrl import errors
 from apexrl.config import Config
-from apexrl.errors import AgentError
+from apexrl.errors import AgentError, ApexrlError
 from apexrl.links import messages
 from apexrl.protocols import Item, Place, Prioritizing
 from apexrl.run_folder import spec_from_json, spec_to_json
-from apexrl.spec import Field
+from apexrl.spec import EnvSpec, Field
 from apexrl.topologies.program import OPTIONAL, Probe
 
 
 def probe(config: Config) -> Probe:
     """Make one environment and the agent in this process, look, and close them."""
-    from apexrl.agents import agent_class, recorded
+    from apexrl.agents import recorded
     from apexrl.agents.places import places
     from apexrl.agents.vectors import sizes
     from apexrl.envs import make_vector
@@ -27,8 +27,8 @@ def probe(config: Config) -> Probe:
     env = make_vector(config.env, 1, config.seed)
     try:
         spec = env.spec
-        agent = agent_class(config.agent.agent)(spec, config.agent, "cpu", config.seed)
-        size = sum(array.nbytes for array in agent.weights().values())
+        agent = made(config, spec)
+        size = weights_nbytes(config.agent.agent, agent)
         offers = tuple(name for name in OPTIONAL if hasattr(agent, name))
         item: Item = getattr(agent, "item", Item())
         if item.kind != "unroll" and not isinstance(agent, Prioritizing):
@@ -39,6 +39,67 @@ def probe(config: Config) -> Probe:
         return Probe(spec, recorded(agent), size, item, offers, sizes(agent), places(agent))
     finally:
         env.close()
+
+
+def made(config: Config, spec: EnvSpec) -> Any:
+    """The agent for an environment.
+
+    Raises:
+        AgentError: it is one of your own, and cannot be made.
+        ApexrlError: a shipped one says what it does not bear.
+    """
+    from apexrl.agents import AGENTS, agent_class
+
+    name = config.agent.agent
+    found = agent_class(name)
+    try:
+        return found(spec, config.agent, "cpu", config.seed)
+    except ApexrlError:
+        raise
+    except Exception as error:
+        if name in AGENTS:
+            raise  # ours to mend: with all of its traceback
+        raise AgentError(
+            f"agent {name} cannot be made for this environment: {found.__name__}(spec, config, device, seed) raised "
+            f"{told(error)}. Observations here are {shown(spec)}; see apexrl.protocols.Agent for how an agent is made"
+        ) from error
+
+
+def weights_nbytes(name: str, agent: Any) -> int:
+    """Bytes of what an agent publishes for acting.
+
+    Raises:
+        AgentError: it publishes nothing, or no arrays.
+    """
+    try:
+        weights = dict(agent.weights())
+        size = sum(int(array.nbytes) for array in weights.values())
+    except ApexrlError:
+        raise
+    except Exception as error:
+        raise AgentError(
+            f"agent {name}: weights() must return a dict of arrays, name -> array, but raised {told(error)}"
+        ) from error
+    if not size:
+        empty = ", ".join(f"{key!r} {list(array.shape)}" for key, array in weights.items())
+        raise AgentError(
+            f"agent {name}: weights() returned {f'only empty arrays ({empty})' if empty else 'an empty dict'}. It must "
+            "return all that acting needs: actors and the evaluator know of the learner's work by nothing else"
+        )
+    return size
+
+
+def told(error: Exception) -> str:
+    """An error, and the line that raised it, for a message: ``KeyError: 'x' (/home/me/own.py:12)``."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def shown(spec: EnvSpec) -> str:
+    """What an environment shows, for a message: ``observation/v float32 [3]``."""
+    stack = [spec.stack] if spec.stack > 1 else []
+    return ", ".join(f"{name} {field.dtype} {[*stack, *field.shape]}" for name, field in spec.observation.items())
 
 
 def probe_env(config: Config) -> Probe:

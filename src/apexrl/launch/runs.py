@@ -16,6 +16,7 @@ from apexrl.launch.supervisor import Interrupts, Supervisor, preloaded
 from apexrl.launch.wiring import Wiring
 from apexrl.links.control import ControlBoard
 from apexrl.metrics import RunLog
+from apexrl.roles import checkpoints
 from apexrl.run_folder import RunFolder
 from apexrl.status import Observer
 from apexrl.topologies import Probe, Program, topology
@@ -104,6 +105,7 @@ def record(
     """Run ``body`` between the run folder's making and its summary, which is written whatever happens."""
     folder = RunFolder.create(config) if resume is None else RunFolder.open(resume)
     base = Base() if resume is None else base_of(folder)
+    checkpoints.check_left(folder, base.updates)
     wiring = wire(folder.replay_path)
     ledger = Ledger(config, folder, [RunLog(folder.path), *observers], base, began)
     try:

@@ -32,6 +32,19 @@ def slot_seed(seed: int, role: str, index: int, generation: int, resumed_at: int
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0])
 
 
+def hung_call(seconds: float | None) -> str:
+    """Why a worker was killed whose environment did not return; its first line is a headline."""
+    return (
+        f"an environment call took longer than {seconds:g} s (--env-timeout)\n"
+        "If its reset() or step() may take so long, raise --env-timeout; else look at what it waits for"
+    )
+
+
+def in_full(headline: str, text: str) -> str:
+    """How a life ended: its headline and what is known besides, which may begin with the same words."""
+    return text if text.startswith(headline) else f"{headline}\n{text}"
+
+
 class Slot:
     """One worker of a program, over all its lives."""
 
@@ -162,10 +175,15 @@ class Slot:
         lines = self.errors[-1]["error"].splitlines() if self.errors and not self.hung else self.last_error.splitlines()
         return str(lines[0]) if lines else ""
 
+    @property
+    def account(self) -> str:
+        """The end of the last life in full."""
+        return in_full(self.headline, self.last_error)
+
     def why(self, status: int) -> str:
         """What is known of the end of this life, for a human."""
         if self.hung:
-            return f"an environment call took longer than {self.node.env_timeout:g} s (--env-timeout)"
+            return hung_call(self.node.env_timeout)
         if self.errors:
             return str(self.errors[-1]["traceback"]).rstrip()
         how = f"was killed by signal {-status}" if status < 0 else f"ended with exit code {status}"

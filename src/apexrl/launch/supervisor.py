@@ -150,7 +150,10 @@ class Supervisor:
                 if deadline is None and self._server.ready:
                     deadline = time.monotonic() + timeout
                 if deadline is not None and time.monotonic() > deadline:
-                    raise EnvError(f"making the environment took longer than {timeout:g} s (--env-timeout)")
+                    raise EnvError(
+                        f"making the environment took longer than {timeout:g} s (--env-timeout): raise it, or look at "
+                        "what its constructor waits for"
+                    )
                 self._selector.select(0.02)
                 dead = any(isinstance(news, Died) for news in self._server.events())
 
@@ -281,11 +284,11 @@ class Supervisor:
         elif all(other.patience.fails_always for other in role):
             who = f"all {len(role)} {slot.node.name}s fail always; {slot.name}" if len(role) > 1 else slot.name
             often = f"{slot.patience.in_vain} times in a row"
-            self._give_up(slot, WorkerError(f"{who} failed {often}: {slot.headline}\n{slot.last_error}"))
+            self._give_up(slot, WorkerError(f"{who} failed {often}: {slot.account}"))
         elif slot.patience.exhausted:
             failures, allowed = slot.patience.failures, slot.patience.restarts
             why = f"{slot.name} failed {failures} times, and {allowed} restarts are allowed (early failures count 3)"
-            self._give_up(slot, WorkerError(f"{why}. The last time: {slot.headline}\n{slot.last_error}"))
+            self._give_up(slot, WorkerError(f"{why}. The last time: {slot.account}"))
         else:
             self._ledger.tell(f"{slot.name}: {slot.headline}; starting it again", "warning")
 

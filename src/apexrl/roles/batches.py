@@ -89,6 +89,11 @@ class DirectBatches:
             self._done(len(ready.batch))
 
     def write_back(self, keys: NDArray[np.uint64], priorities: NDArray[np.float32]) -> None:
+        """Hand priorities to the replay.
+
+        Raises:
+            PriorityError, SpecError: it does not take them.
+        """
         self._replay.update_priorities(keys, priorities)
 
     def close(self) -> None: ...
@@ -125,7 +130,14 @@ class PrefetchedBatches:
         return self._taken
 
     def write_back(self, keys: NDArray[np.uint64], priorities: NDArray[np.float32]) -> None:
-        """Leave priorities for the thread. There are never more than batches in flight, which are bounded."""
+        """Leave priorities for the thread. There are never more than batches in flight, which are bounded.
+
+        Raises:
+            PriorityError, SpecError: as the replay would, but here, where it is known which update made them.
+        """
+        from apexrl.replay.sharded import checked
+
+        checked(keys, priorities)
         self._write_backs.append((np.array(keys), priorities))  # a view would hold the whole batch
 
     def close(self) -> None:

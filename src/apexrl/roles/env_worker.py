@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +42,20 @@ def reply_fields(spec: EnvSpec) -> dict[str, Field]:
 def split_sizes(envs: int, splits: int) -> tuple[int, ...]:
     """Environments of each group of a worker: as equal as can be, and none without any."""
     return tuple(len(part) for part in np.array_split(np.arange(envs), min(envs, max(1, splits))))
+
+
+def group_sizes(config: Config) -> tuple[int, ...]:
+    """Environments of each group of a worker, as ``--splits`` says.
+
+    Where workers share cores, one steps while another waits, and the messages of two groups cost more than they gain.
+    Workers of other hosts wait for the network, too. In lock-step a seed is to mean the same on every machine.
+    """
+    actor, splits = config.actor, config.wiring.splits
+    if not splits:
+        elsewhere = actor.actor_slots > actor.actors
+        crowded = len(os.sched_getaffinity(0)) <= actor.actors
+        splits = 1 if crowded and not (elsewhere or config.serial) else 2
+    return split_sizes(config.actor.envs_per_actor, splits)
 
 
 class EnvWorker:

@@ -11,6 +11,7 @@ import numpy as np
 from apexrl import checkpoint
 from apexrl.config import Config
 from apexrl.protocols import Agent, Context, State, WeightsReader
+from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.per_env import zeroed
 from apexrl.run_folder import RunFolder
 from apexrl.spec import Array, EnvSpec
@@ -45,6 +46,7 @@ class Evaluator:
         envs = min(settings.eval_envs, settings.eval_episodes)
         self._context = context
         self._settings = settings
+        self._check = ActionCheck(config.agent.agent, spec.action)
         self._weights = weights
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, "cpu", context.seed)
         self._seeds = np.random.SeedSequence(context.seed)  # spawns a fresh seed for every evaluation
@@ -120,7 +122,7 @@ class Evaluator:
     def _begin(self) -> Trial:
         seed = int(self._seeds.spawn(1)[0].generate_state(1)[0])
         with self._context.env_call():
-            return Trial(self._agent, self._env, self._frames, self._settings.eval_episodes, seed)
+            return Trial(self._agent, self._env, self._frames, self._settings.eval_episodes, seed, self._check)
 
     def _judge(self, trial: Trial) -> None:
         self._context.count(evaluations=1)
@@ -158,11 +160,23 @@ class Trial:
 
     Every environment owes a number of episodes that is fixed beforehand. Taking whichever end first would favour
     short episodes.
+
+    Args:
+        check: looks at the agent's actions; None: nobody does.
     """
 
-    def __init__(self, agent: Agent, env: VectorEnv, frames: FrameStack, episodes: int, seed: int) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        env: VectorEnv,
+        frames: FrameStack,
+        episodes: int,
+        seed: int,
+        check: ActionCheck | None = None,
+    ) -> None:
         self._agent = agent
         self._env = env
+        self._check = check
         self._frames = frames
         each, more = divmod(episodes, env.num_envs)
         self._owed = [each + (index < more) for index in range(env.num_envs)]
@@ -182,9 +196,21 @@ class Trial:
         )
 
     def step(self) -> bool:
-        """Step every environment once. False: all episodes are done."""
+        """Step every environment once. False: all episodes are done.
+
+        Raises:
+            AgentError: the agent's actions are none that the environment takes.
+            EnvError: an environment raised an error.
+        """
         actions, _, self._state = self._agent.act(self._seen, self._state, self._exploration, greedy=True)
-        stepped = self._env.step(actions)
+        if self._check is not None:
+            self._check.first(actions, self._env.num_envs)
+        try:
+            stepped = self._env.step(actions)
+        except Exception:
+            if self._check is not None:
+                self._check.look(actions, self._env.num_envs)
+            raise
         self._seen = self._frames.push(stepped.observation, stepped.starts)
         if self._state and stepped.starts.any():
             self._state = zeroed(self._state, stepped.starts)

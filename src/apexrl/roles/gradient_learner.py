@@ -15,7 +15,7 @@ from apexrl.links.sharded_parameters import ShardedParameters
 from apexrl.protocols import Context, Item
 from apexrl.roles.batches import DirectBatches, Unsent
 from apexrl.roles.lag import AgeLimit, LagMeter, lags_of
-from apexrl.roles.learner import obituary, torch_device
+from apexrl.roles.learner import obituary, torch_device, write_back
 from apexrl.roles.pace import Pace
 from apexrl.roles.parameter_client import ParameterClient
 from apexrl.spec import EnvSpec
@@ -63,6 +63,7 @@ class GradientLearner:
         settings = config.learner
         torch.set_num_threads(max(1, settings.learner_threads))
         self._context = context
+        self._name = config.agent.agent
         self._agent: Any = agent_class(config.agent.agent)(
             spec, config.agent, torch_device(settings.device), context.seed
         )
@@ -107,7 +108,7 @@ class GradientLearner:
         except NonFiniteError as error:
             raise NonFiniteError(obituary(self._context, error, self._client.version, batch)) from error
         lags, aged = lags_of(batch, self._client.version, self._item, ready.fresh)
-        self._batches.write_back(batch.keys, found.priorities)
+        write_back(self._context, self._name, self._batches, batch, self._client.version, found.priorities)
         self._metrics = found.metrics or self._metrics
         if self._outliers.leaves_out(weighted_error(batch, found.priorities)):
             self._context.count(outlier_batches=1)

@@ -15,7 +15,8 @@ from apexrl.config import Config
 from apexrl.errors import WaitTimeout
 from apexrl.exploration import slot_exploration
 from apexrl.protocols import Acted, Context, State, StepWriter
-from apexrl.roles.actor import VERSION, PriorityFn
+from apexrl.roles.action_check import ActionCheck
+from apexrl.roles.actor import FIRST_VERSION, VERSION, PriorityFn
 from apexrl.roles.per_env import PerEnv
 from apexrl.spec import Array, EnvSpec, is_observation
 
@@ -123,6 +124,7 @@ class InferenceBatches:
         self._replay = replay
         self._priorities = priorities
         self._stacked = spec.stack > 1
+        self._check = ActionCheck(config.agent.agent, spec.action)
         self._exploration = np.concatenate(
             [slot_exploration(spec.action, config.actor, slot, slots, envs) for slot in range(inference.workers)]
         )
@@ -161,7 +163,12 @@ class InferenceBatches:
             self._turn.release()
 
     def answer(self, batch: InferenceBatch, acted: Acted, version: int) -> None:
-        """Send what was chosen, by weights of ``version``, to those who asked."""
+        """Send what was chosen, by weights of ``version``, to those who asked.
+
+        Raises:
+            AgentError: the first actions are none that the environments take.
+        """
+        self._check.first(acted.actions, len(batch.exploration), version == FIRST_VERSION)
         with self._books:
             self._under_way.difference_update(batch.requests.groups)
             requests, rows = self._still_living(batch.requests)

@@ -46,7 +46,7 @@ class ParameterKeeper:
         if parameters.filled:
             context.send("log", text=f"{context.name} took up the shared parameters")
         else:
-            checkpoints.restore(context, self._agent, weights)
+            checkpoints.restore(context, self._agent, weights, config.agent.agent)
             parameters.fill(vectors(self._agent))
         bind(self._agent, parameters.arrays, statistics=config.wiring.shared_statistics)
         self._next_checkpoint = context.clock() + self._settings.checkpoint_seconds

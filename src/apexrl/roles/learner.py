@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, cast
 
 from apexrl.config import Config
-from apexrl.errors import ConfigError, NonFiniteError
+from apexrl.errors import AgentError, ConfigError, NonFiniteError, PriorityError, SpecError
 from apexrl.protocols import Agent, Context, Item, Learned, WeightsReader, WeightsWriter
 from apexrl.roles import checkpoints
 from apexrl.roles.actor import FIRST_VERSION
@@ -18,6 +18,9 @@ from apexrl.run_folder import RunFolder
 from apexrl.spec import Array, EnvSpec
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from apexrl.links.averaging import Averaging
     from apexrl.replay import Batch, BatchServer, Replay
 
@@ -69,7 +72,7 @@ class Learner:
         self._folder = RunFolder(context.folder)
         self._leads = averaging is None or context.index == 0
         if self._leads:
-            checkpoints.restore(context, self._agent, weights)
+            checkpoints.restore(context, self._agent, weights, config.agent.agent)
 
         updates = context.total("updates")
         learned = updates > 0 or weights.version > FIRST_VERSION
@@ -117,7 +120,8 @@ class Learner:
         self._context.count(gradients=1, updates=int(self._leads), aged_steps=aged)
         self._version += 1
         if learned.priorities is not None:
-            self._batches.write_back(batch.keys, learned.priorities)
+            name = self._config.agent.agent
+            write_back(self._context, name, self._batches, batch, self._version - 1, learned.priorities)
         if learned.metrics:
             self._metrics = learned.metrics
         if self._version % self._config.learner.publish_period_updates == 0:
@@ -171,14 +175,43 @@ class Learner:
 
 def obituary(context: Context, error: NonFiniteError, version: int, batch: Batch) -> str:
     """Why a run ends whose gradients became NaN or infinite, and what to do."""
-    keys = batch.keys.tolist()
-    shown = ", ".join(f"{key:#x}" for key in keys[:8]) + (", …" if len(keys) > 8 else "")
     what = re.sub(r"^update \d+: ", "", str(error))  # an agent counts its own
     return (
-        f"update {version} (batch of {len(keys)} items, keys {shown}): {what}. "
+        f"{which_update(version, batch)}: {what}. "
         f"{checkpoints.last_good(context)}. Lower --learning-rate or --gradient-clip, or look for NaN, "
         "infinite or huge rewards and observations"
     )
+
+
+def which_update(version: int, batch: Batch) -> str:
+    """Number and batch of an update, for a message."""
+    keys = batch.keys.tolist()
+    shown = ", ".join(f"{key:#x}" for key in keys[:8]) + (", …" if len(keys) > 8 else "")
+    return f"update {version} (batch of {len(keys)} items, keys {shown})"
+
+
+def write_back(
+    context: Context,
+    agent: str,
+    batches: DirectBatches | PrefetchedBatches,
+    batch: Batch,
+    version: int,
+    priorities: NDArray[np.float32],
+) -> None:
+    """Hand what an update made of a batch's priorities to the replay.
+
+    Raises:
+        AgentError: they are none; another life would only repeat it.
+    """
+    try:
+        batches.write_back(batch.keys, priorities)
+    except (PriorityError, SpecError) as error:
+        raise AgentError(
+            f"{which_update(version, batch)}: agent {agent} returned priorities that cannot be: {error}. "
+            f"{checkpoints.last_good(context)}. Look at the agent's update(), whose Learned.priorities are |δ| of the "
+            f"{len(batch)} items, and at what makes δ NaN or infinite: --learning-rate, or NaN, infinite or huge "
+            "rewards and observations"
+        ) from error
 
 
 def pinned(shape: tuple[int, ...], dtype: str) -> Array:

@@ -51,7 +51,7 @@ class Model:
         self.item: Item = getattr(self._agent, "item", Item())
         parts = config.agent.epochs * config.agent.minibatches
         self._splits = parts == 1 and all(hasattr(self._agent, name) for name in ("gradients", "apply"))
-        checkpoints.restore(context, self._agent, weights)
+        checkpoints.restore(context, self._agent, weights, config.agent.agent)
         updates = context.total("updates")
         learned = updates > 0 or weights.version > FIRST_VERSION
         self.version = max(weights.version, updates) + 1 if learned else FIRST_VERSION

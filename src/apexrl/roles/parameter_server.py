@@ -62,7 +62,7 @@ class ParameterServer:
         # Of the same seed in every shard: their slices are of one agent.
         agent: Any = agent_class(config.agent.agent)(spec, config.agent, "cpu", config.seed)
         if not self._memory.filled:
-            self._fill(agent)
+            self._fill(agent, config.agent.agent)
         elif self._memory.torn:
             self._mend()
         self._memory.end(False)
@@ -133,11 +133,11 @@ class ParameterServer:
         self._unpublished, self._target_moved = 0, False
         self._gradients.settle()
 
-    def _fill(self, agent: Any) -> None:
+    def _fill(self, agent: Any, name: str) -> None:
         """Write the first vectors of this run: the newest checkpoint's, or a new agent's."""
         from apexrl.agents.vectors import vectors
 
-        checkpoints.restore(self._context, agent, self._parameters)
+        checkpoints.restore(self._context, agent, self._parameters, name)
         own, shards = vectors(agent), self._parameters.shards
         for part in shards.parts(self._shard):
             for name in shards.names(part.group):

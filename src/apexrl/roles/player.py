@@ -7,6 +7,7 @@ import numpy as np
 from apexrl.config import Config
 from apexrl.exploration import slot_exploration
 from apexrl.protocols import Agent, Context
+from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.episodes import Episodes
 from apexrl.roles.per_env import PerEnv, Which
 from apexrl.spec import Array, EnvSpec
@@ -42,6 +43,7 @@ class Player:
         slots = config.actor.actor_slots or config.actor.actors
         self._context = context
         self._agent = agent
+        self._check = ActionCheck(config.agent.agent, spec.action)
         self._exploration = slot_exploration(spec.action, config.actor, context.index, slots, envs)
         with context.env_call():
             self._env = make_vector(config.env, envs, seed, config.actor.vector, context.env_call)
@@ -61,6 +63,10 @@ class Player:
         Args:
             version: of the weights that choose.
             random: uniformly instead.
+
+        Raises:
+            AgentError: the agent's actions are none that the environment takes.
+            EnvError: an environment raised an error.
         """
         if self.seen is None:
             return
@@ -69,20 +75,33 @@ class Player:
         if random:
             exploration = np.full_like(exploration, np.inf)
         actions, extras, state = self._agent.act(self.seen, self._state.take(which) or None, exploration)
+        self._check.first(actions, len(exploration), random)
         self._state.put(which, state or {})
         if version != self._versions[0]:
             self._versions = np.full(len(self._versions), version, np.int64)  # steps may still refer to the old one
         versions = self._versions[: len(actions)]
         self._begun.put(which, {**self._observation, "action": actions, **extras, VERSION: versions})
-        self._env.send(actions, which)
+        try:
+            self._env.send(actions, which)
+        except Exception:
+            self._check.look(actions, len(exploration))
+            raise
         self.seen = None
 
     def collect(self, least: int = 1) -> dict[str, Array] | None:
         """The steps that are done: each observation, its action and the action's results, name -> [R, ...].
 
         None: fewer than ``least`` are, after the context's patience.
+
+        Raises:
+            AgentError, EnvError: as ``act``, where environments take their own time.
         """
-        stepped = self._env.receive(least, self._context.patience)
+        try:
+            stepped = self._env.receive(least, self._context.patience)
+        except Exception:
+            actions = self._begun.take(None)["action"]
+            self._check.look(actions, len(actions))
+            raise
         if stepped is None:
             return None
         which = self.which = stepped.which

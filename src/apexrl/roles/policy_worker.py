@@ -11,6 +11,7 @@ from apexrl.errors import AgentError
 from apexrl.exploration import slot_exploration
 from apexrl.links.seats import Seats
 from apexrl.protocols import Agent, Context, State, WeightsReader
+from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.actor import FIRST_VERSION, VERSION
 from apexrl.roles.inference_batches import InferenceMeter, Waiting
 from apexrl.roles.learner import torch_device
@@ -43,6 +44,7 @@ class PolicyWorker:
         self._context = context
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, device, context.seed)
         self._name = config.agent.agent
+        self._check = ActionCheck(self._name, spec.action)
         self._weights = weights
         self._version = 0
         self._random_start = config.actor.random_start
@@ -74,9 +76,11 @@ class PolicyWorker:
         seen = {name: values for name, values in requests.columns.items() if is_observation(name)}
         state: State = {name: requests.columns[name] for name in self._states} or None
         exploration = self._exploration[requests.rows]
-        if self._random_start and self._version == FIRST_VERSION:
+        random = self._random_start and self._version == FIRST_VERSION
+        if random:
             exploration = np.full_like(exploration, np.inf)
         actions, extras, after = self._agent.act(seen, state, exploration)
+        self._check.first(actions, len(exploration), random)
         after = after or {}
         if after.keys() != self._states:
             raise AgentError(

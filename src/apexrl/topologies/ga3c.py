@@ -8,7 +8,7 @@ from apexrl.config import Config
 from apexrl.errors import ConfigError
 from apexrl.links.inference import InferenceLink
 from apexrl.roles import EnvWorker, Evaluator, ModelServer
-from apexrl.roles.env_worker import reply_fields, request_fields, split_sizes
+from apexrl.roles.env_worker import group_sizes, reply_fields, request_fields
 from apexrl.topologies.experience import queue
 from apexrl.topologies.program import Probe, Program, room
 
@@ -38,7 +38,7 @@ def ga3c(config: Config, probe: Probe) -> Program:
         request=request_fields(probe.spec),
         reply=reply_fields(probe.spec),
         workers=room(config),
-        splits=split_sizes(actors.envs_per_actor, wiring.splits),
+        splits=group_sizes(config),
     )
     weights = program.weights(probe.weights_nbytes)
     settings: dict[str, Any] = {"config": config, "spec": probe.spec}

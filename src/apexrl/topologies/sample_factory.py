@@ -8,7 +8,7 @@ from apexrl.config import Config
 from apexrl.errors import ConfigError
 from apexrl.links.inference import InferenceLink
 from apexrl.roles import Evaluator, Learner, PolicyWorker, RolloutWorker
-from apexrl.roles.env_worker import split_sizes
+from apexrl.roles.env_worker import group_sizes
 from apexrl.roles.rollout_worker import reply_fields, request_fields
 from apexrl.topologies.experience import queue
 from apexrl.topologies.program import Probe, Program, room
@@ -25,7 +25,7 @@ def sample_factory(config: Config, probe: Probe) -> Program:
     workers and the evaluator alone. How old the policy was is known of every step, and ``--max-policy-lag`` limits it.
     """
     actors, wiring = config.actor, config.wiring
-    splits = split_sizes(actors.envs_per_actor, wiring.splits)
+    splits = group_sizes(config)
     groups = actors.actors * len(splits)
     if wiring.policy_workers > groups:
         raise ConfigError(

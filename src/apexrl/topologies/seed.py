@@ -7,7 +7,7 @@ from typing import Any
 from apexrl.config import Config
 from apexrl.links.inference import InferenceLink
 from apexrl.roles import EnvWorker, Evaluator, InferenceServer, Learner
-from apexrl.roles.env_worker import reply_fields, request_fields, split_sizes
+from apexrl.roles.env_worker import group_sizes, reply_fields, request_fields
 from apexrl.topologies.experience import experience
 from apexrl.topologies.program import Probe, Program, room
 
@@ -29,7 +29,7 @@ def seed(config: Config, probe: Probe) -> Program:
         request=request_fields(probe.spec),
         reply=reply_fields(probe.spec),
         workers=room(config),
-        splits=split_sizes(actors.envs_per_actor, config.wiring.splits),
+        splits=group_sizes(config),
     )
     settings: dict[str, Any] = {"config": config, "spec": probe.spec}
     central: dict[str, Any] = {"replay": replay, "weights": weights, "restarts": config.learner.learner_restarts}

@@ -325,11 +325,11 @@ class Driver:
         elif all(other.patience.fails_always for other in role):
             who = f"all {len(role)} {place.node.name}s fail always; {place.name}" if len(role) > 1 else place.name
             often = f"{place.patience.in_vain} times in a row"
-            self._give_up(WorkerError(f"{who} failed {often}: {place.headline}\n{place.last_error}"))
+            self._give_up(WorkerError(f"{who} failed {often}: {place.account}"))
         elif place.patience.exhausted:
             failures, allowed = place.patience.failures, place.patience.restarts
             often = f"{failures} times, and {allowed} restarts are allowed (early failures count 3). The last time"
-            error = WorkerError(f"{place.name} failed {often}: {place.headline}\n{place.last_error}")
+            error = WorkerError(f"{place.name} failed {often}: {place.account}")
             self._give_up_group(group, error, now)
         else:
             self._ledger.tell(f"{place.name}: {place.headline}; starting it again", "warning")

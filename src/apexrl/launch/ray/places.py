@@ -9,6 +9,7 @@ from apexrl.launch.patience import Patience
 from apexrl.launch.ray.actors import Hello, Look, Report
 from apexrl.launch.ray.ends import samplers
 from apexrl.launch.ray.plans import Plan
+from apexrl.launch.slots import hung_call, in_full
 from apexrl.links.control import COUNTERS
 from apexrl.metrics import RateMeter
 from apexrl.status import OTHER_WORK, WORK, WorkerState, WorkerStatus
@@ -77,7 +78,7 @@ class Place:
         self.handle = self.life = self.polled = None
         self.patience.failed(now - self.born_at, worked, killed and not self.hung)
         if self.hung:
-            why = f"an environment call took longer than {self.node.env_timeout:g} s (--env-timeout)"
+            why = hung_call(self.node.env_timeout)
         self.last_error = self.errors[-1]["traceback"].rstrip() if self.errors and not self.hung else why
         self.restart_at = now + self.patience.pause_seconds
 
@@ -98,6 +99,10 @@ class Place:
     def headline(self) -> str:
         text = str(self.errors[-1]["error"]) if self.errors and not self.hung else self.last_error
         return (text.splitlines() or [""])[0]
+
+    @property
+    def account(self) -> str:
+        return in_full(self.headline, self.last_error)
 
     def status(self, now: float) -> WorkerStatus:
         state: WorkerState = self.report.state  # type: ignore[assignment]  # STATES is a subset of WorkerState

@@ -1,0 +1,81 @@
+"""Whether an agent's actions are such as its environment takes: said before an environment gets the blame."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from apexrl.errors import AgentError
+from apexrl.spec import ActionSpec
+
+
+class ActionCheck:
+    """Looks at the first actions of each kind that an agent chooses, and at those on which an environment failed.
+
+    Of all others nobody looks at any: it would cost as much as a small environment's step.
+
+    Args:
+        agent: its name, for errors.
+        space: what the environment takes.
+    """
+
+    def __init__(self, agent: str, space: ActionSpec) -> None:
+        self._agent = agent
+        self._space = space
+        self._looked_at: set[bool] = set()
+
+    def first(self, actions: Any, count: int, random: bool = False) -> None:
+        """Look, if none of its kind was looked at yet.
+
+        Args:
+            actions: what ``act`` returned for ``count`` environments.
+            random: they were to be drawn uniformly, for which an agent may have other code.
+
+        Raises:
+            AgentError: as ``look``.
+        """
+        if random not in self._looked_at:
+            self._looked_at.add(random)
+            self.look(actions, count)
+
+    def look(self, actions: Any, count: int) -> None:
+        """Refuse actions that no environment with this action space takes. Those outside a box's bounds pass: many
+        environments clip them.
+
+        Raises:
+            AgentError: of another shape or kind, not finite, or no choice that there is.
+        """
+        wrong = self._wrong(actions, (count, *self._space.shape))
+        if wrong:
+            raise AgentError(
+                f"agent {self._agent}: act() returned {wrong}; for {count} observations this environment takes "
+                f"{self._wanted(count)}. Mend the agent's act(), which apexrl.protocols.Agent describes"
+            )
+
+    def _wrong(self, actions: Any, shape: tuple[int, ...]) -> str:
+        """What is wrong with them; empty: nothing."""
+        if not hasattr(actions, "dtype"):
+            return f"actions in a {type(actions).__name__}, which is no array"
+        values, space = np.asarray(actions), self._space
+        if values.shape != shape:
+            return f"actions of shape {list(values.shape)}"
+        if values.dtype.kind not in ("iuf" if space.box else "iu"):
+            return f"{values.dtype} actions"
+        if space.box:
+            bad = ~np.isfinite(values)
+        else:
+            bad = (values < 0) | (values >= np.array(space.nvec or space.n))
+        if not bad.any():
+            return ""
+        where = tuple(np.argwhere(bad)[0].tolist())
+        return f"the action {values[where]} in row {where[0]}" + "".join(f", column {i}" for i in where[1:])
+
+    def _wanted(self, count: int) -> str:
+        space = self._space
+        what = f"{space.dtype} {[count, *space.shape]}"
+        if space.discrete:
+            return f"{what}, each from 0 to {space.n - 1}"
+        if space.nvec:
+            return f"{what}, from 0 to {', '.join(str(n - 1) for n in space.nvec)} by column"
+        return f"{what}, all finite"

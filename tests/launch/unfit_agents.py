@@ -1,0 +1,105 @@
+"""Agents of a user's own, each with one fault, for tests of what is said of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from apexrl.protocols import Acted, Learned
+
+
+class LinearQ:
+    """Q-learning on a linear function of an observation of four numbers, for CartPole."""
+
+    def __init__(self, spec: Any, config: Any, device: str, seed: int) -> None:
+        self.w = np.zeros((4, 2), np.float32)
+        self.rng = np.random.default_rng(seed)
+        self.acts = self.updates = 0
+
+    def act(self, observations: Any, state: Any, exploration: Any, greedy: bool = False) -> Acted:
+        self.acts += not greedy
+        return Acted(self.choose(len(exploration)), {}, state)
+
+    def choose(self, count: int) -> Any:
+        return self.rng.integers(2, size=count)
+
+    def priorities(self, items: Any) -> Any:
+        return np.ones(len(items["reward"]), np.float32)
+
+    def update(self, batch: Any) -> Learned:
+        self.updates += 1
+        return Learned(self.surprise(len(batch.keys)), {})
+
+    def surprise(self, count: int) -> Any:
+        return np.ones(count, np.float32)
+
+    def weights(self) -> dict[str, Any]:
+        return {"w": self.w}
+
+    def load(self, weights: Any) -> None:
+        self.w = np.array(weights["w"])
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.weights()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.load(state)
+
+
+class Unmade(LinearQ):
+    def __init__(self, spec: Any, config: Any, device: str, seed: int) -> None:
+        super().__init__(spec, config, device, seed)
+        self.field = spec.observation["nothing"]
+
+
+class OfTwo(LinearQ):
+    def __init__(self, spec: Any, config: Any) -> None:
+        super().__init__(spec, config, "cpu", 0)
+
+
+class Hollow(LinearQ):
+    def weights(self) -> dict[str, Any]:
+        return {"head.weight": np.zeros((0, 2), np.float32)}
+
+
+class Bare(LinearQ):
+    def weights(self) -> dict[str, Any]:
+        return {}
+
+
+class Wordy(LinearQ):
+    def weights(self) -> dict[str, Any]:
+        return {"w": "none"}
+
+
+class Column(LinearQ):
+    def choose(self, count: int) -> Any:
+        return self.rng.integers(2, size=(count, 1))
+
+
+class Seven(LinearQ):
+    def choose(self, count: int) -> Any:
+        return np.full(count, 7)
+
+
+class LaterSeven(LinearQ):
+    """Its first actions are right, and those in evaluations."""
+
+    def choose(self, count: int) -> Any:
+        return np.full(count, 7 if self.acts > 5 else 0)
+
+
+class Nan(LinearQ):
+    def surprise(self, count: int) -> Any:
+        return np.full(count, np.nan if self.updates == 3 else 1.0, np.float32)
+
+
+class Negative(LinearQ):
+    def surprise(self, count: int) -> Any:
+        return np.full(count, -1.0, np.float32)
+
+
+class Short(LinearQ):
+    def surprise(self, count: int) -> Any:
+        return np.ones(count - 1, np.float32)
