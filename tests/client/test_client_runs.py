@@ -260,8 +260,9 @@ def test_a_box_of_the_run_is_what_act_returns(learn: Any, connect: Any) -> None:
 
 
 PROGRAM = """
-import os, sys
+import os, signal, sys
 from apexrl import client
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start what is in the background without
 actor = client.connect(os.environ["URL"], "test", trust=["counting_agent"])
 print("connected", flush=True)
 for number in range(30):
