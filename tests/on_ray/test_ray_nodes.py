@@ -84,7 +84,9 @@ def test_the_learners_node_is_lost_and_home_begins_anew_from_the_last_checkpoint
     assert summary["dropped"]["lost_items"] == 0
     assert watcher.said("the learner's node or memory was lost")
     assert watcher.said("learner-0 restored update-")
-    assert 50 <= watcher.seen["restored"] <= lost[0] < watcher.seen["first_version"]  # versions never go back
+    # The learner may have gone on for long after what the driver last heard. Versions never go back.
+    assert 50 <= watcher.seen["restored"] < watcher.seen["first_version"]
+    assert lost[0] < watcher.seen["first_version"]
 
 
 def test_a_run_grows_with_the_cluster_and_goes_on_with_what_is_left(nodes: Any, tmp_path: Path) -> None:
