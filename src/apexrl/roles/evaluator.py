@@ -19,6 +19,8 @@ from apexrl.spec import Array, EnvSpec
 if TYPE_CHECKING:
     from apexrl.envs import FrameStack, VectorEnv
 
+_REST_SECONDS = 0.05  # between looks for new weights: each look halts a learner that has threads on all cores
+
 
 class Candidate(NamedTuple):
     """Weights that may be measured, and how far the run was when they were pulled."""
@@ -68,6 +70,7 @@ class Evaluator:
         """One step of the evaluation in progress, or the start of one. False: nothing new to measure yet."""
         if self._trial is None:
             if self._context.clock() < self._next_start or not self._pull():
+                time.sleep(min(self._context.patience, _REST_SECONDS))
                 return False
             self._next_start = self._context.clock() + self._settings.eval_period_seconds
             self._trial = self._begin()
