@@ -36,6 +36,7 @@ _FIRST_BITS = 39  # of a sampler's first batch's number, which is drawn: keys of
 _REMEMBERED = 1024  # batches whose priorities may still come
 _WAITING_UPDATES = 64  # priority messages that one shard may leave unanswered
 _LOOK_SECONDS, _STARVED_SECONDS = 0.1, 0.005  # between looks at a shard that was not drawn from; while items are short
+_QUEUE_SECONDS = 0.05  # that a queue may take to hold what it is asked for: to ask it again and again costs more
 _LOST_SECONDS = 1.0  # between looks whether a lost shard is back
 _LARGEST_PRIORITY = 1e150
 
@@ -167,7 +168,8 @@ class ShardedReplay:
             self._plan(int(batch_size), now)
             short = not self._plans or self._plans[0].missing > 0
             self._short = min(self._short, now) if short else math.inf
-            ready = bool(self._plans) and self._gather(self._plans[0], max(0.0, min(deadline - now, _STARVED_SECONDS)))
+            patience = _QUEUE_SECONDS if self._fifo else _STARVED_SECONDS
+            ready = bool(self._plans) and self._gather(self._plans[0], max(0.0, min(deadline - now, patience)))
             if ready and self._plans[0].rows == batch_size:
                 return self._plans.popleft()
             if ready:  # the caller has changed the size
@@ -269,24 +271,32 @@ class ShardedReplay:
         if missing <= 0:
             return
         if self._fifo:
-            free = [0 if one.lost else max(0, one.size - one.asked) for one in self._known]
-            total = sum(free)
-            if not total:
-                return
-            counts = np.minimum(free, self._spread(np.asarray(free, float), min(missing, total))).tolist()
+            held = np.asarray([0 if one.lost else max(0, one.size - one.asked) for one in self._known])
+            counts = self._from_queues(missing, held).tolist()
             chances = [1.0] * len(counts)
         else:
             masses = np.asarray([0.0 if one.lost else one.mass for one in self._known])
             if not masses.sum() > 0.0:
                 return
-            counts = self._spread(masses, missing).tolist()
+            held, counts = np.full(len(masses), missing), self._spread(masses, missing).tolist()
             chances = (masses / masses.sum()).tolist()
         for shard, count in enumerate(counts):
             if count:
                 one = self._known[shard]
                 one.asked += count
-                answer = self._ends[shard].draw(count, self._until(shard))
+                wait = _QUEUE_SECONDS if count > held[shard] else 0.0
+                answer = self._ends[shard].draw(count, self._until(shard), wait)
                 plan.parts.append(Part(shard, count, chances[shard], one.epoch, answer))
+
+    def _from_queues(self, missing: int, held: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many of ``missing`` rows come from each queue: of what they hold by its share, of the rest all alike."""
+        counts = np.zeros(len(held), np.int64)
+        if total := int(held.sum()):
+            counts = np.minimum(held, self._spread(held.astype(float), min(missing, total)))
+        living = [shard for shard, one in enumerate(self._known) if not one.lost]
+        for turn in range(missing - int(counts.sum()) if living else 0):
+            counts[living[turn % len(living)]] += 1
+        return counts
 
     def _spread(self, masses: NDArray[np.float64], count: int) -> NDArray[np.int64]:
         """How many of ``count`` rows come from each shard: on average in proportion to ``masses``, without bias."""
@@ -303,7 +313,7 @@ class ShardedReplay:
             every = _LOST_SECONDS if one.lost else period
             if one.look is None and now - max(one.heard, one.looked) >= every:
                 one.looked = now
-                one.look = self._ends[shard].draw(0, self._until(shard)), one.epoch
+                one.look = self._ends[shard].draw(0, self._until(shard), 0.0), one.epoch
 
     def _send(self, shard: int, life: str, keys: NDArray[np.uint64], values: NDArray[np.float64]) -> int:
         one = self._known[shard]

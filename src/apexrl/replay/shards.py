@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apexrl.errors import ConfigError, WaitTimeout
-from apexrl.replay.batch import Updated
+from apexrl.replay.batch import Batch, Updated
 from apexrl.replay.replay import Replay
 from apexrl.spec import Array
 
@@ -58,7 +58,7 @@ class Answer(Protocol):
 class ShardEnd(Protocol):
     """A shard as its sampler sees it, wherever it is. Calls return at once; ``replay.sharded`` bounds how many wait."""
 
-    def draw(self, count: int, until: int | None) -> Answer: ...  # of Drawn
+    def draw(self, count: int, until: int | None, wait: float) -> Answer: ...  # of Drawn
     def update(self, life: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Answer: ...  # of Written
 
 
@@ -82,11 +82,12 @@ class Shard:
         self._moment = 0
         replay._own()
 
-    def draw(self, count: int, until: int | None = None) -> Drawn:
+    def draw(self, count: int, until: int | None = None, wait: float = 0.0) -> Drawn:
         """``count`` items if there are any (fifo: as many as there are, at most ``count``); 0: only how things stand.
 
         Args:
             until: items that may ever be inserted, unless a later call says more; then writers wait. None: any number.
+            wait: (fifo) seconds that ``count`` items may take to be there.
         """
         replay = self.replay
         if until is not None and until > self._until:
@@ -95,17 +96,20 @@ class Shard:
             room = max(0, until - int(replay._native.counters()["inserted"]))
             rate = _RATES[self._turn]
             replay.set_limiter(min_size=min(1, replay.capacity), samples_per_insert=rate, insert_band=room)
-        if self._fifo:
-            count = min(count, len(replay), replay.capacity)  # it may hold a chunk more, and gives no more at once
-        data: dict[str, Array] = {}
-        keys, probabilities = np.empty(0, np.uint64), np.empty(0, np.float64)
-        if count:
-            try:
-                batch = replay.sample(count, beta=0.0, normalize="none", timeout=0.0)
-                data, keys, probabilities = batch.data, batch.keys, batch.probabilities
-            except WaitTimeout:
-                pass  # it holds nothing that could be drawn
-        return Drawn(data, keys, probabilities, self._standing())
+        count = min(count, replay.capacity) if self._fifo else count  # it may hold a chunk more, but gives no more
+        batch = self._sample(count, wait if self._fifo else 0.0)
+        if batch is None and self._fifo:
+            batch = self._sample(min(count, len(replay)), 0.0)
+        if batch is None:
+            return Drawn({}, np.empty(0, np.uint64), np.empty(0, np.float64), self._standing())
+        return Drawn(batch.data, batch.keys, batch.probabilities, self._standing())
+
+    def _sample(self, count: int, timeout: float) -> Batch | None:
+        """None: there are not so many, or nobody wants any."""
+        try:
+            return self.replay.sample(count, beta=0.0, normalize="none", timeout=timeout) if count else None
+        except WaitTimeout:
+            return None
 
     def update(self, life: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Written:
         """Write raw magnitudes |δ| for items that ``draw`` gave in the same ``life``."""
@@ -121,12 +125,12 @@ class Shard:
 
 
 class Here:
-    """The end of a shard in this very process (``ShardEnd``)."""
+    """The end of a shard in this very process (``ShardEnd``), which waits for nothing: who should fill it?"""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
 
-    def draw(self, count: int, until: int | None) -> Answer:
+    def draw(self, count: int, until: int | None, wait: float) -> Answer:
         return Given(self._shard.draw(count, until))
 
     def update(self, life: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Answer:

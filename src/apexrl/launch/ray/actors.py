@@ -103,10 +103,10 @@ class Ground:
         return Look(self._wiring.replay_stats(), self._wiring.weights_version(), self._wiring.spoilt_weight_reads())
 
     @_apart("data")
-    def draw(self, count: int, until: int | None) -> Drawn:
+    def draw(self, count: int, until: int | None, wait: float) -> Drawn:
         """See ``Shard.draw``."""
         assert self._shard is not None
-        return self._shard.draw(count, until)
+        return self._shard.draw(count, until, wait)
 
     @_apart("data")
     def update(self, life: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Written:
