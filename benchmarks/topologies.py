@@ -63,7 +63,7 @@ PARTS: dict[str, Part] = {
         "position-cartpole", (Run("seed", "r2d2"), Run("impala", "impala", {"recurrent": True})), 400.0, MANY
     ),
     "lunarlander": Part(
-        "lunarlander", (Run("impala", "impala"), Run("sample_factory", "appo")), 200.0, 3_000_000, 30.0
+        "lunarlander", (Run("impala", "impala"), Run("sample_factory", "appo")), 200.0, 2_000_000, 30.0
     ),
 }
 

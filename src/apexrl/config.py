@@ -171,7 +171,7 @@ class AgentConfig:
     epochs: int = 1
     """Times that an update goes over its batch (PPO on Atari: 4)."""
     minibatches: int = 1
-    """Gradient steps of one epoch, each on its share of the unrolls (PPO on Atari: 4)."""
+    """Gradient steps of one epoch, each on its share of the steps; of the unrolls, if recurrent (PPO on Atari: 4)."""
     recurrent: bool = False
     """An LSTM of recurrent_units between encoder and heads."""
     anneal: bool = False

@@ -21,7 +21,7 @@ from unrolled import (
     with_data,
 )
 
-from apexrl.agents.actor_critic import ActorCritic
+from apexrl.agents.actor_critic import ActorCritic, Aims
 from apexrl.agents.optimizer import make_optimizer
 from apexrl.config import EnvConfig
 from apexrl.errors import AgentError, NonFiniteError
@@ -205,20 +205,30 @@ def test_one_pass_is_gradients_and_apply(plays: dict[str, Batch]) -> None:
 
 
 @pytest.mark.parametrize("value_clip", [0.0, 0.02])
-def test_an_update_of_several_steps_is_the_rule_in_order(value_clip: float, plays: dict[str, Batch]) -> None:
-    """Targets and advantages from before the first step; every step on its share of the unrolls, once an epoch."""
-    batch = some(plays["choices"], slice(10, 31))
-    agent = learner("choices", "ppo", epochs=2, minibatches=4, learning_rate=0.01, value_clip=value_clip)
-    by_hand, drawn = ByHand(agent), learner("choices", "ppo", epochs=2, minibatches=4)
+@pytest.mark.parametrize("kind", ["choices", "a memory"])
+def test_an_update_of_several_steps_is_the_rule_in_order(
+    kind: str, value_clip: float, plays: dict[str, Batch]
+) -> None:
+    """Targets and advantages from before the first gradient step; each is on its share of the environment's steps, with
+    a memory of the unrolls, once an epoch."""
+    batch = some(plays[kind], slice(10, 31))
+    mask = batch.data["mask"]
+    assert not mask.all()
+    agent = learner(kind, "ppo", epochs=2, minibatches=4, learning_rate=0.01, value_clip=value_clip)
+    by_hand, drawn = ByHand(agent), learner(kind, "ppo", epochs=2, minibatches=4)
     aims = [by_hand.aims(batch.data, row) for row in range(21)]
     optimizer = torch.optim.Adam(by_hand.net.parameters(), 0.01, eps=agent._config.optimizer_eps)
-    parts = list(drawn._minibatches(21))
-    assert [len(part) for part in parts] == [6, 5, 5, 5] * 2
-    for rows in parts:
-        data = {name: value[rows] for name, value in batch.data.items()}
-        for parameter, gradient in zip(
-            by_hand.net.parameters(), by_hand.gradient(data, [aims[row] for row in rows]).values(), strict=True
-        ):
+    taken = np.argwhere(mask)
+    shares = list(drawn._shares(21 if kind == "a memory" else len(taken), 4))
+    assert len(shares) == 8
+    for share in shares:
+        chosen = np.zeros_like(mask)
+        if kind == "a memory":
+            chosen[share] = mask[share]
+        else:
+            chosen[tuple(taken[share].T)] = True
+        gradients = by_hand.gradient({**batch.data, "mask": chosen}, aims).values()
+        for parameter, gradient in zip(by_hand.net.parameters(), gradients, strict=True):
             parameter.grad = gradient
         torch.nn.utils.clip_grad_norm_(by_hand.net.parameters(), agent._config.gradient_clip)
         optimizer.step()
@@ -244,18 +254,38 @@ def test_the_step_size_falls_with_what_is_left_of_the_run(optimizer: str, plays:
     assert not moved[2].any()
 
 
-def test_every_unroll_is_in_one_minibatch_of_an_epoch() -> None:
-    agent = learner("choices", "ppo", epochs=3, minibatches=4)
-    parts = list(agent._minibatches(10))
-    epochs = [np.concatenate(parts[4 * epoch : 4 * epoch + 4]) for epoch in range(3)]
-    assert all(sorted(epoch.tolist()) == list(range(10)) for epoch in epochs)
-    assert len({tuple(epoch.tolist()) for epoch in epochs}) == 3
+@pytest.mark.parametrize("kind", PLAYS)
+def test_every_step_is_in_one_minibatch_of_an_epoch(kind: str, plays: dict[str, Batch]) -> None:
+    """Final observations are in none; with a memory, unrolls stay whole."""
+    agent = learner(kind, "ppo", epochs=3, minibatches=4)
+    prepared = agent.prepare(some(plays[kind], slice(10, 31)))
+    numbered = prepared._replace(reward=torch.arange(prepared.mask.numel()).float().view(prepared.mask.shape))
+    aims = Aims(*(numbered.reward + k for k in range(3)))
+    parts = list(agent._minibatches(numbered, aims))
+    assert len(parts) == 12
+    seen = []
+    for part, toward in parts:
+        for k, aim in enumerate(toward):
+            torch.testing.assert_close(aim, part.reward + k)  # each step has its own
+        assert part.mask.all() or agent._units
+        seen.append(part.reward[part.mask].long())
+    wanted = numbered.reward[numbered.mask].sort().values.long()
+    epochs = [torch.cat(seen[4 * epoch : 4 * epoch + 4]) for epoch in range(3)]
+    assert all(torch.equal(epoch.sort().values, wanted) for epoch in epochs)
+    assert not torch.equal(epochs[0], epochs[1])
+    sizes = [len(part) for part in seen]
+    if agent._units:
+        assert [part.mask.shape[1] for part, _ in parts] == [6, 5, 5, 5] * 3
+    else:
+        assert max(sizes) - min(sizes) <= 1
 
 
-def test_fewer_unrolls_than_minibatches_are_one_each(plays: dict[str, Batch]) -> None:
-    agent = learner("choices", "ppo", epochs=2, minibatches=4)
-    learned = agent.update(agent.prepare(some(plays["choices"], slice(0, 2))))
-    assert float(agent._network.optimizer.steps) == 4.0
+@pytest.mark.parametrize("kind", ["choices", "a memory"])
+def test_too_few_for_so_many_minibatches_are_fewer(kind: str, plays: dict[str, Batch]) -> None:
+    agent = learner(kind, "ppo", epochs=2, minibatches=100)
+    learned = agent.update(agent.prepare(some(plays[kind], slice(0, 2))))
+    # unrolls one by one; single steps two by two, as no more than half of all rows are final observations
+    assert float(agent._network.optimizer.steps) == (4.0 if kind == "a memory" else LENGTH * 2)
     assert np.isfinite(list(learned.metrics.values())).all()
 
 

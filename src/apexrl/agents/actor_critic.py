@@ -48,7 +48,7 @@ class Evaluated(NamedTuple):
 
     log_prob: Tensor  # [T, B] log π(a|s)
     entropy: Tensor  # [T, B] nats
-    values: Tensor  # [T + 1, B], of all observations
+    values: Tensor  # [T + 1, B], of all observations; [T, B] where there is none to bootstrap from
 
 
 class Aims(NamedTuple):
@@ -215,20 +215,37 @@ class ActorCritic:
         with torch.no_grad():
             now = self._evaluate(prepared)
             aims = self._aims(prepared, now)
-        for rows in self._minibatches(prepared.mask.shape[1]):
-            index = torch.from_numpy(rows).to(self._device)
-            gradients = self._gradients(prepared.rows(index), Aims(*(value[:, index] for value in aims)))
+        for part, toward in self._minibatches(prepared, aims):
+            gradients = self._gradients(part, toward)
             self._network.step((yield gradients)[GROUP])
         self.updates += 1
         return Learned(None, gradients.metrics)
 
     def _single_step(self, batch: Unrolls) -> bool:
-        return self._config.epochs * min(self._config.minibatches, batch.mask.shape[1]) == 1
+        return self._config.epochs * self._parts(batch) == 1
 
-    def _minibatches(self, rows: int) -> Iterator[NDArray[np.int64]]:
-        """Numbers of the unrolls of every step: each unroll once an epoch, shuffled anew."""
+    def _parts(self, batch: Unrolls) -> int:
+        """Minibatches, none of them empty; as many for all learners that make an update together."""
+        steps, unrolls = batch.mask.shape
+        # at most every second row is a final observation
+        return min(self._config.minibatches, unrolls if self._units else (steps * unrolls + 1) // 2)
+
+    def _minibatches(self, batch: Unrolls, aims: Aims) -> Iterator[tuple[Unrolls, Aims]]:
+        """Of every gradient step: single steps, of which those of one unroll are too much alike to be together; with a
+        memory whole unrolls, whose steps need each other."""
+        rows, times = batch.mask.t().nonzero(as_tuple=True)
+        for share in self._shares(batch.mask.shape[1] if self._units else len(rows), self._parts(batch)):
+            index = torch.from_numpy(share).to(self._device)
+            if self._units:
+                yield batch.rows(index), Aims(*(value[:, index] for value in aims))
+            else:
+                row, time = rows[index], times[index]
+                yield batch.steps(row, time), Aims(*(value[time, row].unsqueeze(0) for value in aims))
+
+    def _shares(self, count: int, parts: int) -> Iterator[NDArray[np.int64]]:
+        """Numbers 0 … ``count`` − 1 in so many parts: each once an epoch, shuffled anew."""
         for _ in range(self._config.epochs):
-            yield from np.array_split(self._rng.permutation(rows), min(self._config.minibatches, rows))
+            yield from np.array_split(self._rng.permutation(count), parts)
 
     def _gradients(self, batch: Unrolls, aims: Aims | None) -> Gradients:
         """``gradients``, with targets and advantages as given, or from the same pass."""
@@ -249,7 +266,8 @@ class ActorCritic:
         """The network's word on every observation; an LSTM runs anew from the state that the actor had."""
         memory = LSTMState(batch.state[H], batch.state[C]) if self._units else None
         outputs, values = self._network.network.unroll(batch.observation, memory, batch.first, batch.resets)
-        log_prob, entropy = self._policy.score(outputs[:-1].flatten(0, 1), batch.action.flatten(0, 1))
+        steps = len(batch.mask)
+        log_prob, entropy = self._policy.score(outputs[:steps].flatten(0, 1), batch.action.flatten(0, 1))
         return Evaluated(log_prob.view(batch.mask.shape), entropy.view(batch.mask.shape), values)
 
     def _aims(self, batch: Unrolls, now: Evaluated) -> Aims:
@@ -279,7 +297,7 @@ class ActorCritic:
             surrogate = clipped_surrogate(ratio, advantage, config.clip_ratio)
         else:
             surrogate = gradient_surrogate(now.log_prob, advantage, config.probability_floor)
-        values = now.values[:-1]
+        values = now.values[: len(batch.mask)]
         if config.value_clip:
             error = clipped_value_loss(values, aims.target, aims.before, config.value_clip)
         else:
@@ -295,7 +313,7 @@ class ActorCritic:
     def _metrics(self, batch: Unrolls, now: Evaluated, ratio: Tensor) -> dict[str, float]:
         """Means over the steps: V, entropy, an estimate of KL(μ‖π), the share of clipped ratios, V-trace's ρ."""
         config = self._config
-        means = {"value": now.values[:-1], "entropy": now.entropy, "kl": batch.log_prob - now.log_prob}
+        means = {"value": now.values[: len(batch.mask)], "entropy": now.entropy, "kl": batch.log_prob - now.log_prob}
         if config.surrogate == "clipped":
             means["clipped"] = ((ratio - 1.0).abs() > config.clip_ratio).float()
         if config.correction == "vtrace":

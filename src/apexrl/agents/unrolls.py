@@ -19,7 +19,8 @@ FRESH = "fresh"
 
 
 class Unrolls(NamedTuple):
-    """B unrolls of T steps on one device. Observations keep the batch first; all else has time first."""
+    """B unrolls of T steps on one device. Observations keep the batch first; all else has time first. What ``steps``
+    gives has no observation to bootstrap from."""
 
     observation: dict[str, Tensor]  # name -> [B, T + 1, (stack,) *shape], with the one to bootstrap from
     state: dict[str, Tensor]  # name -> [B, ...], the recurrent state before the first step; empty where there is none
@@ -40,6 +41,21 @@ class Unrolls(NamedTuple):
             self.first[:, index],
             self.resets,
             *(value[:, index] for value in self[4:]),
+        )
+
+    def steps(self, rows: Tensor, times: Tensor) -> Unrolls:
+        """Some steps [N], each as an unroll of its own, with no observation behind it and without memory.
+
+        Args:
+            rows, times: int64 [N], where they are: 0 … B−1 and 0 … T−1.
+        """
+        nowhere = torch.zeros((1, len(rows)), dtype=torch.bool, device=rows.device)
+        return Unrolls(
+            {name: value[rows, times].unsqueeze(1) for name, value in self.observation.items()},
+            {},
+            nowhere,
+            (),
+            *(value[times, rows].unsqueeze(0) for value in self[4:]),
         )
 
 
