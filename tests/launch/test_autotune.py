@@ -85,14 +85,20 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def tune(
-    tmp_path: Path, deeds: dict[str, str], *, count: int = 1, most: int = 4, act: Act = lambda status: None
+    tmp_path: Path,
+    deeds: dict[str, str],
+    *,
+    count: int = 1,
+    most: int = 4,
+    act: Act = lambda status: None,
+    seconds: float = WINDOW_SECONDS,
 ) -> Watcher:
     """Idle actors, of which there may be ``most``, and a learner, until ``act`` or the script's end stops them."""
     config = Config(
         name="run",
         out=str(tmp_path),
         stop=StopConfig(minutes=5.0),
-        wiring=WiringConfig(autotune=True, autotune_seconds=WINDOW_SECONDS),
+        wiring=WiringConfig(autotune=True, autotune_seconds=seconds),
     )
     program = Program(config)
     program.role(Actor, count=count, most=most, restarts=100, deeds=deeds)
@@ -148,7 +154,7 @@ def test_an_added_worker_that_is_killed_gets_another_life(tmp_path: Path, script
             killed.append(added[0].pid)
             os.kill(killed[0], signal.SIGKILL)
 
-    watcher = tune(tmp_path, {}, act=act)
+    watcher = tune(tmp_path, {}, act=act, seconds=3.0)  # so long that it is seen at work before its window is over
     assert watcher.summary["restarts"]["actor"] == 1
     assert sorted(born(watcher)) == ["actor-0.0", "actor-1.0", "actor-2.0", "actor-2.1"]
     assert [values["setting"]["actor"] for values in watcher.said("tuning")] == [1, 3, 1]  # 3 was measured once more

@@ -34,7 +34,7 @@ def config(patience_minutes: float = 30.0) -> Config:
     return replace(Config(), hosts=HostsConfig(lease_seconds=TTL, patience_minutes=patience_minutes))
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 20.0) -> Any:
+def wait_for(what: Callable[[], Any], seconds: float = 120.0) -> Any:
     """What ``what`` answers once it is true."""
     deadline = time.monotonic() + seconds
     while not (found := what()):
@@ -78,7 +78,7 @@ def test_the_end_of_the_run_reaches_an_actor_host(redis_server: RedisServer, lea
         ending.start()
         assert wait_for(reason(host)) == "finished"
         assert told == []
-    ending.join(20.0)
+    ending.join(120.0)
     assert not ending.is_alive()
 
 

@@ -71,17 +71,19 @@ def test_a_killed_learner_goes_on_and_versions_never_go_back(tmp_path: Path) -> 
     killed: list[int] = []
     updates_then: list[int] = []
 
-    def act(status: RunStatus) -> None:
+    def act(status: RunStatus) -> bool:
         if len(killed) < 2 and status.updates > 100 * (1 + len(killed)) and status.replay_size > 200:
             pids = [pid for pid in pids_of(status, "learner") if pid not in killed]
             if pids:
                 killed.append(pids[0])
                 updates_then.append(status.updates)
                 os.kill(pids[0], signal.SIGKILL)
+        back = len(killed) == 2 and status.restarts["learner"] == 2
+        return back and status.updates > updates_then[-1] + 50
 
-    config = small(tmp_path, stop=StopConfig(env_steps=8000))
+    config = small(tmp_path, stop=StopConfig(minutes=5.0))
     summary = launch(config, [watcher := Watcher(act)])
-    assert summary["stopped_by"] == "env_steps"
+    assert summary["stopped_by"] == "callback"
     assert summary["restarts"]["learner"] == 2
     assert summary["updates"] > updates_then[-1] + 50
     versions = [status.weights_version for status in watcher.statuses]
@@ -112,11 +114,12 @@ def test_an_environment_that_raises_once_is_survived(tmp_path: Path) -> None:
 
 
 def test_environments_that_always_raise_end_the_run_quickly_with_the_traceback(tmp_path: Path) -> None:
-    config = small(tmp_path, env=f"{FAULTY}:Raises-v0", at_step=40)
+    # at the first step: a life that got some work done would not count as one in vain
+    config = small(tmp_path, env=f"{FAULTY}:Raises-v0", at_step=1)
     with pytest.raises(WorkerError) as caught:
         launch(config, [watcher := Watcher()])
     text = str(caught.value)
-    assert "RuntimeError: the simulator broke at step 40" in text
+    assert "RuntimeError: the simulator broke at step 1" in text
     assert "faulty.py" in text
     assert "actor-" in text or "evaluator-" in text
     assert watcher.summary["stopped_by"] == "error"
@@ -209,7 +212,7 @@ def start_run(tmp_path: Path) -> tuple[subprocess.Popen[bytes], list[int], list[
         env={**os.environ, "PYTHONPATH": path},
         start_new_session=True,
     )
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + 300.0
     while not workers.exists():
         assert process.poll() is None, "the run ended by itself"
         assert time.monotonic() < deadline, "the run did not get to training"

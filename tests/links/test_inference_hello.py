@@ -21,7 +21,7 @@ from apexrl.links.inference_remote import RemoteInference
 TOKEN = "a token of this test"
 RUN = "12345678-abcd"
 SPLITS = (2, 1)
-SECONDS = 20.0
+SECONDS = 120.0
 
 
 @pytest.mark.parametrize("kind", ["host", "worker"])

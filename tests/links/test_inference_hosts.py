@@ -21,10 +21,11 @@ from apexrl.links.inference_host import HostEnd
 from apexrl.links.inference_leases import LEASE_BITS, Leases
 from apexrl.links.inference_messages import MOST_EPISODES, MOST_TEXT, MOST_TEXTS, Beat, Record, say
 from apexrl.links.inference_remote import RemoteInference
+from ports import free_port
 
 TOKEN = "a token of this test"
 SPLITS = (2, 1)
-SECONDS = 20.0
+SECONDS = 120.0
 RECORD = Record(
     run_id="12345678-abcd",
     name="r",
@@ -122,11 +123,11 @@ class Place:
     def __init__(self, **changes: Any) -> None:
         self.link, self.told = link(), []
         self.settings = {"record": RECORD, "first": 2, "lease_seconds": 5.0, **changes}
-        self.gateway = self.open()
+        self.gateway = self.open(free_port())
 
     told: list[str]
 
-    def open(self, port: int = 0, **changes: Any) -> Gateway:
+    def open(self, port: int, **changes: Any) -> Gateway:
         tell = lambda text, level: self.told.append(text)  # noqa: E731
         return Gateway(self.link, TOKEN, port=port, tell=tell, **{**self.settings, **changes})
 

@@ -22,11 +22,12 @@ from apexrl.links.inference import InferenceLink, ServerEnd
 from apexrl.links.inference_gateway import Gateway
 from apexrl.links.inference_remote import RemoteEnd, RemoteInference
 from apexrl.spec import Field
+from ports import free_port
 
 REQUEST = {"observation": Field((3,), "float32"), "starts": Field((), "bool")}
 REPLY = {"action": Field((2,), "int64")}
 SPLITS = (2, 1)
-SECONDS = 20.0
+SECONDS = 120.0
 TOKEN = "a token of this test"
 
 
@@ -64,7 +65,7 @@ class Place:
 def place() -> Iterator[Place]:
     link = InferenceLink(REQUEST, REPLY, 2, SPLITS)
     told: list[str] = []
-    gateway = Gateway(link, TOKEN, tell=lambda text, level: told.append(text))
+    gateway = Gateway(link, TOKEN, port=free_port(), tell=lambda text, level: told.append(text))
     yield Place(link, link.server(), gateway, told)
     gateway.close()
 
@@ -272,8 +273,7 @@ def test_the_newer_of_two_lives_is_the_worker(place: Place) -> None:
 
 
 def test_a_worker_waits_for_a_gateway_that_is_not_there_yet(place: Place) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     remote = place.remote()
     remote.address = ("127.0.0.1", port)
     end = remote.worker(0, 0)

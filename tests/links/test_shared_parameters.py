@@ -79,7 +79,7 @@ def test_processes_see_one_anothers_changes() -> None:
     process = multiprocessing.get_context("spawn").Process(target=_add, args=(parameters,))
     process.start()
     parameters.fill(values())
-    process.join(timeout=30.0)
+    process.join(timeout=120.0)
     assert process.exitcode == 0
     for handle in (parameters, other):
         assert all(np.array_equal(handle.arrays[name], array + 1.0) for name, array in values().items())

@@ -110,7 +110,8 @@ class Learner:
         self._agent.updates = self._context.total("updates")
         if self._agent.updates % 50 == 0:
             checkpoints.write(self._context, self._agent, keep=2)
-        self._context.send("seen", slots=self._seen, **self._about, **self._replay.stats())
+        made = self._context.total("updates")
+        self._context.send("seen", updates=made, slots=self._seen, **self._about, **self._replay.stats())
         return True
 
     def close(self) -> None: ...

@@ -44,7 +44,7 @@ SMALL: dict[str, Any] = {
     "env_steps": 0,
     "minutes": 12.0,
 }
-MORE = 20  # updates after a death, to be seen to go on
+MORE = 60  # updates after a death, to be seen to go on
 
 
 class Killer:
@@ -55,15 +55,19 @@ class Killer:
         self.killed: list[str] = []
         self.versions: list[int] = []
         self.workers: dict[str, WorkerStatus] = {}
+        self.ended = False
         self._from = 0  # updates
 
     def __call__(self, watcher: Watcher, status: RunStatus) -> bool:
         self.versions.append(status.weights_version)
+        if self.ended:  # it is asked again while the run ends, and workers stop
+            return True
         self.workers = {worker.name: worker for worker in status.workers}
         back = all(self.workers[name].restarts and self.workers[name].pid for name in self.killed)
         if not back or status.updates < self._from + MORE:
             return False
         if not self.left:
+            self.ended = True
             return True
         worker = self.workers[self.left[0]]
         if worker.pid:

@@ -51,7 +51,7 @@ def spread(priorities: NDArray[np.float64], cuts: list[int], **options: Any) -> 
     return Loads(ShardedReplay(ends, capacity=1000, stratified=False, layout=Layout(FIELDS, "rows", 1, 0), **options))
 
 
-def test_items_are_drawn_as_from_one_replay_and_weighted_so() -> None:
+def test_items_are_drawn_as_from_one_replay_and_weighted_so(clock: list[float]) -> None:
     rng = np.random.default_rng(1)
     priorities = rng.exponential(size=200) ** 2 + 1e-3
     replay = spread(priorities, [30, 120], ahead=2)

@@ -108,7 +108,7 @@ def test_a_killed_owner_loses_its_last_batch_and_nothing_else():
         ours, theirs = SPAWN.Pipe()
         process = SPAWN.Process(target=take_some, args=(replay, 7, theirs), daemon=True)
         process.start()
-        assert ours.poll(20)
+        assert ours.poll(120)
         assert [i for batch in ours.recv() for i in batch] == list(range(70))
         os.kill(process.pid, signal.SIGKILL)
         process.join()
@@ -333,14 +333,14 @@ def test_a_maker_that_only_filled_the_replay_lets_a_sampler_in():
         ours, theirs = SPAWN.Pipe()
         process = SPAWN.Process(target=sample_once, args=(replay, theirs), daemon=True)
         process.start()
-        assert ours.poll(30)
+        assert ours.poll(120)
         assert ours.recv() == 16
         assert replay.owner_pid == process.pid
         writer.extend(rows(10_000, 5000))  # the sampler makes room now
         with pytest.raises(OwnershipError):
             replay.sample(4)
         ours.send(None)
-        process.join(10)
+        process.join(120)
         assert len(replay.sample(4).keys) == 4
 
 
@@ -351,7 +351,7 @@ def test_a_maker_that_samples_does_not():
         ours, theirs = SPAWN.Pipe()
         process = SPAWN.Process(target=sample_once, args=(replay, theirs), daemon=True)
         process.start()
-        assert ours.poll(30)
+        assert ours.poll(120)
         assert "owns this replay" in ours.recv()
         process.join(10)
 
@@ -375,7 +375,7 @@ def test_a_maker_yields_while_its_own_thread_writes():
             ours, theirs = SPAWN.Pipe()
             process = SPAWN.Process(target=sample_once, args=(replay, theirs), daemon=True)
             process.start()
-            assert ours.poll(30)
+            assert ours.poll(120)
             assert ours.recv() == 16
             ours.send(None)
             process.join(10)

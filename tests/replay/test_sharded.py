@@ -275,7 +275,8 @@ def test_writers_wait_when_they_are_far_ahead_of_the_sampler() -> None:
     writer.extend({"number": np.arange(1)}, priorities=np.ones(1), timeout=5.0)
 
 
-def test_writers_of_all_shards_together_stay_within_the_band() -> None:
+def test_writers_of_all_shards_together_stay_within_the_band(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apexrl.replay.shard_books.IDLE_SECONDS", 1e6)  # a writer without a processor is not idle
     shards = [filled(np.ones(0), 0) for _ in range(3)]
     ends = [Here(shard) for shard in shards]
     replay = ShardedReplay(ends, capacity=192, min_size=40, samples_per_insert=4.0, insert_band=0.5, ahead=2)

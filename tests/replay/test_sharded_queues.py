@@ -102,7 +102,7 @@ def test_of_items_that_are_no_queue_nobody_waits_for_more() -> None:
 
 def test_a_batch_that_comes_bit_by_bit_is_asked_for_once(ends: list[Apart], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("apexrl.replay.sharded._QUEUE_SECONDS", FAR)
-    queue = ShardedReplay(ends[:1], capacity=64, sampler="fifo", ahead=2)
+    queue = ShardedReplay(ends[:1], capacity=64, sampler="fifo")
     go = threading.Event()
     thread = in_pieces(ends[0].replay, [4, 4, 4, 4], go)
     with pytest.raises(WaitTimeout):
@@ -111,6 +111,16 @@ def test_a_batch_that_comes_bit_by_bit_is_asked_for_once(ends: list[Apart], monk
     assert queue.sample(16, timeout=FAR).data["number"].tolist() == list(range(16))
     assert ends[0].asked == [(16, FAR)]
     thread.join()
+
+
+def test_the_next_batch_is_under_way_while_the_caller_is_at_one(ends: list[Apart]) -> None:
+    ends[0].replay.writer().extend(numbers(0, 8))
+    queue = ShardedReplay(ends[:1], capacity=64, sampler="fifo", ahead=2)
+    assert queue.sample(8, timeout=FAR).data["number"].tolist() == list(range(8))
+    before = sum(count for count, _ in ends[0].asked)
+    assert before >= 16
+    ends[0].replay.writer().extend(numbers(8, 8))
+    assert queue.sample(8, timeout=FAR).data["number"].tolist() == list(range(8, 16))
 
 
 def test_an_empty_queue_holds_up_nobody(ends: list[Apart]) -> None:

@@ -221,7 +221,7 @@ def test_a_save_that_is_killed_leaves_the_one_before(tmp_path):
             ours, theirs = SPAWN.Pipe()
             process = SPAWN.Process(target=save_for_ever, args=(replay, path, theirs), daemon=True)
             process.start()
-            assert ours.poll(30)
+            assert ours.poll(120)
             while not path.exists():
                 time.sleep(0.001)
             time.sleep(delay)

@@ -29,7 +29,7 @@ class Hosts:
     """A learner's host and an actor host, with the roles in this process."""
 
     def __init__(self, stage, make_stage, server, capacity=10_000):
-        self.server, self.keys = Server(server.url, timeout=2.0), RunKeys("r")
+        self.server, self.keys = Server(server.url, timeout=120.0), RunKeys("r")
         self.here, self.there = make_stage(), make_stage()
         self.there.run.totals["env_steps"] = 0
         self.learners = Replay(capacity, FIELDS, writers=1, streams=8, **OPTIONS)
@@ -102,7 +102,7 @@ class Waiting:
         return time.monotonic()
 
 
-def turn(until, *roles, seconds=20.0):
+def turn(until, *roles, seconds=120.0):
     deadline = time.monotonic() + seconds
     while not until():
         assert time.monotonic() < deadline, "it never came to that"

@@ -73,6 +73,7 @@ def test_prefetching_keeps_order_and_runs_only_so_far_ahead() -> None:
     taken = [ready.batch for _ in range(20) if (ready := batches.next()) is not None]
     keys, priorities = np.arange(2, dtype=np.uint64), np.ones(2, np.float32)
     batches.write_back(keys, priorities)
+    batches.next()  # who asks for the next is through with the twentieth
     deadline = time.monotonic() + 5.0
     while not source.written and time.monotonic() < deadline:
         batches.next()

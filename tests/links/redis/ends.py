@@ -102,7 +102,7 @@ def offer(sender: ExperienceSender, numbers: range, size: int = 1000) -> None:
         sender.offer([ChunkHead(1, 2, 0, ITEMS, 67, 0, ITEMS, size)], body_of(number, size), {"env_steps": number})
 
 
-def until(done: Callable[[], bool], *acts: Callable[[], object], seconds: float = 30.0) -> None:
+def until(done: Callable[[], bool], *acts: Callable[[], object], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not done():
         for act in acts:

@@ -29,7 +29,7 @@ def a_record(**changes: object) -> RunRecord:
 
 def take_soon(server: Server, record: RunRecord) -> LearnerPlace:
     """The place, once its holder's time has run out."""
-    ends = time.monotonic() + 30.0
+    ends = time.monotonic() + 120.0
     while True:
         try:
             return LearnerPlace.take(server, record)
@@ -47,7 +47,7 @@ def seen(server: Server) -> RunView:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 30.0
+    ends = time.monotonic() + 120.0
     while not condition():
         assert time.monotonic() < ends
         time.sleep(0.02)
@@ -55,7 +55,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def again(call: Callable[[], T]) -> T:
     """What ``call`` returns once the server is back."""
-    ends = time.monotonic() + 30.0
+    ends = time.monotonic() + 120.0
     while True:
         try:
             return call()
@@ -66,7 +66,7 @@ def again(call: Callable[[], T]) -> T:
 
 def join_soon(server: Server, record: RunRecord, actors: int) -> HostPlace:
     """Slots, once they are free."""
-    ends = time.monotonic() + 30.0
+    ends = time.monotonic() + 120.0
     while True:
         try:
             return HostPlace.join(server, record, actors)
