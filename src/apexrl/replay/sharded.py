@@ -36,7 +36,7 @@ _FIRST_BITS = 39  # of a sampler's first batch's number, which is drawn: keys of
 _REMEMBERED = 1024  # batches whose priorities may still come
 _WAITING_UPDATES = 64  # priority messages that one shard may leave unanswered
 _LOOK_SECONDS, _STARVED_SECONDS = 0.1, 0.005  # between looks at a shard that was not drawn from; while items are short
-_QUEUE_SECONDS = 0.05  # that a queue may take to hold what it is asked for: to ask it again and again costs more
+_QUEUE_SECONDS = 0.2  # that a queue may take to hold what it is asked for: to ask it again and again costs more
 _LOST_SECONDS = 1.0  # between looks whether a lost shard is back
 _LARGEST_PRIORITY = 1e150
 
@@ -171,7 +171,10 @@ class ShardedReplay:
             patience = _QUEUE_SECONDS if self._fifo else _STARVED_SECONDS
             ready = bool(self._plans) and self._gather(self._plans[0], max(0.0, min(deadline - now, patience)))
             if ready and self._plans[0].rows == batch_size:
-                return self._plans.popleft()
+                plan = self._plans.popleft()
+                if self._fifo and self._ahead and not self._plans:
+                    self._begin(int(batch_size))  # comes, if it can be had, while the caller is at this one
+                return plan
             if ready:  # the caller has changed the size
                 self._planned -= self._plans.popleft().rows
                 continue
@@ -229,13 +232,17 @@ class ShardedReplay:
         if self._plans:
             self._ask(self._plans[0])
         while len(self._plans) <= self._ahead and self._may_sample(size):
-            plan = Plan(size)
-            self._planned += size
-            self._plans.append(plan)
-            self._ask(plan)
-            if not plan.parts:
+            if not self._begin(size).parts:
                 break
         self._look(now, _LOOK_SECONDS)
+
+    def _begin(self, size: int) -> Plan:
+        """A batch more is asked for."""
+        plan = Plan(size)
+        self._planned += size
+        self._plans.append(plan)
+        self._ask(plan)
+        return plan
 
     def _may_sample(self, size: int) -> bool:
         known = len(self)
