@@ -63,6 +63,24 @@ def test_where_nothing_is_left_of_what_was_learned_it_is_said(stage: Any) -> Non
     assert "begins with new weights: of the 5 updates made so far" in said["text"]
 
 
+@pytest.mark.parametrize("counts", [True, False])
+def test_updates_that_only_a_checkpoint_knows_of_are_counted(stage: Any, counts: bool) -> None:
+    """Whoever made them was lost before the books elsewhere heard of them."""
+    context, folder = stage.context("learner"), RunFolder(stage.context("learner").folder).checkpoints
+    checkpoint.save(folder, {"w": np.ones(2, np.float32)}, {"updates": 100})
+    context.count(updates=76)
+    assert checkpoints.restore(context, Vector(), InlineWeights(), counts=counts) == 100  # type: ignore[arg-type]
+    assert context.total("updates") == (100 if counts else 76)
+    context.count(updates=50)
+    made = context.total("updates")
+    assert checkpoints.restore(context, Vector(), InlineWeights(), counts=counts) == made  # type: ignore[arg-type]
+    assert context.total("updates") == made
+    checkpoints.write_state(context, {"w": np.zeros(2, np.float32)}, keep=1)
+    found = checkpoint.load_latest(folder)
+    assert found is not None
+    assert not found.arrays["w"].any()
+
+
 @pytest.mark.parametrize("kind", ["state", "weights"])
 def test_a_checkpoint_of_another_agent_is_named_with_this_one(stage: Any, kind: str) -> None:
     context = stage.context("learner")

@@ -15,12 +15,19 @@ from apexrl.run_folder import RunFolder
 from apexrl.spec import Array
 
 
-def restore(context: Context, agent: Agent, weights: WeightsReader, name: str = "") -> None:
+def restore(context: Context, agent: Agent, weights: WeightsReader, name: str = "", counts: bool = True) -> int:
     """Let ``agent`` go on where the run was: its newest checkpoint; else the published weights; else the best ones,
     where updates were made; else it stays as it is.
 
+    On a cluster books are kept elsewhere, and a checkpoint may be of updates that were never heard of there, as whoever
+    made them was lost. They are counted now, so that numbers of checkpoints and versions do not go back.
+
     Args:
         name: of the agent, for errors.
+        counts: this role counts updates.
+
+    Returns:
+        Updates made so far, also where they have yet to be counted.
 
     Raises:
         SnapshotError: there are checkpoints, but none can be read.
@@ -32,15 +39,19 @@ def restore(context: Context, agent: Agent, weights: WeightsReader, name: str = 
     if found is not None:
         with _fits(context, found.path, name):
             agent.load_state_dict(found.arrays)
+        made = max(int(found.metadata["updates"]), context.total("updates"))
+        if counts:
+            context.count(updates=made - context.total("updates"))
         for reason in found.skipped:
             context.send("log", text=f"passed over a checkpoint: {reason}", level="warning")
         context.send("log", text=f"{context.name} restored {found.path.name}")
-    elif (newest := weights.latest()) is not None:
+        return made
+    if (newest := weights.latest()) is not None:
         version, arrays = newest
         agent.load(arrays)
         context.send("log", text=f"{context.name} took up the published weights, version {version}")
     elif not (updates := context.total("updates")):
-        return
+        return 0
     elif (best := checkpoint.best(folder)) is not None:
         arrays = checkpoint.load(best).arrays
         with _fits(context, best, name):
@@ -55,6 +66,7 @@ def restore(context: Context, agent: Agent, weights: WeightsReader, name: str = 
             f"checkpoint in {folder} nor are there published weights"
         )
         context.send("log", text=text, level="warning")
+    return context.total("updates")
 
 
 def check_left(folder: RunFolder, updates: int) -> None:

@@ -61,15 +61,16 @@ class ParameterServer:
         self._gradients = gradients.receiver(self._shard)
         # Of the same seed in every shard: their slices are of one agent.
         agent: Any = agent_class(config.agent.agent)(spec, config.agent, "cpu", config.seed)
+        counts = self._shard == parameters.shards.count - 1
         if not self._memory.filled:
-            self._fill(agent, config.agent.agent)
+            self._fill(agent, config.agent.agent, counts)
         elif self._memory.torn:
             self._mend()
         self._memory.end(False)
         trained = networks(agent)
         parts = parameters.shards.parts(self._shard)
         self._slices = [Slice(part, trained[part.group], self._memory, config.agent) for part in parts]
-        self._agent = agent if self._shard == parameters.shards.count - 1 else None
+        self._agent = agent if counts else None
         self._unpublished = 0  # updates
         self._target_moved = True
         self._publish()
@@ -133,17 +134,17 @@ class ParameterServer:
         self._unpublished, self._target_moved = 0, False
         self._gradients.settle()
 
-    def _fill(self, agent: Any, name: str) -> None:
+    def _fill(self, agent: Any, name: str, counts: bool) -> None:
         """Write the first vectors of this run: the newest checkpoint's, or a new agent's."""
         from apexrl.agents.vectors import vectors
 
-        checkpoints.restore(self._context, agent, self._parameters, name)
+        made = checkpoints.restore(self._context, agent, self._parameters, name, counts)
         own, shards = vectors(agent), self._parameters.shards
         for part in shards.parts(self._shard):
             for name in shards.names(part.group):
                 full = f"{part.group}/{name}"
                 self._memory.vectors[full][:] = own[full][part.where] if shards.sliced(part.group, name) else own[full]
-        self._memory.version = self._context.total("updates") + 1
+        self._memory.version = made + 1
         self._memory.fill()
 
     def _mend(self) -> None:
