@@ -41,6 +41,19 @@ class Apart:
         self.replay.close()
 
 
+class Silent:
+    """An end that never answers."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def draw(self, count: int, until: int | None, wait: float) -> Answer:
+        self.asked.append(count)
+        return Later(Future())
+
+    update = Apart.update
+
+
 class Later:
     def __init__(self, future: Future[Drawn]) -> None:
         self._future = future
@@ -123,8 +136,10 @@ def test_the_next_batch_is_under_way_while_the_caller_is_at_one(ends: list[Apart
     assert queue.sample(8, timeout=FAR).data["number"].tolist() == list(range(8, 16))
 
 
-def test_an_empty_queue_holds_up_nobody(ends: list[Apart]) -> None:
-    """Of two, one gets nothing: batches come of the other alone, in its order, and whole."""
+def test_an_empty_queue_holds_up_nobody(ends: list[Apart], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two, one gets nothing: batches come of the other alone, and whole. The empty one is waited for once, and then
+    only where the other runs dry, too."""
+    monkeypatch.setattr("apexrl.replay.sharded._QUEUE_SECONDS", 1.0)
     queue = ShardedReplay(ends, capacity=128, sampler="fifo", ahead=2)
     go = threading.Event()
     go.set()
@@ -132,7 +147,18 @@ def test_an_empty_queue_holds_up_nobody(ends: list[Apart]) -> None:
     got = [queue.sample(10, timeout=FAR).data["number"].tolist() for _ in range(6)]
     assert sorted(number for batch in got for number in batch) == list(range(60))
     assert queue.stats()["inserted"] == queue.stats()["sampled"] == 60
+    assert len(ends[1].asked) <= 4 < len(ends[0].asked)
     thread.join()
+
+
+def test_of_a_shard_that_was_never_heard_of_nothing_is_asked(ends: list[Apart]) -> None:
+    """It may have yet to be made, and its answer would hold up the batch."""
+    ends[0].replay.writer().extend(numbers(0, 16))
+    silent = Silent()
+    queue = ShardedReplay([ends[0], silent], capacity=128, sampler="fifo", ahead=2)
+    for first in (0, 8):
+        assert queue.sample(8, timeout=FAR).data["number"].tolist() == list(range(first, first + 8))
+    assert set(silent.asked) == {0}
 
 
 def test_what_queues_hold_is_taken_before_they_are_waited_for(ends: list[Apart]) -> None:

@@ -169,7 +169,7 @@ class ActorCritic:
         Raises:
             NonFiniteError: an advantage or the gradient is NaN or infinite; parameters are as before.
         """
-        return self._gradients(batch, None)
+        return self._gradients(batch, None, self._measures)
 
     def apply(self, groups: Mapping[str, Tensor]) -> None:
         """One step of the optimizer."""
@@ -215,8 +215,10 @@ class ActorCritic:
         with torch.no_grad():
             now = self._evaluate(prepared)
             aims = self._aims(prepared, now)
+        left = self._config.epochs * self._parts(prepared)
         for part, toward in self._minibatches(prepared, aims):
-            gradients = self._gradients(part, toward)
+            left -= 1
+            gradients = self._gradients(part, toward, self._measures and not left)
             self._network.step((yield gradients)[GROUP])
         self.updates += 1
         return Learned(None, gradients.metrics)
@@ -227,7 +229,7 @@ class ActorCritic:
     def _parts(self, batch: Unrolls) -> int:
         """Minibatches, none of them empty; as many for all learners that make an update together."""
         steps, unrolls = batch.mask.shape
-        # at most every second row is a final observation
+        # a final observation is no step; before every one but an unroll's first there is a step
         return min(self._config.minibatches, unrolls if self._units else (steps * unrolls + 1) // 2)
 
     def _minibatches(self, batch: Unrolls, aims: Aims) -> Iterator[tuple[Unrolls, Aims]]:
@@ -247,8 +249,8 @@ class ActorCritic:
         for _ in range(self._config.epochs):
             yield from np.array_split(self._rng.permutation(count), parts)
 
-    def _gradients(self, batch: Unrolls, aims: Aims | None) -> Gradients:
-        """``gradients``, with targets and advantages as given, or from the same pass."""
+    def _gradients(self, batch: Unrolls, aims: Aims | None, measured: bool) -> Gradients:
+        """``gradients``, with targets and advantages as given, or this pass's; with metrics where ``measured``."""
         network = self._network
         gradient = network.gradient  # attached from here on
         now = self._evaluate(batch)
@@ -258,7 +260,7 @@ class ActorCritic:
         network.differentiate(loss)
         gradient_norm = network.clip(self._config.gradient_clip, self.updates)
         metrics: dict[str, float] = {}
-        if self.updates % self._metrics_period == 0:
+        if measured:
             metrics = {"loss": float(loss.detach()), **self._metrics(batch, now, ratio), "gradient_norm": gradient_norm}
         return Gradients({GROUP: gradient}, None, metrics)
 
@@ -307,8 +309,9 @@ class ActorCritic:
         return total if config.summed_loss else total / batch.mask.sum().clamp(min=1)
 
     @property
-    def _metrics_period(self) -> int:
-        return max(1, METRICS_PERIOD_UPDATES // (self._config.epochs * self._config.minibatches))
+    def _measures(self) -> bool:
+        """Whether this update has metrics: one in so many gradient steps."""
+        return self.updates % max(1, METRICS_PERIOD_UPDATES // (self._config.epochs * self._config.minibatches)) == 0
 
     def _metrics(self, batch: Unrolls, now: Evaluated, ratio: Tensor) -> dict[str, float]:
         """Means over the steps: V, entropy, an estimate of KL(μ‖π), the share of clipped ratios, V-trace's ρ."""

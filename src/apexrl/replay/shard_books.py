@@ -22,7 +22,7 @@ class Part(NamedTuple):
     answer: Answer  # of Drawn
 
 
-@dataclass
+@dataclass(eq=False)
 class Plan:
     """A batch on its way."""
 
@@ -64,6 +64,7 @@ class Known:
     took: float = -1e9  # when it was last seen to have taken something in
     raised: float = -1e9  # when it was last granted something
     idle: bool = False  # it takes in nothing of what it was granted, and samples are short
+    dry: bool = False  # of a queue: it gave less than it was asked for the last time
 
     @property
     def granted(self) -> int:

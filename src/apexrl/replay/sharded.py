@@ -169,15 +169,15 @@ class ShardedReplay:
             short = not self._plans or self._plans[0].missing > 0
             self._short = min(self._short, now) if short else math.inf
             patience = _QUEUE_SECONDS if self._fifo else _STARVED_SECONDS
-            ready = bool(self._plans) and self._gather(self._plans[0], max(0.0, min(deadline - now, patience)))
-            if ready and self._plans[0].rows == batch_size:
-                plan = self._plans.popleft()
-                if self._fifo and self._ahead and not self._plans:
+            plan = self._whole(max(0.0, min(deadline - now, patience)))
+            if plan is not None:
+                self._plans.remove(plan)
+                if plan.rows != batch_size:  # the caller has changed the size
+                    self._planned -= plan.rows
+                    continue
+                if self._fifo and self._ahead and not self._plans and self.capacity >= 2 * batch_size:
                     self._begin(int(batch_size))  # comes, if it can be had, while the caller is at this one
                 return plan
-            if ready:  # the caller has changed the size
-                self._planned -= self._plans.popleft().rows
-                continue
             if now >= deadline:
                 raise WaitTimeout(f"{self._why(int(batch_size))} (waited {timeout:g} s)")
             if not self._plans or not self._plans[0].parts:
@@ -296,13 +296,17 @@ class ShardedReplay:
                 plan.parts.append(Part(shard, count, chances[shard], one.epoch, answer))
 
     def _from_queues(self, missing: int, held: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many of ``missing`` rows come from each queue: of what they hold by its share, of the rest all alike."""
+        """How many of ``missing`` rows come from each queue: of what they hold by its share; of the rest all alike, but
+        for those that ran dry. Those that were never heard of may be long in coming."""
         counts = np.zeros(len(held), np.int64)
         if total := int(held.sum()):
             counts = np.minimum(held, self._spread(held.astype(float), min(missing, total)))
-        living = [shard for shard, one in enumerate(self._known) if not one.lost]
-        for turn in range(missing - int(counts.sum()) if living else 0):
-            counts[living[turn % len(living)]] += 1
+        for shard in range(len(held)):  # what rounding left
+            counts[shard] += min(held[shard] - counts[shard], missing - counts.sum())
+        there = [shard for shard, one in enumerate(self._known) if one.life and not one.lost]
+        some = [shard for shard in there if not self._known[shard].dry] or there
+        for turn in range(missing - int(counts.sum()) if some else 0):
+            counts[some[(self._serial + turn) % len(some)]] += 1
         return counts
 
     def _spread(self, masses: NDArray[np.float64], count: int) -> NDArray[np.int64]:
@@ -360,6 +364,16 @@ class ShardedReplay:
         else:
             time.sleep(timeout)
 
+    def _whole(self, timeout: float) -> Plan | None:
+        """The next batch, if all its rows come within ``timeout`` seconds. Of queues any that is there: what another
+        one waits for may be long in coming."""
+        if not self._plans:
+            return None
+        for plan in self._plans if self._fifo else ():
+            if self._gather(plan, 0.0):
+                return plan
+        return self._plans[0] if self._gather(self._plans[0], timeout) else None
+
     def _gather(self, plan: Plan, timeout: float) -> bool:
         """Take what has come for ``plan``. True: it is whole."""
         deadline = time.monotonic() + timeout
@@ -371,6 +385,7 @@ class ShardedReplay:
             one = self._known[part.shard]
             one.asked -= part.rows
             drawn = self._take(one, part.answer, part.epoch, time.monotonic())
+            one.dry = drawn is None or len(drawn.keys) < part.rows
             if drawn is not None and len(drawn.keys):
                 plan.got.append((part.shard, part.chance, drawn))
         plan.parts = waiting
@@ -428,7 +443,7 @@ class ShardedReplay:
     def _why(self, size: int) -> str:
         lost = sum(one.lost for one in self._known)
         away = f", {lost} of {len(self._known)} shards are lost" if lost else ""
-        if self._plans and self._plans[0].parts:
+        if self._plans and self._plans[0].parts and not (self._fifo and len(self) < size):
             shards = sorted({part.shard for part in self._plans[0].parts})
             return f"shards {shards} have not answered{away}"
         needed = size if self._fifo else self._min_size

@@ -39,9 +39,10 @@ def restore(context: Context, agent: Agent, weights: WeightsReader, name: str = 
     if found is not None:
         with _fits(context, found.path, name):
             agent.load_state_dict(found.arrays)
-        made = max(int(found.metadata["updates"]), context.total("updates"))
+        known = context.total("updates")
+        made = max(int(found.metadata["updates"]), known)
         if counts:
-            context.count(updates=made - context.total("updates"))
+            context.count(updates=made - known)
         for reason in found.skipped:
             context.send("log", text=f"passed over a checkpoint: {reason}", level="warning")
         context.send("log", text=f"{context.name} restored {found.path.name}")
