@@ -76,8 +76,8 @@ class Host:
         """For writers on this machine."""
         return self._replay
 
-    def draw(self, count: int, until: int | None, wait: float) -> Drawn:
-        return self._shard.draw(count, until, wait)
+    def draw(self, count: int, until: int | None) -> Drawn:
+        return self._shard.draw(count, until)
 
     def update(self, life: str, keys: Any, priorities: Any) -> Written:
         return self._shard.update(life, keys, priorities)

@@ -111,8 +111,8 @@ class Stale:
     def __init__(self, shard: Shard, factor: float) -> None:
         self._end, self._factor = Here(shard), factor
 
-    def draw(self, count: int, until: int | None, wait: float) -> Answer:
-        answer = self._end.draw(count, until, wait)
+    def draw(self, count: int, until: int | None) -> Answer:
+        answer = self._end.draw(count, until)
         standing = answer.take().standing
         return Given(answer.take()._replace(standing=standing._replace(mass=standing.mass * self._factor)))
 
@@ -183,8 +183,8 @@ class Losable:
         self._make = make
         self.end: Here | None = Here(make())
 
-    def draw(self, count: int, until: int | None, wait: float) -> Answer:
-        return Lost() if self.end is None else self.end.draw(count, until, wait)
+    def draw(self, count: int, until: int | None) -> Answer:
+        return Lost() if self.end is None else self.end.draw(count, until)
 
     def update(self, *args: Any) -> Answer:
         return Lost() if self.end is None else self.end.update(*args)
@@ -389,8 +389,8 @@ class Held:
         self.held: list[Later] = []
         self.hold = False
 
-    def draw(self, count: int, until: int | None, wait: float) -> Answer:
-        return self._later(self.end.draw(count, until, wait))
+    def draw(self, count: int, until: int | None) -> Answer:
+        return self._later(self.end.draw(count, until))
 
     def update(self, *args: Any) -> Answer:
         return self._later(self.end.update(*args))

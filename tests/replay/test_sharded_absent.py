@@ -37,8 +37,8 @@ class Absent:
     def __init__(self) -> None:
         self.end: Here | None = None
 
-    def draw(self, count: int, until: int | None, wait: float) -> Answer:
-        return Nobody() if self.end is None else self.end.draw(count, until, wait)
+    def draw(self, count: int, until: int | None) -> Answer:
+        return Nobody() if self.end is None else self.end.draw(count, until)
 
     def update(self, *args: Any) -> Answer:
         return Nobody() if self.end is None else self.end.update(*args)

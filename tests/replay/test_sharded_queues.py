@@ -14,7 +14,7 @@ import pytest
 from apexrl.errors import WaitTimeout
 from apexrl.replay import Field, Replay
 from apexrl.replay.sharded import ShardedReplay
-from apexrl.replay.shards import Answer, Drawn, Shard
+from apexrl.replay.shards import QUEUE_SECONDS, Answer, Drawn, Shard
 
 FAR = 60.0  # seconds: only bounds a hang
 
@@ -22,16 +22,16 @@ FAR = 60.0  # seconds: only bounds a hang
 class Apart:
     """A shard that answers in a thread of its own, one call after the other, as a Ray actor does."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float) -> None:
         self.replay = Replay(64, {"number": Field((), "int64")}, sampler="fifo", writers=1)
-        self.shard = Shard(self.replay)
-        self.asked: list[tuple[int, float]] = []  # rows and patience of every draw of some
+        self.shard = Shard(self.replay, patience)
+        self.asked: list[int] = []  # rows of every draw of some
         self._thread = ThreadPoolExecutor(1)
 
-    def draw(self, count: int, until: int | None, wait: float) -> Answer:
+    def draw(self, count: int, until: int | None) -> Answer:
         if count:
-            self.asked.append((count, wait))
-        return Later(self._thread.submit(self.shard.draw, count, until, wait))
+            self.asked.append(count)
+        return Later(self._thread.submit(self.shard.draw, count, until))
 
     def update(self, *args: Any) -> Answer:
         raise AssertionError("items of a queue have no priorities")
@@ -47,7 +47,7 @@ class Silent:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def draw(self, count: int, until: int | None, wait: float) -> Answer:
+    def draw(self, count: int, until: int | None) -> Answer:
         self.asked.append(count)
         return Later(Future())
 
@@ -66,8 +66,8 @@ class Later:
 
 
 @pytest.fixture
-def ends() -> Iterator[list[Apart]]:
-    made = [Apart(), Apart()]
+def ends(request: pytest.FixtureRequest) -> Iterator[list[Apart]]:
+    made = [Apart(getattr(request, "param", QUEUE_SECONDS)) for _ in range(2)]
     yield made
     for end in made:
         end.close()
@@ -93,28 +93,33 @@ def in_pieces(replay: Replay, pieces: list[int], go: threading.Event) -> threadi
     return thread
 
 
+@pytest.mark.parametrize("ends", [FAR], indirect=True)
 def test_a_draw_waits_for_what_it_was_asked_for(ends: list[Apart]) -> None:
     go = threading.Event()
     thread = in_pieces(ends[0].replay, [3, 3, 3], go)
     go.set()
-    drawn = ends[0].shard.draw(8, None, FAR)
+    drawn = ends[0].shard.draw(8)
     assert drawn.data["number"].tolist() == list(range(8))
     thread.join()
-    assert ends[0].shard.draw(8, None, 0.05).data["number"].tolist() == [8]  # what there is when its time is over
-    assert len(ends[0].shard.draw(8, None, 0.05).keys) == 0
+
+
+def test_a_draw_takes_what_there_is_when_its_time_is_over(ends: list[Apart]) -> None:
+    ends[0].replay.writer().extend(numbers(0, 1))
+    assert ends[0].shard.draw(8).data["number"].tolist() == [0]
+    assert len(ends[0].shard.draw(8).keys) == 0
 
 
 def test_of_items_that_are_no_queue_nobody_waits_for_more() -> None:
     replay = Replay(64, {"number": Field((), "int64")}, writers=1)
     try:
         replay.writer().extend(numbers(0, 2))
-        assert len(Shard(replay).draw(8, None, FAR).keys) == 8  # with replacement
+        assert len(Shard(replay, FAR).draw(8).keys) == 8  # with replacement
     finally:
         replay.close()
 
 
-def test_a_batch_that_comes_bit_by_bit_is_asked_for_once(ends: list[Apart], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apexrl.replay.sharded._QUEUE_SECONDS", FAR)
+@pytest.mark.parametrize("ends", [FAR], indirect=True)
+def test_a_batch_that_comes_bit_by_bit_is_asked_for_once(ends: list[Apart]) -> None:
     queue = ShardedReplay(ends[:1], capacity=64, sampler="fifo")
     go = threading.Event()
     thread = in_pieces(ends[0].replay, [4, 4, 4, 4], go)
@@ -122,7 +127,7 @@ def test_a_batch_that_comes_bit_by_bit_is_asked_for_once(ends: list[Apart], monk
         queue.sample(16, timeout=0.0)  # asks, and waits no longer
     go.set()
     assert queue.sample(16, timeout=FAR).data["number"].tolist() == list(range(16))
-    assert ends[0].asked == [(16, FAR)]
+    assert ends[0].asked == [16]
     thread.join()
 
 
@@ -130,16 +135,15 @@ def test_the_next_batch_is_under_way_while_the_caller_is_at_one(ends: list[Apart
     ends[0].replay.writer().extend(numbers(0, 8))
     queue = ShardedReplay(ends[:1], capacity=64, sampler="fifo", ahead=2)
     assert queue.sample(8, timeout=FAR).data["number"].tolist() == list(range(8))
-    before = sum(count for count, _ in ends[0].asked)
-    assert before >= 16
+    assert sum(ends[0].asked) >= 16
     ends[0].replay.writer().extend(numbers(8, 8))
     assert queue.sample(8, timeout=FAR).data["number"].tolist() == list(range(8, 16))
 
 
-def test_an_empty_queue_holds_up_nobody(ends: list[Apart], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ends", [1.0], indirect=True)
+def test_an_empty_queue_holds_up_nobody(ends: list[Apart]) -> None:
     """Of two, one gets nothing: batches come of the other alone, and whole. The empty one is waited for once, and then
     only where the other runs dry, too."""
-    monkeypatch.setattr("apexrl.replay.sharded._QUEUE_SECONDS", 1.0)
     queue = ShardedReplay(ends, capacity=128, sampler="fifo", ahead=2)
     go = threading.Event()
     go.set()

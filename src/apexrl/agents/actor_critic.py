@@ -229,8 +229,8 @@ class ActorCritic:
     def _parts(self, batch: Unrolls) -> int:
         """Minibatches, none of them empty; as many for all learners that make an update together."""
         steps, unrolls = batch.mask.shape
-        # a final observation is no step; before every one but an unroll's first there is a step
-        return min(self._config.minibatches, unrolls if self._units else (steps * unrolls + 1) // 2)
+        # of two rows in order, at most one is a final observation, which is no step
+        return min(self._config.minibatches, unrolls * (1 if self._units else max(1, steps // 2)))
 
     def _minibatches(self, batch: Unrolls, aims: Aims) -> Iterator[tuple[Unrolls, Aims]]:
         """Of every gradient step: single steps, of which those of one unroll are too much alike to be together; with a

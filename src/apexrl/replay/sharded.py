@@ -24,7 +24,7 @@ from apexrl.replay.batch import Allocator, ArraySet, Batch, Updated, aligned
 from apexrl.replay.layout import Layout
 from apexrl.replay.replay import Normalize
 from apexrl.replay.shard_books import Known, Part, Plan
-from apexrl.replay.shards import Answer, Drawn, ShardEnd, Written
+from apexrl.replay.shards import QUEUE_SECONDS, Answer, Drawn, ShardEnd, Written
 from apexrl.replay.writer import as_priorities
 from apexrl.spec import Array
 
@@ -36,7 +36,6 @@ _FIRST_BITS = 39  # of a sampler's first batch's number, which is drawn: keys of
 _REMEMBERED = 1024  # batches whose priorities may still come
 _WAITING_UPDATES = 64  # priority messages that one shard may leave unanswered
 _LOOK_SECONDS, _STARVED_SECONDS = 0.1, 0.005  # between looks at a shard that was not drawn from; while items are short
-_QUEUE_SECONDS = 0.2  # that a queue may take to hold what it is asked for: to ask it again and again costs more
 _LOST_SECONDS = 1.0  # between looks whether a lost shard is back
 _LARGEST_PRIORITY = 1e150
 
@@ -168,7 +167,7 @@ class ShardedReplay:
             self._plan(int(batch_size), now)
             short = not self._plans or self._plans[0].missing > 0
             self._short = min(self._short, now) if short else math.inf
-            patience = _QUEUE_SECONDS if self._fifo else _STARVED_SECONDS
+            patience = QUEUE_SECONDS if self._fifo else _STARVED_SECONDS
             plan = self._whole(max(0.0, min(deadline - now, patience)))
             if plan is not None:
                 self._plans.remove(plan)
@@ -278,26 +277,25 @@ class ShardedReplay:
         if missing <= 0:
             return
         if self._fifo:
-            held = np.asarray([0 if one.lost else max(0, one.size - one.asked) for one in self._known])
-            counts = self._from_queues(missing, held).tolist()
+            counts = self._from_queues(missing).tolist()
             chances = [1.0] * len(counts)
         else:
             masses = np.asarray([0.0 if one.lost else one.mass for one in self._known])
             if not masses.sum() > 0.0:
                 return
-            held, counts = np.full(len(masses), missing), self._spread(masses, missing).tolist()
+            counts = self._spread(masses, missing).tolist()
             chances = (masses / masses.sum()).tolist()
         for shard, count in enumerate(counts):
             if count:
                 one = self._known[shard]
                 one.asked += count
-                wait = _QUEUE_SECONDS if count > held[shard] else 0.0
-                answer = self._ends[shard].draw(count, self._until(shard), wait)
+                answer = self._ends[shard].draw(count, self._until(shard))
                 plan.parts.append(Part(shard, count, chances[shard], one.epoch, answer))
 
-    def _from_queues(self, missing: int, held: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _from_queues(self, missing: int) -> NDArray[np.int64]:
         """How many of ``missing`` rows come from each queue: of what they hold by its share; of the rest all alike, but
         for those that ran dry. Those that were never heard of may be long in coming."""
+        held = np.asarray([0 if one.lost else max(0, one.size - one.asked) for one in self._known])
         counts = np.zeros(len(held), np.int64)
         if total := int(held.sum()):
             counts = np.minimum(held, self._spread(held.astype(float), min(missing, total)))
@@ -324,7 +322,7 @@ class ShardedReplay:
             every = _LOST_SECONDS if one.lost else period
             if one.look is None and now - max(one.heard, one.looked) >= every:
                 one.looked = now
-                one.look = self._ends[shard].draw(0, self._until(shard), 0.0), one.epoch
+                one.look = self._ends[shard].draw(0, self._until(shard)), one.epoch
 
     def _send(self, shard: int, life: str, keys: NDArray[np.uint64], values: NDArray[np.float64]) -> int:
         one = self._known[shard]

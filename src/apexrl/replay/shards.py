@@ -13,6 +13,8 @@ from apexrl.replay.batch import Batch, Updated
 from apexrl.replay.replay import Replay
 from apexrl.spec import Array
 
+QUEUE_SECONDS = 0.2
+"""That a queue elsewhere may take to hold what it is asked for: to ask it again and again costs more."""
 _RATES = (1e6, 5e5)  # samples per insert so high that samples count for nothing; a change begins the count anew
 
 
@@ -58,7 +60,7 @@ class Answer(Protocol):
 class ShardEnd(Protocol):
     """A shard as its sampler sees it, wherever it is. Calls return at once; ``replay.sharded`` bounds how many wait."""
 
-    def draw(self, count: int, until: int | None, wait: float) -> Answer: ...  # of Drawn
+    def draw(self, count: int, until: int | None) -> Answer: ...  # of Drawn
     def update(self, life: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Answer: ...  # of Written
 
 
@@ -67,14 +69,16 @@ class Shard:
 
     Args:
         replay: with no limiter of its own, which would see only its part.
+        patience: (fifo) seconds that items may take to be there, where fewer are than a draw asks for.
     """
 
-    def __init__(self, replay: Replay) -> None:
+    def __init__(self, replay: Replay, patience: float = 0.0) -> None:
         if replay._options["samples_per_insert"]:
             raise ConfigError(
                 "a shard has no limiter of its own: leave samples_per_insert= to the sampler of all shards"
             )
         self.replay = replay
+        self._patience = patience
         self.life = uuid.uuid4().hex
         self._fifo = replay._options["sampler"] == "fifo"
         self._turn = 0
@@ -82,12 +86,11 @@ class Shard:
         self._moment = 0
         replay._own()
 
-    def draw(self, count: int, until: int | None = None, wait: float = 0.0) -> Drawn:
+    def draw(self, count: int, until: int | None = None) -> Drawn:
         """``count`` items if there are any (fifo: as many as there are, at most ``count``); 0: only how things stand.
 
         Args:
             until: items that may ever be inserted, unless a later call says more; then writers wait. None: any number.
-            wait: (fifo) seconds that ``count`` items may take to be there.
         """
         replay = self.replay
         if until is not None and until > self._until:
@@ -97,7 +100,7 @@ class Shard:
             rate = _RATES[self._turn]
             replay.set_limiter(min_size=min(1, replay.capacity), samples_per_insert=rate, insert_band=room)
         count = min(count, replay.capacity) if self._fifo else count  # it may hold a chunk more, but gives no more
-        batch = self._sample(count, wait if self._fifo else 0.0)
+        batch = self._sample(count, self._patience if self._fifo else 0.0)
         if batch is None and self._fifo:
             batch = self._sample(min(count, len(replay)), 0.0)
         if batch is None:
@@ -125,12 +128,12 @@ class Shard:
 
 
 class Here:
-    """The end of a shard in this very process (``ShardEnd``), which waits for nothing: who should fill it?"""
+    """The end of a shard in this very process (``ShardEnd``)."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
 
-    def draw(self, count: int, until: int | None, wait: float) -> Answer:
+    def draw(self, count: int, until: int | None) -> Answer:
         return Given(self._shard.draw(count, until))
 
     def update(self, life: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Answer:

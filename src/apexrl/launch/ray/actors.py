@@ -32,7 +32,7 @@ from apexrl.links.control import COUNTERS, ControlBoard
 from apexrl.links.sharded_parameters import ShardedParameters
 from apexrl.protocols import Role
 from apexrl.replay import Replay
-from apexrl.replay.shards import Drawn, Shard, Written
+from apexrl.replay.shards import QUEUE_SECONDS, Drawn, Shard, Written
 from apexrl.run_folder import versions
 from apexrl.topologies.program import Factory, Probe, Program
 from apexrl.weights import WeightsBoard
@@ -86,7 +86,7 @@ class Ground:
         ports = [port for node in program.nodes for port in self._wiring.ports(node).values()]
         self._weights = next(port for port in ports if isinstance(port, WeightsBoard | ShardedParameters))
         replay = next((port for port in ports if isinstance(port, Replay)), None)
-        self._shard = None if replay is None else Shard(replay)
+        self._shard = None if replay is None else Shard(replay, QUEUE_SECONDS)
         self._others: dict[int, Any] = {}
         self._newest: tuple[int, Any] | None = None
         if self._shard is None:
@@ -103,10 +103,10 @@ class Ground:
         return Look(self._wiring.replay_stats(), self._wiring.weights_version(), self._wiring.spoilt_weight_reads())
 
     @_apart("data")
-    def draw(self, count: int, until: int | None, wait: float) -> Drawn:
+    def draw(self, count: int, until: int | None) -> Drawn:
         """See ``Shard.draw``."""
         assert self._shard is not None
-        return self._shard.draw(count, until, wait)
+        return self._shard.draw(count, until)
 
     @_apart("data")
     def update(self, life: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Written:

@@ -91,8 +91,8 @@ class RayEnd:
         self._handle: Any = None
         self._searched = -1e9
 
-    def draw(self, count: int, until: int | None, wait: float) -> Answer:
-        return self._call("draw", count, until, wait)
+    def draw(self, count: int, until: int | None) -> Answer:
+        return self._call("draw", count, until)
 
     def update(self, life: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Answer:
         return self._call("update", life, keys, priorities)
