@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from kept import ALPHA, kept
 from numpy.typing import NDArray
 
 from apexrl.errors import ConfigError, PriorityError, SpecError
@@ -17,15 +17,6 @@ from apexrl.replay.sharded import ShardedReplay
 from apexrl.replay.shards import Here, Shard
 
 FIELDS = {"number": Field((), "int64")}
-ALPHA = 0.7
-MADE: list[Replay] = []
-
-
-@pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
-    yield
-    while MADE:
-        MADE.pop().close()
 
 
 @pytest.fixture
@@ -40,7 +31,7 @@ def shards_of(priorities: NDArray[np.float64], cuts: list[int], **options: Any) 
     found = []
     for first, last in zip([0, *cuts], [*cuts, len(priorities)], strict=True):
         replay = Replay(512, FIELDS, alpha=ALPHA, eps=0.0, seed=first, writers=1, **options)
-        MADE.append(replay)
+        kept(replay)
         replay.writer().extend({"number": np.arange(first, last)}, priorities=priorities[first:last])
         found.append(Shard(replay))
     return found

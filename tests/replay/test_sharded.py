@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,38 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from kept import ALPHA, close_all, filled, kept
 from numpy.typing import NDArray
 
-from apexrl.errors import ClosedError, ConfigError, PriorityError, WaitTimeout
+from apexrl.errors import ConfigError, PriorityError, WaitTimeout
 from apexrl.replay import Field, Replay
 from apexrl.replay.sharded import ShardedReplay
 from apexrl.replay.shards import Answer, Given, Here, Shard
-
-ALPHA = 0.7
-MADE: list[Replay] = []
-
-
-def close_all() -> None:
-    while MADE:
-        MADE.pop().close()
-
-
-@pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
-    yield
-    close_all()
-
-
-def filled(priorities: NDArray[np.float64], first: int, seed: int = 0, **options: Any) -> Shard:
-    """A shard whose items are numbered from ``first``."""
-    replay = Replay(
-        max(64, len(priorities)), {"number": Field((), "int64")}, alpha=ALPHA, eps=0.0, seed=seed, writers=1, **options
-    )
-    MADE.append(replay)
-    if len(priorities):
-        numbers = np.arange(first, first + len(priorities))
-        replay.writer().extend({"number": numbers}, priorities=priorities)
-    return Shard(replay)
 
 
 def spread(priorities: NDArray[np.float64], shards: Sequence[int], **options: Any) -> ShardedReplay:
@@ -58,9 +30,9 @@ def spread(priorities: NDArray[np.float64], shards: Sequence[int], **options: An
 
 def chi_square(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> float:
     """Standard deviations by which χ² lies above its mean, as if draws were independent (stratified ones lie lower)."""
-    kept = expected > 0
-    freedom = int(kept.sum()) - 1
-    value = float(((counts[kept] - expected[kept]) ** 2 / expected[kept]).sum())
+    there = expected > 0
+    freedom = int(there.sum()) - 1
+    value = float(((counts[there] - expected[there]) ** 2 / expected[there]).sum())
     return (value - freedom) / np.sqrt(2 * freedom)
 
 
@@ -176,140 +148,9 @@ def test_bad_priorities_name_their_row_and_change_nothing() -> None:
     assert replay.update_priorities(batch.keys + np.uint64(1 << 40), np.ones(8)) == (0, 8)
 
 
-class Losable:
-    """An end that can lose its shard, and find another one in its place."""
-
-    def __init__(self, make: Callable[[], Shard]) -> None:
-        self._make = make
-        self.end: Here | None = Here(make())
-
-    def draw(self, count: int, until: int | None) -> Answer:
-        return Lost() if self.end is None else self.end.draw(count, until)
-
-    def update(self, *args: Any) -> Answer:
-        return Lost() if self.end is None else self.end.update(*args)
-
-    def come_back(self) -> None:
-        self.end = Here(self._make())
-
-
-class Lost:
-    def ready(self, timeout: float) -> bool:
-        return True
-
-    def take(self) -> Any:
-        raise ClosedError("lost")
-
-
-def test_a_lost_shard_costs_its_items_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apexrl.replay.sharded._LOST_SECONDS", 0.0)
-    fragile = Losable(lambda: filled(np.ones(100), 0))
-    replay = ShardedReplay([fragile, Here(filled(np.ones(60), 100))], capacity=200, ahead=2)
-    before = replay.sample(32, timeout=5.0)
-    assert (before.data["number"] < 100).any()
-    fragile.end = None
-    for _ in range(8):
-        batch = replay.sample(32, timeout=5.0)  # whole, as before
-    assert (batch.data["number"] >= 100).all()
-    np.testing.assert_allclose(batch.probabilities, 1 / 60)
-    from_lost = before.data["number"] < 100
-    done = replay.update_priorities(before.keys, np.ones(32))
-    assert done == ((~from_lost).sum(), from_lost.sum())
-    stats = replay.stats()
-    assert (stats["size"], stats["lost_shards"], stats["lost_items"], stats["shards"]) == (60, 1, 100, 1)
-    fragile.come_back()
-    for _ in range(20):
-        batch = replay.sample(32, timeout=5.0)
-    assert (batch.data["number"] < 100).any()
-    stats = replay.stats()
-    assert (stats["size"], stats["inserted"], stats["shards"]) == (160, 260, 2)
-    assert replay.update_priorities(before.keys, np.ones(32)).stale == from_lost.sum()  # not the new shard's items
-
-
-def test_a_shard_that_came_back_unseen_is_another_one() -> None:
-    fragile = Losable(lambda: filled(np.ones(100), 0))
-    replay = ShardedReplay([fragile, Here(filled(np.ones(100), 100))], capacity=200)
-    before = replay.sample(32, timeout=5.0)
-    fragile.come_back()
-    replay.sample(32, timeout=5.0)
-    assert replay.update_priorities(before.keys, np.ones(32)).stale > 0
-    assert replay.stats()["lost_shards"] == 1
-
-
-def test_the_limiter_counts_all_shards_together() -> None:
-    shards = [filled(np.ones(0), 0), filled(np.ones(0), 0)]
-    writers = [shard.replay.writer() for shard in shards]
-    replay = ShardedReplay(
-        [Here(shard) for shard in shards], capacity=1000, min_size=40, samples_per_insert=2.0, insert_band=1.0
-    )
-    for writer in writers:
-        with pytest.raises(WaitTimeout, match="items, fewer than the 40"):
-            replay.sample(10, timeout=0.05)
-        for row in range(30):  # each call lets a few more in
-            writer.extend({"number": np.asarray([row])}, priorities=np.ones(1), timeout=5.0)
-            replay._look(time.monotonic(), 0.0)
-            replay._listen(time.monotonic())
-    sampled = 0
-    with pytest.raises(WaitTimeout, match="limiter waits"):
-        while True:
-            sampled += len(replay.sample(10, timeout=0.3))
-    # diff = 2 · 60 − sampled stays above 2 · 40 − 80
-    assert sampled == 120
-    writers[0].extend({"number": np.arange(5)}, priorities=np.ones(5))
-    replay.sample(10, timeout=5.0)
-    with pytest.raises(WaitTimeout):
-        replay.sample(10, timeout=0.2)
-
-
-def test_writers_wait_when_they_are_far_ahead_of_the_sampler() -> None:
-    shards = [filled(np.ones(30), 0), filled(np.ones(30), 0)]
-    writer = shards[0].replay.writer()
-    replay = ShardedReplay([Here(s) for s in shards], capacity=1000, min_size=40, samples_per_insert=2.0)
-    replay.sample(10, timeout=5.0)
-    with pytest.raises(WaitTimeout):
-        for _ in range(1000):
-            writer.extend({"number": np.arange(1)}, priorities=np.ones(1), timeout=0.05)
-    assert replay.stats()["inserted"] < 200
-    for _ in range(4):
-        replay.sample(10, timeout=5.0)
-    writer.extend({"number": np.arange(1)}, priorities=np.ones(1), timeout=5.0)
-
-
-def test_writers_of_all_shards_together_stay_within_the_band(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apexrl.replay.shard_books.IDLE_SECONDS", 1e6)  # a writer without a processor is not idle
-    shards = [filled(np.ones(0), 0) for _ in range(3)]
-    ends = [Here(shard) for shard in shards]
-    replay = ShardedReplay(ends, capacity=192, min_size=40, samples_per_insert=4.0, insert_band=0.5, ahead=2)
-    with pytest.raises(WaitTimeout):
-        replay.sample(8, timeout=0.0)  # from here on shards are told
-    stop = threading.Event()
-
-    def write(shard: Shard) -> None:
-        writer = shard.replay.writer()
-        while not stop.is_set():
-            with suppress(WaitTimeout):
-                writer.extend({"number": np.arange(1)}, priorities=np.ones(1), timeout=0.02)
-
-    writers = [threading.Thread(target=write, args=(shard,)) for shard in shards]
-    for writer in writers:
-        writer.start()
-    try:
-        for _ in range(250):
-            replay.sample(8, timeout=20.0)
-    finally:
-        stop.set()
-        for writer in writers:
-            writer.join()
-    inserted = sum(shard.replay.stats()["inserted"] for shard in shards)
-    planned = 8 * (250 + 2)
-    most = (40 * 4.0 + 80.0 + planned) / 4.0 + 3 * 3  # each shard may round its share up, and begin with one more
-    least = (40 * 4.0 - 80.0 + 8 * 250) / 4.0
-    assert least <= inserted <= most
-
-
 def queue(numbers: range) -> Shard:
     replay = Replay(64, {"number": Field((), "int64")}, sampler="fifo", writers=1)
-    MADE.append(replay)
+    kept(replay)
     if len(numbers):
         replay.writer().extend({"number": np.asarray(numbers)})
     return Shard(replay)
@@ -336,7 +177,7 @@ def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one shard"):
         ShardedReplay([], capacity=10)
     limited = Replay(64, {"number": Field((), "int64")}, samples_per_insert=2.0)
-    MADE.append(limited)
+    kept(limited)
     with pytest.raises(ConfigError, match="no limiter of its own"):
         Shard(limited)
     replay = spread(np.ones(10), [10])
@@ -344,123 +185,3 @@ def test_what_makes_no_sense_is_refused() -> None:
         replay.sample(4, normalize="buffer")
     with pytest.raises(ConfigError, match="batch_size"):
         replay.sample(0)
-
-
-def test_a_new_sampler_goes_on_where_the_one_before_it_died() -> None:
-    """A learner that begins anew knows what its shards have given already: their writers do not wait for that again."""
-    shards = [filled(np.ones(0), 0), filled(np.ones(0), 0)]
-    writers = [shard.replay.writer() for shard in shards]
-    rule: dict[str, Any] = {"capacity": 1000, "min_size": 40, "samples_per_insert": 4.0, "insert_band": 0.5}
-
-    def sampler() -> ShardedReplay:
-        return ShardedReplay([Here(shard) for shard in shards], **rule)
-
-    def go_on(replay: ShardedReplay, batches: int) -> int:
-        """Batches that came, while writers write whatever they may."""
-        came = 0
-        for _ in range(40 * batches):
-            for writer in writers:
-                with suppress(WaitTimeout):
-                    writer.extend({"number": np.arange(1)}, priorities=np.ones(1), timeout=0.0)
-            with suppress(WaitTimeout):
-                replay.sample(8, timeout=0.006)
-                came += 1
-            if came == batches:
-                break
-        return came
-
-    assert go_on(sampler(), 60) == 60
-    before = sum(shard.replay.stats()["inserted"] for shard in shards)
-    again = sampler()
-    with suppress(WaitTimeout):
-        again.sample(8, timeout=0.0)
-    assert go_on(again, 30) == 30
-    after = sum(shard.replay.stats()["inserted"] for shard in shards)
-    # 30 batches of 8 at 4 samples per insert are 60 inserts; the one before may have left them up to a band behind
-    assert 20 <= after - before <= 100
-    assert again._planned == sum(shard.replay.stats()["sampled"] for shard in shards)
-
-
-class Held:
-    """An end whose answers come when the test says so."""
-
-    def __init__(self, shard: Shard) -> None:
-        self.end = Here(shard)
-        self.held: list[Later] = []
-        self.hold = False
-
-    def draw(self, count: int, until: int | None) -> Answer:
-        return self._later(self.end.draw(count, until))
-
-    def update(self, *args: Any) -> Answer:
-        return self._later(self.end.update(*args))
-
-    def _later(self, answer: Answer) -> Answer:
-        if not self.hold:
-            return answer
-        self.held.append(Later(answer))
-        return self.held[-1]
-
-
-class Later:
-    def __init__(self, answer: Answer) -> None:
-        self.answer = answer
-        self.there = False
-
-    def ready(self, timeout: float) -> bool:
-        return self.there
-
-    def take(self) -> Any:
-        return self.answer.take()
-
-
-@pytest.mark.parametrize("lost", [False, True], ids=["an answer", "a loss"])
-def test_a_late_word_of_a_life_that_is_over_changes_nothing(lost: bool) -> None:
-    one = Held(filled(np.ones(100), 0))
-    replay = ShardedReplay([one], capacity=200)
-    batch = replay.sample(32, timeout=5.0)
-    one.hold = True
-    replay.update_priorities(batch.keys, np.ones(32))  # its answer stays under way
-    (late,) = one.held
-    one.hold, one.end = False, Here(filled(np.ones(60), 100))
-    replay._known[0].look = None
-    replay._look(time.monotonic() + 1.0, 0.0)
-    replay.sample(32, timeout=5.0)
-    stats = replay.stats()
-    assert (stats["size"], stats["inserted"], stats["lost_shards"], stats["lost_items"]) == (60, 160, 1, 100)
-    late.there = True
-    if lost:
-        late.answer = Lost()
-    replay.sample(32, timeout=5.0)
-    now = replay.stats()
-    names = ("size", "inserted", "shards", "lost_shards", "lost_items")
-    assert [now[name] for name in names] == [60, 160, 1, 1, 100]
-    assert not replay._known[0].updates
-
-
-def test_a_late_answer_does_not_bring_a_lost_shard_back() -> None:
-    one = Held(filled(np.ones(100), 0))
-    replay = ShardedReplay([one, Here(filled(np.ones(50), 100))], capacity=200)
-    batch = replay.sample(32, timeout=5.0)
-    one.hold = True
-    replay.update_priorities(batch.keys, np.ones(32))
-    (late,) = one.held
-    known = replay._known[0]
-    known.lose(known.epoch, time.monotonic())
-    late.there = True
-    replay.sample(32, timeout=5.0)
-    assert known.lost
-    assert (replay.stats()["size"], replay.stats()["lost_shards"]) == (50, 1)
-
-
-def test_a_sampler_without_any_shard_waits_and_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
-    fragile = Losable(lambda: filled(np.ones(100), 0))
-    replay = ShardedReplay([fragile], capacity=200)
-    replay.sample(8, timeout=5.0)
-    fragile.end = None
-    turns = []
-    listen = replay._listen
-    monkeypatch.setattr(replay, "_listen", lambda now: (turns.append(now), listen(now)))
-    with pytest.raises(WaitTimeout, match="1 of 1 shards are lost"):
-        replay.sample(8, timeout=0.3)
-    assert len(turns) < 200  # each waits 5 ms

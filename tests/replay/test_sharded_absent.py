@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
+from kept import kept
 
 from apexrl.errors import ClosedError, WaitTimeout
 from apexrl.replay import Field, Replay
 from apexrl.replay.sharded import ShardedReplay
 from apexrl.replay.shards import Answer, Here, Shard
 
-MADE: list[Replay] = []
-
-
-@pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
-    yield
-    while MADE:
-        MADE.pop().close()
-
 
 def empty() -> Shard:
-    MADE.append(Replay(256, {"number": Field((), "int64")}, writers=1))
-    return Shard(MADE[-1])
+    return Shard(kept(Replay(256, {"number": Field((), "int64")}, writers=1)))
 
 
 class Absent:
@@ -127,7 +117,7 @@ def test_a_shard_that_nobody_writes_into_does_not_keep_its_share(monkeypatch: py
     def over() -> float:
         """Items beyond the band."""
         inserted = sum(int(shard.replay.stats()["inserted"]) for shard in (first, second))
-        return inserted - (200 * 4.0 + 80.0 + replay._planned) / 4.0
+        return inserted - (200 * 4.0 + 80.0 + replay._limiter.planned) / 4.0
 
     with pytest.raises(WaitTimeout):
         replay.sample(8, timeout=0.0)  # from here on shards are told

@@ -132,7 +132,7 @@ def test_keys_of_the_sampler_before_mean_nothing_to_its_successor(stack: ExitSta
 def sampler_without_ends() -> ShardedReplay:
     """As it travels: shards are found where it arrives."""
     replay = ShardedReplay([Here.__new__(Here)] * 2, capacity=1000, layout=LAYOUT)
-    replay._serial = 0
+    replay._keys._serial = 0
     return replay
 
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from apexrl.replay.batch import Allocator, ArraySet, Batch, Updated
 from apexrl.replay.layout import Layout
-from apexrl.replay.sharded import ShardedReplay, checked
+from apexrl.replay.shard_keys import checked
+from apexrl.replay.sharded import ShardedReplay
 from apexrl.spec import Array
 
 if TYPE_CHECKING:

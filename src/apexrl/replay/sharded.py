@@ -10,34 +10,30 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apexrl.errors import ClosedError, ConfigError, PriorityError, SpecError, WaitTimeout
+from apexrl.errors import ClosedError, ConfigError, WaitTimeout
 from apexrl.replay.batch import Allocator, ArraySet, Batch, Updated, aligned
 from apexrl.replay.layout import Layout
 from apexrl.replay.replay import Normalize
 from apexrl.replay.shard_books import Known, Part, Plan
+from apexrl.replay.shard_keys import ROWS_MAX, Origin, ShardKeys, checked
+from apexrl.replay.shard_limiter import ShardLimiter
 from apexrl.replay.shards import QUEUE_SECONDS, Answer, Drawn, ShardEnd, Written
-from apexrl.replay.writer import as_priorities
 from apexrl.spec import Array
 
 if TYPE_CHECKING:
     from apexrl.replay.serving import BatchServer
 
-_ROW_BITS = 24  # of a key: the row of its batch; above them, the batch's number
-_FIRST_BITS = 39  # of a sampler's first batch's number, which is drawn: keys of the sampler before it name none of its
-_REMEMBERED = 1024  # batches whose priorities may still come
 _WAITING_UPDATES = 64  # priority messages that one shard may leave unanswered
 _LOOK_SECONDS, _STARVED_SECONDS = 0.1, 0.005  # between looks at a shard that was not drawn from; while items are short
 _LOST_SECONDS = 1.0  # between looks whether a lost shard is back
-_LARGEST_PRIORITY = 1e150
 
 
 class ShardedReplay:
@@ -80,24 +76,18 @@ class ShardedReplay:
         self._known = [Known() for _ in ends]
         self._fifo = sampler == "fifo"
         self._min_size = max(1, min(min_size, capacity))
-        self._rate = samples_per_insert
-        self._error = insert_band * min_size * samples_per_insert
+        self._rate = 0.0 if self._fifo else samples_per_insert
+        self._limiter = ShardLimiter(self._known, self._min_size, self._rate, insert_band)
         self._stratified = stratified
         self._rng = np.random.default_rng(seed)
         self._ahead = ahead
         self._plans: deque[Plan] = deque()
         self._short = math.inf  # since when (monotonic) there have been too few items to ask for a batch
-        self._planned = 0  # rows of all plans ever, and of those of samplers before this one
-        self._serial = secrets.randbits(_FIRST_BITS)
-        self._given: OrderedDict[int, list[tuple[int, int, str, NDArray[np.uint64]]]] = OrderedDict()
+        self._turn = 0  # of queues that are asked alike
+        self._keys = ShardKeys()
         self._counts = dict.fromkeys(("sampled", "applied", "stale", "dropped_updates"), 0)
         self.unsent = 0
         """Priorities that reached no shard: it was lost or is behind, or a sampler before this one gave the keys."""
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """In another process it is another sampler."""
-        self.__dict__.update(state)
-        self._serial = secrets.randbits(_FIRST_BITS)
 
     def sample(
         self, batch_size: int, beta: float = 0.4, *, normalize: Normalize = "batch", timeout: float = 10.0
@@ -148,7 +138,7 @@ class ShardedReplay:
 
     def check(self, batch_size: int, beta: float, normalize: Normalize) -> None:
         """ConfigError: there are no such batches."""
-        if not isinstance(batch_size, int | np.integer) or not 1 <= batch_size < 1 << _ROW_BITS:
+        if not isinstance(batch_size, int | np.integer) or not 1 <= batch_size < ROWS_MAX:
             raise ConfigError(f"batch_size={batch_size!r} must be an integer of at least 1")
         if normalize not in ("batch", "none"):
             raise ConfigError(f"normalize={normalize!r}: over shards it is 'batch' or 'none'")
@@ -172,7 +162,7 @@ class ShardedReplay:
             if plan is not None:
                 self._plans.remove(plan)
                 if plan.rows != batch_size:  # the caller has changed the size
-                    self._planned -= plan.rows
+                    self._limiter.planned -= plan.rows
                     continue
                 if self._fifo and self._ahead and not self._plans and self.capacity >= 2 * batch_size:
                     self._begin(int(batch_size))  # comes, if it can be had, while the caller is at this one
@@ -192,14 +182,7 @@ class ShardedReplay:
             PriorityError: a value is NaN, infinite or negative (the row is named); nothing was sent.
         """
         keys, values = checked(keys, priorities)
-        serials, rows = keys >> np.uint64(_ROW_BITS), keys & np.uint64((1 << _ROW_BITS) - 1)
-        sent = 0
-        for serial in np.unique(serials).tolist():
-            here = serials == serial
-            for shard, first, life, own in self._given.get(serial, ()):
-                mine = here & (rows >= first) & (rows < first + len(own))
-                if mine.any():
-                    sent += self._send(shard, life, own[(rows[mine] - np.uint64(first)).astype(np.intp)], values[mine])
+        sent = sum(self._send(origin, values[origin.rows]) for origin in self._keys.origins(keys))
         self._counts["stale"] += len(keys) - sent
         self.unsent += len(keys) - sent
         return Updated(sent, len(keys) - sent)
@@ -238,38 +221,15 @@ class ShardedReplay:
     def _begin(self, size: int) -> Plan:
         """A batch more is asked for."""
         plan = Plan(size)
-        self._planned += size
+        self._limiter.planned += size
         self._plans.append(plan)
         self._ask(plan)
         return plan
 
     def _may_sample(self, size: int) -> bool:
-        known = len(self)
         if self._fifo:
-            return known - sum(one.asked for one in self._known) > 0 or not self._plans
-        if known < self._min_size:
-            return False
-        if self._rate <= 0.0:
-            return True
-        self._error = max(self._error, float(size), self._rate)
-        inserted = sum(one.inserted for one in self._known)
-        return inserted * self._rate - self._planned - size >= self._min_size * self._rate - self._error
-
-    def _until(self, shard: int) -> int | None:
-        """Up to how many items a shard's present life may take in. What others were granted counts, if not idle."""
-        if self._rate <= 0.0 or self._fifo:
-            return None
-        one = self._known[shard]
-        if one.lost:  # whoever comes in its place is told with the next call, when it is known
-            return 0
-        granted = sum(one.granted for one in self._known)
-        unused = granted - sum(one.inserted for one in self._known)
-        room = (self._min_size * self._rate + self._error + self._planned) / self._rate - granted
-        room = max(room, float(self._min_size - len(self) - unused))  # after a loss
-        share = math.ceil(max(0.0, room) / max(1, sum(not other.lost for other in self._known)))
-        if share and one.limit - (one.inserted - one.before) < share:
-            one.grant(share, time.monotonic())
-        return one.limit
+            return len(self) - sum(one.asked for one in self._known) > 0 or not self._plans
+        return self._limiter.may_sample(size)
 
     def _ask(self, plan: Plan) -> None:
         """Ask shards for the rows that nobody was asked for."""
@@ -289,7 +249,7 @@ class ShardedReplay:
             if count:
                 one = self._known[shard]
                 one.asked += count
-                answer = self._ends[shard].draw(count, self._until(shard))
+                answer = self._ends[shard].draw(count, self._limiter.until(shard))
                 plan.parts.append(Part(shard, count, chances[shard], one.epoch, answer))
 
     def _from_queues(self, missing: int) -> NDArray[np.int64]:
@@ -303,8 +263,9 @@ class ShardedReplay:
             counts[shard] += min(held[shard] - counts[shard], missing - counts.sum())
         there = [shard for shard, one in enumerate(self._known) if one.life and not one.lost]
         some = [shard for shard in there if not self._known[shard].dry] or there
-        for turn in range(missing - int(counts.sum()) if some else 0):
-            counts[some[(self._serial + turn) % len(some)]] += 1
+        for _ in range(missing - int(counts.sum()) if some else 0):
+            self._turn += 1
+            counts[some[self._turn % len(some)]] += 1
         return counts
 
     def _spread(self, masses: NDArray[np.float64], count: int) -> NDArray[np.int64]:
@@ -322,17 +283,18 @@ class ShardedReplay:
             every = _LOST_SECONDS if one.lost else period
             if one.look is None and now - max(one.heard, one.looked) >= every:
                 one.looked = now
-                one.look = self._ends[shard].draw(0, self._until(shard)), one.epoch
+                one.look = self._ends[shard].draw(0, self._limiter.until(shard)), one.epoch
 
-    def _send(self, shard: int, life: str, keys: NDArray[np.uint64], values: NDArray[np.float64]) -> int:
-        one = self._known[shard]
-        if one.lost or one.life != life:
+    def _send(self, to: Origin, values: NDArray[np.float64]) -> int:
+        one = self._known[to.shard]
+        if one.lost or one.life != to.life:
             return 0
         if len(one.updates) >= _WAITING_UPDATES:
             self._counts["dropped_updates"] += 1
             return 0
-        one.updates.append((self._ends[shard].update(life, keys, values), one.epoch, len(keys)))
-        return len(keys)
+        answer = self._ends[to.shard].update(to.life, to.keys, values)
+        one.updates.append((answer, one.epoch, len(to.keys)))
+        return len(to.keys)
 
     # --- hearing
 
@@ -353,7 +315,7 @@ class ShardedReplay:
                     continue
                 self._counts["applied"] += written.updated.applied
                 self._counts["stale"] += written.updated.stale
-                self._planned += one.enter(written.standing, epoch, now)
+                self._limiter.planned += one.enter(written.standing, epoch, now)
 
     def _wait_for_a_look(self, timeout: float) -> None:
         looks = [one.look[0] for one in self._known if one.look is not None and not one.lost]
@@ -396,7 +358,7 @@ class ShardedReplay:
         except ClosedError:
             one.lose(epoch, now)
             return None
-        self._planned += one.enter(drawn.standing, epoch, now)
+        self._limiter.planned += one.enter(drawn.standing, epoch, now)
         return drawn
 
     # --- giving
@@ -412,17 +374,8 @@ class ShardedReplay:
         else:
             raw = (max(1, len(self)) * probabilities) ** -beta
             weights = (raw / raw.max() if normalize == "batch" else raw).astype(np.float32)
-        self._serial += 1
         self._counts["sampled"] += plan.rows
-        keys = (np.uint64(self._serial) << np.uint64(_ROW_BITS)) + np.arange(plan.rows, dtype=np.uint64)
-        if not self._fifo:
-            first, whence = 0, []
-            for shard, _, drawn in parts:
-                whence.append((shard, first, drawn.standing.life, np.array(drawn.keys)))
-                first += len(drawn.keys)
-            self._given[self._serial] = whence
-            if len(self._given) > _REMEMBERED:
-                self._given.popitem(last=False)
+        keys = self._keys.make(plan.rows, [] if self._fifo else [(shard, drawn) for shard, _, drawn in parts])
         if into is not None:
             into.fixed[0][:], into.fixed[1][:], into.fixed[2][:] = keys, probabilities, weights
         return Batch(data, keys, probabilities, weights)
@@ -448,22 +401,3 @@ class ShardedReplay:
         if len(self) < needed:
             return f"the shards hold {len(self)} items, fewer than the {needed} needed to sample{away}"
         return f"the limiter waits for inserts, at {self._rate:g} samples per insert{away}"
-
-
-def checked(keys: Any, priorities: Any) -> tuple[NDArray[np.uint64], NDArray[np.float64]]:
-    """Keys and raw magnitudes as they can be sent.
-
-    Raises:
-        SpecError: they are no keys, or not as many priorities.
-        PriorityError: a value is NaN, infinite or negative; the row is named.
-    """
-    keys = np.ascontiguousarray(keys)
-    if keys.ndim != 1 or keys.dtype != np.uint64:
-        raise SpecError(f"keys must be the uint64 [B] of a batch, got {keys.dtype} {list(keys.shape)}")
-    values = np.asarray(as_priorities(priorities, len(keys)), np.float64)
-    bad = np.flatnonzero(~((values >= 0.0) & (values <= _LARGEST_PRIORITY)))
-    if bad.size:
-        raise PriorityError(
-            f"priority of row {bad[0]} is {values[bad[0]]}: priorities are finite magnitudes |δ| from 0 to 1e150"
-        )
-    return keys, values

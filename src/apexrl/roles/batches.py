@@ -135,7 +135,7 @@ class PrefetchedBatches:
         Raises:
             PriorityError, SpecError: as the replay would, but here, where it is known which update made them.
         """
-        from apexrl.replay.sharded import checked
+        from apexrl.replay.shard_keys import checked
 
         checked(keys, priorities)
         self._write_backs.append((np.array(keys), priorities))  # a view would hold the whole batch

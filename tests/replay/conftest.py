@@ -1,0 +1,14 @@
+"""What a test has made is closed after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from kept import close_all
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    close_all()
