@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "../board.h"
+#include "../choices.h"
 #include "../inbox.h"
 #include "../replay.h"
 
@@ -320,6 +321,23 @@ void board() {
   }
 }
 
+void choices(unsigned seed) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> normal(0.0f, 3.0f);
+  const size_t rows = rng() % 40, before = rng() % 3, n = 1 + rng() % 9, step = 1 + rng() % 3, width = before + n;
+  std::vector<float> logits(rows * width), log_prob(rows, 1.0f);  // of exactly as many: nothing beyond is touched
+  std::vector<double> uniform(rows);
+  std::vector<int64_t> chosen(rows * step, -1);
+  for (auto& one : logits) one = normal(rng);
+  for (auto& one : uniform) one = double(rng() % 1000) / 1000.0;
+  if (rows > 0) draw_choices(logits.data() + before, rows, n, width, uniform.data(), chosen.data(), step, log_prob.data());
+  for (size_t row = 0; row < rows; ++row) {
+    const int64_t choice = chosen[row * step];
+    CHECK(choice >= 0 && size_t(choice) < n && log_prob[row] <= 1.0f + 1e-5f);
+    for (size_t i = 1; i < step; ++i) CHECK(chosen[row * step + i] == -1);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -328,6 +346,7 @@ int main(int argc, char** argv) {
     for (unsigned seed = 0; seed < 25; ++seed) random_rows(seed);
     for (unsigned seed = 0; seed < 25; ++seed) random_streams(seed);
     for (unsigned seed = 0; seed < 24; ++seed) random_chunks(seed);
+    for (unsigned seed = 0; seed < 50; ++seed) choices(seed);
     board();
   }
   threads(Sampler::prioritized, Remover::fifo);

@@ -156,6 +156,13 @@ def powers(values: list[float], eps: float, alpha: float) -> list[float]: ...
 _ChunkHead = tuple[int, int, int, int, int, int, int, int]
 """protocols.ChunkHead"""
 
+def draw_choices(
+    logits: NDArray[np.float32],
+    nvec: tuple[int, ...],
+    uniform: NDArray[np.float64],
+    chosen: NDArray[np.int64],
+    log_prob: NDArray[np.float32],
+) -> None: ...
 def take_chunks(replay: Replay, linger: float, most: int, allowed: int) -> tuple[int, list[_ChunkHead], bytes]: ...
 def receipts_bytes(accounts: int) -> int: ...
 

@@ -95,11 +95,11 @@ class WeightsBoard:
         if version == 0:
             return None
         weights: dict[str, Array] = {}
-        at = 0
+        at, begin = 0, data.ctypes.data
         for (name, shape, dtype), size in zip(self._layout, sizes, strict=True):
             part = data[at : at + size]
             weights[name] = (
-                part.view(dtype) if part.ctypes.data % dtype.itemsize == 0 else part.copy().view(dtype)
+                part.view(dtype) if (begin + at) % dtype.itemsize == 0 else part.copy().view(dtype)
             ).reshape(shape)
             at += size
         return version, weights

@@ -5,8 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from apexrl import _native
 from apexrl.networks.distributions import LOG_STD_MAX, LOG_STD_MIN, Categorical, Distribution, Gaussian
 
 RNG = np.random.default_rng
@@ -71,6 +74,64 @@ def test_what_cannot_be_is_never_drawn() -> None:
     action, log_prob = Categorical((5,), vector=False).sample(np.repeat(logits, 2_000, axis=0), RNG(0))
     assert set(action.tolist()) == {1, 3}
     np.testing.assert_allclose(log_prob, np.log(0.5), rtol=1e-6)
+
+
+def drawn(logits: NDArray[np.float32], uniform: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[np.float32]]:
+    """The twin of the native draw, for one choice [B, n]."""
+    apart = logits - logits.max(axis=1, keepdims=True)
+    mass = np.exp(apart).cumsum(axis=1, dtype=np.float64)
+    chosen = (mass[:, :-1] <= (uniform * mass[:, -1])[:, None]).sum(axis=1)
+    log_prob = apart[np.arange(len(logits)), chosen] - np.log(mass[:, -1])
+    edge = np.abs(mass - (uniform * mass[:, -1])[:, None]).min(axis=1)  # where rounding decides
+    return np.where(edge < 1e-6, -1, chosen), log_prob.astype(np.float32)
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(0, 20), st.integers(0, 2**32 - 1))
+def test_the_native_draw_does_what_its_twin_does(nvec: list[int], rows: int, seed: int) -> None:
+    outputs = (RNG(seed).standard_normal((rows, sum(nvec))) * RNG(seed).choice([0.1, 1.0, 30.0])).astype(np.float32)
+    action, log_prob = Categorical(nvec, vector=True).sample(outputs, RNG(seed))
+    uniform = RNG(seed).random((len(nvec), rows))
+    expected = np.zeros(rows)
+    clear = np.ones(rows, np.bool_)
+    for i, part in enumerate(np.split(outputs, np.cumsum(nvec)[:-1], axis=1)):
+        chosen, own = drawn(part, uniform[i])
+        clear &= chosen >= 0
+        np.testing.assert_array_equal(action[chosen >= 0, i], chosen[chosen >= 0])
+        expected += own
+    np.testing.assert_allclose(log_prob[clear], expected[clear], rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_of_nan_takes_the_first_choice_and_says_so() -> None:
+    outputs = np.array([[0.0, np.nan, 0.0], [0.0, 1.0, 2.0]], np.float32)
+    action, log_prob = Categorical((3,), vector=False).sample(outputs, RNG(0))
+    assert action[0] == 0
+    assert np.isnan(log_prob[0])
+    assert np.isfinite(log_prob[1])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        ({"logits": np.zeros((3, 4), np.float32)}, "logits"),
+        ({"logits": np.zeros((3, 5), np.float64)}, "logits"),
+        ({"logits": np.zeros((3, 10), np.float32)[:, ::2]}, "logits"),
+        ({"nvec": (5, 0)}, "logits"),
+        ({"uniform": np.zeros((2, 4))}, "uniform"),
+        ({"chosen": np.zeros((3, 1), np.int64)}, "output"),
+        ({"log_prob": np.zeros(3)}, "output"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(wrong: dict[str, Any], what: str) -> None:
+    fitting: dict[str, Any] = {
+        "logits": np.zeros((3, 5), np.float32),
+        "nvec": (2, 3),
+        "uniform": np.zeros((2, 3)),
+        "chosen": np.zeros((3, 2), np.int64),
+        "log_prob": np.zeros(3, np.float32),
+    }
+    _native.draw_choices(**fitting)
+    with pytest.raises(ValueError, match=what):
+        _native.draw_choices(**{**fitting, **wrong})
 
 
 def test_choices_are_independent() -> None:

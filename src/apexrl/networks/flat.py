@@ -78,8 +78,11 @@ class FlatParameters:
                 raise SpecError(
                     f"weights are of another network: {name} has shape {np.shape(arrays[name])}, not {tuple(shape)}"
                 )
-        host = torch.zeros(self.vector.shape)
+        ready = {name: torch.from_numpy(np.ascontiguousarray(arrays[name], np.float32)) for name in self._shapes}
+        whole = self.vector if vector is None else vector
+        host = whole.detach() if whole.device.type == "cpu" else torch.zeros(whole.shape)
         for name, view in self.split(host).items():
-            view.copy_(torch.from_numpy(np.ascontiguousarray(arrays[name], np.float32)).view(view.shape))
-        with torch.no_grad():
-            (self.vector if vector is None else vector).copy_(host)
+            view.copy_(ready[name].view(view.shape))
+        if host.device != whole.device:
+            with torch.no_grad():
+                whole.copy_(host)
