@@ -19,6 +19,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 NOISES = (0.05, 0.10, 0.15)
 GOOD = 0.95  # of the optimum
 PICTURE = "\n![Where simulated tuning ends](images/tuner.png)\n"
+LIVE_PICTURE = "\n![Live tuning from the worst number of actors](images/tuner-live.png)\n"
 BAR, LIVE_BAR = 0.95, 0.85  # of the runs that are good; of the best count's throughput
 
 
@@ -190,8 +192,8 @@ def live(options: argparse.Namespace) -> None:
     )
     text += report.table(["actors", "throughput", "of the best"], rows)
     data = {"rates": both, "worst": worst, "found": found, "reached": reached, "autotune": summary["autotune"]}
-    report.save("tuner-live", text, data, None, options.out)
-    print(f"picture of the tuning: {runs.RUNS / name / 'autotune.png'}")
+    report.save("tuner-live", text + LIVE_PICTURE, data, None, options.out)
+    shutil.copyfile(runs.RUNS / name / "autotune.png", options.out / "tuner-live.png")
 
 
 def _flags(actors: int, options: argparse.Namespace) -> list[str]:

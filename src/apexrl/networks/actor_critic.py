@@ -36,7 +36,7 @@ class Trunk(nn.Module):
     def forward(self, observation: Observation) -> Tensor:
         """name -> [B, (stack,) *shape]; returns float32 [B, features]."""
         x: Tensor = self.encoder(observation)
-        return x if self.image is None else torch.relu(self.image(x))
+        return x if self.image is None else torch.relu_(self.image(x))
 
 
 class Policy(nn.Module):

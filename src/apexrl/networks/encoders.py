@@ -52,7 +52,7 @@ class VectorEncoder(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         x = self.flatten(observation)
         for layer in self.layers:
-            x = torch.relu(layer(x))
+            x = torch.relu_(layer(x))
         return x
 
 
@@ -110,7 +110,7 @@ class ImageEncoder(nn.Module):
 
     def _convolve(self, image: Tensor) -> Tensor:
         for layer in self.layers:
-            image = torch.relu(layer(image))
+            image = torch.relu_(layer(image))
         return image.flatten(1)
 
 
