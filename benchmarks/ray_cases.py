@@ -44,6 +44,8 @@ GOALS = {
     "dqn": Setting(replace(_SMALL, hidden=(128, 128), batch_steps=64), samples_per_step=8.0),
 }
 
+DQN_CASES = {"rate": RATES["dqn"], "goal": GOALS["dqn"]}
+
 
 def windowed(setting: Setting, warm_up: float, window: float) -> Setting:
     """With other seconds than the case's, where they are given."""

@@ -3,7 +3,8 @@
     python benchmarks/ray_ours.py impala --measure rate --where local      # prints one JSON object
     python benchmarks/ray_ours.py frames --measure rate --where home
 
-It is run by ``ray_peers.py`` and ``ray_shards.py``. ``frames`` is Ape-X on frames of Atari's size (``ray_env.py``).
+It is run by ``ray_peers.py``, ``ray_apex.py`` and ``ray_shards.py``. ``frames`` is Ape-X on frames of Atari's size
+(``ray_env.py``).
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import json
 import os
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ray_cases import ALGORITHMS, CAPACITY, EPISODES, GOAL, GOALS, RATES, Setting, windowed
+from ray_cases import ALGORITHMS, CAPACITY, DQN_CASES, EPISODES, GOAL, GOALS, RATES, Setting, windowed
 from topologies_cases import Case
 from topologies_ours import Consumption, configured
 
@@ -63,7 +65,8 @@ def rate_config(name: str, setting: Setting, seed: int, out: str, units: int) ->
     if name == "frames":
         config = configured(case, "apex", "dqn", seed, out)
         return settings.override(config, {"stack": 4, "image_units": units, "capacity": 50_000, "min_size": 2_000})
-    return configured(case, *arms(name), seed, out)
+    config = configured(case, *arms(name), seed, out)
+    return settings.override(config, {"samples_per_insert": setting.samples_per_step}) if name == "dqn" else config
 
 
 def goal_config(name: str, setting: Setting, seed: int, out: str, minutes: float) -> Config:
@@ -88,6 +91,8 @@ def main() -> None:
     parser.add_argument("algorithm", choices=(*ALGORITHMS, "frames"))
     parser.add_argument("--measure", choices=("rate", "goal"), default="rate")
     parser.add_argument("--where", default="local", help="home: without Ray; else an address of Ray's (default: local)")
+    parser.add_argument("--case", choices=DQN_CASES, default="rate", help="(dqn) network and batch")
+    parser.add_argument("--samples-per-step", type=float, default=1.0, help="(dqn) of the replay")
     parser.add_argument("--shards", type=int, default=1, help="of the replay, on Ray")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--warm-up", type=float, default=0.0, help="seconds, other than the case's")
@@ -105,6 +110,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as out:
         if options.measure == "rate":
             setting = Setting(FRAMES) if name == "frames" else RATES[name]
+            if name == "dqn":
+                setting = replace(DQN_CASES[options.case], samples_per_step=options.samples_per_step)
             setting = windowed(setting, options.warm_up, options.window)
             watch = Rates(setting.case)
             config = rate_config(name, setting, options.seed, out, options.units)

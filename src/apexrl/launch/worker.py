@@ -26,8 +26,9 @@ FATAL = (NonFiniteError, ConfigError, SpecError, AgentError)
 
 _TEXT = 32_000  # characters of a traceback that travel
 _IDLE_SECONDS = 0.005
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # of <malloc.h>
 _KEPT_BYTES, _LARGEST_KEPT_BYTES = 256 << 20, 32 << 20  # the second is the most that glibc takes
+_KEPT_HEAP_BYTES = 128 << 20  # twice one of a thread's heaps, which are given back only where this much is left beside
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,12 @@ def keep_memory() -> None:
     """glibc: freed memory stays with the process. It would go back to the system after every update and come again page
     by page, zeroed: of a small update with two threads that was a fifth."""
     if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
-        ctypes.CDLL(None).mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        for what, size in (
+            (_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES),
+            (_M_TRIM_THRESHOLD, _KEPT_BYTES + _KEPT_HEAP_BYTES),  # the pad counts as free
+            (_M_TOP_PAD, _KEPT_HEAP_BYTES),
+        ):
+            ctypes.CDLL(None).mallopt(what, size)
 
 
 def describe(error: BaseException, text: str) -> dict[str, Any]:
