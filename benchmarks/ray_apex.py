@@ -2,9 +2,8 @@
 
     python benchmarks/ray_apex.py --python rllib=PATH
 
-How often RLlib's reads a step is not a setting of it. So its run comes first, and apexrl's is told to read every step
-as often (``samples_per_insert``): both rates then have one ratio. Two cases: the networks and batches of
-``ray_cases.py`` for rates, and for the goal.
+Two cases of ``ray_cases.py``, the DQN for rates and that for the goal. Each run is told how often every step is to be
+read. Every second round begins with the other one.
 """
 
 from __future__ import annotations
@@ -27,17 +26,18 @@ TITLES = {"made_per_second": "steps made, per second", "steps_per_second": "samp
 
 
 def measured(case: str, options: argparse.Namespace) -> dict[str, list[Result]]:
-    """Both in every round; RLlib's first, for its ratio."""
+    """Both in every round."""
     results: dict[str, list[Result]] = {OURS: [], THEIRS: []}
     for turn in range(options.rounds):
         words = ["--case", case, "--seed", str(turn + 1)]
         words += ["--warm-up", str(options.warm_up), "--window", str(options.window)]
-        theirs = _answer([options.pythons["rllib"], str(HERE / "ray_rllib_apex.py"), *words], options)
-        ratio = theirs["steps_per_second"] / theirs["made_per_second"]
-        ours = [sys.executable, str(HERE / "ray_ours.py"), "dqn", *words, "--samples-per-step", f"{ratio:.3f}"]
-        for name, result in ((THEIRS, theirs), (OURS, _answer(ours, options))):
-            results[name].append(result)
-            said = ", ".join(f"{report.short(result[key])} {title}" for key, title in TITLES.items())
+        commands = {
+            THEIRS: [options.pythons["rllib"], str(HERE / "ray_rllib_apex.py"), *words],
+            OURS: [sys.executable, str(HERE / "ray_ours.py"), "dqn", *words],
+        }
+        for name in commands if turn % 2 == 0 else reversed(list(commands)):
+            results[name].append(_answer(commands[name], options))
+            said = ", ".join(f"{report.short(results[name][-1][key])} {title}" for key, title in TITLES.items())
             print(f"{case}, round {turn + 1}: {name}: {said}", flush=True)
     return results
 
@@ -51,7 +51,8 @@ def rows(results: dict[str, dict[str, list[Result]]]) -> list[list[str]]:
     lines = []
     for name, contestants in results.items():
         case = DQN_CASES[name].case
-        what = f"{'–'.join(map(str, case.hidden))}, batches of {case.batch_steps}"
+        often = f"{DQN_CASES[name].samples_per_step:g} samples of each step"
+        what = f"{'–'.join(map(str, case.hidden))}, batches of {case.batch_steps}, {often}"
         values = {who: {key: [one[key] for one in each] for key in TITLES} for who, each in contestants.items()}
         lines += [[what, who, *(report.spread(own[key]) for key in TITLES), ""] for who, own in values.items()]
         ratios = [report.ratio(values[OURS][key], values[THEIRS][key]) for key in TITLES]
@@ -79,7 +80,7 @@ def main() -> None:
     text = (
         f"{report.machine()}; {report.versions('apexrl', 'ray', 'torch', 'gymnasium')}; beside "
         f"{'; '.join(stacks(options.pythons).values())}.\nCartPole-v1, 2 processes with 16 environments each; 3-step "
-        "returns, double, dueling; 100,000 transitions, α 0.6, β 0.4. Every step is read as often in both. Median "
+        "returns, double, dueling; 100,000 transitions, α 0.6, β 0.4. Median "
         "(least–greatest) of rounds in turn.\n\n"
     )
     header = ["network", "contestant", *TITLES.values(), "bar"]

@@ -1,4 +1,4 @@
-"""What apexrl and RLlib are given alike by ``ray_peers.py``. Read by both interpreters: standard library only.
+"""What apexrl and RLlib are given alike by ``ray_peers.py``, ``ray_apex.py``. Both interpreters: standard library only.
 
 | | rate | goal |
 | --- | --- | --- |

@@ -14,7 +14,6 @@ import json
 import os
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +90,7 @@ def main() -> None:
     parser.add_argument("algorithm", choices=(*ALGORITHMS, "frames"))
     parser.add_argument("--measure", choices=("rate", "goal"), default="rate")
     parser.add_argument("--where", default="local", help="home: without Ray; else an address of Ray's (default: local)")
-    parser.add_argument("--case", choices=DQN_CASES, default="rate", help="(dqn) network and batch")
-    parser.add_argument("--samples-per-step", type=float, default=1.0, help="(dqn) of the replay")
+    parser.add_argument("--case", choices=DQN_CASES, default="rate", help="(rate of dqn) network and batch")
     parser.add_argument("--shards", type=int, default=1, help="of the replay, on Ray")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--warm-up", type=float, default=0.0, help="seconds, other than the case's")
@@ -100,6 +98,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="that the goal may take")
     parser.add_argument("--units", type=int, default=64, help="behind the convolutions of frames")
     options = parser.parse_args()
+    if options.case != "rate" and (options.algorithm, options.measure) != ("dqn", "rate"):
+        parser.error("--case is for rates of dqn")
     os.environ.update(QUIET)
     path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in path if entry)  # nodes find ray_env there
@@ -110,8 +110,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as out:
         if options.measure == "rate":
             setting = Setting(FRAMES) if name == "frames" else RATES[name]
-            if name == "dqn":
-                setting = replace(DQN_CASES[options.case], samples_per_step=options.samples_per_step)
+            setting = DQN_CASES[options.case] if name == "dqn" else setting
             setting = windowed(setting, options.warm_up, options.window)
             watch = Rates(setting.case)
             config = rate_config(name, setting, options.seed, out, options.units)

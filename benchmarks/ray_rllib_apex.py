@@ -3,7 +3,7 @@
     PYTHON_OF_OLD_RAY benchmarks/ray_rllib_apex.py --case rate      # prints one JSON object
 
 It is run by ``ray_apex.py``, in an interpreter of its own. Counted is what the algorithm says that it has sampled from
-the environment, and trained on. How often a step is read is not a setting of it (about once, here).
+the environment, and trained on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def configured(setting: Setting, seed: int) -> Any:
         model={"fcnet_hiddens": list(case.hidden), "fcnet_activation": "relu"}, hiddens=[], double_q=True,
         dueling=True, n_step=N_STEP, lr=1e-4, train_batch_size=case.batch_steps,
         num_steps_sampled_before_learning_starts=setting.learning_starts,
-        optimizer={"num_replay_buffer_shards": SHARDS},
+        training_intensity=int(setting.samples_per_step), optimizer={"num_replay_buffer_shards": SHARDS},
         replay_buffer_config={
             "type": "MultiAgentPrioritizedReplayBuffer", "capacity": CAPACITY, "no_local_replay_buffer": True,
             "replay_buffer_shards_colocated_with_driver": True, "prioritized_replay_alpha": ALPHA,
@@ -55,7 +55,9 @@ def main() -> None:
     os.environ.update(RAY_worker_niceness="0", RAY_DEDUP_LOGS="0", RAY_USAGE_STATS_ENABLED="0")
 
     import ray
+    import torch
 
+    torch.set_num_threads(1)  # the learner is a thread of this process
     setting = DQN_CASES[options.case]
     with tempfile.TemporaryDirectory() as folder:
         ray.init(

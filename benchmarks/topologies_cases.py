@@ -14,7 +14,8 @@
 
 Observations and returns are not normalised, nobody evaluates, and nobody sees a GPU. Step sizes do not matter here:
 they are each one's own, as are targets (Sample Factory's are GAE's, the others' V-trace's). The batch of cartpole is Sample Factory's default, its network too, but that its default has
-ELU and an RNN, which are off. Those of pong are Sample Factory's for Atari.
+ELU and an RNN, which are off. Those of pong are Sample Factory's for Atari. ``cartpole-256`` is cartpole with the layers of RLlib's
+default network, 256–256.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Case:
 
 CASES = {
     "cartpole": Case("CartPole-v1", (512, 512)),
+    "cartpole-256": Case("CartPole-v1", (256, 256)),
     "pong": Case(
         "PongNoFrameskip-v4", (512,), True, unroll=128, minibatches=4, epochs=4, envs=8, frames=4, warm_up=20.0,
         window=100.0,

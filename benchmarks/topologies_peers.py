@@ -61,6 +61,8 @@ PAIRS = (
     Pair("cartpole", "apexrl sample_factory, appo", "Sample Factory APPO", 3.0),
     Pair("cartpole", "apexrl impala, impala", "RLlib IMPALA", 5.0),
     Pair("cartpole", "apexrl impala, appo", "RLlib APPO", 5.0),
+    Pair("cartpole-256", "apexrl impala, impala", "RLlib IMPALA", 5.0),
+    Pair("cartpole-256", "apexrl impala, appo", "RLlib APPO", 5.0),
     Pair("pong", "apexrl sample_factory, appo", "Sample Factory APPO", 1.1),
 )
 PACKAGES = {"sample_factory": ("sample-factory", "gymnasium", "torch"), "rllib": ("ray", "gymnasium", "torch")}

@@ -186,9 +186,10 @@ def live(options: argparse.Namespace) -> None:
     text = (
         f"{report.machine()}; {report.versions('apexrl', 'torch', 'gymnasium')}.\n\n{options.preset}, "
         f"{options.window_seconds:g} s windows, {options.minutes:g} minutes of tuning "
-        f"({summary['autotune']['windows']} windows) from {worst} actors, the worst. It ends at {found}: "
+        f"({summary['autotune']['windows']} windows) from the worst, {worst}. It ends at {found}: "
         f"**{reached:.0%}** of the best of the {len(counts)} ({best}); bar {LIVE_BAR:.0%}: {verdict}. Throughput is "
-        f"√(env steps/s · updates/s), of runs of {options.seconds:g} s in turns.\n\n"
+        f"√(env steps/s · updates/s), of runs of {options.seconds:g} s in turns: {options.rounds} of each before, and "
+        f"{options.rounds} after, where {found} was one of them.\n\n"
     )
     text += report.table(["actors", "throughput", "of the best"], rows)
     data = {"rates": both, "worst": worst, "found": found, "reached": reached, "autotune": summary["autotune"]}

@@ -2,9 +2,6 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
-#include <algorithm>
-#include <numeric>
-
 #include "bind.h"
 #include "board.h"
 #include "checksum.h"
@@ -98,6 +95,32 @@ NB_MODULE(_native, m) {
         b.wait(seen, int64_t(seconds * 1e9));
       });
 
+  m.def("draw_choices", [](nb::handle logits, const std::vector<size_t>& nvec, nb::handle uniform, nb::handle chosen,
+                           nb::handle log_prob) {
+    constexpr int kWritable = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | PyBUF_WRITABLE;
+    Buffer from, u, out, probability;
+    if (!from.get(logits.ptr()) || !from.is('f', 4) || from.view().ndim != 2)
+      throw std::invalid_argument("logits must be float32 [B, sum of nvec]");
+    const size_t rows = size_t(from.view().shape[0]), width = size_t(from.view().shape[1]), k = nvec.size();
+    size_t sum = 0;
+    for (const size_t n : nvec) {
+      if (n == 0 || n > width) throw std::invalid_argument("nvec must be the alternatives of each choice in logits");
+      sum += n;
+    }
+    if (sum != width) throw std::invalid_argument("nvec must be the alternatives of each choice in logits");
+    if (!u.get(uniform.ptr()) || !u.is('f', 8) || u.view().ndim != 2 || size_t(u.view().shape[0]) != k || u.size() != k * rows)
+      throw std::invalid_argument("uniform must be float64 [k, B]");
+    if (!out.get(chosen.ptr(), kWritable) || !out.is('i', 8) || out.size() != k * rows)
+      throw std::invalid_argument("chosen must be int64 [B, k]");
+    if (!probability.get(log_prob.ptr(), kWritable) || !probability.vector('f', 4) || probability.size() != rows)
+      throw std::invalid_argument("log_prob must be float32 [B]");
+    const float* first = from.data<float>();
+    for (size_t i = 0; i < k; first += nvec[i], ++i)
+      draw_choices(first, rows, nvec[i], width, u.data<double>() + i * rows, out.data<int64_t>() + i, k,
+                   probability.data<float>());
+  }, nb::arg("logits"), nb::arg("nvec"), nb::arg("uniform"), nb::arg("chosen"), nb::arg("log_prob"),
+     "Draw k choices for each row; `log_prob` is added to.");
+
   bind_replay(m);
   bind_writer(m);
   bind_chunks(m);
@@ -152,23 +175,6 @@ NB_MODULE(_native, m) {
     if (n > (1 << 16)) release.emplace();
     return by_table ? ~crc32c_by_table(~0u, bytes, n) : crc32c(bytes, n);
   }, nb::arg("data"), nb::arg("by_table") = false);
-  m.def("draw_choices", [](nb::handle logits, const std::vector<size_t>& nvec, nb::handle uniform, nb::handle chosen,
-                           nb::handle log_prob) {
-    Buffer from, u;
-    const size_t k = nvec.size(), width = std::accumulate(nvec.begin(), nvec.end(), size_t(0));
-    if (!from.get(logits.ptr()) || !from.is('f', 4) || from.view().ndim != 2 || size_t(from.view().shape[1]) != width ||
-        std::count(nvec.begin(), nvec.end(), size_t(0)) != 0)
-      throw std::invalid_argument("logits must be float32 [B, sum of nvec], and every choice have an alternative");
-    const size_t rows = size_t(from.view().shape[0]);
-    if (!u.get(uniform.ptr()) || !u.is('f', 8) || u.size() != k * rows)
-      throw std::invalid_argument("uniform must be float64 [k, B]");
-    auto* out = reinterpret_cast<int64_t*>(writable(chosen, rows * k * sizeof(int64_t)));
-    auto* probability = reinterpret_cast<float*>(writable(log_prob, rows * sizeof(float)));
-    const float* first = from.data<float>();
-    for (size_t i = 0; i < k; first += nvec[i], ++i)
-      draw_choices(first, rows, nvec[i], width, u.data<double>() + i * rows, out + i, k, probability);
-  }, nb::arg("logits"), nb::arg("nvec"), nb::arg("uniform"), nb::arg("chosen"), nb::arg("log_prob"),
-     "Draw k choices for each row; `log_prob` is added to.");
   m.def("powers", [](std::vector<double> values, double eps, double alpha) {
     powers(values.data(), values.data(), values.size(), eps, alpha);
     return values;

@@ -101,6 +101,14 @@ def test_the_native_draw_does_what_its_twin_does(nvec: list[int], rows: int, see
     np.testing.assert_allclose(log_prob[clear], expected[clear], rtol=1e-5, atol=1e-5)
 
 
+def test_a_slice_and_other_floats_are_taken_as_they_are_meant() -> None:
+    outputs = outputs_of(KINDS["one choice"], 20)
+    expected = KINDS["one choice"].sample(outputs, RNG(5))
+    wide = np.concatenate((outputs, outputs), axis=1)
+    for same in (wide[:, :4], outputs.astype(np.float64)):
+        np.testing.assert_array_equal(KINDS["one choice"].sample(same, RNG(5)).action, expected.action)
+
+
 def test_a_row_of_nan_takes_the_first_choice_and_says_so() -> None:
     outputs = np.array([[0.0, np.nan, 0.0], [0.0, 1.0, 2.0]], np.float32)
     action, log_prob = Categorical((3,), vector=False).sample(outputs, RNG(0))
@@ -115,10 +123,15 @@ def test_a_row_of_nan_takes_the_first_choice_and_says_so() -> None:
         ({"logits": np.zeros((3, 4), np.float32)}, "logits"),
         ({"logits": np.zeros((3, 5), np.float64)}, "logits"),
         ({"logits": np.zeros((3, 10), np.float32)[:, ::2]}, "logits"),
-        ({"nvec": (5, 0)}, "logits"),
+        ({"nvec": (5, 0)}, "nvec"),
+        ({"nvec": (2, 2)}, "nvec"),
+        ({"nvec": (2**63, 2**63 + 5)}, "nvec"),
         ({"uniform": np.zeros((2, 4))}, "uniform"),
-        ({"chosen": np.zeros((3, 1), np.int64)}, "output"),
-        ({"log_prob": np.zeros(3)}, "output"),
+        ({"uniform": np.zeros((3, 2))}, "uniform"),
+        ({"chosen": np.zeros((3, 1), np.int64)}, "chosen"),
+        ({"chosen": np.zeros((3, 2))}, "chosen"),
+        ({"log_prob": np.zeros(3)}, "log_prob"),
+        ({"log_prob": np.zeros(3, np.int32)}, "log_prob"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(wrong: dict[str, Any], what: str) -> None:

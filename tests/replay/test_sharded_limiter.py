@@ -12,6 +12,8 @@ import pytest
 from kept import filled
 
 from apexrl.errors import WaitTimeout
+from apexrl.replay.shard_books import Known
+from apexrl.replay.shard_limiter import ShardLimiter
 from apexrl.replay.sharded import ShardedReplay
 from apexrl.replay.shards import Here, Shard
 
@@ -39,6 +41,20 @@ def test_the_limiter_counts_all_shards_together() -> None:
     replay.sample(10, timeout=5.0)
     with pytest.raises(WaitTimeout):
         replay.sample(10, timeout=0.2)
+
+
+@pytest.mark.parametrize(("min_size", "band", "batches"), [(0, 1e3, 10), (40, 0.0, 3), (40, 1e3, 20), (2000, 0.01, 4)])
+def test_the_band_is_a_fraction_of_what_was_asked_for_and_at_least_a_batch(
+    min_size: int, band: float, batches: int
+) -> None:
+    """Batches of 10 are given while 2 · inserted − sampled stays within it, above 2 · min_size."""
+    known = Known(size=50, inserted=50)
+    limiter = ShardLimiter([known], 50, min_size, 2.0, band)
+    given = 0
+    while given < 20 and limiter.may_sample(10):
+        limiter.planned += 10
+        given += 1
+    assert given == batches
 
 
 def test_writers_wait_when_they_are_far_ahead_of_the_sampler() -> None:

@@ -93,6 +93,15 @@ def in_pieces(replay: Replay, pieces: list[int], go: threading.Event) -> threadi
     return thread
 
 
+def test_queues_that_hold_nothing_are_asked_in_turn(ends: list[Apart]) -> None:
+    replay = ShardedReplay(ends, capacity=64, sampler="fifo")
+    for one in replay._known:
+        one.life = "its first"
+    asked = [replay._from_queues(1).tolist() for _ in range(4)]
+    assert asked[0] != asked[1]
+    assert asked == asked[:2] * 2
+
+
 @pytest.mark.parametrize("ends", [FAR], indirect=True)
 def test_a_draw_waits_for_what_it_was_asked_for(ends: list[Apart]) -> None:
     go = threading.Event()

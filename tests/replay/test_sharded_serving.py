@@ -123,6 +123,8 @@ def test_keys_of_the_sampler_before_mean_nothing_to_its_successor(stack: ExitSta
     else:
         after = pickle.loads(pickle.dumps(sampler_without_ends()))
         after._ends = before._ends
+        assert after._limiter._known is after._known
+        before._keys._serial = 0  # as that of the copy was, on its way
     keys = [before.sample(8, timeout=5.0).keys for _ in range(5)]
     others = [after.sample(8, timeout=5.0).keys for _ in range(5)]
     assert after.update_priorities(np.concatenate(keys), np.ones(40)) == (0, 40)

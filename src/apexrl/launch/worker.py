@@ -95,7 +95,8 @@ def run_role(context: SharedContext, factory: Factory, ports: Mapping[str, Any])
 
 def keep_memory() -> None:
     """glibc: freed memory stays with the process. It would go back to the system after every update and come again page
-    by page, zeroed: of a small update with two threads that was a fifth."""
+    by page, zeroed: of a small update with two threads that was a fifth. The pad is address space, no memory; what a
+    thread has used at most stays with it."""
     if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
         for what, size in (
             (_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES),

@@ -76,6 +76,7 @@ class Categorical:
     def sample(self, outputs: Floats, rng: np.random.Generator) -> Sample:
         count = len(outputs)
         chosen, log_prob = np.empty((count, len(self._nvec)), np.int64), np.zeros(count, np.float32)
+        outputs = np.ascontiguousarray(outputs, np.float32)
         _native.draw_choices(outputs, self._nvec, rng.random((len(self._nvec), count)), chosen, log_prob)
         return Sample(chosen if self._vector else chosen[:, 0], log_prob)
 

@@ -14,8 +14,8 @@ from apexrl.errors import PriorityError, SpecError
 from apexrl.replay.shards import Drawn
 from apexrl.replay.writer import as_priorities
 
-ROWS_MAX = 1 << 24  # of a batch: a key's lower 24 bits are the row, those above them the batch's number
-_ROW_BITS = 24
+_ROW_BITS = 24  # of a key: the row of its batch; above them, the batch's number
+ROWS_MAX = (1 << _ROW_BITS) - 1  # of a batch
 _FIRST_BITS = 39  # of a sampler's first batch's number, which is drawn: keys of the sampler before it name none of its
 _REMEMBERED = 1024  # batches whose priorities may still come
 _LARGEST_PRIORITY = 1e150
@@ -57,7 +57,7 @@ class ShardKeys:
 
     def origins(self, keys: NDArray[np.uint64]) -> Iterator[Origin]:
         """Whose ``keys`` (uint64 [B]) are; those that are not remembered are nobody's."""
-        serials, rows = keys >> np.uint64(_ROW_BITS), keys & np.uint64(ROWS_MAX - 1)
+        serials, rows = keys >> np.uint64(_ROW_BITS), keys & np.uint64(ROWS_MAX)
         for serial in np.unique(serials).tolist():
             here = serials == serial
             for shard, first, life, own in self._behind.get(serial, ()):

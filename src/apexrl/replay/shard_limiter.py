@@ -14,14 +14,17 @@ class ShardLimiter:
 
     Args:
         known: of every shard.
+        capacity: items of all together.
         min_size: items before the first batch.
         samples_per_insert: 0: no coupling.
         insert_band: how far the two may drift apart, as a fraction of ``min_size · samples_per_insert``.
     """
 
-    def __init__(self, known: Sequence[Known], min_size: int, samples_per_insert: float, insert_band: float) -> None:
+    def __init__(
+        self, known: Sequence[Known], capacity: int, min_size: int, samples_per_insert: float, insert_band: float
+    ) -> None:
         self._known = known
-        self._min_size = min_size
+        self._min_size = max(1, min(min_size, capacity))
         self._rate = samples_per_insert
         self._error = insert_band * min_size * samples_per_insert
         self.planned = 0

@@ -77,13 +77,13 @@ class ShardedReplay:
         self._fifo = sampler == "fifo"
         self._min_size = max(1, min(min_size, capacity))
         self._rate = 0.0 if self._fifo else samples_per_insert
-        self._limiter = ShardLimiter(self._known, self._min_size, self._rate, insert_band)
+        self._limiter = ShardLimiter(self._known, capacity, min_size, self._rate, insert_band)
         self._stratified = stratified
         self._rng = np.random.default_rng(seed)
         self._ahead = ahead
         self._plans: deque[Plan] = deque()
         self._short = math.inf  # since when (monotonic) there have been too few items to ask for a batch
-        self._turn = 0  # of queues that are asked alike
+        self._turn = int(self._rng.integers(len(self._ends)))  # of queues that are asked alike
         self._keys = ShardKeys()
         self._counts = dict.fromkeys(("sampled", "applied", "stale", "dropped_updates"), 0)
         self.unsent = 0
@@ -138,8 +138,8 @@ class ShardedReplay:
 
     def check(self, batch_size: int, beta: float, normalize: Normalize) -> None:
         """ConfigError: there are no such batches."""
-        if not isinstance(batch_size, int | np.integer) or not 1 <= batch_size < ROWS_MAX:
-            raise ConfigError(f"batch_size={batch_size!r} must be an integer of at least 1")
+        if not isinstance(batch_size, int | np.integer) or not 1 <= batch_size <= ROWS_MAX:
+            raise ConfigError(f"batch_size={batch_size!r} must be an integer from 1 to {ROWS_MAX}")
         if normalize not in ("batch", "none"):
             raise ConfigError(f"normalize={normalize!r}: over shards it is 'batch' or 'none'")
         if not 0.0 <= beta <= 100.0:
