@@ -51,7 +51,7 @@ def rows(results: dict[str, dict[str, list[Result]]]) -> list[list[str]]:
     lines = []
     for name, contestants in results.items():
         case = DQN_CASES[name].case
-        often = f"{DQN_CASES[name].samples_per_step:g} samples of each step"
+        often = f"each step read {DQN_CASES[name].samples_per_step:g}×"
         what = f"{'–'.join(map(str, case.hidden))}, batches of {case.batch_steps}, {often}"
         values = {who: {key: [one[key] for one in each] for key in TITLES} for who, each in contestants.items()}
         lines += [[what, who, *(report.spread(own[key]) for key in TITLES), ""] for who, own in values.items()]
