@@ -10,6 +10,8 @@
 | dqn: replay | 100,000 transitions, α 0.6, β 0.4, 3-step returns, double, dueling | the same |
 | evaluation | none | greedy, 10 episodes, beside training, until their mean is 475 |
 
+``rate-256`` is ``rate`` with the layers of RLlib's default network, 256–256.
+
 Step sizes, coefficients and exploration are each one's own for CartPole: apexrl's preset, and RLlib's examples.
 """
 
@@ -44,6 +46,12 @@ GOALS = {
     "dqn": Setting(replace(_SMALL, hidden=(128, 128), batch_steps=64), samples_per_step=8.0),
 }
 
+_RATE_256 = CASES["cartpole-256"]
+SETTINGS = {  # of every measure
+    "rate": RATES,
+    "rate-256": {name: replace(setting, case=_RATE_256) for name, setting in RATES.items()},
+    "goal": GOALS,
+}
 DQN_CASES = {"rate": RATES["dqn"], "goal": GOALS["dqn"]}
 
 

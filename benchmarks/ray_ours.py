@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ray_cases import ALGORITHMS, CAPACITY, DQN_CASES, EPISODES, GOAL, GOALS, RATES, Setting, windowed
+from ray_cases import ALGORITHMS, CAPACITY, DQN_CASES, EPISODES, GOAL, GOALS, SETTINGS, Setting, windowed
 from topologies_cases import Case
 from topologies_ours import Consumption, configured
 
@@ -88,7 +88,7 @@ def goal_config(name: str, setting: Setting, seed: int, out: str, minutes: float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("algorithm", choices=(*ALGORITHMS, "frames"))
-    parser.add_argument("--measure", choices=("rate", "goal"), default="rate")
+    parser.add_argument("--measure", choices=SETTINGS, default="rate")
     parser.add_argument("--where", default="local", help="home: without Ray; else an address of Ray's (default: local)")
     parser.add_argument("--case", choices=DQN_CASES, default="rate", help="(rate of dqn) network and batch")
     parser.add_argument("--shards", type=int, default=1, help="of the replay, on Ray")
@@ -108,9 +108,9 @@ def main() -> None:
         where["meeting"] = Wishes(options.where, replay_shards=options.shards, wait_seconds=60.0)
     name = options.algorithm
     with tempfile.TemporaryDirectory() as out:
-        if options.measure == "rate":
-            setting = Setting(FRAMES) if name == "frames" else RATES[name]
-            setting = DQN_CASES[options.case] if name == "dqn" else setting
+        if options.measure != "goal":
+            setting = Setting(FRAMES) if name == "frames" else SETTINGS[options.measure][name]
+            setting = DQN_CASES[options.case] if options.case != "rate" else setting
             setting = windowed(setting, options.warm_up, options.window)
             watch = Rates(setting.case)
             config = rate_config(name, setting, options.seed, out, options.units)

@@ -21,14 +21,13 @@ from typing import Any
 
 import processes
 import report
-from ray_cases import ALGORITHMS, EPISODES, GOAL
+from ray_cases import ALGORITHMS, EPISODES, GOAL, SETTINGS
 from topologies_peers import stacks
 
 Result = dict[str, Any]
 HERE = Path(__file__).parent
 OURS, THEIRS = "apexrl on Ray", "RLlib"
 FASTER, SLOWER = 3.0, 1.0  # bars: of steps consumed per second, at least; of seconds to the goal, at most
-MEASURES = ("rate", "goal")
 
 
 def run(who: str, algorithm: str, measure: str, seed: int, options: argparse.Namespace) -> Result:
@@ -61,14 +60,14 @@ def measured(algorithm: str, measure: str, options: argparse.Namespace) -> dict[
 def _said(result: Result, measure: str) -> str:
     if "failure" in result:
         return "failed: " + (str(result["failure"]).strip().splitlines() or ["?"])[-1]
-    if measure == "rate":
+    if measure != "goal":
         return f"{report.short(result['steps_per_second'])}/s"
     return f"{result['seconds']:.1f} s" + ("" if result["solved"] else ", not solved")
 
 
 def _values(each: Sequence[Result], measure: str) -> list[float]:
     """Of the runs that did what was asked."""
-    if measure == "rate":
+    if measure != "goal":
         return [float(result["steps_per_second"]) for result in each if "failure" not in result]
     return [float(result["seconds"]) for result in each if result.get("solved")]
 
@@ -77,8 +76,9 @@ def rows(results: dict[str, dict[str, dict[str, list[Result]]]]) -> list[list[st
     """Of the table: everybody's figures, then the ratio and its bar."""
     lines = []
     for measure, algorithms in results.items():
-        what = "steps consumed per second" if measure == "rate" else f"seconds to {GOAL:g}"
         for algorithm, contestants in algorithms.items():
+            layers = "–".join(map(str, SETTINGS[measure][algorithm].case.hidden))
+            what = f"seconds to {GOAL:g}" if measure == "goal" else f"steps consumed per second, {layers}"
             values = {name: _values(each, measure) for name, each in contestants.items()}
             for name, each in contestants.items():
                 done = f"{len(values[name])} of {len(each)}"
@@ -100,8 +100,8 @@ def _bar(
     paired = len(ours) == len(theirs) == len(contestants[OURS])
     whole, text = report.ratio(ours, theirs) if paired else (r := median(ours) / median(theirs), f"**{r:.2f}×**")
     everybody = len(ours) == len(contestants[OURS])  # a run of ours that failed misses the bar
-    good = everybody and (whole >= FASTER if measure == "rate" else whole <= SLOWER)
-    verdict = f"{f'≥ {FASTER:g}×' if measure == 'rate' else f'≤ {SLOWER:g}×'}: {'met' if good else 'missed'}"
+    good = everybody and (whole <= SLOWER if measure == "goal" else whole >= FASTER)
+    verdict = f"{f'≤ {SLOWER:g}×' if measure == 'goal' else f'≥ {FASTER:g}×'}: {'met' if good else 'missed'}"
     return [[what, algorithm, f"{OURS} / {THEIRS}", "", text, verdict]]
 
 
@@ -120,7 +120,7 @@ def failures(results: dict[str, dict[str, dict[str, list[Result]]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
-    parser.add_argument("--measures", nargs="+", choices=MEASURES, default=list(MEASURES))
+    parser.add_argument("--measures", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--rounds", type=int, default=3, help="runs of each, in turn (default: 3)")
     parser.add_argument("--python", nargs="+", default=[], metavar="rllib=PATH", help="the interpreter that has RLlib")
     parser.add_argument(

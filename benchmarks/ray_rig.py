@@ -76,7 +76,8 @@ class Host:
         """For writers on this machine."""
         return self._replay
 
-    def draw(self, count: int, until: int | None) -> Drawn:
+    def draw(self, count: int, until: int | None, node: str) -> Drawn:
+        """As from another ``node`` than this, whoever asks."""
         return self._shard.draw(count, until)
 
     def update(self, life: str, keys: Any, priorities: Any) -> Written:

@@ -15,7 +15,7 @@ import tempfile
 import time
 from typing import Any
 
-from ray_cases import ALGORITHMS, ALPHA, BETA, CAPACITY, EPISODES, GOAL, GOALS, N_STEP, RATES, Setting, windowed
+from ray_cases import ALGORITHMS, ALPHA, BETA, CAPACITY, EPISODES, GOAL, N_STEP, SETTINGS, Setting, windowed
 from topologies_cases import Counted
 from topologies_rllib import configured, trained
 
@@ -87,7 +87,7 @@ def greedy(result: dict[str, Any]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("algorithm", choices=ALGORITHMS)
-    parser.add_argument("--measure", choices=("rate", "goal"), default="rate")
+    parser.add_argument("--measure", choices=SETTINGS, default="rate")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--learners", type=int, default=1, help="learner processes; 0: in the driver (default: RLlib's)"
@@ -102,7 +102,7 @@ def main() -> None:
     import ray
 
     goal = options.measure == "goal"
-    setting = windowed((GOALS if goal else RATES)[options.algorithm], options.warm_up, options.window)
+    setting = windowed(SETTINGS[options.measure][options.algorithm], options.warm_up, options.window)
     found: dict[str, Any]
     with tempfile.TemporaryDirectory() as folder:
         ray.init(

@@ -16,6 +16,7 @@ Every rate is measured in rounds, every second one in reverse.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 import time
@@ -233,7 +234,9 @@ def main() -> None:
     if options.writers < max(options.shards):
         parser.error(f"--writers {options.writers} leave shards without one: take at least {max(options.shards)}")
     processes.end_in_order()
-    results: Result = {}
+    title = "ray-shards-quick" if options.quick else "ray-shards"
+    path = options.out / f"{title}.json"
+    results: Result = json.loads(path.read_text()) if path.exists() else {}  # parts measured before stay in the table
     if {"frequencies", "rates"} & set(options.parts):
         with ray_rig.cluster(options.writers + 1, options.store_mb << 20):
             if "frequencies" in options.parts:
@@ -242,7 +245,6 @@ def main() -> None:
                 results["rates"] = rates(options)
     if "launchers" in options.parts:
         results["launchers"] = launchers(options)
-    title = "ray-shards-quick" if options.quick else "ray-shards"
     report.save(title, text(results, options), results, None, options.out)
 
 

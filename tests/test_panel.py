@@ -197,7 +197,7 @@ def test_closing_lines() -> None:
     )
     assert "nothing was learned" not in closing_line(good).plain
     assert "nothing was learned" not in closing_line(good | {"updates": 0, "stopped_by": "error"}).plain
-    assert "0 updates; nothing was learned: the learner waits until the replay holds --min-size items; final" in (
+    assert "0 updates; nothing was learned: there was no batch yet (--batch-size; a prioritized replay first holds" in (
         closing_line(good | {"updates": 0}).plain
     )
 

@@ -262,10 +262,11 @@ def line(status: RunStatus) -> str:
         f"updates {count(status.updates)} ({count(status.updates_per_second)}/s)",
         f"return {number(status.train_return)}",
         f"greedy {number(status.eval_return)} (best {number(status.best_eval_return)})",
-        f"replay {status.replay_size / status.replay_capacity:.0%}" if status.replay_capacity else "replay –",
-        f"samples/insert {number(status.samples_per_insert)}",
-        f"lag {number(status.policy_lag.mean)}",
     ]
+    if status.replay_capacity:  # of a topology that has a replay, once it is there
+        parts.append(f"replay {status.replay_size / status.replay_capacity:.0%}")
+        parts.append(f"samples/insert {number(status.samples_per_insert)}")
+    parts.append(f"lag {number(status.policy_lag.mean)}")
     if lost := _counted(status):
         parts.append(lost.plain)
     if status.eta_seconds is not None:
@@ -308,7 +309,8 @@ def closing_line(summary: Mapping[str, Any]) -> Text:
         f" after {clock(wall)}, because {ends.get(stopped_by, stopped_by)}; {steps:,.0f} steps, {updates:,.0f} updates"
     )
     if stopped_by != "error" and not updates and "updates" in summary and not summary.get("hosts"):
-        words += "; nothing was learned: the learner waits until the replay holds --min-size items"
+        words += "; nothing was learned: there was no batch yet"
+        words += " (--batch-size; a prioritized replay first holds --min-size items)"
     if summary.get("final_eval_return") is not None:
         words += f"; final greedy return {number(summary['final_eval_return'])}"
         words += f" over {summary.get('final_eval_episodes')} fresh episodes"

@@ -13,7 +13,7 @@ import pytest
 from made_up import FakeRuns, a_plan, nothing, quiet, told
 
 from apexrl import cli, compare, settings, topologies
-from apexrl.compare.plan import EQUAL, Arm, Plan, differences
+from apexrl.compare.plan import EQUAL, Arm, Plan, differences, several_agents
 from apexrl.config import Config
 from apexrl.presets import PRESETS, with_agent, with_topology
 
@@ -71,6 +71,15 @@ def test_without_agents_every_topology_takes_one_that_it_runs() -> None:
     for arm in plan.arms:
         topologies.check_agent(arm.topology, arm.agent)
         settings.check(arm.config)
+
+
+def test_topologies_with_agents_of_their_own_are_said_to_differ_in_both() -> None:
+    several = compare.plan("cartpole", ["apex", "impala"], seeds=1, env_steps=100)
+    assert {arm.agent for arm in several.arms} == {"dueling_dqn", "impala"}
+    assert "dueling_dqn, impala" in several_agents(several)
+    assert "--agents" in several_agents(several)
+    assert not several_agents(compare.plan("cartpole", ["apex", "gorila"], ["dqn"], seeds=1, env_steps=100))
+    assert not several_agents(a_plan(("dqn", "c51")))  # agents are what is compared
 
 
 def test_what_differs_is_told() -> None:

@@ -11,7 +11,7 @@ import ray
 
 from apexrl.errors import NonFiniteError, WaitTimeout
 from apexrl.protocols import Context
-from apexrl.replay.sharded import ShardedReplay
+from apexrl.replay.loads import Loads
 from apexrl.roles import checkpoints
 
 BATCH = 16
@@ -78,7 +78,7 @@ class Learner:
 
     keeps = True
 
-    def __init__(self, context: Context, *, replay: ShardedReplay, weights: Any) -> None:
+    def __init__(self, context: Context, *, replay: Loads, weights: Any) -> None:
         self._context = context
         self._replay = replay
         self._weights = weights
@@ -111,6 +111,7 @@ class Learner:
         if self._agent.updates % 50 == 0:
             checkpoints.write(self._context, self._agent, keep=2)
         made = self._context.total("updates")
+        self._about["near"] = sum(end.near for end in self._replay._replay._ends)  # type: ignore[attr-defined]
         self._context.send("seen", updates=made, slots=self._seen, **self._about, **self._replay.stats())
         return True
 

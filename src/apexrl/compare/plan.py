@@ -218,6 +218,14 @@ def terms(plan: Plan) -> str:
     return "  ·  ".join(parts)
 
 
+def several_agents(plan: Plan) -> str:
+    """That the arms are no comparison of topologies alone; empty where all have one agent, or agents were asked for."""
+    agents = list(dict.fromkeys(arm.agent for arm in plan.arms))
+    if len(agents) == 1 or len({arm.topology for arm in plan.arms}) == 1:
+        return ""
+    return f"the agents differ, too ({', '.join(agents)}): --agents NAME gives one to every topology that can run it"
+
+
 def differences(plan: Plan) -> dict[str, list[Any]]:
     """Settings in which the arms differ, by flat name: a value for each; None where it means nothing to that one.
 

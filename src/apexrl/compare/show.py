@@ -15,7 +15,7 @@ from rich.text import Text
 
 from apexrl.compare import tables
 from apexrl.compare.outcome import Outcome
-from apexrl.compare.plan import Arm, Plan, terms, told
+from apexrl.compare.plan import Arm, Plan, several_agents, terms, told
 from apexrl.panel import clock, count, number
 from apexrl.status import Level, RunStatus
 
@@ -42,6 +42,8 @@ class Show:
     def begins(self, plan: Plan, out: Path, there: int) -> None:
         """What will be run."""
         self._print(Text.assemble(("apexrl compare  ", "bold"), terms(plan)))
+        if words := several_agents(plan):
+            self._print(Text(words, style="yellow"))
         for arm in plan.arms:
             if arm.put_aside:
                 self._print(Text(f"equal terms: {tables.put_aside(arm)}", style="dim"))

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from apexrl.compare.outcome import Outcome
 from apexrl.compare.pictures import PICTURES
-from apexrl.compare.plan import EQUAL, Arm, differences, terms, told
+from apexrl.compare.plan import EQUAL, Arm, differences, several_agents, terms, told
 from apexrl.config import Config
 from apexrl.files import replace_text
 from apexrl.panel import clock, count, number
@@ -198,6 +198,7 @@ def _page(report: Report, out: Path) -> str:
     parts = [
         f"# {plan.env}: {', '.join(arm.label for arm in plan.arms)}",
         f"{terms(plan)}  ·  one run after another, seed by seed",
+        *filter(None, [several_agents(plan)]),
         _machine(),
         in_markdown(report).rstrip(),
         "Means over the seeds; steps and time to the goal are medians of those that reached it. Final return: mean of "

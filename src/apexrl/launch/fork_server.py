@@ -53,6 +53,7 @@ class Birth(NamedTuple):
 def serve(control: socket.socket, preload: Sequence[str]) -> None:
     """The server's life, from the imports to the end of the supervisor."""
     _adopt_orphans()
+    _name_process("apexrl-starter")
     for module in preload:
         importlib.import_module(module)
     if "torch" in sys.modules:
@@ -352,7 +353,10 @@ class ForkServer:
             except ConnectionError:
                 data = b""
             if not data:
-                raise WorkerError(f"the process that starts workers has ended.\n{self.complaints()}".rstrip())
+                raise WorkerError(
+                    "the process that starts workers has ended, and they with it: apexrl resume goes on from the last "
+                    f"checkpoint.\n{self.complaints()}".rstrip()
+                )
             self._buffer += data
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:

@@ -381,7 +381,10 @@ class ShardedReplay:
         return Batch(data, keys, probabilities, weights)
 
     def _joined(self, parts: Sequence[Array], whole: Array | None) -> Array:
-        """``parts`` one after the other, in ``whole`` if there is one."""
+        """``parts`` one after the other, in ``whole`` if there is one. What came from a shard elsewhere cannot be
+        written to (an object store's memory), and the arrays of a batch are the caller's."""
+        if whole is None and len(parts) == 1 and self.allocator is aligned and parts[0].flags.writeable:
+            return parts[0]
         rows = sum(len(part) for part in parts)
         if whole is None:
             whole = self.allocator((rows, *parts[0].shape[1:]), parts[0].dtype.name)

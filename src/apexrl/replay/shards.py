@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import time
 import uuid
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apexrl.errors import ConfigError, WaitTimeout
+from apexrl.errors import ClosedError, ConfigError, WaitTimeout
 from apexrl.replay.batch import Batch, Updated
 from apexrl.replay.replay import Replay
 from apexrl.spec import Array
@@ -78,9 +80,9 @@ class Shard:
                 "a shard has no limiter of its own: leave samples_per_insert= to the sampler of all shards"
             )
         self.replay = replay
-        self._patience = patience
-        self.life = uuid.uuid4().hex
         self._fifo = replay._options["sampler"] == "fifo"
+        self.patience = patience if self._fifo else 0.0
+        self.life = uuid.uuid4().hex
         self._turn = 0
         self._until = -1
         self._moment = 0
@@ -90,8 +92,14 @@ class Shard:
         """``count`` items if there are any (fifo: as many as there are, at most ``count``); 0: only how things stand.
 
         Args:
-            until: items that may ever be inserted, unless a later call says more; then writers wait. None: any number.
+            until: as of ``admit``.
         """
+        self.admit(until)
+        return self.whole(count, self.patience) or self.rest(count)
+
+    def admit(self, until: int | None) -> None:
+        """Items up to the ``until``-th ever may be inserted, unless a later call says more; then writers wait. None:
+        what was said before holds."""
         replay = self.replay
         if until is not None and until > self._until:
             self._until = until
@@ -99,10 +107,27 @@ class Shard:
             room = max(0, until - int(replay._native.counters()["inserted"]))
             rate = _RATES[self._turn]
             replay.set_limiter(min_size=min(1, replay.capacity), samples_per_insert=rate, insert_band=room)
-        count = min(count, replay.capacity) if self._fifo else count  # it may hold a chunk more, but gives no more
-        batch = self._sample(count, self._patience if self._fifo else 0.0)
-        if batch is None and self._fifo:
-            batch = self._sample(min(count, len(replay)), 0.0)
+
+    def whole(self, count: int, timeout: float) -> Drawn | None:
+        """``count`` items, or None if they are not there within ``timeout`` seconds."""
+        if not count:
+            return self._drawn(None)
+        batch = self._sample(self._most(count), timeout)
+        return None if batch is None else self._drawn(batch)
+
+    def rest(self, count: int) -> Drawn:
+        """What there is of ``count`` items that are not all there."""
+        return self._drawn(self._sample(min(self._most(count), len(self.replay)), 0.0) if self._fifo else None)
+
+    def release(self) -> None:
+        """Let another process of this host sample the replay in its place."""
+        self.replay.release()
+
+    def _most(self, count: int) -> int:
+        """(fifo) It may hold a chunk more than its capacity, but gives no more."""
+        return min(count, self.replay.capacity) if self._fifo else count
+
+    def _drawn(self, batch: Batch | None) -> Drawn:
         if batch is None:
             return Drawn({}, np.empty(0, np.uint64), np.empty(0, np.float64), self._standing())
         return Drawn(batch.data, batch.keys, batch.probabilities, self._standing())
@@ -138,6 +163,37 @@ class Here:
 
     def update(self, life: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Answer:
         return Given(self._shard.update(life, keys, priorities))
+
+
+class Soon:
+    """Items of a shard in this process, drawn when they are looked for: who asks ahead finds no older ones than who
+    asks late, and waits for a queue no longer than it wants to."""
+
+    def __init__(self, shard: Shard, count: int) -> None:
+        self._shard = shard
+        self._count = count
+        self._late = math.inf  # monotonic seconds, after which what there is will do
+        self._answer: Drawn | ClosedError | None = None
+
+    def ready(self, timeout: float) -> bool:
+        if self._answer is None:
+            now = time.monotonic()
+            self._late = min(self._late, now + self._shard.patience)
+            try:
+                self._answer = self._shard.whole(self._count, min(timeout, max(0.0, self._late - now)))
+                if self._answer is None and time.monotonic() >= self._late:
+                    self._answer = self._shard.rest(self._count)
+            except ClosedError as error:
+                self._answer = error
+        return self._answer is not None
+
+    def take(self) -> Drawn:
+        while not self.ready(QUEUE_SECONDS):
+            pass
+        if isinstance(self._answer, ClosedError):
+            raise self._answer
+        assert self._answer is not None
+        return self._answer
 
 
 class Given:

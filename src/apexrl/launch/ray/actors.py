@@ -20,10 +20,11 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from ray.exceptions import RayActorError, RayError
 
-from apexrl.errors import ConfigError, SpecError
+from apexrl.errors import ClosedError, ConfigError, OwnershipError
 from apexrl.launch.probe import probe
+from apexrl.launch.ray.distribution import Distribution, publish
+from apexrl.launch.ray.near import Lent, node_id
 from apexrl.launch.wiring import Wiring
 from apexrl.launch.worker import keep_memory, run_role
 from apexrl.links import messages
@@ -36,9 +37,6 @@ from apexrl.replay.shards import QUEUE_SECONDS, Drawn, Shard, Written
 from apexrl.run_folder import versions
 from apexrl.topologies.program import Factory, Probe, Program
 from apexrl.weights import WeightsBoard
-
-_LOOK_SECONDS, _SOON_SECONDS = 0.25, 0.01  # between looks at weights; while some are on their way
-_TRIES = 20  # to send weights to a group that is there and cannot take them
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -61,7 +59,7 @@ class Hello:
 
 def hello() -> Hello:
     have = {name: version for name, version in versions().items() if version}
-    return Hello(platform.node(), ray.get_runtime_context().get_node_id(), os.getpid(), have)
+    return Hello(platform.node(), node_id(), os.getpid(), have)
 
 
 @dataclass(frozen=True)
@@ -87,9 +85,11 @@ class Ground:
         self._weights = next(port for port in ports if isinstance(port, WeightsBoard | ShardedParameters))
         replay = next((port for port in ports if isinstance(port, Replay)), None)
         self._shard = None if replay is None else Shard(replay, QUEUE_SECONDS)
-        self._others: dict[int, Any] = {}
-        self._newest: tuple[int, Any] | None = None
+        self._lent = False  # to a sampler on this node
+        self._node = node_id()
+        self._distribution: Distribution | None = None
         if self._shard is None:
+            self._distribution = Distribution(self._weights, self._node)
             threading.Thread(target=self._keep_distributing, name="weights", daemon=True).start()
 
     def hello(self) -> Hello:
@@ -102,10 +102,24 @@ class Ground:
     def look(self) -> Look:
         return Look(self._wiring.replay_stats(), self._wiring.weights_version(), self._wiring.spoilt_weight_reads())
 
+    def lives(self) -> bool:
+        """Whoever can ask."""
+        return True
+
     @_apart("data")
-    def draw(self, count: int, until: int | None) -> Drawn:
-        """See ``Shard.draw``."""
+    def draw(self, count: int, until: int | None, node: str) -> Drawn | Lent:
+        """See ``Shard.draw``; whoever asks from this very ``node`` is lent the replay itself, and draws there."""
         assert self._shard is not None
+        if node == self._node:
+            self._shard.release()
+            self._lent = True
+            return Lent(self._shard.replay.__reduce__()[1], count, until)
+        if self._lent:
+            try:
+                self._shard = Shard(self._shard.replay, QUEUE_SECONDS)
+            except OwnershipError as error:  # it is killed, or will be: there is one sampler at a time
+                raise ClosedError(str(error)) from None
+            self._lent = False
         return self._shard.draw(count, until)
 
     @_apart("data")
@@ -116,69 +130,31 @@ class Ground:
 
     def meet(self, group: int, handle: Any) -> None:
         """(home) Send the weights to another group from now on; None: no more."""
-        self._others[group] = handle
+        assert self._distribution is not None
+        self._distribution.groups[group] = handle
+
+    def board(self, node: str) -> tuple[Any, ...] | None:
+        """(group) What the weights' board pickles as, if ``node`` is this one: who has the weights publishes there."""
+        assert isinstance(self._weights, WeightsBoard)
+        return self._weights.__reduce__()[1] if node == self._node else None
 
     @_apart("weights")
     def weights(self, version: int, boxed: list[Any]) -> int:
         """(group) Weights that lie in the object store under the reference in ``boxed``: fetched once to this node."""
-        board = self._weights
-        assert isinstance(board, WeightsBoard)
-        if version > board.version:
-            try:
-                board.publish(ray.get(boxed[0]), version)
-            except SpecError:
-                if version > board.version:
-                    raise
+        assert isinstance(self._weights, WeightsBoard)
+        if version > self._weights.version:
+            publish(self._weights, ray.get(boxed[0]), version)
         return version
 
     def _keep_distributing(self) -> None:
         """(home) A run whose actors never hear of new weights must not seem to go on: home begins anew."""
+        assert self._distribution is not None
         try:
-            self._distribute()
+            self._distribution.run()
         except BaseException:
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)
-
-    def _distribute(self) -> None:
-        """(home) Every new version goes into the object store once. A group that is still at an older one gets the
-        newest when it is done, and never those between. What it could not take, it is sent again."""
-        under_way: dict[int, Any] = {}
-        sent: dict[int, tuple[Any, int]] = {}
-        failed: dict[int, tuple[Any, int, float]] = {}  # the group, how often in a row, and when it may be tried again
-        reference, version = None, 0
-        while True:
-            if self._wait(version, _LOOK_SECONDS if not under_way else _SOON_SECONDS):
-                newest = self._weights.latest(newer_than=version)
-                if newest is not None:
-                    version, reference = newest[0], ray.put(newest[1])
-            for group, handle in list(self._others.items()):
-                if group in under_way:
-                    if not ray.wait([under_way[group]], timeout=0.0)[0]:
-                        continue
-                    to = sent[group][0]
-                    before = failed.pop(group, (None, 0, 0.0))
-                    try:
-                        ray.get(under_way.pop(group))
-                    except RayError as error:
-                        often = before[1] + 1 if before[0] is to else 1
-                        if often > _TRIES and not isinstance(error, RayActorError):  # of the dead the driver hears
-                            raise
-                        failed[group] = (to, often, time.monotonic() + _LOOK_SECONDS)
-                        del sent[group]
-                if handle is None or reference is None or sent.get(group) == (handle, version):
-                    continue
-                if group in failed and failed[group][0] is handle and time.monotonic() < failed[group][2]:
-                    continue
-                under_way[group] = handle.weights.remote(version, [reference])
-                sent[group] = (handle, version)
-
-    def _wait(self, version: int, seconds: float) -> bool:
-        """(home) Whether there are newer weights; parameter servers ring nobody."""
-        if isinstance(self._weights, WeightsBoard):
-            return self._weights.wait(version, seconds)
-        time.sleep(min(seconds, _SOON_SECONDS))
-        return self._weights.version > version
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util import list_named_actors
 
-from apexrl.errors import ClosedError
+from apexrl.errors import ClosedError, OwnershipError
+from apexrl.launch.ray.near import Lent, NearShard, node_id
 from apexrl.replay.loads import Loads
 from apexrl.replay.sharded import ShardedReplay
-from apexrl.replay.shards import Answer
+from apexrl.replay.shards import Answer, Drawn
 
 _AHEAD = 2  # batches asked for before they are wanted: a call to another node is under way for longer than an update
 _SEARCH_SECONDS = 0.5  # between looks for actors of shards that were lost, or have yet to come
@@ -82,20 +83,66 @@ class Listing:
 
 
 class RayEnd:
-    """A shard that a named Ray actor holds (``replay.shards.ShardEnd``)."""
+    """A shard that a named Ray actor holds (``replay.shards.ShardEnd``). One that turns out to be on this node is
+    sampled here; others are called."""
 
     def __init__(self, name: str, namespace: str, listing: Listing | None = None) -> None:
         self._name = name
         self._namespace = namespace
         self._listing = listing or Listing(namespace)
         self._handle: Any = None
+        self._near: NearShard | None = None
+        self._reach: str | None = None  # the node whose shards' memory this process can reach; "": none's
         self._searched = -1e9
 
+    @property
+    def near(self) -> bool:
+        """Whether it is on this node, as far as is known."""
+        return self._near is not None
+
     def draw(self, count: int, until: int | None) -> Answer:
-        return self._call("draw", count, until)
+        near = self._here()
+        if near is not None:
+            return near.draw(count, until)
+        if self._reach is None:
+            self._reach = node_id()
+        return self._call("draw", count, until, self._reach)
 
     def update(self, life: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Answer:
-        return self._call("update", life, keys, priorities)
+        near = self._here()
+        return self._call("update", life, keys, priorities) if near is None else near.update(life, keys, priorities)
+
+    def adopt(self, lent: Lent, handle: Any) -> Drawn:
+        """What was asked of ``handle`` is here: it is sampled by this process from now on.
+
+        Raises:
+            ClosedError: it has gone, or another one still samples it.
+        """
+        if handle is not self._handle:
+            raise ClosedError("this shard was lost")
+        if self._near is None:
+            try:
+                self._near = NearShard(handle, lent)
+            except OwnershipError as error:
+                raise ClosedError(str(error)) from None
+            except ClosedError:  # if it has not gone, as where its process is in another container
+                self._reach = ""
+                raise
+        drawn: Drawn = self._near.draw(lent.rows, lent.until).take()
+        return drawn
+
+    def forget(self, handle: Any) -> None:
+        """Whoever answers to ``handle`` was lost. Another life of the shard is not forgotten with it."""
+        if self._handle is handle:
+            self._handle, self._reach = None, None
+            if self._near is not None:
+                self._near.close()
+                self._near = None
+
+    def _here(self) -> NearShard | None:
+        if self._near is not None and not self._near.lives():
+            self.forget(self._handle)
+        return self._near
 
     def _call(self, method: str, *arguments: Any) -> Answer:
         if self._handle is None and not self._find():
@@ -103,7 +150,7 @@ class RayEnd:
         try:
             return RayAnswer(self, self._handle, getattr(self._handle, method).remote(*arguments))
         except RayError:
-            self._handle = None
+            self.forget(self._handle)
             return RayAnswer(self, None, None)
 
     def _find(self) -> bool:
@@ -135,12 +182,12 @@ class RayAnswer:
         if self._reference is None:
             raise ClosedError("this shard is not there")
         try:
-            return ray.get(self._reference)
+            answer = ray.get(self._reference)
         except RayTaskError as error:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
         except GetTimeoutError:
             raise
         except (RayActorError, RayError) as error:  # it died, or its node with what it had answered
-            if self._end._handle is self._handle:
-                self._end._handle = None
+            self._end.forget(self._handle)
             raise ClosedError(f"this shard was lost: {str(error).splitlines()[0]}") from None
+        return self._end.adopt(answer, self._handle) if isinstance(answer, Lent) else answer
