@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from plain_roles import Actor, Learner
+from ray.exceptions import GetTimeoutError, RayActorError
 
 from apexrl.config import ActorConfig, Config
 from apexrl.launch.ledger import Base, Ledger
@@ -35,6 +36,8 @@ class Coming:
         self.value = value
 
     def get(self) -> Any:
+        if not self.value:
+            raise GetTimeoutError
         (value,) = self.value
         if isinstance(value, BaseException):
             raise value
@@ -151,6 +154,7 @@ class World:
 
     def kill(self, process: Process, no_restart: bool) -> None:
         process.killed = True
+        process.living.value = process.living.value or (RayActorError(),)
 
     def is_initialized(self) -> bool:
         return True
@@ -190,6 +194,7 @@ def run(
     most: int = 4,
     shards: int = 2,
     restarts: int = 5,
+    env_timeout: float | None = None,
 ) -> Watcher:
     """A learner, and two groups with two actors each, or more that come later."""
     config = Config(name="run", out=str(out), actor=ActorConfig(actors=4, actor_slots=most, actor_restarts=restarts))
@@ -197,7 +202,8 @@ def run(
     replay = whole.replay(capacity=10, fields={"a": Field((), "int64")}, kind="transition", min_size=1)
     weights = whole.weights(8)
     whole.role(Learner, replay=replay, weights=weights, restarts=5)
-    whole.role(Actor, count=most_actors(config), replay=replay, weights=weights, deeds={}, restarts=restarts)
+    fragile: dict[str, Any] = {"restarts": restarts, "env_timeout": env_timeout}
+    whole.role(Actor, count=most_actors(config), replay=replay, weights=weights, deeds={}, **fragile)
     watcher, deadline = Watcher(until), time.monotonic() + 60.0
     watcher.until = lambda watcher: until(watcher) or time.monotonic() > deadline
     folder = RunFolder.create(config)

@@ -77,6 +77,24 @@ def test_memory_that_does_not_answer_is_lost(world: World, tmp_path: Path, monke
     assert len(world.of(Ground, 1)) == 1  # nobody else begins anew
 
 
+def test_an_actor_that_answers_no_more_is_killed(world: World, tmp_path: Path) -> None:
+    """Its environment may hold the interpreter's lock, and then nobody in its process can say for how long."""
+    stuck: list[Process] = []
+
+    def until(watcher: Watcher) -> bool:
+        first = world.of(RoleProcess, 1)
+        if first and first[0].asked > 1 and not stuck:
+            stuck.append(first[0])
+            stuck[0].never = {"poll"}
+        return bool(stuck) and watcher.status.restarts["actor"] == 1
+
+    watcher = run(tmp_path, until, env_timeout=0.5)
+    assert stuck[0].killed
+    assert any("it has not answered for 0.5 s (--env-timeout)" in text for text in watcher.texts)
+    assert watcher.status.restarts["learner"] == 0
+    assert watcher.status.dropped["hung_env_calls"] == 1
+
+
 @pytest.mark.parametrize("kind", [Ground, RoleProcess])
 def test_who_cannot_be_reached_is_killed_before_another_takes_its_place(
     world: World, tmp_path: Path, kind: type

@@ -173,6 +173,30 @@ def test_queues_give_every_item_once(ahead: int) -> None:
         assert own == sorted(own)
 
 
+class Frozen(Here):
+    """Gives what cannot be written to, as an object store does."""
+
+    def draw(self, count: int, until: int | None) -> Answer:
+        answer = super().draw(count, until)
+        for values in answer.take().data.values():
+            values.flags.writeable = False
+        return answer
+
+
+@pytest.mark.parametrize("end", [Here, Frozen])
+def test_a_batch_of_one_shard_is_the_callers(end: type[Here]) -> None:
+    """Its arrays go through as they are, where they may be written to."""
+    replay = ShardedReplay([end(filled(np.ones(100), 0))], capacity=100, ahead=2)
+    batches = [replay.sample(16) for _ in range(4)]
+    numbers = [batch.data["number"] for batch in batches]
+    copies = [values.copy() for values in numbers]
+    for values in numbers:
+        values += 1000
+    replay.sample(16)
+    for values, copy in zip(numbers, copies, strict=True):
+        np.testing.assert_array_equal(values, copy + 1000)
+
+
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one shard"):
         ShardedReplay([], capacity=10)

@@ -284,9 +284,8 @@ class Driver:
         if place.polled is None and now - place.asked_at >= every:
             place.asked_at = now
             place.polled = place.handle.poll.remote(News(self._word, self._others(place)))
-        limit = place.node.env_timeout
-        if limit is not None and place.report.busy_seconds > limit and not place.hung:
-            place.hung = True
+        if why := place.hangs(now):
+            place.hung = why
             self._hung_calls += 1
             kill(place.handle)
         if self._stop_at is not None and now > self._stop_at + place.grace(self._word == HURRY):

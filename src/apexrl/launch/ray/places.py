@@ -36,7 +36,7 @@ class Place:
         self.asked_at = self.heard_at = self.born_at = 0.0
         self.restart_at = 0.0
         self.restarts = 0
-        self.hung = False
+        self.hung = ""  # why it was killed, if it hung
         self.errors: list[dict[str, Any]] = []
         self.last_error = ""
         self.report = Report({})
@@ -47,7 +47,7 @@ class Place:
     def begin(self, now: float, handle: Any) -> None:
         self.generation += 1
         self.restarts += self.generation > 0
-        self.handle, self.life, self.polled, self.hung = handle, None, None, False
+        self.handle, self.life, self.polled, self.hung = handle, None, None, ""
         self.errors = []
         self.report = Report({})
         self.born_at = self.heard_at = now
@@ -69,6 +69,17 @@ class Place:
         """Seconds since its life was begun, if nothing was heard of it; else 0."""
         return 0.0 if self.handle is None or self.report.pid else now - self.born_at
 
+    def hangs(self, now: float) -> str:
+        """Why this life is to be killed for what its environment, or its whole process, does not return from; empty: it
+        need not be."""
+        limit = self.node.env_timeout
+        if limit is None or self.hung:
+            return ""
+        if self.report.busy_seconds > limit:
+            return hung_call(limit)
+        asked = self.polled is not None and self.report.pid  # one that has answered before
+        return _silent(limit) if asked and now - self.asked_at > limit else ""
+
     def end(self, now: float, killed: bool, why: str) -> None:
         """This life is over; what it had counted stays."""
         worked = self.work_done > self._work_at_birth
@@ -77,8 +88,7 @@ class Place:
         self.report = Report({})
         self.handle = self.life = self.polled = None
         self.patience.failed(now - self.born_at, worked, killed and not self.hung)
-        if self.hung:
-            why = hung_call(self.node.env_timeout)
+        why = self.hung or why
         self.last_error = self.errors[-1]["traceback"].rstrip() if self.errors and not self.hung else why
         self.restart_at = now + self.patience.pause_seconds
 
@@ -123,6 +133,14 @@ class Place:
             rate=self._rate.add(now, self.total(work.counter)),
             heartbeat_age_seconds=max(0.0, now - self.heard_at),
         )
+
+
+def _silent(seconds: float) -> str:
+    return (
+        f"it has not answered for {seconds:g} s (--env-timeout)\n"
+        "Its process was stopped, or an environment call keeps Python's interpreter to itself: if calls may, for so "
+        "long, raise --env-timeout"
+    )
 
 
 def cut(program: Program, plan: Plan, namespace: str) -> list[Group]:
