@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -91,7 +92,9 @@ def show_folder(path: str | Path, watch: bool = False, console: Console | None =
         record = records.get(note["namespace"])
         return (_picture(record, console.width), True) if record is not None else (_from_log(folder, ""), True)
 
-    if note:
+    if note and not _ended_since(folder):
+        if note["auth"]:
+            os.environ.setdefault("RAY_AUTH_MODE", note["auth"])  # before Ray is imported
         try:
             return _look(note["address"], picture, watch, console)
         except ApexrlError as error:
@@ -150,11 +153,20 @@ def _note(folder: RunFolder) -> dict[str, str]:
     """Where the run was last on Ray; empty: nowhere."""
     try:
         values = json.loads(folder.ray_path.read_text(encoding="utf-8"))
-        return {"address": str(values["address"]), "namespace": str(values["namespace"])}
+        known = {"address": str(values["address"]), "namespace": str(values["namespace"])}
+        return known | {"auth": str(values.get("auth", ""))}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{folder.ray_path} does not name a cluster ({error}): delete it") from error
+
+
+def _ended_since(folder: RunFolder) -> bool:
+    """Whether the run's newest life on Ray has written its summary."""
+    try:
+        return folder.summary_path.stat().st_mtime_ns >= folder.ray_path.stat().st_mtime_ns
+    except OSError:
+        return False
 
 
 def _there(names: str, silent: int) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from watching import Watcher
 
 from apexrl.config import Config, StopConfig
-from apexrl.launch.ledger import Base, Ledger, base_of
+from apexrl.errors import ConfigError
+from apexrl.launch.ledger import Base, Ledger, base_of, check_ahead
 from apexrl.run_folder import RunFolder
 from apexrl.status import RunStatus
 
@@ -175,3 +177,18 @@ def test_what_went_between_hosts_is_in_status_and_summary(kind: str, lost: str, 
 def test_a_run_on_one_machine_has_nothing_to_say_of_hosts(tmp_path: Path) -> None:
     ledger, _ = ledger_of(tmp_path)
     assert "hosts" not in ledger.close()
+
+
+@pytest.mark.parametrize(
+    ("stop", "base", "told"),
+    [
+        (StopConfig(minutes=0.5), Base(elapsed_seconds=42.0), r"has had 0\.7 of --minutes 0\.5: .*say more, or 0"),
+        (StopConfig(minutes=0.7), Base(elapsed_seconds=42.0), "--minutes"),
+        (StopConfig(minutes=0.0, env_steps=1000), Base(env_steps=1003), "has had 1,003 of --env-steps 1,000"),
+        (StopConfig(minutes=0.8, env_steps=1004), Base(env_steps=1003, elapsed_seconds=42.0), ""),
+        (StopConfig(minutes=0.0, env_steps=0), Base(env_steps=1003, elapsed_seconds=42.0), ""),
+    ],
+)
+def test_who_goes_on_with_a_run_says_for_longer_than_it_had(stop: StopConfig, base: Base, told: str) -> None:
+    with pytest.raises(ConfigError, match=told) if told else nullcontext():
+        check_ahead(stop, base)

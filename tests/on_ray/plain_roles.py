@@ -111,7 +111,7 @@ class Learner:
         if self._agent.updates % 50 == 0:
             checkpoints.write(self._context, self._agent, keep=2)
         made = self._context.total("updates")
-        self._about["near"] = sum(end.near for end in self._replay._replay._ends)  # type: ignore[attr-defined]
+        self._about["near"] = sum(end._near is not None for end in self._replay._replay._ends)  # type: ignore[attr-defined]
         self._context.send("seen", updates=made, slots=self._seen, **self._about, **self._replay.stats())
         return True
 

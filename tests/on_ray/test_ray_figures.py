@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import socket
 import subprocess
@@ -346,6 +347,22 @@ def test_a_cluster_that_has_gone_leaves_the_log(tmp_path: Path) -> None:
     assert clusters.show_folder(folder.path, console=Console(file=text, width=200)) == 0
     assert "its Ray cluster at 127.0.0.1:" in text.getvalue()
     assert "does not answer" in text.getvalue()
+
+
+def test_the_cluster_of_a_run_that_has_ended_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder.create(Config(name="over", out=str(tmp_path)))
+    folder.ray_path.write_text(json.dumps({"address": "127.0.0.1:1", "namespace": "apexrl-1", "auth": "token"}))
+    folder.summary_path.write_text("{}")
+    monkeypatch.setattr(clusters, "_look", lambda *_: pytest.fail("it was asked"))
+    text = io.StringIO()
+    assert clusters.show_folder(folder.path, console=Console(file=text, width=200)) == 0
+    assert "does not answer" not in text.getvalue()
+    later = folder.summary_path.stat().st_mtime + 1.0
+    os.utime(folder.ray_path, (later, later))  # it goes on
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.setattr(clusters, "_look", lambda address, *_: 7 if os.environ["RAY_AUTH_MODE"] == "token" else 0)
+    assert clusters.show_folder(folder.path, console=Console(file=text, width=200)) == 7
+    del os.environ["RAY_AUTH_MODE"]
 
 
 def free_port() -> int:

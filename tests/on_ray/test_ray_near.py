@@ -16,16 +16,17 @@ import pytest
 pytest.importorskip("ray.cluster_utils", reason="needs the extra ray", exc_type=ImportError)
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
 from ray_quiet import QUIET
 from short_runs import Watcher, run
 
 from apexrl.errors import ClosedError, OwnershipError
 from apexrl.launch.ray import ends, near
+from apexrl.launch.ray.actors import Ground
 from apexrl.launch.ray.ends import RayAnswer, RayEnd
-from apexrl.launch.ray.near import Lent
+from apexrl.launch.ray.near import Lent, NearShard
 from apexrl.replay import Field, Replay
-from apexrl.replay.shards import Drawn, Standing
+from apexrl.replay.shards import Drawn, Shard, Standing
 from apexrl.status import RunStatus
 
 pytestmark = [
@@ -33,13 +34,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
 
+KEPT: list[NearShard] = []  # of a process
+
 
 class Process:
     """A group's, which lends its replay to whoever asks."""
 
     def __init__(self, replay: Replay) -> None:
         self.state = replay.__reduce__()[1]
-        self.dead = False
+        self.dead: Exception | None = None
         self.called: list[str] = []
         self.draw = SimpleNamespace(remote=self._draw)
         self.lives = SimpleNamespace(remote=self._lives)
@@ -48,11 +51,11 @@ class Process:
         self.called.append(f"draw from {node}")
         if not node:
             return Drawn({}, np.zeros(0, np.uint64), np.zeros(0), Standing(50, 50.0, 50, "far", 0, 1))
-        return Lent(self.state, count, until)
+        return Lent(self.state, "its life", count, until)
 
     def _lives(self) -> Any:
         self.called.append("lives")
-        return RayActorError() if self.dead else True
+        return self.dead or True
 
 
 @pytest.fixture
@@ -84,10 +87,10 @@ def end(replay: Replay, monkeypatch: pytest.MonkeyPatch) -> RayEnd:
 def test_a_lent_shard_is_sampled_here_and_its_process_only_asked_whether_it_lives(end: RayEnd) -> None:
     process = end._handle
     early = end.draw(8, None), end.draw(0, None)  # asked before it was known
-    assert not end.near
+    assert end._near is None
     drawn = early[0].take()
     assert len(drawn.keys) == 8
-    assert end.near
+    assert end._near is not None
     standing = early[1].take().standing
     assert (standing.size, standing.sampled, standing.life) == (50, 8, drawn.standing.life)
     assert process.called == ["draw from here"] * 2
@@ -101,8 +104,8 @@ def test_it_is_lost_with_its_process(end: RayEnd) -> None:
     process = end._handle
     end.draw(0, None).take()
     ahead = end.draw(8, None)
-    process.dead = True
-    while end.near:
+    process.dead = RayActorError()
+    while end._near is not None:
         answer = end.draw(8, None)
     for lost in (ahead, answer, end.draw(8, None), end.update("life", np.zeros(1, np.uint64), np.ones(1))):
         with pytest.raises(ClosedError):
@@ -117,7 +120,7 @@ def test_what_another_still_samples_is_not_there_yet(end: RayEnd, monkeypatch: p
         patched.setattr(ends, "NearShard", owned)
         with pytest.raises(ClosedError, match="process 7 owns"):
             end.draw(8, None).take()
-    assert not end.near
+    assert end._near is None
     assert len(end.draw(8, None).take().keys) == 8
 
 
@@ -130,7 +133,7 @@ def test_memory_out_of_reach_is_called(end: RayEnd, replay: Replay) -> None:
     with pytest.raises(ClosedError):
         first.take()
     assert end.draw(8, None).take().standing.life == "far"
-    assert not end.near
+    assert end._near is None
     assert end._handle.called == ["draw from here", "draw from "]
 
 
@@ -140,12 +143,48 @@ def test_what_a_former_process_lends_is_not_taken(end: RayEnd, replay: Replay) -
     end._handle = Process(replay)
     with pytest.raises(ClosedError, match="lost"):
         late.take()
-    assert not end.near
+    assert end._near is None
     assert not replay._native.owned
     answer = RayAnswer(end, process, RayActorError())
     with pytest.raises(ClosedError):
         answer.take()
     assert end._handle is not None
+
+
+def test_a_group_lends_its_shard_and_takes_it_back_when_nobody_has_it(replay: Replay) -> None:
+    ground: Any = Ground.__new__(Ground)
+    ground._shard, ground._node, ground._lent = Shard(replay), "here", False
+    life = ground._shard.life
+    before = ground.draw(8, None, "elsewhere")
+    lent = ground.draw(8, None, "here")
+    assert (lent.life, lent.rows) == (life, 8)
+    assert not replay._native.owned
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as sampler:
+        assert sampler.submit(sample, lent).result() == life
+        with pytest.raises(ClosedError, match="owns this replay"):
+            ground.draw(8, None, "elsewhere")
+        meanwhile = ground.update(life, before.keys, np.ones(8))
+        assert meanwhile.updated == (0, 8)  # it is the sampler's to write them
+        assert (meanwhile.standing.life, meanwhile.standing.size) == (life, 50)
+    after = ground.draw(8, None, "elsewhere")
+    assert (after.standing.life, after.standing.sampled) == (life, 8 + 8 + 8)
+    assert ground.update(life, before.keys, np.ones(8)).updated == (8, 0)
+
+
+def sample(lent: Lent) -> str:
+    """In a process of its own, which owns the replay from then on."""
+    KEPT.append(NearShard(None, lent))
+    standing: Standing = KEPT[0].draw(lent.rows, lent.until).take().standing
+    return standing.life
+
+
+def test_a_broken_connection_is_no_death(end: RayEnd) -> None:
+    process = end._handle
+    first = end.draw(8, None).take()
+    process.dead = ActorUnavailableError("the connection broke", b"x" * 16)
+    for _ in range(4):
+        assert end.draw(8, None).take().standing.life == first.standing.life
+    assert "lives" in process.called
 
 
 @pytest.mark.cluster

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from kept import filled, kept
 
-from apexrl.errors import ClosedError
+from apexrl.errors import ClosedError, WaitTimeout
 from apexrl.replay import Field, Replay
 from apexrl.replay.shards import Shard, Soon
 
@@ -76,20 +76,59 @@ def test_then_what_there_is_will_do() -> None:
 
 def test_the_time_of_a_queue_begins_when_it_is_first_looked_at() -> None:
     """What is asked ahead has waited behind another batch, and shall not come in pieces for that."""
-    shard = queue(5, 60.0)
-    soon = Soon(shard, 8)
-    shard.patience = 0.01
-    time.sleep(0.02)
-    shard.patience = 60.0
+    soon = Soon(queue(5, 0.5), 8)
+    time.sleep(0.7)
     assert not soon.ready(0.0)
 
 
 def test_a_shard_that_is_let_go_of_is_lost() -> None:
     shard = queue(5, 60.0)
-    soon, after = Soon(shard, 8), Soon(shard, 2)
+    soon, after, look = Soon(shard, 8), Soon(shard, 2), Soon(shard, 0)
     assert not soon.ready(0.0)
     shard.replay.close()
-    for answer in (soon, after):
+    for answer in (soon, after, look):
         assert answer.ready(0.0)
         with pytest.raises(ClosedError):
             answer.take()
+
+
+def test_what_may_be_inserted_is_as_said_whoever_said_it_before() -> None:
+    """The sampler died while the replay was filling, and another goes on with the same memory."""
+    replay = kept(Replay(4000, {"number": Field((), "int64")}, writers=1))
+    first = Shard(replay)
+    first.admit(0)
+    assert inserted(first, 5) == 1  # which is always let in
+    first.admit(1100)
+    assert inserted(first, 600) == 600
+    for _ in range(2):  # an even number of words before it, and an odd one
+        first.release()
+        first = Shard(replay, life=first.life)
+        first.admit(1100)
+        assert inserted(first, 200) == 200
+    assert inserted(first, 1000) == 1100 - 1001
+    first.admit(1110)
+    assert inserted(first, 1000) == 10
+
+
+def inserted(shard: Shard, items: int) -> int:
+    """How many of ``items`` there is room for."""
+    writer = shard.replay.writer()
+    try:
+        for number in range(items):
+            writer.extend({"number": np.asarray([number])}, timeout=0.2)
+    except WaitTimeout:
+        return number
+    finally:
+        writer.close()
+    return items
+
+
+def test_the_same_memory_is_the_same_life_whoever_samples_it() -> None:
+    """Keys stay good, and of two answers the later counts."""
+    first = filled(np.ones(50), 0)
+    drawn = first.draw(8)
+    first.release()
+    second = Shard(first.replay, life=first.life)
+    written = second.update(drawn.standing.life, drawn.keys, np.full(8, 2.0))
+    assert written.updated == (8, 0)
+    assert written.standing.moment > drawn.standing.moment

@@ -219,11 +219,11 @@ def terms(plan: Plan) -> str:
 
 
 def several_agents(plan: Plan) -> str:
-    """That the arms are no comparison of topologies alone; empty where all have one agent, or agents were asked for."""
+    """That the arms are no comparison of topologies alone; empty where all have one agent, or one topology."""
     agents = list(dict.fromkeys(arm.agent for arm in plan.arms))
     if len(agents) == 1 or len({arm.topology for arm in plan.arms}) == 1:
         return ""
-    return f"the agents differ, too ({', '.join(agents)}): --agents NAME gives one to every topology that can run it"
+    return f"the agents differ, too ({', '.join(agents)}): one of --agents is given to every topology that can run it"
 
 
 def differences(plan: Plan) -> dict[str, list[Any]]:

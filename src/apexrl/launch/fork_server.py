@@ -355,7 +355,7 @@ class ForkServer:
             if not data:
                 raise WorkerError(
                     "the process that starts workers has ended, and they with it: apexrl resume goes on from the last "
-                    f"checkpoint.\n{self.complaints()}".rstrip()
+                    f"checkpoint, if there is one.\n{self.complaints()}".rstrip()
                 )
             self._buffer += data
         *lines, self._buffer = self._buffer.split(b"\n")

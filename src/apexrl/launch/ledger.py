@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from apexrl import checkpoint
-from apexrl.config import Config
-from apexrl.errors import SnapshotError
+from apexrl.config import Config, StopConfig
+from apexrl.errors import ConfigError, SnapshotError
 from apexrl.launch.lags import Lags
 from apexrl.metrics import RateMeter, progress, read_rows
 from apexrl.run_folder import RunFolder, make_summary
@@ -54,6 +54,21 @@ def base_of(folder: RunFolder) -> Base:
         elapsed_seconds=float(furthest("wall_seconds") or 0.0),
         best_eval_return=furthest("best_eval_return"),
     )
+
+
+def check_ahead(stop: StopConfig, base: Base) -> None:
+    """Refuse to go on with a run that would end at once: its summary would be of a life in which nothing happened.
+
+    Raises:
+        ConfigError: it has had what shall end it; the message names the setting.
+    """
+    had = {"minutes": base.elapsed_seconds / 60.0, "env_steps": float(base.env_steps)}
+    for name, value in had.items():
+        most = getattr(stop, name)
+        if most and value >= most:
+            flag = f"--{name.replace('_', '-')}"
+            had_it = f"this run has had {value:,.4g} of {flag} {most:,.4g}"
+            raise ConfigError(f"{had_it}: to go on, say more, or 0 for no limit")
 
 
 class Ledger:

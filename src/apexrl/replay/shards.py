@@ -16,7 +16,7 @@ from apexrl.replay.replay import Replay
 from apexrl.spec import Array
 
 QUEUE_SECONDS = 0.2
-"""That a queue elsewhere may take to hold what it is asked for: to ask it again and again costs more."""
+"""That a queue may take to hold what it is asked for: to ask it again and again costs more."""
 _RATES = (1e6, 5e5)  # samples per insert so high that samples count for nothing; a change begins the count anew
 
 
@@ -28,7 +28,7 @@ class Standing(NamedTuple):
     inserted: int  # items ever
     life: str  # of the shard: keys mean nothing in another one
     sampled: int  # items that it ever gave
-    moment: int  # counts the shard's answers: of two, the later is the newer
+    moment: int  # of the answer, by the node's clock: of two, the later is the newer
 
 
 class Drawn(NamedTuple):
@@ -72,9 +72,10 @@ class Shard:
     Args:
         replay: with no limiter of its own, which would see only its part.
         patience: (fifo) seconds that items may take to be there, where fewer are than a draw asks for.
+        life: of the same memory, where another process answered for it before.
     """
 
-    def __init__(self, replay: Replay, patience: float = 0.0) -> None:
+    def __init__(self, replay: Replay, patience: float = 0.0, life: str = "") -> None:
         if replay._options["samples_per_insert"]:
             raise ConfigError(
                 "a shard has no limiter of its own: leave samples_per_insert= to the sampler of all shards"
@@ -82,10 +83,9 @@ class Shard:
         self.replay = replay
         self._fifo = replay._options["sampler"] == "fifo"
         self.patience = patience if self._fifo else 0.0
-        self.life = uuid.uuid4().hex
-        self._turn = 0
+        self.life = life or uuid.uuid4().hex
+        self._turn = int(replay._native.counters()["samples_per_insert"] == _RATES[1])
         self._until = -1
-        self._moment = 0
         replay._own()
 
     def draw(self, count: int, until: int | None = None) -> Drawn:
@@ -147,9 +147,9 @@ class Shard:
         return Written(updated, self._standing())
 
     def _standing(self) -> Standing:
-        self._moment += 1
         size, counters = len(self.replay), self.replay._native.counters()
-        return Standing(size, counters["mass"], counters["inserted"], self.life, counters["sampled"], self._moment)
+        moment = time.monotonic_ns()
+        return Standing(size, counters["mass"], counters["inserted"], self.life, counters["sampled"], moment)
 
 
 class Here:
@@ -173,26 +173,28 @@ class Soon:
         self._shard = shard
         self._count = count
         self._late = math.inf  # monotonic seconds, after which what there is will do
-        self._answer: Drawn | ClosedError | None = None
+        self._answer: Drawn | None = None
+        self._lost = ""  # why it never comes; an error would hold the memory by its traceback
 
     def ready(self, timeout: float) -> bool:
-        if self._answer is None:
+        if self._answer is None and not self._lost:
             now = time.monotonic()
             self._late = min(self._late, now + self._shard.patience)
             try:
+                if self._shard.replay._closed:
+                    raise ClosedError("this shard was lost")
                 self._answer = self._shard.whole(self._count, min(timeout, max(0.0, self._late - now)))
                 if self._answer is None and time.monotonic() >= self._late:
                     self._answer = self._shard.rest(self._count)
             except ClosedError as error:
-                self._answer = error
-        return self._answer is not None
+                self._lost = str(error)
+        return self._answer is not None or bool(self._lost)
 
     def take(self) -> Drawn:
         while not self.ready(QUEUE_SECONDS):
             pass
-        if isinstance(self._answer, ClosedError):
-            raise self._answer
-        assert self._answer is not None
+        if self._answer is None:
+            raise ClosedError(self._lost)
         return self._answer
 
 

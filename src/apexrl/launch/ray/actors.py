@@ -76,15 +76,21 @@ class Ground:
     group of actors. The group lives and dies with it.
 
     Methods of the same concurrency group never run at once.
+
+    Args:
+        program: of the group.
+        gated: writers of its shard wait until its sampler says how much it may take in.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, gated: bool) -> None:
         self._program = program
         self._wiring = Wiring(program, True, Path("/dev/null/none"))
         ports = [port for node in program.nodes for port in self._wiring.ports(node).values()]
         self._weights = next(port for port in ports if isinstance(port, WeightsBoard | ShardedParameters))
         replay = next((port for port in ports if isinstance(port, Replay)), None)
         self._shard = None if replay is None else Shard(replay, QUEUE_SECONDS)
+        if self._shard is not None and gated:
+            self._shard.admit(0)
         self._lent = False  # to a sampler on this node
         self._node = node_id()
         self._distribution: Distribution | None = None
@@ -113,10 +119,10 @@ class Ground:
         if node == self._node:
             self._shard.release()
             self._lent = True
-            return Lent(self._shard.replay.__reduce__()[1], count, until)
+            return Lent(self._shard.replay.__reduce__()[1], self._shard.life, count, until)
         if self._lent:
             try:
-                self._shard = Shard(self._shard.replay, QUEUE_SECONDS)
+                self._shard = Shard(self._shard.replay, QUEUE_SECONDS, self._shard.life)
             except OwnershipError as error:  # it is killed, or will be: there is one sampler at a time
                 raise ClosedError(str(error)) from None
             self._lent = False
@@ -124,9 +130,9 @@ class Ground:
 
     @_apart("data")
     def update(self, life: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Written:
-        """See ``Shard.update``."""
+        """See ``Shard.update``; while another process samples, only how the shard stands."""
         assert self._shard is not None
-        return self._shard.update(life, keys, priorities)
+        return self._shard.update("" if self._lent else life, keys, priorities)
 
     def meet(self, group: int, handle: Any) -> None:
         """(home) Send the weights to another group from now on; None: no more."""

@@ -71,7 +71,8 @@ class Cluster:
             lines = str(error).strip().splitlines()
             raise LinkError(
                 f"no Ray cluster at {self._wishes.address!r}: {lines[0] if lines else error!r}. Start one with "
-                "`ray start --head`, name its address, or take --ray local"
+                "`ray start --head`, name its address, or take --ray local. If it is there and wants a token: set "
+                "RAY_AUTH_MODE=token, with its ~/.ray/auth_token on this machine"
             ) from error
         finally:
             for number, handler in handlers.items():
@@ -188,8 +189,12 @@ class Cluster:
         return (
             f"this run wants {wanted} in {len(bundles)} places of at most {largest}, and within "
             f"{self._wishes.wait_seconds:g} s the cluster did not have that free. It is: "
-            f"{'; '.join(nodes) or 'empty'}. Take fewer --actors, less --actor-cpus or --learner-gpus, or let it wait "
-            "longer for a cluster that grows"
+            f"{'; '.join(nodes) or 'empty'}. Take fewer --actors, less --actor-cpus or --learner-gpus"
+            + (
+                ""
+                if self._wishes.address == "local"
+                else ", or from Python, for a cluster that grows, larger wait_seconds"
+            )
         )
 
 

@@ -54,7 +54,7 @@ class Distribution:
         self._reference: Any = None  # to them in the object store, once somebody elsewhere wants them
 
     def run(self) -> None:
-        """For ever. RayTaskError: a group that is there never takes what it is sent."""
+        """For ever. RayTaskError, SpecError: a group that is there never takes what it is sent."""
         while True:
             under_way = any(way.pending is not None for way in self._ways.values())
             if self._wait(_SOON_SECONDS if under_way else _LOOK_SECONDS):
@@ -86,8 +86,12 @@ class Distribution:
         if not way.known:  # whether it is near: the question was lost
             way.pending = handle.board.remote(self._node)
         elif way.board is not None:
-            publish(way.board, self._newest, self._version)
-            way.sent = self._version
+            try:
+                publish(way.board, self._newest, self._version)
+            except SpecError as error:
+                way.failed(error)
+            else:
+                way.sent, way.failures = self._version, 0
         else:
             if self._reference is None:
                 self._reference = ray.put(self._newest)
@@ -102,10 +106,7 @@ class Distribution:
         try:
             answer = ray.get(pending)
         except RayError as error:
-            way.failures += 1
-            if way.failures > _TRIES and not isinstance(error, RayActorError):  # of the dead the driver hears
-                raise
-            way.not_before, way.sent = time.monotonic() + _LOOK_SECONDS, 0
+            way.failed(error)
             return True
         if not way.known:
             way.known = True
@@ -126,3 +127,10 @@ class _Way:
         self.sent = 0  # the newest version
         self.failures = 0  # in a row
         self.not_before = 0.0  # monotonic seconds
+
+    def failed(self, error: Exception) -> None:
+        """It did not take what it was asked, or sent: it is tried again, so many times, and then raised."""
+        self.failures += 1
+        if self.failures > _TRIES and not isinstance(error, RayActorError):  # of the dead the driver hears
+            raise error
+        self.not_before, self.sent = time.monotonic() + _LOOK_SECONDS, 0

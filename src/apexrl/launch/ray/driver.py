@@ -162,7 +162,7 @@ class Driver:
         cpus = self._wishes.shard_cpus if group.number else 0.0
         name = life_name(group.name, group.lives) if group.number else None
         group.born_at = now
-        group.ground = self._cluster.actor(Ground, group.number, cpus, name=name).remote(group.program)
+        group.ground = self._cluster.actor(Ground, group.number, cpus, name=name).remote(group.program, group.gated)
         group.lives += 1
         group.greeting = group.ground.hello.remote()
 
@@ -401,4 +401,4 @@ class Driver:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -95,11 +95,6 @@ class RayEnd:
         self._reach: str | None = None  # the node whose shards' memory this process can reach; "": none's
         self._searched = -1e9
 
-    @property
-    def near(self) -> bool:
-        """Whether it is on this node, as far as is known."""
-        return self._near is not None
-
     def draw(self, count: int, until: int | None) -> Answer:
         near = self._here()
         if near is not None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from apexrl.launch.ray.places import Group
 
 NOTICE = "apexrl-run"
+AUTH_MODE = "RAY_AUTH_MODE"  # whether this process shows clusters its token; Ray sets it for local ones
 """Name of the actor that holds a run's record, in every run's namespace."""
 
 _PERIOD_SECONDS = 1.0
@@ -116,7 +117,7 @@ class Figures:
     def __init__(self, namespace: str, folder: RunFolder) -> None:
         context = ray.get_runtime_context()
         self._folder = folder.path.resolve()
-        note = {"address": context.gcs_address, "namespace": namespace}
+        note = {"address": context.gcs_address, "namespace": namespace, "auth": os.environ.get(AUTH_MODE, "")}
         replace_text(folder.ray_path, json.dumps(note) + "\n")
         # Beside the driver, whose end is its end; it has nothing to lose, so Ray may start it again.
         here = NodeAffinitySchedulingStrategy(context.get_node_id(), soft=True)

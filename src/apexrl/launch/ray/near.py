@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayError
 
 from apexrl.replay import Replay
 from apexrl.replay.shards import QUEUE_SECONDS, Answer, Given, Shard, Soon
@@ -25,6 +25,7 @@ class Lent(NamedTuple):
     """A shard's answer to a draw from its own node: draw it yourself."""
 
     replay: tuple[Any, ...]  # what ``Replay`` pickles as, to be attached by whoever can
+    life: str  # of the shard
     rows: int
     until: int | None
 
@@ -46,12 +47,12 @@ class NearShard:
 
     def __init__(self, handle: Any, lent: Lent) -> None:
         self._handle = handle
-        self._shard = Shard(Replay._attach(*lent.replay), QUEUE_SECONDS)
+        self._shard = Shard(Replay._attach(*lent.replay), QUEUE_SECONDS, lent.life)
         self._pulse: Any = None
         self._asked = time.monotonic()
 
     def lives(self) -> bool:
-        """False: the process was lost, as of half a second ago at most and Ray's word."""
+        """False: the process was lost, as Ray said when it was last asked: at calls, twice a second at most."""
         now = time.monotonic()
         if self._pulse is None:
             if now - self._asked >= _PULSE_SECONDS:
@@ -61,6 +62,8 @@ class NearShard:
             pulse, self._pulse = self._pulse, None
             try:
                 ray.get(pulse)
+            except ActorUnavailableError:  # the connection broke; the next question makes another
+                return True
             except RayError:
                 return False
         return True

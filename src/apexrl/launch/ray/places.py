@@ -146,19 +146,24 @@ def _silent(seconds: float) -> str:
 def cut(program: Program, plan: Plan, namespace: str) -> list[Group]:
     """Home, and the groups of actors. ``namespace``: of the shards' actors."""
     config, slots = program.config, plan.slots
-    home = home_side(program, samplers(len(slots), namespace, sampling(program)))
+    replays = sampling(program)
+    home = home_side(program, samplers(len(slots), namespace, replays))
     groups = [Group(0, home, config.learner.learner_restarts)]
     for k, own in enumerate(slots):
         side = group_side(program, k, len(slots), own)
-        groups.append(Group(k + 1, side, config.actor.actor_restarts, optional=k >= plan.base))
+        gated = replays[k % len(replays)].get("samples_per_insert", 0.0) > 0.0
+        groups.append(Group(k + 1, side, config.actor.actor_restarts, k >= plan.base, gated))
     return groups
 
 
 class Group:
     """Roles that share memory on one node: home, or actors with a shard."""
 
-    def __init__(self, number: int, program: Program, restarts: int, optional: bool = False) -> None:
+    def __init__(
+        self, number: int, program: Program, restarts: int, optional: bool = False, gated: bool = False
+    ) -> None:
         self.number = number  # of its bundle; 0 is home
+        self.gated = gated  # see ``actors.Ground``
         self.optional = optional  # the run goes on without it, and it begins when there is room
         self.name = "home" if number == 0 else f"shard-{number - 1}"
         self.program = program
