@@ -93,8 +93,8 @@ def show_folder(path: str | Path, watch: bool = False, console: Console | None =
         return (_picture(record, console.width), True) if record is not None else (_from_log(folder, ""), True)
 
     if note and not _ended_since(folder):
-        if note["auth"]:
-            os.environ.setdefault("RAY_AUTH_MODE", note["auth"])  # before Ray is imported
+        if note["auth"] == "token":
+            os.environ.setdefault("RAY_AUTH_MODE", "token")  # before Ray is imported
         try:
             return _look(note["address"], picture, watch, console)
         except ApexrlError as error:

@@ -180,15 +180,21 @@ def test_a_run_on_one_machine_has_nothing_to_say_of_hosts(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("stop", "base", "told"),
+    ("stop", "had", "told"),
     [
-        (StopConfig(minutes=0.5), Base(elapsed_seconds=42.0), r"has had 0\.7 of --minutes 0\.5: .*say more, or 0"),
-        (StopConfig(minutes=0.7), Base(elapsed_seconds=42.0), "--minutes"),
-        (StopConfig(minutes=0.0, env_steps=1000), Base(env_steps=1003), "has had 1,003 of --env-steps 1,000"),
-        (StopConfig(minutes=0.8, env_steps=1004), Base(env_steps=1003, elapsed_seconds=42.0), ""),
-        (StopConfig(minutes=0.0, env_steps=0), Base(env_steps=1003, elapsed_seconds=42.0), ""),
+        (StopConfig(minutes=0.5), {"wall_seconds": 42.0}, r"has had 0\.7 of --minutes 0\.5: .*say more, or 0"),
+        (StopConfig(minutes=0.7), {"wall_seconds": 42.0}, "--minutes"),
+        (StopConfig(minutes=0.0, env_steps=1000), {"env_steps": 1003}, "has had 1,003 of --env-steps 1,000"),
+        (StopConfig(minutes=0.8, env_steps=1004), {"env_steps": 1003, "wall_seconds": 42.0}, ""),
+        (StopConfig(minutes=0.0, env_steps=0), {"env_steps": 1003, "wall_seconds": 42.0}, ""),
+        (StopConfig(minutes=0.5), {"wall_seconds": 42.0, "stopped_by": "error"}, ""),  # it may come to its end
     ],
 )
-def test_who_goes_on_with_a_run_says_for_longer_than_it_had(stop: StopConfig, base: Base, told: str) -> None:
+def test_who_goes_on_with_a_run_says_for_longer_than_it_had(
+    stop: StopConfig, had: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    folder = RunFolder.create(Config(name="run", out=str(tmp_path)))
+    check_ahead(stop, folder)  # there is no summary
+    folder.summary_path.write_text(json.dumps({"stopped_by": "minutes", **had}))
     with pytest.raises(ConfigError, match=told) if told else nullcontext():
-        check_ahead(stop, base)
+        check_ahead(stop, folder)

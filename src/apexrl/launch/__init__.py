@@ -48,6 +48,11 @@ def launch(
     from apexrl.launch.supervisor import Interrupts
 
     began = time.monotonic()
+    if resume is not None:  # before anything is taken, or asked for
+        from apexrl.launch.ledger import check_ahead
+        from apexrl.run_folder import RunFolder
+
+        check_ahead(config.stop, RunFolder.open(resume))
     if env is not None:
         config = replace(config, env=replace(config.env, env=env))
     with Interrupts() as interrupts:

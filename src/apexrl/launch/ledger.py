@@ -56,13 +56,21 @@ def base_of(folder: RunFolder) -> Base:
     )
 
 
-def check_ahead(stop: StopConfig, base: Base) -> None:
+def check_ahead(stop: StopConfig, folder: RunFolder) -> None:
     """Refuse to go on with a run that would end at once: its summary would be of a life in which nothing happened.
+
+    One that did not end in good order may go on, if only to its end.
 
     Raises:
         ConfigError: it has had what shall end it; the message names the setting.
     """
-    had = {"minutes": base.elapsed_seconds / 60.0, "env_steps": float(base.env_steps)}
+    try:
+        summary = folder.summary()
+    except SnapshotError:
+        return
+    if summary.get("stopped_by") in (None, "error", "interrupted"):
+        return
+    had = {"minutes": summary.get("wall_seconds", 0.0) / 60.0, "env_steps": summary.get("env_steps", 0)}
     for name, value in had.items():
         most = getattr(stop, name)
         if most and value >= most:

@@ -9,7 +9,7 @@ from typing import Any
 
 from apexrl.config import Config
 from apexrl.errors import ConfigError
-from apexrl.launch.ledger import Base, Ledger, base_of, check_ahead
+from apexrl.launch.ledger import Base, Ledger, base_of
 from apexrl.launch.probe import probe
 from apexrl.launch.serial import run_serial
 from apexrl.launch.supervisor import Interrupts, Supervisor, preloaded
@@ -105,8 +105,6 @@ def record(
     """Run ``body`` between the run folder's making and its summary, which is written whatever happens."""
     folder = RunFolder.create(config) if resume is None else RunFolder.open(resume)
     base = Base() if resume is None else base_of(folder)
-    if resume is not None:
-        check_ahead(config.stop, base)
     checkpoints.check_left(folder, base.updates)
     wiring = wire(folder.replay_path)
     ledger = Ledger(config, folder, [RunLog(folder.path), *observers], base, began)

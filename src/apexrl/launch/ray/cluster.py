@@ -67,7 +67,7 @@ class Cluster:
                 logging_level=logging.ERROR,
                 **how,
             )
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (ConnectionError, ValueError, RuntimeError, RayError) as error:
             lines = str(error).strip().splitlines()
             raise LinkError(
                 f"no Ray cluster at {self._wishes.address!r}: {lines[0] if lines else error!r}. Start one with "
