@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
+import resource
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from apexrl import checkpoint
-from apexrl.errors import SnapshotError
-from apexrl.files import remove_leftovers, replace_text
+from apexrl.errors import SnapshotError, SpecError
+from apexrl.files import remove_leftovers, replace_text, replacing
 
 ARRAYS: dict[str, Any] = {
     "net.weight": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -50,7 +53,9 @@ def test_round_trip(tmp_path: Path) -> None:
     assert json.loads(path.with_suffix(".json").read_text())["updates"] == 1200
 
 
-DTYPES = st.sampled_from([np.float32, np.float64, np.int64, np.int32, np.uint8, np.uint64, np.bool_])
+DTYPES = st.sampled_from(
+    [np.float32, np.float64, np.int64, np.int32, np.uint8, np.uint64, np.bool_, np.float16, np.int16]
+)
 
 
 @settings(max_examples=30, deadline=None)
@@ -195,14 +200,53 @@ def test_files_have_the_mode_that_the_umask_says(tmp_path: Path) -> None:
 def test_leftovers_of_dead_processes_go(tmp_path: Path) -> None:
     pid = os.fork()
     if pid == 0:
+        with replacing(tmp_path / "best.safetensors") as temporary:
+            temporary.write_bytes(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert [path.name.endswith("best.safetensors") for path in tmp_path.iterdir()] == [True]
+    remove_leftovers(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_another_container_writes_is_no_leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process ids mean nothing here: one that is dead here may be that of a writer there."""
+    pid = os.fork()
+    if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
-    dead, own = tmp_path / f".writing-{pid}-best.safetensors", tmp_path / f".writing-{os.getpid()}-x"
-    dead.write_bytes(b"half")
-    own.write_bytes(b"half")
+    with monkeypatch.context() as there:
+        there.setattr(os, "getpid", lambda: pid)
+        writing = replacing(tmp_path / "best.safetensors")
+        temporary = writing.__enter__()
+    temporary.write_bytes(b"half")
     remove_leftovers(tmp_path)
-    assert not dead.exists()
-    assert own.exists()
+    assert temporary.read_bytes() == b"half"
+    writing.__exit__(None, None, None)
+    assert (tmp_path / "best.safetensors").read_bytes() == b"half"
+
+
+def test_a_disk_that_is_full_says_so_and_keeps_what_there_was(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk: nobody needs to be root for it."""
+    for updates in (1, 2):
+        checkpoint.save(tmp_path, ARRAYS, {"updates": updates}, keep=2)
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        try:
+            checkpoint.save(tmp_path, {"large": np.ones(1 << 20, np.uint8)}, {"updates": 3}, keep=2)
+        except OSError as error:
+            os._exit(error.errno or 0)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == errno.EFBIG
+    assert [path.name[:16] for path in checkpoint.numbered(tmp_path)] == ["update-000000001", "update-000000002"]
+    assert len(list(tmp_path.iterdir())) == 4  # nothing half-written makes the disk fuller
+
+
+def test_what_no_checkpoint_can_hold_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="'names' of the agent has dtype object"):
+        checkpoint.save(tmp_path, {"names": np.array([object()])}, {"updates": 1})
 
 
 def test_replace_text(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from apexrl.errors import SnapshotError
+from apexrl.errors import SnapshotError, SpecError
 from apexrl.files import remove_leftovers, replace_text, replacing
 from apexrl.spec import Array
 
@@ -51,10 +51,11 @@ def save(folder: Path, arrays: Mapping[str, Array], metadata: Mapping[str, Any],
         keep: numbered checkpoints kept, at least 1; ``best`` is kept besides.
     """
     path = Path(folder) / f"update-{int(metadata['updates']):09d}.safetensors"
-    _write(path, arrays, metadata, "state")
+    _write(path, arrays, metadata, "state")  # first, and whole: what is deleted then is needed no more
     for old in numbered(folder)[: -max(1, keep)]:
         old.unlink(missing_ok=True)
         old.with_suffix(".json").unlink(missing_ok=True)
+    _write_beside(path, metadata, "state")
     return path
 
 
@@ -62,6 +63,7 @@ def save_best(folder: Path, weights: Mapping[str, Array], metadata: Mapping[str,
     """Replace the best weights; ``metadata`` should hold ``updates``, ``env_steps`` and ``eval_return``."""
     path = Path(folder) / BEST
     _write(path, weights, metadata, "weights")
+    _write_beside(path, metadata, "weights")
     return path
 
 
@@ -135,30 +137,41 @@ def _unreadable(path: Path, why: str) -> SnapshotError:
 
 
 def _write(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, Any], kind: Kind) -> None:
-    from safetensors.numpy import save_file
-
-    # safetensors writes an array's memory as it lies, so it must be contiguous
+    """The safetensors format, written by hand: its own writer hides what the disk said, and sorts nothing."""
+    kinds = {name: _dtype(name, value) for name, value in arrays.items()}
     solid = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in arrays.items()}
     text = json.dumps(dict(metadata), sort_keys=True)
-    header = {"format": FORMAT, "kind": kind, "metadata": text, "checksum": _checksum(solid, kind, text)}
+    about = {"checksum": _checksum(solid, kind, text), "format": FORMAT, "kind": kind, "metadata": text}
+    header: dict[str, Any] = {"__metadata__": about}
+    order = sorted(solid, key=lambda name: (-solid[name].itemsize, name))  # so every array lies aligned
+    end = 0
+    for name in order:
+        value, begin = solid[name], end
+        end += value.nbytes
+        header[name] = {"dtype": kinds[name], "shape": value.shape, "data_offsets": (begin, end)}
+    head = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    head = head.ljust(-(-len(head) // 8) * 8)
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent)
-    with replacing(path) as temporary:
-        save_file(solid, temporary, metadata=header)
-        _sort_metadata(temporary)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for name in order:
+            if solid[name].size:
+                file.write(solid[name].reshape(-1).view(np.uint8).data)
+
+
+def _write_beside(path: Path, metadata: Mapping[str, Any], kind: Kind) -> None:
     replace_text(path.with_suffix(".json"), json.dumps({"kind": kind, **metadata}, indent=2) + "\n")
 
 
-def _sort_metadata(path: Path) -> None:
-    """safetensors writes metadata in random order; sorted, equal contents are equal files."""
-    with path.open("r+b") as file:
-        size = int.from_bytes(file.read(8), "little")  # of the header, in JSON, that follows
-        header = json.loads(file.read(size))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-        assert len(text) <= size, "a header grew when it was sorted"
-        file.seek(8)
-        file.write(text.ljust(size))
+def _dtype(name: str, value: Array) -> str:
+    """As safetensors calls it."""
+    letter = {"b": "BOOL", "i": "I", "u": "U", "f": "F", "c": "C"}.get(value.dtype.kind)
+    if letter is None or not value.dtype.isnative or value.dtype.itemsize > 8:
+        raise SpecError(
+            f"array {name!r} of the agent has dtype {value.dtype}: a checkpoint holds numbers and booleans only"
+        )
+    return letter if letter == "BOOL" else f"{letter}{8 * value.dtype.itemsize}"
 
 
 def _checksum(arrays: Mapping[str, Array], kind: str, text: str) -> str:

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import itertools
+import fcntl
 import os
+import secrets
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_NUMBERS = itertools.count()  # two threads may write one path
+_OLD_SECONDS = 86_400.0  # where files cannot be locked, a half-written one as old as this has lost its writer
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path to write to; on a clean exit it is flushed to the disk and takes ``path``'s place."""
-    temporary = path.with_name(f".writing-{os.getpid()}-{next(_NUMBERS)}-{path.name}")
+    """A temporary path to write to, in place; on a clean exit it is flushed to the disk and takes ``path``'s place."""
+    temporary, descriptor = _begin(path)
     try:
-        temporary.touch()
-        mode = temporary.stat().st_mode & 0o777
+        mode = os.fstat(descriptor).st_mode & 0o777
         yield temporary
         temporary.chmod(mode)  # what others may do is the umask's choice, not that of whoever wrote the file
         _sync(temporary)
         os.replace(temporary, path)
         _sync(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # what made the writing fail is told, not this
+            temporary.unlink(missing_ok=True)
+        os.close(descriptor)
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -34,11 +37,42 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what ``replacing`` left half-written in processes that were killed."""
+    """Remove what ``replacing`` left half-written in processes that were killed, in this container or another."""
     for path in folder.glob(".writing-*"):
-        pid = path.name.split("-")[1]
-        if pid.isdigit() and int(pid) != os.getpid() and not _alive(int(pid)):
-            path.unlink(missing_ok=True)
+        with suppress(OSError):  # somebody else has just removed it, or may not be disturbed
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                if _abandoned(descriptor):
+                    path.unlink(missing_ok=True)
+            finally:
+                os.close(descriptor)
+
+
+def _begin(path: Path) -> tuple[Path, int]:
+    """A new temporary file and a descriptor that holds a lock on it, which goes with its writer."""
+    while True:
+        temporary = path.with_name(f".writing-{secrets.token_hex(8)}-{path.name}")
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if temporary.exists():
+                return temporary, descriptor
+        except BlockingIOError:
+            pass  # ``remove_leftovers`` came in between
+        except OSError:
+            return temporary, descriptor  # no locks on this file system: there age decides
+        os.close(descriptor)
+
+
+def _abandoned(descriptor: int) -> bool:
+    """Whether nobody writes a temporary file any more. If so, nobody else can begin to hold its lock."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return time.time() - os.fstat(descriptor).st_mtime > _OLD_SECONDS
+    return True
 
 
 def _sync(path: Path) -> None:
@@ -48,13 +82,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
