@@ -31,7 +31,10 @@ NB_MODULE(_native, m) {
       })
       .def("try_lock", &Segment::try_lock, nb::arg("index"), "True when this process now holds it and did not before.")
       .def("unlock", &Segment::unlock, nb::arg("index"))
-      .def("holder", &Segment::holder, nb::arg("index"), "Pid of the living process that holds it, else 0.")
+      .def("holds", &Segment::holds, nb::arg("index"), "Whether this process holds it.")
+      .def("held", &Segment::held, nb::arg("index"), "Whether a living process holds it, this one or another.")
+      .def("holder", &Segment::holder, nb::arg("index"),
+           "That process's pid, for messages alone; 0: nobody holds it; -1: it has no pid here (another container).")
       .def("load", [](const Segment& s, size_t offset) { return word(s, offset).load(std::memory_order_acquire); },
            nb::arg("offset"), "The 4-byte word there, with everything written before it was stored.")
       .def("store", [](const Segment& s, size_t offset, uint32_t value) {
@@ -156,6 +159,7 @@ NB_MODULE(_native, m) {
       })
       .def_prop_ro("total", [](Tree& t) { return t.tree->total(); })
       .def("check", [](Tree& t) { return t.tree->check(); });
+  m.def("process_token", &process_token, "A random number of this process, another one in every forked child.");
   m.def("unheld", [](nb::tuple objects, Py_ssize_t references) {
     for (PyObject **one = &PyTuple_GET_ITEM(objects.ptr(), 0), **end = one + PyTuple_GET_SIZE(objects.ptr()); one != end; ++one)
       if (Py_REFCNT(*one) > references) return false;

@@ -52,7 +52,7 @@ class Buffer {
   }
   bool is(char kind_, size_t itemsize) const { return size_t(view_.itemsize) == itemsize && kind() == kind_; }
   bool vector(char kind_, size_t itemsize) const { return view_.ndim == 1 && is(kind_, itemsize); }
-  size_t size() const { return size_t(view_.len) / size_t(view_.itemsize); }
+  size_t size() const { return view_.itemsize > 0 ? size_t(view_.len) / size_t(view_.itemsize) : 0; }
   const Py_buffer& view() const { return view_; }
   template <typename T>
   T* data() const { return static_cast<T*>(view_.buf); }

@@ -114,12 +114,15 @@ void bind_replay(nb::module_& m) {
       })
       .def("state", [](const PyReplay& r) { return segment_state(*r.replay->segment()); })
       .def("segment", [](const PyReplay& r) { return r.replay->segment(); })
-      .def("own", [](PyReplay& r, bool provisional) {  // -> 0, or the pid of the living owner
+      .def("own", [](PyReplay& r, bool provisional) {  // -> 0, or Segment::holder of the living owner
         int holder = 0;
         nb::gil_scoped_release release;
-        return r.replay->own(holder, provisional) != nullptr ? 0 : std::max(holder, 1);
+        return r.replay->own(holder, provisional) != nullptr ? 0 : holder != 0 ? holder : -1;
       }, nb::arg("provisional") = false)
       .def_prop_ro("owned", [](PyReplay& r) { return r.replay->owner() != nullptr; })
+      .def_prop_ro("owned_elsewhere", [](const PyReplay& r) {
+        return r.replay->segment()->held(kOwnerLock) && !r.replay->segment()->holds(kOwnerLock);
+      })
       .def("disown", [](PyReplay& r) {
         nb::gil_scoped_release release;
         r.replay->disown();
@@ -128,7 +131,7 @@ void bind_replay(nb::module_& m) {
       .def_prop_ro("closed", [](const PyReplay& r) { return r.replay->closed(); })
       .def("size", [](PyReplay& r) {
         const auto owner = r.replay->owner();
-        if (owner == nullptr) return r.replay->view().size(r.replay->segment()->holder(kOwnerLock) != 0);
+        if (owner == nullptr) return r.replay->view().size(r.replay->segment()->held(kOwnerLock));
         nb::gil_scoped_release release;
         return owner->size();
       })

@@ -43,7 +43,7 @@ class Book {
     Header& h = header();
     const Geometry& g = view_.geometry();
     const uint64_t epoch = h.epoch.fetch_add(1, std::memory_order_acq_rel);
-    h.owner_pid.store(uint32_t(getpid()), std::memory_order_release);
+    h.owner.store(process_token(), std::memory_order_release);
     reclaim_grant();
     const uint64_t used = std::min<uint64_t>(h.next_unused.load(std::memory_order_acquire), g.slots);
     std::vector<std::pair<uint64_t, uint32_t>> order;
@@ -119,7 +119,7 @@ class Book {
   bool serves_others() const {
     for (uint32_t l = 0; l < view_.geometry().lanes; ++l) {
       const Lane& lane = view_.lane(l);
-      if (lane.active.load(std::memory_order_acquire) && lane.pid.load(std::memory_order_relaxed) != uint32_t(getpid()))
+      if (lane.active.load(std::memory_order_acquire) && lane.process.load(std::memory_order_relaxed) != process_token())
         return true;
     }
     return false;

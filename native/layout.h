@@ -126,11 +126,10 @@ static_assert(sizeof(SlotMeta) == 40);
 // Fixed part of a lane; behind it desk[], current[], next[]: slot + 1, or 0.
 struct alignas(64) Lane {
   Shared<uint32_t> active;
-  Shared<uint32_t> pid;
   Shared<uint32_t> streams;
   Shared<uint32_t> bell;       // rung by the owner: slots or room have come
   Shared<uint32_t> waiting;    // the worker waits at the bell
-  Shared<uint32_t> unused;
+  Shared<uint64_t> process;    // of the worker (process_token)
   Shared<uint64_t> generation; // leases of this lane so far
   Shared<uint64_t> published;  // changes whenever the worker publishes or closes something
   Shared<uint64_t> settled;    // the value of `published` that the owner has taken in
@@ -159,7 +158,7 @@ struct Header {
   Shared<uint64_t> updates_applied, updates_stale;
   Shared<uint64_t> next_order;
   Shared<uint64_t> epoch;                    // owners so far
-  Shared<uint32_t> owner_pid;
+  Shared<uint64_t> owner;                    // its process_token; 0: none that left in good order
   Shared<uint32_t> provisional;              // the owner only makes room: it yields to who wants to sample
   Shared<int64_t> wanted;                    // when somebody last did, in ns of the monotonic clock; 0: let in
   Shared<uint32_t> granting;                 // slot + 1 that the owner is handing out at this moment
@@ -327,8 +326,8 @@ class View {
   uint8_t* base_;
 };
 
-constexpr char kReplayMagic[9] = "APEXRPL3";
-constexpr uint32_t kReplayVersion = 3;
+constexpr char kReplayMagic[9] = "APEXRPL4";
+constexpr uint32_t kReplayVersion = 4;
 
 // One slot in a snapshot; its rows and leaves follow.
 struct SnapshotEntry {

@@ -43,8 +43,8 @@ class Lease {
         if (pass == 0 && lane.active.load(std::memory_order_acquire)) continue;
         if (!segment_->try_lock(kLaneLock + l)) continue;
         retire_lane(view_, l);
-        pid_ = uint32_t(getpid());
-        lane.pid.store(pid_, std::memory_order_relaxed);
+        process_ = process_token();
+        lane.process.store(process_, std::memory_order_relaxed);
         lane.streams.store(streams_, std::memory_order_relaxed);
         lane.generation.fetch_add(1, std::memory_order_relaxed);
         lane.active.store(1, std::memory_order_seq_cst);
@@ -132,7 +132,7 @@ class Lease {
     lane.published.store(lane.published.load(std::memory_order_relaxed) + 1, std::memory_order_release);
     Header& h = header();
     if (h.hungry.load(std::memory_order_relaxed)) return ring();
-    if (h.owner_pid.load(std::memory_order_relaxed) == pid_) return;  // an owner in this process is asked directly
+    if (h.owner.load(std::memory_order_relaxed) == process_) return;  // an owner in this process is asked directly
     if (h.asleep.load(std::memory_order_relaxed) && low()) ring();
   }
 
@@ -177,7 +177,7 @@ class Lease {
   uint64_t streams_in_use() const {
     uint64_t leased = 0;
     for (uint32_t l = 0; l < view_.geometry().lanes; ++l)
-      if (view_.lane(l).active.load(std::memory_order_seq_cst) && segment_->holder(kLaneLock + l) != 0)
+      if (view_.lane(l).active.load(std::memory_order_seq_cst) && segment_->held(kLaneLock + l))
         leased += view_.lane(l).streams.load(std::memory_order_relaxed);
     return leased;
   }
@@ -205,7 +205,7 @@ class Lease {
   uint32_t streams_;
   uint64_t fork_;
   int lane_ = -1;
-  uint32_t pid_ = 0;
+  uint64_t process_ = 0;
   uint32_t desk_at_ = 0;
   uint64_t taken_ = 0;
 };

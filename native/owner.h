@@ -19,7 +19,7 @@ namespace apexrl {
 
 class Owner {
  public:
-  // Takes ownership, or returns null and the pid of the living owner. `provisional`: only to make room; a process
+  // Takes ownership, or returns null and Segment::holder of the living owner. `provisional`: only to make room; a process
   // that wants to sample is let in.
   static Owner* acquire(const std::shared_ptr<Segment>& segment, bool provisional, int& holder) {
     Header& h = View(segment->data()).header();
@@ -35,7 +35,7 @@ class Owner {
     try {
       return new Owner(segment, provisional);
     } catch (...) {  // no memory, no thread
-      h.owner_pid.store(0, std::memory_order_release);
+      h.owner.store(0, std::memory_order_release);
       segment->unlock(kOwnerLock);
       throw;
     }
@@ -349,7 +349,7 @@ class Owner {
   }
 
   void leave() {  // `provisional` stays as it is: without an owner it says nothing, and the next one sets it
-    header().owner_pid.store(0, std::memory_order_release);
+    header().owner.store(0, std::memory_order_release);
     segment_->unlock(kOwnerLock);
   }
 

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <random>
 
 #if defined(__linux__)
 #include <linux/futex.h>
@@ -26,6 +27,20 @@ inline std::atomic<uint64_t>& fork_counter() {
 }
 
 inline uint64_t fork_generation() { return fork_counter().load(std::memory_order_relaxed); }
+
+// A random number of this process, another one in every forked child. Pids are of one PID namespace only: containers
+// that share memory may each have a process 1.
+inline uint64_t process_token() {
+  static std::atomic<uint64_t> token{0};
+  static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { token.store(0, std::memory_order_relaxed); });
+  (void)registered;
+  uint64_t mine = token.load(std::memory_order_relaxed);
+  if (mine != 0) return mine;
+  std::random_device random;
+  const uint64_t fresh = uint64_t(random()) << 32 | random() | 1;
+  return token.compare_exchange_strong(mine, fresh, std::memory_order_relaxed) ? fresh : mine;
+}
 
 inline int64_t now_ns() {
   timespec t;

@@ -1,7 +1,8 @@
 // One piece of memory shared by local processes, gone by itself when the last of them is.
 //
-// Linux: memfd_create. Another process opens /proc/PID/fd/FD and checks the uuid, so processes that were forked
-// earlier and processes that start later attach alike. Elsewhere (or by request): a file, unlinked on close.
+// Linux: memfd_create, or, where a seccomp profile refuses it, a file that has lost its name. Another process opens
+// /proc/PID/fd/FD and checks the uuid, so processes that were forked earlier and processes that start later attach
+// alike. Elsewhere (or by request): a file, unlinked on close.
 //
 // Locks are POSIX record locks on bytes beyond the end: the kernel drops them at the holder's death, keeps them
 // through SIGSTOP, and does not pass them to forked children. Nobody ever waits for one. They belong to a process,
@@ -13,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <map>
@@ -52,25 +54,20 @@ class Segment {
     if (auto known = find(uuid)) return known;
     const std::string where =
         path.empty() ? "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd) : path;
-    // Opening a segment that this process holds under another name, and closing it again, would drop its locks.
-    struct stat there;
-    if (stat(where.c_str(), &there) == 0 && holds(there))
-      throw std::runtime_error("the shared memory at " + where +
-                               " is not the one this handle names: its creator has ended");
     auto segment = std::shared_ptr<Segment>(new Segment());
     segment->uuid_ = uuid;
-    segment->fd_ = ::open(where.c_str(), O_RDWR | O_CLOEXEC);
+    segment->fd_ = open_known(where);
     if (segment->fd_ < 0)
       throw std::runtime_error("cannot attach to shared memory of process " + std::to_string(pid) + " (" + where +
-                               ": " + std::strerror(errno) + "): that process has ended or belongs to another user");
+                               ": " + std::strerror(errno) +
+                               "): that process has ended, belongs to another user or lives in another container");
     struct stat info;
     Head head;
     if (fstat(segment->fd_, &info) != 0 || size_t(info.st_size) < kHead ||
         pread(segment->fd_, &head, sizeof head, 0) != ssize_t(sizeof head) ||
         std::memcmp(head.magic, kMagic, 8) != 0 || std::memcmp(head.uuid, uuid.data(), 16) != 0 ||
         size_t(info.st_size) < kHead + head.nbytes)
-      throw std::runtime_error("the shared memory at " + where +
-                               " is not the one this handle names: its creator has ended");
+      throw not_the_one(where);
     segment->map(kHead + head.nbytes, false);
     remember(segment);
     return segment;
@@ -109,14 +106,25 @@ class Segment {
     fcntl(fd_, F_SETLK, &lock);
   }
 
-  // Pid of the living process that holds lock `index`, else 0.
+  // Whether this process holds lock `index`.
+  bool holds(uint32_t index) {
+    std::lock_guard guard(mutex());
+    forget_inherited();
+    return held_.count(index) != 0;
+  }
+
+  // Whether a living process holds it, this one or another.
+  bool held(uint32_t index) { return holder(index) != 0; }
+
+  // That process's pid, for messages alone: pids of two containers may be equal. 0: nobody holds it; -1: it has no pid
+  // in this process's namespace.
   int holder(uint32_t index) {
     std::lock_guard guard(mutex());
     forget_inherited();
     if (held_.count(index) != 0) return getpid();
     struct flock lock = range(index, F_WRLCK);
     if (fcntl(fd_, F_GETLK, &lock) != 0 || lock.l_type == F_UNLCK) return 0;
-    return lock.l_pid;
+    return lock.l_pid > 0 ? lock.l_pid : -1;
   }
 
   static std::mutex& mutex() {
@@ -153,7 +161,41 @@ class Segment {
     return entry == registry().end() ? nullptr : entry->second.lock();
   }
 
-  static bool holds(const struct stat& file) {
+  static std::runtime_error not_the_one(const std::string& where) {
+    return std::runtime_error("the shared memory at " + where +
+                              " is not the one this handle names: its creator has ended");
+  }
+
+  // Opens what stands at `where` if it looks like a segment; -1 with errno when it cannot be reached.
+  //
+  // It is looked at first, without opening it: to open a pipe, a device or a leased file has effects of its own, and to
+  // open a segment that this process holds under another name, and close it again, would drop its locks.
+  static int open_known(const std::string& where) {
+#if defined(__linux__)
+    struct Look {
+      int fd;
+      ~Look() {
+        if (fd >= 0) ::close(fd);  // of O_PATH: drops no locks
+      }
+    } const look{::open(where.c_str(), O_PATH | O_CLOEXEC)};
+    if (look.fd < 0) return -1;
+    const std::string reopened = "/proc/self/fd/" + std::to_string(look.fd);
+    char target[4096];
+    const ssize_t n = readlink(reopened.c_str(), target, sizeof target);
+    const std::string name(target, size_t(std::max<ssize_t>(n, 0)));
+    if (name.rfind("/memfd:apexrl", 0) != 0 && name.find("/apexrl-") == std::string::npos) throw not_the_one(where);
+    struct stat there;
+    if (fstat(look.fd, &there) != 0 || !S_ISREG(there.st_mode) || is_held(there)) throw not_the_one(where);
+#else
+    const std::string& reopened = where;
+    struct stat there;
+    if (stat(where.c_str(), &there) != 0) return -1;
+    if (!S_ISREG(there.st_mode) || is_held(there)) throw not_the_one(where);
+#endif
+    return ::open(reopened.c_str(), O_RDWR | O_CLOEXEC);
+  }
+
+  static bool is_held(const struct stat& file) {
     std::lock_guard guard(mutex());
     for (const auto& [uuid, known] : registry()) {
       const auto segment = known.lock();
@@ -167,13 +209,22 @@ class Segment {
   void open_new(const std::string& directory) {
 #if defined(__linux__)
     if (directory.empty()) {
-      fd_ = memfd_create("apexrl", MFD_CLOEXEC);
-      if (fd_ < 0) throw std::runtime_error(std::string("memfd_create failed: ") + std::strerror(errno));
-      return;
+      fd_ = memfd_create("apexrl", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+      if (fd_ >= 0) return;
+      const std::string refused = std::strerror(errno);
+      for (const char* place : {"/dev/shm", "/tmp"}) {
+        std::string name = std::string(place) + "/apexrl-XXXXXX";
+        fd_ = mkostemp(name.data(), O_CLOEXEC);
+        if (fd_ < 0) continue;
+        ::unlink(name.c_str());  // like a memfd it is gone with its last holder, however that ends
+        return;
+      }
+      throw std::runtime_error("cannot create shared memory: memfd_create was refused (" + refused +
+                               "), and so were files in /dev/shm and /tmp (" + std::strerror(errno) + ")");
     }
 #endif
     std::string pattern = (directory.empty() ? "/tmp" : directory) + "/apexrl-XXXXXX";
-    fd_ = mkstemp(pattern.data());
+    fd_ = mkostemp(pattern.data(), O_CLOEXEC);
     if (fd_ < 0) throw std::runtime_error("cannot create shared memory in " + pattern + ": " + std::strerror(errno));
     path_ = pattern;
   }
@@ -182,6 +233,10 @@ class Segment {
     if (fresh && ftruncate(fd_, off_t(size)) != 0)
       throw std::runtime_error("cannot reserve " + std::to_string(size) + " bytes of shared memory: " +
                                std::strerror(errno));
+#if defined(F_ADD_SEALS)
+    // A file that shrinks under its mappings kills whoever touches them. Files that are no memfd take no seals.
+    if (fresh) fcntl(fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+#endif
     void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
     if (base == MAP_FAILED)
       throw std::runtime_error("cannot map " + std::to_string(size) + " bytes of shared memory: " +
@@ -190,6 +245,9 @@ class Segment {
     size_ = size;
 #if defined(MADV_HUGEPAGE)
     madvise(base_, size_, MADV_HUGEPAGE);
+#endif
+#if defined(MADV_DONTDUMP)
+    madvise(base_, size_, MADV_DONTDUMP);  // a dying process holds its locks until its core dump is written
 #endif
   }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Sequence
 
 from apexrl.links.inference import InferenceLink
@@ -29,7 +28,7 @@ class Seats:
 
     def look(self) -> bool:
         """Let go of what is another's, take what is free and its own. True: something changed."""
-        alive = [server for server in range(self._servers) if self._segment.holder(self._life(server))]
+        alive = [server for server in range(self._servers) if self._segment.held(self._life(server))]
         if self._index not in alive:  # its predecessor in this place had not quite gone
             self._take(self._life(self._index))
             alive = sorted([*alive, self._index])
@@ -49,7 +48,7 @@ class Seats:
 
     def _take(self, lock: int) -> bool:
         # In one process a role that takes another's place holds what that one held.
-        return self._segment.try_lock(lock) or self._segment.holder(lock) == os.getpid()
+        return self._segment.try_lock(lock) or self._segment.holds(lock)
 
     def _life(self, server: int) -> int:
         return self._servers + server

@@ -17,6 +17,7 @@ from apexrl.replay.batch import Allocator, Batch, BatchPool, Updated
 from apexrl.replay.layout import Kind, Layout
 from apexrl.replay.options import OPTIONS, Draws, Remover, Sampler, checked, checked_streams, native_sizes, stride_of
 from apexrl.replay.writer import BAD_PRIORITY, IRREGULAR, YIELDED, PriorityFn, Writer, as_priorities
+from apexrl.segments import process_name
 from apexrl.spec import Field
 
 if TYPE_CHECKING:
@@ -28,6 +29,13 @@ _TOO_FEW, _LIMITED, _ALL_ZERO, _CLOSED, _YIELDED = 1, 2, 3, 4, 5  # native/limit
 _NORMALIZE = {"batch": 0, "buffer": 1, "none": 2}  # native/owner.h Normalize
 
 Normalize = Literal["batch", "buffer", "none"]
+
+# Of each replay, by its memory's uuid: the writers of all handles that this process has of it.
+_WRITERS: weakref.WeakValueDictionary[bytes, weakref.WeakSet[Writer]] = weakref.WeakValueDictionary()
+
+
+def _writers_of(uuid: bytes) -> weakref.WeakSet[Writer]:
+    return _WRITERS.setdefault(uuid, weakref.WeakSet())
 
 
 class Replay:
@@ -113,7 +121,7 @@ class Replay:
             )
         except (ValueError, RuntimeError) as error:
             raise ConfigError(f"cannot make this replay: {error}") from None
-        self._bind(native, layout, options, creator=os.getpid())
+        self._bind(native, layout, options, creator=_native.process_token())
 
     def _bind(self, native: _native.Replay, layout: Layout, options: dict[str, Any], creator: int) -> None:
         self._native = native
@@ -121,11 +129,12 @@ class Replay:
         self._options = options
         self._creator = creator
         self._pool = BatchPool(native, layout)
-        self._pool_pid = os.getpid()
+        self._pool_process = _native.process_token()
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+        self._writers_here = _writers_of(native.segment().uuid)
         self._servers: weakref.WeakSet[BatchServer] = weakref.WeakSet()
         self._closed = False
-        self._owner_seen = (0.0, 0)
+        self._owner_seen = (0.0, 0, False)  # when, by which process, whether it is another
 
     @staticmethod
     def _attach(state: tuple[int, int, bytes, str], creator: int) -> Replay:
@@ -160,6 +169,7 @@ class Replay:
             streams = checked_streams(self._options, streams)
         writer = Writer(self, streams, priority_fn)
         self._writers.add(writer)
+        self._writers_here.add(writer)
         return writer
 
     # --- the owner
@@ -191,8 +201,8 @@ class Replay:
             WaitTimeout: too few items, or held back by the limiter, for ``timeout`` seconds.
             ClosedError: the replay was closed.
         """
-        if self._pool_pid != os.getpid():  # inherited by fork: those arrays belong to the parent's batches
-            self._pool, self._pool_pid = BatchPool(self._native, self._layout), os.getpid()
+        if self._pool_process != _native.process_token():  # inherited by fork: those arrays are of the parent's batches
+            self._pool, self._pool_process = BatchPool(self._native, self._layout), _native.process_token()
         if not isinstance(batch_size, int | np.integer) or isinstance(batch_size, bool) or batch_size < 1:
             raise ConfigError(f"batch_size={batch_size!r} must be an integer of at least 1")
         arrays = self._pool.take(batch_size)
@@ -343,17 +353,16 @@ class Replay:
 
     @property
     def owner_pid(self) -> int:
-        """The living process that samples, or 0."""
+        """The living process that samples; 0: none; −1: one of another container."""
         return int(self._native.counters()["owner_pid"])
 
     @property
-    def _other_owner(self) -> int | None:
-        """The owner if it is another process, as of at most a second ago; else None."""
-        now = time.monotonic()
-        if now - self._owner_seen[0] > 1.0:
-            self._owner_seen = (now, self.owner_pid)
-        pid = self._owner_seen[1]
-        return pid if pid and pid != os.getpid() else None
+    def _owned_elsewhere(self) -> bool:
+        """Whether another process samples, as of at most a second ago."""
+        now, here = time.monotonic(), _native.process_token()
+        if now - self._owner_seen[0] > 1.0 or self._owner_seen[1] != here:
+            self._owner_seen = (now, here, self._native.owned_elsewhere)
+        return self._owner_seen[2]
 
     def stats(self) -> dict[str, Any]:
         """Counters of the replay's life: size, capacity, inserted, sampled, evicted, the observed samples per insert,
@@ -394,7 +403,7 @@ class Replay:
         try:
             for writer in list(self._writers):
                 writer._closed = True
-            if os.getpid() == self._creator:
+            if self._creator == _native.process_token():
                 self._native.shut()
             for writer in list(self._writers):
                 writer.close()
@@ -425,26 +434,26 @@ class Replay:
             holder = self._native.own()
         if holder:
             raise OwnershipError(
-                f"process {holder} owns this replay: it samples, and only one process may. Sample there, wait until "
-                "it has ended, or serve batches to others with serve()"
+                f"{process_name(holder)} owns this replay: it samples, and only one process may. Sample there, wait "
+                "until it has ended, or serve batches to others with serve()"
             )
 
     def _publish_here(self) -> None:
-        """What was appended in this process can be sampled at once in it."""
-        for writer in self._all_writers():
+        """What was appended in this process, through whatever handle, can be sampled at once in it."""
+        for writer in self._all_writers_here():
             writer._publish_for_sampler()
 
-    def _all_writers(self) -> list[Writer]:
+    def _all_writers_here(self) -> list[Writer]:
         while True:
             try:
-                return list(self._writers)
+                return list(self._writers_here)
             except RuntimeError:  # another thread makes one at this moment
                 continue
 
     def _own_if_alone(self) -> bool:
         """The replay is full: its maker makes room by owning it, if nobody does. True when it came to own it now."""
         return (
-            os.getpid() == self._creator
+            self._creator == _native.process_token()
             and not self._closed
             and not self._native.owned
             and self._options["sampler"] != "fifo"

@@ -23,6 +23,7 @@ from apexrl.errors import ClosedError, ConfigError, OwnershipError, PriorityErro
 from apexrl.replay.batch import ArraySet, Batch, holder, over
 from apexrl.replay.layout import Layout
 from apexrl.replay.writer import as_priorities
+from apexrl.segments import process_name
 from apexrl.spec import Array
 
 EMPTY, FULL, TAKEN, LOST = 0, 1, 2, 3
@@ -147,7 +148,7 @@ class ServedBatches:
     def __init__(self, memory: ServedMemory, learner: int) -> None:
         self._memory = memory
         self._learner = learner
-        self._pid = 0  # where it was taken
+        self._process = 0  # where it was taken
         self._sets: list[ArraySet] = []
         self._held: set[int] = set()
         self._closed = False
@@ -253,7 +254,7 @@ class ServedBatches:
                 seen = segment.load(memory.bell(me))
                 self._check_server()
                 if time.monotonic() >= deadline:
-                    why = "it is behind" if segment.holder(SERVER_LOCK) else "none runs"
+                    why = "it is behind" if segment.held(SERVER_LOCK) else "none runs"
                     raise WaitTimeout(f"the server did not take learner {me}'s priorities within {timeout} s: {why}")
                 if (written - segment.load(memory.read(me))) % 2**32 >= memory.messages:
                     segment.wait(memory.bell(me), seen, _SLICE)
@@ -277,18 +278,18 @@ class ServedBatches:
         memory = self._memory
         with self._lock:
             self._closed = True
-            if self._pid != os.getpid():
+            if self._process != _native.process_token():
                 return
             self.give_back()
             if not self._held:
-                self._pid = 0
+                self._process = 0
                 memory.segment.store(memory.leased(self._learner), 0)
                 memory.segment.unlock(LEARNER_LOCK + self._learner)
 
     def _lease(self) -> None:
         if self._closed:
             raise ClosedError("these served batches were closed")
-        if self._pid == os.getpid():
+        if self._process == _native.process_token():
             return
         memory, segment, me = self._memory, self._memory.segment, self._learner
         self._check_server()
@@ -299,14 +300,15 @@ class ServedBatches:
                 if not left._held:
                     _LINGERING.remove(left)
             if time.monotonic() >= patience:
-                raise OwnershipError(f"process {segment.holder(LEARNER_LOCK + me)} holds the place of learner {me}")
+                who = process_name(segment.holder(LEARNER_LOCK + me))
+                raise OwnershipError(f"{who} holds the place of learner {me}")
             time.sleep(0.01)
         self._sets = [memory.arrays(me, k, None) for k in range(memory.prefetch)]
         self._held = set()
         for k in range(memory.prefetch):  # left by one that died
             if segment.load(memory.state(me, k)) == TAKEN:
                 segment.store(memory.state(me, k), LOST)
-        self._pid = os.getpid()
+        self._process = _native.process_token()
         segment.store(memory.leased(me), 1)
         segment.ring(memory.SERVER_BELL)
 
@@ -317,7 +319,7 @@ class ServedBatches:
     def _why_none(self) -> str:
         if len(self._held) == self._memory.prefetch:
             return f"all {len(self._held)} are still held here: drop one, or serve with a larger prefetch="
-        if not self._memory.segment.holder(SERVER_LOCK):
+        if not self._memory.segment.held(SERVER_LOCK):
             return "no process serves: call step() or run() on the server, or restart the one that did"
         return "the server has sampled none: its replay holds too little, or its limiter waits"
 

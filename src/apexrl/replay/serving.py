@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from apexrl.errors import ClosedError, ConfigError, OwnershipError, WaitTimeout
 from apexrl.replay.served import EMPTY, FULL, LEARNER_LOCK, LOST, SERVER_LOCK, TAKEN, ServedBatches, ServedMemory
 from apexrl.replay.sources import source_of
+from apexrl.segments import process_name
 
 if TYPE_CHECKING:
     from apexrl.replay.batch import ArraySet
@@ -156,7 +156,8 @@ class BatchServer:
         if self._serves():
             return
         if not segment.try_lock(SERVER_LOCK):
-            raise OwnershipError(f"process {segment.holder(SERVER_LOCK)} serves these batches, and only one may")
+            server = process_name(segment.holder(SERVER_LOCK))
+            raise OwnershipError(f"{server} serves these batches, and only one may")
         self._serving = True
         native = self._source.native
         self._sets = [[memory.arrays(i, k, native) for k in range(memory.prefetch)] for i in range(memory.learners)]
@@ -223,7 +224,7 @@ class BatchServer:
                 segment.unlock(LEARNER_LOCK + learner)
 
     def _serves(self) -> bool:
-        return self._serving and self._memory.segment.holder(SERVER_LOCK) == os.getpid()
+        return self._serving and self._memory.segment.holds(SERVER_LOCK)
 
     def _lose(self, learner: int, k: int) -> None:
         self._memory.segment.store(self._memory.state(learner, k), EMPTY)

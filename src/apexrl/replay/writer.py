@@ -18,6 +18,7 @@ from apexrl import _native
 from apexrl.errors import ApexrlError, ClosedError, ExhaustedError, PriorityError, SpecError, WaitTimeout
 from apexrl.replay.batch import step_arrays
 from apexrl.replay.layout import Layout
+from apexrl.segments import process_name
 from apexrl.spec import Array
 
 if TYPE_CHECKING:
@@ -177,7 +178,8 @@ class Writer:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise WaitTimeout(
-                        f"the owner, process {self._replay.owner_pid}, did not take in what was appended in {timeout} s"
+                        f"the owner, {process_name(self._replay.owner_pid)}, did not take in what was appended in "
+                        f"{timeout} s"
                     )
                 self._native.wait(min(left, 0.01))
 
@@ -258,8 +260,7 @@ class Writer:
         return len(which)
 
     def _publish_if_due(self) -> None:
-        owner = self._replay._other_owner
-        if owner is None:
+        if not self._replay._owned_elsewhere:
             return
         now = time.monotonic()
         if not self._waiting_since:
@@ -305,13 +306,14 @@ class Writer:
         counters = self._replay._native.counters()
         owner = counters["owner_pid"]
         if self._replay._options["sampler"] == "fifo":
-            waiting = "no process samples it" if not owner else f"process {owner} has not sampled enough"
+            waiting = "no process samples it" if not owner else f"{process_name(owner)} has not sampled enough"
             return f"the fifo replay held its {self._replay.capacity} items for {timeout} s: {waiting}"
         if not owner:
             return f"no free slot within {timeout} s: the replay is full and no process samples it"
         if counters["samples_per_insert"] > 0:
-            return f"no room within {timeout} s: the limiter holds inserts back until process {owner} has sampled more"
-        return f"no free slot within {timeout} s: the owner, process {owner}, does not respond"
+            sampler = process_name(owner)
+            return f"no room within {timeout} s: the limiter holds inserts back until {sampler} has sampled more"
+        return f"no free slot within {timeout} s: the owner, {process_name(owner)}, does not respond"
 
 
 _WRITERS: weakref.WeakSet[Writer] = weakref.WeakSet()
