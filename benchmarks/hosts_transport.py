@@ -132,7 +132,7 @@ def weights(server: rig.RedisServer, versions: int, period: float) -> dict[str, 
         for version in range(1, versions + 1):
             array[0] = version
             published[version] = time.monotonic()
-            uploader.publish({"all": array}, version)
+            rig.wait_for("readers", lambda version=version: uploader.publish({"all": array}, version))
             time.sleep(max(0.0, published[version] + period - time.monotonic()))
         seen: dict[int, list[float]] = {version: [] for version in published}
         for _ in readers:

@@ -181,6 +181,43 @@ def test_weights_that_the_server_lost_are_sent_again(hosts, redis_server):
     turn(lambda: newcomer.version == 5, intake)
 
 
+def test_a_full_server_loses_nothing_and_is_told_of(hosts, redis_server):
+    with redis_server.client() as client:
+        intake, uplink = hosts.intake(), hosts.uplink()
+        hosts.board.publish({"w": np.arange(3.0)}, 5)
+        hosts.write(50)
+        turn(lambda: len(hosts.learners) >= 90 and hosts.copy.version == 5, uplink, intake)
+        client.config_set("maxmemory", client.info("memory")["used_memory"])
+        hosts.board.publish({"w": np.arange(3.0) + 1}, 6)
+        hosts.write(200)
+        turn(lambda: hosts.there.values("log") and uplink._sender.trouble, uplink, intake)
+        told = hosts.there.values("log")[0]
+        assert told["text"].startswith("weights for other hosts: they cannot be published: Redis at")
+        assert "is full: raise its maxmemory" in told["text"]
+        assert told["level"] == "warning"
+        turn(lambda: hosts.there.values("intake")[-1]["weights_failures"], uplink, intake)
+        newest = hosts.there.values("intake")[-1]
+        assert (newest["weights_published"], "is full" in newest["weights_trouble"]) == (5, True)
+        assert not list(client.scan_iter("apexrl:{r}:weights:6:*"))  # what came in part does not fill it further
+        client.config_set("maxmemory", 0)
+        turn(lambda: len(hosts.learners) >= 490 and hosts.copy.version == 6, uplink, intake)
+        turn(lambda: hosts.there.values("log")[-1]["text"].endswith("all is well again"), uplink, intake)
+        turn(lambda: hosts.there.values("intake")[-1]["weights_trouble"] == "", uplink, intake)
+        assert hosts.receipts.totals()[2:] == (0, 0)
+
+
+def test_weights_that_may_not_be_published_are_told_of(hosts, redis_server):
+    with redis_server.client() as client:
+        client.execute_command("ACL", "SETUSER", "limited", "on", "nopass", "~*", "&*", "+@all", "-setex")
+        hosts.server = Server(redis_server.url.replace("redis://", "redis://limited:x@"), timeout=120.0)
+        intake = hosts.intake()
+        hosts.board.publish({"w": np.arange(3.0)}, 5)
+        turn(lambda: hosts.there.values("log"), intake)
+        assert "does not allow this user what a run does" in hosts.there.values("log")[0]["text"]
+        client.execute_command("ACL", "SETUSER", "limited", "+setex")
+        turn(lambda: hosts.there.values("log")[-1]["text"].endswith("all is well again"), intake)
+
+
 def test_what_hosts_say_is_passed_on_and_junk_is_not(hosts):
     options = {"capacity": 10_000, "fields": FIELDS, **OPTIONS}
     record = RunRecord(

@@ -27,6 +27,7 @@ _PATIENCE_SECONDS = 0.1
 _MOST_TEXT = 2000  # characters of what another host says
 _IDLE_SECONDS = 60.0  # after which a stream of a host is thought to have ended
 _LOOK_SECONDS = 2.0  # between looks whether the server still has the weights
+_HELD_SECONDS = 0.1  # until weights are offered again that have to wait for readers of older ones
 
 
 class Intake:
@@ -69,7 +70,7 @@ class Intake:
         self._queue: deque[Delivery] = deque()
         self._refused = self._refused_items = 0
         self._next_report = 0.0
-        self._trouble = ""
+        self._trouble = self._weights_trouble = ""
         self._weights = UploadThread(server, keys, run_id, weights, config.hosts.compression, fence)
         self._replaced = False
 
@@ -177,6 +178,11 @@ class Intake:
             self._trouble = self._receiver.trouble
             text = f"experience of other hosts: {self._trouble or 'all is well again'}"
             self._context.send("log", text=text, level="warning" if self._trouble else "info")
+        if self._weights.trouble != self._weights_trouble:
+            self._weights_trouble = self._weights.trouble
+            words = f"they cannot be published: {self._weights_trouble}; trying again"
+            text = f"weights for other hosts: {words if self._weights_trouble else 'all is well again'}"
+            self._context.send("log", text=text, level="warning" if self._weights_trouble else "info")
         totals = self._receipts.totals()
         self._context.send(
             "intake",
@@ -186,6 +192,9 @@ class Intake:
             refused=self._refused + self._receiver.refused,
             refused_items=self._refused_items,
             waiting=self._receiver.depth(),
+            weights_published=self._weights.published,
+            weights_failures=self._weights.failures,
+            weights_trouble=self._weights_trouble,
         )
 
     def _pass_on(self) -> None:
@@ -226,7 +235,13 @@ class Delivery:
 
 
 class UploadThread:
-    """Sends every new version of the weights that it can: the newest only, and not faster than the link takes them."""
+    """Sends every new version of the weights that it can: the newest only, and not faster than the link takes them.
+
+    Attributes:
+        published: the newest version that the server took.
+        failures: attempts that it did not take.
+        trouble: why it does not take them now, in words; empty when all is well.
+    """
 
     def __init__(
         self, server: Server, keys: RunKeys, run_id: str, board: WeightsBoard, compression: str, fence: int
@@ -237,6 +252,8 @@ class UploadThread:
         self._board = board
         self._closing = False
         self._error: BaseException | None = None
+        self.published = self.failures = 0
+        self.trouble = ""
         self._thread = threading.Thread(target=self._run, name="weights", daemon=True)
         self._thread.start()
 
@@ -256,22 +273,26 @@ class UploadThread:
         from apexrl.links.backoff import Backoff
 
         backoff = Backoff()
-        sent, look_at = 0, 0.0
+        look_at = 0.0
         try:
             while not self._closing:
+                sent = self.published
                 newest = self._board.latest(newer_than=sent) if self._board.wait(sent, timeout=0.25) else None
                 began = time.monotonic()
                 try:
-                    if newest is not None:
-                        self._uploader.publish(newest[1], newest[0])
-                        sent = newest[0]
-                        look_at = began + _LOOK_SECONDS
+                    if newest is not None and not self._uploader.publish(newest[1], newest[0]):
+                        self._pause(_HELD_SECONDS)
+                    elif newest is not None:
+                        self.published, look_at = newest[0], began + _LOOK_SECONDS
                         self._pause(time.monotonic() - began)  # half of the link is the experience's
                     elif sent and began >= look_at:
-                        sent = min(sent, self._uploader.published())  # less when a server came back without them
+                        self.published = min(sent, self._uploader.published())  # less: a server came back without them
                         look_at = began + _LOOK_SECONDS
                     backoff.reset()
-                except LinkError:
+                    self.trouble = ""
+                except (LinkError, FrameError) as error:
+                    self.failures += newest is not None
+                    self.trouble = str(error)
                     self._pause(backoff.next())
         except OwnershipError:
             pass  # the intake hears of it too

@@ -123,22 +123,135 @@ def test_parts_without_a_head_expire(ends: Ends) -> None:
     assert client.ttl(KEYS.weights_part(2, 0)) == -1
 
 
-def test_a_reader_that_is_overtaken_reads_the_newer(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    uploader, downloader = ends.uploader(), ends.downloader()
+def test_a_version_stays_while_it_is_read_and_then_goes(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    uploader, downloader, client = ends.uploader(), ends.downloader(), ends.client()
     uploader.publish(weights_of(1), 1)
     fetch = WeightsDownloader._parts
-    overtaken = []
 
     def slowly(self: WeightsDownloader, pipe: Any, head: Any) -> Any:
-        if not overtaken:
-            overtaken.append(head.version)
-            for version in (2, 3, 4):
-                uploader.publish(weights_of(version), version)
+        monkeypatch.undo()
+        assert [uploader.publish(weights_of(version), version) for version in (2, 3, 4)] == [True] * 3
         return fetch(self, pipe, head)
 
     monkeypatch.setattr(WeightsDownloader, "_parts", slowly)
-    assert same(downloader.wait(0, 5.0), 4)
-    assert (overtaken, downloader.refused) == ([1], 0)
+    assert same(downloader.wait(0, 5.0), 1)
+    assert uploader.published() == 4
+    assert set(client.scan_iter(KEYS.weights + ":*")) == {KEYS.weights_part(4, 0).encode()}
+    assert same(downloader.wait(1, 5.0), 4)
+    assert downloader.refused == 0
+    until(lambda: not client.exists(KEYS.weights_readers, KEYS.weights_waiting))
+
+
+def test_publishing_waits_while_two_older_ones_are_read_but_not_for_ever(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uploader, early, late, client = ends.uploader(), ends.downloader(), ends.downloader(), ends.client()
+    uploader.publish(weights_of(1), 1)
+    fetch = WeightsDownloader._parts
+    answers: list[Any] = []
+
+    def publish(version: int) -> None:
+        answers.append(uploader.publish(weights_of(version), version))
+
+    def reading(self: WeightsDownloader, pipe: Any, head: Any) -> Any:
+        if self is early:
+            publish(2)
+            answers.append(late.wait(0, 5.0))
+        elif head.version == 2:
+            publish(3)
+            publish(4)  # 1 and 2 are being read
+            assert len(list(client.scan_iter(KEYS.weights + ":*"))) == 3
+            monkeypatch.setattr(module, "PATIENCE_SECONDS", -1.0)
+            publish(5)
+        return fetch(self, pipe, head)
+
+    monkeypatch.setattr(WeightsDownloader, "_parts", reading)
+    assert same(early.wait(0, 5.0), 1)
+    assert answers[:4] == [True, True, False, True]
+    assert same(answers[4], 5)  # what it had begun to read was taken away
+    assert (early.refused, late.refused) == (0, 0)
+
+
+def test_few_read_at_once_and_the_others_in_order(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POLL_SECONDS", 1000.0)
+    monkeypatch.setattr(module, "READERS", 2)
+    uploader, client, readers = ends.uploader(), ends.client(), [ends.downloader() for _ in range(6)]
+    uploader.publish(weights_of(1), 1)
+    fetch = WeightsDownloader._parts
+    held, done, at_once = threading.Semaphore(0), [], []
+
+    def reading(self: WeightsDownloader, pipe: Any, head: Any) -> Any:
+        at_once.append(client.hlen(KEYS.weights_readers))
+        done.append(readers.index(self))
+        assert held.acquire(timeout=60.0)
+        return fetch(self, pipe, head)
+
+    monkeypatch.setattr(WeightsDownloader, "_parts", reading)
+    got: list[Any] = []
+    threads = []
+    for number, reader in enumerate(readers):
+        if number == 2:
+            assert reader.wait(0, 0.1) is None
+        else:
+            threads.append(threading.Thread(target=lambda reader=reader: got.append(reader.wait(0, 60.0))))
+            threads[-1].start()
+        until(lambda number=number: client.hlen(KEYS.weights_readers) + client.zcard(KEYS.weights_waiting) > number)
+    readers[2].close()  # it died: nobody listens for its turn
+    uploader.publish(weights_of(2), 2)
+    for _ in range(12):
+        held.release()
+    for thread in threads:
+        thread.join(60.0)
+    assert (sorted(done), done.index(3) < done.index(5)) == ([0, 1, 3, 4, 5], True)
+    assert max(at_once) == 2
+    assert sorted(one[0] for one in got) == [1, 1, 2, 2, 2]  # who had to wait reads the newest
+
+
+def test_a_reader_that_dies_gives_its_turn_up(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(module, "READERS", 1)
+    uploader, client, dead, heir = ends.uploader(), ends.client(), ends.downloader(), ends.downloader()
+    uploader.publish(weights_of(1), 1)
+
+    def dies(self: WeightsDownloader, pipe: Any, head: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WeightsDownloader, "_parts", dies)
+        patch.setattr(WeightsDownloader, "_leave_turn", lambda self, pipe: None)
+        with pytest.raises(KeyboardInterrupt):
+            dead.wait(0, 5.0)
+    assert heir.wait(0, 0.2) is None
+    (turn,) = client.hgetall(KEYS.weights_readers).items()
+    client.hset(KEYS.weights_readers, turn[0], b"1 1000")  # as if it had been silent for ten seconds
+    assert same(heir.wait(0, 60.0), 1)
+
+
+def test_the_server_never_holds_a_whole_version_for_each_reader(ends: Ends) -> None:
+    size, hosts = 2_000_000, 40
+    uploader, client = ends.uploader(), ends.client()
+    uploader.publish(weights_of(1, size), 1)
+    assert uploader.published() == 1
+    base = client.info("memory")["used_memory"]
+    got: list[int] = []
+
+    def read() -> None:
+        reader = ends.downloader()
+        for newer_than in (0, 1):
+            found = reader.wait(newer_than, 120.0)
+            got.append(found[0] if found else 0)
+
+    threads = [threading.Thread(target=read) for _ in range(hosts)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(got) >= hosts)
+    until(lambda: uploader.publish(weights_of(2, size), 2))
+    for thread in threads:
+        thread.join(120.0)
+    assert sorted(got) == [1] * hosts + [2] * hosts
+    peak = client.info("memory")["used_memory_peak"] - base
+    version, connections = 4 * size, hosts * 2 * 64 * 1024
+    assert peak < version + version // 4 + module.READERS * module.AHEAD * module.PIECE_BYTES + connections
 
 
 def test_a_server_that_comes_back_empty(ends: Ends) -> None:

@@ -20,7 +20,7 @@ from apexrl.links.redis.view import runs
 
 def test_names() -> None:
     assert RunKeys("a.b_c+d=e@f-1").steps == "apexrl:{a.b_c+d=e@f-1}:steps"
-    assert len({getattr(RunKeys("x"), f) for f in dir(RunKeys) if isinstance(getattr(RunKeys, f), property)}) == 12
+    assert len({getattr(RunKeys("x"), f) for f in dir(RunKeys) if isinstance(getattr(RunKeys, f), property)}) == 14
     assert RunKeys("x").weights_part(12, 3) == "apexrl:{x}:weights:12:3"
     for name in ("", "a b", "a{b}", "a:b", "é", "a\n", "a*", "x" * 101, "../x"):
         with pytest.raises(ConfigError, match="cannot name a run"):

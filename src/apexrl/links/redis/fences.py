@@ -15,7 +15,7 @@ from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.scripts import PRELUDE
 from apexrl.links.redis.server import Server
 
-_FENCE: Final = (
+FENCE: Final = (
     PRELUDE
     + """
 -- KEYS state, ... ARGV fence, ...
@@ -30,7 +30,7 @@ end
 )
 
 ADOPT: Final = (
-    _FENCE
+    FENCE
     + """
 -- KEYS state, steps, its stream, a new one. ARGV fence, life of its stream, life of the new one, group
 heal(KEYS[2], 'string')
@@ -52,7 +52,7 @@ return 'made'
 and is not committed."""
 
 TELL: Final = (
-    _FENCE
+    FENCE
     + """
 -- KEYS state, steps, stream, committed. ARGV fence, life, group, number of entries, number of words that are fields and
 -- sequences, then the entries, those words, and fields to be forgotten
@@ -73,21 +73,14 @@ return 'told'
 )
 """First what was committed, then the entries: none goes that its sender was not told of."""
 
-CURRENT: Final = (
-    _FENCE
-    + """
-return outdated() and 0 or 1
-"""
-)
-
 SHOW: Final = (
-    _FENCE
+    FENCE
     + """
--- KEYS state, weights, parts of the new ones, parts of old ones
--- ARGV fence, head, doorbell, version, number of new parts
+-- KEYS state, weights, parts of the new ones. ARGV fence, head, doorbell, version
 if outdated() then return 0 end
+even_when_full()
 redis.call('SET', KEYS[2], ARGV[2])
-for i = 3, #KEYS do redis.call(i < 3 + ARGV[5] and 'PERSIST' or 'UNLINK', KEYS[i]) end
+for i = 3, #KEYS do redis.call('PERSIST', KEYS[i]) end
 redis.call('PUBLISH', ARGV[3], ARGV[4])
 return 1
 """

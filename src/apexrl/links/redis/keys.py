@@ -105,6 +105,16 @@ class RunKeys:
         return self._key(f"weights:{version}:{part}")
 
     @property
+    def weights_readers(self) -> str:
+        """Hash: reader -> the version that it reads, and until when it has its turn."""
+        return self._key("readers")
+
+    @property
+    def weights_waiting(self) -> str:
+        """Sorted set: readers that wait for a turn, by when they came."""
+        return self._key("waiting")
+
+    @property
     def doorbell(self) -> str:
-        """Channel: rung with every new version of the weights."""
+        """Channel: rung with every new version of the weights. Under ``doorbell:READER`` one is told of its turn."""
         return self._key("doorbell")

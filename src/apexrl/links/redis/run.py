@@ -160,8 +160,8 @@ class LearnerPlace:
         while self._anybody() and time.monotonic() < ends:
             time.sleep(0.1)
         if self._connection.command("HGET", keys.learner, "token") is None:  # no other learner went on with it
-            gone = (keys.slots, keys.members, keys.steps, keys.committed, keys.messages, keys.weights)
             kept = (keys.state, keys.record, keys.generations, keys.learner)
+            gone = [key for key in _all(keys) if key not in kept]
             commands: list[tuple[str | int, ...]] = [("UNLINK", *gone)]
             commands += [("EXPIRE", key, FINISHED_DAYS * 24 * 3600) for key in kept]
             self._connection.pipeline(commands)
@@ -257,7 +257,8 @@ def _checked(data: bytes | None, name: str) -> RunRecord | None:
 def _all(keys: RunKeys) -> list[str]:
     """Every key of a run but parts of weights and streams; the scripts know the first four by their place."""
     first = [keys.state, keys.learner, keys.record, keys.generations]
-    return [*first, keys.slots, keys.members, keys.steps, keys.committed, keys.messages, keys.weights]
+    carried = [keys.steps, keys.committed, keys.messages, keys.weights, keys.weights_readers, keys.weights_waiting]
+    return [*first, keys.slots, keys.members, *carried]
 
 
 def _clear_parts(connection: Connection, keys: RunKeys) -> None:

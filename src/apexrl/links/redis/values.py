@@ -10,7 +10,7 @@ import msgspec
 
 from apexrl.status import RunStatus
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """Raised when anything that hosts say to one another through a server changes its meaning. A host joins runs of its own
 protocol only; frames of another one are refused."""
 
