@@ -27,6 +27,7 @@ COUNTERS = (
     "outlier_batches",
     "late_requests",
     "unsent_priorities",
+    "failed_checkpoints",
 )
 """What workers count; ``total`` sums a counter over all rows and the resumed run's base."""
 
@@ -37,10 +38,12 @@ DROPPED = {
     "outlier_batches": "outlier_batches",
     "late_requests": "late_requests",
     "unsent_priorities": "unsent_priorities",
+    "checkpoint_writes": "failed_checkpoints",
 }
 """What is told as dropped (``RunStatus.dropped``) -> the counter of it. Aged: older than ``max_policy_lag``; stale: as
 ``max_gradient_lag`` says, slice by slice; outliers: as ``outlier_deviations``; late: an environment worker's, of a life
-before its present one; unsent: for items of shards of a replay that were lost or are behind."""
+before its present one; unsent: for items of shards of a replay that were lost or are behind; checkpoint writes: those
+that failed, of which each is followed by another."""
 
 RUN, STOP, HURRY = 0, 1, 2
 """Stop word: go on; end in good order; end at once, without a final evaluation."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,9 +12,16 @@ import numpy as np
 
 from apexrl import checkpoint
 from apexrl.errors import ApexrlError, SnapshotError, SpecError
+from apexrl.links.backoff import Backoff
 from apexrl.protocols import Agent, Context, WeightsReader
 from apexrl.run_folder import RunFolder
 from apexrl.spec import Array
+
+LAST_SECONDS = 10.0
+"""How long the last one of a run is tried: a supervisor waits for longer."""
+
+_PAUSES = 5.0, 300.0  # least and longest between attempts, in seconds of the context's clock
+_LAST_PAUSE = 0.5
 
 
 def restore(context: Context, agent: Agent, weights: WeightsReader, name: str = "", counts: bool = True) -> int:
@@ -104,6 +113,87 @@ def _fits(context: Context, path: Path, name: str) -> Iterator[None]:
         ) from error
 
 
+class Saving:
+    """When a role writes what it keeps, and what becomes of it where it cannot be written: that is told once, counted,
+    and tried again. A disk that is full is no reason to lose the weights in memory.
+
+    Args:
+        seconds: between two of them, by the context's clock.
+        what: is written; for messages.
+        kept: how many of them, to say how much room they need; 0: one, in place.
+    """
+
+    def __init__(self, context: Context, seconds: float, what: str = "a checkpoint", kept: int = 0) -> None:
+        self._context = context
+        self._seconds = seconds
+        self._what = what
+        self._kept = kept
+        self._failures = 0  # in a row
+        self._pauses = Backoff(*_PAUSES)
+        self._next = context.clock() + seconds
+
+    @property
+    def due(self) -> bool:
+        return self._context.clock() >= self._next
+
+    def now(self, write: Callable[[], object]) -> bool:
+        """Let ``write`` do it, and say when the next time is. False: it could not."""
+        try:
+            write()
+        except (OSError, SnapshotError) as error:
+            self._next = self._context.clock() + self._pauses.next()
+            if not self._failures:
+                self._tell(error, "The run goes on, and it is tried again")
+            self._failed()
+            return False
+        self._next = self._context.clock() + self._seconds
+        if self._failures:
+            text = f"{self._context.name} has written {self._what} again, after {self._failures} failed attempts"
+            self._context.send("log", text=text)
+            self._failures = 0
+            self._pauses.reset()
+        return True
+
+    def last(self, write: Callable[[], object]) -> None:
+        """At the end of a run: ``LAST_SECONDS`` are all the time that there is."""
+        deadline = time.monotonic() + LAST_SECONDS
+        while True:
+            try:
+                write()
+                return
+            except (OSError, SnapshotError) as error:
+                self._failed()
+                if time.monotonic() >= deadline:
+                    self._tell(error, f"It was tried for {LAST_SECONDS:g} s, and is lost")
+                    return
+            self._context.should_stop()  # also the heartbeat
+            time.sleep(_LAST_PAUSE)
+
+    def _failed(self) -> None:
+        self._failures += 1
+        self._context.count(failed_checkpoints=1)
+
+    def _tell(self, error: Exception, then: str) -> None:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        room = f"the {self._kept} that are kept (--checkpoints-kept)" if self._kept else "the one that is there"
+        hint = f"There must be room for one more beside {room}. " if full else ""
+        text = f"{self._context.name} could not write {self._what}: {error}. {hint}{then}. {last_good(self._context)}"
+        self._context.send("log", text=text, level="warning")
+
+
+def folder_of(context: Context) -> Path:
+    """Where checkpoints go.
+
+    Raises:
+        FileNotFoundError: the run folder is gone. It is not made anew: where a disk is to be mounted, it would hide it.
+    """
+    folder = RunFolder(context.folder)
+    if not folder.path.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "the run folder is gone", str(folder.path))
+    return folder.checkpoints
+
+
 def write(context: Context, agent: Agent, keep: int) -> None:
     """Write a checkpoint of ``agent``, and keep that many."""
     write_state(context, agent.state_dict(), keep)
@@ -114,17 +204,35 @@ def write_state(context: Context, state: dict[str, Array], keep: int) -> None:
     not written, and pushes no good one out: whoever meets it when learning ends the run.
 
     Its number is that of updates ever made, as the version's: it grows over restarts, and so do file names.
+
+    Raises:
+        OSError: it could not be written, or what it makes needless not be deleted.
     """
     if bad := [name for name, array in state.items() if array.dtype.kind == "f" and not np.isfinite(array).all()]:
         text = f"{bad[0]} is NaN or infinite: no checkpoint is written. {last_good(context)}"
         context.send("log", text=text, level="warning")
         return
     counts = {name: context.total(name) for name in ("updates", "env_steps", "episodes")}
-    path = checkpoint.save(RunFolder(context.folder).checkpoints, state, counts, keep=keep)
+    path = checkpoint.save(folder_of(context), state, counts, keep=keep)
     context.send("checkpoint", path=str(path), updates=counts["updates"])
+
+
+def save_replay(context: Context, save: Callable[[Path], object]) -> None:
+    """Let a replay's ``save`` write it beside the final checkpoint, for a run that is resumed."""
+    path = RunFolder(context.folder).replay_path
+
+    def write() -> None:
+        folder_of(context)
+        save(path)
+
+    Saving(context, 0.0, "the replay's snapshot").last(write)
 
 
 def last_good(context: Context) -> str:
     """Where a run that went wrong can be taken up, for a message."""
-    kept = checkpoint.latest(RunFolder(context.folder).checkpoints)
+    folder = RunFolder(context.folder).checkpoints
+    try:
+        kept = checkpoint.latest(folder)
+    except OSError as error:
+        return f"Whether there is a good checkpoint in {folder} cannot be seen ({error.strerror})"
     return f"The last good checkpoint is {kept}" if kept else "No checkpoint was written yet"

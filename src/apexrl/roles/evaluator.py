@@ -11,6 +11,7 @@ import numpy as np
 from apexrl import checkpoint
 from apexrl.config import Config
 from apexrl.protocols import Agent, Context, State, WeightsReader
+from apexrl.roles import checkpoints
 from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.per_env import zeroed
 from apexrl.run_folder import RunFolder
@@ -60,6 +61,8 @@ class Evaluator:
         self._goal = float("inf") if goal is None else goal
         self._best: Candidate | None = None
         self._best_return = float("-inf")
+        self._unsaved = False  # whether the best weights have yet to be written
+        self._saving = checkpoints.Saving(context, 0.0, f"the best weights to {self._folder / checkpoint.BEST}")
         self._recall()
 
         self._newest = Candidate(0, {}, 0, 0)
@@ -68,6 +71,8 @@ class Evaluator:
 
     def step(self) -> bool:
         """One step of the evaluation in progress, or the start of one. False: nothing new to measure yet."""
+        if self._unsaved and self._saving.due:
+            self._save()
         if self._trial is None:
             if self._context.clock() < self._next_start or not self._pull():
                 time.sleep(min(self._context.patience, _REST_SECONDS))
@@ -98,6 +103,8 @@ class Evaluator:
                 self._send(trial, chosen, final=True)
                 if self._best is None:
                     self._keep(chosen, trial.mean)
+        if self._unsaved:
+            self._saving.last(self._write_best)
         with self._context.env_call():
             self._env.close()
 
@@ -135,7 +142,15 @@ class Evaluator:
 
     def _keep(self, candidate: Candidate, mean: float) -> None:
         self._best, self._best_return = candidate, mean
-        checkpoint.save_best(self._folder, candidate.weights, {"eval_return": mean, **candidate.origin()})
+        self._save()
+
+    def _save(self) -> None:
+        self._unsaved = not self._saving.now(self._write_best)
+
+    def _write_best(self) -> None:
+        assert self._best is not None
+        about = {"eval_return": self._best_return, **self._best.origin()}
+        checkpoint.save_best(checkpoints.folder_of(self._context), self._best.weights, about)
 
     def _recall(self) -> None:
         """After a restart or a resume: the best weights are on disk."""

@@ -49,7 +49,9 @@ class ParameterKeeper:
             checkpoints.restore(context, self._agent, weights, config.agent.agent)
             parameters.fill(vectors(self._agent))
         bind(self._agent, parameters.arrays, statistics=config.wiring.shared_statistics)
-        self._next_checkpoint = context.clock() + self._settings.checkpoint_seconds
+        self._saving = checkpoints.Saving(
+            context, self._settings.checkpoint_seconds, kept=self._settings.checkpoints_kept
+        )
         self._publish()
 
     def step(self) -> bool:
@@ -59,15 +61,14 @@ class ParameterKeeper:
         due = news >= self._settings.publish_period_updates and now >= self._next_publication
         if due:
             self._publish()
-        if now >= self._next_checkpoint:
-            self._save()
-            self._next_checkpoint = self._context.clock() + self._settings.checkpoint_seconds
+        if self._saving.due:
+            self._saving.now(self._save)
         return due
 
     def close(self) -> None:
         """The last weights, and the final checkpoint. A worker may still be at its last update."""
         self._publish()
-        self._save()
+        self._saving.last(self._save)
 
     def _publish(self) -> None:
         version = self._context.total("updates") + 1

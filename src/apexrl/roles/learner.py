@@ -101,7 +101,7 @@ class Learner:
         self._pace = Pace(context, settings.updates_per_second)
         self._anneal = Anneal(context, config)
         self._next_report = now + _REPORT_SECONDS
-        self._next_checkpoint = now + settings.checkpoint_seconds
+        self._saving = checkpoints.Saving(context, settings.checkpoint_seconds, kept=settings.checkpoints_kept)
 
     def step(self) -> bool:
         """One update. False: the replay has no batch yet, ``updates_per_second`` says wait, or other learners do."""
@@ -149,9 +149,9 @@ class Learner:
         self._batches.close()
         self._publish()
         self._report(now=float("inf"))
-        self._checkpoint()
+        self._saving.last(self._checkpoint)
         if self._config.learner.save_replay and self._replay is not None:
-            self._replay.save(self._folder.replay_path)
+            checkpoints.save_replay(self._context, self._replay.save)
 
     def _checkpoint(self) -> None:
         if self._leads:
@@ -168,9 +168,8 @@ class Learner:
             self._unsent.count()
             updates = self._context.total("updates")
             self._context.send("metrics", values=self._metrics, updates=updates, **self._lag.report())
-        if self._next_checkpoint <= now < float("inf"):
-            self._checkpoint()
-            self._next_checkpoint = self._context.clock() + self._config.learner.checkpoint_seconds
+        if now < float("inf") and self._saving.due:
+            self._saving.now(self._checkpoint)
 
 
 def obituary(context: Context, error: NonFiniteError, version: int, batch: Batch) -> str:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from apexrl.config import Config
 from apexrl.protocols import Context
+from apexrl.roles import checkpoints
 from apexrl.roles.actor import FIRST_VERSION
 from apexrl.roles.crew import Crew
 from apexrl.roles.inference_batches import InferenceBatches
 from apexrl.roles.learner import pinned
 from apexrl.roles.model import Model
 from apexrl.roles.trainer import Trainer, TrainingBatches
-from apexrl.run_folder import RunFolder
 from apexrl.spec import EnvSpec
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class ModelServer:
         now = context.clock()
         self._seen = (0, 0)  # updates and batches at the last look
         self._next_publication = self._next_report = now
-        self._next_checkpoint = now + settings.checkpoint_seconds
+        self._saving = checkpoints.Saving(context, settings.checkpoint_seconds, kept=settings.checkpoints_kept)
 
     def step(self) -> bool:
         """Let the threads work for a moment. False: they have answered nobody and learned nothing."""
@@ -101,9 +101,9 @@ class ModelServer:
         self._asked.close()
         self._model.publish()
         self._model.report()
-        self._model.save()
+        self._saving.last(self._model.save)
         if self._config.learner.save_replay:
-            self._replay.save(RunFolder(self._context.folder).replay_path)
+            checkpoints.save_replay(self._context, self._replay.save)
         for crew in self._crews:
             crew.check()
 
@@ -118,9 +118,8 @@ class ModelServer:
         if now >= self._next_report:
             self._model.report()
             self._next_report = now + _REPORT_SECONDS
-        if now >= self._next_checkpoint:
-            self._model.save()
-            self._next_checkpoint = self._context.clock() + settings.checkpoint_seconds
+        if self._saving.due:
+            self._saving.now(self._model.save)
 
 
 class Predictor:

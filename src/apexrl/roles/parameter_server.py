@@ -74,7 +74,9 @@ class ParameterServer:
         self._unpublished = 0  # updates
         self._target_moved = True
         self._publish()
-        self._next_checkpoint = context.clock() + self._settings.checkpoint_seconds
+        self._saving = checkpoints.Saving(
+            context, self._settings.checkpoint_seconds, kept=self._settings.checkpoints_kept
+        )
 
     def step(self) -> bool:
         """Apply a gradient. False: none came.
@@ -86,9 +88,8 @@ class ParameterServer:
             self._take(came)
         if self._unpublished >= self._settings.publish_period_updates or not self._gradients.waiting:
             self._publish()
-        if self._agent is not None and self._context.clock() >= self._next_checkpoint:
-            self._save(self._agent)
-            self._next_checkpoint = self._context.clock() + self._settings.checkpoint_seconds
+        if self._agent is not None and self._saving.due:
+            self._saving.now(self._save)
         return came is not None
 
     def close(self) -> None:
@@ -102,7 +103,7 @@ class ParameterServer:
             deadline = time.monotonic() + _OTHERS_SECONDS * (self._context.patience > 0)
             while not self._parameters.all_ended and time.monotonic() < deadline:
                 time.sleep(_LOOK_SECONDS)
-            self._save(self._agent)
+            self._saving.last(self._save)
 
     def _take(self, gradient: Gradient) -> None:
         """Apply a gradient, unless it is stale."""
@@ -160,12 +161,13 @@ class ParameterServer:
         text = f"{self._context.name} died amid an update: it goes on from the parameters that it had published"
         self._context.send("log", text=text, level="warning")
 
-    def _save(self, agent: Any) -> None:
+    def _save(self) -> None:
         """A checkpoint of all shards, as any learner writes it."""
         from apexrl.agents.vectors import vectors
 
-        if not self._parameters.version:
-            return  # some shard holds nothing yet
+        agent = self._agent
+        if agent is None or not self._parameters.version:
+            return  # another shard writes them; or some shard holds nothing yet
         self._parameters.collect(vectors(agent))
         agent.updates = self._context.total("updates")
         checkpoints.write(self._context, agent, self._settings.checkpoints_kept)

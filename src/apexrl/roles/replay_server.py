@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from apexrl.config import Config
 from apexrl.protocols import Context
+from apexrl.roles import checkpoints
 from apexrl.roles.batches import Unsent
-from apexrl.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from apexrl.replay import BatchServer
@@ -25,7 +25,6 @@ class ReplayServer:
         self._context = context
         self._server = batches
         self._keep = config.learner.save_replay
-        self._folder = RunFolder(context.folder)
         self._timeout = min(context.patience, _LONGEST_WAIT_SECONDS)
         self._served = 0
         self._unsent = Unsent(context, batches.replay)
@@ -45,4 +44,4 @@ class ReplayServer:
         self._server.step(0.0)
         self._unsent.count()
         if self._keep:
-            self._server.replay.save(self._folder.replay_path)
+            checkpoints.save_replay(self._context, self._server.replay.save)

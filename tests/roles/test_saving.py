@@ -1,0 +1,126 @@
+"""What a role does about a checkpoint that cannot be written."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apexrl import checkpoint
+from apexrl.errors import SnapshotError, SpecError
+from apexrl.roles import checkpoints
+from apexrl.roles.checkpoints import Saving
+
+STATE = {"w": np.ones(3, np.float32)}
+
+
+def warnings(stage: Any) -> list[str]:
+    return [values["text"] for values in stage.values("log") if values.get("level") == "warning"]
+
+
+class Disk:
+    """Stands for the agent's state; where it shall be written, the disk is full, or not."""
+
+    def __init__(self, context: Any) -> None:
+        self.error: Exception | None = None
+        self.attempts = 0
+        self._context = context
+
+    def write(self) -> None:
+        self.attempts += 1
+        if self.error is not None:
+            raise self.error
+        checkpoints.write_state(self._context, STATE, keep=2)
+
+
+def test_a_full_disk_is_told_once_counted_and_tried_again(stage: Any, tmp_path: Path) -> None:
+    context = stage.context("learner")
+    disk, saving = Disk(context), Saving(context, 60.0, kept=2)
+    disk.write()
+    disk.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "checkpoints/x")
+    pauses = []
+    for _ in range(8):
+        begin = context.clock()
+        assert not saving.now(disk.write)
+        while not saving.due:
+            stage.run.totals["env_steps"] += 100
+        pauses.append(context.clock() - begin)
+    assert pauses[:6] == sorted(pauses[:6])
+    assert 3.0 < pauses[0] < 6.0 < 60.0 < pauses[-1] < 301.0
+    assert stage.run.totals["failed_checkpoints"] == 8
+    (said,) = warnings(stage)
+    assert "No space left on device" in said
+    assert "room for one more beside the 2 that are kept (--checkpoints-kept)" in said
+    assert "update-000000000.safetensors" in said  # the newest good one
+    disk.error = None
+    assert saving.now(disk.write)
+    assert stage.values("log")[-1]["text"] == "learner-0 has written a checkpoint again, after 8 failed attempts"
+    assert not saving.due
+
+
+def test_the_last_one_is_tried_for_a_while_and_then_told_as_lost(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "LAST_SECONDS", 0.2)
+    monkeypatch.setattr(checkpoints, "_LAST_PAUSE", 0.01)
+    context = stage.context("learner")
+    disk, saving = Disk(context), Saving(context, 60.0)
+    disk.error = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    saving.last(disk.write)
+    assert disk.attempts > 1
+    assert stage.run.totals["failed_checkpoints"] == disk.attempts
+    (said,) = warnings(stage)
+    assert "Permission denied" in said
+    assert "No checkpoint was written yet" in said
+
+
+def test_a_last_one_that_goes_at_the_second_attempt_is_there(stage: Any, tmp_path: Path) -> None:
+    context = stage.context("learner")
+    disk = Disk(context)
+    disk.error = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    def write() -> None:
+        try:
+            disk.write()
+        finally:
+            disk.error = None
+
+    Saving(context, 60.0).last(write)
+    assert checkpoint.latest(tmp_path / "checkpoints") is not None
+    assert not warnings(stage)
+
+
+def test_what_is_wrong_with_the_agent_stays_an_error(stage: Any) -> None:
+    context = stage.context("learner")
+    names = {"names": np.array([object()])}
+    with pytest.raises(SpecError, match="names"):
+        Saving(context, 60.0).now(lambda: checkpoints.write_state(context, names, keep=1))
+    with pytest.raises(SpecError, match="names"):
+        Saving(context, 60.0).last(lambda: checkpoints.write_state(context, names, keep=1))
+
+
+def test_a_run_folder_that_went_away_is_not_made_anew(stage: Any, tmp_path: Path) -> None:
+    """Where a disk is to be mounted again, it would lie hidden below."""
+    context = stage.context("learner")
+    tmp_path.rmdir()
+    saving = Saving(context, 60.0)
+    assert not saving.now(lambda: checkpoints.write_state(context, STATE, keep=1))
+    assert not tmp_path.exists()
+    assert "the run folder is gone" in warnings(stage)[0]
+    tmp_path.mkdir()
+    assert saving.now(lambda: checkpoints.write_state(context, STATE, keep=1))
+
+
+def test_a_replay_that_cannot_be_written_is_a_warning(
+    stage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "LAST_SECONDS", 0.0)
+
+    def save(path: Path) -> None:
+        raise SnapshotError(f"cannot write {path}") from OSError(errno.ENOSPC, "No space left on device")
+
+    checkpoints.save_replay(stage.context("learner"), save)
+    assert "the replay's snapshot" in warnings(stage)[0]
+    assert "room for one more" in warnings(stage)[0]
