@@ -233,7 +233,10 @@ class ActorConfig:
     env_timeout: float = 60.0
     """Seconds that one reset or vector step may take before the actor is killed and restarted."""
     actor_restarts: int = 100
-    """Restarts of one actor before the run gives up on it (failures within 2 s of a start count threefold)."""
+    """Failures of one actor before it is given up, of which ten minutes of work give one back (as in Kubernetes).
+    Within 2 s of a start they count threefold. Being killed from outside is no failure."""
+    min_actors: int = 1
+    """The run goes on without actors that it gave up on while at least these are left (of each host's)."""
 
 
 @dataclass(frozen=True)
@@ -256,7 +259,7 @@ class LearnerConfig:
     updates_per_second: float = 0.0
     """Holds the learner to this rate; 0 lets it run (for experiments on the number of actors)."""
     learner_restarts: int = 20
-    """Restarts of the learner before the run gives up."""
+    """Failures of the learner before the run gives up, counted as those of an actor."""
     checkpoint_seconds: float = 60.0
     """Seconds between checkpoints (ours)."""
     checkpoints_kept: int = 3

@@ -374,6 +374,8 @@ def _rate(value: float, unit: str) -> Text:
 def _counted(status: RunStatus) -> Text | None:
     """Restarts and drops, only when there were any."""
     found = [f"{n} restart{'s' * (n > 1)} of {role}" for role, n in status.restarts.items() if n]
+    if given_up := sum(worker.state == "failed" for worker in status.workers):
+        found.append(f"{given_up} given up")
     found += [f"{count(n)} {what.replace('_', ' ')} dropped" for what, n in status.dropped.items() if n]
     return Text("  ".join(found), style="yellow") if found else None
 

@@ -21,7 +21,7 @@ import json
 import math
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from importlib import metadata
@@ -177,10 +177,11 @@ def make_summary(
     final_eval_episodes: int = 0,
     carried: Mapping[str, Any] | None = None,
     tuned: Mapping[str, Any] | None = None,
+    given_up: Sequence[str] = (),
     error: str | None = None,
 ) -> dict[str, Any]:
     """What ``summary.json`` says, from the last status of a run; ``carried``: totals of what went between hosts;
-    ``tuned``: what an auto-tuner has found.
+    ``tuned``: what an auto-tuner has found; ``given_up``: workers without which it went on.
 
     ``wall_seconds`` is training: from the first environment step to the stop. Rates are averages over it.
     ``policy_lag`` is that of all steps learned from: ``steps`` of them, ``histogram``: least lag of a bin -> steps.
@@ -215,6 +216,8 @@ def make_summary(
     }
     if carried:
         summary["hosts"] = dict(carried)
+    if given_up:
+        summary["given_up"] = list(given_up)
     if tuned:
         summary["autotune"] = dict(tuned)
     if error is not None:

@@ -227,7 +227,7 @@ _RANGES: list[tuple[str, Callable[[Any], bool], str]] = [
         "envs_per_actor pull_period stack target_period_updates policy_period_updates batch_size "
         "publish_period_updates learner_threads checkpoints_kept eval_episodes eval_envs min_size capacity trim_every "
         "image_units recurrent_units sequence_length sequence_stride cosines unroll_length epochs minibatches "
-        "queue_batches learners parameter_servers policy_workers predictors trainers training_min_batch",
+        "queue_batches learners parameter_servers policy_workers predictors trainers training_min_batch min_actors",
     ),
     ("between 1 and 1,000", lambda value: 1 <= value <= 1_000, "n_step"),
     ("at least 2", lambda value: value >= 2, "atoms quantiles quantile_samples"),
@@ -279,6 +279,8 @@ def check(config: Config, elsewhere: bool = False) -> None:
     agent, replay, actor, learner = config.agent, config.replay, config.actor, config.learner
     if actor.actors < 1 - elsewhere:
         raise ConfigError(f"--actors must be at least 1, not {actor.actors}")
+    if actor.min_actors > max(1, actor.actors):
+        raise ConfigError(f"--min-actors {actor.min_actors} are more than the --actors {actor.actors} that there are")
     if config.name and (not re.fullmatch(r"[\w.+=@-][\w.+=@ -]*", config.name) or config.name in {".", ".."}):
         raise ConfigError(f"--name {config.name!r} is no plain folder name: use letters, digits, '-', '_' and '.'")
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", learner.device):

@@ -17,7 +17,9 @@ from apexrl.protocols import Context
 class Counts:
     """Counts environment steps; ``deeds`` maps "index.generation" (or "*") to what that life shall do."""
 
-    def __init__(self, context: Context, deeds: dict[str, str], steps: int = 1, pid_file: str = "") -> None:
+    def __init__(
+        self, context: Context, deeds: dict[str, str], steps: int = 1, pid_file: str = "", **_queues: int
+    ) -> None:
         self._context = context
         self._deed = deeds.get(f"{context.index}.{context.generation}", deeds.get("*", ""))
         self._steps = steps
@@ -42,8 +44,8 @@ class Counts:
             raise EnvError(f"broken in {self._context.name}")
         if self._deed == "not finite":
             raise NonFiniteError("the loss is nan")
-        if self._deed == "kill" and self._turns == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self._deed in ("kill", "terminate") and self._turns == 3:
+            os.kill(os.getpid(), signal.SIGKILL if self._deed == "kill" else signal.SIGTERM)
         if self._deed == "exit" and self._turns == 3:
             print("last words", flush=True)
             sys.stdout.flush()

@@ -92,6 +92,7 @@ def tune(
     most: int = 4,
     act: Act = lambda status: None,
     seconds: float = WINDOW_SECONDS,
+    restarts: int = 100,
 ) -> Watcher:
     """Idle actors, of which there may be ``most``, and a learner, until ``act`` or the script's end stops them."""
     config = Config(
@@ -101,7 +102,7 @@ def tune(
         wiring=WiringConfig(autotune=True, autotune_seconds=seconds),
     )
     program = Program(config)
-    program.role(Actor, count=count, most=most, restarts=100, deeds=deeds)
+    program.role(Actor, count=count, most=most, least=1, restarts=restarts, deeds=deeds)
     program.role(Learner, deeds={})
     watcher = Watcher(lambda status: act(status) or len(watcher.said("tuning")) > len(Script.settings))
     folder = RunFolder.create(config)
@@ -142,6 +143,18 @@ def test_workers_are_added_and_removed_while_the_run_goes_on(tmp_path: Path, scr
     assert Script.made[0].bounds == {"actor": (1, 4)}
     steps = [status.env_steps for status in watcher.statuses]
     assert steps == sorted(steps)
+
+
+def test_another_worker_is_called_where_one_was_given_up(tmp_path: Path, script: Callable[..., None]) -> None:
+    script(2, 4, 3)
+    watcher = tune(tmp_path, {"0.0": "exit"}, count=2, restarts=2)
+    assert watcher.summary["given_up"] == ["actor-0"]
+    assert "actor-2.0" in born(watcher)
+    assert Script.made[0].limits == [("actor", 3)]
+    measured = [values["setting"]["actor"] for values in watcher.said("tuning") if values["verdict"] != "limited"]
+    assert measured == [2, 2, 3]
+    assert actors(watcher.statuses[-1]) == ["actor-0", "actor-1", "actor-2", "actor-3"]
+    assert not any(text.startswith("born actor-0.1") for text in watcher.texts)
 
 
 def test_an_added_worker_that_is_killed_gets_another_life(tmp_path: Path, script: Callable[..., None]) -> None:

@@ -2,50 +2,107 @@ from __future__ import annotations
 
 import pytest
 
-from apexrl.launch.patience import IN_VAIN, Patience
+from apexrl.launch.patience import IN_VAIN, REFILL_SECONDS, Ending, Patience, ending_of
 
 
 def test_early_failures_count_threefold() -> None:
     patience = Patience(7)
-    patience.failed(0.5, worked=False)
-    patience.failed(1.9, worked=True)
+    patience.ended(0.5, worked=False)
+    patience.ended(1.9, worked=True)
     assert not patience.exhausted
-    patience.failed(60.0, worked=True)
+    patience.ended(60.0, worked=False)
     assert not patience.exhausted
-    patience.failed(60.0, worked=True)
+    patience.ended(60.0, worked=False)
     assert patience.exhausted
     assert patience.failures == 4
 
 
 def test_no_restart_at_all_may_be_allowed() -> None:
     patience = Patience(0)
-    patience.failed(100.0, worked=True)
+    patience.ended(100.0, worked=True)
+    assert patience.exhausted
+
+
+def test_work_gives_restarts_back() -> None:
+    """A worker that fails once a day is never given up; one that fails in every fifth minute of its work is."""
+    daily = Patience(2)
+    for _ in range(1000):
+        daily.ended(86_400.0, worked=True)
+    assert not daily.exhausted
+    often = Patience(2)
+    lives = 0
+    while not often.exhausted:
+        often.ended(REFILL_SECONDS / 2, worked=True)
+        lives += 1
+    assert lives == 4  # each costs one and gives half of one back, the first had nothing to give back
+
+
+def test_time_without_work_gives_nothing_back() -> None:
+    patience = Patience(2)
+    for _ in range(3):
+        patience.ended(86_400.0, worked=False)
     assert patience.exhausted
 
 
 def test_lives_in_vain_must_follow_each_other() -> None:
     patience = Patience(100)
     for _ in range(IN_VAIN - 1):
-        patience.failed(0.1, worked=False)
-    patience.failed(30.0, worked=True)
+        patience.ended(0.1, worked=False)
+    patience.ended(30.0, worked=True)
     assert not patience.fails_always
     for _ in range(IN_VAIN):
-        patience.failed(30.0, worked=False)
+        patience.ended(30.0, worked=False)
     assert patience.fails_always
 
 
-def test_being_killed_is_not_held_against_a_worker() -> None:
-    patience = Patience(10)
-    for _ in range(10):
-        patience.failed(0.1, worked=False, killed=True)
+def test_being_killed_costs_nothing_but_a_wait() -> None:
+    patience = Patience(1)
+    pauses = []
+    for _ in range(20):
+        patience.ended(0.1, worked=False, how="killed")
+        pauses.append(patience.pause_seconds)
     assert not patience.fails_always
     assert not patience.exhausted
+    assert not patience.failures
+    assert pauses[0] == 0.0  # the first one is answered at once
+    assert pauses[1:] == sorted(pauses[1:])
+    assert pauses[-1] == 60.0
+    patience.ended(30.0, worked=True, how="killed")
     assert patience.pause_seconds == 0.0
 
 
-@pytest.mark.parametrize(("lives", "pause"), [(0, 0.0), (1, 0.2), (2, 0.4), (9, 5.0)])
+def test_an_end_that_nobody_explains_costs_one_and_is_not_in_vain() -> None:
+    patience = Patience(3)
+    for _ in range(3):
+        patience.ended(0.1, worked=False, how="vanished")
+    assert not patience.exhausted
+    assert not patience.fails_always
+    patience.ended(0.1, worked=False, how="vanished")
+    assert patience.exhausted
+
+
+def test_who_was_given_up_may_have_one_more_life() -> None:
+    patience = Patience(3)
+    while not (patience.exhausted and patience.fails_always):
+        patience.ended(0.1, worked=False)
+    patience.forgive()
+    assert not patience.exhausted
+    assert not patience.fails_always
+    patience.ended(0.1, worked=False)
+    assert patience.exhausted
+    assert patience.fails_always
+
+
+@pytest.mark.parametrize(
+    ("status", "how"), [(1, "failed"), (0, "failed"), (-11, "failed"), (-6, "failed"), (-9, "killed"), (-15, "killed")]
+)
+def test_who_ended_a_life(status: int, how: Ending) -> None:
+    assert ending_of(status) == how
+
+
+@pytest.mark.parametrize(("lives", "pause"), [(0, 0.0), (1, 0.2), (2, 0.4), (9, 5.0), (5000, 5.0)])
 def test_the_pause_grows_to_a_limit(lives: int, pause: float) -> None:
     patience = Patience(1000)
     for _ in range(lives):
-        patience.failed(0.1, worked=False)
+        patience.ended(0.1, worked=False)
     assert patience.pause_seconds == pytest.approx(pause)

@@ -34,6 +34,7 @@ def supervise(
     stop: StopConfig | None = None,
     restarts: int = 100,
     env_timeout: float | None = None,
+    least: int = 0,
     act: Act = lambda status: None,
     role: Any = Actor,
     leased: dict[str, tuple[int, ...]] | None = None,
@@ -42,7 +43,7 @@ def supervise(
     """Run ``count`` idle workers to their end."""
     config = Config(name="run", out=str(tmp_path), stop=stop or StopConfig(env_steps=60), actor=ActorConfig())
     program = Program(config)
-    program.role(role, count=count, restarts=restarts, env_timeout=env_timeout, deeds=deeds, **ports)
+    program.role(role, count=count, restarts=restarts, env_timeout=env_timeout, least=least, deeds=deeds, **ports)
     program.nodes[-1] = replace(program.nodes[-1], **(leased or {}))  # type: ignore[arg-type]
     watcher = Watcher(act)
     folder = RunFolder.create(config)
@@ -107,11 +108,44 @@ def test_failing_in_the_constructor_counts_the_same(tmp_path: Path) -> None:
         supervise(tmp_path, {"*": "raise at once"}, count=1)
 
 
-def test_one_bad_actor_among_good_ones_spends_its_restarts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("least", [0, 2])
+def test_a_bad_actor_ends_the_run_that_needs_it(tmp_path: Path, least: int) -> None:
     deeds = {f"0.{life}": "raise" for life in range(9)}
     # two failures within two seconds of their starts; up to five, where lives begin slowly
     with pytest.raises(WorkerError, match=r"actor-0 failed [2-5] times, and 4 restarts are allowed"):
-        supervise(tmp_path, deeds, restarts=4, stop=StopConfig(minutes=5.0))
+        supervise(tmp_path, deeds, restarts=4, least=least, stop=StopConfig(minutes=5.0))
+
+
+def test_a_bad_actor_is_done_without_while_enough_are_left(tmp_path: Path) -> None:
+    deeds = {f"0.{life}": "raise" for life in range(9)}
+    states: list[str] = []
+
+    def act(status: Any) -> bool:
+        if status.phase != "stopping":
+            states[:] = [worker.state for worker in status.workers]
+        return states[0] == "failed" and status.env_steps > 100
+
+    watcher = supervise(tmp_path, deeds, restarts=4, least=1, act=act, stop=StopConfig(minutes=5.0))
+    assert watcher.summary["stopped_by"] == "callback"
+    assert watcher.summary["given_up"] == ["actor-0"]
+    (told,) = [text for text in watcher.texts if "the run goes on without actor-0: it failed" in text]
+    assert "and 4 restarts are allowed" in told
+    assert "broken in actor-0" in told
+    assert not any("actor-0" in text for text in watcher.texts[watcher.texts.index(told) + 1 :])
+    assert states == ["failed", "acting"]
+
+
+def test_the_last_of_each_queue_is_needed(tmp_path: Path) -> None:
+    """Actors 0 and 2 serve one queue, actor 1 another one."""
+    deeds = {f"{index}.{life}": "raise" for index in (0, 1) for life in range(9)}
+    with pytest.raises(WorkerError, match="actor-1 failed"):
+        supervise(tmp_path, deeds, count=3, restarts=4, least=1, stop=StopConfig(minutes=5.0), queue_0=1, queue_1=2)
+
+
+@pytest.mark.parametrize("deed", ["kill", "terminate"])
+def test_lives_that_others_end_cost_nothing(tmp_path: Path, deed: str) -> None:
+    watcher = supervise(tmp_path, {f"0.{life}": deed for life in range(4)}, count=1, restarts=1)
+    assert watcher.summary["restarts"]["actor"] == 4
 
 
 def test_a_fatal_error_ends_the_run_under_its_own_class(tmp_path: Path) -> None:

@@ -195,6 +195,7 @@ def run(
     shards: int = 2,
     restarts: int = 5,
     env_timeout: float | None = None,
+    least: int = 0,
 ) -> Watcher:
     """A learner, and two groups with two actors each, or more that come later."""
     config = Config(name="run", out=str(out), actor=ActorConfig(actors=4, actor_slots=most, actor_restarts=restarts))
@@ -202,7 +203,7 @@ def run(
     replay = whole.replay(capacity=10, fields={"a": Field((), "int64")}, kind="transition", min_size=1)
     weights = whole.weights(8)
     whole.role(Learner, replay=replay, weights=weights, restarts=5)
-    fragile: dict[str, Any] = {"restarts": restarts, "env_timeout": env_timeout}
+    fragile: dict[str, Any] = {"restarts": restarts, "env_timeout": env_timeout, "least": least}
     whole.role(Actor, count=most_actors(config), replay=replay, weights=weights, deeds={}, **fragile)
     watcher, deadline = Watcher(until), time.monotonic() + 60.0
     watcher.until = lambda watcher: until(watcher) or time.monotonic() > deadline

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("ray", reason="needs the extra ray")
 
-from ray.exceptions import ActorUnavailableError
+from ray.exceptions import ActorUnavailableError, RayActorError
 from ray_made_up import Process, Watcher, World, make_up, run
 
 from apexrl.config import ActorConfig, Config
@@ -135,6 +135,71 @@ def test_a_needed_group_with_an_actor_that_fails_always_ends_the_run(world: Worl
     with pytest.raises(WorkerError, match="actor-2 failed 2 times, and 5 restarts are allowed"):
         run(tmp_path, most=6, shards=3)
     assert world.closed
+
+
+def test_an_actor_that_fails_too_often_is_done_without_and_its_group_stays(world: World, tmp_path: Path) -> None:
+    def trouble(process: Process, before: int) -> None:
+        if process.place == 1 and process.kind is RoleProcess and before:
+            process.fail()
+
+    def until(watcher: Watcher) -> bool:
+        return any("goes on without" in text for text in watcher.texts) and watcher.status.env_steps > 50
+
+    world.trouble = trouble
+    watcher = run(tmp_path, until, least=3)
+    (told,) = [text for text in watcher.texts if "the run goes on without actor-2: it failed 2 times" in text]
+    assert "the disk is full" in told
+    assert len(world.of(Ground, 1)) == 1
+    states = {worker.name: worker.state for worker in watcher.status.workers}
+    assert states.pop("actor-2") == "failed"
+    assert set(states.values()) == {"stopped"}
+
+
+def test_a_group_that_is_lost_too_often_is_done_without_and_tried_again(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "REFILL_SECONDS", 1.0)
+
+    def trouble(process: Process, before: int) -> None:
+        if process.place == 2 and process.kind is Ground and before <= 5:
+            process.fails = {"look": ActorUnavailableError("its memory is bad", b"x" * 16)}
+
+    dropped: list[int] = []
+
+    def until(watcher: Watcher) -> bool:
+        if any("goes on without shard-1 and its actors" in text for text in watcher.texts) and not dropped:
+            dropped.append(len(world.of(Ground, 2)))
+            states = [worker.state for worker in watcher.status.workers if worker.role == "actor"]
+            assert sorted(states) == ["failed"] * 2 + ["starting"] * 2
+        return any(one.asked > 2 for one in world.of(RoleProcess, 2))
+
+    world.trouble = trouble
+    watcher = run(tmp_path, until, least=2)
+    assert dropped == [6]  # five restarts are allowed
+    assert len(world.of(Ground, 2)) == 7
+    assert "shard-1 and its actors are tried again" in watcher.texts
+    assert len(world.of(Ground, 1)) == len(world.of(Ground, 0)) == 1
+
+
+def test_a_group_is_needed_that_leaves_too_few_actors(world: World, tmp_path: Path) -> None:
+    def trouble(process: Process, before: int) -> None:
+        if process.place == 2 and process.kind is Ground:
+            process.fails = {"look": ActorUnavailableError("its memory is bad", b"x" * 16)}
+
+    world.trouble = trouble
+    with pytest.raises(WorkerError, match=r"shard-1 was lost .* failed 6 times, and 5 restarts are allowed"):
+        run(tmp_path, least=3)
+
+
+def test_a_lost_node_is_no_failure_of_who_worked_there(world: World, tmp_path: Path) -> None:
+    def trouble(process: Process, before: int) -> None:
+        if process.place == 1 and process.kind is Ground and before < 4:
+            gone = "The actor died because its node has died. Node Id: 1"
+            process.fails = {"look": RayActorError(error_msg=gone)}
+
+    world.trouble = trouble
+    watcher = run(tmp_path, lambda watcher: len(world.of(Ground, 1)) == 5 and watcher.status.env_steps > 10, restarts=1)
+    assert watcher.status.restarts["shard"] == 4
 
 
 def test_actors_that_fail_always_end_the_run_whoever_may_come_later(world: World, tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ class AutoTune:
 
     def step(self, now: float) -> None:
         """Look where things are, at ``now`` (monotonic seconds), and do what is due."""
+        self._do_without_lost(now)
         if self._board.total("updates") <= self._updates_before:
             return
         if self._began is not None:
@@ -79,7 +80,7 @@ class AutoTune:
 
     def _settled(self, now: float) -> bool:
         """Whether everybody who should be at work is, and nobody else; from then on it takes a while until a window."""
-        settled = all(slot.at_work or (slot.resting and not slot.alive) for slot in self._slots)
+        settled = all(slot.at_work or slot.gone or (slot.resting and not slot.alive) for slot in self._slots)
         if not settled:
             self._unsettled_since = now if self._unsettled_since is None else self._unsettled_since
             self._ready_at = math.inf
@@ -123,6 +124,18 @@ class AutoTune:
                 self._wiring.turn(name, count)
         self._now_run = setting
         self._ready_at = math.inf
+
+    def _do_without_lost(self, now: float) -> None:
+        """Workers that the run gave up on serve no more: others are called in their place, as far as there are any."""
+        for name, slots in self._roles.items():
+            left = [slot for slot in slots if not slot.gone]
+            if len(left) < len(slots):
+                self._roles[name] = left
+                self._tuner.limit(name, len(left))
+                self._record(self._tuner.decisions[-1])
+                self._now_run = {}  # whatever is asked for is to be staffed anew
+                self._began = None
+                self._run(self._tuner.next(), now)
 
     def _give_up_on_failing(self, now: float) -> None:
         """A worker that was added and cannot work (too little memory, too few licences): do with those who can."""

@@ -121,6 +121,7 @@ def local_config(
     config = entrusted(replace(config, agent=AgentConfig(agent=known)), trust, origin)  # no agent is called here
     folder = re.sub(r"[^\w.+=@-]", "-", f"{record.name}@{own_name()}")
     actor = replace(config.actor, actors=actors or max(1, config.actor.actors))
+    actor = replace(actor, min_actors=min(actor.min_actors, actor.actors))
     env = replace(config.env, env_kwargs={**config.env.env_kwargs, **env_kwargs})
     config = replace(config, name=folder, out=out, actor=actor, env=env, stop=StopConfig())
     settings.check(replace(config, actor=replace(actor, actor_slots=0)))

@@ -232,6 +232,7 @@ def local_config(
     config = entrusted(settings.from_toml(record.config, origin), trust, origin)
     folder = re.sub(r"[^\w.+=@-]", "-", f"{record.name}@{host_name()}")
     actor = replace(config.actor, actors=actors or config.actor.actors, actor_slots=record.actor_slots)
+    actor = replace(actor, min_actors=min(actor.min_actors, actor.actors))
     env: EnvConfig = replace(config.env, env_kwargs={**config.env.env_kwargs, **env_kwargs})
     config = replace(config, name=folder, out=out, actor=actor, env=env, stop=StopConfig())
     settings.check(config)

@@ -97,6 +97,7 @@ class Ledger:
         self.final: Mapping[str, Any] = {}
         self.carried: Mapping[str, Any] = {}  # between hosts: the newest totals of intake or uplink
         self.tuned: Mapping[str, Any] = {}  # what an auto-tuner has found
+        self.given_up: list[str] = []  # workers without which the run goes on
         self._observers = observers
         self.base = base
         self._began = began
@@ -144,6 +145,11 @@ class Ledger:
         """Pass something on to a human."""
         for observer in self._observers:
             observer.message(text, level)
+
+    def give_up(self, worker: str, why: object) -> None:
+        """Enter that the run goes on without a worker."""
+        self.given_up.append(worker)
+        self.tell(f"the run goes on without {worker}: {why}", "warning")
 
     def stop(self, reason: str) -> None:
         """Enter why the run stops; the first reason holds."""
@@ -227,6 +233,7 @@ class Ledger:
             final_eval_episodes=int(self.final.get("episodes", 0)),
             carried=self.carried,
             tuned=self.tuned,
+            given_up=self.given_up,
             error=error,
         )
         self.folder.write_summary(summary)

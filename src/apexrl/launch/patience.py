@@ -1,6 +1,13 @@
-"""How often a worker may fail before the run gives up on it, and how long it waits before its next life."""
+"""How often a worker may fail before it is given up, and how long it waits before its next life.
+
+What is allowed is a rate, as in systemd (StartLimitBurst per StartLimitIntervalSec) and in Erlang's supervisors
+(intensity per period): a worker has ``restarts`` to spend, and every ``REFILL_SECONDS`` of a life that worked give
+one back. Ten minutes are those after which Kubernetes forgets how often a container has crashed.
+"""
 
 from __future__ import annotations
+
+from typing import Literal
 
 EARLY_SECONDS = 2.0
 """A failure this soon after a start counts threefold."""
@@ -8,34 +15,58 @@ EARLY_SECONDS = 2.0
 IN_VAIN = 3
 """Lives in a row without any work done, after which a worker is thought to fail always."""
 
+REFILL_SECONDS = 600.0
+"""Of a life that did its work, which give one restart back."""
+
 _LONGEST_PAUSE_SECONDS = 5.0
+_LONGEST_KILLED_PAUSE_SECONDS = 60.0  # where kills cost nothing, this alone bounds how often they are answered
+
+Ending = Literal["failed", "killed", "vanished"]
+"""How a life ended: by itself (an error, an exit, a crash, a standstill); by somebody's signal or the loss of its node;
+or so that nobody knows which of these it was."""
+
+
+def ending_of(status: int) -> Ending:
+    """By an exit ``status``, or minus a signal's number: SIGKILL, SIGTERM and SIGHUP come from outside."""
+    return "killed" if status in (-9, -15, -1) else "failed"
 
 
 class Patience:
     """One worker's account of failures.
 
     Args:
-        restarts: how many are allowed.
+        restarts: how many are allowed, as long as none is given back.
     """
 
     def __init__(self, restarts: int) -> None:
         self.restarts = restarts
         self.failures = 0
         self.in_vain = 0  # lives in a row that did no work
-        self._spent = 0
+        self._spent = 0.0
+        self._cut_short = 0  # lives in a row that were killed before they did any work, or early
 
-    def failed(self, lived_seconds: float, worked: bool, killed: bool = False) -> None:
-        """Enter the end of a life.
+    def ended(self, lived_seconds: float, worked: bool, how: Ending = "failed") -> None:
+        """Enter the end of a life that was not asked to end.
 
         Args:
             worked: whether it got anything done (an environment step, an update).
-            killed: it was killed from outside, which says nothing of the worker itself.
         """
-        self.failures += 1
-        early = lived_seconds < EARLY_SECONDS and not killed
-        self._spent += 3 if early else 1
-        if not killed:
+        self.failures += how != "killed"
+        if worked:
+            self._spent = max(0.0, self._spent - lived_seconds / REFILL_SECONDS)
+        early = lived_seconds < EARLY_SECONDS
+        if how == "failed":
+            self._spent += 3 if early else 1
             self.in_vain = 0 if worked and not early else self.in_vain + 1
+            self._cut_short = 0
+        else:
+            self._spent += how == "vanished"
+            self._cut_short = 0 if worked and not early else self._cut_short + 1
+
+    def forgive(self) -> None:
+        """Allow one more life to a worker that was given up."""
+        self._spent = min(self._spent, float(self.restarts))
+        self.in_vain = min(self.in_vain, IN_VAIN - 1)
 
     @property
     def exhausted(self) -> bool:
@@ -49,4 +80,14 @@ class Patience:
     @property
     def pause_seconds(self) -> float:
         """Wait before the next life: none at first, then longer with every life in vain."""
-        return 0.0 if self.in_vain == 0 else min(_LONGEST_PAUSE_SECONDS, 0.1 * 2.0**self.in_vain)
+        kills = max(0, self._cut_short - 1)  # the first one is answered at once
+        return max(
+            min(_LONGEST_PAUSE_SECONDS, 0.1 * 2.0 ** min(self.in_vain, 20)) if self.in_vain else 0.0,
+            min(_LONGEST_KILLED_PAUSE_SECONDS, 0.1 * 2.0 ** min(kills, 20)) if kills else 0.0,
+        )
+
+    @property
+    def account(self) -> str:
+        """Why it is exhausted, in words."""
+        often = f"failed {self.failures} times, and {self.restarts} restarts are allowed"
+        return f"{often} (early failures count 3; {REFILL_SECONDS / 60:g} minutes of work give one back)"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from apexrl.launch.patience import Patience
+from apexrl.launch.patience import Patience, ending_of
 from apexrl.links import messages
 from apexrl.links.control import STATES, ControlBoard
 from apexrl.metrics import RateMeter
@@ -107,9 +107,8 @@ class Slot:
         self.pid = 0
         self.row.begin(0, self.generation)
         worked = self.work_done > self._work_at_birth
-        killed = status == -9 and not self.hung
         if not self._left:
-            self.patience.failed(now - self._born_at, worked, killed)
+            self.patience.ended(now - self._born_at, worked, "failed" if self.hung else ending_of(status))
         self.last_error = "" if self._left and status == 0 else unborn or self.why(status)
         self.restart_at = now + self.patience.pause_seconds
 

@@ -31,6 +31,7 @@ from apexrl.launch.worker import Assignment, work
 from apexrl.links import messages
 from apexrl.links.control import DROPPED, HURRY, RUN, STOP, ControlBoard
 from apexrl.topologies.program import Probe, Program
+from apexrl.topologies.queues import queue_names
 
 PRELOAD = (
     "torch",
@@ -274,7 +275,7 @@ class Supervisor:
                 self._failure = self._fatal(slot) or WorkerError(f"{slot.name} failed at the end:\n{trace}")
             return
         fatal = self._fatal(slot)
-        role = [other for other in self._slots if other.node is slot.node and not other.resting]
+        role = [other for other in self._slots if other.node is slot.node and not (other.resting or other.gone)]
         if fatal is not None:
             self._give_up(slot, fatal)
         elif leaving:
@@ -286,9 +287,12 @@ class Supervisor:
             often = f"{slot.patience.in_vain} times in a row"
             self._give_up(slot, WorkerError(f"{who} failed {often}: {slot.account}"))
         elif slot.patience.exhausted:
-            failures, allowed = slot.patience.failures, slot.patience.restarts
-            why = f"{slot.name} failed {failures} times, and {allowed} restarts are allowed (early failures count 3)"
-            self._give_up(slot, WorkerError(f"{why}. The last time: {slot.account}"))
+            why = f"{slot.patience.account}. The last time: {slot.account}"
+            if self._can_go_on_without(slot):
+                slot.gone = True
+                self._ledger.give_up(slot.name, f"it {why}")
+            else:
+                self._give_up(slot, WorkerError(f"{slot.name} {why}"))
         else:
             self._ledger.tell(f"{slot.name}: {slot.headline}; starting it again", "warning")
 
@@ -299,6 +303,13 @@ class Supervisor:
                 kind, _, text = str(values["error"]).partition(": ")
                 return revive(kind, f"{slot.name}: {text}", str(values["traceback"]))
         return None
+
+    def _can_go_on_without(self, slot: Slot) -> bool:
+        """Whether enough others are left that do the same work, also on each of several queues."""
+        left = [other for other in self._slots if other.node is slot.node and not other.gone and other is not slot]
+        queues = max(1, len(queue_names(slot.node.ports)))
+        enough = 0 < slot.node.least <= len(left)
+        return enough and len({other.index % queues for other in left}) == queues
 
     def _give_up(self, slot: Slot, error: ApexrlError) -> None:
         slot.gone = True

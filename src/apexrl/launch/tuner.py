@@ -134,10 +134,10 @@ class Tuner:
         Raises:
             ValueError: less than its least.
         """
-        least, _ = self._bounds[name]
+        least, before = self._bounds[name]
         if most < least:
             raise ValueError(f"{name} cannot be limited to {most}: its least is {least}")
-        self._bounds[name] = (least, most)
+        self._bounds[name] = (least, min(most, before))
         self._best = self._within(self._best)
         self._asked = self._within(self._asked)
         self.decisions.append(Decision(self._surface.windows, self.next(), math.nan, self.best, "limited", 0.0))

@@ -36,6 +36,7 @@ def apex(config: Config, probe: Probe) -> Program:
         together = averaging(program, config, probe)
         program.role(ReplayServer, name="replay", config=config, batches=batches, restarts=restarts)
         program.role(Learner, **learning, replay=batches, averaging=together, count=learners)
-    program.role(Actor, **settings, replay=replay, weights=weights, count=actors.actors, most=room(config), **fragile)
+    acting = {"count": actors.actors, "most": room(config), "least": actors.min_actors, **fragile}
+    program.role(Actor, **settings, replay=replay, weights=weights, **acting)
     program.role(Evaluator, **settings, weights=weights, **fragile)
     return program

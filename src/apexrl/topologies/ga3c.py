@@ -55,7 +55,8 @@ def ga3c(config: Config, probe: Probe) -> Program:
     program.role(
         ModelServer, name="model_server", **settings, **central, **threads, inference=inference, restarts=restarts
     )
-    workers: dict[str, Any] = {"count": actors.actors, "most": room(config), "inference": inference}
+    workers: dict[str, Any] = {"count": actors.actors, "most": room(config), "least": actors.min_actors}
+    workers["inference"] = inference
     program.role(EnvWorker, name="env_worker", **settings, **workers, **fragile)
     program.role(Evaluator, **settings, weights=weights, **fragile)
     return program

@@ -30,18 +30,19 @@ def impala(config: Config, probe: Probe) -> Program:
     fragile: dict[str, Any] = {"restarts": actors.actor_restarts, "env_timeout": actors.env_timeout}
     # Unrolls age while they wait, and a learner that waits loses nothing: it has the processor first.
     fragile["nice"] = 5
+    acting = {"count": actors.actors, "least": actors.min_actors, **fragile}
 
     restarts = config.learner.learner_restarts
     if learners == 1:
         program.role(Learner, **settings, replay=queues[0], restarts=restarts)
-        program.role(Actor, **settings, replay=queues[0], count=actors.actors, most=room(config), **fragile)
+        program.role(Actor, **settings, **acting, replay=queues[0], most=room(config))
     else:
         _check_several(config)
         several = queue_ports(queues)
         together: dict[str, Any] = {"averaging": averaging(program, config, probe)}
         learner, actor = OfQueue(Learner), OfQueue(Actor)
         program.role(learner, name="learner", count=learners, restarts=restarts, **settings, **several, **together)
-        program.role(actor, name="actor", count=actors.actors, **settings, **several, **fragile)
+        program.role(actor, name="actor", **settings, **acting, **several)
     program.role(Evaluator, **settings, **fragile)
     return program
 

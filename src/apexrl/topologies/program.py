@@ -121,6 +121,7 @@ class Node:
         indices: slots of the run that these workers serve in, where others of the role work elsewhere; empty: all.
         generations: of the leases of these slots.
         most: workers that an auto-tuner may come to run; fewer than ``count``: their number stays.
+        least: workers that are enough where some were given up on; 0: all are needed.
     """
 
     name: str
@@ -133,6 +134,7 @@ class Node:
     indices: tuple[int, ...] = ()
     generations: tuple[int, ...] = ()
     most: int = 0
+    least: int = 0
 
     @property
     def leases(self) -> list[tuple[int, int]]:
@@ -193,16 +195,18 @@ class Program:
         nice: int = 0,
         name: str = "",
         most: int = 0,
+        least: int = 0,
         **ports: Any,
     ) -> Node:
         """Add ``count`` workers of one role; ``ports`` become keyword arguments of ``factory``.
 
-        ``name``: of the role; default: the factory's, in lower case. ``most``: workers that there may come to be.
+        ``name``: of the role; default: the factory's, in lower case. ``most``: workers that there may come to be;
+        ``least``: that are enough.
         """
         name = name or getattr(factory, "__name__", type(factory).__name__).lower()
         if any(node.name == name for node in self.nodes):
             raise ValueError(f"the program has a role {name!r} already; raise its count instead")
-        node = Node(name, factory, count, ports, restarts, env_timeout, nice, most=most)
+        node = Node(name, factory, count, ports, restarts, env_timeout, nice, most=most, least=least)
         self.nodes.append(node)
         return node
 

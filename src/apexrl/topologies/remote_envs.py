@@ -87,6 +87,7 @@ def envs_side(config: Config, spec: EnvSpec, leases: Sequence[tuple[int, int]], 
         env_timeout=actor.env_timeout,
         indices=tuple(slot for slot, _ in leases),
         generations=tuple(lease for _, lease in leases),
+        least=actor.min_actors,
     )
     return Program(config, [workers])
 

@@ -53,8 +53,9 @@ def sample_factory(config: Config, probe: Probe) -> Program:
     # Steps age while they wait, and a learner that waits loses nothing: where processors are short, it goes first.
     fragile["nice"] = 5
 
-    policies: dict[str, Any] = {"count": wiring.policy_workers, "most": servers, "inference": inference}
-    workers: dict[str, Any] = {"count": actors.actors, "most": room(config), "inference": inference}
+    policies: dict[str, Any] = {"count": wiring.policy_workers, "most": servers, "least": 1, "inference": inference}
+    workers: dict[str, Any] = {"count": actors.actors, "most": room(config), "least": actors.min_actors}
+    workers["inference"] = inference
     program.role(Learner, **central, replay=slots)
     program.role(PolicyWorker, name="policy_worker", **central, **policies)
     program.role(RolloutWorker, name="rollout_worker", **settings, **workers, replay=slots, **fragile)

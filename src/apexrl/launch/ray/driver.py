@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import NodeDiedError, RayError, RayTaskError
 
 from apexrl.config import Config
 from apexrl.errors import ApexrlError, WorkerError
 from apexrl.launch.ledger import Ledger
+from apexrl.launch.patience import REFILL_SECONDS, Ending
 from apexrl.launch.probe import revive
 from apexrl.launch.ray import books
 from apexrl.launch.ray.actors import Errand, Ground, Look, News, Report, RoleProcess
@@ -20,7 +21,7 @@ from apexrl.launch.ray.ends import life_name
 from apexrl.launch.ray.figures import Figures
 from apexrl.launch.ray.growth import Growth
 from apexrl.launch.ray.places import Group, Place, cut
-from apexrl.launch.ray.plans import Plan, check_room, places, plan
+from apexrl.launch.ray.plans import Plan, check_room, enough, places, plan
 from apexrl.launch.ray.reception import HELLO_SECONDS, compare, receive, reserve
 from apexrl.launch.ray.wishes import Wishes
 from apexrl.launch.slots import slot_seed
@@ -84,6 +85,7 @@ class Driver:
         """Run ``program`` until something stops it. Raises what made it fail; otherwise ``ledger`` knows the reason."""
         self._ledger, self._figures = ledger, figures
         self._groups = cut(program, self._plan, self._cluster.namespace)
+        self._replays = sampling(program)
         bundles = places(self._config, self._wishes, self._plan)[1:]
         self._growth = Growth(self._cluster, self._plan, self._groups[1:], bundles, ledger.tell)
         shown = polled = -1.0
@@ -131,6 +133,8 @@ class Driver:
                 place.gone = place.gone or place.handle is None
         if group.ground is None:
             due = now >= group.restart_at and self._growth.may_begin(group)
+            if due and group.dropped and self._stop_at is None:
+                self._take_back(group)
             if due and not all(place.gone for place in group.places):
                 self._found(group, now)
             return
@@ -203,11 +207,11 @@ class Driver:
             self._give_up_group(group, error, now)
             return False
         except RayError as error:
-            self._lose(group, error, now)
+            self._lose(group, error, now, _ending(error))
             return False
         return True
 
-    def _lose(self, group: Group, error: Exception, now: float) -> None:
+    def _lose(self, group: Group, error: Exception, now: float, ending: Ending = "vanished") -> None:
         """A group's memory is gone: its workers begin anew with it."""
         if not group.up and "creation task" in str(error):  # what its making raised, another would too
             group.ground = group.greeting = None
@@ -220,22 +224,20 @@ class Driver:
             what = f"{group.name} did not begin to work"
         again = "it begins again when there is room" if group.optional else "starting it again"
         self._ledger.tell(f"{what} ({_first_line(error)}); {again}", "warning")
-        self._end_group(group, "its group was lost", now)
-        if group.patience.exhausted:
-            failures, allowed = group.patience.failures, group.patience.restarts
-            often = WorkerError(f"{what} {failures} times, and {allowed} restarts are allowed")
-            self._give_up_group(group, often, now)
+        self._end_group(group, "its group was lost", now, ending)
+        if group.patience.exhausted or group.patience.fails_always:
+            self._do_without(group, WorkerError(f"{what} ({_first_line(error)}); it {group.patience.account}"), now)
 
-    def _end_group(self, group: Group, why: str, now: float) -> None:
+    def _end_group(self, group: Group, why: str, now: float, ending: Ending = "vanished") -> None:
         """End its memory, and whoever works there."""
         if group.ground is None:
             return
         for place in group.places:
             if place.handle is not None:
                 kill(place.handle)
-                place.end(now, True, why)
+                place.end(now, "killed", why)
         kill(group.ground)  # who cannot be reached may still live, beside the next one
-        group.end(now)
+        group.end(now, ending)
         home = self._groups[0]
         if group.number and home.up:
             home.ground.meet.remote(group.number, None)
@@ -278,7 +280,7 @@ class Driver:
             self._bury(group, place, now, 1, str(error))
             return
         except RayError as error:
-            self._bury(group, place, now, None, _first_line(error))
+            self._bury(group, place, now, None, _first_line(error), _ending(error))
             return
         every = max(_PERIOD_SECONDS, sum(len(g.places) for g in self._groups) / _POLLS_PER_SECOND)
         if place.polled is None and now - place.asked_at >= every:
@@ -292,7 +294,7 @@ class Driver:
             self._ledger.tell(f"{place.name} did not stop in time and was killed", "warning")
             kill(place.handle)
             place.gone = True
-            place.end(now, True, "")
+            place.end(now, "killed", "")
 
     def _enter(self, place: Place, report: Report, now: float) -> None:
         for name, value in report.counters.items():
@@ -302,10 +304,12 @@ class Driver:
             if message.kind != "error":
                 self._ledger.hear(message.kind, message.values)
 
-    def _bury(self, group: Group, place: Place, now: float, status: int | None, why: str) -> None:
+    def _bury(
+        self, group: Group, place: Place, now: float, status: int | None, why: str, ending: Ending = "failed"
+    ) -> None:
         """A life has ended, with ``status`` or (None) killed: in good order, or to be followed by another."""
         kill(place.handle)  # who cannot be reached may still live, and write checkpoints
-        place.end(now, status is None, why)
+        place.end(now, ending, why)
         if self._stop_at is not None:
             place.gone = True
             if status == 0:
@@ -316,8 +320,7 @@ class Driver:
             else:
                 self._ledger.tell(f"{place.name} did not stop in good order: {place.headline}", "warning")
             return
-        there = [one for one in self._groups if one.up or not one.optional]
-        role = [other for one in there for other in one.places if other.node.name == place.node.name]
+        role = [other for other in self._there() if other.node.name == place.node.name]
         fatal = self._fatal(place)
         if fatal is not None:
             self._give_up_group(group, fatal, now)
@@ -326,10 +329,12 @@ class Driver:
             often = f"{place.patience.in_vain} times in a row"
             self._give_up(WorkerError(f"{who} failed {often}: {place.account}"))
         elif place.patience.exhausted:
-            failures, allowed = place.patience.failures, place.patience.restarts
-            often = f"{failures} times, and {allowed} restarts are allowed (early failures count 3). The last time"
-            error = WorkerError(f"{place.name} failed {often}: {place.account}")
-            self._give_up_group(group, error, now)
+            why = f"{place.patience.account}. The last time: {place.account}"
+            if any(other is not place and not other.gone for other in group.places) and self._can_spare([place]):
+                place.gone = True
+                self._ledger.give_up(place.name, f"it {why}")
+            else:
+                self._do_without(group, WorkerError(f"{place.name} {why}"), now)
         else:
             self._ledger.tell(f"{place.name}: {place.headline}; starting it again", "warning")
 
@@ -344,12 +349,46 @@ class Driver:
         if self._failure is None:
             self._failure = error
 
+    def _there(self) -> list[Place]:
+        """Who works, or soon will again."""
+        groups = [group for group in self._groups if not group.absent]
+        return [place for group in groups for place in group.places if not place.gone]
+
+    def _can_spare(self, places: Sequence[Place]) -> bool:
+        """Whether enough others are left that do the same work."""
+        least = places[0].node.least
+        left = [one for one in self._there() if one.node.name == places[0].node.name and one not in places]
+        return 0 < least <= len(left)
+
+    def _do_without(self, group: Group, error: ApexrlError, now: float) -> None:
+        """A group that fails often costs itself, if enough are left to go on; one with a place of its own may come back
+        later."""
+        others = [other.number - 1 for other in self._groups[1:] if other is not group and not other.absent]
+        spared = group.number and self._can_spare(group.places) and enough(self._plan, self._replays, others)
+        if group.optional or not spared:
+            self._give_up_group(group, error, now)
+            return
+        self._end_group(group, "the run goes on without its group", now)
+        group.dropped, group.restart_at = True, now + REFILL_SECONDS
+        for place in group.places:
+            place.gone = True
+        minutes = f"it is tried again in {REFILL_SECONDS / 60:g} minutes"
+        self._ledger.give_up(f"{group.name} and its actors", f"{error}; {minutes}")
+
+    def _take_back(self, group: Group) -> None:
+        self._ledger.tell(f"{group.name} and its actors are tried again")
+        group.dropped = False
+        group.patience.forgive()
+        for place in group.places:
+            place.gone = False
+            place.patience.forgive()
+
     def _give_up_group(self, group: Group, error: ApexrlError, now: float) -> None:
         """The end of the run, if it cannot do without."""
         if not group.optional:
             self._give_up(error)
             return
-        self._ledger.tell(f"the run goes on without {group.name} and its actors: {error}", "warning")
+        self._ledger.give_up(f"{group.name} and its actors", error)
         self._end_group(group, "the run goes on without its group", now)
         for place in group.places:
             place.gone = True
@@ -367,7 +406,7 @@ class Driver:
             if place.awaited(now) > self._longest:  # nobody is there who could end in good order
                 kill(place.handle)
                 place.gone = True
-                place.end(now, True, "")
+                place.end(now, "killed", "")
 
     def _heed_interrupts(self) -> None:
         if self._interrupts.count == self._heeded:
@@ -398,6 +437,12 @@ class Driver:
         sums = books.enter(self._ledger, self._groups, self._total, self._hung_calls, now)
         if self._figures is not None:
             self._figures.tick(now, self._ledger.status, self._groups, sums)
+
+
+def _ending(error: RayError) -> Ending:
+    """Whoever was lost with a node is not to blame. Why else a process has gone, Ray does not say."""
+    lost = isinstance(error, NodeDiedError) or getattr(error, "preempted", False) or "node has died" in str(error)
+    return "killed" if lost else "vanished"
 
 
 def _first_line(error: BaseException) -> str:

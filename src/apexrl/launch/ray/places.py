@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from apexrl.launch.patience import Patience
+from apexrl.launch.patience import Ending, Patience
 from apexrl.launch.ray.actors import Hello, Look, Report
 from apexrl.launch.ray.ends import samplers
 from apexrl.launch.ray.plans import Plan
@@ -80,14 +80,14 @@ class Place:
         asked = self.polled is not None and self.report.pid  # one that has answered before
         return _silent(limit) if asked and now - self.asked_at > limit else ""
 
-    def end(self, now: float, killed: bool, why: str) -> None:
+    def end(self, now: float, how: Ending, why: str) -> None:
         """This life is over; what it had counted stays."""
         worked = self.work_done > self._work_at_birth
         for name, value in self.report.counters.items():
             self._before[name] += value
         self.report = Report({})
         self.handle = self.life = self.polled = None
-        self.patience.failed(now - self.born_at, worked, killed and not self.hung)
+        self.patience.ended(now - self.born_at, worked, "failed" if self.hung else how)
         why = self.hung or why
         self.last_error = self.errors[-1]["traceback"].rstrip() if self.errors and not self.hung else why
         self.restart_at = now + self.patience.pause_seconds
@@ -172,6 +172,7 @@ class Group:
         self.lives = 0  # that were tried; of them
         self.begun = 0  # … came up
         self.late = False  # and that was said
+        self.dropped = False  # the run goes on without it, at least for a while
         self.ground: Any = None  # the actor that holds its memory; None: there is none now
         self.greeting: Any = None  # its answer to hello, until it has come
         self.up = False
@@ -196,15 +197,15 @@ class Group:
     @property
     def absent(self) -> bool:
         """Whether it may come some time, or not."""
-        return self.optional and not self.up
+        return self.dropped or (self.optional and not self.up)
 
-    def end(self, now: float) -> None:
+    def end(self, now: float, how: Ending = "vanished") -> None:
         """Its memory is gone, with what lay there."""
         for name in self.sums:
             self.sums[name] += self.look.replay.get(name, 0)
         self.lost_items += self.look.replay.get("size", 0)
         worked = bool(self.look.replay.get("inserted", 0) or self.look.version)
-        self.patience.failed(now - self.born_at, worked, killed=True)
+        self.patience.ended(now - self.born_at, worked, how)
         self.look, self.capacity = Look({}, 0, self.look.spoilt), 0
         self.ground = self.greeting = self.looked = None
         self.up = False

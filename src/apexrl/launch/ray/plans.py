@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +98,21 @@ def places(config: Config, wishes: Wishes, plan: Plan) -> list[dict[str, float]]
     return [home, *({"CPU": wishes.shard_cpus + len(slots) * wishes.actor_cpus} for slots in plan.slots)]
 
 
+def enough(plan: Plan, replays: Sequence[Mapping[str, Any]], groups: Collection[int]) -> bool:
+    """Whether learning goes on with these ``groups`` alone: each replay has one, and they hold what it wants."""
+    for own, options in enumerate(replays):
+        there = [shard for shard in groups if shard % len(replays) == own]
+        if not there or _held(plan, replays, own, len(there)) < options.get("min_size", 0):
+            return False
+    return True
+
+
+def _held(plan: Plan, replays: Sequence[Mapping[str, Any]], own: int, count: int) -> int:
+    """Items that ``count`` full shards of a replay hold at least."""
+    each: int = max(1, math.ceil(replays[own]["capacity"] / len(range(own, len(plan.slots), len(replays)))))
+    return count * max(1, each - _chunk_items(replays[own], each) + 1)
+
+
 def check_room(plan: Plan, replays: Sequence[Mapping[str, Any]]) -> None:
     """Refuse a run that could not begin to learn, or not go on, before more groups have come.
 
@@ -114,10 +129,9 @@ def check_room(plan: Plan, replays: Sequence[Mapping[str, Any]]) -> None:
     for own, options in enumerate(replays):
         shards = range(own, len(plan.slots), len(replays))
         first = sum(shard < plan.base for shard in shards)
-        each = max(1, math.ceil(options["capacity"] / len(shards)))
-        chunk = _chunk_items(options, each)
-        holds = first * max(1, each - chunk + 1)
+        holds = _held(plan, replays, own, first)
         if holds < options.get("min_size", 0):
+            chunk = _chunk_items(options, max(1, math.ceil(options["capacity"] / len(shards))))
             size, least = options["capacity"], options["min_size"]
             raise ConfigError(
                 f"--capacity {size} lies in {len(shards)} shards, and the {first} that there are at first may hold "
