@@ -252,7 +252,7 @@ class LearnerConfig:
     learner_threads: int = 1
     """CPU threads of PyTorch in the learner (ours: the other cores belong to the actors)."""
     device: str = "auto"
-    """auto (CUDA when there is one), cpu, cuda, cuda:1 …"""
+    """auto (learners and servers take the visible GPUs in turn, or the CPU if there is none), cpu, cuda, cuda:1 …"""
     max_policy_lag: int = 0
     """Steps whose policy is more updates old than this have no weight in losses; 0: no limit (Sample Factory: 1000).
     Of transitions it is the critics' loss alone."""

@@ -65,7 +65,7 @@ class GradientLearner:
         self._context = context
         self._name = config.agent.agent
         self._agent: Any = agent_class(config.agent.agent)(
-            spec, config.agent, torch_device(settings.device), context.seed
+            spec, config.agent, torch_device(settings.device, context.index), context.seed
         )
         self._item: Item = getattr(self._agent, "item", Item())
         self._parameters = parameters

@@ -39,7 +39,7 @@ class InferenceServer:
         from apexrl.agents import agent_class
 
         torch.set_num_threads(max(1, config.learner.learner_threads))
-        device = torch_device(config.learner.device)
+        device = torch_device(config.learner.device, 1 + context.index)  # behind the learner
         self._context = context
         self._weights = weights
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, device, context.seed)

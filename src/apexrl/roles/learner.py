@@ -62,7 +62,7 @@ class Learner:
 
         settings = config.learner
         torch.set_num_threads(max(1, settings.learner_threads))
-        device = torch_device(settings.device)
+        device = torch_device(settings.device, context.index)
         self._context = context
         self._config = config
         self._replay = None if isinstance(replay, BatchServer) else replay
@@ -220,8 +220,12 @@ def pinned(shape: tuple[int, ...], dtype: str) -> Array:
     return cast("Array", torch.empty(shape, dtype=getattr(torch, dtype), pin_memory=True).numpy())
 
 
-def torch_device(name: str) -> str:
+def torch_device(name: str, place: int = 0) -> str:
     """``auto`` resolved; anything else checked.
+
+    Args:
+        place: of this process among those of the run on this machine that compute there: with ``auto`` they take the
+            visible GPUs in turn.
 
     Raises:
         ConfigError: PyTorch does not know the device, or has no CUDA.
@@ -229,7 +233,11 @@ def torch_device(name: str) -> str:
     import torch
 
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        if not torch.cuda.is_available():
+            return "cpu"
+        own = place % torch.cuda.device_count()
+        torch.cuda.set_device(own)  # or streams and pinned memory would take up the first one besides
+        return f"cuda:{own}"
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -40,7 +40,7 @@ class PolicyWorker:
 
         torch.set_num_threads(max(1, config.learner.learner_threads))
         slots, envs = config.actor.actor_slots or inference.workers, inference.envs_per_worker
-        device = torch_device(config.learner.device)
+        device = torch_device(config.learner.device, 1 + context.index)  # behind the learner
         self._context = context
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, device, context.seed)
         self._name = config.agent.agent
