@@ -55,6 +55,7 @@ class Process:
     asked: int = 0
     met: dict[int, Any] = field(default_factory=dict)
     killed: bool = False
+    refused: dict[int, str] = field(default_factory=dict)
     living: Coming = field(default_factory=Coming)
     greeting: Coming = field(default_factory=Coming)
 
@@ -76,12 +77,15 @@ class Process:
             return self.greeting
         if method == "meet":
             self.met[arguments[0]] = arguments[1]
+            self.refused.pop(arguments[0], None)
         if method in self.never:
             return Coming()
         if method in self.fails:
             return Coming(self.fails.pop(method))
         if method == "look":
-            return Coming(Look({"size": 7, "inserted": 9, "capacity": 10} if self.place else {}, 1, 0))
+            if self.place:
+                return Coming(Look({"size": 7, "inserted": 9, "capacity": 10}, 1, 0))
+            return Coming(Look({}, 1, 0, dict(self.refused)))
         if method == "poll":
             self.asked += 1
             if arguments[0].stop != RUN:
@@ -113,6 +117,8 @@ class World:
     left: set[int] = field(default_factory=set)
     local_cpus: float = 0.0
     closed: bool = False
+    waits: int = 0  # calls
+    refused: dict[int, str] = field(default_factory=dict)  # what home says of groups that take no weights
 
     def connect(self, _: Wishes, local_cpus: float) -> World:
         self.local_cpus = local_cpus
@@ -120,7 +126,7 @@ class World:
 
     def actor(self, kind: type, place: int, *_: Any, **__: Any) -> Any:
         def make(*arguments: Any) -> Process:
-            process = Process(kind, place)
+            process = Process(kind, place, refused=self.refused)
             self.trouble(process, len(self.of(kind, place)))
             self.made.append(process)
             return process
@@ -146,7 +152,10 @@ class World:
         self.closed = True
 
     # --- what the driver asks Ray itself
-    def wait(self, references: list[Coming], **_: Any) -> tuple[list[Coming], list[Coming]]:
+    def wait(self, references: list[Coming], timeout: float, **_: Any) -> tuple[list[Coming], list[Coming]]:
+        self.waits += 1
+        if not all(one.value for one in references):
+            time.sleep(timeout)
         return [one for one in references if one.value], [one for one in references if not one.value]
 
     def get(self, reference: Coming, timeout: float = 0.0) -> Any:

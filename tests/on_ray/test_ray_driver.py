@@ -95,6 +95,43 @@ def test_an_actor_that_answers_no_more_is_killed(world: World, tmp_path: Path) -
     assert watcher.status.dropped["hung_env_calls"] == 1
 
 
+def test_a_group_that_takes_no_weights_begins_anew_and_home_goes_on(world: World, tmp_path: Path) -> None:
+    def until(watcher: Watcher) -> bool:
+        if not world.refused and len(world.of(Ground, 2)) == 1 and watcher.status.env_steps > 10:
+            world.refused[2] = "of another network"
+        return len(world.of(Ground, 2)) == 2 and watcher.status.restarts["shard"] == 1
+
+    watcher = run(tmp_path, until)
+    assert any("shard-1 was lost" in text and "it takes no weights: of another" in text for text in watcher.texts)
+    assert len(world.of(Ground, 0)) == len(world.of(Ground, 1)) == 1
+
+
+def test_a_group_that_never_takes_weights_is_done_without(world: World, tmp_path: Path) -> None:
+    def until(watcher: Watcher) -> bool:
+        newest = world.of(Ground, 2)[-1:]
+        if newest and not newest[0].killed and world.of(Ground, 0)[0].met.get(2) is newest[0]:
+            world.refused[2] = "of another network"
+        return any("goes on without shard-1" in text for text in watcher.texts)
+
+    watcher = run(tmp_path, until, least=1, restarts=100)
+    assert len(world.of(Ground, 2)) == 3  # lives in vain
+    assert len(world.of(Ground, 0)) == len(world.of(Ground, 1)) == 1
+    assert watcher.status.restarts["learner"] == 0
+
+
+def test_the_driver_waits_for_all_with_one_call(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[int] = []
+    sleep = driver.Driver._sleep
+
+    def counted(self: driver.Driver) -> None:
+        turns.append(1)
+        sleep(self)
+
+    monkeypatch.setattr(driver.Driver, "_sleep", counted)
+    run(tmp_path, lambda watcher: watcher.status.env_steps > 30)
+    assert 0 < world.waits <= len(turns)
+
+
 @pytest.mark.parametrize("kind", [Ground, RoleProcess])
 def test_who_cannot_be_reached_is_killed_before_another_takes_its_place(
     world: World, tmp_path: Path, kind: type

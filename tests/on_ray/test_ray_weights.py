@@ -108,10 +108,31 @@ def test_what_could_not_be_taken_is_sent_again(home: Home) -> None:
     assert home.put == [1, 2, 3]  # for both, and for every time
 
 
-def test_a_group_that_never_takes_them_is_not_passed_over(home: Home) -> None:
-    home.groups[1] = Group(refused)
-    with pytest.raises(RayTaskError, match="its traceback"):
+def test_a_group_that_never_takes_them_is_told_of_and_the_others_have_them(home: Home) -> None:
+    never, other = Group(refused), Group(lambda call: call)
+    home.groups |= {1: never, 2: other}
+    with pytest.raises(Enough):
         home.run()
+    assert len(never.got) == distribution._TRIES + 1
+    assert other.got == [1, 2, 3]
+    assert home.refused.keys() == {1}
+    assert "its traceback" in home.refused[1]
+
+
+def test_the_next_life_of_a_group_that_took_none_is_tried_anew(home: Home) -> None:
+    again = Group(lambda call: call)
+
+    def leave(seconds: float) -> bool:
+        if home.refused:
+            home.groups[1] = again
+        return Home._wait(home, seconds)
+
+    home.groups[1] = Group(refused)
+    home._wait = leave  # type: ignore[method-assign]
+    with pytest.raises(Enough):
+        home.run()
+    assert again.got
+    assert not home.refused
 
 
 def test_one_that_is_gone_is_the_drivers_business(home: Home) -> None:

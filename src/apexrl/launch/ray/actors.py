@@ -69,6 +69,7 @@ class Look:
     replay: dict[str, Any]  # `Replay.stats`; empty at home
     version: int  # of the weights here
     spoilt: int  # reads of weights that were overtaken
+    refused: dict[int, str] = field(default_factory=dict)  # (home) group that takes no weights -> why
 
 
 class Ground:
@@ -106,7 +107,9 @@ class Ground:
         return self._wiring.ports(next(node for node in self._program.nodes if node.name == role))
 
     def look(self) -> Look:
-        return Look(self._wiring.replay_stats(), self._wiring.weights_version(), self._wiring.spoilt_weight_reads())
+        refused = {} if self._distribution is None else dict(self._distribution.refused)
+        version, spoilt = self._wiring.weights_version(), self._wiring.spoilt_weight_reads()
+        return Look(self._wiring.replay_stats(), version, spoilt, refused)
 
     def lives(self) -> bool:
         """Whoever can ask."""

@@ -211,10 +211,6 @@ def kill(handle: Any) -> None:
             ray.kill(handle, no_restart=True)
 
 
-def ready(reference: Any) -> bool:
-    return bool(ray.wait([reference], timeout=0.0, fetch_local=False)[0])
-
-
 def _reach(address: str) -> None:
     """Ray itself would try for minutes.
 

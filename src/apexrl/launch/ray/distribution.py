@@ -48,13 +48,15 @@ class Distribution:
         """The process of each that is there; None: it has gone."""
         self._weights = weights
         self._node = node
+        self.refused: dict[int, str] = {}
+        """Groups that are there and take nothing of what they are sent, and why: their next lives are tried anew."""
         self._ways: dict[int, _Way] = {}
         self._version = 0
         self._newest: Mapping[str, Array] = {}
         self._reference: Any = None  # to them in the object store, once somebody elsewhere wants them
 
     def run(self) -> None:
-        """For ever. RayTaskError, SpecError: a group that is there never takes what it is sent."""
+        """For ever."""
         while True:
             under_way = any(way.pending is not None for way in self._ways.values())
             if self._wait(_SOON_SECONDS if under_way else _LOOK_SECONDS):
@@ -74,12 +76,16 @@ class Distribution:
     def _serve(self, group: int, handle: Any) -> None:
         way = self._ways.get(group)
         if way is None or way.handle is not handle:  # a new life, of which nothing is known
+            self.refused.pop(group, None)
             if handle is None:
                 self._ways.pop(group, None)
                 return
             way = self._ways[group] = _Way(handle)
             way.pending = handle.board.remote(self._node)
         if way.pending is not None and not self._arrived(way):
+            return
+        if way.failures > _TRIES:
+            self.refused[group] = way.trouble
             return
         if not self._version or way.sent == self._version or time.monotonic() < way.not_before:
             return
@@ -125,12 +131,12 @@ class _Way:
         self.known = False  # whether it is on home's node; then
         self.board: WeightsBoard | None = None  # … its memory
         self.sent = 0  # the newest version
-        self.failures = 0  # in a row
+        self.failures = 0  # in a row, but for those of the dead, of which the driver hears
+        self.trouble = ""  # the last of them
         self.not_before = 0.0  # monotonic seconds
 
     def failed(self, error: Exception) -> None:
-        """It did not take what it was asked, or sent: it is tried again, so many times, and then raised."""
-        self.failures += 1
-        if self.failures > _TRIES and not isinstance(error, RayActorError):  # of the dead the driver hears
-            raise error
+        """It did not take what it was asked, or sent: it is tried again, so many times."""
+        self.failures += not isinstance(error, RayActorError)
+        self.trouble = str(error)
         self.not_before, self.sent = time.monotonic() + _LOOK_SECONDS, 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import ray
 from ray.exceptions import NodeDiedError, RayError, RayTaskError
@@ -16,7 +17,7 @@ from apexrl.launch.patience import REFILL_SECONDS, Ending
 from apexrl.launch.probe import revive
 from apexrl.launch.ray import books
 from apexrl.launch.ray.actors import Errand, Ground, Look, News, Report, RoleProcess
-from apexrl.launch.ray.cluster import Cluster, kill, ready
+from apexrl.launch.ray.cluster import Cluster, kill
 from apexrl.launch.ray.ends import life_name
 from apexrl.launch.ray.figures import Figures
 from apexrl.launch.ray.growth import Growth
@@ -54,6 +55,8 @@ class Driver:
         self._word = RUN
         self._longest = max(HELLO_SECONDS, wishes.wait_seconds)  # for a process to begin
         self._heeded = self._hung_calls = 0
+        self._come: set[Any] = set()  # references that were ready when this turn began
+        self._refusing: set[int] = set()  # groups that took no weights when home was asked last
         self._sums = dict.fromkeys(COUNTERS, 0)  # of all lives of all places
 
     def close(self) -> None:
@@ -117,14 +120,17 @@ class Driver:
         return (place for group in self._groups for place in group.places)
 
     def _sleep(self) -> None:
-        """Until something has come, or a tick has passed."""
+        """Until a tick has passed, or all has come that was asked for. Costs one call, however many there are."""
         waited = [group.greeting for group in self._groups] + [group.looked for group in self._groups]
         for place in self._places():
             waited += [place.life, place.polled]
         waited = [reference for reference in waited if reference is not None]
+        self._come = set()
         if waited:
-            ray.wait(waited, num_returns=1, timeout=_TICK_SECONDS / 2, fetch_local=False)
-        time.sleep(_TICK_SECONDS / 4)
+            come, _ = ray.wait(waited, num_returns=len(waited), timeout=_TICK_SECONDS / 2, fetch_local=False)
+            self._come = set(come)
+        if len(self._come) == len(waited):
+            time.sleep(_TICK_SECONDS / 4)
 
     def _attend(self, group: Group, now: float) -> None:
         """Begin what is to begin, hear what has come, bury what has died."""
@@ -174,7 +180,7 @@ class Driver:
         """False: it is not up."""
         try:
             if group.greeting is not None:
-                if not ready(group.greeting):
+                if group.greeting not in self._come:
                     return False
                 greeting, group.greeting = group.greeting, None
                 group.where = ray.get(greeting)
@@ -188,11 +194,12 @@ class Driver:
                     for other in self._groups[1:]:
                         if other.up:
                             group.ground.meet.remote(other.number, other.ground)
-            if group.looked is not None and ready(group.looked):
+            if group.looked is not None and group.looked in self._come:
                 looked, group.looked = group.looked, None
                 look: Look = ray.get(looked)
                 group.look = look
                 group.capacity = look.replay.get("capacity", 0)
+                self._drop_refusing(look.refused, now)
             if group.looked is None and now - group.asked_at >= _PERIOD_SECONDS:
                 group.asked_at = now
                 group.looked = group.ground.look.remote()
@@ -210,6 +217,13 @@ class Driver:
             self._lose(group, error, now, _ending(error))
             return False
         return True
+
+    def _drop_refusing(self, refused: Mapping[int, str], now: float) -> None:
+        """Groups that take no weights act with old ones for ever: they begin anew, in vain as it was."""
+        for group in self._groups[1:]:
+            if group.up and group.number in refused and group.number not in self._refusing:
+                self._lose(group, WorkerError(f"it takes no weights: {refused[group.number]}"), now, "failed")
+        self._refusing = set(refused)  # until home has heard that they were ended
 
     def _lose(self, group: Group, error: Exception, now: float, ending: Ending = "vanished") -> None:
         """A group's memory is gone: its workers begin anew with it."""
@@ -265,10 +279,10 @@ class Driver:
 
     def _hear(self, group: Group, place: Place, now: float) -> None:
         try:
-            if place.polled is not None and ready(place.polled):
+            if place.polled is not None and place.polled in self._come:
                 polled, place.polled = place.polled, None
                 self._enter(place, ray.get(polled), now)
-            if ready(place.life):
+            if place.life in self._come:
                 if place.polled is not None:
                     with suppress(RayError):  # what was said before it ended
                         self._enter(place, ray.get(place.polled, timeout=1.0), now)

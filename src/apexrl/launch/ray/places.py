@@ -204,7 +204,7 @@ class Group:
         for name in self.sums:
             self.sums[name] += self.look.replay.get(name, 0)
         self.lost_items += self.look.replay.get("size", 0)
-        worked = bool(self.look.replay.get("inserted", 0) or self.look.version)
+        worked = how != "failed" and bool(self.look.replay.get("inserted", 0) or self.look.version)
         self.patience.ended(now - self.born_at, worked, how)
         self.look, self.capacity = Look({}, 0, self.look.spoilt), 0
         self.ground = self.greeting = self.looked = None
