@@ -7,6 +7,7 @@ import time
 import uuid
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -100,7 +101,24 @@ def test_the_picture_fits(width: int, members: int) -> None:
     for line in lines:
         if "●" in line and "learner" not in line:
             assert "0.4 s" in line
-    assert members < 40 or "… and 32 more;  40 alive" in "\n".join(lines)
+    assert members < 40 or "the 8 worst of 40;  40 alive" in "\n".join(lines)
+
+
+def test_of_many_members_the_worst_are_shown_and_all_counted() -> None:
+    members = [a_member(i, digest=HostDigest(state="acting", weights_version=1200)) for i in range(1000)]
+    members[700] = a_member(700, state="lost", age_seconds=42.0)
+    members[800] = a_member(800, digest=HostDigest(state="acting", weights_trouble="no \x1b[2Jroom"))
+    members[900] = a_member(900, digest=HostDigest(state="acting", weights_version=1200, dropped_messages=3))
+    members[950] = a_member(950, state="left")
+    learner = {"weights_trouble": "Redis is full", "weights_published": 1100, "dropped_messages": 7}
+    text = drawn(a_view(members, digest=msgspec.structs.replace(LEARNER, **learner)), 120, rows=4)
+    lines = [line.strip("│ ") for line in text.splitlines() if re.search(r"node-\d+:\d+", line)]
+    assert [int(re.search(r"node-(\d+)", line)[1]) for line in lines][:3] == [700, 800, 900]  # type: ignore[index]
+    assert "the 4 worst of 1000, 1 lost, 1 left;  998 alive" in text
+    assert "the learner cannot publish its weights (100 versions behind): Redis is full" in text
+    assert "1 hosts cannot get new weights; node-800: no ?[2Jroom" in text
+    assert "7 episodes and warnings of hosts were not told of" in text
+    assert len(text.splitlines()) < 30
 
 
 def test_states_of_a_run() -> None:

@@ -21,6 +21,7 @@ from apexrl.links.redis.keys import check_name
 from apexrl.links.redis.run import stop_run
 from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
+from apexrl.links.redis.values import printable
 from apexrl.links.redis.view import MemberView, RunView, look, runs
 from apexrl.panel import clock, count, number
 
@@ -36,7 +37,7 @@ WATCH_SECONDS: Final = 1.0
 LOG_SECONDS: Final = 5.0
 """Between two pictures where there is no terminal to redraw."""
 
-_ROWS_PRINTED: Final = 256
+_ROWS_PRINTED: Final = 32
 _LINES_ABOUT: Final = 17  # of a run's picture, without its members
 _SILENT_SECONDS: Final = 3.0
 _LONG_QUEUE: Final = 1000  # frames
@@ -60,11 +61,12 @@ def show_status(url: str, run: str = "", watch: bool = False, console: Console |
     connection = Connection(server)
 
     def picture(rows: int) -> tuple[RenderableType, bool]:
-        names = runs(connection)
         if not run:
-            return table_of_runs([look(connection, name) for name in names], server.address, console.width), True
+            views = [look(connection, name) for name in runs(connection)]
+            return table_of_runs(views, server.address, console.width), True
         view = look(connection, run)
         if view.record is None and not view.phase and not view.learner_alive and not view.members:
+            names = runs(connection)
             there = f"runs there: {', '.join(names)}" if names else "no run is there"
             return Text(f"there is no run {run} at {server.address}; {there}"), False
         return picture_of_run(view, console.width, rows), True
@@ -127,11 +129,12 @@ def stop(url: str, run: str, wait_seconds: float = 60.0, console: Console | None
 
 
 def picture_of_run(view: RunView, width: int, rows: int = _ROWS_PRINTED) -> RenderableType:
-    """One run and its members, for ``width`` columns and at most ``rows`` members."""
+    """One run and its members, for ``width`` columns and at most ``rows`` members: of more, the worst."""
     width = min(width, 140)
     parts: list[RenderableType] = [_state(view), Text(""), _numbers(view, width)]
     if view.members or view.phase != "finished":
         parts += [Text(""), _members(view, width - 4, rows)]
+    parts += [Text(text, style="yellow") for text in _troubles(view)]
     if view.unreadable:
         parts.append(
             Text(f"{view.unreadable} keys or entries at the server are not this run's; left out", style="yellow")
@@ -271,15 +274,42 @@ def _members(view: RunView, width: int, rows: int) -> RenderableType:
         left = name in ("host", "state", "slots")
         most = {"host": 32 if columns is _WIDE else 18, "slots": 20 if columns is _WIDE else 9}.get(name)
         table.add_column(name, justify="left" if left else "right", no_wrap=True, overflow="ellipsis", max_width=most)
-    for member in view.members[:rows]:
+    version = view.digest.weights_version
+    shown = view.members if len(view.members) <= rows else sorted(view.members, key=lambda m: _merit(m, version))
+    for member in shown[:rows]:
         cells = _cells(member, view.digest.weights_version)
         table.add_row(*(cells[name] for name in columns))
     together = sum(member.digest.env_steps_per_second for member in view.alive)
     actors = sum(len(member.slots) for member in view.alive)
     total = f"{len(view.alive)} alive, {actors} actors, {count(together)} steps/s together"
     if len(view.members) > rows:
-        total = f"… and {len(view.members) - rows} more;  " + total
+        states = [member.state for member in view.members]
+        gone = "".join(f", {states.count(state)} {state}" for state in ("lost", "left") if state in states)
+        total = f"the {rows} worst of {len(view.members)}{gone};  " + total
     return Group(table, Text(total, style="dim", no_wrap=True, overflow="ellipsis"))
+
+
+def _merit(member: MemberView, version: int) -> tuple[int, ...]:
+    """Those come first of whom somebody should know: who is lost, then who has trouble, has dropped or is behind."""
+    digest = member.digest
+    state = {"lost": 0, "alive": 1, "left": 2}[member.state]
+    lost = digest.dropped_items + digest.dropped_messages + digest.restarts
+    return state, not digest.weights_trouble, -round(member.age_seconds / 5), -lost, digest.weights_version - version
+
+
+def _troubles(view: RunView) -> list[str]:
+    """What goes wrong with the run's weights and messages, in sentences."""
+    digest, texts = view.digest, []
+    if digest.weights_trouble:
+        behind = max(0, digest.weights_version - digest.weights_published)
+        texts.append(f"the learner cannot publish its weights ({behind} versions behind): {digest.weights_trouble}")
+    without = [member for member in view.alive if member.digest.weights_trouble]
+    if without:
+        first = without[0]
+        texts.append(f"{len(without)} hosts cannot get new weights; {first.host}: {first.digest.weights_trouble}")
+    if digest.dropped_messages:
+        texts.append(f"{count(digest.dropped_messages)} episodes and warnings of hosts were not told of")
+    return [printable(text, 400) for text in texts]
 
 
 def _cells(member: MemberView, version: int) -> dict[str, RenderableType]:

@@ -144,6 +144,7 @@ class RunLog:
         tags = {_TAGS[name]: value for name, value in values.items() if name in _TAGS}
         tags |= {f"agent/{name}": value for name, value in self._status.metrics.items()}
         tags |= {f"inference/{name}": value for name, value in self._status.inference.items()}
+        tags |= {f"hosts/{name}": value for name, value in self._status.hosts.items()}
         self._scalars(tags, self._status.env_steps)
         if histogram:
             self._histogram("policy_lag/steps", histogram, self._status.env_steps)
@@ -224,6 +225,7 @@ def status_scalars(status: RunStatus) -> dict[str, float | None]:
     }
     values |= {f"agent/{name}": value for name, value in status.metrics.items()}
     values |= {f"inference/{name}": round(value, 3) for name, value in status.inference.items()}
+    values |= {f"hosts/{name}": value for name, value in status.hosts.items()}
     return {name: None if value is None or not math.isfinite(value) else value for name, value in values.items()}
 
 

@@ -176,6 +176,8 @@ class View:
         parts: list[RenderableType] = [self._numbers(width), Text(""), self._workers(width)]
         if lost := _counted(status):
             parts += [Text(""), lost]
+        if status.trouble:
+            parts.append(Text(_weights_behind(status), style="yellow", overflow="fold"))
         parts += [Text(text, style=_LEVELS[level], overflow="fold") for text, level in self.messages]
         parts += [Text(""), self._goal()]
         return Panel(
@@ -269,6 +271,8 @@ def line(status: RunStatus) -> str:
     parts.append(f"lag {number(status.policy_lag.mean)}")
     if lost := _counted(status):
         parts.append(lost.plain)
+    if status.trouble:
+        parts.append(_weights_behind(status))
     if status.eta_seconds is not None:
         parts.append(f"{clock(status.eta_seconds)} left")
     return "  ".join(parts)
@@ -378,6 +382,11 @@ def _counted(status: RunStatus) -> Text | None:
         found.append(f"{given_up} given up")
     found += [f"{count(n)} {what.replace('_', ' ')} dropped" for what, n in status.dropped.items() if n]
     return Text("  ".join(found), style="yellow") if found else None
+
+
+def _weights_behind(status: RunStatus) -> str:
+    behind = f"{count(status.hosts['weights_behind'])} versions behind: " if "weights_behind" in status.hosts else ""
+    return f"weights of other hosts: {behind}{status.trouble}"
 
 
 def _worker_row(worker: WorkerStatus) -> tuple[RenderableType, ...]:

@@ -145,6 +145,11 @@ class RunStatus:
     """Restarts by role: ``{"actor": 1, "learner": 0}``."""
     dropped: dict[str, int] = field(default_factory=dict)
     """Things counted as lost, by what was lost: ``{"messages": 0, "steps": 12}``."""
+    hosts: dict[str, float] = field(default_factory=dict)
+    """Of a run over several hosts, totals of what went between them, by name: ``committed``, ``weights_failures`` …;
+    ``weights_behind``: versions by which what other hosts can have is older than ``weights_version``."""
+    trouble: str = ""
+    """Why weights do not get from the learner to other hosts just now; empty when all is well."""
     progress: float | None = None
     """0 … 1 towards whichever of the stop rules is nearest; None when no rule allows an estimate."""
     eta_seconds: float | None = None

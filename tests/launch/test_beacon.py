@@ -154,16 +154,23 @@ def test_episodes_and_warnings_reach_the_learners_side(
 ) -> None:
     messages = Messages(redis_server.server(), RunKeys("r"))
     with closing(messages), closing(Beacon(place, config())) as host:
+        host.announce(host.message)
+        host._news.put(("what it found out itself is no news for the learner", "warning"))
+        host.update(RunStatus())
         for episode in range(1500):
             host.event("episodes", {"returns": [float(episode)], "lengths": [episode], "env_steps": 5})
         host.event("metrics", {"values": {}})
         host.message("nothing to worry about")
         host.message("actor-3: broken; starting it again", "warning")
         heard: list[Any] = []
-        wait_for(lambda: heard.extend(messages.read()) or sum(m.kind == "episodes" for m in heard) >= 2)
+        wait_for(lambda: heard.extend(messages.read()) or any(m.kind == "episodes" for m in heard))
         wait_for(lambda: heard.extend(messages.read()) or any(m.kind == "log" for m in heard))
+        wait_for(lambda: place.outbox.waiting == 0)
+        heard.extend(messages.read())
     assert {message.member for message in heard} == {place.member}
-    returns = [value for message in heard if message.kind == "episodes" for value in message.values["returns"]]
-    assert returns == [float(episode) for episode in range(1500)]
+    episodes = [message.values for message in heard if message.kind == "episodes"]
+    assert sum(values["count"] for values in episodes) == 1500
+    assert sum(values["count"] * values["mean_return"] for values in episodes) == pytest.approx(1500 * 1499 / 2)
+    assert episodes[-1]["returns"][-1] == 1499.0
     logs = [message.values for message in heard if message.kind == "log"]
-    assert logs == [{"text": "actor-3: broken; starting it again", "level": "warning"}]
+    assert logs == [{"text": "actor-3: broken; starting it again", "level": "warning", "count": 1}]

@@ -13,6 +13,7 @@ from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostPlace
 from apexrl.links.redis.run import LearnerPlace, RunRecord
 from apexrl.links.redis.server import Server
+from apexrl.links.redis.values import HostDigest
 from apexrl.replay import Field, Replay
 from apexrl.replay.chunks import Receipts, schema
 from apexrl.roles import Intake, Uplink
@@ -237,19 +238,14 @@ def test_what_hosts_say_is_passed_on_and_junk_is_not(hosts):
     learner = LearnerPlace.take(hosts.server, record)
     place = HostPlace.join(hosts.server, record, 1, "host", 10.0)
     intake = hosts.intake()
-    place.send("episodes", {"returns": [1.0, 2.5], "lengths": [3, 4]})
-    place.send("episodes", {"returns": ["x"], "lengths": [3]})
-    place.send("episodes", {"returns": 5})
-    place.send("log", {"text": "careful", "level": "warning"})
-    place.send("checkpoint", {"path": "/"})
-    from apexrl.links.redis.values import HostDigest
-
+    place.outbox.episodes([1.0, 2.5], [3, 4])
+    place.outbox.warning("careful", "warning")
     place.renew(HostDigest())
     turn(lambda: hosts.there.values("log"), intake)
+    turn(lambda: hosts.there.values("intake")[-1]["dropped_messages"] == 0, intake)
     (episodes,) = hosts.there.values("episodes")
     assert (episodes["returns"], episodes["lengths"], episodes["env_steps"]) == ([1.0, 2.5], [3, 4], 0)
     assert hosts.there.values("log")[0]["text"] == f"{place.member}: careful"
-    assert not hosts.there.values("checkpoint")
     place.leave()
     learner.leave()
 

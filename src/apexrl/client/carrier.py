@@ -18,10 +18,11 @@ from apexrl.config import Config
 from apexrl.errors import ApexrlError, ClosedError, ConfigError, LinkError
 from apexrl.links.backoff import Backoff
 from apexrl.links.context import InlineContext, InlineRun
-from apexrl.links.redis.members import HostDigest, HostPlace
+from apexrl.links.redis.members import HostDigest, HostPlace, renewal_pause
 from apexrl.links.redis.run import Orders, RunRecord, find_run
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.trust import entrusted
+from apexrl.links.redis.values import carried_fields
 from apexrl.metrics import RateMeter
 from apexrl.roles.uplink import Uplink
 from apexrl.run_folder import spec_from_json
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from apexrl.replay.writer import Writer
     from apexrl.weights import WeightsBoard
 
-_RENEW_SECONDS = 1.0
+_SILENT_SECONDS = 5.0  # without the server; then there is no connection
 _IDLE_SECONDS = 0.005
 _MEAN_EPISODES = 100  # of the return that others see
 _END_SECONDS = 20.0  # for each thread to end; the uplink gives up sooner by itself
@@ -67,7 +68,6 @@ class Carrier:
         self._trouble = ""
         self._learner_alive = True
         self._returns: deque[float] = deque(maxlen=_MEAN_EPISODES)
-        self._unsaid: deque[tuple[float, int]] = deque(maxlen=1000)  # (return, length): a message holds no more
         self._carried: Mapping[str, Any] = {}
         self._run = InlineRun(self._hear, steps_per_second=1.0)
         self._context = _Context(
@@ -125,7 +125,7 @@ class Carrier:
 
     @property
     def connected(self) -> bool:
-        return not self._closed and time.monotonic() - self._heard < 5 * _RENEW_SECONDS
+        return not self._closed and time.monotonic() - self._heard < _SILENT_SECONDS
 
     def why_silent(self) -> str:
         """Why nothing comes or goes, as far as is known here."""
@@ -144,7 +144,7 @@ class Carrier:
         """An episode has ended; ``episode_return`` is unclipped."""
         self._context.count(episodes=1)
         self._returns.append(episode_return)
-        self._unsaid.append((episode_return, length))
+        self._place.outbox.episodes([episode_return], [length])
 
     def close(self) -> None:
         """Hand over what is there and leave the run. In a fork nothing: all of it is the parent's."""
@@ -209,10 +209,8 @@ class Carrier:
 
     def _keep_place(self) -> None:
         backoff, rate = Backoff(), RateMeter()
-        period = min(_RENEW_SECONDS, self.config.hosts.lease_seconds / 4)
         pause = 0.0
         while not self._closing.wait(pause):
-            self._say_episodes()
             try:
                 orders = self._place.renew(self._digest(rate))
             except LinkError as error:
@@ -222,7 +220,11 @@ class Carrier:
                 self._failed = error
                 break
             backoff.reset()
-            self._heard, self._trouble, pause = time.monotonic(), "", period
+            self._heard, self._trouble, pause = (
+                time.monotonic(),
+                "",
+                renewal_pause(orders, self.config.hosts.lease_seconds),
+            )
             self._learner_alive = orders.learner_alive
             if self._place.slots:  # none: others took all while this one was away; the old ε stays until one is free
                 self.slot = self._place.slots[0].index
@@ -231,14 +233,7 @@ class Carrier:
             if orders.finished or orders.replaced:  # nobody takes anything any more, and the learner waits for us to go
                 self._run.hurried = self._run.stopping = True
                 break
-        self._say_episodes()
         self._place.leave(self._digest(rate))
-
-    def _say_episodes(self) -> None:
-        ended = [self._unsaid.popleft() for _ in range(len(self._unsaid))]
-        if ended:
-            values = {"returns": [one for one, _ in ended], "lengths": [length for _, length in ended]}
-            self._place.send("episodes", values)
 
     def _digest(self, rate: RateMeter) -> HostDigest:
         totals, returns = self._run.totals, list(self._returns)
@@ -249,7 +244,8 @@ class Carrier:
             episodes=totals["episodes"],
             train_return=sum(returns) / len(returns) if returns else None,
             weights_version=self.weights.version,
-            **{name: int(value) for name, value in self._carried.items() if name in HostDigest.__struct_fields__},
+            dropped_messages=self._place.outbox.dropped,
+            **carried_fields(HostDigest, self._carried),
         )
 
     def _hear(self, name: str, kind: str, values: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -13,18 +12,15 @@ from typing import Any, Final
 from apexrl.config import Config
 from apexrl.errors import LinkError, OwnershipError
 from apexrl.links.backoff import Backoff
-from apexrl.links.redis.members import HostPlace
+from apexrl.links.redis.members import HostPlace, renewal_pause
 from apexrl.links.redis.run import LearnerPlace, Orders
 from apexrl.links.redis.values import HostDigest, LearnerDigest
 from apexrl.status import Level, RunStatus
 
-PERIOD_SECONDS: Final = 1.0
 CLOSE_SECONDS: Final = 20.0
 """How long ``close`` waits for the server at most."""
 
 _FINISH_SECONDS = 8.0  # to tell that the run is over, through trouble with the server
-_EPISODES_SENT = 1000  # in one message
-_EPISODES_KEPT = 10 * _EPISODES_SENT  # while the server is away; of more, the newest
 _CARRIED = {  # what the intake says -> what a digest calls it
     "committed": "committed_items",
     "missing": "missing_items",
@@ -46,16 +42,18 @@ class Beacon:
         self._place = place
         self._run = place.record.name
         self._patience_seconds = 60.0 * config.hosts.patience_minutes
-        self._period = min(PERIOD_SECONDS, config.hosts.lease_seconds / 4)
+        self._lease_seconds = config.hosts.lease_seconds
+        self._period = renewal_pause(Orders(), self._lease_seconds)
         self._status = RunStatus()
         self._carried: dict[str, Any] = {}
         self._summary: dict[str, Any] | None = None
         self._reason = ""
         self._news: queue.SimpleQueue[tuple[str, Level]] = queue.SimpleQueue()  # bounded: only changes are told
-        self._episodes: deque[tuple[float, int]] = deque(maxlen=_EPISODES_KEPT)
         self._tell: Callable[[str, Level], None] | None = None
         self._alone_since: float | None = None  # monotonic seconds
-        self._server_away = self._learner_away = False
+        self._server_away = self._learner_away = self._weights_away = False
+        self._telling = False  # of what this beacon found out: that is no news of this host's
+        self._weights = 0, time.monotonic()  # the newest version here, and since when
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="beacon", daemon=True)
         self._thread.start()
@@ -78,19 +76,23 @@ class Beacon:
 
     def update(self, status: RunStatus) -> str | None:
         self._status = status
+        if status.weights_version != self._weights[0]:
+            self._weights = status.weights_version, time.monotonic()
         while self._tell is not None and not self._news.empty():
+            self._telling = True
             self._tell(*self._news.get())
+            self._telling = False
         return self._reason or None
 
     def event(self, kind: str, values: Mapping[str, Any]) -> None:
         if kind in ("intake", "uplink"):
             self._carried = {_CARRIED.get(name, name): number for name, number in values.items()}
         elif kind == "episodes" and isinstance(self._place, HostPlace):
-            self._episodes.extend(zip(values["returns"], values["lengths"], strict=True))
+            self._place.outbox.episodes(values["returns"], values["lengths"])
 
     def message(self, text: str, level: Level = "info") -> None:
-        if level != "info" and isinstance(self._place, HostPlace):
-            self._place.send("log", {"text": text, "level": level})
+        if level != "info" and not self._telling and isinstance(self._place, HostPlace):
+            self._place.outbox.warning(text, level)
 
     def finished(self, summary: dict[str, Any]) -> None:
         self._summary = summary
@@ -117,17 +119,24 @@ class Beacon:
     def _renew(self) -> Orders:
         if isinstance(self._place, LearnerPlace):
             return self._place.renew(LearnerDigest.of(self._status, self._carried))
-        while self._episodes:
-            some = [self._episodes.popleft() for _ in range(min(_EPISODES_SENT, len(self._episodes)))]
-            returns, lengths = zip(*some, strict=True)
-            self._place.send("episodes", {"returns": returns, "lengths": lengths})
-        return self._place.renew(HostDigest.of(self._status, self._carried))
+        return self._place.renew(self._digest(self._place))
+
+    def _digest(self, place: HostPlace) -> HostDigest:
+        return HostDigest.of(self._status, {**self._carried, "dropped_messages": place.outbox.dropped})
 
     def _heed(self, orders: Orders) -> None:
         if self._server_away:
             self._server_away = False
             self._news.put(("the Redis server is back", "info"))
+        self._period = renewal_pause(orders, self._lease_seconds)
         over = orders.finished or orders.stop or orders.replaced
+        if bool(orders.weights_trouble) != self._weights_away and not over:
+            self._weights_away = not self._weights_away
+            (version, since), trouble = self._weights, orders.weights_trouble
+            behind = f"{max(0, orders.weights_version - version)} versions, and {time.monotonic() - since:.0f} s old"
+            text = f"the learner cannot publish its weights ({trouble}): those here are {behind}"
+            text = text if trouble else "the learner publishes its weights again"
+            self._news.put((text, "warning" if trouble else "info"))
         if orders.learner_alive == self._learner_away and not over:
             self._learner_away = not orders.learner_alive
             text = "is away: waiting for it" if self._learner_away else "is back"
@@ -165,7 +174,7 @@ class Beacon:
     def _give_back(self) -> None:
         deadline, backoff = time.monotonic() + _FINISH_SECONDS, Backoff()
         if isinstance(self._place, HostPlace):
-            self._place.leave(HostDigest.of(self._status, self._carried))
+            self._place.leave(self._digest(self._place))
         elif self._summary is None:
             self._place.leave()
         else:

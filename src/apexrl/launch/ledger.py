@@ -6,7 +6,6 @@ One ledger serves every launcher. It knows no processes and reads no clock: whoe
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,12 +14,10 @@ from apexrl import checkpoint
 from apexrl.config import Config, StopConfig
 from apexrl.errors import ConfigError, SnapshotError
 from apexrl.launch.lags import Lags
+from apexrl.launch.returns import LatestReturns
 from apexrl.metrics import RateMeter, progress, read_rows
 from apexrl.run_folder import RunFolder, make_summary
 from apexrl.status import Level, Observer, Phase, RunStatus, WorkerStatus
-
-RETURNS_AVERAGED = 100
-"""Training episodes whose mean is the status's ``train_return``."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,7 @@ class Ledger:
         self._began = began
         self._first_step: float | None = None
         self._stopped: float | None = None
-        self._returns: deque[float] = deque(maxlen=RETURNS_AVERAGED)
+        self._returns = LatestReturns()
         self._env_rate, self._update_rate = RateMeter(), RateMeter()
         self._lags = Lags()
         self.status = RunStatus(best_eval_return=base.best_eval_return)
@@ -117,8 +114,7 @@ class Ledger:
         """Enter a worker's message."""
         status = self.status
         if kind == "episodes":
-            self._returns.extend(values["returns"])
-            status.train_return = math.fsum(self._returns) / len(self._returns)
+            status.train_return = self._returns.hear(values)
         elif kind == "metrics":
             status.metrics = {name: math.nan if v is None else float(v) for name, v in values["values"].items()}
             self._lags.hear(values)
@@ -200,6 +196,8 @@ class Ledger:
             workers=workers,
             restarts=self._everywhere(restarts),
             dropped=dict(dropped) | self._lost_items(),
+            hosts=self._between_hosts(version),
+            trouble=str(self.carried.get("weights_trouble", "")),
         )
         status.progress, status.eta_seconds = progress(
             self.config.stop, env_steps, status.env_steps_per_second, elapsed
@@ -251,7 +249,16 @@ class Ledger:
     def _lost_items(self) -> dict[str, int]:
         """Experience that did not get from one host to the other, as far as this side knows."""
         counts = [self.carried[name] for name in ("missing", "dropped_items") if name in self.carried]
-        return {"items": int(counts[0])} if counts else {}
+        lost = {"items": int(counts[0])} if counts else {}
+        if "dropped_messages" in self.carried:
+            lost["host_messages"] = int(self.carried["dropped_messages"])
+        return lost
+
+    def _between_hosts(self, version: int) -> dict[str, float]:
+        numbers = {name: float(n) for name, n in self.carried.items() if isinstance(n, int | float)}
+        if "weights_published" in numbers:
+            numbers["weights_behind"] = max(0.0, version - numbers["weights_published"])
+        return numbers
 
     def _phase(self, status: RunStatus) -> Phase:
         if self._stopped is not None:

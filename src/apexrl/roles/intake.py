@@ -6,11 +6,12 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from apexrl.config import Config
 from apexrl.errors import FrameError, LinkError, OwnershipError, WaitTimeout
 from apexrl.protocols import Context
+from apexrl.roles.host_messages import HostMessages
 from apexrl.roles.uplink import COUNTED, LIVES
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 _REPORT_SECONDS = 1.0
 _PATIENCE_SECONDS = 0.1
-_MOST_TEXT = 2000  # characters of what another host says
 _IDLE_SECONDS = 60.0  # after which a stream of a host is thought to have ended
 _LOOK_SECONDS = 2.0  # between looks whether the server still has the weights
 _HELD_SECONDS = 0.1  # until weights are offered again that have to wait for readers of older ones
@@ -67,6 +67,7 @@ class Intake:
         self._receiver = ExperienceReceiver(server, keys, run_id=run_id, schema=self._sink.schema, fence=fence)
         self._met = False  # the server has told what it knows of senders
         self._messages = Messages(server, keys)
+        self._hosts = HostMessages(context)
         self._queue: deque[Delivery] = deque()
         self._refused = self._refused_items = 0
         self._next_report = 0.0
@@ -170,7 +171,8 @@ class Intake:
         if now < self._next_report and not last:
             return
         self._next_report = now + _REPORT_SECONDS
-        self._pass_on()
+        with suppress(LinkError):  # the receiver waits for the server
+            self._hosts.pass_on(self._messages.read())
         self._sink.close_idle(_IDLE_SECONDS)
         for text in self._receiver.take_refusals():
             self._context.send("log", text=text, level="warning")
@@ -192,32 +194,11 @@ class Intake:
             refused=self._refused + self._receiver.refused,
             refused_items=self._refused_items,
             waiting=self._receiver.depth(),
+            dropped_messages=self._hosts.dropped + self._messages.unreadable,
             weights_published=self._weights.published,
             weights_failures=self._weights.failures,
             weights_trouble=self._weights_trouble,
         )
-
-    def _pass_on(self) -> None:
-        """What hosts had to say: their episodes, and what a human should read."""
-        try:
-            messages = self._messages.read()
-        except LinkError:
-            return  # the receiver waits for the server
-        for member, kind, values in messages:
-            if kind == "episodes":
-                returns, lengths = _numbers(values.get("returns")), _numbers(values.get("lengths"))
-                if returns and len(returns) == len(lengths):
-                    env_steps = self._context.total("env_steps")
-                    self._context.send(kind, returns=returns, lengths=lengths, env_steps=env_steps)
-            elif kind == "log":
-                level = "error" if values.get("level") == "error" else "warning"
-                self._context.send(kind, text=f"{member}: {values.get('text', '')}"[:_MOST_TEXT], level=level)
-
-
-def _numbers(values: Any) -> list[float]:
-    """A list of finite numbers as it is; anything else is empty: it comes from another host."""
-    fine = isinstance(values, list) and all(isinstance(one, int | float) and abs(one) < 1e300 for one in values)
-    return values if fine else []
 
 
 class Delivery:

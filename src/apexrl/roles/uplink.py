@@ -78,6 +78,7 @@ class Uplink:
         self._weights = WeightsThread(server, keys, run_id, weights)
         self._pace = Pace(hosts.send_period, self._source.item_steps) if hosts.when_full == "wait" else None
         self._next_report = 0.0
+        self._weights_trouble = ""
         self._left = 0
 
     def step(self) -> bool:
@@ -111,6 +112,11 @@ class Uplink:
         if now < self._next_report and not last:
             return
         self._next_report = now + _REPORT_SECONDS
+        if self._weights.trouble != self._weights_trouble:
+            self._weights_trouble = self._weights.trouble
+            words = f"they cannot be had: {self._weights_trouble}; trying again"
+            text = f"the learner's weights: {words if self._weights_trouble else 'all is well again'}"
+            self._context.send("log", text=text, level="warning" if self._weights_trouble else "info")
         sender = self._sender
         self._context.send(
             "uplink",
@@ -122,6 +128,7 @@ class Uplink:
             resent_frames=sender.resent_frames,
             left_items=self._left,
             trouble=sender.trouble,
+            weights_trouble=self._weights_trouble,
         )
 
     def _take(self, linger: float) -> bool:
@@ -207,6 +214,11 @@ class WeightsThread:
         self._refusals: deque[str] = deque(maxlen=8)
         self._thread = threading.Thread(target=self._run, name="weights", daemon=True)
         self._thread.start()
+
+    @property
+    def trouble(self) -> str:
+        """Why none can be had now, in words; empty when all is well."""
+        return self._downloader.trouble
 
     def take_refusals(self) -> list[str]:
         """Why weights were refused since the last call; raises what ended the thread."""

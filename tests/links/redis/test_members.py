@@ -10,7 +10,7 @@ from apexrl.errors import ClosedError, ExhaustedError, LinkError
 from apexrl.links.redis import members
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostPlace, Messages, SlotLease
-from apexrl.links.redis.run import LearnerPlace
+from apexrl.links.redis.run import LearnerPlace, Orders
 from apexrl.links.redis.scripts import PRUNE, Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import HostDigest, LearnerDigest, RunRecord
@@ -131,55 +131,102 @@ def test_members_hear_of_the_learner(server: Server) -> None:
     host.leave()
 
 
-def test_messages_arrive_once_and_in_order(server: Server, record: RunRecord) -> None:
+def test_what_members_say_arrives_once(server: Server, record: RunRecord) -> None:
     host, client = HostPlace.join(server, record), HostPlace.join(server, record, kind="client")
     messages = Messages(server, host.keys)
     assert messages.read() == []
-    for number in range(100):  # more than one renewal takes
-        assert host.send("episodes", {"number": number})
-    client.send("log", {"text": "über\x1b[2J"})
+    host.outbox.episodes([1.0, 2.0], [3, 4])
+    for number in range(20):  # more than one renewal takes
+        host.outbox.warning(f"number {number}", "warning")
+    client.outbox.warning("über\x1b[2J", "error")
     host.renew(HostDigest())
     client.leave()
     host.leave()  # delivers the rest
     read = messages.read()
-    assert [m.values["number"] for m in read if m.member == host.member] == list(range(100))
-    assert [(m.kind, m.values) for m in read if m.member == client.member] == [("log", {"text": "über\x1b[2J"})]
+    mine = [(m.kind, m.values) for m in read if m.member == host.member]
+    assert mine[0] == (
+        "episodes",
+        {"returns": [1.0, 2.0], "lengths": [3, 4], "count": 2, "mean_return": 1.5, "mean_length": 3.5},
+    )
+    assert [values["text"] for _, values in mine[1:]] == [f"number {number}" for number in range(20)]
+    of_client = {"text": "über\x1b[2J", "level": "error", "count": 1}
+    assert [(m.kind, m.values) for m in read if m.member == client.member] == [("log", of_client)]
     assert messages.read() == []
+    assert (host.outbox.said, host.outbox.told, host.outbox.dropped) == (22, 22, 0)
     messages.close()
 
 
-def test_messages_are_bounded_and_drops_are_counted(
+def test_a_queue_that_is_full_loses_nothing_until_the_member_leaves(
     server: Server, record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(members, "MOST_MESSAGES", 10)
-    host = HostPlace.join(server, record)
-    assert not host.send("log", {"text": "x" * 70_000})
-    assert host.dropped_messages == 1
-    sent = sum(host.send("log", {"number": number}) for number in range(300))
-    assert sent == members._MOST_QUEUED
-    assert host.dropped_messages == 1 + 300 - sent
+    host, messages = HostPlace.join(server, record), Messages(server, RunKeys(record.name))
+    for number in range(30):
+        host.outbox.warning(f"number {number}", "warning")
+        host.outbox.episodes([float(number)], [1])
+    for _ in range(5):
+        host.renew(HostDigest())
+    assert (host.outbox.said, host.outbox.dropped) == (60, 0)
+    assert host.outbox.told == 10 - 1 + 30  # one message of all episodes
+    assert len(messages.read()) == 10
+    for _ in range(3):
+        host.renew(HostDigest())
+    host.outbox.episodes([5.0], [1])
     host.leave()
-    assert host.dropped_messages == 1 + 300 - 10
-    messages = Messages(server, host.keys)
-    assert [message.values["number"] for message in messages.read()] == list(range(10))
+    outbox = host.outbox
+    assert (outbox.said, outbox.told, outbox.dropped) == (61, 10 - 1 + 30 + 10, 12)
     messages.close()
 
 
-def test_messages_outlive_an_absence_of_the_server(redis_server: RedisServer, record: RunRecord) -> None:
+def test_what_members_say_outlives_an_absence_of_the_server(redis_server: RedisServer, record: RunRecord) -> None:
     server = redis_server.server()
     host, messages = HostPlace.join(server, record), Messages(server, RunKeys(record.name))
     assert messages.read(0.01) == []
     redis_server.kill()
     assert messages.read() == messages.read() == []
-    host.send("log", {"number": 1})
+    host.outbox.warning("one", "warning")
     with pytest.raises(LinkError):
         host.renew(HostDigest())
-    host.send("log", {"number": 2})
+    host.outbox.warning("two", "warning")
     redis_server.restart(keep_data=False)
     host.renew(HostDigest())
-    assert [message.values["number"] for message in messages.read(30.0)] == [1, 2]
+    host.renew(HostDigest())
+    assert [message.values["text"] for message in messages.read(30.0)] == ["one", "two"]
     host.leave()
     messages.close()
+
+
+def test_all_that_a_thousand_members_say_is_read_at_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = a_record(1000)
+    learner = LearnerPlace.take(server, record)
+    host = HostPlace.join(server, record)
+    messages = Messages(server, host.keys)
+    for number in range(members.MOST_MESSAGES):  # as many hosts, each with one message
+        host.outbox.episodes([float(number)], [1])
+        orders = host.renew(HostDigest())
+    assert orders.members == 1
+    assert sum(message.values["count"] for message in messages.read()) == members.MOST_MESSAGES
+    host.leave()
+    learner.leave()
+    messages.close()
+
+
+def test_renewals_are_rarer_the_more_members_there_are() -> None:
+    few, many = [[members.renewal_pause(Orders(members=n), 10.0) for _ in range(100)] for n in (3, 800)]
+    assert 0.9 <= min(few) < max(few) <= 1.0
+    assert 1.8 <= min(many) < max(many) <= 2.0
+    assert members.renewal_pause(Orders(members=100_000), 10.0) <= 2.5  # four times in a lease
+
+
+def test_the_learners_trouble_reaches_members(server: Server) -> None:
+    learner = LearnerPlace.take(server, a_record())
+    host = HostPlace.join(server, learner.record)
+    learner.renew(LearnerDigest(weights_trouble="the server is full"))
+    assert host.renew(HostDigest()).weights_trouble == "the server is full"
+    learner.renew(LearnerDigest())
+    assert host.renew(HostDigest()).weights_trouble == ""
+    host.leave()
+    learner.leave()
 
 
 def test_what_is_no_message_is_counted_and_skipped(
@@ -247,11 +294,11 @@ def test_every_server_at_hand_runs_the_scripts(binary: str, tmp_path) -> None:
         server, record = other.server(), a_record()
         learner = LearnerPlace.take(server, record)
         host = HostPlace.join(server, record, 2)
-        host.send("log", {"a": 1})
+        host.outbox.warning("one", "error")
         assert host.renew(HostDigest()).learner_alive
         assert not learner.renew(LearnerDigest()).stop
         messages = Messages(server, host.keys)
-        assert messages.read() == [(host.member, "log", {"a": 1})]
+        assert messages.read() == [(host.member, "log", {"text": "one", "level": "error", "count": 1})]
         messages.close()
         host.leave()
         learner.finish({})

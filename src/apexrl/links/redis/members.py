@@ -4,29 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import secrets
 import time
-from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 from apexrl.errors import ClosedError, ExhaustedError, LinkError
 from apexrl.links.backoff import Backoff
 from apexrl.links.redis.keys import RunKeys
+from apexrl.links.redis.outbox import Outbox
 from apexrl.links.redis.run import Orders, RunRecord, host_name
 from apexrl.links.redis.scripts import JOIN, LEAVE, POP, RENEW_MEMBER, Connection
 from apexrl.links.redis.server import Server
-from apexrl.links.redis.values import MOST_MESSAGE_BYTES, MOST_STATUS_BYTES, Heartbeat, HostDigest, decode, encode
+from apexrl.links.redis.values import (
+    MOST_MESSAGE_BYTES,
+    MOST_STATUS_BYTES,
+    MOST_TROUBLE,
+    Heartbeat,
+    HostDigest,
+    decode,
+    encode,
+    printable,
+)
 
-__all__ = ["HostDigest", "HostPlace", "Message", "Messages", "SlotLease"]
+__all__ = ["HostDigest", "HostPlace", "Message", "Messages", "SlotLease", "renewal_pause"]
 
 MOST_MESSAGES: Final = 1000
 """Messages of all members together that may wait at the server for the learner's host."""
 
-_MOST_QUEUED: Final = 256  # messages of one member, until its next renewal
-_MOST_AT_ONCE: Final = 64  # messages in one renewal: at most 4 MB
-_MOST_READ: Final = 256
+RENEWAL_SECONDS: Final = 1.0
+RENEWALS_PER_SECOND: Final = 400
+"""Of all members together, as far as their leases allow (ours: some 5 % of a server's core)."""
+
+_LAST_RENEWALS: Final = 16  # at the end, to deliver what is left
+_READ_AT_ONCE: Final = 256
+_MOST_READ: Final = 4 * MOST_MESSAGES
 _POLL_SECONDS: Final = 0.05
 
 Kind = Literal["host", "client"]
@@ -45,14 +59,20 @@ class SlotLease:
     generation: int
 
 
+def renewal_pause(orders: Orders, lease_seconds: float) -> float:
+    """Seconds until a member's next renewal: longer when there are many, and never the same for all of them."""
+    seconds = max(RENEWAL_SECONDS, orders.members / RENEWALS_PER_SECOND)
+    return min(seconds, lease_seconds / 4) * random.uniform(0.9, 1.0)
+
+
 class HostPlace:
-    """A member of a run. ``send`` may be called from any thread, all else from one.
+    """A member of a run. ``outbox`` is for any thread, all else for one.
 
     Attributes:
         member: this life's name; no other will ever have it.
         generation: grows with every member that joins the run.
         slots: what is leased now, lowest index first.
-        dropped_messages: those that had no room, here or at the server.
+        outbox: what it has to say, delivered with each renewal. After trouble with the server that may arrive twice.
     """
 
     def __init__(
@@ -64,13 +84,12 @@ class HostPlace:
         self.member = member
         self.generation = int(reply[1])
         self.slots = _leases(reply[3:])
-        self.dropped_messages = 0
+        self.outbox = Outbox()
         self._wanted = len(self.slots)
         self._connection = connection
         self._ttl = max(1, round(1000 * ttl))
         self._taken = int(reply[2])
         self._digest = HostDigest()
-        self._queue: deque[tuple[str, bytes]] = deque()
 
     @classmethod
     def join(
@@ -115,8 +134,9 @@ class HostPlace:
             raise
 
     def renew(self, digest: HostDigest) -> Orders:
-        """Say that this member lives, every second, and deliver its messages. Leases that expired meanwhile are taken
-        again where nobody else has them, else others in their place (``Orders.lost_slots``, ``slots``).
+        """Say that this member lives, as often as `renewal_pause` says, and deliver what it has to say. Leases that
+        expired meanwhile are taken again where nobody else has them, else others in their place
+        (``Orders.lost_slots``, ``slots``).
 
         Raises:
             LinkError: the server cannot be reached or refuses; try again, nothing is lost yet.
@@ -125,61 +145,45 @@ class HostPlace:
         keys, held = self.keys, [number for slot in self.slots for number in (slot.index, slot.generation)]
         lease: list[str | bytes | int] = [self.record.run_id, self.member, self._ttl, self.record.actor_slots]
         lease += [self._wanted, self.generation, self._heartbeat(digest), MOST_MESSAGES, self._taken, len(self.slots)]
-        batch: list[tuple[str, bytes]] = [self._queue.popleft() for _ in range(min(len(self._queue), _MOST_AT_ONCE))]
-        words: list[str | bytes] = [word for message in batch for word in message]
-        try:
-            reply = self._connection.script(
-                RENEW_MEMBER,
-                [keys.state, keys.slots, keys.generations, keys.members, keys.learner, keys.messages],
-                *lease,
-                *held,
-                *words,
-            )
-        except LinkError:  # whether they arrived is not known: better twice than never
-            self._queue.extendleft(reversed(batch))
-            raise
+        words: list[str | bytes] = [word for note in self.outbox.take() for word in (note.kind, note.data)]
+        reply = self._connection.script(
+            RENEW_MEMBER,
+            [keys.state, keys.slots, keys.generations, keys.members, keys.learner, keys.messages],
+            *lease,
+            *held,
+            *words,
+        )
         if reply[0] == b"replaced":
             return Orders(replaced=True, learner_alive=False)
-        _, stop, finished, alive, version, dropped, told, taken, slots = reply
-        self._queue.extendleft(reversed(batch[told:]))  # a full server took no more
+        _, stop, finished, alive, version, trouble, members, told, taken, slots = reply
+        self.outbox.tell(told)  # of the rest a full server took nothing: it is offered again
         self._taken = max(self._taken, int(taken))
-        self.dropped_messages += dropped
         before, self.slots = self.slots, _leases(slots)
         return Orders(
             stop=bool(stop),
             finished=bool(finished),
             learner_alive=bool(alive),
             weights_version=int(version),
+            weights_trouble=printable(trouble, MOST_TROUBLE),
+            members=int(members),
             lost_slots=tuple(sorted({slot.index for slot in before} - {slot.index for slot in self.slots})),
         )
-
-    def send(self, kind: str, values: dict[str, Any]) -> bool:
-        """A message for the learner's terminal and books, with the next renewal. False: no room or too long; counted.
-
-        After trouble with the server a message may arrive twice.
-        """
-        encoded = encode(values)
-        if len(self._queue) >= _MOST_QUEUED or len(encoded) > MOST_MESSAGE_BYTES:
-            self.dropped_messages += 1
-            return False
-        self._queue.append((kind, encoded))
-        return True
 
     def leave(self, digest: HostDigest | None = None) -> None:
         """Deliver the last messages and free the slots. Never raises ``LinkError``: what is not given back expires."""
         keys = self.keys
         with contextlib.suppress(LinkError):
-            waiting = len(self._queue) + 1
-            while 0 < len(self._queue) < waiting:  # a full server takes none
-                waiting = len(self._queue)
-                if self.renew(digest or self._digest).replaced:
-                    break
+            for _ in range(_LAST_RENEWALS):
+                notes = self.outbox.take()
+                if not notes or self.renew(digest or self._digest).replaced or self.outbox.take() == notes:
+                    break  # all is told, or a full server takes no more
             self._connection.script(
                 LEAVE,
                 [keys.state, keys.slots, keys.generations, keys.members],
                 *(self.record.run_id, self.member, self.generation, self._heartbeat(digest or self._digest)),
                 *(slot.index for slot in self.slots),
             )
+        self.outbox.give_up()
         self._connection.close()
 
     def _heartbeat(self, digest: HostDigest) -> bytes:
@@ -213,7 +217,7 @@ class Messages:
         self._next_try = 0.0  # monotonic seconds; later than now after trouble
 
     def read(self, timeout: float = 0.0) -> list[Message]:
-        """What has come, oldest first, at most 256 at a time; none, too, while there is trouble with the server.
+        """What has come, oldest first; none, too, while there is trouble with the server.
 
         Args:
             timeout: seconds to wait for the first.
@@ -228,7 +232,12 @@ class Messages:
         if time.monotonic() < self._next_try:
             return messages
         try:
-            entries = self._connection.script(POP, [self._keys.messages], _MOST_READ)
+            entries: list[Any] = []
+            while len(entries) < _MOST_READ:  # more come with the next call
+                some = self._connection.script(POP, [self._keys.messages], _READ_AT_ONCE)
+                entries += some
+                if len(some) < _READ_AT_ONCE:
+                    break
             self._backoff.reset()
         except LinkError:
             self._next_try = time.monotonic() + self._backoff.next()

@@ -52,6 +52,10 @@ class Orders(NamedTuple):
     learner_alive: bool = True
     weights_version: int = 0
     """The learner's newest, as it told last."""
+    weights_trouble: str = ""
+    """Why the learner's host cannot publish it, in words; empty when all is well."""
+    members: int = 0
+    """How many there are, those that fell silent lately among them."""
     lost_slots: tuple[int, ...] = ()
     """Slots that others leased while no renewal came through; the place has others now, or fewer."""
 
@@ -127,7 +131,7 @@ class LearnerPlace:
             RENEW_LEARNER,
             _all(keys),
             *(self.record.run_id, self._token, host_name(), os.getpid(), self._ttl, status),
-            *(digest.weights_version, self._digest, self.taken),
+            *(digest.weights_version, self._digest, self.taken, digest.weights_trouble),
         )
         if reply[0] != b"held":
             raise OwnershipError(

@@ -83,7 +83,7 @@ RENEW_LEARNER: Final = (
     PRELUDE
     + """
 -- KEYS state, learner, record, generations, all others of the run
--- ARGV run_id, token, host, pid, ttl, status, version, SHA-1 of the record, taken
+-- ARGV run_id, token, host, pid, ttl, status, version, SHA-1 of the record, taken, trouble with the weights
 heal(KEYS[1], 'hash') heal(KEYS[2], 'hash') heal(KEYS[3], 'string') heal(KEYS[4], 'hash') even_when_full()
 local run = identity(redis.call('HGET', KEYS[1], 'run_id'))
 local taken = whole(redis.call('HGET', KEYS[1], 'taken'))
@@ -97,7 +97,8 @@ if run ~= ARGV[1] or taken < tonumber(ARGV[9]) then  -- an empty server, or an o
   redis.call('HDEL', KEYS[1], 'stop', 'summary')
 end
 redis.call('HSET', KEYS[2], 'token', ARGV[2], 'host', ARGV[3], 'pid', ARGV[4],
-           'seen', text(now), 'until', text(now + ARGV[5]), 'ttl', ARGV[5], 'status', ARGV[6], 'version', ARGV[7])
+           'seen', text(now), 'until', text(now + ARGV[5]), 'ttl', ARGV[5], 'status', ARGV[6], 'version', ARGV[7],
+           'trouble', ARGV[10])
 local record = redis.call('GET', KEYS[3])
 local intact = record and redis.sha1hex(record) == ARGV[8]
 return {'held', redis.call('HEXISTS', KEYS[1], 'stop'), intact and 1 or 0, redis.call('HGETALL', KEYS[4])}
@@ -228,14 +229,11 @@ if run and run ~= ARGV[1] and taken > tonumber(ARGV[9]) then return {'replaced'}
 local current = run == ARGV[1] and taken >= tonumber(ARGV[9])
 heal(KEYS[5], 'hash') heal(KEYS[6], 'stream')
 local first_message = 11 + 2 * ARGV[10]
-local dropped, told = 0, 0
+local told = 0
 for i = first_message, #ARGV, 2 do
-  if redis.call('XLEN', KEYS[6]) >= tonumber(ARGV[8]) then
-    dropped = dropped + 1
-  else
-    local added = redis.pcall('XADD', KEYS[6], '*', 'member', ARGV[2], 'kind', ARGV[i], 'values', ARGV[i + 1])
-    if type(added) == 'table' and added.err then break end  -- full
-  end
+  if redis.call('XLEN', KEYS[6]) >= tonumber(ARGV[8]) then break end
+  local added = redis.pcall('XADD', KEYS[6], '*', 'member', ARGV[2], 'kind', ARGV[i], 'values', ARGV[i + 1])
+  if type(added) == 'table' and added.err then break end  -- full
   told = told + 1
 end
 even_when_full()
@@ -269,7 +267,8 @@ end
 at_least('members', ARGV[6])
 redis.call('HSET', KEYS[4], ARGV[2], text(now) .. ' ' .. text(now + ARGV[3]) .. ' ' .. ARGV[6] .. ' ' .. ARGV[7])
 return {'held', stop and 1 or 0, finished and 1 or 0, alive and 1 or 0,
-        text(whole(redis.call('HGET', KEYS[5], 'version'))), dropped, told, text(current and taken or 0), slots}
+        text(whole(redis.call('HGET', KEYS[5], 'version'))), redis.call('HGET', KEYS[5], 'trouble') or '',
+        redis.call('HLEN', KEYS[4]), told, text(current and taken or 0), slots}
 """
 )
 
@@ -292,8 +291,9 @@ POP: Final = (
     + """
 -- KEYS messages. ARGV the most to take out
 heal(KEYS[1], 'stream')
-local entries = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', ARGV[1])
-for _, entry in ipairs(entries) do redis.call('XDEL', KEYS[1], entry[1]) end
+local entries, ids = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', ARGV[1]), {}
+for i, entry in ipairs(entries) do ids[i] = entry[1] end
+if #ids > 0 then redis.call('XDEL', KEYS[1], unpack(ids)) end
 return entries
 """
 )

@@ -19,6 +19,8 @@ MOST_SEQUENCE: Final = 2**40
 MOST_RECORD_BYTES: Final = 4 << 20
 MOST_STATUS_BYTES: Final = 32 << 10
 MOST_MESSAGE_BYTES: Final = 64 << 10
+MOST_TROUBLE: Final = 200
+"""Characters that say why something does not work."""
 
 Identity = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9-]{8,64}$")]
 Word = Annotated[str, msgspec.Meta(max_length=200)]
@@ -83,12 +85,19 @@ class LearnerDigest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Items that came once more and were dropped."""
     refused_frames: Count = 0
     """Frames that were none of this run's."""
+    dropped_messages: Count = 0
+    """Episodes and warnings that hosts could not tell of, or that could not be read."""
+    weights_published: Count = 0
+    """The newest version that other hosts can have; 0: none yet."""
+    weights_failures: Count = 0
+    """Attempts to publish weights that the server did not take."""
+    weights_trouble: Word = ""
+    """Why weights cannot be published now; empty when all is well."""
 
     @classmethod
     def of(cls, status: RunStatus, carried: Mapping[str, int] | None = None) -> LearnerDigest:
         """What there is to say of ``status``; ``carried``: the intake's totals, named as the fields here."""
         lag = status.policy_lag
-        own = {"committed_items", "missing_items", "duplicate_items", "refused_frames"}
         return cls(
             phase=status.phase,
             elapsed_seconds=_finite(status.elapsed_seconds) or 0.0,
@@ -108,7 +117,7 @@ class LearnerDigest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             weights_version=status.weights_version,
             actors=sum(worker.role == "actor" for worker in status.workers),
             restarts=sum(status.restarts.values()),
-            **{name: int(value) for name, value in (carried or {}).items() if name in own},
+            **carried_fields(cls, carried),
         )
 
 
@@ -128,11 +137,14 @@ class HostDigest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     uncommitted_bytes: Count = 0
     dropped_items: Count = 0
     restarts: Count = 0
+    dropped_messages: Count = 0
+    """Episodes and warnings that could not be told of."""
+    weights_trouble: Word = ""
+    """Why newer weights cannot be had; empty when all is well."""
 
     @classmethod
     def of(cls, status: RunStatus, carried: Mapping[str, int] | None = None) -> HostDigest:
         """What there is to say of a host's ``status``; ``carried``: the uplink's totals, named as the fields here."""
-        own = {"sent_items", "uncommitted_items", "uncommitted_bytes", "dropped_items"}
         states = [worker.state for worker in status.workers if worker.role == "actor"]
         return cls(
             state=max(set(states), key=states.count) if states else "starting",
@@ -142,7 +154,7 @@ class HostDigest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             train_return=_finite(status.train_return),
             weights_version=status.weights_version,
             restarts=sum(status.restarts.values()),
-            **{name: int(value) for name, value in (carried or {}).items() if name in own},
+            **carried_fields(cls, carried),
         )
 
 
@@ -193,6 +205,12 @@ def printable(text: str | bytes | None, most: int = 80) -> str:
     """``text`` fit for a terminal: one line, no control characters, at most ``most`` characters."""
     words = text.decode("utf-8", "replace") if isinstance(text, bytes) else text or ""
     return "".join(c if c.isprintable() else "?" for c in words[:most])
+
+
+def carried_fields(digest: type[msgspec.Struct], carried: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a role between hosts told, as far as a digest has a field for it."""
+    told = {name: value for name, value in (carried or {}).items() if name in digest.__struct_fields__}
+    return {name: printable(v, MOST_TROUBLE) if isinstance(v, str) else int(v) for name, v in told.items()}
 
 
 def _finite(value: float | None) -> float | None:

@@ -1,0 +1,131 @@
+"""What a member has to say to the learner's terminal and books, until the server has taken it.
+
+However much there is, it stays small: of many episodes the newest stand singly and all of them as count and means, and
+warnings of the same words are counted. So a member makes few messages a renewal, and a server that takes none for a
+while loses none.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from apexrl.links.redis.values import encode
+
+EPISODES_SINGLY: Final = 64
+"""Of one message."""
+MOST_TEXT: Final = 2000
+"""Characters of a warning."""
+_MOST_WARNINGS: Final = 32  # different ones that wait
+_MOST_AT_ONCE: Final = 8  # messages
+
+
+class Note(NamedTuple):
+    """One message."""
+
+    kind: str
+    data: bytes
+    things: int
+    """Episodes or warnings that it tells of."""
+
+
+class Outbox:
+    """For several threads. ``said`` = ``told`` + ``dropped`` + ``waiting``, each episode and each warning counted.
+
+    Attributes:
+        said: what came in.
+        told: what the server has taken.
+        dropped: what had no room, or could not be said as numbers.
+    """
+
+    def __init__(self) -> None:
+        self.said = self.told = self.dropped = 0
+        self._dropped_told = 0
+        self._lock = threading.Lock()
+        self._episodes: deque[tuple[float, int]] = deque()  # the newest
+        self._count, self._returns, self._lengths = 0, 0.0, 0  # of all, and their sums
+        self._warnings: dict[tuple[str, str], int] = {}
+        self._taken: list[Note] = []  # and perhaps not told
+
+    @property
+    def waiting(self) -> int:
+        with self._lock:
+            return self._waiting()
+
+    def episodes(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
+        """Episodes have ended."""
+        with self._lock:
+            self.said += len(returns)
+            for value, length in zip(returns, lengths, strict=True):
+                if not math.isfinite(value):
+                    self.dropped += 1
+                    continue
+                self._episodes.append((float(value), int(length)))
+                self._count += 1
+                self._returns += float(value)
+                self._lengths += int(length)
+            while len(self._episodes) > EPISODES_SINGLY:
+                self._episodes.popleft()
+
+    def warning(self, text: str, level: str) -> None:
+        """``level``: ``warning`` or ``error``."""
+        one = (level, text[:MOST_TEXT].encode(errors="replace").decode())
+        with self._lock:
+            self.said += 1
+            if one in self._warnings or len(self._warnings) < _MOST_WARNINGS:
+                self._warnings[one] = self._warnings.get(one, 0) + 1
+            else:
+                self.dropped += 1
+
+    def take(self) -> list[Note]:
+        """What is to be told next; the same again until it is ``tell``-ed of."""
+        with self._lock:
+            if not self._taken:
+                self._taken = self._fill()
+            return list(self._taken)
+
+    def tell(self, notes: int) -> None:
+        """The server has taken the first so many of what ``take`` gave."""
+        with self._lock:
+            for note in self._taken[:notes]:
+                self.told += note.things
+            del self._taken[:notes]
+
+    def give_up(self) -> None:
+        """Nobody will take what is left."""
+        with self._lock:
+            self.dropped += self._waiting()
+            self._taken, self._warnings = [], {}
+            self._episodes.clear()
+            self._count = 0
+
+    def _waiting(self) -> int:
+        return self._count + sum(self._warnings.values()) + sum(note.things for note in self._taken)
+
+    def _fill(self) -> list[Note]:
+        notes = []
+        if self._count:
+            values = {
+                "returns": [one for one, _ in self._episodes],
+                "lengths": [length for _, length in self._episodes],
+                "count": self._count,
+                "mean_return": self._returns / self._count,
+                "mean_length": self._lengths / self._count,
+            }
+            notes.append(_note("episodes", values, self._count))
+            self._episodes.clear()
+            self._count, self._returns, self._lengths = 0, 0.0, 0
+        if self.dropped > self._dropped_told:
+            notes.append(_note("dropped", {"count": self.dropped - self._dropped_told}, 0))
+            self._dropped_told = self.dropped
+        for level, text in list(self._warnings)[: _MOST_AT_ONCE - len(notes)]:
+            count = self._warnings.pop((level, text))
+            notes.append(_note("log", {"text": text, "level": level, "count": count}, count))
+        return notes
+
+
+def _note(kind: str, values: dict[str, Any], things: int) -> Note:
+    return Note(kind, encode(values), things)
