@@ -381,6 +381,9 @@ class Config:
     """Folder of run folders."""
     seed: int = 1
     """Of everything: networks, exploration, environments, sampling."""
+    stall_timeout: float = 300.0
+    """Seconds for which a worker's loop may stand still before it is killed and restarted; at its start thrice.
+    Ours: longer than a compilation, or a checkpoint of many gigabytes. 0: for ever."""
     serial: bool = False
     """All roles in lock-step in this process, bit-for-bit reproducible."""
     env: EnvConfig = field(default_factory=EnvConfig)

@@ -246,7 +246,7 @@ _RANGES: list[tuple[str, Callable[[Any], bool], str]] = [
         "samples_per_insert insert_band epsilon_alpha sigma_alpha actor_restarts actor_slots send_period "
         "learner_restarts updates_per_second env_steps minutes value_coefficient value_clip entropy_coefficient "
         "probability_floor max_policy_lag max_gradient_lag outlier_deviations inference_batch inference_wait_ms "
-        "splits",
+        "splits stall_timeout",
     ),
     (
         "between 0 and 1",

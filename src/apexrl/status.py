@@ -30,8 +30,8 @@ WorkerState = Literal[
     "stopped",
     "failed",
 ]
-"""``carrying``: between hosts; ``hung``: an environment call beyond ``env_timeout``, about to be killed; ``failed``:
-given up on."""
+"""``carrying``: between hosts; ``hung``: an environment call beyond ``env_timeout``, or a loop that stands still, about
+to be killed; ``failed``: given up on."""
 
 
 class Work(NamedTuple):

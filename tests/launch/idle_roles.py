@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,6 +32,10 @@ class Counts:
                     file.write(f"{child.pid}\n")
         if self._deed == "raise at once":
             raise EnvError("no licence")
+        if self._deed == "begin slowly":
+            time.sleep(2.5)
+        if self._deed == "never begin":
+            time.sleep(3600)
         if self._deed == "exit at once":
             os._exit(3)
         if self._deed == "hang at once":
@@ -50,6 +55,15 @@ class Counts:
             print("last words", flush=True)
             sys.stdout.flush()
             os._exit(7)
+        if self._deed == "stand still" and self._turns == 3:
+            time.sleep(3600)
+        if self._deed == "keep the interpreter" and self._turns == 3:
+            re.match("(a+)+$", "a" * 60 + "b")  # for years
+        if self._deed == "stop" and self._turns == 3:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if self._deed == "step for long" and self._turns == 3:
+            with self._context.env_call():
+                time.sleep(2.5)
         if self._deed == "hang" and self._turns == 3:
             with self._context.env_call():
                 time.sleep(3600)
@@ -60,6 +74,8 @@ class Counts:
     def close(self) -> None:
         if self._deed == "never stops":
             time.sleep(3600)
+        if self._deed == "write for long":
+            time.sleep(2.5)
         self._context.send("log", text=f"closed {self._context.name} {'hurried' if self._context.hurried() else ''}")
 
 
@@ -70,6 +86,9 @@ class Learner(Counts):
     def step(self) -> bool:
         self._context.count(updates=1)
         return super().step()
+
+
+class Evaluator(Counts): ...
 
 
 class Turned(Learner):

@@ -14,7 +14,7 @@ import pytest
 from idle_roles import Actor, Learner
 from watching import Act, Watcher, all_gone
 
-from apexrl.config import ActorConfig, Config, StopConfig
+from apexrl.config import Config, StopConfig
 from apexrl.errors import NonFiniteError, WorkerError
 from apexrl.launch import supervisor
 from apexrl.launch.ledger import Base, Ledger
@@ -35,13 +35,14 @@ def supervise(
     restarts: int = 100,
     env_timeout: float | None = None,
     least: int = 0,
+    stall_timeout: float = 300.0,
     act: Act = lambda status: None,
     role: Any = Actor,
     leased: dict[str, tuple[int, ...]] | None = None,
     **ports: Any,
 ) -> Watcher:
     """Run ``count`` idle workers to their end."""
-    config = Config(name="run", out=str(tmp_path), stop=stop or StopConfig(env_steps=60), actor=ActorConfig())
+    config = Config(name="run", out=str(tmp_path), stop=stop or StopConfig(env_steps=60), stall_timeout=stall_timeout)
     program = Program(config)
     program.role(role, count=count, restarts=restarts, env_timeout=env_timeout, least=least, deeds=deeds, **ports)
     program.nodes[-1] = replace(program.nodes[-1], **(leased or {}))  # type: ignore[arg-type]

@@ -53,6 +53,7 @@ class Process:
     never: set[str] = field(default_factory=set)
     fails: dict[str, BaseException] = field(default_factory=dict)
     asked: int = 0
+    quiet: float = 0.0  # seconds since its loop went on, as it says
     met: dict[int, Any] = field(default_factory=dict)
     killed: bool = False
     refused: dict[int, str] = field(default_factory=dict)
@@ -90,7 +91,9 @@ class Process:
             self.asked += 1
             if arguments[0].stop != RUN:
                 self.living.value = (Report({"env_steps": self.asked}, pid=1, status=0),)
-            return Coming(Report({"env_steps": self.asked}, pid=1))
+            return Coming(Report({"env_steps": self.asked}, pid=1, state="acting", quiet_seconds=self.quiet))
+        if method == "stacks":
+            return Coming("its stacks")
         return Coming({})
 
     def __getattr__(self, name: str) -> Any:
@@ -205,9 +208,11 @@ def run(
     restarts: int = 5,
     env_timeout: float | None = None,
     least: int = 0,
+    stall_timeout: float = 300.0,
 ) -> Watcher:
     """A learner, and two groups with two actors each, or more that come later."""
-    config = Config(name="run", out=str(out), actor=ActorConfig(actors=4, actor_slots=most, actor_restarts=restarts))
+    actor = ActorConfig(actors=4, actor_slots=most, actor_restarts=restarts)
+    config = Config(name="run", out=str(out), actor=actor, stall_timeout=stall_timeout)
     whole = Program(config)
     replay = whole.replay(capacity=10, fields={"a": Field((), "int64")}, kind="transition", min_size=1)
     weights = whole.weights(8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,8 +14,10 @@ from ray_made_up import Coming, Process, Watcher, World, make_up, run
 
 from apexrl.errors import ClosedError, ConfigError, WorkerError
 from apexrl.launch.ray import driver, ends, reception
-from apexrl.launch.ray.actors import Ground, Hello, RoleProcess
+from apexrl.launch.ray.actors import Ground, Hello, Report, RoleProcess
+from apexrl.launch.ray.places import Place
 from apexrl.launch.supervisor import Interrupts
+from apexrl.topologies.program import Node
 
 
 @pytest.fixture
@@ -93,6 +96,41 @@ def test_an_actor_that_answers_no_more_is_killed(world: World, tmp_path: Path) -
     assert any("it has not answered for 0.5 s (--env-timeout)" in text for text in watcher.texts)
     assert watcher.status.restarts["learner"] == 0
     assert watcher.status.dropped["hung_env_calls"] == 1
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_role_that_stands_still_is_killed_and_says_where_it_was(world: World, tmp_path: Path, answers: bool) -> None:
+    """Also one that steps no environment."""
+
+    def until(watcher: Watcher) -> bool:
+        first = world.of(RoleProcess, 0)
+        if first and first[0].asked > 1:
+            first[0].quiet = 0.6
+            first[0].never = set() if answers else {"stacks", "poll"}
+        return watcher.status.restarts["learner"] == 1
+
+    watcher = run(tmp_path, until, stall_timeout=0.5)
+    assert world.of(RoleProcess, 0)[0].killed
+    (told,) = [text for text in watcher.texts if "learner-0: it" in text]
+    assert ("it stood still for 0.5 s (--stall-timeout)" in told) == answers
+    assert ("its stacks" in told) == answers
+    assert ("it has not answered for 0.5 s (--stall-timeout)" in told) != answers
+    assert watcher.status.restarts["actor"] == 0
+    assert watcher.status.dropped["hung_env_calls"] == 0
+
+
+def test_a_driver_that_slept_kills_nobody() -> None:
+    """When it wakes, what everybody was asked is an hour old, and the answers are under way."""
+    place = Place(Node("actor", SimpleNamespace, 1, {}, env_timeout=30.0), 0)
+    place.begin(0.0, "handle")
+    place.hear(Report({}, pid=1, state="acting"), 1.0)
+    place.polled, place.asked_at = "asked", 1.0
+    assert not place.hangs(1.1, 300.0)
+    assert not place.hangs(3601.0, 300.0)
+    turns = 0
+    while not place.hangs(3601.0 + turns / 10, 300.0):
+        turns += 1
+    assert 290 < turns <= 301  # from then on it counts
 
 
 def test_a_group_that_takes_no_weights_begins_anew_and_home_goes_on(world: World, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ SINGLE_THREADED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
 
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_BEAT_SECONDS = 1.0
 _LAST_SECONDS = 2.0  # at the end, how long to wait for killed workers to be gone
 
 
@@ -69,6 +70,7 @@ class _Server:
         self._parent = os.getppid()
         self._workers: dict[int, Birth] = {}  # pid -> its birth
         self._tags: set[str] = set()
+        self._next_beat = 0.0
         self._lifeline, self._held = os.pipe()  # closes at our death, however we die: workers then end themselves
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
@@ -82,10 +84,11 @@ class _Server:
         try:
             self._say(event="ready")
             while os.getppid() == self._parent:
-                readable, _, _ = select.select([self._control.fileno(), self._wake_read], [], [], 1.0)
+                readable, _, _ = select.select([self._control.fileno(), self._wake_read], [], [], _BEAT_SECONDS)
                 if self._wake_read in readable:
                     os.read(self._wake_read, 4096)
                 self._bury()
+                self._beat()
                 if self._control.fileno() in readable and not self._answer():
                     break
         except (BrokenPipeError, ConnectionError):
@@ -167,6 +170,13 @@ class _Server:
             _kill_tagged({birth.tag for birth, _, _ in dead})
         for birth, pid, status in dead:
             self._say(event="died", ticket=birth.ticket, pid=pid, status=os.waitstatus_to_exitcode(status))
+
+    def _beat(self) -> None:
+        """A sign of life, about once a second; a supervisor that does not listen is not waited for."""
+        if time.monotonic() >= self._next_beat:
+            self._next_beat = time.monotonic() + _BEAT_SECONDS
+            with suppress(BlockingIOError):
+                self._control.send(b'{"event": "alive"}\n', socket.MSG_DONTWAIT)
 
     def _say(self, **event: Any) -> None:
         self._control.sendall(json.dumps(event).encode() + b"\n")
@@ -305,10 +315,18 @@ def start(
 
 
 class ForkServer:
-    """The supervisor's side: starts the server, asks for workers, hears of their deaths. One thread only."""
+    """The supervisor's side: starts the server, asks for workers, hears of their deaths. One thread only.
 
-    def __init__(self, preload: Sequence[str]) -> None:
+    Args:
+        preload: modules that the server imports.
+        patience: seconds that a request waits for a server that takes none; 0: for ever.
+    """
+
+    def __init__(self, preload: Sequence[str], patience: float = 0.0) -> None:
         import tempfile
+
+        self.beats = 0  # signs of life
+        self._patience = patience or None
 
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._buffer = b""
@@ -331,10 +349,14 @@ class ForkServer:
     def fork(self, ticket: int, work: bytes, tag: str, channel: socket.socket, output: int) -> None:
         """Ask for a worker; ``channel`` is its end of the message socket, ``output`` the descriptor of its log."""
         body = pickle.dumps(tuple(Birth(ticket, work, tag)))
-        self._ours.setblocking(True)
+        self._ours.settimeout(self._patience)
         try:
             socket.send_fds(self._ours, [struct.pack(">I", len(body))], [channel.fileno(), output])
             self._ours.sendall(body)
+        except TimeoutError:
+            raise WorkerError(
+                f"the process that starts workers has taken no request for {self._patience:g} s (--stall-timeout)"
+            ) from None
         finally:
             self._ours.setblocking(False)
 
@@ -358,6 +380,7 @@ class ForkServer:
                     f"checkpoint, if there is one.\n{self.complaints()}".rstrip()
                 )
             self._buffer += data
+            self.beats += 1
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
             event = json.loads(line)
@@ -379,8 +402,10 @@ class ForkServer:
         return self._complaints.read().decode(errors="replace")
 
     def close(self, timeout: float = 5.0) -> None:
-        """End the server and with it every worker that still lives."""
+        """End the server and with it every worker that still lives; one that was stopped goes on, to do so."""
         self._ours.close()
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGCONT)
         try:
             self._process.wait(timeout)
         except Exception:

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from apexrl.launch.patience import Patience, ending_of
+from apexrl.launch.standstill import START, Standstill, hung_call, stood_still
 from apexrl.links import messages
 from apexrl.links.control import STATES, ControlBoard
 from apexrl.metrics import RateMeter
 from apexrl.status import WORK, WorkerState, WorkerStatus
 from apexrl.topologies.program import Node
-
-_LONGEST_TICK_SECONDS = 0.5  # a supervisor that was stopped itself must not think that its workers hang
 
 
 def slot_seed(seed: int, role: str, index: int, generation: int, resumed_at: int = 0, lease: int = 0) -> int:
@@ -30,14 +29,6 @@ def slot_seed(seed: int, role: str, index: int, generation: int, resumed_at: int
     """
     entropy = [seed, zlib.crc32(role.encode()), index, generation, resumed_at] + [lease] * (lease > 0)
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0])
-
-
-def hung_call(seconds: float | None) -> str:
-    """Why a worker was killed whose environment did not return; its first line is a headline."""
-    return (
-        f"an environment call took longer than {seconds:g} s (--env-timeout)\n"
-        "If its reset() or step() may take so long, raise --env-timeout; else look at what it waits for"
-    )
 
 
 def in_full(headline: str, text: str) -> str:
@@ -66,7 +57,9 @@ class Slot:
         self.restart_at = 0.0  # monotonic seconds of the next life, while there is none
         self.errors: list[dict[str, Any]] = []  # the `error` messages of this life
         self.last_error = ""
-        self.hung = False
+        self.hung = ""  # why it is to be killed, if it hangs
+        self.stalled = False  # … and that it was not an environment call
+        self.kill_at = 0.0  # monotonic seconds, if it hangs: until then it writes down where it is
         self.pid = 0  # of the present life, once it is born
         self.channel: socket.socket | None = None
         self.log_path = folder / "logs" / f"{self.name}.log"
@@ -74,20 +67,18 @@ class Slot:
         self._left = True  # whether the last life ended because it was asked to, or there was none
         self._born_at = 0.0
         self._work_at_birth = 0
-        self._busy_mark = 0.0
-        self._busy_seconds = 0.0
-        self._looked_at = 0.0
+        self._call, self._loop = Standstill(), Standstill()
 
     def begin(self, now: float) -> tuple[socket.socket, int]:
         """A new life: returns (the worker's end of the channel, a descriptor of its log); the caller closes both."""
         self.end_channel()
         self.generation += 1
         self.restarts += not self._left
-        self.alive, self.hung = True, False
+        self.alive, self.hung, self.stalled = True, "", False
         self.errors = []
-        self._born_at = self._looked_at = now
+        self._born_at = now
         self._work_at_birth = self.work_done
-        self._busy_mark = self._busy_seconds = 0.0
+        self._call, self._loop = Standstill(), Standstill()
         self.row.begin(0, self.generation)
         self.row.heartbeat = now
         self.channel, theirs = messages.channel()
@@ -138,14 +129,23 @@ class Slot:
         work = WORK.get(self.node.name)
         return self.row.counter(work.counter) if work else 0
 
-    def env_call_hangs(self, now: float) -> bool:
-        """Whether the environment call in progress has taken longer than it may. To be asked at every tick."""
-        passed, self._looked_at = min(now - self._looked_at, _LONGEST_TICK_SECONDS), now
-        since = self.row.busy_since
-        self._busy_seconds = self._busy_seconds + passed if since and since == self._busy_mark else 0.0
-        self._busy_mark = since
-        limit = self.node.env_timeout
-        return limit is not None and self._busy_seconds > limit
+    def hangs(self, now: float, stall_timeout: float) -> bool:
+        """Whether the environment call in progress has taken longer than it may, or the loop does not go on; ``hung``
+        then says so. To be asked at every tick.
+
+        Args:
+            stall_timeout: 0: the loop may stand still.
+        """
+        limit, since = self.node.env_timeout, self.row.busy_since
+        starting = self.row.state == STATES[0]
+        called = self._call.look(since, now, since > 0.0)
+        still = self._loop.look(self.row.heartbeat, now, limit is None or not since)  # a call has a limit of its own
+        if limit is not None and called > limit:
+            self.hung = hung_call(limit)
+        elif stall_timeout and still > stall_timeout * (START if starting else 1.0):
+            self.hung = stood_still(stall_timeout, starting, self.pid)
+            self.stalled = True
+        return bool(self.hung)
 
     def status(self, now: float) -> WorkerStatus:
         state: WorkerState
@@ -182,17 +182,19 @@ class Slot:
     def why(self, status: int) -> str:
         """What is known of the end of this life, for a human."""
         if self.hung:
-            return hung_call(self.node.env_timeout)
+            return self.hung + (f"\n{self.log_end()}" if self.stalled else "")
         if self.errors:
             return str(self.errors[-1]["traceback"]).rstrip()
         how = f"was killed by signal {-status}" if status < 0 else f"ended with exit code {status}"
-        tail = self._log_tail()
-        return how + (f"; the end of {self.log_path}:\n{tail}" if tail and status != -9 else "")
+        end = self.log_end()
+        return how + (f"; {end}" if end and status != -9 else "")
 
-    def _log_tail(self, nbytes: int = 4000) -> str:
+    def log_end(self, nbytes: int = 4000) -> str:
+        """The end of the log in a few words of introduction; empty if there is none."""
         try:
             with self.log_path.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - nbytes))
-                return file.read().decode(errors="replace").strip()
+                tail = file.read().decode(errors="replace").strip()
         except OSError:
             return ""
+        return f"the end of {self.log_path}:\n{tail}" if tail else ""

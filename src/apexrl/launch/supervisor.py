@@ -26,6 +26,7 @@ from apexrl.launch.fork_server import Born, Died, ForkServer
 from apexrl.launch.ledger import Ledger
 from apexrl.launch.probe import probe, probe_answer, probe_work, revive
 from apexrl.launch.slots import Slot, slot_seed
+from apexrl.launch.standstill import DUMP_SECONDS, START, Standstill, ask_for_dump, process_state
 from apexrl.launch.wiring import Wiring
 from apexrl.launch.worker import Assignment, work
 from apexrl.links import messages
@@ -52,6 +53,7 @@ _TEN_SECONDS = "actor env_worker inference_server rollout_worker policy_worker w
 _GRACE_SECONDS = dict.fromkeys(_TEN_SECONDS.split(), 10.0) | {"intake": 20.0, "uplink": 30.0}
 """From the stop to the kill; others: no limit."""
 
+_STARTER_SECONDS = 5.0  # without a sign of the fork server, after which nothing is asked of it
 _LEAVE_SECONDS = 20.0  # from being asked to leave, while the run goes on, to the kill
 _KEEPER_GRACE_SECONDS = 120.0  # of the role that writes checkpoints
 _REPLAY_GRACE_SECONDS = 1800.0  # when it also writes the replay
@@ -108,13 +110,14 @@ class Supervisor:
         self._interrupts = interrupts
         self._hurried = hurried
         self._run_tag = uuid.uuid4().hex[:12]
-        self._server = ForkServer(preload)
+        self._server = ForkServer(preload, config.stall_timeout)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ)
         self._slots: list[Slot] = []
         self._tickets: dict[int, Slot] = {}
         self._next_ticket = _PROBE_TICKET + 1
         self._failure: ApexrlError | None = None
+        self._starter = Standstill()  # of the fork server
         self._hung_calls = 0
         self._stop_at: float | None = None
         self._heeded = 0
@@ -148,6 +151,9 @@ class Supervisor:
                     raise EnvError(f"making the environment ended its process\n{self._server.complaints()}".rstrip())
                 if self._interrupts.count:
                     raise KeyboardInterrupt
+                began = self._starter.look(self._server.beats, time.monotonic())
+                if 0 < START * self._config.stall_timeout < began and not self._server.ready:
+                    raise WorkerError(f"the process that starts workers has not begun within {began:.0f} s")
                 if deadline is None and self._server.ready:
                     deadline = time.monotonic() + timeout
                 if deadline is not None and time.monotonic() > deadline:
@@ -294,7 +300,8 @@ class Supervisor:
             else:
                 self._give_up(slot, WorkerError(f"{slot.name} {why}"))
         else:
-            self._ledger.tell(f"{slot.name}: {slot.headline}; starting it again", "warning")
+            end = f"; {slot.log_end()}" if slot.stalled else ""
+            self._ledger.tell(f"{slot.name}: {slot.headline}; starting it again{end}", "warning")
 
     def _fatal(self, slot: Slot) -> ApexrlError | None:
         """The error, when it is one that another life would only repeat."""
@@ -318,22 +325,61 @@ class Supervisor:
 
     def _watch(self, now: float) -> None:
         """Kill what hangs, revive what died, and lose patience with what does not stop."""
+        self._watch_starter(now)
         for slot in self._slots:
-            if slot.alive and not slot.hung and slot.env_call_hangs(now):
-                slot.hung = True
-                self._hung_calls += 1
-                self._kill(slot)
-            elif not slot.alive and not slot.gone:
+            if not slot.alive:
                 if self._stop_at is not None:
                     slot.gone = True
-                elif now >= slot.restart_at and not slot.resting:
+                elif now >= slot.restart_at and not (slot.gone or slot.resting or self._starter_is_quiet):
                     self._begin(slot, now)
-            elif slot.alive and self._stop_at is not None and now > self._stop_at + self._grace(slot):
+            elif self._overdue(slot, now):
+                if not slot.gone:
+                    self._ledger.tell(f"{slot.name} did not stop in time and was killed", "warning")
                 slot.gone = True  # whatever still lives when all are gone is killed with the fork server
-                self._ledger.tell(f"{slot.name} did not stop in time and was killed", "warning")
                 self._kill(slot)
+            elif slot.hung:
+                if now >= slot.kill_at:
+                    self._kill(slot)
+            elif slot.hangs(now, self._stall_timeout(slot)):
+                slot.kill_at = now + DUMP_SECONDS
+                self._hung_calls += not slot.stalled
+                if slot.pid:
+                    ask_for_dump(slot.pid)
             elif slot.leaving_since is not None and now > slot.leaving_since + _LEAVE_SECONDS:
                 self._kill(slot)
+
+    def _watch_starter(self, now: float) -> None:
+        """Without the process that starts workers, and hears of their ends, a run ends in good order."""
+        limit = max(self._config.stall_timeout, _STARTER_SECONDS)
+        quiet = self._starter.look(self._server.beats, now)
+        if (
+            self._config.stall_timeout
+            and self._failure is None
+            and quiet > limit * (1.0 if self._server.ready else START)
+        ):
+            self._failure = WorkerError(
+                f"the process that starts workers stood still for {quiet:.0f} s (--stall-timeout): apexrl resume goes "
+                "on from the last checkpoint"
+            )
+        if self._stop_at is not None and self._starter_is_quiet:  # nobody tells of ends
+            for slot in self._slots:
+                slot.gone = slot.gone or process_state(slot.pid) in ("", "Z")
+
+    @property
+    def _starter_is_quiet(self) -> bool:
+        return self._starter.seconds > _STARTER_SECONDS and self._server.ready
+
+    def _overdue(self, slot: Slot, now: float) -> bool:
+        """Whether a worker has had its time to stop."""
+        if self._stop_at is None:
+            return False
+        ended = bool(slot.hung) and now > slot.kill_at + _LEAVE_SECONDS
+        return ended or now > self._stop_at + self._grace(slot)
+
+    def _stall_timeout(self, slot: Slot) -> float:
+        """0: it has time. What ends has a limit of its own, if it must write much; and so has what leaves."""
+        ends = slot.leaving_since is not None or (self._stop_at is not None and self._grace(slot) < float("inf"))
+        return 0.0 if ends else self._config.stall_timeout
 
     def _grace(self, slot: Slot) -> float:
         """Seconds from the stop in which a worker may wind up."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from apexrl.errors import AgentError, ConfigError, NonFiniteError, SpecError
+from apexrl.launch.standstill import dump_on_request
 from apexrl.links.context import SharedContext
 from apexrl.links.control import ControlBoard
 from apexrl.status import OTHER_WORK, WORK
@@ -53,6 +54,7 @@ def work(channel: socket.socket, assignment: Assignment) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable()
+    dump_on_request()
     os.nice(assignment.nice)
     keep_memory()
     row = assignment.board.row(assignment.row)

@@ -6,9 +6,11 @@ seeds, and handles of memory that may be gone. The driver starts the next life, 
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import platform
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -197,6 +199,7 @@ class Report:
     said: list[messages.Message] = field(default_factory=list)
     state: str = "starting"
     busy_seconds: float = 0.0  # of the oldest environment call in progress
+    quiet_seconds: float = 0.0  # since its loop went on, outside of environment calls
     pid: int = 0
     status: int | None = None  # at the end: 0 in good order
 
@@ -209,6 +212,7 @@ class RoleProcess:
         self._board = ControlBoard(1)
         self._row = self._board.row(0)
         self._row.begin(os.getpid(), errand.generation)
+        self._row.heartbeat = time.monotonic()
         self._ours, self._theirs = messages.channel()
         self._hearing = threading.Lock()
 
@@ -238,6 +242,14 @@ class RoleProcess:
         self._board.stop = news.stop
         return self._report(None)
 
+    @_apart("talk")
+    def stacks(self) -> str:
+        """Where every thread is."""
+        with tempfile.TemporaryFile() as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            return file.read().decode(errors="replace")
+
     def _others(self, counters: Mapping[str, int]) -> None:
         for name, value in counters.items():
             self._board.set_base(name, value)
@@ -245,12 +257,13 @@ class RoleProcess:
     def _report(self, status: int | None) -> Report:
         with self._hearing:
             said = messages.receive(self._ours)
-        since = self._row.busy_since
+        since, now = self._row.busy_since, time.monotonic()
         return Report(
             counters={name: self._row.counter(name) for name in COUNTERS},
             said=said,
             state=self._row.state,
-            busy_seconds=time.monotonic() - since if since else 0.0,
+            busy_seconds=now - since if since else 0.0,
+            quiet_seconds=0.0 if since else now - self._row.heartbeat,
             pid=os.getpid(),
             status=status,
         )

@@ -26,6 +26,7 @@ from apexrl.launch.ray.plans import Plan, check_room, enough, places, plan
 from apexrl.launch.ray.reception import HELLO_SECONDS, compare, receive, reserve
 from apexrl.launch.ray.wishes import Wishes
 from apexrl.launch.slots import slot_seed
+from apexrl.launch.standstill import DUMP_SECONDS
 from apexrl.launch.supervisor import Interrupts
 from apexrl.links.control import COUNTERS, HURRY, RUN, STOP
 from apexrl.topologies import Probe, Program
@@ -123,7 +124,7 @@ class Driver:
         """Until a tick has passed, or all has come that was asked for. Costs one call, however many there are."""
         waited = [group.greeting for group in self._groups] + [group.looked for group in self._groups]
         for place in self._places():
-            waited += [place.life, place.polled]
+            waited += [place.life, place.polled, place.stacks]
         waited = [reference for reference in waited if reference is not None]
         self._come = set()
         if waited:
@@ -203,7 +204,7 @@ class Driver:
             if group.looked is None and now - group.asked_at >= _PERIOD_SECONDS:
                 group.asked_at = now
                 group.looked = group.ground.look.remote()
-            elif group.looked is not None and now - group.asked_at > _SILENT_SECONDS:
+            elif group.silence.look(group.asked_at, now) > _SILENT_SECONDS:
                 self._lose(group, WorkerError(f"it has not answered for {_SILENT_SECONDS:g} s"), now)
                 return False
         except RayTaskError as error:
@@ -300,15 +301,31 @@ class Driver:
         if place.polled is None and now - place.asked_at >= every:
             place.asked_at = now
             place.polled = place.handle.poll.remote(News(self._word, self._others(place)))
-        if why := place.hangs(now):
-            place.hung = why
-            self._hung_calls += 1
-            kill(place.handle)
+        if place.hung:
+            self._end_hung(place, now)
+        elif why := place.hangs(now, self._stall_timeout(place)):
+            place.hung, place.kill_at = why, now + DUMP_SECONDS
+            self._hung_calls += "--env-timeout" in why
+            place.stacks = place.handle.stacks.remote()
         if self._stop_at is not None and now > self._stop_at + place.grace(self._word == HURRY):
             self._ledger.tell(f"{place.name} did not stop in time and was killed", "warning")
             kill(place.handle)
             place.gone = True
             place.end(now, "killed", "")
+
+    def _stall_timeout(self, place: Place) -> float:
+        """0: it has time. What ends has a limit of its own, if it must write much."""
+        ends = self._stop_at is not None and place.grace(self._word == HURRY) < float("inf")
+        return 0.0 if ends else self._config.stall_timeout
+
+    def _end_hung(self, place: Place, now: float) -> None:
+        """Kill it as soon as it has told where it is, or when it does not."""
+        if place.stacks is not None and place.stacks in self._come:
+            stacks, place.stacks, place.kill_at = place.stacks, None, now
+            with suppress(RayError):
+                place.hung = f"{place.hung}\n{ray.get(stacks)}"
+        if now >= place.kill_at:
+            kill(place.handle)
 
     def _enter(self, place: Place, report: Report, now: float) -> None:
         for name, value in report.counters.items():
@@ -350,7 +367,8 @@ class Driver:
             else:
                 self._do_without(group, WorkerError(f"{place.name} {why}"), now)
         else:
-            self._ledger.tell(f"{place.name}: {place.headline}; starting it again", "warning")
+            where = f"; {place.last_error}" if "--stall-timeout" in place.hung else ""
+            self._ledger.tell(f"{place.name}: {place.headline}; starting it again{where}", "warning")
 
     def _fatal(self, place: Place) -> ApexrlError | None:
         for values in place.errors:

@@ -9,8 +9,9 @@ from apexrl.launch.patience import Ending, Patience
 from apexrl.launch.ray.actors import Hello, Look, Report
 from apexrl.launch.ray.ends import samplers
 from apexrl.launch.ray.plans import Plan
-from apexrl.launch.slots import hung_call, in_full
-from apexrl.links.control import COUNTERS
+from apexrl.launch.slots import in_full
+from apexrl.launch.standstill import START, Standstill, hung_call, stood_still
+from apexrl.links.control import COUNTERS, STATES
 from apexrl.metrics import RateMeter
 from apexrl.status import OTHER_WORK, WORK, WorkerState, WorkerStatus
 from apexrl.topologies.groups import group_side, home_side, sampling
@@ -36,7 +37,10 @@ class Place:
         self.asked_at = self.heard_at = self.born_at = 0.0
         self.restart_at = 0.0
         self.restarts = 0
-        self.hung = ""  # why it was killed, if it hung
+        self.hung = ""  # why it was killed, or is about to be, if it hung
+        self.stacks: Any = None  # … and where it was, when it comes
+        self.kill_at = 0.0
+        self._silence = Standstill()
         self.errors: list[dict[str, Any]] = []
         self.last_error = ""
         self.report = Report({})
@@ -47,7 +51,8 @@ class Place:
     def begin(self, now: float, handle: Any) -> None:
         self.generation += 1
         self.restarts += self.generation > 0
-        self.handle, self.life, self.polled, self.hung = handle, None, None, ""
+        self.handle, self.life, self.polled, self.hung, self.stacks = handle, None, None, "", None
+        self._silence = Standstill()
         self.errors = []
         self.report = Report({})
         self.born_at = self.heard_at = now
@@ -69,16 +74,25 @@ class Place:
         """Seconds since its life was begun, if nothing was heard of it; else 0."""
         return 0.0 if self.handle is None or self.report.pid else now - self.born_at
 
-    def hangs(self, now: float) -> str:
-        """Why this life is to be killed for what its environment, or its whole process, does not return from; empty: it
-        need not be."""
-        limit = self.node.env_timeout
-        if limit is None or self.hung:
-            return ""
-        if self.report.busy_seconds > limit:
+    def hangs(self, now: float, stall_timeout: float) -> str:
+        """Why this life is to be killed for what its environment, its loop, or its whole process, does not return from;
+        empty: it need not be. To be asked at every turn.
+
+        Args:
+            stall_timeout: 0: the loop may stand still.
+        """
+        limit, starting = self.node.env_timeout, self.report.state == STATES[0]
+        asked = self.polled is not None and self.report.pid > 0  # one that has answered before
+        silent = self._silence.look(self.asked_at if asked else now, now)
+        if limit is not None and self.report.busy_seconds > limit:
             return hung_call(limit)
-        asked = self.polled is not None and self.report.pid  # one that has answered before
-        return _silent(limit) if asked and now - self.asked_at > limit else ""
+        if limit is not None and silent > limit:
+            return _silent(limit, "--env-timeout")
+        if stall_timeout and silent > stall_timeout:
+            return _silent(stall_timeout, "--stall-timeout")
+        if stall_timeout and self.report.quiet_seconds > stall_timeout * (START if starting else 1.0):
+            return stood_still(stall_timeout, starting)
+        return ""
 
     def end(self, now: float, how: Ending, why: str) -> None:
         """This life is over; what it had counted stays."""
@@ -86,7 +100,7 @@ class Place:
         for name, value in self.report.counters.items():
             self._before[name] += value
         self.report = Report({})
-        self.handle = self.life = self.polled = None
+        self.handle = self.life = self.polled = self.stacks = None
         self.patience.ended(now - self.born_at, worked, "failed" if self.hung else how)
         why = self.hung or why
         self.last_error = self.errors[-1]["traceback"].rstrip() if self.errors and not self.hung else why
@@ -135,11 +149,11 @@ class Place:
         )
 
 
-def _silent(seconds: float) -> str:
+def _silent(seconds: float, flag: str) -> str:
     return (
-        f"it has not answered for {seconds:g} s (--env-timeout)\n"
-        "Its process was stopped, or an environment call keeps Python's interpreter to itself: if calls may, for so "
-        "long, raise --env-timeout"
+        f"it has not answered for {seconds:g} s ({flag})\n"
+        "Its process was stopped, or a call keeps Python's interpreter to itself: if calls may, for so long, raise "
+        f"{flag}"
     )
 
 
@@ -178,6 +192,7 @@ class Group:
         self.up = False
         self.where: Hello | None = None  # it is, or was
         self.looked: Any = None
+        self.silence = Standstill()  # of its memory
         self.asked_at = self.restart_at = self.born_at = 0.0
         self.look = Look({}, 0, 0)
         self.capacity = 0
