@@ -45,7 +45,8 @@ class Crew:
         for _ in range(count):
             number = len(self.members)
             env = {audit.FOLDER: str(self.steps), audit.WHO: f"actor-{number:02d}"}
-            self.members[f"actor-{number:02d}"] = self._places.actor(number % HOSTS, "--actors", "1", **env)
+            flags = "--actors", "1", "--trust", audit.__name__
+            self.members[f"actor-{number:02d}"] = self._places.actor(number % HOSTS, *flags, **env)
         self.wait()
 
     def kill(self, count: int) -> list[str]:

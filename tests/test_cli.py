@@ -317,7 +317,7 @@ def test_every_word_of_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
     monkeypatch.setattr("apexrl.api.evaluate", evaluate)
     assert cli.main(["eval", "runs/x", "--episodes", "2", "--video", "films"]) == 0
-    assert asked == [(("runs/x", 2, "films"), {"seed": 1_000_000_007, "checkpoint": "best"})]
+    assert asked == [(("runs/x", 2, "films"), {"seed": 1_000_000_007, "checkpoint": "best", "trust": ()})]
     assert capsys.readouterr().out == (
         "return 2.00 ± 1.00 (min 1.00, max 3.00) over 2 greedy episodes\n"
         "weights: best.safetensors\nvideo: films/episode-001.mp4\n"

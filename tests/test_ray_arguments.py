@@ -104,7 +104,7 @@ def test_train_understands_a_range_on_a_cluster_alone() -> None:
 
 
 def test_a_resumed_run_wants_what_it_wanted_but_for_what_is_given(tmp_path: Path) -> None:
-    before = Wishes("head:6379", actor_cpus=0.5, learner_gpus=1.0, replay_shards=3, wait_seconds=60.0)
+    before = Wishes("127.0.0.1:6379", actor_cpus=0.5, learner_gpus=1.0, replay_shards=3, wait_seconds=60.0)
     remember(before, tmp_path)
     assert resumed(tmp_path, "") == before
     assert resumed(tmp_path, "auto") == replace(before, address="auto")
@@ -144,13 +144,13 @@ def test_the_flags_of_resume_are_told_apart(tmp_path: Path) -> None:
 
 def test_a_run_is_resumed_where_it_was_from_python_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder.create(Config(name="run", out=str(tmp_path)))
-    remember(Wishes("head:6379", actor_cpus=0.5), folder.path)
+    remember(Wishes("127.0.0.1:6379", actor_cpus=0.5), folder.path)
     met: list[Any] = []
     monkeypatch.setattr(api, "_run", lambda config, meeting, **_: met.append((config.actor, meeting)))
     apexrl.resume(folder.path, show=False, actors="3:5")
     apexrl.resume(folder.path, show=False, ray="none")
     apexrl.resume(folder.path, show=False, ray=Wishes("local"))
-    assert [meeting for _, meeting in met] == [Wishes("head:6379", actor_cpus=0.5), None, Wishes("local")]
+    assert [meeting for _, meeting in met] == [Wishes("127.0.0.1:6379", actor_cpus=0.5), None, Wishes("local")]
     assert (met[0][0].actors, met[0][0].actor_slots) == (3, 5)
     with pytest.raises(ConfigError, match="ray= runs on a cluster"):
         apexrl.resume(folder.path, show=False, ray="auto", redis="redis://x")

@@ -14,6 +14,7 @@ from apexrl import settings
 from apexrl.config import AgentConfig, Config, EnvConfig, LearnerConfig, StopConfig
 from apexrl.errors import ConfigError
 from apexrl.presets import PRESETS
+from apexrl.trust import entrusted
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
 SIMPLE = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | TEXT
@@ -98,14 +99,15 @@ def test_a_callable_is_noted_by_name_and_imported_again() -> None:
     assert settings.to_toml(again) == text
     assert settings.from_toml(settings.to_toml(again)) == again
     assert callable(again.env.env)
-    again.env.env().close()
+    entrusted(again, (__name__,), "config.toml").env.env().close()
 
 
 def test_a_local_callable_is_refused_only_when_needed() -> None:
     again = settings.from_toml(settings.to_toml(Config(env=EnvConfig(env=lambda: None))), "runs/x/config.toml")
     assert callable(again.env.env)
-    with pytest.raises(ConfigError, match=r"runs/x/config.toml: env: .*no importable name"):
-        again.env.env()
+    trusting = entrusted(again, (__name__,), "runs/x/config.toml")
+    with pytest.raises(ConfigError, match=r"runs/x/config.toml: .*no importable name"):
+        trusting.env.env()
 
 
 @pytest.mark.parametrize("name", ["no_such_module:make", f"{__name__}:gone", f"{__name__}:TEXT", "json:dumps.x", ":"])

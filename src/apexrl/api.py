@@ -16,6 +16,7 @@ from apexrl.errors import ConfigError
 from apexrl.run_folder import RunFolder, env_name
 from apexrl.status import Level, Observer, RunStatus
 from apexrl.tokens import Gate
+from apexrl.trust import entrusted, named
 
 if TYPE_CHECKING:
     from apexrl.launch.ray.wishes import Wishes
@@ -31,16 +32,18 @@ EVALUATION_SEED = 1_000_000_007
 class Run:
     """A run that has ended."""
 
-    def __init__(self, path: Path, summary: dict[str, Any] | None = None) -> None:
+    def __init__(self, path: Path, summary: dict[str, Any] | None = None, config: Config | None = None) -> None:
         self.path = Path(path)
         """Its folder."""
+        self.config = config
+        """What it was run with, if this program did so."""
         self.summary: dict[str, Any] = RunFolder.open(path).summary() if summary is None else summary
         """What ``summary.json`` holds."""
 
     @cached_property
     def agent(self) -> LoadedAgent:
         """The trained agent with the best weights; loaded when first asked for."""
-        return load(self.path)
+        return load(self)
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -92,7 +95,7 @@ def train(
         run: the run's name there; empty: that of its folder.
         listen: HOST:PORT at which environment workers of other hosts may ask (topology ``seed`` or ``ga3c``),
             brought by ``apexrl envs`` or ``apexrl.join_envs``.
-        token: that they must know.
+        token: that they must know; with ``redis`` the run's record is signed with it, for hosts that have it too.
         ray: run on a Ray cluster: ``auto``, the one that this machine belongs to; ``local``, a new one here; HOST:PORT
             of its head; or ``Wishes``, which say more. With ``actors="MIN:MAX"`` it grows as the cluster has room.
         **overrides: any setting by its flat name, as on the command line: ``actors=4, learning_rate=3e-4``. An
@@ -146,6 +149,7 @@ def resume(
     listen: str = "",
     token: str = "",
     ray: str | Wishes = "",
+    trust: Sequence[str] = (),
     **overrides: Any,
 ) -> Run:
     """Go on with a run in its own folder, from its newest checkpoint (and its replay, when that was saved).
@@ -157,7 +161,9 @@ def resume(
         redis: as for ``train``; actors that wait for the run go on with it.
         run: as for ``train``; empty: the name that it had.
         listen, token: as for ``train``; workers that wait for the run go on with it.
-        ray: as for ``train``; empty: a run that was on a Ray cluster goes on there; ``none``: on this machine alone.
+        ray: as for ``train``; empty: a run that was on a Ray cluster goes on there, if that is on this machine;
+            ``none``: on this machine alone.
+        trust: modules of your own of which the folder may name an environment, an agent or a network.
         **overrides: what shall differ from its ``config.toml``, most often what ends it: ``minutes=30``.
     """
     from apexrl.launch.ray.wishes import Wishes, in_range
@@ -165,7 +171,9 @@ def resume(
     folder = RunFolder.open(path)
     observers: list[Observer] = [Calls(callback) for callback in callbacks]
     where = _on_ray(ray, _meeting(redis, run, None, listen, token), folder.path)
+    folder.check_links()
     config = settings.override(folder.config(), in_range(overrides, isinstance(where, Wishes)))
+    config = entrusted(config, (*_given(trust), *named(overrides)), str(folder.config_path))
     return _run(config, observers=[*panels(show), *observers], resume=folder.path, meeting=where)
 
 
@@ -175,6 +183,7 @@ def load(
     *,
     device: str = "cpu",
     env: Callable[..., Any] | None = None,
+    trust: Sequence[str] = (),
 ) -> LoadedAgent:
     """The trained agent of a run: ``load(path).act(observation)``.
 
@@ -182,15 +191,17 @@ def load(
         run: run folder, or what ``train`` returned.
         checkpoint: ``best``, ``latest``, or a checkpoint file.
         device: ``cpu``, ``cuda`` …
-        env: the environment's callable, if the run's cannot be imported by name.
+        env: the environment's callable, in place of what the folder names.
+        trust: modules of your own of which the folder may name an environment, an agent or a network; what this
+            program has trained itself needs none.
 
     Raises:
-        ConfigError: not a run folder.
+        ConfigError: not a run folder, or one that names code which nobody trusts.
         SnapshotError: its weights cannot be read.
     """
     from apexrl.loaded import load_agent
 
-    return load_agent(_folder(run), checkpoint, device, env)
+    return load_agent(_folder(run), checkpoint, device, env, _given(trust), _config(run, env))
 
 
 def evaluate(
@@ -201,6 +212,7 @@ def evaluate(
     seed: int = EVALUATION_SEED,
     checkpoint: str = "best",
     env: Callable[..., Any] | None = None,
+    trust: Sequence[str] = (),
 ) -> Evaluation:
     """Play greedy episodes in fresh environments.
 
@@ -210,17 +222,19 @@ def evaluate(
         video: a folder for one film an episode (extra ``video``; the environment must render ``rgb_array``).
         seed: of the environments.
         checkpoint: ``best``, ``latest``, or a checkpoint file.
-        env: the environment's callable, if the run's cannot be imported by name.
+        env: the environment's callable, in place of what the folder names.
+        trust: as for ``load``.
     """
     from apexrl.envs import FrameStack, make_vector
+    from apexrl.loaded import load_agent, trusted_config
     from apexrl.roles.evaluator import Trial
 
     if episodes < 1:
         raise ConfigError(f"--episodes must be at least 1, not {episodes}")
     folder = _folder(run)
-    config = folder.config()
-    wanted = config.env if env is None else dataclasses.replace(config.env, env=env)
-    loaded = load(run, checkpoint, env=env)
+    config = _config(run, env) or trusted_config(folder, _given(trust), env)
+    wanted = config.env
+    loaded = load_agent(folder, checkpoint, config=config)
     if video is not None:
         from apexrl.films import filmed
 
@@ -269,7 +283,7 @@ def run(
         if remember.path is not None:
             _try_to_draw(RunFolder(remember.path), config, observers)
     assert remember.path is not None, "launch told no observer of its folder"
-    return Run(remember.path, summary)
+    return Run(remember.path, summary, config)
 
 
 _run = run  # for those who have an argument of that name
@@ -365,13 +379,13 @@ def _meeting(redis: str, run: str, actors: bool | None, listen: str, token: str)
         raise ConfigError("listen= is for environment workers, redis= for actors: give one of them")
     if listen and run:
         raise ConfigError(f"run={run!r} is a name on a Redis server, and listen= needs none: leave out run=")
-    if token and not listen:
-        raise ConfigError("token= is what environment workers must know: it means nothing without listen=")
+    if token and not (listen or redis):
+        raise ConfigError("token= is shared with other hosts: it means nothing without listen= or redis=")
     if listen:
         return Gate(listen, token)
     if run and not redis:
         raise ConfigError(f"run={run!r} is a name on a Redis server: give redis= too")
-    return Meeting(redis, run, actors) if redis else None
+    return Meeting(redis, run, actors, token) if redis else None
 
 
 def _on_ray(
@@ -397,6 +411,18 @@ def panels(show: bool) -> list[Observer]:
     from apexrl.panel import panel
 
     return [panel()]
+
+
+def _given(trust: Sequence[str]) -> tuple[str, ...]:
+    return (trust,) if isinstance(trust, str) else tuple(trust)
+
+
+def _config(run: str | Path | Run, env: Callable[..., Any] | None) -> Config | None:
+    """What a run of this program was made of; None: its folder must say."""
+    config = run.config if isinstance(run, Run) else None
+    if config is None or env is None:
+        return config
+    return dataclasses.replace(config, env=dataclasses.replace(config.env, env=env))
 
 
 def _folder(run: str | Path | Run) -> RunFolder:

@@ -14,10 +14,12 @@ import tyro
 
 from apexrl.config import Config, Meeting
 from apexrl.errors import ConfigError
-from apexrl.host_arguments import Address, File, RunName, Url, gate, redis_url
+from apexrl.host_arguments import Address, File, Modules, RunName, Url, gate, redis_url
 from apexrl.launch.ray import wishes
 from apexrl.launch.ray.wishes import HERE, Wishes, actors_range
-from apexrl.tokens import Gate
+from apexrl.settings import flat
+from apexrl.tokens import Gate, shared_token
+from apexrl.trust import entrusted, named
 
 T = TypeVar("T")
 
@@ -44,7 +46,8 @@ class _Train(Config):
     listen: Address = ""
     """Where environment workers of other hosts may ask (topology seed or ga3c; --actors 0: only they)."""
     token_file: File = ""
-    """Holds the token that they must know; made if it is not there. Empty: APEXRL_TOKEN says it."""
+    """Holds the token that they must know; made if it is not there. Empty: APEXRL_TOKEN says it.
+    With --redis it signs what the hosts are told, for those that have it too."""
     ray: Annotated[str, tyro.conf.arg(metavar="auto|local|HOST:PORT")] = ""
     """Run on a Ray cluster: this machine's, a new one here, or that with this head.
     With --actors MIN:MAX the run grows and shrinks with it."""
@@ -54,6 +57,9 @@ class _Train(Config):
     """GPUs that Ray reserves for the learner."""
     replay_shards: int = 0
     """Groups of actors with a shard of the replay each, on Ray; 0: one for each node."""
+    trust: Modules = ()
+    """Module or package of your own, of which FILE.toml may name environments, an agent or a network.
+    What it names is refused otherwise, unless a flag names it again. May be given several times."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ class Resume:
     listen: Address = ""
     """Where environment workers of other hosts may ask; those of the run before go on."""
     token_file: File = ""
-    """Holds the token that they must know; empty: APEXRL_TOKEN says it."""
+    """Holds the token that they must know, or that signs what they are told; empty: APEXRL_TOKEN says it."""
     ray: Annotated[str, tyro.conf.arg(metavar="auto|local|HOST:PORT|none")] = ""
     """Ray cluster to go on on; empty: as before; none: this machine alone."""
     actor_cpus: float | None = None
@@ -87,6 +93,9 @@ class Resume:
     """GPUs that Ray reserves for the learner."""
     replay_shards: int | None = None
     """Groups of actors with a shard of the replay each."""
+    trust: Modules = ()
+    """Module or package of your own, of which the folder may name environments, an agent or a network.
+    May be given several times. All others are refused."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,9 @@ class Eval:
     """Of the environments; training uses others."""
     checkpoint: Annotated[str, tyro.conf.arg(metavar="best|latest|FILE")] = "best"
     """Which weights: those of the best evaluation, the newest, or a checkpoint file."""
+    trust: Modules = ()
+    """Module or package of your own, of which the folder may name environments, an agent or a network.
+    May be given several times. All others are refused."""
 
 
 @dataclass(frozen=True)
@@ -213,6 +225,7 @@ def parse_train(
     )
     config = Config(**{name: _plain(getattr(parsed, name)) for name in values})
     agents.check_in_use(config, given)
+    config = _trusted(config, parsed.trust, given, word)
     if alone and config.actor.actor_slots:  # how many actors a host brings unless it says so
         actors = min(config.actor.actors, config.actor.actor_slots)
         config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, actors=actors))
@@ -224,13 +237,33 @@ def parse_train(
     for name, value in wanted.items():
         if value != getattr(Wishes(), name):
             raise ConfigError(f"--{name.replace('_', '-')} means nothing without --ray")
-    if parsed.token_file and not parsed.listen:
-        raise ConfigError("--token-file means nothing without --listen")
+    hosts = alone or parsed.redis or parsed.run
+    if parsed.token_file and not (parsed.listen or hosts):
+        raise ConfigError("--token-file means nothing without --listen, --redis or --run")
     if parsed.listen:
         return config, gate(parsed.listen, parsed.token_file, parsed.redis or parsed.run or alone)
-    if not (alone or parsed.redis or parsed.run):
+    if not hosts:
         return config, None
-    return config, Meeting(redis_url(parsed.redis), parsed.run, actors=not alone)
+    token = shared_token(parsed.token_file, make=True)
+    return config, Meeting(redis_url(parsed.redis), parsed.run, actors=not alone, token=token)
+
+
+def _trusted(config: Config, trust: Sequence[str], given: Sequence[str], word: str) -> Config:
+    """``config``, if the file ``word`` names nothing that it may not; what flags name it may.
+
+    Raises:
+        ConfigError: it names code that nobody trusts, or a folder outside of the current one; or it is no file.
+    """
+    if not word.endswith(".toml"):
+        if trust:
+            raise ConfigError("--trust says what a FILE.toml may name, and means nothing without one")
+        return config
+    flags = {name: value for name, value in flat(config).items() if name in given}
+    config = entrusted(config, (*trust, *named(flags)), word)
+    out = Path(config.out)
+    if "out" not in given and (out.is_absolute() or ".." in out.parts or config.out.startswith("~")):
+        raise ConfigError(f"{word} wants its run folder in {config.out}: say --out {config.out} if that is right")
+    return config
 
 
 def _with_range(words: Sequence[str]) -> Sequence[str]:
@@ -310,13 +343,14 @@ def meeting(wanted: Resume, folder: Path) -> Meeting | Gate | Wishes | None:
     cluster = wishes.resumed(folder, HERE if hosts else wanted.ray, **{name: getattr(wanted, name) for name in names})
     if cluster is not None:
         return cluster
-    if wanted.token_file and not wanted.listen:
-        raise ConfigError("--token-file means nothing without --listen")
+    if wanted.token_file and not hosts:
+        raise ConfigError("--token-file means nothing without --listen, --redis or --run")
     if wanted.listen:
         return gate(wanted.listen, wanted.token_file, wanted.redis or wanted.run_name, make=False)
     if not (wanted.redis or wanted.run_name):
         return None
-    return Meeting(redis_url(wanted.redis), wanted.run_name, actors=None)
+    token = shared_token(wanted.token_file)
+    return Meeting(redis_url(wanted.redis), wanted.run_name, actors=None, token=token)
 
 
 def check(config: Config) -> None:

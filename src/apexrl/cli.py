@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from apexrl.config import Config
 from apexrl.errors import AgentError, ApexrlError, ConfigError, EnvError, SpecError
 from apexrl.settings import did_you_mean, from_toml
+from apexrl.trust import entrusted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,7 +39,7 @@ _NOT_UNDERSTOOD = (ConfigError, EnvError, AgentError, SpecError)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if "" not in sys.path and os.getcwd() not in sys.path:
+    if _names_own_code(words) and "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # --env my_module:Id-v0 finds my_module.py here, as with `python -m`
     try:
         return _dispatch(words)
@@ -60,6 +61,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _complain(f"{error.name} is not installed; run: pip install 'apexrl[train]'")
         return USAGE
+
+
+def _names_own_code(words: list[str]) -> bool:
+    """Whether the command may name modules of the current folder. Else nothing is imported from there: it may be
+    somebody else's, as run folders are."""
+    if words and words[0] in ("train", "learner", "compare") and not any(word.endswith(".toml") for word in words[1:2]):
+        return True
+    flags = {word.partition("=")[0] for word in words}
+    return not flags.isdisjoint(("--trust", "--env", "--agent", "--network"))
 
 
 def _dispatch(words: list[str]) -> int:
@@ -101,11 +111,13 @@ def _learner(words: list[str]) -> int:
 def _actor(words: list[str]) -> int:
     """bring actors to a run whose learner works on another host"""
     from apexrl import arguments, host_arguments, joining
+    from apexrl.tokens import shared_token
 
     wanted = arguments.parse(host_arguments.Actor, words, "actor")
     url, run = host_arguments.redis_url(wanted.redis), host_arguments.run_name(wanted.run, "actor")
     if wanted.actors < 0:
         raise ConfigError(f"--actors must be 0 or more, not {wanted.actors}")
+    token = shared_token(wanted.token_file)
 
     def join(observers: list[Observer], on_folder: Callable[[Path], None]) -> Run:
         return joining.join(
@@ -115,6 +127,7 @@ def _actor(words: list[str]) -> int:
             out=wanted.out,
             env_kwargs=wanted.env_kwargs,
             trust=wanted.trust,
+            token=token,
             show=False,
             observers=observers,
             on_folder=on_folder,
@@ -156,13 +169,13 @@ def _status(words: list[str]) -> int:
     from apexrl import arguments, host_arguments
 
     wanted = arguments.parse(host_arguments.Status, words, "status")
-    if sum(map(bool, (wanted.folder, wanted.ray, wanted.redis))) > 1 or (wanted.folder and wanted.run):
+    if (wanted.redis and (wanted.folder or wanted.ray)) or (wanted.folder and wanted.run):
         raise ConfigError("say one of them: a run folder, --ray or --redis, of which --run NAME chooses a run")
     if wanted.folder or wanted.ray:
         from apexrl import clusters
 
         if wanted.folder:
-            return clusters.show_folder(wanted.folder, wanted.watch)
+            return clusters.show_folder(wanted.folder, wanted.watch, address=wanted.ray)
         return clusters.show_cluster(wanted.ray, wanted.run, wanted.watch)
     url = host_arguments.redis_url(wanted.redis)
     from apexrl.hosts import show_status
@@ -234,7 +247,11 @@ def _resume(words: list[str]) -> int:
     from apexrl.run_folder import RunFolder
 
     folder = RunFolder.open(wanted.run)
-    return _run(arguments.resumed(folder.config(), wanted), folder.path, arguments.meeting(wanted, folder.path))
+    folder.check_links()
+    command = f"apexrl resume {wanted.run}"
+    config = arguments.resumed(folder.config(), wanted)
+    config = entrusted(config, wanted.trust, str(folder.config_path), command=command)
+    return _run(config, folder.path, arguments.meeting(wanted, folder.path))
 
 
 def _run(config: Config, resume: Path | None, meeting: Meeting | Gate | Wishes | None = None) -> int:
@@ -276,7 +293,14 @@ def _eval(words: list[str]) -> int:
 
     wanted = arguments.parse(arguments.Eval, words, "eval")
 
-    result = api.evaluate(wanted.run, wanted.episodes, wanted.video, seed=wanted.seed, checkpoint=wanted.checkpoint)
+    result = api.evaluate(
+        wanted.run,
+        wanted.episodes,
+        wanted.video,
+        seed=wanted.seed,
+        checkpoint=wanted.checkpoint,
+        trust=wanted.trust,
+    )
     returns = result.returns
     print(f"return {result.mean:.2f} ± {result.std:.2f} (min {min(returns):.2f}, max {max(returns):.2f})", end="")
     print(f" over {len(returns)} greedy episodes")

@@ -16,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from apexrl.errors import ApexrlError, ConfigError, LinkError
-from apexrl.launch.ray.wishes import Wishes
+from apexrl.launch.ray.wishes import Wishes, here
+from apexrl.links.redis.values import printable
 from apexrl.metrics import read_rows
 from apexrl.panel import clock, count, number
 from apexrl.run_folder import RunFolder
@@ -31,6 +32,7 @@ LOG_SECONDS: Final = 5.0
 """Between two pictures where there is no terminal to redraw."""
 
 _ROWS: Final = 256
+_LOG_BYTES: Final = 1 << 20  # of a run's log, in which its last status is looked for
 _RUNS: Final = ("run", "state", "driver", "steps", "steps/s", "updates/s", "return", "shards", "nodes", "restarts")
 _FEW_RUNS: Final = ("run", "state", "steps", "steps/s", "return", "shards", "nodes")
 _WORKERS: Final = ("worker", "state", "node", "pid", "rate", "heard of", "restarts")
@@ -75,8 +77,12 @@ def show_cluster(address: str, run: str = "", watch: bool = False, console: Cons
     return _look(address, picture, watch, console)
 
 
-def show_folder(path: str | Path, watch: bool = False, console: Console | None = None) -> int:
+def show_folder(path: str | Path, watch: bool = False, console: Console | None = None, address: str = "") -> int:
     """Print the run whose folder is ``path``: on Ray as its cluster tells it, else as its own log does.
+
+    Args:
+        address: of the cluster, which may be on another machine; empty: as the folder says, if it is on this one.
+            Anybody may have written that, and a cluster that is asked hears the user's token.
 
     Returns:
         0.
@@ -92,15 +98,23 @@ def show_folder(path: str | Path, watch: bool = False, console: Console | None =
         record = records.get(note["namespace"])
         return (_picture(record, console.width), True) if record is not None else (_from_log(folder, ""), True)
 
+    trouble = ""
     if note and not _ended_since(folder):
-        if note["auth"] == "token":
-            os.environ.setdefault("RAY_AUTH_MODE", "token")  # before Ray is imported
-        try:
-            return _look(note["address"], picture, watch, console)
-        except ApexrlError as error:
-            console.print(_from_log(folder, f"its Ray cluster at {note['address']} does not answer: {error}"))
-            return 0
-    _repeat(lambda: (_from_log(folder, ""), True), watch, console)
+        where = address or note["address"]
+        if not address and not here(where):
+            trouble = (
+                f"it says that its Ray cluster is at {where}, on another machine, which was not asked. If that is "
+                f"yours: apexrl status {path} --ray {where}"
+            )
+        else:
+            if note["auth"] == "token":
+                os.environ.setdefault("RAY_AUTH_MODE", "token")  # before Ray is imported
+            try:
+                return _look(where, picture, watch, console)
+            except ApexrlError as error:
+                console.print(_from_log(folder, f"its Ray cluster at {where} does not answer: {error}"))
+                return 0
+    _repeat(lambda: (_from_log(folder, trouble), True), watch, console)
     return 0
 
 
@@ -153,7 +167,7 @@ def _note(folder: RunFolder) -> dict[str, str]:
     """Where the run was last on Ray; empty: nowhere."""
     try:
         values = json.loads(folder.ray_path.read_text(encoding="utf-8"))
-        known = {"address": str(values["address"]), "namespace": str(values["namespace"])}
+        known = {"address": printable(values["address"]), "namespace": str(values["namespace"])}
         return known | {"auth": str(values.get("auth", ""))}
     except FileNotFoundError:
         return {}
@@ -228,11 +242,11 @@ def _picture(record: Record, width: int) -> RenderableType:
 
 def _from_log(folder: RunFolder, trouble: str) -> RenderableType:
     """A run as its summary and its log tell it: who works where is not there."""
-    rows = read_rows(folder.metrics_path) if folder.metrics_path.exists() else []
+    rows = read_rows(folder.metrics_path, _LOG_BYTES) if folder.metrics_path.is_file() else []
     last: dict[str, Any] = next((row for row in reversed(rows) if row.get("kind") == "status"), {})
     summary = folder.summary()
     ended = bool(summary) and int(summary.get("env_steps") or 0) >= int(last.get("env_steps") or 0)
-    word = f"ended: {summary['stopped_by']}" if ended else f"{last.get('phase', 'starting')}, says its log"
+    word = f"ended: {summary.get('stopped_by')}" if ended else f"{last.get('phase', 'starting')}, says its log"
     lag = [float("nan") if last.get(f"policy_lag_{x}") is None else last[f"policy_lag_{x}"] for x in PolicyLag._fields]
     status = RunStatus(
         env_steps=int(last.get("env_steps") or 0),
@@ -249,7 +263,9 @@ def _from_log(folder: RunFolder, trouble: str) -> RenderableType:
         restarts=dict(summary.get("restarts") or {}) if ended else {"workers": int(last.get("restarts") or 0)},
         dropped=dict(summary.get("dropped") or {}) if ended else {"things": int(last.get("dropped") or 0)},
     )
-    head = Text.assemble((f"{folder.path.name}  ", "bold"), f"● {word}  {clock(float(last.get('wall_seconds') or 0))}")
+    head = Text.assemble(
+        (f"{folder.path.name}  ", "bold"), f"● {printable(word)}  {clock(float(last.get('wall_seconds') or 0))}"
+    )
     said = [Text(trouble, style="yellow")] if trouble else []
     return Group(head, *said, "", _numbers(status))
 

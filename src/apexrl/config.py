@@ -365,6 +365,8 @@ class Meeting:
     """What the run is called there; empty: as its run folder."""
     actors: bool | None = True
     """Whether the learner's machine brings actors too; None: as the resumed run did."""
+    token: str = field(default="", repr=False)
+    """Shared with the hosts, for which the run's record is signed with it; empty: it is not signed."""
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,15 @@ Url = Annotated[str, tyro.conf.arg(metavar="URL")]
 RunName = Annotated[str, tyro.conf.arg(metavar="NAME")]
 Address = Annotated[str, tyro.conf.arg(metavar="HOST:PORT")]
 File = Annotated[str, tyro.conf.arg(metavar="FILE")]
+Modules = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE")]
 
 
 @dataclass(frozen=True)
 class Actor:
     """Bring actors to a run whose learner works on another host. It may be started before the learner.
 
-    Settings come from the run; the environment must be installed here too: of one given as MODULE:ID, the module is
-    imported here and makes what it has registered. Ends by itself when the run is over.
+    Settings come from the run; the environment must be installed here too. One of your own, MODULE:ID, whose module is
+    of no installed package, wants --trust MODULE. Ends by itself when the run is over.
     """
 
     redis: Url = ""
@@ -39,9 +40,12 @@ class Actor:
     """Folder of run folders; this host's part of the run gets one, NAME@HOST."""
     env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Keyword arguments of the environment's constructor that are different on this host."""
-    trust: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE")] = ()
-    """Module or package of your own, of which the run may call environments, an --agent or a --network on this host.
+    trust: Modules = ()
+    """Module or package of your own, of which the run may name environments, an --agent or a --network on this host.
     May be given several times. All others are refused."""
+    token_file: File = ""
+    """Holds the learner's token: its run may name modules without --trust, and one without it is refused.
+    Empty: APEXRL_TOKEN says it, if anything does."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,8 @@ class Envs:
     """Folder of run folders; this host's part of the run gets one, NAME@HOST."""
     env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Keyword arguments of the environment's constructor that are different on this host."""
-    trust: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE")] = ()
-    """Module or package of your own, of which the run may call environments on this host.
+    trust: Modules = ()
+    """Module or package of your own, of which the run may name environments on this host.
     May be given several times. All others are refused."""
 
 
@@ -77,7 +81,8 @@ class Status:
     redis: Url = ""
     """Redis server: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://; else APEXRL_REDIS_URL."""
     ray: Annotated[str, tyro.conf.arg(metavar="auto|HOST:PORT")] = ""
-    """Ray cluster: auto, that of this machine, or the address of its head."""
+    """Ray cluster: auto, that of this machine, or the address of its head.
+    With RUN: where its cluster is, if not on this machine."""
     run: RunName = ""
     """Which run there; empty: all."""
     watch: bool = False

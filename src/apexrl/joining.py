@@ -20,6 +20,7 @@ def join(
     out: str = "runs",
     env_kwargs: Mapping[str, Any] | None = None,
     trust: Sequence[str] = (),
+    token: str = "",
     callbacks: Sequence[Callback] = (),
     show: bool = True,
     observers: Sequence[Observer] = (),
@@ -33,7 +34,8 @@ def join(
         actors: actor processes; 0: as many as its configuration says.
         out: folder of run folders: this host's part of the run gets one, with logs and a summary.
         env_kwargs: keyword arguments of the environment that are different on this host.
-        trust: modules of yours of which the run may have an environment's callable, an agent or a network called here.
+        trust: modules of yours of which the run may name an environment, an agent or a network.
+        token: shared with the learner, which signs what it tells the hosts; then the run may name what it likes.
         callbacks: as for ``train``, with this host's part of the run.
         show: as for ``train``.
         observers: who else watches.
@@ -49,7 +51,7 @@ def join(
 
     remember = Remember(on_folder)
     watching = [remember, *panels(show), *observers, *(Calls(callback) for callback in callbacks)]
-    summary = launch.join(url, run, watching, actors=actors, out=out, env_kwargs=env_kwargs, trust=trust)
+    summary = launch.join(url, run, watching, actors=actors, out=out, env_kwargs=env_kwargs, trust=trust, token=token)
     assert remember.path is not None, "launch told no observer of its folder"
     return Run(remember.path, summary)
 
@@ -76,7 +78,7 @@ def join_envs(
         token: of the run.
         actors: worker processes; 0: as many as the run has on its own, at least 1.
         out, env_kwargs, callbacks, show, observers, on_folder: as for ``join``.
-        trust: modules of yours of which the run may have an environment's callable called here.
+        trust: modules of yours of which the run may name an environment.
 
     Raises:
         LinkError: this host is refused, nobody started the run, or it stayed away for too long.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +16,15 @@ from apexrl.config import Config
 from apexrl.errors import ConfigError, SnapshotError, SpecError
 from apexrl.run_folder import RunFolder
 from apexrl.spec import OBSERVATION, Array, EnvSpec, past_missing
+from apexrl.trust import entrusted
 
 if TYPE_CHECKING:
     from apexrl.envs import FrameStack
     from apexrl.protocols import Agent, State
+
+
+_LARGE = 1 << 30  # bytes; smaller networks are made and looked at
+_IMAGE = 1 << 16  # more numbers than that are of images, which fully connected layers see little of
 
 
 class LoadedAgent:
@@ -103,7 +111,12 @@ class LoadedAgent:
 
 
 def load_agent(
-    folder: RunFolder, checkpoint: str = "best", device: str = "cpu", env: Callable[..., Any] | None = None
+    folder: RunFolder,
+    checkpoint: str = "best",
+    device: str = "cpu",
+    env: Callable[..., Any] | None = None,
+    trust: Sequence[str] = (),
+    config: Config | None = None,
 ) -> LoadedAgent:
     """The agent of a run (``apexrl.load``).
 
@@ -113,17 +126,22 @@ def load_agent(
         device: where to run it.
         env: makes the environment, for a run whose environment cannot be imported; used only when
             ``env_spec.json`` is missing.
+        trust: modules of which the folder may name an agent, a network or an environment.
+        config: of this program's own run, in place of the folder's.
 
     Raises:
-        ConfigError: settings of the folder make another agent than its name says.
+        ConfigError: settings of the folder make another agent than its name says, or it names one that may not be run.
         SnapshotError: there are no weights, or they cannot be read, or are of another agent.
     """
     from apexrl.agents import agent_class, check_identity
 
-    config = folder.config()
+    spec = folder.spec()
+    if config is None:
+        config = trusted_config(folder, trust, env, looks=spec is None)
     check_identity(config.agent)
-    spec = folder.spec() or _look(config, env)
+    spec = spec or _look(config)
     found = _find(folder, checkpoint)
+    _check_size(config, spec, found)
     agent: Agent = agent_class(config.agent.agent)(spec, config.agent, device, config.seed)
     try:
         if found.kind == "weights":
@@ -135,6 +153,27 @@ def load_agent(
             f"{found.path} does not fit agent {config.agent.agent} of {folder.config_path}: {error}"
         ) from error
     return LoadedAgent(agent, spec, found.path)
+
+
+def _check_size(config: Config, spec: EnvSpec, found: checkpoints.Checkpoint) -> None:
+    """Refuse a network that is far larger than the weights that there are for it, before it takes memory."""
+    agent = config.agent
+    inputs = spec.stack * sum(math.prod(field.shape) for field in spec.observation.values())
+    inputs += sum(spec.categories.values())
+    layers = [inputs, *agent.hidden]
+    numbers = max(
+        inputs // 64 * agent.image_units,  # convolutions leave at least that many features
+        sum(a * b for a, b in pairwise(layers)) if inputs < _IMAGE else 0,
+        sum(a * b for a, b in pairwise(agent.hidden)),
+        sum(a * b for a, b in pairwise(agent.critic_hidden)),
+        max(agent.recurrent_units, agent.atoms, agent.quantiles, agent.cosines) ** 2,
+    )
+    held = sum(array.nbytes for array in found.arrays.values())
+    if 4 * numbers > max(_LARGE, 64 * held):
+        raise SnapshotError(
+            f"{found.path} holds {held} bytes of weights, and the settings and spaces of its run folder describe a "
+            f"network of {4 * numbers} bytes or more: one of them is not this run's"
+        )
 
 
 def _find(folder: RunFolder, wanted: str) -> checkpoints.Checkpoint:
@@ -150,14 +189,30 @@ def _find(folder: RunFolder, wanted: str) -> checkpoints.Checkpoint:
     return found
 
 
-def _look(config: Config, env: Callable[..., Any] | None) -> EnvSpec:
-    """Make the environment once, to see its spaces."""
-    import dataclasses
+def trusted_config(
+    folder: RunFolder, trust: Sequence[str] = (), env: Callable[..., Any] | None = None, looks: bool = True
+) -> Config:
+    """The configuration of a folder that anybody may have written.
 
+    Args:
+        trust: modules of which it may name what is run here.
+        env: makes the environment, in place of what the folder names.
+        looks: the environment is made here.
+
+    Raises:
+        ConfigError: it names something else to be run.
+    """
+    config = folder.config()
+    if env is not None:
+        config = dataclasses.replace(config, env=dataclasses.replace(config.env, env=env))
+    return entrusted(config, trust, str(folder.config_path), env=looks)
+
+
+def _look(config: Config) -> EnvSpec:
+    """Make the environment once, to see its spaces."""
     from apexrl.envs import make_vector
 
-    settings = dataclasses.replace(config.env, env=env) if env is not None else config.env
-    vector = make_vector(settings, 1, config.seed)
+    vector = make_vector(config.env, 1, config.seed)
     try:
         return vector.spec
     finally:

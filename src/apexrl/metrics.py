@@ -6,6 +6,7 @@ Every line of ``metrics.jsonl`` is a JSON object with ``kind`` (``status``, ``ev
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import time
@@ -229,10 +230,18 @@ def status_scalars(status: RunStatus) -> dict[str, float | None]:
     return {name: None if value is None or not math.isfinite(value) else value for name, value in values.items()}
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a ``metrics.jsonl``; a last line cut short by a crash is left out."""
+def read_rows(path: Path, last_bytes: int = 0) -> list[dict[str, Any]]:
+    """The rows of a ``metrics.jsonl``; a last line cut short by a crash is left out.
+
+    Args:
+        last_bytes: of the file that are looked at; 0: all.
+    """
     rows = []
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
+    with Path(path).open("rb") as file:
+        if last_bytes:
+            file.seek(max(0, file.seek(0, io.SEEK_END) - last_bytes))
+        text = file.read().decode("utf-8", "replace")
+    for line in text.splitlines():
         try:
             row = json.loads(line)
         except ValueError:

@@ -32,7 +32,7 @@ import numpy as np
 
 from apexrl import settings
 from apexrl.config import Config
-from apexrl.errors import ConfigError, SnapshotError
+from apexrl.errors import ConfigError, SnapshotError, SpecError
 from apexrl.files import replace_text
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.status import RunStatus
@@ -40,6 +40,13 @@ from apexrl.status import RunStatus
 StopReason = str
 """``env_steps``, ``minutes``, ``stop_at_return``, ``callback``, ``interrupted`` or ``error``. In runs over several
 hosts also ``stopped`` (from afar), and on an actor host ``finished`` (the learner), ``replaced`` or ``lost slots``."""
+
+
+_MOST_CONFIG_BYTES = 4 << 20
+_MOST_JSON_BYTES = 16 << 20
+_MOST_OBSERVATION_BYTES = 256 << 20  # of what an agent sees at once
+_MOST_ENTRIES = 4096  # of an observation, or choices at once
+_MOST_CHOICES = 1 << 20
 
 
 class RunFolder:
@@ -77,6 +84,21 @@ class RunFolder:
             what = "there is no such folder" if not path.is_dir() else "it holds no config.toml"
             raise ConfigError(f"{path} is not a run folder: {what}.{_runs_nearby(path)}")
         return cls(path)
+
+    def check_links(self) -> None:
+        """Refuse a folder of which something that a run writes lies elsewhere: it may be anybody's.
+
+        Raises:
+            ConfigError: names the link.
+        """
+        home = self.path.resolve()
+        for folder in (self.path, self.checkpoints, self.path / "logs"):
+            for entry in folder.iterdir() if folder.is_dir() else ():
+                if entry.is_symlink() and not entry.resolve().is_relative_to(home):
+                    raise ConfigError(
+                        f"{entry} leads out of the run folder, to {entry.resolve()}, and a run would write there: "
+                        "put what it leads to in its place"
+                    )
 
     @property
     def config_path(self) -> Path:
@@ -127,7 +149,11 @@ class RunFolder:
         Raises:
             ConfigError: ``config.toml`` cannot be understood.
         """
-        return settings.from_toml(self.config_path.read_text(encoding="utf-8"), str(self.config_path))
+        try:
+            text = _read_text(self.config_path, _MOST_CONFIG_BYTES)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.config_path} cannot be read ({error})") from error
+        return settings.from_toml(text, str(self.config_path))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``, whole or not at all; NaN and infinity become null."""
@@ -135,7 +161,7 @@ class RunFolder:
 
     def summary(self) -> dict[str, Any]:
         """The last summary; empty when the run has not ended yet."""
-        return _read_json(self.summary_path) if self.summary_path.exists() else {}
+        return _read_json(self.summary_path) if self.summary_path.is_file() else {}
 
     def write_spec(self, spec: EnvSpec) -> None:
         """Note what the environment shows and takes (``env_spec.json``)."""
@@ -144,11 +170,11 @@ class RunFolder:
     def spec(self) -> EnvSpec | None:
         """What ``write_spec`` noted; None when nothing was."""
         path = self.path / "env_spec.json"
-        if not path.exists():
+        if not path.is_file():
             return None
         try:
             return spec_from_json(_read_json(path))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, SpecError) as error:
             raise SnapshotError(
                 f"{path} does not describe an environment ({error}): delete it to have it redone"
             ) from error
@@ -251,7 +277,8 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
 
 
 def spec_from_json(values: Mapping[str, Any]) -> EnvSpec:
-    """``spec_to_json`` undone. Raises KeyError, TypeError or ValueError when ``values`` is something else."""
+    """``spec_to_json`` undone. Raises KeyError, TypeError, ValueError, … or SpecError when ``values`` is something
+    else, or describes what no environment here shows: agents and replays are made by its sizes."""
     action = dict(values["action"])
     for name in ("shape", "nvec", "starts"):
         action[name] = tuple(action.get(name, ()))
@@ -260,7 +287,28 @@ def spec_from_json(values: Mapping[str, Any]) -> EnvSpec:
             action[bound] = np.asarray(action[bound], dtype=np.float32)
     observation = {name: Field(tuple(f["shape"]), f["dtype"]) for name, f in values["observation"].items()}
     counted = {name: {k: int(v) for k, v in values.get(name, {}).items()} for name in ("categories", "starts")}
-    return EnvSpec(observation, ActionSpec(**action), int(values["stack"]), **counted)
+    spec = EnvSpec(observation, ActionSpec(**action), int(values["stack"]), **counted)
+    _check_sizes(spec)
+    return spec
+
+
+def _check_sizes(spec: EnvSpec) -> None:
+    """Refuse numbers that cannot be meant. Raises ValueError."""
+    action = spec.action
+    if not 1 <= spec.stack <= 255:
+        raise ValueError(f"a stack of {spec.stack} frames")
+    nbytes = spec.stack * sum(field.nbytes for field in spec.observation.values())
+    if not spec.observation or len(spec.observation) > _MOST_ENTRIES or nbytes > _MOST_OBSERVATION_BYTES:
+        raise ValueError(f"observations of {len(spec.observation)} entries and {nbytes} bytes")
+    counts = [action.n, *action.nvec, *spec.categories.values()]
+    box = math.prod(action.shape) if action.box else 0
+    if any(not isinstance(count, int) or count < 0 for count in (*counts, *action.shape)):
+        raise ValueError("a number of choices that is none")
+    if len(counts) > _MOST_ENTRIES or sum(counts) + box > _MOST_CHOICES:
+        raise ValueError(f"{sum(counts) + box} choices or numbers of an action")
+    bounds = (action.low, action.high)
+    if action.box and any(bound is not None and bound.shape != tuple(action.shape) for bound in bounds):
+        raise ValueError("bounds of an action that are not of its shape")
 
 
 def _words(bounds: Any) -> Any:
@@ -318,10 +366,19 @@ def _replace_json(path: Path, values: Mapping[str, Any]) -> None:
     replace_text(path, json.dumps(_finite(values), indent=2, allow_nan=False) + "\n")
 
 
+def _read_text(path: Path, most: int) -> str:
+    """A file of at most ``most`` bytes. Raises OSError or ValueError."""
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"it is longer than {most} bytes")
+    return data.decode()
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        values = json.loads(_read_text(path, _MOST_JSON_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
         raise SnapshotError(f"{path} cannot be read ({error})") from error
     if not isinstance(values, dict):
         raise SnapshotError(f"{path} does not hold a JSON object")

@@ -37,6 +37,11 @@ class Gate:
         return bare or "0.0.0.0", int(port)
 
 
+def shared_token(file: str, make: bool = False) -> str:
+    """As ``read_token``; empty where neither the environment nor a file says one."""
+    return read_token(file, make) if file or os.environ.get(TOKEN, "").strip() else ""
+
+
 def read_token(file: str, make: bool = False) -> str:
     """What ``file`` holds, or else the environment. The variable is taken out of there: simulators need no token.
 

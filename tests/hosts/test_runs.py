@@ -28,7 +28,7 @@ class Audited:
 
     def actor(self, host: int, who: str) -> Command:
         known = {audit.FOLDER: str(self._folder), audit.WHO: who}
-        return self._places.actor(host, "--actors", "1", **known)
+        return self._places.actor(host, "--actors", "1", "--trust", audit.__name__, **known)
 
     def books(self) -> Books:
         """After the run."""

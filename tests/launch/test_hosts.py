@@ -211,7 +211,8 @@ HOST = f"r@{os.uname().nodename}"
 
 @pytest.mark.slow
 def test_a_learner_and_its_actors_on_one_machine(start: Start, tmp_path: Path) -> None:
-    both = start("train", "own.toml", "--run", "r", "--env-steps", "3000")  # what its user names is called at both ends
+    words = ("--run", "r", "--env-steps", "3000")
+    both = start("train", "own.toml", "--trust", "own_sim", *words)  # what its user names is called at both ends
     assert both.ends() == 0, both.said
     learner, actors = summary(tmp_path, "r"), summary(tmp_path, HOST)
     assert learner["stopped_by"] == "env_steps"
@@ -268,12 +269,15 @@ def test_actor_hosts_come_and_go(start: Start, url: str, tmp_path: Path) -> None
 def test_actors_wait_for_a_learner_that_was_killed_and_go_on_with_its_successor(
     start: Start, url: str, tmp_path: Path
 ) -> None:
-    learner = start("learner", "own.toml", "--run", "r")
+    learner = start("learner", "own.toml", "--run", "r", "--trust", "own_sim")
     actor = start("actor", "--run", "r", "--trust", "own_sim")
     learner.says("training")
     learner.kill()
     actor.says("the learner of run r is away: waiting for it")  # its lease has run out: another may take its place
-    resumed = start("resume", "runs/r", "--run", "r")
+    refused = start("resume", "runs/r", "--run", "r")
+    assert refused.ends() == 2
+    assert "apexrl resume runs/r --trust own_sim" in refused.said
+    resumed = start("resume", "runs/r", "--run", "r", "--trust", "own_sim")
     actor.says("the learner of run r is back")
     with closing(Connection(Server(url))) as connection:
         made = sum(member.digest.env_steps for member in look(connection, "r").alive)

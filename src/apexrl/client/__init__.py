@@ -21,7 +21,7 @@ from apexrl.client.actor import ClientActor
 __all__ = ["ClientActor", "connect"]
 
 
-def connect(url: str, run: str, timeout: float = 60.0, *, trust: Sequence[str] = ()) -> ClientActor:
+def connect(url: str, run: str, timeout: float = 60.0, *, trust: Sequence[str] = (), token: str = "") -> ClientActor:
     """Join a run as an actor with one environment, which the calling program steps.
 
     Args:
@@ -31,10 +31,11 @@ def connect(url: str, run: str, timeout: float = 60.0, *, trust: Sequence[str] =
             ``observe`` wait for room when experience finds no way to the learner.
         trust: modules of yours of which the run's agent (``--agent MODULE:Class``) or network may be; shipped ones
             always may.
+        token: shared with the learner, which signs the run's record with it; then all that the record names may be.
 
     Raises:
         ConfigError: the URL or the name is none, or this version of apexrl cannot serve in that run; or its agent is
-            of a module that is not trusted.
+            of a module that is not trusted, or the record is not signed with ``token``.
         LinkError: the server cannot be reached, refuses us, or is not fit for a run.
         WaitTimeout: no such run appeared in time.
         ExhaustedError: every actor slot of the run is taken.
@@ -42,7 +43,7 @@ def connect(url: str, run: str, timeout: float = 60.0, *, trust: Sequence[str] =
     """
     from apexrl.client.carrier import Carrier  # brings redis
 
-    carrier = Carrier.join(url, run, timeout, trust)
+    carrier = Carrier.join(url, run, timeout, trust, token)
     try:
         return ClientActor(carrier, timeout)
     except BaseException:

@@ -21,13 +21,15 @@ from apexrl.links.context import InlineContext, InlineRun
 from apexrl.links.redis.members import HostDigest, HostPlace, renewal_pause
 from apexrl.links.redis.run import Orders, RunRecord, find_run
 from apexrl.links.redis.server import Server
-from apexrl.links.redis.trust import entrusted
+from apexrl.links.redis.signing import trusted_modules
 from apexrl.links.redis.values import carried_fields
+from apexrl.links.redis.weights import MOST_BYTES
 from apexrl.metrics import RateMeter
 from apexrl.roles.uplink import Uplink
 from apexrl.run_folder import spec_from_json
 from apexrl.spec import EnvSpec, Field
 from apexrl.topologies.hosts import options_from_json, passing
+from apexrl.trust import entrusted
 
 if TYPE_CHECKING:
     from apexrl.replay import Replay
@@ -44,13 +46,15 @@ _HURRY_SECONDS = 2.0
 class Carrier:
     """A client's end of a run: its slot, a replay in passing, the newest weights, and the threads that serve them."""
 
-    def __init__(self, server: Server, record: RunRecord, trust: Sequence[str] = ()) -> None:
+    def __init__(self, server: Server, record: RunRecord, trust: Sequence[str] = (), token: str = "") -> None:
         self.server = server
         self.record = record
         origin = f"run {record.name} at {server.address}"
+        allowed = trusted_modules(record, token, trust, origin)
         self.config: Config = entrusted(
-            settings.from_toml(record.config, f"the record of {origin}"), trust, origin, env=False
+            settings.from_toml(record.config, f"the record of {origin}"), allowed, origin, env=False
         )
+        settings.check(self.config, elsewhere=True)
         self._make_links()
         self._place = HostPlace.join(server, record, 1, "client", self.config.hosts.lease_seconds)
         self._pid = os.getpid()
@@ -80,11 +84,11 @@ class Carrier:
             raise
 
     @classmethod
-    def join(cls, url: str, run: str, timeout: float, trust: Sequence[str] = ()) -> Carrier:
+    def join(cls, url: str, run: str, timeout: float, trust: Sequence[str] = (), token: str = "") -> Carrier:
         """Find the run and lease a slot. Raises what ``client.connect`` does."""
         server = Server(url)
         server.check()
-        return cls(server, find_run(server, run, timeout), trust)
+        return cls(server, find_run(server, run, timeout), trust, token)
 
     def _make_links(self) -> None:
         """A replay that only passes on, and a weights board, as the record has them."""
@@ -97,6 +101,8 @@ class Carrier:
             self.spec: EnvSpec = spec_from_json(record.spec)
             window = int(self.config.hosts.window_mb * 2**20)
             options = passing(options_from_json(record.local), writers=1, streams=1, window_bytes=window)
+            if record.weights_nbytes > MOST_BYTES:
+                raise ValueError(f"weights of {record.weights_nbytes} bytes")
             fits = schema(**options).hex() == record.schema
             self.fields: Mapping[str, Field] = options["fields"]
         except (KeyError, TypeError, ValueError, AttributeError) as error:

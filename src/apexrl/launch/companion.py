@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from apexrl.config import Config
 from apexrl.errors import ApexrlError, WorkerError
-from apexrl.links.redis.trust import modules
 from apexrl.status import Level, RunStatus
+from apexrl.trust import modules
 
 if TYPE_CHECKING:
     from apexrl.launch.hosts import Identity
@@ -42,7 +42,7 @@ class Companion:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the companion)
         self._folder: Path | None = None
         self._failed = False
-        path = [entry for entry in sys.path if entry] + [os.getcwd()]
+        path = [entry or os.getcwd() for entry in sys.path]
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; from {__name__} import main; main()"],
             stdin=subprocess.PIPE,

@@ -32,11 +32,11 @@ from apexrl.links.inference_hello import RefusedError, UnreachableError
 from apexrl.links.inference_host import HostEnd
 from apexrl.links.inference_messages import MOST_EPISODES, MOST_TEXT, MOST_TEXTS, Record
 from apexrl.links.inference_remote import RemoteInference
-from apexrl.links.redis.trust import entrusted
 from apexrl.roles.env_worker import reply_fields, request_fields
 from apexrl.run_folder import env_name, spec_to_json, versions
 from apexrl.status import Level, Observer, RunStatus
 from apexrl.topologies.remote_envs import envs_side
+from apexrl.trust import entrusted
 
 ENVS_PRELOAD: Final = (
     "gymnasium",

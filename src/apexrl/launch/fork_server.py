@@ -332,7 +332,7 @@ class ForkServer:
         self._buffer = b""
         self.ready = False
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the server)
-        path = [entry for entry in sys.path if entry] + [os.getcwd()]
+        path = [entry or os.getcwd() for entry in sys.path]
         environment = dict(os.environ) | dict.fromkeys(SINGLE_THREADED, "1")
         self._process = start(theirs.fileno(), path, preload, self._complaints.fileno(), environment)
         theirs.close()

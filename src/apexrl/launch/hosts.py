@@ -7,6 +7,7 @@ they know of one another stands on the Redis server; a beacon keeps their places
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 import uuid
@@ -41,12 +42,13 @@ from apexrl.links.redis.keys import RunKeys, check_name
 from apexrl.links.redis.members import HostPlace
 from apexrl.links.redis.run import LearnerPlace, RunRecord, find_run, host_name
 from apexrl.links.redis.server import Server
-from apexrl.links.redis.trust import entrusted
+from apexrl.links.redis.signing import sign, trusted_modules
 from apexrl.replay.chunks import schema
 from apexrl.run_folder import RunFolder, default_name, env_name, spec_to_json, versions
 from apexrl.status import Level, Observer
 from apexrl.topologies import Probe, Program, topology
 from apexrl.topologies.hosts import actor_side, learner_side, options_to_json, passing, replay_of, with_slots
+from apexrl.trust import entrusted
 
 HOST_PRELOAD: Final = ("redis", "apexrl.links.redis.experience", "apexrl.links.redis.weights")
 
@@ -55,6 +57,9 @@ _HURRIED: Final = frozenset(("finished", "stopped", "replaced", "lost learner"))
 
 _AGAIN: Final = frozenset(("lost slots", "replaced"))
 """Why an actor host joins once more."""
+
+_ACTORS_PER_PROCESSOR: Final = 64
+"""That a run's record may ask of a host; its own command may say more."""
 
 _LEASE_PATIENCE: Final = 1.5  # leases; a host that was killed holds its slots for one
 
@@ -111,6 +116,8 @@ def learn(
         OwnershipError: the run has a learner.
     """
     config = _for_many(config, meeting)
+    if resume is not None:
+        config = replace(config, out=str(resume.parent))  # of the actors here: beside it, wherever its file says
     identity = Identity.of(config, meeting, resume)
     wire = topology(config.topology)
     server = Server(meeting.url)
@@ -122,6 +129,8 @@ def learn(
         seen = supervisor.probe()
         whole = wire(config, seen)
         record = make_record(config, identity, whole, seen)
+        if meeting.token:
+            record = sign(record, meeting.token)
         place = LearnerPlace.take(server, record, config.hosts.lease_seconds)
         remote = {"server": server, "keys": place.keys, "run_id": identity.run_id, "fence": place.taken}
         beacon = stack.enter_context(closing(Beacon(place, config)))
@@ -149,6 +158,7 @@ def join(
     out: str = "runs",
     env_kwargs: Mapping[str, Any] | None = None,
     trust: Sequence[str] = (),
+    token: str = "",
     observers: Sequence[Observer] = (),
     interrupts: Interrupts,
     began: float,
@@ -162,7 +172,8 @@ def join(
         actors: actor processes; 0: as many as the run's configuration says.
         out: folder of run folders.
         env_kwargs: in place of the run's, one by one: what is different on this host.
-        trust: modules of which the run may have an environment's callable, an agent or a network called here.
+        trust: modules of which the run may name an environment, an agent or a network.
+        token: shared with the learner, which signs the run's record with it; then all that the record names may be.
         run_id: work for this run of that name only.
 
     Raises:
@@ -183,7 +194,8 @@ def join(
     while True:
         record = _find(server, run, run_id, minutes, tell, interrupts)
         origin = f"run {record.name} at {server.address}"
-        config = local_config(record, actors, out, env_kwargs or {}, origin, trust)
+        allowed = trusted_modules(record, token, trust, origin)
+        config = local_config(record, actors, out, env_kwargs or {}, origin, allowed)
         minutes = config.hosts.patience_minutes
         try:
             summary = _work(server, record, config, observers, tell, interrupts, began)
@@ -230,8 +242,14 @@ def local_config(
             not of a module in ``trust``.
     """
     config = entrusted(settings.from_toml(record.config, origin), trust, origin)
+    wanted, most = actors or config.actor.actors, _ACTORS_PER_PROCESSOR * (os.cpu_count() or 1)
+    if not actors and wanted > most:
+        raise ConfigError(
+            f"{origin} wants {wanted} actors of each host, more than the {most} that the processors of this one allow: "
+            f"say how many, --actors {most}"
+        )
     folder = re.sub(r"[^\w.+=@-]", "-", f"{record.name}@{host_name()}")
-    actor = replace(config.actor, actors=actors or config.actor.actors, actor_slots=record.actor_slots)
+    actor = replace(config.actor, actors=wanted, actor_slots=record.actor_slots)
     actor = replace(actor, min_actors=min(actor.min_actors, actor.actors))
     env: EnvConfig = replace(config.env, env_kwargs={**config.env.env_kwargs, **env_kwargs})
     config = replace(config, name=folder, out=out, actor=actor, env=env, stop=StopConfig())

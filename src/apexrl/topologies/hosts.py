@@ -13,6 +13,7 @@ from typing import Any
 
 from apexrl.config import Config
 from apexrl.errors import ConfigError
+from apexrl.replay.options import OPTIONS
 from apexrl.roles import Intake, Uplink
 from apexrl.spec import Field
 from apexrl.topologies.program import BatchesLink, Node, Program, ReceiptsLink, ReplayLink, WeightsLink
@@ -134,7 +135,10 @@ def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def options_from_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``options_to_json`` undone. Raises KeyError, TypeError or SpecError when ``values`` is something else."""
+    """``options_to_json`` undone. Raises KeyError, TypeError, ValueError or SpecError when ``values`` is something
+    else: it may say what a step holds, and no folder of this machine."""
+    if unknown := values.keys() - {"fields", *OPTIONS}:
+        raise ValueError(f"an option {sorted(unknown)[0]!r} of a replay that only passes on")
     fields = {name: Field(**{**field, "shape": tuple(field["shape"])}) for name, field in values["fields"].items()}
     return {**values, "fields": fields}
 

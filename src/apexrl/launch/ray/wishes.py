@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import math
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -78,8 +80,27 @@ def resumed(folder: Path, address: str, **given: float | None) -> Wishes | None:
         if changes:
             raise ConfigError(f"--{next(iter(changes)).replace('_', '-')} means nothing without --ray")
         return None
+    if known is not None and not address and known.address not in ("auto", "local") and not here(known.address):
+        raise ConfigError(
+            f"{folder / _FILE} names the Ray cluster at {known.address}, on another machine: say --ray {known.address} "
+            "if that is yours, or --ray none to go on on this machine alone"
+        )
     changes |= {"address": address} if address else {}
     return replace(known or Wishes(), **changes)
+
+
+def here(address: str) -> bool:
+    """Whether ``address`` (IP:PORT) is one of this machine's. Names are not looked up."""
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    if host == "localhost":
+        return True
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))  # the kernel binds no other's
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def actors_range(text: str) -> tuple[int, int]:

@@ -110,7 +110,7 @@ class HostPlace:
         try:
             reply = connection.script(
                 JOIN,
-                [keys.state, keys.slots, keys.generations, keys.members],
+                [keys.slots, keys.generations, keys.members],
                 *(record.run_id, member, max(1, round(1000 * ttl)), record.actor_slots, actors),
             )
             match reply[0]:
@@ -148,7 +148,7 @@ class HostPlace:
         words: list[str | bytes] = [word for note in self.outbox.take() for word in (note.kind, note.data)]
         reply = self._connection.script(
             RENEW_MEMBER,
-            [keys.state, keys.slots, keys.generations, keys.members, keys.learner, keys.messages],
+            [keys.slots, keys.generations, keys.members, keys.messages],
             *lease,
             *held,
             *words,
@@ -179,7 +179,7 @@ class HostPlace:
                     break  # all is told, or a full server takes no more
             self._connection.script(
                 LEAVE,
-                [keys.state, keys.slots, keys.generations, keys.members],
+                [keys.slots, keys.generations, keys.members],
                 *(self.record.run_id, self.member, self.generation, self._heartbeat(digest or self._digest)),
                 *(slot.index for slot in self.slots),
             )

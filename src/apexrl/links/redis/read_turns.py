@@ -20,9 +20,10 @@ TURN_SECONDS: Final = 10
 _TURNS: Final = (
     PRELUDE
     + """
--- KEYS readers, waiting, weights. ARGV token, milliseconds of a turn, most readers, prefix of their channels, ...
+-- KEYS readers, waiting: not weights, which readers may not write. ARGV token, milliseconds of a turn, most readers,
+-- prefix of their channels, ...
 heal(KEYS[1], 'hash') heal(KEYS[2], 'zset') even_when_full()
-local head = redis.call('GETRANGE', KEYS[3], 0, 1023)
+local head = redis.call('GETRANGE', (string.gsub(KEYS[1], 'readers$', 'weights')), 0, 1023)
 local fine, fields = pcall(cmsgpack.unpack, head)
 local version = fine and type(fields) == 'table' and type(fields[2]) == 'number' and fields[2]
 local function grant(token, which)

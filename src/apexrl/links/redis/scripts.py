@@ -168,30 +168,40 @@ return 0
 _LEASES: Final = (
     PRELUDE
     + """
--- KEYS state, slots, generations, members, ...
+-- KEYS slots, generations, members, ... What the learner writes is not among them: a server lets nobody EVAL with KEYS
+-- that it may only read (docs/redis-acl.md).
+local function sibling(name) return (string.gsub(KEYS[1], 'slots$', name)) end
+local state, learner = sibling('state'), sibling('learner')
+local function of_learner(key, field)
+  return redis.call('TYPE', key).ok == 'hash' and redis.call('HGET', key, field)
+end
 local function lease(index, member, generation, ttl)
-  redis.call('HSET', KEYS[2], index, member .. ' ' .. generation .. ' ' .. text(now + ttl) .. ' ' .. ttl)
+  redis.call('HSET', KEYS[1], index, member .. ' ' .. generation .. ' ' .. text(now + ttl) .. ' ' .. ttl)
 end
 local function lessee(index)  -- of a lease that has not expired
-  local value = redis.call('HGET', KEYS[2], index) or ''
+  local value = redis.call('HGET', KEYS[1], index) or ''
   local member, generation, till, ttl = string.match(value, '^(%S+) (%d+) (%d+) (%d+)$')
   if not member or whole(till) <= now then return end
   if whole(till) > now + whole(ttl) then lease(index, member, generation, text(whole(ttl))) end
   return member
 end
+local function learner_lives()  -- as `held`; seen in the future: the clock was set back, and it says so again at once
+  local seen, till = whole(of_learner(learner, 'seen')), whole(of_learner(learner, 'until'))
+  return identity(of_learner(learner, 'token')) and seen <= now + 1000 and till > now
+end
 local function following(field)
-  local generation = text(whole(redis.call('HGET', KEYS[3], field)) + 1)
-  redis.call('HSET', KEYS[3], field, generation)
+  local generation = text(whole(redis.call('HGET', KEYS[2], field)) + 1)
+  redis.call('HSET', KEYS[2], field, generation)
   return generation
 end
 local function at_least(field, generation)
-  if whole(redis.call('HGET', KEYS[3], field)) < whole(generation) then
-    redis.call('HSET', KEYS[3], field, generation)
+  if whole(redis.call('HGET', KEYS[2], field)) < whole(generation) then
+    redis.call('HSET', KEYS[2], field, generation)
   end
 end
-heal(KEYS[1], 'hash') heal(KEYS[2], 'hash') heal(KEYS[3], 'hash') heal(KEYS[4], 'hash')
-local run = identity(redis.call('HGET', KEYS[1], 'run_id'))
-local taken = whole(redis.call('HGET', KEYS[1], 'taken'))
+heal(KEYS[1], 'hash') heal(KEYS[2], 'hash') heal(KEYS[3], 'hash')
+local run = identity(of_learner(state, 'run_id'))
+local taken = whole(of_learner(state, 'taken'))
 """
 )
 
@@ -200,8 +210,8 @@ JOIN: Final = (
     + """
 -- ARGV run_id, member, ttl, number of slots, slots wanted
 if run and run ~= ARGV[1] then return {'replaced'} end
-if redis.call('HGET', KEYS[1], 'phase') == 'finished' then return {'finished'} end
-if redis.call('HEXISTS', KEYS[1], 'stop') == 1 then return {'stopping'} end
+if of_learner(state, 'phase') == 'finished' then return {'finished'} end
+if of_learner(state, 'stop') then return {'stopping'} end
 even_when_full()
 local free = {}
 for index = 0, ARGV[4] - 1 do
@@ -222,30 +232,30 @@ return reply
 RENEW_MEMBER: Final = (
     _LEASES
     + """
--- KEYS ..., learner, messages
+-- KEYS ..., messages
 -- ARGV run_id, member, ttl, number of slots, slots wanted, generation, heartbeat, most messages that may wait,
 --      taken, slots held, then index and generation of each, then kind and values of each message
 if run and run ~= ARGV[1] and taken > tonumber(ARGV[9]) then return {'replaced'} end
 local current = run == ARGV[1] and taken >= tonumber(ARGV[9])
-heal(KEYS[5], 'hash') heal(KEYS[6], 'stream')
+heal(KEYS[4], 'stream')
 local first_message = 11 + 2 * ARGV[10]
 local told = 0
 for i = first_message, #ARGV, 2 do
-  if redis.call('XLEN', KEYS[6]) >= tonumber(ARGV[8]) then break end
-  local added = redis.pcall('XADD', KEYS[6], '*', 'member', ARGV[2], 'kind', ARGV[i], 'values', ARGV[i + 1])
+  if redis.call('XLEN', KEYS[4]) >= tonumber(ARGV[8]) then break end
+  local added = redis.pcall('XADD', KEYS[4], '*', 'member', ARGV[2], 'kind', ARGV[i], 'values', ARGV[i + 1])
   if type(added) == 'table' and added.err then break end  -- full
   told = told + 1
 end
 even_when_full()
-local alive = current and held(KEYS[5])
-local stop = current and redis.call('HEXISTS', KEYS[1], 'stop') == 1
-local finished = current and redis.call('HGET', KEYS[1], 'phase') == 'finished'
+local alive = current and learner_lives()
+local stop = current and of_learner(state, 'stop')
+local finished = current and of_learner(state, 'phase') == 'finished'
 local slots, missing = {}, tonumber(ARGV[5])
 for i = 11, first_message - 1, 2 do
   local index, generation = tonumber(ARGV[i]), ARGV[i + 1]
   local who = lessee(index)
   if not who or who == ARGV[2] then
-    local last = whole(redis.call('HGET', KEYS[3], 'slot:' .. index))
+    local last = whole(redis.call('HGET', KEYS[2], 'slot:' .. index))
     if last > whole(generation) then generation = following('slot:' .. index) end  -- another had it meanwhile
     at_least('slot:' .. index, generation)  -- a server that came back empty
     lease(index, ARGV[2], generation, ARGV[3])
@@ -265,10 +275,10 @@ for index = 0, ARGV[4] - 1 do
   end
 end
 at_least('members', ARGV[6])
-redis.call('HSET', KEYS[4], ARGV[2], text(now) .. ' ' .. text(now + ARGV[3]) .. ' ' .. ARGV[6] .. ' ' .. ARGV[7])
+redis.call('HSET', KEYS[3], ARGV[2], text(now) .. ' ' .. text(now + ARGV[3]) .. ' ' .. ARGV[6] .. ' ' .. ARGV[7])
 return {'held', stop and 1 or 0, finished and 1 or 0, alive and 1 or 0,
-        text(whole(redis.call('HGET', KEYS[5], 'version'))), redis.call('HGET', KEYS[5], 'trouble') or '',
-        redis.call('HLEN', KEYS[4]), told, text(current and taken or 0), slots}
+        text(whole(of_learner(learner, 'version'))), of_learner(learner, 'trouble') or '',
+        redis.call('HLEN', KEYS[3]), told, text(current and taken or 0), slots}
 """
 )
 
@@ -279,9 +289,9 @@ LEAVE: Final = (
 if run ~= ARGV[1] then return 0 end
 even_when_full()
 for i = 5, #ARGV do
-  if lessee(ARGV[i]) == ARGV[2] then redis.call('HDEL', KEYS[2], ARGV[i]) end
+  if lessee(ARGV[i]) == ARGV[2] then redis.call('HDEL', KEYS[1], ARGV[i]) end
 end
-redis.call('HSET', KEYS[4], ARGV[2], text(now) .. ' 0 ' .. ARGV[3] .. ' ' .. ARGV[4])
+redis.call('HSET', KEYS[3], ARGV[2], text(now) .. ' 0 ' .. ARGV[3] .. ' ' .. ARGV[4])
 return 1
 """
 )

@@ -52,6 +52,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since 1970, by the learner host's clock."""
     local: dict[str, Any]
     """Options of the replay that an actor host keeps its experience in until it is sent."""
+    signature: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$", max_length=64)] = ""
+    """``signing.sign``; empty: its learner has no token."""
 
 
 class LearnerDigest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -366,8 +366,8 @@ class WeightsDownloader:
 
     def _turn(self, script: str, *more: int) -> tuple[Words, ...]:
         keys = self._keys
-        touched = keys.weights_readers, keys.weights_waiting, keys.weights
-        return "EVAL", script, 3, *touched, self._token, 1000 * TURN_SECONDS, READERS, f"{keys.doorbell}:", *more
+        touched = keys.weights_readers, keys.weights_waiting
+        return "EVAL", script, 2, *touched, self._token, 1000 * TURN_SECONDS, READERS, f"{keys.doorbell}:", *more
 
     def _leave_turn(self, pipe: Pipe) -> None:
         self._has_turn = False

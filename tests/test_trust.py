@@ -13,7 +13,7 @@ import pytest
 from apexrl import settings
 from apexrl.config import Config
 from apexrl.errors import ConfigError
-from apexrl.links.redis.trust import entrusted, modules
+from apexrl.trust import entrusted, installed, modules
 
 ORIGIN = "run r at redis-host:6379"
 
@@ -58,13 +58,64 @@ def test_what_nobody_has_named_is_refused_in_words(tmp_path: Path) -> None:
         entrusted(an_agent("subprocess:Popen"), ("own",), ORIGIN)
     with pytest.raises(ConfigError, match="'subprocess:Popen' to be called here as its network"):
         entrusted(a_network("subprocess:Popen"), ("own",), ORIGIN)
-    assert hostile.env.env(**hostile.env.env_kwargs) == b""  # as it would have been
+    with pytest.raises(ConfigError, match="nobody has said that subprocess:check_output may be called here"):
+        hostile.env.env(**hostile.env.env_kwargs)  # also where somebody forgot to ask
+    assert not called.exists()
+    assert subprocess.check_output(**hostile.env.env_kwargs) == b""  # as it would have been
     assert called.exists()
 
 
 def test_ids_and_shipped_agents_need_no_trust() -> None:
-    for text in ("", "[env]\nenv = 'my_sim:Plant-v0'\n[agent]\nagent = 'dqn'\n"):
+    for text in ("", "[env]\nenv = 'apexrl.envs.toy:SlowCartPole-v0'\n[agent]\nagent = 'dqn'\n"):
         assert entrusted(read(text), (), ORIGIN) == read(text)
+
+
+@pytest.mark.parametrize("module", ["subprocess", "my_sim", "tests.somewhere", "my sim", "a:b", ""])
+def test_an_id_of_no_installed_package_is_refused_unless_its_module_is_named(module: str) -> None:
+    config = read(f"[env]\nenv = '{module}:Plant-v0'\n")
+    with pytest.raises(ConfigError, match="of no package that is installed here"):
+        entrusted(config, ("other",), ORIGIN)
+    if module.replace(".", "").isidentifier():
+        assert entrusted(config, (module,), ORIGIN) == config
+
+
+@pytest.mark.parametrize("value", ["os:system", ["my.module:Class"], {"deep": {"in": "subprocess:check_output"}}])
+def test_a_name_to_import_among_the_arguments_of_an_environment_is_refused(value: Any) -> None:
+    config = settings.override(Config(), {"env_kwargs": {"render_mode": "rgb_array", "what": value}})
+    with pytest.raises(ConfigError, match="to be called here as its environment's argument"):
+        entrusted(config, (), ORIGIN)
+    assert entrusted(config, ("os", "my", "subprocess"), ORIGIN) == config
+    plain = settings.override(Config(), {"env_kwargs": {"host": "sim:7000", "path": "C:\\maps\\a b", "ratio": "4:3"}})
+    assert entrusted(plain, (), ORIGIN) == plain
+
+
+def test_what_lies_in_the_current_folder_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_sim.py").write_text("raise SystemExit('imported')")
+    about = tmp_path / "my_sim-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: my-sim\nVersion: 1.0\n")
+    (about / "RECORD").write_text("my_sim.py,,\n")
+    (tmp_path / "google").mkdir()  # a namespace that installed packages share
+    (tmp_path / "google" / "stranger.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not installed("my_sim")
+    assert not installed("google.stranger")
+    assert installed("apexrl.envs.toy")
+    assert installed("gymnasium.envs.classic_control.cartpole")
+    for name in ("subprocess", "os.path", "sys", "nothing_of_that_name", "numpy.nothing"):
+        assert not installed(name)
+
+
+def test_a_package_shadowed_by_the_current_folder_is_not_the_installed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert installed("trustme")
+    (tmp_path / "trustme.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "trustme", raising=False)
+    assert not installed("trustme")
 
 
 @pytest.mark.parametrize("trust", [("own",), ("else", "own.envs"), "own"])
@@ -78,10 +129,10 @@ def test_what_is_of_a_named_module_is_called(own: ModuleType, trust: Any) -> Non
 
 @pytest.mark.parametrize("name", ["ownership:make", "own_too.envs:make", "own", ":make", "\x1b[2J:make"])
 def test_a_name_that_only_looks_alike_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="nobody has said that this host may") as caught:
+    with pytest.raises(ConfigError, match="nobody has said that it may") as caught:
         entrusted(calling(name) if name.isprintable() else an_agent(name), ("own.envs", "own.agents"), ORIGIN)
     assert str(caught.value).isprintable()
-    with pytest.raises(ConfigError, match="nobody has said that this host may"):
+    with pytest.raises(ConfigError, match="nobody has said that it may"):
         entrusted(a_network(name), ("own.envs", "own.agents"), ORIGIN)
 
 

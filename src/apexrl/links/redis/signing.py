@@ -1,0 +1,55 @@
+"""A run's record signed with a token that the learner and the hosts share, so that who writes to the server cannot make
+one. HMAC-SHA256 over the record as it is encoded, without its signature."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from apexrl import settings
+from apexrl.errors import ConfigError
+from apexrl.links.redis.values import RunRecord, encode
+from apexrl.trust import modules
+
+LEAST_TOKEN: Final = 16
+"""Characters of a token, so that it cannot be guessed from a signature."""
+
+_PURPOSE: Final = b"apexrl record\n"  # the same token may also open a gate
+
+
+def sign(record: RunRecord, token: str) -> RunRecord:
+    """``record`` with its signature.
+
+    Raises:
+        ConfigError: the token is too short.
+    """
+    return msgspec.structs.replace(record, signature=_signature(record, token))
+
+
+def trusted_modules(record: RunRecord, token: str, trust: Sequence[str], origin: str) -> tuple[str, ...]:
+    """``trust``, and with a token all that the record names, for its learner's user has named that.
+
+    Raises:
+        ConfigError: there is a token, and the record is not signed with it.
+    """
+    given = (trust,) if isinstance(trust, str) else tuple(trust)
+    if not token:
+        return given
+    if not hmac.compare_digest(record.signature, _signature(record, token)):
+        how = "with another token than this host has" if record.signature else "not"
+        raise ConfigError(
+            f"the record of {origin} is signed {how}: give the learner and its hosts the same token (--token-file or "
+            "APEXRL_TOKEN), or this host none. If they have it, somebody else has written that record"
+        )
+    return (*given, *modules(settings.from_toml(record.config, f"the record of {origin}"), imports=False))
+
+
+def _signature(record: RunRecord, token: str) -> str:
+    if len(token) < LEAST_TOKEN:
+        raise ConfigError(f"the token has {len(token)} characters; at least {LEAST_TOKEN} keep others out")
+    said = encode(msgspec.structs.replace(record, signature=""))
+    return hmac.new(token.encode(), _PURPOSE + said, hashlib.sha256).hexdigest()

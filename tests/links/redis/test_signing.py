@@ -1,0 +1,118 @@
+"""A record that its learner has signed, and what is refused of one that somebody else has written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from apexrl import client, settings
+from apexrl.config import Config
+from apexrl.errors import ConfigError
+from apexrl.launch.hosts import local_config
+from apexrl.links.redis.run import LearnerPlace, RunRecord, find_run
+from apexrl.links.redis.signing import sign, trusted_modules
+from apexrl.links.redis.values import decode, encode
+from apexrl.run_folder import spec_to_json
+from apexrl.spec import ActionSpec, EnvSpec, Field
+from apexrl.topologies.hosts import options_from_json
+from redis_server import RedisServer
+
+TOKEN, OTHER = "a token of the run's own", "another token of that length"
+ORIGIN = "run r at redis-host:6379"
+
+
+def record(config: Config | None = None, **changes: Any) -> RunRecord:
+    own = settings.override(Config(), {"env": settings.LazyCallable("my_sim:make"), "agent": "my_agents.dqn:Mine"})
+    values: dict[str, Any] = {
+        "run_id": "12345678-abc", "name": "r", "apexrl": "0.1.0", "config": settings.to_toml(config or own),
+        "spec": {"stack": 1, "low": [-1.5, 1e-30, "inf"]}, "step_spec": {}, "schema": "", "weights_nbytes": 16,
+        "actor_slots": 4, "host": "h", "began": 1769000000.123456, "local": {"gamma": 0.1 + 0.2, "capacity": 2048},
+    }  # fmt: skip
+    return RunRecord(**{**values, **changes})
+
+
+def arrived(sent: RunRecord) -> RunRecord:
+    got = decode(encode(sent), RunRecord)
+    assert got is not None
+    return got
+
+
+def test_what_its_learner_has_signed_may_name_what_its_user_named() -> None:
+    got = arrived(sign(record(), TOKEN))
+    allowed = trusted_modules(got, TOKEN, ("mine",), ORIGIN)
+    assert allowed == ("mine", "my_sim", "my_agents.dqn")
+    assert local_config(got, 1, "runs", {}, ORIGIN, allowed).agent.agent == "my_agents.dqn:Mine"
+    with pytest.raises(ConfigError, match="--trust my_agents"):
+        local_config(got, 1, "runs", {}, ORIGIN, trusted_modules(got, "", (), ORIGIN))
+    unsigned_here = trusted_modules(arrived(record()), "", "mine", ORIGIN)
+    assert unsigned_here == ("mine",)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"config": settings.to_toml(Config())},
+        {"name": "s"},
+        {"run_id": "12345678-abd"},
+        {"actor_slots": 5},
+        {"local": {"gamma": 0.3, "capacity": 2048}},
+        {"signature": "0" * 64},
+        {"signature": ""},
+    ],
+)
+def test_a_record_that_was_changed_on_the_way_is_refused(changes: dict[str, Any]) -> None:
+    changed = msgspec.structs.replace(arrived(sign(record(), TOKEN)), **changes)
+    with pytest.raises(ConfigError, match=r"the record of run r at redis-host:6379 is signed (not|with another)"):
+        trusted_modules(changed, TOKEN, (), ORIGIN)
+
+
+def test_another_token_and_one_too_short_are_refused() -> None:
+    with pytest.raises(ConfigError, match="signed with another token than this host has"):
+        trusted_modules(sign(record(), TOKEN), OTHER, (), ORIGIN)
+    with pytest.raises(ConfigError, match="signed not: give the learner and its hosts the same token"):
+        trusted_modules(record(), TOKEN, (), ORIGIN)
+    with pytest.raises(ConfigError, match="has 5 characters"):
+        sign(record(), "short")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [
+        ("actors", 100_000, "--actors is more than 4096"),
+        ("actors", 4000, "say how many, --actors"),
+        ("envs_per_actor", 10**9, "--envs-per-actor is more than 65536"),
+        ("hidden", (256, 10**9), "--hidden is more than"),
+        ("window_mb", 1e12, "--window-mb is more than"),
+        ("env", "no_package_of_that_name:Id-v0", "of no package that is installed here"),
+        ("env", "subprocess:Id-v0", "of no package that is installed here"),
+    ],
+)
+def test_what_a_record_asks_of_a_host_has_bounds(setting: str, value: Any, words: str) -> None:
+    config = settings.override(Config(), {setting: value})
+    with pytest.raises(ConfigError, match=words):
+        local_config(record(config), 0, "runs", {}, ORIGIN)
+
+
+def test_a_record_names_no_folder(redis_server: RedisServer, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    spec = spec_to_json(EnvSpec({"observation": Field((4,), "float32")}, ActionSpec(n=2)))
+    hostile = record(Config(), spec=spec, local={"fields": {}, "directory": str(there)})
+    place = LearnerPlace.take(redis_server.server(), hostile)
+    with pytest.raises(ConfigError, match="is none: an option 'directory' of a replay that only passes on"):
+        client.connect(redis_server.url, "r", 5.0)
+    place.leave()
+    assert list(there.iterdir()) == []
+    with pytest.raises(ValueError, match="an option 'directory'"):
+        options_from_json({"fields": {}, "directory": "/tmp"})
+
+
+def test_a_client_wants_the_signature_of_its_token(redis_server: RedisServer) -> None:
+    place = LearnerPlace.take(redis_server.server(), sign(record(Config()), TOKEN))
+    assert find_run(redis_server.server(), "r", 5.0).signature
+    with pytest.raises(ConfigError, match="signed with another token"):
+        client.connect(redis_server.url, "r", 5.0, token=OTHER)
+    place.leave()
