@@ -130,35 +130,32 @@ NB_MODULE(_native, m) {
 
   // Native structures alone, for the tests' comparison with their NumPy twins.
   struct Tree {
-    explicit Tree(size_t n) : leaves(static_cast<double*>(std::aligned_alloc(64, round_up(n, 8) * 8)), std::free) {
-      std::fill_n(leaves.get(), round_up(n, 8), 0.0);
-      tree = std::make_unique<SumTree>(leaves.get(), round_up(n, 8));
-    }
-    std::unique_ptr<double, void (*)(void*)> leaves;
-    std::unique_ptr<SumTree> tree;
+    explicit Tree(size_t n) : leaves(round_up(n, 8)), tree(leaves.data(), leaves.size()) {}
+    Zeroed<double> leaves;
+    SumTree tree;
   };
   nb::class_<Tree>(m, "SumTree")
       .def(nb::init<size_t>())
       .def("set", [](Tree& t, std::vector<size_t> index, std::vector<double> value) {
         for (size_t i = 0; i < index.size(); ++i) {
-          if (index[i] >= t.tree->size()) throw nb::index_error("leaf out of range");
-          t.tree->set(index[i], value.at(i));
+          if (index[i] >= t.tree.size()) throw nb::index_error("leaf out of range");
+          t.tree.set(index[i], value.at(i));
         }
-        t.tree->propagate();
+        t.tree.propagate();
       })
       .def("find", [](Tree& t, std::vector<double> prefix, int version) -> std::optional<std::vector<uint32_t>> {
         const Descend descend = version < 0 ? best_descend() : descend_version(version);
         if (descend == nullptr) return std::nullopt;
         std::vector<uint32_t> leaf(prefix.size());
-        t.tree->find(prefix.data(), leaf.data(), prefix.size(), descend);
+        t.tree.find(prefix.data(), leaf.data(), prefix.size(), descend);
         return leaf;
       }, nb::arg("prefix"), nb::arg("version") = -1, "Leaves; `version`: 2 AVX-512, 1 AVX2, 0 plain, None without it.")
       .def_prop_ro("least", [](Tree& t) {
-        if (!t.tree->tracks_least()) t.tree->track_least();
-        return t.tree->least();
+        if (!t.tree.tracks_least()) t.tree.track_least();
+        return t.tree.least();
       })
-      .def_prop_ro("total", [](Tree& t) { return t.tree->total(); })
-      .def("check", [](Tree& t) { return t.tree->check(); });
+      .def_prop_ro("total", [](Tree& t) { return t.tree.total(); })
+      .def("check", [](Tree& t) { return t.tree.check(); });
   m.def("process_token", &process_token, "A random number of this process, another one in every forked child.");
   m.def("unheld", [](nb::tuple objects, Py_ssize_t references) {
     for (PyObject **one = &PyTuple_GET_ITEM(objects.ptr(), 0), **end = one + PyTuple_GET_SIZE(objects.ptr()); one != end; ++one)

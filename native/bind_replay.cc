@@ -102,9 +102,14 @@ void bind_replay(nb::module_& m) {
             g.seed = whole("seed");
             std::vector<Column> columns;
             auto types = field_types(fields, &columns);
-            return std::make_shared<PyReplay>(Replay::create(g, columns, json, whole("min_size"), real("samples_per_insert"),
-                                                             real("insert_band"), directory),
-                                              std::move(types));
+            const uint64_t min_size = whole("min_size");
+            const double samples_per_insert = real("samples_per_insert"), insert_band = real("insert_band");
+            std::shared_ptr<Replay> replay;
+            {
+              nb::gil_scoped_release release;
+              replay = Replay::create(g, columns, json, min_size, samples_per_insert, insert_band, directory);
+            }
+            return std::make_shared<PyReplay>(std::move(replay), std::move(types));
           },
           nb::kw_only(), nb::arg("fields"), nb::arg("sizes"), nb::arg("json"), nb::arg("directory"))
       .def_static("describe", [](nb::tuple state) { return Replay::of(segment_from(state))->json(); },
@@ -131,9 +136,8 @@ void bind_replay(nb::module_& m) {
       .def_prop_ro("closed", [](const PyReplay& r) { return r.replay->closed(); })
       .def("size", [](PyReplay& r) {
         const auto owner = r.replay->owner();
-        if (owner == nullptr) return r.replay->view().size(r.replay->segment()->held(kOwnerLock));
         nb::gil_scoped_release release;
-        return owner->size();
+        return owner != nullptr ? owner->size() : r.replay->view().size(r.replay->segment()->held(kOwnerLock));
       })
       .def("outputs", &make_outputs, nb::arg("n"), nb::arg("columns"), nb::arg("next_columns"),
            nb::arg("reward").none(), nb::arg("discount").none(), nb::arg("mask").none(), nb::arg("first").none(),
@@ -254,8 +258,10 @@ void bind_replay(nb::module_& m) {
         r.replay->restore_block(buffer.data<uint8_t>(), size_t(buffer.view().len), count);
       })
       .def_prop_ro("snapshot_entry_bytes", [](const PyReplay& r) { return snapshot_entry_bytes(r.replay->view().geometry()); })
-      .def("finish_restore", [](PyReplay& r, uint64_t largest) { r.replay->finish_restore(largest); })
-      .def("largest_generation", [](const PyReplay& r) { return r.replay->largest_generation(); })
+      .def("finish_restore", [](PyReplay& r, uint64_t largest) { r.replay->finish_restore(largest); },
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("largest_generation", [](const PyReplay& r) { return r.replay->largest_generation(); },
+           nb::call_guard<nb::gil_scoped_release>())
       .def("restore_counters", [](PyReplay& r, uint64_t inserted, uint64_t sampled, uint64_t evicted, double largest) {
         Header& h = r.replay->view().header();
         h.inserted.store(inserted);

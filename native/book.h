@@ -55,7 +55,7 @@ class Book {
       in_order_of_use(lane);
       for (const uint32_t s : lane) store.requeue(s);
     }
-    store.tree.rebuild();
+    store.tree.rebuild(size_t(used) * g.leaves);
     h.absorbed.store(h.inserted.load(std::memory_order_acquire), std::memory_order_release);
     h.lost.fetch_add(h.handed.exchange(0));
     h.items.store(store.items(), std::memory_order_release);

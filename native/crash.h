@@ -35,7 +35,11 @@ inline std::atomic<uint64_t> crash_countdown{0};
 // Where it died, for whoever maps the same memory; null: nobody asks.
 inline CrashPoint* crash_place = nullptr;
 
+// Called at every passage: what a test looks at while the core is in the middle of something.
+inline void (*at_crash_point)() = nullptr;
+
 inline void crash_point(const std::source_location& where) {
+  if (at_crash_point != nullptr) at_crash_point();
   if (crash_countdown.load(std::memory_order_relaxed) == 0 || crash_countdown.fetch_sub(1) != 1) return;
   if (crash_place != nullptr) *crash_place = CrashPoint{where.file_name(), where.line()};
   raise(SIGKILL);

@@ -302,7 +302,8 @@ class View {
   // The same after an owner's death, which may have left counters behind, holes (proportional) and items given out.
   uint64_t remaining_items() const {
     uint64_t items = 0;
-    for (uint32_t s = 0; s < geometry().slots; ++s) {
+    const uint64_t used = std::min<uint64_t>(header().next_unused.load(std::memory_order_acquire), geometry().slots);
+    for (uint32_t s = 0; s < used; ++s) {
       const auto state = SlotWord::unpack(meta(s).word.load(std::memory_order_acquire)).state;
       if (state != SlotState::leased && state != SlotState::closed && state != SlotState::committed) continue;
       const uint32_t count = std::min(meta(s).count.load(std::memory_order_acquire), geometry().chunk);

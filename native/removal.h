@@ -4,8 +4,6 @@
 #pragma once
 
 #include <cmath>
-#include <cstdlib>
-#include <memory>
 #include <vector>
 
 #include "layout.h"
@@ -19,27 +17,23 @@ class Removal {
   explicit Removal(const View& view)
       : exponent_(view.geometry().remover_alpha / view.geometry().alpha),
         floor_(std::pow(1e-12, view.geometry().alpha)),
-        leaves_(tree_leaves(view.geometry())),
-        mass_(static_cast<double*>(std::aligned_alloc(64, round_up(leaves_ * sizeof(double), 64))), std::free) {
-    if (!mass_) throw std::bad_alloc();
-    std::fill_n(mass_.get(), leaves_, 0.0);
-    tree_ = std::make_unique<SumTree>(mass_.get(), leaves_);
-  }
+        mass_(tree_leaves(view.geometry())),
+        tree_(mass_.data(), mass_.size()) {}
 
   // A leaf of the sampler's tree, (|p|+eps)^alpha, has changed; negative zero: there is no item.
   void set(size_t leaf, double value) {
-    tree_->set(leaf, std::signbit(value) ? 0.0 : std::pow(std::max(value, floor_), exponent_));
+    tree_.set(leaf, std::signbit(value) ? 0.0 : std::pow(std::max(value, floor_), exponent_));
   }
 
   // Up to `n` leaves that hold items, different ones, in proportion to their mass. Redrawing what came twice is the
   // same as drawing one after the other without replacement.
   void draw(size_t n, Rng& rng, std::vector<uint32_t>& leaf) {
-    tree_->propagate();
+    tree_.propagate();
     prefix_.resize(n);
     leaf.resize(n);
-    const double total = tree_->total();
+    const double total = tree_.total();
     for (auto& p : prefix_) p = rng.uniform() * total;
-    if (total > 0.0) tree_->find(prefix_.data(), leaf.data(), n);
+    if (total > 0.0) tree_.find(prefix_.data(), leaf.data(), n);
     std::sort(leaf.begin(), leaf.end());
     leaf.erase(std::unique(leaf.begin(), leaf.end()), leaf.end());
     if (total <= 0.0) leaf.clear();
@@ -47,9 +41,8 @@ class Removal {
 
  private:
   double exponent_, floor_;  // a zero priority counts as 1e-12
-  size_t leaves_;
-  std::unique_ptr<double, void (*)(void*)> mass_;
-  std::unique_ptr<SumTree> tree_;
+  Zeroed<double> mass_;
+  SumTree tree_;
   std::vector<double> prefix_;
 };
 

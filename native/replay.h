@@ -53,6 +53,7 @@ class Replay {
   // The one Replay of this segment in this process.
   static std::shared_ptr<Replay> of(const std::shared_ptr<Segment>& segment) {
     static auto* all = new std::map<Uuid, std::weak_ptr<Replay>>();
+    std::lock_guard guard(mutex());
     auto& entry = (*all)[segment->uuid()];
     if (auto known = entry.lock()) return known;
     if (segment->nbytes() < sizeof(Header)) throw std::runtime_error("this shared memory holds no replay");
@@ -78,13 +79,36 @@ class Replay {
     std::lock_guard guard(mutex());
     return current();
   }
-  // Becomes the owner if nobody else is; else returns null and who is.
+  // Becomes the owner if nobody else is; else returns null and who is. The mutex is free meanwhile: a new owner reads
+  // all that the replay holds, and every call of this process, to whatever replay, asks under it for an owner.
   std::shared_ptr<Owner> own(int& holder, bool provisional = false) {
-    std::lock_guard guard(mutex());
-    if (auto mine = current()) return mine;
-    owner_.reset(Owner::acquire(segment_, provisional, holder));
-    owner_fork_ = fork_generation();
-    return owner_;
+    const uint64_t here = fork_generation() + 1;  // another thread of a parent is none of this process
+    for (;;) {
+      const uint32_t seen = acquired_.load(std::memory_order_acquire);
+      {
+        std::lock_guard guard(mutex());
+        if (auto mine = current()) return mine;
+        if (acquiring_ != here) {
+          acquiring_ = here;
+          break;
+        }
+      }
+      futex_wait(acquired_, seen, 100'000'000);  // another thread is at it
+    }
+    const auto done = [&](std::shared_ptr<Owner> mine) {
+      std::lock_guard guard(mutex());
+      acquiring_ = 0;
+      owner_ = std::move(mine);
+      owner_fork_ = fork_generation();
+      futex_wake(acquired_);
+      return owner_;
+    };
+    try {
+      return done(std::shared_ptr<Owner>(Owner::acquire(segment_, provisional, holder)));
+    } catch (...) {
+      done(nullptr);
+      throw;
+    }
   }
   void disown() {
     std::shared_ptr<Owner> last;
@@ -200,6 +224,8 @@ class Replay {
   View view_;
   std::shared_ptr<Owner> owner_;
   uint64_t owner_fork_ = 0;
+  uint64_t acquiring_ = 0;  // fork generation + 1 of the process that is becoming the owner; 0: none
+  std::atomic<uint32_t> acquired_{0};
 };
 
 }  // namespace apexrl

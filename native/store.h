@@ -15,6 +15,7 @@
 #include "queue.h"
 #include "removal.h"
 #include "sum_tree.h"
+#include "zeroed.h"
 
 namespace apexrl {
 
@@ -38,7 +39,7 @@ class Store {
   static constexpr double kNoItem = -0.0;  // a leaf: adds nothing, and differs from an item of priority zero
 
   SumTree tree;                 // over item priorities
-  std::vector<SlotView> slots;
+  Zeroed<SlotView> slots;
   std::vector<uint32_t> free;
   Rng removal_rng;
 

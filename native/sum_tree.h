@@ -6,12 +6,11 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
 #include <stdexcept>
 #include <vector>
 
 #include "tree_step.h"
+#include "zeroed.h"
 
 namespace apexrl {
 
@@ -19,7 +18,7 @@ class SumTree {
  public:
   static constexpr size_t kFan = 8;
 
-  // `leaves`: 64-byte aligned, `count` of them, a multiple of 8, non-negative.
+  // `leaves`: 64-byte aligned, `count` of them, a multiple of 8, non-negative. Where some are not zero, rebuild().
   SumTree(double* leaves, size_t count) : leaves_(leaves), count_(count) {
     if (count == 0 || count % kFan != 0) throw std::invalid_argument("a sum tree takes a positive multiple of 8 leaves");
     for (size_t n = count / kFan;; n = (n + kFan - 1) / kFan) {
@@ -28,24 +27,35 @@ class SumTree {
       dirty_.emplace_back();
       if (n == 1) break;
     }
-    rebuild();
   }
 
   size_t size() const { return count_; }
   double total() const { return levels_.back().data()[0]; }
   double leaf(size_t i) const { return leaves_[i]; }
 
-  void rebuild() {
-    fill(levels_, sum8);
+  // Of a new tree: sums of the first `used` leaves, the only ones that are not zero. The others are not read: leaves in
+  // shared memory that nobody touched cost none.
+  void rebuild(size_t used) {
+    const double* below = leaves_;
+    size_t n = used;
+    for (auto& level : levels_) {
+      n = (n + kFan - 1) / kFan;
+      for (size_t i = 0; i < n; ++i) level[i] = sum8(below + i * kFan);
+      below = level.data();
+    }
     for (auto& list : dirty_) list.clear();
-    if (!least_.empty()) fill(least_, least8);
   }
 
   // From now on least() answers in O(1); costs one more pass over what propagate() touches.
   void track_least() {
-    if (least_.empty())
-      for (auto& level : levels_) least_.emplace_back(level.count());
-    fill(least_, least8);
+    if (tracks_least()) return;
+    const double* below = leaves_;
+    for (const auto& level : levels_) {
+      least_.emplace_back(level.size());
+      for (size_t i = 0; i < level.size(); ++i)  // below a sum of zero nothing is read
+        if (level[i] > 0.0) least_.back()[i] = least8(below + i * kFan);
+      below = least_.back().data();
+    }
   }
   bool tracks_least() const { return !least_.empty(); }
   // The smallest positive leaf; 0 when there is none.
@@ -104,36 +114,6 @@ class SumTree {
   }
 
  private:
-  // Zeroed doubles, 64-byte aligned.
-  class Level {
-   public:
-    explicit Level(size_t n) : count_(n), data_(static_cast<double*>(std::aligned_alloc(64, n * sizeof(double)))) {
-      if (!data_) throw std::bad_alloc();
-      std::fill_n(data_.get(), n, 0.0);
-    }
-    size_t count() const { return count_; }
-    double* data() { return data_.get(); }
-    const double* data() const { return data_.get(); }
-
-   private:
-    struct Free {
-      void operator()(double* p) const { std::free(p); }
-    };
-    size_t count_;
-    std::unique_ptr<double, Free> data_;
-  };
-
-  template <typename Of8>
-  void fill(std::vector<Level>& levels, Of8 of8) {
-    const double* below = leaves_;
-    size_t n = count_;
-    for (auto& level : levels) {
-      n = (n + kFan - 1) / kFan;
-      for (size_t i = 0; i < n; ++i) level.data()[i] = of8(below + i * kFan);
-      below = level.data();
-    }
-  }
-
   static double sum8(const double* v) { return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7])); }
 
   static double least8(const double* v) {
@@ -145,8 +125,8 @@ class SumTree {
 
   double* leaves_;
   size_t count_;
-  std::vector<Level> levels_;
-  std::vector<Level> least_;  // of the positive leaves below; empty until asked for
+  std::vector<Zeroed<double>> levels_;
+  std::vector<Zeroed<double>> least_;  // of the positive leaves below; empty until asked for
   std::vector<std::vector<uint32_t>> dirty_;
 };
 

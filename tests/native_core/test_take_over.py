@@ -1,0 +1,46 @@
+"""Becoming the owner of a replay holds nobody up, and costs memory only for what the replay holds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apexrl.replay import Field, Replay
+
+NATIVE = Path(__file__).parents[2] / "native"
+COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or "c++"
+
+
+def test_other_threads_go_on_while_one_takes_over(tmp_path):
+    program = tmp_path / "take_over_test"
+    sources = [str(NATIVE / "tests" / "take_over_test.cc"), str(NATIVE / "power.cc")]
+    flags = ["-std=c++20", "-O1", "-DAPEXRL_CRASH_POINTS"]
+    subprocess.run([COMPILER, *flags, *sources, "-o", str(program), "-pthread"], check=True)
+    done = subprocess.run([str(program)], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "ok"
+
+
+def resident(kind):
+    """MiB of this process."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(kind)) / 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+@pytest.mark.parametrize("options", [{}, {"remover": "proportional"}], ids=["fifo", "proportional"])
+def test_a_nearly_empty_replay_costs_little_memory_whatever_its_capacity(options):
+    with Replay(8_000_000, {"x": Field((), "uint8")}, writers=2, **options) as replay:
+        before = [resident(kind) for kind in ("RssShmem", "RssAnon")]
+        replay.writer().extend({"x": np.zeros(100, "u1")})
+        replay.sample(4, normalize="buffer")
+        assert len(replay) == 100
+        grown = [resident(kind) - b for kind, b in zip(("RssShmem", "RssAnon"), before, strict=True)]
+    # The leaves alone are 64 MB, and what is known of slots up to 256 MB. Huge pages may round up what is touched.
+    assert sum(grown) < 32, grown
