@@ -14,13 +14,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from apexrl.config import Config
 from apexrl.errors import ApexrlError, WorkerError
+from apexrl.launch.patience import EARLY_SECONDS, Ending, Patience, ending_of
+from apexrl.launch.standstill import START, Standstill, stood_still
 from apexrl.status import Level, RunStatus
 from apexrl.trust import modules
 
@@ -33,25 +35,23 @@ LOG: Final = "actor-host.log"
 _LEAVE_SECONDS: Final = 15.0  # after the run's end, for the actors to go by themselves
 _LINE_SECONDS: Final = 10.0
 _TAIL_BYTES: Final = 4000
+_BEAT_SECONDS: Final = 1.0
+_LEAST_STALL_SECONDS: Final = 5.0
 
 
 class Companion:
-    """The learner's end: an observer that starts the actor host, notes when it fails, and waits for it at the end."""
+    """The learner's end: an observer that starts the actor host, again where it was killed or stands still, notes when
+    it fails, and waits for it at the end."""
 
     def __init__(self, url: str, identity: Identity, config: Config) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the companion)
         self._folder: Path | None = None
         self._failed = False
-        path = [entry or os.getcwd() for entry in sys.path]
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; from {__name__} import main; main()"],
-            stdin=subprocess.PIPE,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            process_group=0,  # Ctrl-C in the terminal is the learner's to handle
-        )
-        assert self._process.stdin is not None
-        wishes = {
+        self._tell: Callable[[str, Level], None] = lambda text, level: None
+        self._stall_timeout = config.stall_timeout
+        self._patience = Patience(config.actor.actor_restarts)
+        self._restart_at: float | None = None  # monotonic seconds, while there is no process
+        self._wishes = {
             "url": url,
             "run": identity.name,
             "run_id": identity.run_id,
@@ -59,17 +59,75 @@ class Companion:
             "out": config.out,
             "trust": modules(config),  # what this machine's user has named for the learner may be called by its actors
         }
+        self._start()
+
+    def announce(self, tell: Callable[[str, Level], None]) -> None:
+        """Where news for a human go."""
+        self._tell = tell
+
+    def _start(self) -> None:
+        self._beats, theirs = os.pipe()
+        os.set_blocking(self._beats, False)
+        self._beaten = 0
+        self._still = Standstill()
+        self._restart_at, self._began, self._why = None, time.monotonic(), ""
+        self._process = subprocess.Popen(
+            _command(theirs),
+            pass_fds=[theirs],
+            stdin=subprocess.PIPE,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # Ctrl-C in the terminal is the learner's to handle
+        )
+        os.close(theirs)
+        assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # its end is noticed, with what it said
-            self._process.stdin.write(json.dumps(wishes).encode() + b"\n")
+            self._process.stdin.write(json.dumps(self._wishes).encode() + b"\n")
             self._process.stdin.flush()
 
     def started(self, config: Config, folder: Path) -> None:
         self._folder = folder
 
-    def update(self, status: RunStatus) -> str | None:
+    def update(self, _: RunStatus) -> str | None:
         """Ends the run when the actors of this machine have failed."""
-        self._failed = self._failed or bool(self._process.poll())
+        now = time.monotonic()
+        if self._restart_at is not None:
+            if now >= self._restart_at:
+                self._start()
+        elif status := self._process.poll():
+            self._bury(status, now)
+        elif status is None:
+            self._watch(now)
         return "actors failed" if self._failed else None
+
+    def _watch(self, now: float) -> None:
+        """Kill it when it shows no sign of life."""
+        with suppress(BlockingIOError):
+            self._beaten += len(os.read(self._beats, 65536))
+        limit = max(self._stall_timeout, _LEAST_STALL_SECONDS) * (1.0 if self._beaten else START)
+        if self._still.look(self._beaten, now) > limit and self._stall_timeout:
+            self._why = stood_still(limit, False, self._process.pid).partition("\n")[0]
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # its workers end with it
+
+    def _bury(self, status: int, now: float) -> None:
+        """It has ended: what it said of itself ends the run, anything else is followed by another life."""
+        how: Ending = "failed" if self._why else ending_of(status)
+        lived = now - self._began
+        self._patience.ended(lived, lived > EARLY_SECONDS, how)
+        if status > 0 or self._patience.exhausted or self._patience.fails_always:
+            self._failed = True
+            return
+        why = self._why or f"it was killed by signal {-status}"
+        self._tell(f"the actor host of this machine: {why}; starting it again", "warning")
+        self._restart_at = now + self._patience.pause_seconds
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        os.close(self._beats)
 
     def event(self, kind: str, values: Mapping[str, Any]) -> None: ...
 
@@ -84,9 +142,8 @@ class Companion:
 
     def close(self) -> None:
         """Wait until it has ended, keep what it said, and leave nothing of it behind."""
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
+        if self._restart_at is None:
+            self._hang_up()
         try:
             self._process.wait(_LEAVE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -132,8 +189,19 @@ class Lines:
         print(text, file=self._file, flush=True)
 
 
-def main() -> None:
-    """The actor host's end."""
+def _command(beats: int) -> list[str]:
+    path = [entry or os.getcwd() for entry in sys.path]
+    return [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; from {__name__} import main; main({beats})"]
+
+
+def main(beats: int) -> None:
+    """The actor host's end.
+
+    Args:
+        beats: descriptor into which it writes a byte every second.
+    """
+    os.set_blocking(beats, False)
+    threading.Thread(target=_beat, args=(beats,), name="beats", daemon=True).start()
     from apexrl.launch.hosts import join
     from apexrl.launch.supervisor import Interrupts
 
@@ -154,3 +222,11 @@ def main() -> None:
         except ApexrlError as error:
             print(f"{type(error).__name__}: {error}", flush=True)
             sys.exit(1)
+
+
+def _beat(beats: int) -> None:
+    with suppress(BrokenPipeError):
+        while True:
+            with suppress(BlockingIOError):  # nobody listens at present
+                os.write(beats, b".")
+            time.sleep(_BEAT_SECONDS)

@@ -139,6 +139,8 @@ def learn(
 
         def first(ledger: Ledger) -> None:
             beacon.announce(ledger.tell)
+            if companion is not None:
+                companion.announce(ledger.tell)
             identity.write(ledger.folder)
             ledger.tell(f"run {identity.name} is at {server.address}: actors may join", "info")
 

@@ -1,0 +1,90 @@
+"""The actor host beside a learner, from the learner's end: what is started in its place does as it is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from watching import gone
+
+from apexrl.config import Config
+from apexrl.errors import WorkerError
+from apexrl.launch import companion
+from apexrl.launch.companion import Companion
+from apexrl.launch.hosts import Identity
+from apexrl.status import RunStatus
+
+BEATS = "import sys, time, threading\nfrom apexrl.launch.companion import _beat\n"
+LIVES = BEATS + "threading.Thread(target=_beat, args=({beats},), daemon=True).start()\nsys.stdin.readline()\n"
+
+
+class Stage:
+    """A companion, what it told, and its lives' process ids."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.pids: list[int] = []
+        self.answer: str | None = None
+        self.one = Companion("redis://nowhere", Identity("run", "id", True), Config(stall_timeout=1.0))
+        self.one.announce(lambda text, level: self.texts.append(text))
+
+    def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+        deadline = time.monotonic() + seconds
+        while not condition() and time.monotonic() < deadline:
+            self.answer = self.one.update(RunStatus())
+            if self.one._process.pid not in self.pids:
+                self.pids.append(self.one._process.pid)
+            time.sleep(0.05)
+        return condition()
+
+    def beats(self) -> bool:
+        return self.one._beaten > 0
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    code: str = getattr(request, "param", LIVES + "sys.stdin.read()")
+
+    def command(beats: int) -> list[str]:
+        return [sys.executable, "-c", code.replace("{beats}", str(beats))]
+
+    monkeypatch.setattr(companion, "_command", command)
+    made = Stage()
+    yield made
+    made.one.close()
+    assert all(gone(pid) for pid in made.pids)
+
+
+def test_one_that_was_killed_is_started_again(stage: Stage) -> None:
+    assert stage.until(stage.beats)
+    os.kill(stage.pids[0], signal.SIGKILL)
+    assert stage.until(lambda: len(stage.pids) == 2 and stage.beats())
+    assert stage.texts == ["the actor host of this machine: it was killed by signal 9; starting it again"]
+    assert stage.answer is None
+    stage.one.check()
+
+
+def test_one_that_was_stopped_is_killed_and_started_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stage.until(stage.beats)
+    os.kill(stage.pids[0], signal.SIGSTOP)
+    assert stage.until(lambda: len(stage.pids) == 2 and stage.beats())
+    assert "it stood still for 5 s (--stall-timeout): its process is stopped (SIGSTOP)" in stage.texts[0]
+    assert gone(stage.pids[0])
+
+
+@pytest.mark.parametrize("stage", ["print('no licence'); raise SystemExit(1)"], indirect=True)
+def test_one_that_says_why_it_fails_ends_the_run(stage: Stage) -> None:
+    assert stage.until(lambda: stage.answer == "actors failed")
+    assert len(stage.pids) == 1
+    with pytest.raises(WorkerError, match="no licence"):
+        stage.one.check()
+
+
+def test_it_is_found_by_its_command() -> None:
+    assert Path(companion._command(7)[0]) == Path(sys.executable)
+    assert companion._command(7)[-1].endswith("main(7)")
