@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from apexrl.errors import WorkerError
 from apexrl.links.knob import Knob
 from apexrl.roles.crew import Crew
 
@@ -99,3 +100,24 @@ def test_a_thread_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) ->
         assert crew.close() == ["stuck-0"]
     finally:
         gate.set()
+
+
+def test_a_step_that_takes_too_long_is_the_roles_trouble_and_its_stack_is_told(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    let_go = threading.Event()
+
+    class Stuck:
+        def step(self) -> bool:
+            let_go.wait(60.0)
+            return True
+
+    crew = Crew("stuck", Knob(1, shared=False), lambda number: Stuck(), threading.Event(), stall_timeout=0.1)
+    crew.staff()
+    crew.check()  # the first step may take three times as long
+    time.sleep(0.35)
+    with pytest.raises(WorkerError, match=r"the thread stuck-0 stood still for 0.3 s \(--stall-timeout\)"):
+        crew.check()
+    assert "in step" in capfd.readouterr().err
+    let_go.set()
+    assert not crew.close()

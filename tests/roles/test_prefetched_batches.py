@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apexrl.errors import PriorityError, WaitTimeout
+from apexrl.errors import PriorityError, WaitTimeout, WorkerError
 from apexrl.replay import Replay
 from apexrl.roles.batches import DirectBatches, PrefetchedBatches, Ready, Unsent
 from apexrl.spec import Field
@@ -152,3 +152,20 @@ def test_direct_batches_give_none_while_the_replay_says_wait() -> None:
             raise WaitTimeout("too few")
 
     assert DirectBatches(Empty(), None, 4, 0.4, 0.0).next() is None  # type: ignore[arg-type]
+
+
+def test_a_thread_that_stands_still_is_the_learners_trouble() -> None:
+    let_go = threading.Event()
+
+    class Stuck(Source):
+        def next(self) -> Ready | None:
+            let_go.wait(60.0)
+            return super().next()
+
+    batches = PrefetchedBatches(Stuck(), 3, patience=0.05, stall_timeout=0.1)  # type: ignore[arg-type]
+    assert batches.next() is None  # the first turn may take three times as long
+    time.sleep(0.3)
+    with pytest.raises(WorkerError, match=r"the thread prefetch stood still for 0.3 s \(--stall-timeout\)"):
+        batches.next()
+    let_go.set()
+    batches.close()

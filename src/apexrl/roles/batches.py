@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from apexrl.errors import WaitTimeout
 from apexrl.protocols import Agent, Context
 from apexrl.roles.lag import AgeLimit
+from apexrl.roles.turns import Turns
 
 if TYPE_CHECKING:
     from apexrl.replay import Batch, Replay, ServedBatches
@@ -106,8 +107,9 @@ class PrefetchedBatches:
     the device is at an update.
     """
 
-    def __init__(self, direct: DirectBatches, ahead: int, patience: float) -> None:
+    def __init__(self, direct: DirectBatches, ahead: int, patience: float, stall_timeout: float = 0.0) -> None:
         self._direct = direct
+        self._turns = Turns(stall_timeout)
         self._patience = patience
         self._ready: queue.Queue[Ready] = queue.Queue(maxsize=ahead)
         self._taken: Ready | None = None
@@ -127,6 +129,7 @@ class PrefetchedBatches:
         except queue.Empty:
             if self._error is not None:
                 raise self._error from None
+            self._turns.check(self._thread)
         return self._taken
 
     def write_back(self, keys: NDArray[np.uint64], priorities: NDArray[np.float32]) -> None:
@@ -155,10 +158,12 @@ class PrefetchedBatches:
 
     def _fetch(self) -> None:
         waiting: Ready | None = None
+        self._turns.begin(first=True)
         while not self._closing:
             while self._write_backs:
                 self._direct.write_back(*self._write_backs.popleft())
             waiting = waiting or self._direct.next()
+            self._turns.begin()
             if waiting is None:
                 continue
             try:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from apexrl.roles.turns import Turns
+
 if TYPE_CHECKING:
     from apexrl.links.knob import Knob
 
@@ -33,15 +35,25 @@ class Crew:
         count: how many there shall be.
         make: makes the member of a number.
         trouble: set when a thread ends by an error.
+        stall_timeout: seconds that one step may take; 0: for ever.
     """
 
-    def __init__(self, name: str, count: Knob, make: Callable[[int], Member], trouble: threading.Event) -> None:
+    def __init__(
+        self,
+        name: str,
+        count: Knob,
+        make: Callable[[int], Member],
+        trouble: threading.Event,
+        stall_timeout: float = 0.0,
+    ) -> None:
         self._name = name
         self._count = count
         self._make = make
         self._trouble = trouble
         self._members: list[Member] = []
         self._threads: list[threading.Thread | None] = []
+        self._turns: list[Turns] = []
+        self._stall_timeout = stall_timeout
         self._ending = threading.Event()
         self._errors: list[BaseException] = []
 
@@ -58,6 +70,7 @@ class Crew:
                 name = f"{self._name}-{number}"
                 thread = threading.Thread(target=self._work, args=(number, member), name=name, daemon=True)
                 self._threads[number] = thread
+                self._turns[number].begin(first=True)
                 thread.start()
 
     def members(self) -> list[Member]:
@@ -66,12 +79,20 @@ class Crew:
         while len(self._members) < count:
             self._members.append(self._make(len(self._members)))
             self._threads.append(None)
+            self._turns.append(Turns(self._stall_timeout))
         return self._members[:count]
 
     def check(self) -> None:
-        """Raise what a thread has ended by, if one has."""
+        """Raise what a thread has ended by, if one has.
+
+        Raises:
+            WorkerError: a step takes too long.
+        """
         if self._errors:
             raise self._errors[0]
+        for thread, turns in zip(self._threads, self._turns, strict=True):
+            if thread is not None:
+                turns.check(thread)
 
     def close(self) -> list[str]:
         """Let all threads end. Returns the names of those that did not in time."""
@@ -87,6 +108,7 @@ class Crew:
             while number < self._count.value and not self._ending.is_set():
                 if not member.step():
                     self._ending.wait(_IDLE_SECONDS)
+                self._turns[number].begin()
         except BaseException as error:
             self._errors.append(error)
             self._trouble.set()

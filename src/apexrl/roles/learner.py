@@ -89,7 +89,7 @@ class Learner:
         direct = DirectBatches(
             source, self._agent, settings.batch_size, config.replay.beta, context.patience, self._ages, threaded
         )
-        self._batches = PrefetchedBatches(direct, ahead, context.patience) if threaded else direct
+        self._batches = PrefetchedBatches(direct, ahead, context.patience, config.stall_timeout) if threaded else direct
 
         self._group = None if averaging is None else Group(context, self._agent, averaging, self._version)
         self._unsent = Unsent(context, self._replay)

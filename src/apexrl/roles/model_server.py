@@ -70,9 +70,10 @@ class ModelServer:
         learned = TrainingBatches(context, config, replay)
         random_start, limit = config.actor.random_start, settings.max_policy_lag
         self._trouble = threading.Event()
+        watched = self._trouble, config.stall_timeout
         self._crews = (
-            Crew("predictor", predictors, lambda number: Predictor(model, number, asked, random_start), self._trouble),
-            Crew("trainer", trainers, lambda number: Trainer(model, number, learned, limit), self._trouble),
+            Crew("predictor", predictors, lambda number: Predictor(model, number, asked, random_start), *watched),
+            Crew("trainer", trainers, lambda number: Trainer(model, number, learned, limit), *watched),
         )
         now = context.clock()
         self._seen = (0, 0)  # updates and batches at the last look
