@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from apexrl.tokens import Gate
 from apexrl.trust import entrusted, named
 
 if TYPE_CHECKING:
+    from apexrl.launch.claims import Claim
     from apexrl.launch.ray.wishes import Wishes
     from apexrl.loaded import LoadedAgent
 
@@ -81,6 +83,8 @@ def train(
     listen: str = "",
     token: str = "",
     ray: str | Wishes = "",
+    resume_or_start: bool = False,
+    replace_run: bool = False,
     **overrides: Any,
 ) -> Run:
     """Train an agent and wait until it is done.
@@ -98,6 +102,10 @@ def train(
         token: that they must know; with ``redis`` the run's record is signed with it, for hosts that have it too.
         ray: run on a Ray cluster: ``auto``, the one that this machine belongs to; ``local``, a new one here; HOST:PORT
             of its head; or ``Wishes``, which say more. With ``actors="MIN:MAX"`` it grows as the cluster has room.
+        resume_or_start: the run of that ``name`` in ``out`` goes on, from its newest checkpoint and with the settings
+            that it has; if it has ended, it is returned at once; if there is none, or it left no checkpoint, it begins.
+            So the same call may be repeated until the run is done.
+        replace_run: what the Redis server keeps of another run of that name, without a learner, is deleted.
         **overrides: any setting by its flat name, as on the command line: ``actors=4, learning_rate=3e-4``. An
             ``agent="sac"`` brings the settings that its name stands for; a ``topology="impala"`` that cannot run the
             present agent brings one that it can.
@@ -109,6 +117,7 @@ def train(
         ConfigError: an unknown preset or setting, one that agent or topology does not read or that makes another agent
             of it, an agent that the topology cannot run, or a value out of range.
         EnvError: the environment cannot be made.
+        HeldError: another process trains the run.
         WorkerError: the run failed; its folder holds what there is.
     """
     if isinstance(config, str):
@@ -135,8 +144,9 @@ def train(
     check_in_use(config, overrides)
     check_identity(config.agent)
     observers: list[Observer] = [Calls(callback) for callback in callbacks]
-    meeting = _meeting(redis, run, True, listen, token)
-    return _run(config, observers=[*panels(show), *observers], meeting=_on_ray(ray, meeting))
+    meeting = _meeting(redis, run, True, listen, token, replace_run)
+    again: dict[str, Any] = {"resume_or_start": True} if resume_or_start else {}
+    return _run(config, observers=[*panels(show), *observers], meeting=_on_ray(ray, meeting), **again)
 
 
 def resume(
@@ -150,6 +160,7 @@ def resume(
     token: str = "",
     ray: str | Wishes = "",
     trust: Sequence[str] = (),
+    replace_run: bool = False,
     **overrides: Any,
 ) -> Run:
     """Go on with a run in its own folder, from its newest checkpoint (and its replay, when that was saved).
@@ -164,13 +175,14 @@ def resume(
         ray: as for ``train``; empty: a run that was on a Ray cluster goes on there, if that is on this machine;
             ``none``: on this machine alone.
         trust: modules of your own of which the folder may name an environment, an agent or a network.
+        replace_run: as for ``train``.
         **overrides: what shall differ from its ``config.toml``, most often what ends it: ``minutes=30``.
     """
     from apexrl.launch.ray.wishes import Wishes, in_range
 
     folder = RunFolder.open(path)
     observers: list[Observer] = [Calls(callback) for callback in callbacks]
-    where = _on_ray(ray, _meeting(redis, run, None, listen, token), folder.path)
+    where = _on_ray(ray, _meeting(redis, run, None, listen, token, replace_run), folder.path)
     folder.check_links()
     config = settings.override(folder.config(), in_range(overrides, isinstance(where, Wishes)))
     config = entrusted(config, (*_given(trust), *named(overrides)), str(folder.config_path))
@@ -260,6 +272,7 @@ def run(
     resume: Path | None = None,
     on_folder: Callable[[Path], None] | None = None,
     meeting: Meeting | Gate | Wishes | None = None,
+    resume_or_start: bool = False,
 ) -> Run:
     """Launch a run and draw its learning curve; ``train`` and the command both come here.
 
@@ -269,6 +282,7 @@ def run(
         resume: the folder of a run to go on with.
         on_folder: told the run folder's path as soon as there is one.
         meeting: where other hosts may join; None: nowhere.
+        resume_or_start: see ``train``.
     """
     from apexrl.agents import check_identity
     from apexrl.launch import launch
@@ -276,14 +290,35 @@ def run(
     settings.check(config, elsewhere=isinstance(meeting, Gate))
     check_identity(config.agent)
     remember = Remember(on_folder)
-    try:
+    with ExitStack() as stack:
         where: dict[str, Any] = {} if meeting is None else {"meeting": meeting}
-        summary = launch(config, observers=[remember, *observers], resume=resume, **where)
-    finally:
-        if remember.path is not None:
-            _try_to_draw(RunFolder(remember.path), config, observers)
+        if resume_or_start:
+            claim = stack.enter_context(closing(_claim(config, meeting, observers)))
+            if claim.ended:
+                remember.started(config, claim.folder.path)
+                _tell(observers, f"run {claim.folder.path} is done: {claim.ended}")
+                return Run(claim.folder.path)
+            config, where = claim.config, {**where, "claim": claim}
+        try:
+            summary = launch(config, observers=[remember, *observers], resume=resume, **where)
+        finally:
+            if remember.path is not None:
+                _try_to_draw(RunFolder(remember.path), config, observers)
     assert remember.path is not None, "launch told no observer of its folder"
     return Run(remember.path, summary, config)
+
+
+def _claim(config: Config, meeting: Meeting | Gate | Wishes | None, observers: Sequence[Observer]) -> Claim:
+    """The folder of a run that goes on or begins; on a Redis server the run's name there is the folder's, too."""
+    from apexrl.launch import claims
+
+    name = config.name or (meeting.run if isinstance(meeting, Meeting) else "")
+    return claims.resume_or_start(dataclasses.replace(config, name=name), lambda text: _tell(observers, text))
+
+
+def _tell(observers: Sequence[Observer], text: str) -> None:
+    for observer in observers:
+        observer.message(text)
 
 
 _run = run  # for those who have an argument of that name
@@ -374,7 +409,11 @@ def _with_names(config: Config, overrides: Mapping[str, Any]) -> Config:
     return with_agent(config, overrides["agent"]) if "agent" in overrides else config
 
 
-def _meeting(redis: str, run: str, actors: bool | None, listen: str, token: str) -> Meeting | Gate | None:
+def _meeting(
+    redis: str, run: str, actors: bool | None, listen: str, token: str, replace_run: bool
+) -> Meeting | Gate | None:
+    if replace_run and not redis:
+        raise ConfigError("replace_run= is of a run on a Redis server: give redis= too")
     if listen and redis:
         raise ConfigError("listen= is for environment workers, redis= for actors: give one of them")
     if listen and run:
@@ -385,7 +424,7 @@ def _meeting(redis: str, run: str, actors: bool | None, listen: str, token: str)
         return Gate(listen, token)
     if run and not redis:
         raise ConfigError(f"run={run!r} is a name on a Redis server: give redis= too")
-    return Meeting(redis, run, actors, token) if redis else None
+    return Meeting(redis, run, actors, token, replace_run) if redis else None
 
 
 def _on_ray(

@@ -43,6 +43,11 @@ class _Train(Config):
     """Redis server where other hosts join: redis[s]://USER:PASSWORD@HOST:PORT. With --run alone: APEXRL_REDIS_URL."""
     run: RunName = ""
     """What the run is called there; empty: as its run folder."""
+    replace_run: bool = False
+    """Delete what the server keeps of another run of that name, if it has no learner."""
+    resume_or_start: bool = False
+    """Go on with the run of this --name, if it has not ended; begin it if there is none.
+    For supervisors (systemd, Slurm, Kubernetes), which repeat the same command until it exits with 0."""
     listen: Address = ""
     """Where environment workers of other hosts may ask (topology seed or ga3c; --actors 0: only they)."""
     token_file: File = ""
@@ -81,6 +86,8 @@ class Resume:
     """Redis server of a run over several hosts, whose actors then go on. With --run alone, APEXRL_REDIS_URL says it."""
     run_name: Annotated[str, tyro.conf.arg(name="run", metavar="NAME")] = ""
     """What the run is called there; empty: as before."""
+    replace_run: bool = False
+    """Delete what the server keeps of another run of that name, if it has no learner."""
     listen: Address = ""
     """Where environment workers of other hosts may ask; those of the run before go on."""
     token_file: File = ""
@@ -171,6 +178,7 @@ def parse_compare(words: Sequence[str]) -> tuple[Compare, list[str]]:
         "run": "runs are compared on one machine",
         "listen": "runs are compared on one machine",
         "ray": "runs are compared on one machine",
+        "resume_or_start": "the same command again goes on where it was interrupted",
         "save_replay": "runs that came to their end are not resumed",
     }
     for word in rest:
@@ -240,12 +248,22 @@ def parse_train(
     hosts = alone or parsed.redis or parsed.run
     if parsed.token_file and not (parsed.listen or hosts):
         raise ConfigError("--token-file means nothing without --listen, --redis or --run")
+    if parsed.replace_run and not hosts:
+        raise ConfigError("--replace-run means nothing without --redis")
     if parsed.listen:
         return config, gate(parsed.listen, parsed.token_file, parsed.redis or parsed.run or alone)
     if not hosts:
         return config, None
     token = shared_token(parsed.token_file, make=True)
-    return config, Meeting(redis_url(parsed.redis), parsed.run, actors=not alone, token=token)
+    return config, Meeting(
+        redis_url(parsed.redis), parsed.run, actors=not alone, token=token, replace_run=parsed.replace_run
+    )
+
+
+def resumes_or_starts(words: Sequence[str]) -> bool:
+    """Whether ``--resume-or-start`` is among the flags of ``train`` or ``learner``."""
+    said = [word for word in words if _setting(word) == "resume_or_start"]
+    return bool(said) and not said[-1].startswith("--no-")
 
 
 def _trusted(config: Config, trust: Sequence[str], given: Sequence[str], word: str) -> Config:
@@ -348,9 +366,11 @@ def meeting(wanted: Resume, folder: Path) -> Meeting | Gate | Wishes | None:
     if wanted.listen:
         return gate(wanted.listen, wanted.token_file, wanted.redis or wanted.run_name, make=False)
     if not (wanted.redis or wanted.run_name):
+        if wanted.replace_run:
+            raise ConfigError("--replace-run means nothing without --redis")
         return None
     token = shared_token(wanted.token_file)
-    return Meeting(redis_url(wanted.redis), wanted.run_name, actors=None, token=token)
+    return Meeting(redis_url(wanted.redis), wanted.run_name, actors=None, token=token, replace_run=wanted.replace_run)
 
 
 def check(config: Config) -> None:

@@ -1,8 +1,10 @@
 """Checkpoints: named arrays and a little JSON in one self-contained safetensors file, written whole or not at all.
 
-``checkpoints/`` of a run holds the newest ``update-000001200.safetensors`` (all that a resume needs) and
-``best.safetensors`` (the acting weights of the best evaluation). The JSON sits in the file's header, with a checksum
-over everything; a ``.json`` beside each file repeats it for human eyes and is never read back. No pickle, no PyTorch.
+``checkpoints/`` of a run holds the newest ``life-0002-update-000001200.safetensors`` (all that a resume needs) and
+``best.safetensors`` (the acting weights of the best evaluation). The first number is that of the writer's life
+(``ownership``), which counts before that of updates: a successor may have gone back, and is the newer all the same.
+The JSON sits in the file's header, with a checksum over everything; a ``.json`` beside each file repeats it for human
+eyes and is never read back. No pickle, no PyTorch.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,11 +21,13 @@ import numpy as np
 
 from apexrl.errors import SnapshotError, SpecError
 from apexrl.files import remove_leftovers, replace_text, replacing
+from apexrl.ownership import Fence
 from apexrl.spec import Array
 
 FORMAT = "apexrl-checkpoint-1"
 BEST = "best.safetensors"
-_NUMBERED = re.compile(r"update-(\d+)\.safetensors")
+_NUMBERED = re.compile(r"life-(\d+)-update-(\d+)\.safetensors")
+_UNNUMBERED = "update-*.safetensors"  # of versions that knew no lives
 
 Kind = Literal["state", "weights"]
 """``state``: an agent's ``state_dict()``; ``weights``: only what acting needs, ``weights()``."""
@@ -41,37 +45,76 @@ class Checkpoint:
     """Why newer files were passed over (``load_latest``); for the log."""
 
 
-def save(folder: Path, arrays: Mapping[str, Array], metadata: Mapping[str, Any], keep: int = 3) -> Path:
+def save(
+    folder: Path,
+    arrays: Mapping[str, Array],
+    metadata: Mapping[str, Any],
+    keep: int = 3,
+    fence: Fence | None = None,
+) -> Path:
     """Write the agent's whole state as a numbered checkpoint, and remove all but the ``keep`` newest.
+
+    Newest is the highest life, and of one life the most updates. What was just written stays in any case.
 
     Args:
         folder: made if missing.
         arrays: flat ``state_dict()``.
         metadata: JSON-able; must hold ``updates``, the learner updates ever made, which numbers the file.
         keep: numbered checkpoints kept, at least 1; ``best`` is kept besides.
+        fence: of the life that writes; None: life 0, which nobody keeps from writing.
+
+    Raises:
+        FencedError: a newer life writes here; nothing was written.
+        LinkError: the run's place on its server may be another's; nothing was written.
     """
-    path = Path(folder) / f"update-{int(metadata['updates']):09d}.safetensors"
-    _write(path, arrays, metadata, "state")  # first, and whole: what is deleted then is needed no more
-    for old in numbered(folder)[: -max(1, keep)]:
+    life = 0 if fence is None else fence.life
+    path = Path(folder) / f"life-{life:04d}-update-{int(metadata['updates']):09d}.safetensors"
+    about = {**metadata, "life": life}
+    _write(path, arrays, about, "state", fence)  # first, and whole: what is deleted then is needed no more
+    others = [one for one in numbered(folder) if one != path]
+    for old in others[: len(others) + 1 - max(1, keep)]:
         old.unlink(missing_ok=True)
         old.with_suffix(".json").unlink(missing_ok=True)
-    _write_beside(path, metadata, "state")
+    _write_beside(path, about, "state", fence)
     return path
 
 
-def save_best(folder: Path, weights: Mapping[str, Array], metadata: Mapping[str, Any]) -> Path:
-    """Replace the best weights; ``metadata`` should hold ``updates``, ``env_steps`` and ``eval_return``."""
+def save_best(
+    folder: Path, weights: Mapping[str, Array], metadata: Mapping[str, Any], fence: Fence | None = None
+) -> Path:
+    """Replace the best weights; ``metadata`` should hold ``updates``, ``env_steps`` and ``eval_return``. ``fence`` as
+    for ``save``."""
     path = Path(folder) / BEST
-    _write(path, weights, metadata, "weights")
-    _write_beside(path, metadata, "weights")
+    about = {**metadata, "life": 0 if fence is None else fence.life}
+    _write(path, weights, about, "weights", fence)
+    _write_beside(path, about, "weights", fence)
     return path
 
 
 def numbered(folder: Path) -> list[Path]:
-    """The numbered checkpoints, oldest first; empty when there are none."""
-    folder = Path(folder)
-    found = [(int(match[1]), path) for path in folder.glob("update-*") if (match := _NUMBERED.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
+    """The numbered checkpoints, oldest first; empty when there are none.
+
+    Raises:
+        SnapshotError: there are only such of an earlier version.
+    """
+    found = _with_lives(Path(folder))
+    if not found and (old := sorted(Path(folder).glob(_UNNUMBERED))):
+        raise SnapshotError(
+            f"{old[-1]} was written by an earlier version of apexrl, which numbered no lives: go on with that version, "
+            "or train again under another --name"
+        )
+    return [path for _, _, path in found]
+
+
+def newest_life(folder: Path) -> int:
+    """The highest life that has written a numbered checkpoint; 0: none has."""
+    return max((life for life, _, _ in _with_lives(Path(folder))), default=0)
+
+
+def _with_lives(folder: Path) -> list[tuple[int, int, Path]]:
+    """(life, updates, path) of the numbered checkpoints, in that order."""
+    matches = ((_NUMBERED.fullmatch(path.name), path) for path in folder.glob("life-*"))
+    return sorted((int(match[1]), int(match[2]), path) for match, path in matches if match)
 
 
 def latest(folder: Path) -> Path | None:
@@ -136,7 +179,9 @@ def _unreadable(path: Path, why: str) -> SnapshotError:
     return SnapshotError(f"cannot read checkpoint {path}: {why}. Use another checkpoint of that folder, or train again")
 
 
-def _write(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, Any], kind: Kind) -> None:
+def _write(
+    path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, Any], kind: Kind, fence: Fence | None
+) -> None:
     """The safetensors format, written by hand: its own writer hides what the disk said, and sorts nothing."""
     kinds = {name: _dtype(name, value) for name, value in arrays.items()}
     solid = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in arrays.items()}
@@ -151,17 +196,23 @@ def _write(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, Any],
         header[name] = {"dtype": kinds[name], "shape": value.shape, "data_offsets": (begin, end)}
     head = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     head = head.ljust(-(-len(head) // 8) * 8)
+    check = _check(fence)
+    check()
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent)
-    with replacing(path) as temporary, temporary.open("wb") as file:
+    with replacing(path, check) as temporary, temporary.open("wb") as file:
         file.write(len(head).to_bytes(8, "little") + head)
         for name in order:
             if solid[name].size:
                 file.write(solid[name].reshape(-1).view(np.uint8).data)
 
 
-def _write_beside(path: Path, metadata: Mapping[str, Any], kind: Kind) -> None:
-    replace_text(path.with_suffix(".json"), json.dumps({"kind": kind, **metadata}, indent=2) + "\n")
+def _check(fence: Fence | None) -> Callable[[], None]:
+    return (lambda: None) if fence is None else fence.check
+
+
+def _write_beside(path: Path, metadata: Mapping[str, Any], kind: Kind, fence: Fence | None) -> None:
+    replace_text(path.with_suffix(".json"), json.dumps({"kind": kind, **metadata}, indent=2) + "\n", _check(fence))
 
 
 def _dtype(name: str, value: Array) -> str:

@@ -1,6 +1,7 @@
 """The ``apexrl`` command. Light until something is trained: ``--help`` imports neither PyTorch nor Gymnasium.
 
-Exit codes: 0 done, 1 the run failed, 2 the command was not understood, 130 Ctrl-C (after checkpoint and summary).
+Exit codes: 0 done, 1 the run failed, 2 the command was not understood, 75 another living process trains the run (try
+again later), 130 Ctrl-C (after checkpoint and summary).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apexrl.config import Config
-from apexrl.errors import AgentError, ApexrlError, ConfigError, EnvError, SpecError
+from apexrl.errors import AgentError, ApexrlError, ConfigError, EnvError, HeldError, SpecError
 from apexrl.settings import did_you_mean, from_toml
 from apexrl.trust import entrusted
 
@@ -32,7 +33,7 @@ TRAIN_MODULES = frozenset(
 )
 """What the extra ``train`` brings, by import name, for a helpful word when it is missing."""
 
-OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+OK, FAILED, USAGE, HELD, INTERRUPTED = 0, 1, 2, os.EX_TEMPFAIL, 130
 _NOT_UNDERSTOOD = (ConfigError, EnvError, AgentError, SpecError)
 
 
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return OK
     except ApexrlError as error:
         _complain(str(error))
-        return USAGE if isinstance(error, _NOT_UNDERSTOOD) else FAILED
+        return HELD if isinstance(error, HeldError) else USAGE if isinstance(error, _NOT_UNDERSTOOD) else FAILED
     except ModuleNotFoundError as error:
         if (extra := (error.name or "").partition(".")[0]) in ("redis", "ray"):
             _complain(f"{extra} is not installed; run: pip install 'apexrl[train,{extra}]'")
@@ -94,18 +95,20 @@ def _train(words: list[str]) -> int:
     """train a preset, a config.toml, or your own environment"""
     from apexrl import arguments
 
+    again = arguments.resumes_or_starts(words)
     config, meeting = arguments.parse_train(words, *_starting_point(words))
     arguments.check(config)
-    return _run(config, None, meeting)
+    return _run(config, None, meeting, again)
 
 
 def _learner(words: list[str]) -> int:
     """train with actors on other hosts, which meet through a Redis server"""
     from apexrl import arguments
 
+    again = arguments.resumes_or_starts(words)
     config, meeting = arguments.parse_train(words, *_starting_point(words, "learner"), "learner")
     arguments.check(config)
-    return _run(config, None, meeting)
+    return _run(config, None, meeting, again)
 
 
 def _actor(words: list[str]) -> int:
@@ -254,10 +257,14 @@ def _resume(words: list[str]) -> int:
     return _run(config, folder.path, arguments.meeting(wanted, folder.path))
 
 
-def _run(config: Config, resume: Path | None, meeting: Meeting | Gate | Wishes | None = None) -> int:
+def _run(
+    config: Config, resume: Path | None, meeting: Meeting | Gate | Wishes | None = None, again: bool = False
+) -> int:
     from apexrl import api
 
     where: dict[str, Any] = {} if meeting is None else {"meeting": meeting}
+    if again:
+        where["resume_or_start"] = True
 
     def train(observers: list[Observer], on_folder: Callable[[Path], None]) -> Run:
         return api.run(config, observers=observers, resume=resume, on_folder=on_folder, **where)
@@ -279,6 +286,8 @@ def _shown(start: Callable[[list[Observer], Callable[[Path], None]], Run]) -> in
         run = start([panel()], remember)
     except ApexrlError as error:
         _complain(str(error))
+        if isinstance(error, HeldError):
+            return HELD
         return USAGE if path is None and isinstance(error, _NOT_UNDERSTOOD) else FAILED
     finally:
         if path is not None:

@@ -367,6 +367,8 @@ class Meeting:
     """Whether the learner's machine brings actors too; None: as the resumed run did."""
     token: str = field(default="", repr=False)
     """Shared with the hosts, for which the run's record is signed with it; empty: it is not signed."""
+    replace_run: bool = False
+    """Whether what the server keeps of another run of that name, without a learner, may be deleted."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@
     ├── SpecError          wrong names, shapes or dtypes (also a ValueError)
     ├── PriorityError      a NaN, infinite or negative priority (also a ValueError)
     ├── OwnershipError     a second sampler while the owner lives
+    │   ├── HeldError      a second process for a run that a living one trains
+    │   └── FencedError    a newer life writes this run's checkpoints
     ├── ExhaustedError     no free writer lane or stream is left
     ├── SnapshotError      a file is truncated, corrupt, of another version, or cannot be written
     ├── ConfigError        an unknown or contradictory setting (also a ValueError)
@@ -44,6 +46,14 @@ class PriorityError(ApexrlError, ValueError):
 
 class OwnershipError(ApexrlError):
     """Another living process owns the replay."""
+
+
+class HeldError(OwnershipError):
+    """Another living process trains this run; the message names it. Nothing was changed."""
+
+
+class FencedError(OwnershipError):
+    """A newer life of this role, or of this run, writes into the run folder: nothing was written."""
 
 
 class ExhaustedError(ApexrlError):

@@ -6,7 +6,7 @@ import fcntl
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -14,14 +14,16 @@ _OLD_SECONDS = 86_400.0  # where files cannot be locked, a half-written one as o
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path to write to, in place; on a clean exit it is flushed to the disk and takes ``path``'s place."""
+def replacing(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
+    """A temporary path to write to, in place; on a clean exit it is flushed to the disk and takes ``path``'s place,
+    unless ``check``, asked at the last moment, raises."""
     temporary, descriptor = _begin(path)
     try:
         mode = os.fstat(descriptor).st_mode & 0o777
         yield temporary
         temporary.chmod(mode)  # what others may do is the umask's choice, not that of whoever wrote the file
         _sync(temporary)
+        check()
         os.replace(temporary, path)
         _sync(path.parent)
     finally:
@@ -30,9 +32,9 @@ def replacing(path: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a small text file (UTF-8) whole or not at all."""
-    with replacing(path) as temporary:
+def replace_text(path: Path, text: str, check: Callable[[], None] = lambda: None) -> None:
+    """Write a small text file (UTF-8) whole or not at all; ``check`` as for ``replacing``."""
+    with replacing(path, check) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apexrl.spec import Array
+
+if TYPE_CHECKING:
+    from apexrl.ownership import Fence
 
 Arrays = Mapping[str, Array]
 """Field name -> array whose first axis is the batch."""
@@ -186,6 +189,7 @@ class Context(Protocol):
     generation: int  # 0 at first, +1 at every restart
     seed: int  # of this slot and generation
     folder: Path  # the run folder
+    fence: Fence  # asked before anything is written there
     patience: float  # seconds that one step may wait for others; 0 when roles take turns in one process
 
     def clock(self) -> float:

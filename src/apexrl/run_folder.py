@@ -5,7 +5,9 @@ runs/NAME/
   env_spec.json        what observations and actions look like, so that an agent loads without its environment
   metrics.jsonl        one JSON object a line: status, evaluations, messages
   events.out.tfevents… the same for TensorBoard
-  checkpoints/         update-N.safetensors (all state), best.safetensors (weights); JSON beside each
+  checkpoints/         life-L-update-N.safetensors (all state), best.safetensors (weights); JSON beside each
+  lock                 locked by whoever trains the run, for as long as it lives; says who it is
+  lives.json           the newest life of the run, and of each role that writes checkpoints
   learning_curve.png
   policy_lag.png       how old the policy was whose steps were learned from
   autotune.png         with --autotune: what was tried, and what it gave
@@ -34,6 +36,7 @@ from apexrl import settings
 from apexrl.config import Config
 from apexrl.errors import ConfigError, SnapshotError, SpecError
 from apexrl.files import replace_text
+from apexrl.ownership import Lives
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.status import RunStatus
 
@@ -54,6 +57,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
+        self.lives = Lives(self.path)
 
     @classmethod
     def create(cls, config: Config) -> RunFolder:
@@ -63,14 +67,14 @@ class RunFolder:
             ConfigError: the folder cannot be made.
         """
         name = config.name or default_name(config)
-        text = settings.to_toml(config, _header())
+        settings.to_toml(config)  # refused before there is a folder
         out = Path(config.out).expanduser()
         try:
-            path = _make_unique(out, name)
-            (path / "config.toml").write_text(text, encoding="utf-8")
+            folder = cls(_make_unique(out, name))
+            folder.write_config(config)
         except OSError as error:
             raise ConfigError(f"cannot write a run folder in --out {out}: {error.strerror or error}") from error
-        return cls(path)
+        return folder
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
@@ -155,8 +159,17 @@ class RunFolder:
             raise ConfigError(f"{self.config_path} cannot be read ({error})") from error
         return settings.from_toml(text, str(self.config_path))
 
+    def write_config(self, config: Config) -> None:
+        """Write ``config.toml``, whole or not at all: with it, a folder is a run's."""
+        replace_text(self.config_path, settings.to_toml(config, _header()))
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write ``summary.json``, whole or not at all; NaN and infinity become null."""
+        """Write ``summary.json``, whole or not at all; NaN and infinity become null.
+
+        Raises:
+            FencedError: another process has begun a newer life of the run.
+        """
+        self.lives.check()
         _replace_json(self.summary_path, summary)
 
     def summary(self) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def test_a_run_without_a_summary_only_leaves_its_place(redis_server: RedisServer
 def test_another_run_of_the_name_ends_both_sides(redis_server: RedisServer, learner: Beacon, place: HostPlace) -> None:
     with closing(Beacon(place, config())) as host, redis_server.client() as client:
         client.delete(RunKeys("r").learner)  # as if this learner had been frozen for longer than its lease
-        LearnerPlace.take(redis_server.server(), record("another-run"), TTL).leave()
+        LearnerPlace.take(redis_server.server(), record("another-run"), TTL, replace=True).leave()
         assert wait_for(reason(learner)) == "replaced"
         assert wait_for(reason(host)) == "replaced"
         with pytest.raises(OwnershipError, match="has another learner now"):

@@ -45,7 +45,7 @@ def test_a_run_leaves_a_complete_folder_and_nobody_alive(tmp_path: Path) -> None
     assert summary["final_eval_episodes"] == 4
     assert summary["final_eval_return"] > 0
     assert 0 <= summary["policy_lag"]["mean"] <= summary["policy_lag"]["max"] < summary["updates"]
-    assert (folder / "checkpoints" / f"update-{summary['updates']:09d}.safetensors").exists()
+    assert list((folder / "checkpoints").glob(f"life-*-update-{summary['updates']:09d}.safetensors"))
     assert (folder / "checkpoints" / "best.safetensors").exists()
     assert json.loads((folder / "summary.json").read_text())["updates"] == summary["updates"]
     assert all_gone(worker.pid for status in watcher.statuses for worker in status.workers if worker.pid)
@@ -177,7 +177,7 @@ def test_a_run_resumes_with_counters_weights_and_replay(tmp_path: Path) -> None:
     assert second["episodes"] > first["episodes"]
     assert second["wall_seconds"] > first["wall_seconds"]
     assert watcher.statuses[0].replay_size > 1500
-    assert any(f"restored update-{first['updates']:09d}" in text for text in watcher.texts)
+    assert any("restored" in text and f"update-{first['updates']:09d}" in text for text in watcher.texts)
     assert min(status.weights_version for status in watcher.statuses if status.weights_version) > first["updates"]
 
 
@@ -246,5 +246,5 @@ def test_ctrl_c_ends_with_checkpoint_and_summary(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["stopped_by"] == "interrupted"
     assert (summary["final_eval_return"], summary["final_eval_episodes"]) == (None, 0)  # which would take its time
-    assert list((tmp_path / "run" / "checkpoints").glob(f"update-*{summary['updates']}.safetensors"))
+    assert list((tmp_path / "run" / "checkpoints").glob(f"life-*-update-*{summary['updates']}.safetensors"))
     assert all_gone([*workers, *simulators])

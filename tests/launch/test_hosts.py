@@ -93,19 +93,19 @@ def test_a_resumed_run_is_the_same_on_the_server(tmp_path: Path) -> None:
     folder = RunFolder.create(small(tmp_path))
     first = Identity.of(folder.config(), Meeting("redis://x", "cp", actors=False), None)
     first.write(folder)
-    assert Identity.of(folder.config(), Meeting("redis://x", actors=None), folder.path) == first
-    renamed = Identity.of(folder.config(), Meeting("redis://x", "other", actors=True), folder.path)
+    assert Identity.of(folder.config(), Meeting("redis://x", actors=None), folder) == first
+    renamed = Identity.of(folder.config(), Meeting("redis://x", "other", actors=True), folder)
     assert renamed == Identity("other", first.run_id, True)
     assert Identity.of(folder.config(), Meeting("redis://x"), None).run_id != first.run_id
 
 
 def test_a_run_that_was_never_on_a_server_can_be_resumed_on_one(tmp_path: Path) -> None:
     folder = RunFolder.create(small(tmp_path))
-    identity = Identity.of(folder.config(), Meeting("redis://x", actors=None), folder.path)
+    identity = Identity.of(folder.config(), Meeting("redis://x", actors=None), folder)
     assert (identity.name, identity.actors) == ("run", True)
     folder.hosts_path.write_text("[]")
     with pytest.raises(ConfigError, match=r"hosts\.json cannot be read"):
-        Identity.of(folder.config(), Meeting("redis://x"), folder.path)
+        Identity.of(folder.config(), Meeting("redis://x"), folder)
 
 
 def test_no_url_shows_where_things_are_shown() -> None:

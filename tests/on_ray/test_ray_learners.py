@@ -131,7 +131,7 @@ def test_learners_of_gorila_are_served_from_shards_and_replaced_as_servers_are(c
     assert summary["env_steps"] > 200
     assert 0 < summary["samples_per_insert"] < 20
     numbered = checkpoint.numbered(tmp_path / "run" / "checkpoints")
-    assert numbered[-1].name == f"update-{summary['updates']:09d}.safetensors"
+    assert numbered[-1].name.endswith(f"update-{summary['updates']:09d}.safetensors")
     # Actors got weights that servers had made, and not only the first ones.
     assert summary["policy_lag"]["mean"] < summary["updates"] / 2
 

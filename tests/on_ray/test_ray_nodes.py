@@ -68,7 +68,7 @@ def test_the_learners_node_is_lost_and_home_begins_anew_from_the_last_checkpoint
 
     def act(watcher: Watcher, status: RunStatus) -> bool:
         if not lost:
-            if status.updates > 60 and list((tmp_path / "run" / "checkpoints").glob("update-*.safetensors")):
+            if status.updates > 60 and list((tmp_path / "run" / "checkpoints").glob("life-*-update-*.safetensors")):
                 lost.append(status.updates)
                 nodes.lose(watcher.seen["node"])
                 watcher.seen = {}

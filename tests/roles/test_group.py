@@ -137,7 +137,9 @@ def test_the_first_publishes_counts_and_keeps(together: Together) -> None:
     for learner in together.learners:
         learner.close()
     folder = RunFolder(together.stage.context("x").folder)
-    assert [path.name for path in checkpoint.numbered(folder.checkpoints)] == [f"update-{updates:09d}.safetensors"]
+    assert [path.name for path in checkpoint.numbered(folder.checkpoints)] == [
+        f"life-0000-update-{updates:09d}.safetensors"
+    ]
     lags = [values for values in together.stage.values("metrics") if values["run_lag_histogram"]]
     assert {values["reporter"] for values in lags} == {"learner-0", "learner-1"}
     steps = sum(sum(values["run_lag_histogram"].values()) for values in lags[-2:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def test_a_replay_that_cannot_be_written_is_a_warning(
 ) -> None:
     monkeypatch.setattr(checkpoints, "LAST_SECONDS", 0.0)
 
-    def save(path: Path) -> None:
+    def save(path: Path, check: Callable[[], None]) -> None:
         raise SnapshotError(f"cannot write {path}") from OSError(errno.ENOSPC, "No space left on device")
 
     checkpoints.save_replay(stage.context("learner"), save)

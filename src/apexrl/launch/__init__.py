@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from apexrl.tokens import Gate
 
 if TYPE_CHECKING:
     from apexrl.config import Config, Meeting
+    from apexrl.launch.claims import Claim
     from apexrl.status import Observer
 
 __all__ = ["check", "join", "join_envs", "launch"]
@@ -24,6 +26,7 @@ def launch(
     resume: Path | None = None,
     env: Callable[..., Any] | None = None,
     meeting: Meeting | Gate | Wishes | None = None,
+    claim: Claim | None = None,
 ) -> dict[str, Any]:
     """Run ``config`` to its end and return the summary, which is also in the run folder.
 
@@ -34,6 +37,7 @@ def launch(
         env: makes the environment, in place of ``config.env.env``.
         meeting: where other hosts may bring actors, or environment workers; or a Ray cluster; None: a run on this
             machine alone.
+        claim: a run folder that is locked already, in place of ``resume``; who made it closes it.
 
     Raises:
         ConfigError: a setting makes no sense.
@@ -41,29 +45,32 @@ def launch(
         WorkerError: a role failed more often than it may.
         NonFiniteError: a loss, a gradient or weights became NaN or infinite.
         LinkError: the server cannot be reached, or is not fit for a run.
-        OwnershipError: the run has a learner already.
+        HeldError: another process trains the run already.
+        OwnershipError: another process has taken the run over.
 
         In all cases no process is left behind; once the run folder exists, so does its summary.
     """
     from apexrl.launch.supervisor import Interrupts
 
     began = time.monotonic()
-    if resume is not None:  # before anything is taken, or asked for
+    if resume is not None:  # before anything else is taken, or asked for
+        from apexrl.launch import claims
         from apexrl.launch.ledger import check_ahead
-        from apexrl.run_folder import RunFolder
 
-        check_ahead(config.stop, RunFolder.open(resume))
+        with closing(claims.resume(resume, config)) as own:
+            check_ahead(config.stop, own.folder)
+            return launch(config, observers, None, env, meeting, own)
     if env is not None:
         config = replace(config, env=replace(config.env, env=env))
     with Interrupts() as interrupts:
         if isinstance(meeting, Wishes):
             from apexrl.launch.ray import runs as on_ray
 
-            return on_ray.cluster(config, meeting, observers, resume, interrupts, began)
+            return on_ray.cluster(config, meeting, observers, claim, interrupts, began)
         if isinstance(meeting, Gate):
             from apexrl.launch import gate
 
-            return gate.learn(config, meeting, observers, resume, interrupts, began)
+            return gate.learn(config, meeting, observers, claim, interrupts, began)
         if meeting is not None:
             if config.wiring.autotune:
                 from apexrl.errors import ConfigError
@@ -71,11 +78,11 @@ def launch(
                 raise ConfigError("--autotune tunes one machine: with --redis, leave it out")
             from apexrl.launch import hosts
 
-            return hosts.learn(config, meeting, observers, resume, interrupts, began)
+            return hosts.learn(config, meeting, observers, claim, interrupts, began)
         from apexrl.launch import runs
 
         launcher = runs.serial if config.serial else runs.processes
-        return launcher(config, observers, resume, interrupts, began)
+        return launcher(config, observers, claim, interrupts, began)
 
 
 def check(config: Config) -> None:

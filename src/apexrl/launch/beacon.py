@@ -12,9 +12,11 @@ from typing import Any, Final
 from apexrl.config import Config
 from apexrl.errors import LinkError, OwnershipError
 from apexrl.links.backoff import Backoff
+from apexrl.links.control import ControlBoard
 from apexrl.links.redis.members import HostPlace, renewal_pause
 from apexrl.links.redis.run import LearnerPlace, Orders
 from apexrl.links.redis.values import HostDigest, LearnerDigest
+from apexrl.ownership import REPLACED, lease_clock
 from apexrl.status import Level, RunStatus
 
 CLOSE_SECONDS: Final = 20.0
@@ -50,6 +52,8 @@ class Beacon:
         self._reason = ""
         self._news: queue.SimpleQueue[tuple[str, Level]] = queue.SimpleQueue()  # bounded: only changes are told
         self._tell: Callable[[str, Level], None] | None = None
+        self._board: ControlBoard | None = None
+        self._paused = False  # the learner's place may be another's
         self._alone_since: float | None = None  # monotonic seconds
         self._server_away = self._learner_away = self._weights_away = False
         self._telling = False  # of what this beacon found out: that is no news of this host's
@@ -61,6 +65,13 @@ class Beacon:
     def announce(self, tell: Callable[[str, Level], None]) -> None:
         """Where news for a human go, from the supervisor's thread."""
         self._tell = tell
+
+    def guard(self, board: ControlBoard) -> None:
+        """Tell all writers of checkpoints, through ``board``, until when the learner's place is surely its own: a word
+        in shared memory, which runs out by itself when this thread cannot renew it."""
+        assert isinstance(self._place, LearnerPlace)
+        board.held_until = self._place.held_until
+        self._board = board
 
     def close(self) -> None:
         """Give the place back: as the end of the run if it had one, else for another to take."""
@@ -78,6 +89,7 @@ class Beacon:
         self._status = status
         if status.weights_version != self._weights[0]:
             self._weights = status.weights_version, time.monotonic()
+        self._look_at_lease()
         while self._tell is not None and not self._news.empty():
             self._telling = True
             self._tell(*self._news.get())
@@ -106,11 +118,15 @@ class Beacon:
                 continue
             try:
                 self._heed(self._renew())
+                if self._board is not None and isinstance(self._place, LearnerPlace):
+                    self._board.held_until = self._place.held_until
                 backoff.reset()
             except LinkError as error:
                 self._lost(error)
                 pause = backoff.next()
             except Exception as error:  # the supervisor's thread raises it, and closes this beacon
+                if self._board is not None and isinstance(error, OwnershipError):
+                    self._board.held_until = REPLACED
                 self.error, self._reason = error, "replaced" if isinstance(error, OwnershipError) else "error"
                 failed = True
             self._wait_for_others()
@@ -123,6 +139,21 @@ class Beacon:
 
     def _digest(self, place: HostPlace) -> HostDigest:
         return HostDigest.of(self._status, {**self._carried, "dropped_messages": place.outbox.dropped})
+
+    def _look_at_lease(self) -> None:
+        """Tell when checkpoints are not written any more, and when they are again."""
+        until = 0.0 if self._board is None else self._board.held_until
+        paused = until > 0 and lease_clock() > until
+        if paused != self._paused and self._tell is not None:
+            self._paused = paused
+            if paused:
+                self._tell(
+                    f"the place of run {self._run} on the server could not be renewed in time, and another learner may "
+                    "take it: no checkpoints are written until the server answers",
+                    "warning",
+                )
+            elif until != REPLACED:
+                self._tell(f"run {self._run} has kept its place: checkpoints are written again", "info")
 
     def _heed(self, orders: Orders) -> None:
         if self._server_away:

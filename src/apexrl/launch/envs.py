@@ -28,6 +28,7 @@ from apexrl.launch.probe import probe_env
 from apexrl.launch.runs import supervise
 from apexrl.launch.supervisor import Interrupts, Supervisor
 from apexrl.links.backoff import Backoff
+from apexrl.links.control import ControlBoard
 from apexrl.links.inference_hello import RefusedError, UnreachableError
 from apexrl.links.inference_host import HostEnd
 from apexrl.links.inference_messages import MOST_EPISODES, MOST_TEXT, MOST_TEXTS, Record
@@ -191,7 +192,7 @@ def _work(
         slots = ", ".join(str(slot) for slot, _ in host.leases)
         program = envs_side(config, seen.spec, host.leases, inference)
 
-        def first(ledger: Ledger) -> None:
+        def first(ledger: Ledger, board: ControlBoard) -> None:
             keeper.announce(ledger.tell)
             ledger.carried = {"learner": record.host, "slots": [slot for slot, _ in host.leases]}
             ledger.tell(f"joined run {record.name} at {host.where} with the slots {slots}", "info")

@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from apexrl import settings
@@ -16,9 +15,11 @@ from apexrl.config import AgentConfig, Config
 from apexrl.errors import ConfigError
 from apexrl.files import replace_text
 from apexrl.launch.agreement import own_name
+from apexrl.launch.claims import Claim
 from apexrl.launch.ledger import Ledger
 from apexrl.launch.runs import supervise
 from apexrl.launch.supervisor import Interrupts, Supervisor, preloaded
+from apexrl.links.control import ControlBoard
 from apexrl.links.inference_hello import LEAST_TOKEN
 from apexrl.links.inference_messages import Record
 from apexrl.run_folder import RunFolder, default_name, spec_to_json, versions
@@ -37,7 +38,7 @@ def learn(
     config: Config,
     gate: Gate,
     observers: Sequence[Observer],
-    resume: Path | None,
+    claim: Claim | None,
     interrupts: Interrupts,
     began: float,
 ) -> dict[str, Any]:
@@ -48,16 +49,16 @@ def learn(
     """
     config = _for_many(config, gate)
     wire = topology(config.topology)
-    run_id = _known(resume) or str(uuid.uuid4())
+    run_id = _known(None if claim is None else claim.folder) or str(uuid.uuid4())
     with closing(Supervisor(config, interrupts, (*preloaded(config), *GATE_PRELOAD))) as supervisor:
         seen = supervisor.probe()
         whole = wire(config, seen)
         program = gateway_side(whole, {"gate": gate, "record": make_record(config, run_id, whole, seen)})
 
-        def first(ledger: Ledger) -> None:
+        def first(ledger: Ledger, board: ControlBoard) -> None:
             replace_text(ledger.folder.path / _IDENTITY, json.dumps({"run_id": run_id}) + "\n")
 
-        return supervise(supervisor, program, config, observers, resume, began, seen, first)
+        return supervise(supervisor, program, config, observers, claim, began, seen, first)
 
 
 def make_record(config: Config, run_id: str, program: Program, seen: Probe) -> Record:
@@ -97,11 +98,11 @@ def _for_many(config: Config, gate: Gate) -> Config:
     return with_slots(replace(config, name=config.name or default_name(config)))
 
 
-def _known(resume: Path | None) -> str:
+def _known(folder: RunFolder | None) -> str:
     """The id of a run that is resumed; empty: it was never open to other hosts."""
-    if resume is None:
+    if folder is None:
         return ""
-    path = RunFolder.open(resume).path / _IDENTITY
+    path = folder.path / _IDENTITY
     try:
         return str(json.loads(path.read_text(encoding="utf-8"))["run_id"])
     except FileNotFoundError:

@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 from apexrl import settings
@@ -32,12 +31,14 @@ from apexrl.errors import (
 from apexrl.files import replace_text
 from apexrl.launch.agreement import first_difference
 from apexrl.launch.beacon import Beacon
+from apexrl.launch.claims import Claim
 from apexrl.launch.companion import Companion
 from apexrl.launch.ledger import Ledger
 from apexrl.launch.probe import step_spec_to_json
 from apexrl.launch.runs import supervise
 from apexrl.launch.supervisor import Interrupts, Supervisor, preloaded
 from apexrl.links.backoff import Backoff
+from apexrl.links.control import ControlBoard
 from apexrl.links.redis.keys import RunKeys, check_name
 from apexrl.links.redis.members import HostPlace
 from apexrl.links.redis.run import LearnerPlace, RunRecord, find_run, host_name
@@ -74,10 +75,10 @@ class Identity:
     """Whether the learner's machine brings actors too."""
 
     @classmethod
-    def of(cls, config: Config, meeting: Meeting, resume: Path | None) -> Identity:
-        """A new one, or that of a resumed run, which stands in its folder."""
-        known = cls._read(RunFolder.open(resume)) if resume is not None else None
-        name = meeting.run or (known.name if known else resume.name if resume is not None else config.name)
+    def of(cls, config: Config, meeting: Meeting, folder: RunFolder | None) -> Identity:
+        """A new one, or that of the run in ``folder``, which stands there."""
+        known = cls.read(folder) if folder is not None else None
+        name = meeting.run or (known.name if known else folder.path.name if folder is not None else config.name)
         actors = meeting.actors if meeting.actors is not None else known is None or known.actors
         return cls(check_name(name), known.run_id if known else str(uuid.uuid4()), actors)
 
@@ -86,7 +87,7 @@ class Identity:
         replace_text(folder.hosts_path, json.dumps(values) + "\n")
 
     @classmethod
-    def _read(cls, folder: RunFolder) -> Identity | None:
+    def read(cls, folder: RunFolder) -> Identity | None:
         """None: it was never on a server."""
         try:
             values = json.loads(folder.hosts_path.read_text(encoding="utf-8"))
@@ -102,7 +103,7 @@ def learn(
     config: Config,
     meeting: Meeting,
     observers: Sequence[Observer],
-    resume: Path | None,
+    claim: Claim | None,
     interrupts: Interrupts,
     began: float,
 ) -> dict[str, Any]:
@@ -113,32 +114,38 @@ def learn(
 
     Raises:
         LinkError: the server cannot be reached, or is not fit for a run.
-        OwnershipError: the run has a learner.
+        HeldError: the run has a learner.
+        ConfigError: it cannot be such a run, or the server keeps another one of that name.
     """
     config = _for_many(config, meeting)
-    if resume is not None:
-        config = replace(config, out=str(resume.parent))  # of the actors here: beside it, wherever its file says
-    identity = Identity.of(config, meeting, resume)
+    if claim is not None:
+        config = replace(config, out=str(claim.folder.path.parent))  # of the actors here: beside it
+    before = claim is not None and (not claim.begins or claim.folder.hosts_path.exists())
+    identity = Identity.of(config, meeting, None if claim is None else claim.folder)
     wire = topology(config.topology)
     server = Server(meeting.url)
     server.check()
     with ExitStack() as stack:
         companion = stack.enter_context(closing(Companion(meeting.url, identity, config))) if identity.actors else None
         preload = (*preloaded(config), *HOST_PRELOAD)
-        supervisor = stack.enter_context(closing(Supervisor(config, interrupts, preload)))
+        hurried = ("interrupted", "replaced")
+        supervisor = stack.enter_context(closing(Supervisor(config, interrupts, preload, hurried)))
         seen = supervisor.probe()
         whole = wire(config, seen)
         record = make_record(config, identity, whole, seen)
         if meeting.token:
             record = sign(record, meeting.token)
-        place = LearnerPlace.take(server, record, config.hosts.lease_seconds)
+        if claim is not None and not claim.folder.hosts_path.exists():  # who dies now finds its place again
+            identity.write(claim.folder)
+        place = LearnerPlace.take(server, record, config.hosts.lease_seconds, meeting.replace_run)
         remote = {"server": server, "keys": place.keys, "run_id": identity.run_id, "fence": place.taken}
         beacon = stack.enter_context(closing(Beacon(place, config)))
-        program = learner_side(whole, remote, resumed=resume is not None)
+        program = learner_side(whole, remote, resumed=before)
         watchers = [beacon] if companion is None else [beacon, companion]
 
-        def first(ledger: Ledger) -> None:
+        def first(ledger: Ledger, board: ControlBoard) -> None:
             beacon.announce(ledger.tell)
+            beacon.guard(board)
             if companion is not None:
                 companion.announce(ledger.tell)
             identity.write(ledger.folder)
@@ -149,7 +156,7 @@ def learn(
             if companion is not None:
                 companion.check()
 
-        return supervise(supervisor, program, config, [*observers, *watchers], resume, began, seen, first, last)
+        return supervise(supervisor, program, config, [*observers, *watchers], claim, began, seen, first, last)
 
 
 def join(
@@ -359,7 +366,7 @@ def _work(
         }
         program = actor_side(whole, [(slot.index, slot.generation) for slot in place.slots], remote)
 
-        def first(ledger: Ledger) -> None:
+        def first(ledger: Ledger, board: ControlBoard) -> None:
             beacon.announce(ledger.tell)
             slots = ", ".join(str(slot.index) for slot in place.slots)
             ledger.tell(f"joined run {record.name} at {server.address} with the slots {slots}", "info")

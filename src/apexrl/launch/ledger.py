@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from apexrl import checkpoint
 from apexrl.config import Config, StopConfig
-from apexrl.errors import ConfigError, SnapshotError
+from apexrl.errors import ConfigError, FencedError, SnapshotError
 from apexrl.launch.lags import Lags
 from apexrl.launch.returns import LatestReturns
 from apexrl.metrics import RateMeter, progress, read_rows
@@ -96,6 +97,7 @@ class Ledger:
         self.tuned: Mapping[str, Any] = {}  # what an auto-tuner has found
         self.given_up: list[str] = []  # workers without which the run goes on
         self._observers = observers
+        self._unnumbered: set[str] = set()  # whose next life waits for the run folder
         self.base = base
         self._began = began
         self._first_step: float | None = None
@@ -128,6 +130,9 @@ class Ledger:
             goal = self.config.stop.stop_at_return
             if goal is not None and mean >= goal:
                 self.stop("stop_at_return")
+        elif kind == "checkpoint":
+            with suppress(OSError):  # it is noted with the next one
+                self.folder.lives.keep()
         elif kind in ("intake", "uplink", "gateway"):
             self.carried = values
         elif kind == "inference":
@@ -151,6 +156,22 @@ class Ledger:
         """Enter why the run stops; the first reason holds."""
         if self.stop_reason is None:
             self.stop_reason = reason
+
+    def number(self, name: str) -> int | None:
+        """The number of a new life of a role that writes into the run folder; None: it cannot be written down now.
+
+        Raises:
+            FencedError: another process has begun a newer life of the run.
+        """
+        try:
+            number = self.folder.lives.grant(name)
+        except OSError as error:
+            if name not in self._unnumbered:
+                self._unnumbered.add(name)
+                self.tell(f"{name} cannot begin before {self.folder.path} can be written: {error}", "warning")
+            return None
+        self._unnumbered.discard(name)
+        return number
 
     @property
     def started(self) -> bool:
@@ -234,7 +255,11 @@ class Ledger:
             given_up=self.given_up,
             error=error,
         )
-        self.folder.write_summary(summary)
+        summary["life"] = self.folder.lives.run
+        try:
+            self.folder.write_summary(summary)
+        except FencedError as fenced:
+            self.tell(str(fenced), "warning")
         for observer in self._observers:
             observer.finished(summary)
         return summary

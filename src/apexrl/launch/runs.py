@@ -7,8 +7,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from apexrl import checkpoint
 from apexrl.config import Config
 from apexrl.errors import ConfigError
+from apexrl.launch import claims
+from apexrl.launch.claims import Claim
 from apexrl.launch.ledger import Base, Ledger, base_of
 from apexrl.launch.probe import probe
 from apexrl.launch.serial import run_serial
@@ -17,14 +20,13 @@ from apexrl.launch.wiring import Wiring
 from apexrl.links.control import ControlBoard
 from apexrl.metrics import RunLog
 from apexrl.roles import checkpoints
-from apexrl.run_folder import RunFolder
 from apexrl.status import Observer
 from apexrl.topologies import Probe, Program, topology
 from apexrl.topologies.program import with_room
 
 
 def processes(
-    config: Config, observers: Sequence[Observer], resume: Path | None, interrupts: Interrupts, began: float
+    config: Config, observers: Sequence[Observer], claim: Claim | None, interrupts: Interrupts, began: float
 ) -> dict[str, Any]:
     """Every worker a process."""
     wire = topology(config.topology)
@@ -35,7 +37,7 @@ def processes(
         program = wire(config, seen)
         if config.wiring.autotune and not program.tunable:
             raise ConfigError(f"topology {config.topology} has no numbers that could be tuned: leave out --autotune")
-        return supervise(supervisor, program, config, observers, resume, began, seen)
+        return supervise(supervisor, program, config, observers, claim, began, seen)
     finally:
         supervisor.close()
 
@@ -52,10 +54,10 @@ def supervise(
     program: Program,
     config: Config,
     observers: Sequence[Observer],
-    resume: Path | None,
+    claim: Claim | None,
     began: float,
     seen: Probe,
-    first: Callable[[Ledger], None] = lambda ledger: None,
+    first: Callable[[Ledger, ControlBoard], None] = lambda ledger, board: None,
     last: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Run ``program`` in processes, with its run folder; returns the summary.
@@ -69,18 +71,18 @@ def supervise(
     def body(ledger: Ledger, wiring: Wiring) -> None:
         for name in ("env_steps", "updates", "episodes"):
             board.set_base(name, getattr(ledger.base, name))
-        first(ledger)
+        first(ledger, board)
         try:
             supervisor.run(program, ledger, board, wiring)
         finally:
             supervisor.close()
         last()
 
-    return record(config, observers, resume, began, seen, body, lambda path: Wiring(program, True, path))
+    return record(config, observers, claim, began, seen, body, lambda path: Wiring(program, True, path))
 
 
 def serial(
-    config: Config, observers: Sequence[Observer], resume: Path | None, interrupts: Interrupts, began: float
+    config: Config, observers: Sequence[Observer], claim: Claim | None, interrupts: Interrupts, began: float
 ) -> dict[str, Any]:
     """Every role in this process, in turn."""
     wire = topology(config.topology)
@@ -90,25 +92,41 @@ def serial(
     def body(ledger: Ledger, wiring: Wiring) -> None:
         run_serial(program, ledger, wiring, interrupts)
 
-    return record(config, observers, resume, began, seen, body, lambda path: Wiring(program, False, path))
+    return record(config, observers, claim, began, seen, body, lambda path: Wiring(program, False, path))
 
 
 def record(
     config: Config,
     observers: Sequence[Observer],
-    resume: Path | None,
+    claim: Claim | None,
     began: float,
     seen: Probe,
     body: Callable[[Ledger, Wiring], None],
     wire: Callable[[Path], Wiring],
 ) -> dict[str, Any]:
-    """Run ``body`` between the run folder's making and its summary, which is written whatever happens."""
-    folder = RunFolder.create(config) if resume is None else RunFolder.open(resume)
-    base = Base() if resume is None else base_of(folder)
+    """Run ``body`` between the run folder's making and its summary, which is written whatever happens.
+
+    Args:
+        claim: the run folder, locked; None: a new one is made, and locked here.
+
+    Raises:
+        HeldError: another process trains this run.
+        FencedError: another process has taken it over meanwhile.
+    """
+    if claim is None:
+        with closing(claims.begin(config)) as own:
+            return record(config, observers, own, began, seen, body, wire)
+    folder = claim.folder
+    base = Base() if claim.begins else base_of(folder)
     checkpoints.check_left(folder, base.updates)
+    if claim.begins:
+        folder.write_config(config)
+    folder.lives.begin(checkpoint.newest_life(folder.checkpoints))
     wiring = wire(folder.replay_path)
     ledger = Ledger(config, folder, [RunLog(folder.path), *observers], base, began)
     try:
+        if claim.lock.trouble:
+            ledger.tell(claim.lock.trouble, "warning")
         folder.write_spec(seen.spec)
         ledger.open()
         body(ledger, wiring)

@@ -46,6 +46,7 @@ def run_serial(program: Program, ledger: Ledger, wiring: Wiring, interrupts: Int
                 generation=0,
                 seed=slot_seed(config.seed, node.name, index, 0, base.env_steps),
                 folder=ledger.folder.path,
+                life=ledger.folder.lives.grant(f"{node.name}-{index}") if node.fenced else 0,
             )
             members.append((context, node.factory(context, **wiring.ports(node))))
     turns = {

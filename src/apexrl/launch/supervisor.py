@@ -57,6 +57,7 @@ _STARTER_SECONDS = 5.0  # without a sign of the fork server, after which nothing
 _LEAVE_SECONDS = 20.0  # from being asked to leave, while the run goes on, to the kill
 _KEEPER_GRACE_SECONDS = 120.0  # of the role that writes checkpoints
 _REPLAY_GRACE_SECONDS = 1800.0  # when it also writes the replay
+_NUMBER_SECONDS = 1.0  # until a life's number is tried to be written again
 _HURRIED_GRACE_SECONDS = 5.0
 _HURRIED_KEEPER_SECONDS = 30.0  # it has a checkpoint to write
 _PROBE_TICKET = 0
@@ -200,7 +201,11 @@ class Supervisor:
             raise self._failure
 
     def _begin(self, slot: Slot, now: float) -> None:
-        """Start a life."""
+        """Start a life, if one that writes into the run folder can have its number."""
+        life = self._ledger.number(slot.name) if slot.node.fenced else 0
+        if life is None:
+            slot.restart_at = now + _NUMBER_SECONDS
+            return
         theirs, output = slot.begin(now)
         assignment = Assignment(
             name=slot.name,
@@ -216,6 +221,7 @@ class Supervisor:
             factory=slot.node.factory,
             ports=self._wiring.ports(slot.node),
             nice=slot.node.nice,
+            life=life,
         )
         slot.ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
         self._tickets[slot.ticket] = slot

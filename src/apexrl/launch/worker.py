@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from apexrl.errors import AgentError, ConfigError, NonFiniteError, SpecError
+from apexrl.errors import AgentError, ConfigError, FencedError, NonFiniteError, SpecError
 from apexrl.launch.standstill import dump_on_request
 from apexrl.links.context import SharedContext
 from apexrl.links.control import ControlBoard
 from apexrl.status import OTHER_WORK, WORK
 from apexrl.topologies.program import Factory
 
-FATAL = (NonFiniteError, ConfigError, SpecError, AgentError)
+FATAL = (NonFiniteError, ConfigError, SpecError, AgentError, FencedError)
 """Errors that another life would only repeat: they end the run."""
 
 _TEXT = 32_000  # characters of a traceback that travel
@@ -47,6 +47,8 @@ class Assignment:
     factory: Factory
     ports: Mapping[str, Any]
     nice: int = 0
+    life: int = 0
+    """Its number among those that write into the run folder (``ownership``); 0: it does not."""
 
 
 def work(channel: socket.socket, assignment: Assignment) -> int:
@@ -70,6 +72,7 @@ def work(channel: socket.socket, assignment: Assignment) -> int:
         board=assignment.board,
         row=assignment.row,
         channel=channel,
+        life=assignment.life,
     )
     return run_role(context, assignment.factory, assignment.ports)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from apexrl.links import messages
 from apexrl.links.control import COUNTERS, HURRY, RUN, ControlBoard, Row
+from apexrl.ownership import Fence
 
 _HEARTBEAT_SECONDS = 0.2
 
@@ -33,6 +34,7 @@ class SharedContext:
         board: ControlBoard,
         row: int,
         channel: socket.socket,
+        life: int = 0,
     ) -> None:
         self.name = name
         self.role = role
@@ -40,6 +42,7 @@ class SharedContext:
         self.generation = generation
         self.seed = seed
         self.folder = folder
+        self.fence = Fence(folder, name, life, lambda: board.held_until)
         self._board = board
         self._row = board.row(row)
         self._channel = channel
@@ -136,7 +139,16 @@ class InlineContext:
     patience = 0.0
 
     def __init__(
-        self, run: InlineRun, *, name: str, role: str, index: int, generation: int, seed: int, folder: Path
+        self,
+        run: InlineRun,
+        *,
+        name: str,
+        role: str,
+        index: int,
+        generation: int,
+        seed: int,
+        folder: Path,
+        life: int = 0,
     ) -> None:
         self.name = name
         self.role = role
@@ -144,6 +156,7 @@ class InlineContext:
         self.generation = generation
         self.seed = seed
         self.folder = folder
+        self.fence = Fence(folder, name, life)
         self._run = run
         self.counts = dict.fromkeys(COUNTERS, 0)
 

@@ -52,7 +52,7 @@ STATES = ("starting", "acting", "learning", "evaluating", "serving", "carrying",
 """What a worker says it is doing (the rest of ``status.WorkerState`` is for its supervisor to see)."""
 
 _CELLS = 32  # 8-byte words per row: 256 bytes, so that two workers never share a cache line
-_STOP = 0  # header cell
+_STOP, _HELD_UNTIL = 0, 1  # header cells
 _PID, _GENERATION, _HEARTBEAT, _BUSY, _STATE, _DISMISSED, _FIRST_COUNTER = 0, 1, 2, 3, 4, 5, 8
 _COLUMN = {name: _FIRST_COUNTER + i for i, name in enumerate(COUNTERS)}
 
@@ -85,6 +85,16 @@ class ControlBoard:
     @stop.setter
     def stop(self, word: int) -> None:
         self._ints[_STOP] = word
+
+    @property
+    def held_until(self) -> float:
+        """Until when the run's place on its server is surely its own, by ``ownership.lease_clock``; 0: it needs none;
+        ``ownership.REPLACED``: another has it."""
+        return float(self._floats[_HELD_UNTIL])
+
+    @held_until.setter
+    def held_until(self, seconds: float) -> None:
+        self._floats[_HELD_UNTIL] = seconds
 
     def set_base(self, counter: str, value: int) -> None:
         """Start a counter's total at ``value``: what a resumed run had counted before."""

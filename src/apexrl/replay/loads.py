@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,7 +120,7 @@ class Loads:
         self._replay.check_served(batch_size, beta, normalize)
         return BatchServer(self, learners, batch_size, beta, prefetch, normalize)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], check: Callable[[], None] = lambda: None) -> None:
         """ConfigError: no process has all of it."""
         self._replay.save(path)
 

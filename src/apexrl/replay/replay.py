@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -379,14 +379,18 @@ class Replay:
             **counters,
         }
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write items, priorities, keys, limiter counters and RNG to one file, atomically, while workers go on."""
+    def save(self, path: str | os.PathLike[str], check: Callable[[], None] = lambda: None) -> None:
+        """Write items, priorities, keys, limiter counters and RNG to one file, atomically, while workers go on.
+
+        Args:
+            check: called when all is written and before it takes the place of ``path``; what it raises prevents that.
+        """
         from apexrl.replay.snapshot import save
 
         if not self._native.owned or self._closed:
             self._own()
         self._publish_here()
-        save(self, Path(path))
+        save(self, Path(path), check)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Replay:

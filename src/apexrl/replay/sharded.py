@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -132,7 +132,7 @@ class ShardedReplay:
             raise ConfigError("a sharded replay needs layout=, which says what its items look like, to be served")
         self.check(batch_size, beta, normalize)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], check: Callable[[], None] = lambda: None) -> None:
         """ConfigError: no process has all of it."""
         raise ConfigError(f"a replay that lies in shards cannot be saved to {os.fspath(path)}: leave out --save-replay")
 

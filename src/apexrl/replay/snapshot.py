@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,17 +33,18 @@ _LIMITER = ("min_size", "samples_per_insert", "insert_band", "error_buffer", "di
 _BLOCK = 8 << 20  # bytes copied at a time, during which the owner serves nobody else
 
 
-def save(replay: Replay, path: Path) -> None:
-    """Write the owner's replay. The previous file stays until the new one is complete on disk."""
+def save(replay: Replay, path: Path, check: Callable[[], None]) -> None:
+    """Write the owner's replay. The previous file stays until the new one is complete on disk, and if ``check`` raises
+    then."""
     try:
-        _save(replay, path)
+        _save(replay, path, check)
     except OSError as error:
         raise SnapshotError(
             f"cannot write the replay snapshot {path}: {error.strerror}; what was there is kept"
         ) from error
 
 
-def _save(replay: Replay, path: Path) -> None:
+def _save(replay: Replay, path: Path, check: Callable[[], None]) -> None:
     native = replay._native
     while (snapshot := native.snapshot()) is None:
         replay._own()
@@ -69,7 +70,7 @@ def _save(replay: Replay, path: Path) -> None:
     entry_bytes = native.snapshot_entry_bytes
     blocks = [np.empty(max(1, _BLOCK // entry_bytes) * entry_bytes, np.uint8) for _ in range(2)]
     with (
-        replacing(path) as temporary,
+        replacing(path, check) as temporary,
         temporary.open("wb", buffering=0) as file,
         ThreadPoolExecutor(1, "snapshot") as disk,  # writes one block while the next is copied
     ):

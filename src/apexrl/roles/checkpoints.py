@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from apexrl import checkpoint
-from apexrl.errors import ApexrlError, SnapshotError, SpecError
+from apexrl.errors import ApexrlError, LinkError, SnapshotError, SpecError
 from apexrl.links.backoff import Backoff
 from apexrl.protocols import Agent, Context, WeightsReader
 from apexrl.run_folder import RunFolder
@@ -94,7 +94,7 @@ def check_left(folder: RunFolder, updates: int) -> None:
     what = "holds no checkpoint" if kept.is_dir() else "is not there"
     raise SnapshotError(
         f"{folder.path} cannot be resumed: {updates} updates are recorded, but {kept} {what}. Either its checkpoints "
-        "were moved or deleted: put them back, at least the newest update-….safetensors. Or the run ended before its "
+        "were moved or deleted: put them back, at least the newest life-….safetensors. Or the run ended before its "
         "first one (--checkpoint-seconds says how often they are written): its weights are lost. Start a new run with "
         f"the same settings: apexrl train {folder.config_path} --name {folder.path.name}-again"
     )
@@ -115,7 +115,8 @@ def _fits(context: Context, path: Path, name: str) -> Iterator[None]:
 
 class Saving:
     """When a role writes what it keeps, and what becomes of it where it cannot be written: that is told once, counted,
-    and tried again. A disk that is full is no reason to lose the weights in memory.
+    and tried again. A disk that is full is no reason to lose the weights in memory. Nor may anything be written while
+    the run's place on its server may be another's; a life that is fenced is not caught here (``FencedError``).
 
     Args:
         seconds: between two of them, by the context's clock.
@@ -140,8 +141,9 @@ class Saving:
         """Let ``write`` do it, and say when the next time is. False: it could not."""
         try:
             write()
-        except (OSError, SnapshotError) as error:
-            self._next = self._context.clock() + self._pauses.next()
+        except (OSError, SnapshotError, LinkError) as error:
+            pause = _PAUSES[0] if isinstance(error, LinkError) else self._pauses.next()
+            self._next = self._context.clock() + pause
             if not self._failures:
                 self._tell(error, "The run goes on, and it is tried again")
             self._failed()
@@ -161,8 +163,11 @@ class Saving:
             try:
                 write()
                 return
-            except (OSError, SnapshotError) as error:
+            except (OSError, SnapshotError, LinkError) as error:
                 self._failed()
+                if isinstance(error, LinkError) and not self._context.fence.paused:
+                    self._tell(error, "It is that one's to write now")
+                    return
                 if time.monotonic() >= deadline:
                     self._tell(error, f"It was tried for {LAST_SECONDS:g} s, and is lost")
                     return
@@ -207,23 +212,26 @@ def write_state(context: Context, state: dict[str, Array], keep: int) -> None:
 
     Raises:
         OSError: it could not be written, or what it makes needless not be deleted.
+        LinkError: the run's place on its server may be another's.
+        FencedError: a newer life writes here.
     """
     if bad := [name for name, array in state.items() if array.dtype.kind == "f" and not np.isfinite(array).all()]:
         text = f"{bad[0]} is NaN or infinite: no checkpoint is written. {last_good(context)}"
         context.send("log", text=text, level="warning")
         return
     counts = {name: context.total(name) for name in ("updates", "env_steps", "episodes")}
-    path = checkpoint.save(folder_of(context), state, counts, keep=keep)
+    path = checkpoint.save(folder_of(context), state, counts, keep=keep, fence=context.fence)
     context.send("checkpoint", path=str(path), updates=counts["updates"])
 
 
-def save_replay(context: Context, save: Callable[[Path], object]) -> None:
-    """Let a replay's ``save`` write it beside the final checkpoint, for a run that is resumed."""
+def save_replay(context: Context, save: Callable[[Path, Callable[[], None]], object]) -> None:
+    """Let a replay's ``save`` write it beside the final checkpoint, as far as this life may."""
     path = RunFolder(context.folder).replay_path
 
     def write() -> None:
         folder_of(context)
-        save(path)
+        context.fence.check()
+        save(path, context.fence.check)
 
     Saving(context, 0.0, "the replay's snapshot").last(write)
 

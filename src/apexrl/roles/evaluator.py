@@ -41,6 +41,8 @@ class Evaluator:
     The final figure is unbiased: its seeds chose neither the weights nor the moment to stop.
     """
 
+    fenced = True
+
     def __init__(self, context: Context, *, config: Config, spec: EnvSpec, weights: WeightsReader) -> None:
         from apexrl.agents import agent_class
         from apexrl.envs import FrameStack, make_vector
@@ -150,7 +152,7 @@ class Evaluator:
     def _write_best(self) -> None:
         assert self._best is not None
         about = {"eval_return": self._best_return, **self._best.origin()}
-        checkpoint.save_best(checkpoints.folder_of(self._context), self._best.weights, about)
+        checkpoint.save_best(checkpoints.folder_of(self._context), self._best.weights, about, self._context.fence)
 
     def _recall(self) -> None:
         """After a restart or a resume: the best weights are on disk."""

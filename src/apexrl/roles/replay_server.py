@@ -21,6 +21,8 @@ class ReplayServer:
     When it dies, its successor makes sum tree and order again from shared memory: items and learners stay.
     """
 
+    fenced = True
+
     def __init__(self, context: Context, *, config: Config, batches: BatchServer) -> None:
         self._context = context
         self._server = batches

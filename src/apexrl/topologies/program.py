@@ -144,6 +144,12 @@ class Node:
         return list(zip(self.indices, self.generations, strict=True))
 
     @property
+    def fenced(self) -> bool:
+        """Whether it writes into the run folder, so that each of its lives needs a number of its own (``ownership``).
+        The class of such a role that does not keep checkpoints says ``fenced = True``."""
+        return self.keeps or bool(getattr(self.factory, "fenced", False))
+
+    @property
     def keeps(self) -> bool:
         """Whether it writes the run's checkpoints: the class of such a role says ``keeps = True``."""
         return bool(getattr(self.factory, "keeps", False))

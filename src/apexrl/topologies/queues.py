@@ -31,6 +31,10 @@ class OfQueue:
     def keeps(self) -> bool:
         return bool(getattr(self.role, "keeps", False))
 
+    @property
+    def fenced(self) -> bool:
+        return bool(getattr(self.role, "fenced", False))
+
     def __call__(self, context: Context, **ports: Any) -> Role:
         queues = [ports.pop(name) for name in queue_names(ports)]
         return self.role(context, replay=queues[context.index % len(queues)], **ports)

@@ -100,7 +100,7 @@ def test_resume_keeps_what_is_under_way_and_a_new_run_clears_it(server: Server, 
 
     other = RunKeys("cartpole-10")
     raw.set(other.weights_part(3, 0), b"w")
-    new = LearnerPlace.take(server, a_record())
+    new = LearnerPlace.take(server, a_record(), replace=True)
     assert not new.resumed
     left = {key.decode() for key in raw.keys("*")}
     assert left == {keys.record, keys.state, keys.learner, other.weights_part(3, 0)}

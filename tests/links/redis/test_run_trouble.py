@@ -61,7 +61,7 @@ def test_an_old_snapshot_does_not_end_a_younger_run(server: Server, raw: redis.R
     old, new = a_record(), a_record()
     LearnerPlace.take(server, old).finish({})
     snapshot = {key: raw.dump(key) for key in raw.keys("*")}
-    place, host = LearnerPlace.take(server, new), HostPlace.join(server, new)
+    place, host = LearnerPlace.take(server, new, replace=True), HostPlace.join(server, new)
 
     def go_back() -> None:
         raw.flushall()

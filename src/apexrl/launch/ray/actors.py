@@ -181,6 +181,7 @@ class Errand:
     keeps: bool
     factory: Factory
     nice: int = 0
+    life: int = 0  # its number among those that write into the run folder
 
 
 @dataclass(frozen=True)
@@ -233,6 +234,7 @@ class RoleProcess:
             board=self._board,
             row=0,
             channel=self._theirs,
+            life=errand.life,
         )
         return self._report(run_role(context, self._made, ports))
 

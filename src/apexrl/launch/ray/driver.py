@@ -33,6 +33,7 @@ from apexrl.topologies import Probe, Program
 from apexrl.topologies.groups import LEARNERS, queues, sampling
 
 _TICK_SECONDS = 0.1
+_NUMBER_SECONDS = 1.0  # until a life's number is tried to be written again
 _NO_ROOM = "the cluster has no room for it now, or its node does not start processes (see `ray status`)"
 _PERIOD_SECONDS = 0.25  # between polls of one worker; and
 _POLLS_PER_SECOND = 1000.0  # … of all together, at most
@@ -259,7 +260,11 @@ class Driver:
 
     def _begin(self, group: Group, place: Place, now: float) -> None:
         """Start a life."""
-        wishes, node, life = self._wishes, place.node, place.generation + 1
+        wishes, node, generation = self._wishes, place.node, place.generation + 1
+        life = self._ledger.number(place.name) if node.fenced else 0
+        if life is None:
+            place.restart_at = now + _NUMBER_SECONDS
+            return
         cpus, gpus = wishes.actor_cpus if group.number else 0.0, 0.0
         if node.name in LEARNERS:
             cpus, gpus = wishes.learner_cpus, wishes.learner_gpus
@@ -267,12 +272,13 @@ class Driver:
             name=place.name,
             role=node.name,
             index=place.index,
-            generation=life,
-            seed=slot_seed(self._config.seed, node.name, place.index, life, self._ledger.base.env_steps),
+            generation=generation,
+            seed=slot_seed(self._config.seed, node.name, place.index, generation, self._ledger.base.env_steps),
             folder=self._ledger.folder.path.resolve(),
             keeps=node.keeps,
             factory=node.factory,
             nice=node.nice,
+            life=life,
         )
         handle = self._cluster.actor(RoleProcess, group.number, cpus, gpus).remote(errand)
         place.begin(now, handle)

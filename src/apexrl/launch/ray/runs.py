@@ -10,6 +10,7 @@ from typing import Any
 
 from apexrl.config import Config
 from apexrl.errors import ConfigError
+from apexrl.launch.claims import Claim
 from apexrl.launch.ledger import Ledger
 from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.figures import Figures
@@ -27,7 +28,7 @@ def cluster(
     config: Config,
     wishes: Wishes,
     observers: Sequence[Observer],
-    resume: Path | None,
+    claim: Claim | None,
     interrupts: Interrupts,
     began: float,
 ) -> dict[str, Any]:
@@ -61,4 +62,4 @@ def cluster(
                 driver.close()
 
         none = Program(config)  # the links are on the cluster
-        return record(config, observers, resume, began, seen, body, lambda path: Wiring(none, True, path))
+        return record(config, observers, claim, began, seen, body, lambda path: Wiring(none, True, path))

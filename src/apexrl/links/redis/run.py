@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from apexrl.errors import ClosedError, ConfigError, LinkError, OwnershipError, WaitTimeout
+from apexrl.errors import ClosedError, ConfigError, HeldError, LinkError, OwnershipError, WaitTimeout
 from apexrl.links.backoff import Backoff
 from apexrl.links.redis.keys import RunKeys
-from apexrl.links.redis.scripts import END, PRUNE, RENEW_LEARNER, RESTORE, STOP, TAKE, Connection
+from apexrl.links.redis.scripts import CLEAR, END, PRUNE, RENEW_LEARNER, RESTORE, STOP, TAKE, Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import (
     MOST_RECORD_BYTES,
@@ -29,6 +29,7 @@ from apexrl.links.redis.values import (
     printable,
     whole,
 )
+from apexrl.ownership import lease_clock
 
 __all__ = ["LearnerDigest", "LearnerPlace", "Orders", "RunRecord", "find_run", "host_name", "stop_run"]
 
@@ -67,15 +68,26 @@ class LearnerPlace:
         taken: when it took the place, by the server's clock, in milliseconds since 1970; grows with every take.
             Roles that write for this learner do so with this as their ``fence``: no longer than it is the newest.
         resumed: the run was there before with this ``run_id``: its books were kept.
+        asked_at: when it asked for the place, by ``lease_clock``.
     """
 
     def __init__(
-        self, connection: Connection, record: RunRecord, ttl: float, token: str, taken: int, resumed: bool
+        self,
+        connection: Connection,
+        record: RunRecord,
+        ttl: float,
+        token: str,
+        taken: int,
+        resumed: bool,
+        asked_at: float,
     ) -> None:
         self.record = record
         self.keys = RunKeys(record.name)
         self.taken = taken
         self.resumed = resumed
+        self.held_until = asked_at + ttl
+        """Until when nobody else can have taken the place, by ``lease_clock``: the server counted from later on."""
+        self._shut_out_since: float | None = None  # another run with a learner was found under the name
         self._connection = connection
         self._ttl = _milliseconds(ttl)
         self._token = token
@@ -85,14 +97,16 @@ class LearnerPlace:
         self._pruned_at = time.monotonic()
 
     @classmethod
-    def take(cls, server: Server, record: RunRecord, ttl: float = 10.0) -> LearnerPlace:
-        """Become the learner of ``record.name``. A run of that name with another ``run_id`` is cleared away first.
+    def take(cls, server: Server, record: RunRecord, ttl: float = 10.0, replace: bool = False) -> LearnerPlace:
+        """Become the learner of ``record.name``.
 
         Args:
             ttl: seconds without ``renew`` after which another learner may take the place.
+            replace: a run of that name with another ``run_id`` is cleared away first.
 
         Raises:
-            OwnershipError: another learner lives; names its host, process and last sign of life.
+            HeldError: another learner lives; names its host, process and last sign of life.
+            ConfigError: the server keeps another run of that name, and it shall not be replaced.
             LinkError: the server cannot be reached or refuses.
         """
         keys, connection, token = RunKeys(record.name), Connection(server), uuid.uuid4().hex
@@ -100,10 +114,18 @@ class LearnerPlace:
         if decode(encoded, RunRecord) is None or len(encoded) > MOST_RECORD_BYTES:
             raise ConfigError(f"no host would accept the record of run {record.name} ({len(encoded)} bytes)")
         try:
-            arguments = (record.run_id, token, host_name(), os.getpid(), _milliseconds(ttl), encoded)
+            arguments = (record.run_id, token, host_name(), os.getpid(), _milliseconds(ttl), encoded, int(replace))
+            asked_at = lease_clock()
             reply = connection.script(TAKE, _all(keys), *arguments)
+            if reply[0] == b"another":
+                ended = "which has ended" if reply[4] == b"finished" else "which has not ended"
+                raise ConfigError(
+                    f"{server.address} keeps another run {record.name}, {ended}; its learner was {_who(reply[1:])}. "
+                    "To go on with that one: apexrl resume RUN --redis URL, where its folder is. To begin anew and "
+                    "delete what the server keeps of it: --replace-run. Or choose another --run"
+                )
             if reply[0] == b"held":
-                raise OwnershipError(
+                raise HeldError(
                     f"run {record.name} at {server.address} has a learner: {_who(reply[1:])}. "
                     "Stop it (apexrl stop), or choose another --run; "
                     f"if it is dead, its place is free in {int(reply[4]) / 1000:.1f} s"
@@ -114,7 +136,7 @@ class LearnerPlace:
         except BaseException:
             connection.close()
             raise
-        return cls(connection, record, ttl, token, int(reply[2]), resumed=bool(reply[1]))
+        return cls(connection, record, ttl, token, int(reply[2]), bool(reply[1]), asked_at)
 
     def renew(self, digest: LearnerDigest) -> Orders:
         """Say that the learner lives, every second. A server that came back empty gets the run's record again.
@@ -126,18 +148,23 @@ class LearnerPlace:
         status = encode(digest)
         if len(status) > MOST_STATUS_BYTES:
             raise ConfigError(f"a status of {len(status)} bytes is longer than {MOST_STATUS_BYTES}")
-        keys = self.keys
+        keys, asked_at = self.keys, lease_clock()
         reply = self._connection.script(
             RENEW_LEARNER,
             _all(keys),
             *(self.record.run_id, self._token, host_name(), os.getpid(), self._ttl, status),
             *(digest.weights_version, self._digest, self.taken, digest.weights_trouble),
         )
+        if reply[0] == b"taken" and not self._shut_out_too_long(asked_at):
+            where = f"{self.record.name} at {self._connection.server.address}"
+            raise LinkError(f"another run {where} has a learner, {_who(reply[1:])}: waiting for its place to expire")
         if reply[0] != b"held":
             raise OwnershipError(
                 f"run {self.record.name} at {self._connection.server.address} has another learner now: "
                 f"{_who(reply[1:])}. This one ends"
             )
+        self._shut_out_since = None
+        self.held_until = asked_at + self._ttl / 1000
         _, stop, intact, pairs = reply
         generations = dict(zip(pairs[::2], map(whole, pairs[1::2]), strict=True))
         behind = any(generations.get(field, 0) < last for field, last in self._generations.items())
@@ -163,12 +190,7 @@ class LearnerPlace:
         ends = time.monotonic() + timeout
         while self._anybody() and time.monotonic() < ends:
             time.sleep(0.1)
-        if self._connection.command("HGET", keys.learner, "token") is None:  # no other learner went on with it
-            kept = (keys.state, keys.record, keys.generations, keys.learner)
-            gone = [key for key in _all(keys) if key not in kept]
-            commands: list[tuple[str | int, ...]] = [("UNLINK", *gone)]
-            commands += [("EXPIRE", key, FINISHED_DAYS * 24 * 3600) for key in kept]
-            self._connection.pipeline(commands)
+        if self._connection.script(CLEAR, _all(keys), self.taken, FINISHED_DAYS * 24 * 3600):
             _clear_parts(self._connection, keys)
         self._connection.close()
 
@@ -178,6 +200,11 @@ class LearnerPlace:
         with contextlib.suppress(LinkError):
             self._connection.script(END, [self.keys.learner, self.keys.state], self.taken, "")
         self._connection.close()
+
+    def _shut_out_too_long(self, now: float) -> bool:
+        """Whether another run of the name does not go away: a place that a restored server remembers would expire."""
+        self._shut_out_since = now if self._shut_out_since is None else self._shut_out_since
+        return now - self._shut_out_since > 2 * self._ttl / 1000
 
     def _anybody(self) -> bool:
         """Whether a member has not yet left or fallen silent; by the server's clock."""
@@ -277,6 +304,8 @@ def _clear_parts(connection: Connection, keys: RunKeys) -> None:
 
 def _who(reply: list[bytes]) -> str:
     host, pid, age = reply[:3]
+    if not host:
+        return "one that has given its place back"
     return f"process {printable(pid, 20)} on {printable(host, 64)}, last heard of {whole(age) / 1000:.1f} s ago"
 
 

@@ -58,15 +58,22 @@ end
 TAKE: Final = (
     PRELUDE
     + """
--- KEYS state, learner, record, all others of the run. ARGV run_id, token, host, pid, ttl, record
+-- KEYS state, learner, record, all others of the run
+-- ARGV run_id, token, host, pid, ttl, record, 1 if another run may be cleared away
 heal(KEYS[1], 'hash') heal(KEYS[2], 'hash') even_when_full()
 local living, left = held(KEYS[2])
 if living then
   local place = redis.call('HMGET', KEYS[2], 'host', 'pid', 'seen')
   return {'held', place[1] or '', place[2] or '', text(now - whole(place[3])), text(left)}
 end
+local run = identity(redis.call('HGET', KEYS[1], 'run_id'))
+local resumed = run == ARGV[1]
+if run and not resumed and ARGV[7] ~= '1' then
+  local place = redis.call('HMGET', KEYS[2], 'host', 'pid', 'seen')
+  local phase = redis.call('HGET', KEYS[1], 'phase')
+  return {'another', place[1] or '', place[2] or '', text(now - whole(place[3])), phase or ''}
+end
 local taken = text(math.max(now, whole(redis.call('HGET', KEYS[1], 'taken')) + 1))
-local resumed = redis.call('HGET', KEYS[1], 'run_id') == ARGV[1]
 for index, key in ipairs(KEYS) do
   if resumed and index ~= 2 then redis.call('PERSIST', key) else redis.call('UNLINK', key) end
 end
@@ -90,6 +97,10 @@ local taken = whole(redis.call('HGET', KEYS[1], 'taken'))
 if taken > tonumber(ARGV[9]) then
   local place = redis.call('HMGET', KEYS[2], 'host', 'pid', 'seen')
   return {'replaced', place[1] or '', place[2] or '', text(now - whole(place[3]))}
+end
+if run and run ~= ARGV[1] and held(KEYS[2]) and redis.call('HGET', KEYS[2], 'token') ~= ARGV[2] then
+  local place = redis.call('HMGET', KEYS[2], 'host', 'pid', 'seen')  -- its learner may live: nothing of it is touched
+  return {'taken', place[1] or '', place[2] or '', text(now - whole(place[3]))}
 end
 if run ~= ARGV[1] or taken < tonumber(ARGV[9]) then  -- an empty server, or an old snapshot
   if run and run ~= ARGV[1] then redis.call('UNLINK', unpack(KEYS)) end
@@ -129,6 +140,19 @@ heal(KEYS[1], 'hash') heal(KEYS[2], 'hash') even_when_full()
 if redis.call('HGET', KEYS[2], 'taken') ~= ARGV[1] then return 0 end
 if ARGV[2] ~= '' then redis.call('HSET', KEYS[2], 'phase', 'finished', 'summary', ARGV[2]) end
 redis.call('HDEL', KEYS[1], 'token', 'until')
+return 1
+"""
+)
+
+CLEAR: Final = (
+    PRELUDE
+    + """
+-- KEYS state, learner, record, generations, all others of the run. ARGV taken, seconds that the first four stay.
+-- 0: another learner has gone on with it, or another run has the name
+if redis.call('HGET', KEYS[1], 'taken') ~= ARGV[1] or redis.call('HEXISTS', KEYS[2], 'token') == 1 then return 0 end
+for index, key in ipairs(KEYS) do
+  if index <= 4 then redis.call('EXPIRE', key, ARGV[2]) else redis.call('UNLINK', key) end
+end
 return 1
 """
 )

@@ -1,0 +1,221 @@
+"""Who may write a run folder: the lock that dies with its holder, numbers of lives, and fences."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apexrl import checkpoint
+from apexrl.errors import FencedError, HeldError, LinkError, SnapshotError
+from apexrl.files import replacing
+from apexrl.ownership import LOCK_FILE, REPLACED, Fence, Lives, RunLock, holder, lease_clock
+
+STATE = {"w": np.zeros(3, np.float32)}
+
+HOLD = """
+import os, sys, time
+from pathlib import Path
+from apexrl.ownership import RunLock
+lock = RunLock(Path(sys.argv[1]))
+if "fork" in sys.argv:  # a child that lives on, as one of multiprocessing's
+    if os.fork() == 0:
+        time.sleep(60)
+print("held", os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+def hold(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    """Another process that holds the folder."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder), *words], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b"held")
+    return process
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_a_second_holder_is_refused_and_told_of_the_first(tmp_path: Path) -> None:
+    first = hold(tmp_path)
+    try:
+        with pytest.raises(HeldError) as caught:
+            RunLock(tmp_path)
+        text = str(caught.value)
+        assert f"process {first.pid} on host {os.uname().nodename} since 20" in text
+        assert "stop that one, or choose another --name" in text
+    finally:
+        end(first)
+    RunLock(tmp_path).close()  # killed: the kernel has taken its lock back
+
+
+def test_a_forked_child_does_not_keep_the_lock_of_a_dead_holder(tmp_path: Path) -> None:
+    first = hold(tmp_path, "fork")
+    try:
+        os.kill(first.pid, signal.SIGKILL)
+        first.wait()
+        RunLock(tmp_path).close()
+    finally:
+        end(first)
+
+
+def test_reading_the_file_in_the_holders_process_does_not_lose_the_lock(tmp_path: Path) -> None:
+    """A lock of the process would be lost by any close of the file: a backup in a callback is enough."""
+    lock = RunLock(tmp_path)
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    assert f"process {os.getpid()} on host" in holder(tmp_path / LOCK_FILE)
+    code = f"from pathlib import Path; from apexrl.ownership import RunLock; RunLock(Path({str(tmp_path)!r}))"
+    other = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, check=False)
+    assert b"HeldError" in other.stderr
+    lock.close()
+    assert (tmp_path / LOCK_FILE).read_text() == ""  # nobody is named who does not hold it
+
+
+def test_a_second_thread_of_one_process_is_refused_too(tmp_path: Path) -> None:
+    lock = RunLock(tmp_path)
+    with pytest.raises(HeldError):
+        RunLock(tmp_path)
+    waited: list[RunLock] = []
+    waiting = threading.Thread(target=lambda: waited.append(RunLock(tmp_path, 60.0)))
+    waiting.start()
+    lock.close()
+    waiting.join(60.0)
+    assert waited
+    waited[0].close()
+
+
+def test_who_waited_for_a_file_that_was_removed_locks_the_one_that_is_there(tmp_path: Path) -> None:
+    lock = RunLock(tmp_path)
+    waited: list[RunLock] = []
+    waiting = threading.Thread(target=lambda: waited.append(RunLock(tmp_path, 60.0)))
+    waiting.start()
+    (tmp_path / LOCK_FILE).unlink()
+    lock.close()
+    waiting.join(60.0)
+    with pytest.raises(HeldError):
+        RunLock(tmp_path)
+    waited[0].close()
+
+
+def test_numbers_of_lives_only_rise(tmp_path: Path) -> None:
+    lives = Lives(tmp_path)
+    assert (lives.begin(), lives.grant("learner-0"), lives.grant("evaluator-0")) == (1, 2, 3)
+    assert (lives.newest("learner-0"), lives.newest("evaluator-0")) == (2, 3)
+    assert lives.grant("learner-0") == 4
+    assert Lives(tmp_path).begin() == 5
+    assert lives.newest("evaluator-0") == 5  # a new life of the run puts an end to all before
+    (tmp_path / "lives.json").unlink()
+    assert Lives(tmp_path).begin(least=7) == 8  # as the checkpoints showed
+
+
+def test_a_holder_that_was_replaced_begins_no_lives(tmp_path: Path) -> None:
+    first, second = Lives(tmp_path), Lives(tmp_path)
+    first.begin()
+    second.begin()
+    with pytest.raises(FencedError, match="has been taken over"):
+        first.grant("learner-0")
+    assert second.grant("learner-0") == 3
+
+
+def test_a_fenced_life_writes_nothing(tmp_path: Path) -> None:
+    lives = Lives(tmp_path)
+    lives.begin()
+    old = Fence(tmp_path, "learner-0", lives.grant("learner-0"))
+    folder = tmp_path / "checkpoints"
+    checkpoint.save(folder, STATE, {"updates": 10}, fence=old)
+    checkpoint.save_best(folder, STATE, {"updates": 10}, old)
+    new = Fence(tmp_path, "learner-0", lives.grant("learner-0"))
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    for write in (checkpoint.save, checkpoint.save_best):
+        with pytest.raises(FencedError, match=r"learner-0 has a newer life \(3, this is life 2\)"):
+            write(folder, STATE, {"updates": 20}, fence=old)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    assert checkpoint.save(folder, STATE, {"updates": 5}, fence=new).name == "life-0003-update-000000005.safetensors"
+
+
+def test_one_that_is_fenced_while_it_writes_does_not_put_its_file_in_place(tmp_path: Path) -> None:
+    lives = Lives(tmp_path)
+    lives.begin()
+    fence = Fence(tmp_path, "learner-0", lives.grant("learner-0"))
+    path = tmp_path / "file"
+    path.write_text("successor's")
+    fence.check()
+    with pytest.raises(FencedError), replacing(path, fence.check) as temporary:
+        temporary.write_text("mine")
+        lives.grant("learner-0")  # the write took long, and it was given up on
+    assert path.read_text() == "successor's"
+    assert not list(tmp_path.glob(".writing-*"))
+
+
+def test_the_newest_is_of_the_newest_life_and_a_successors_stay(tmp_path: Path) -> None:
+    """One that was ahead, and one that took its place from an older checkpoint: the second's are the run's."""
+    lives = Lives(tmp_path)
+    lives.begin()
+    first = Fence(tmp_path, "learner-0", lives.grant("learner-0"))
+    for updates in (19000, 19500, 20000):
+        checkpoint.save(tmp_path, STATE, {"updates": updates}, fence=first)
+    second = Fence(tmp_path, "learner-0", lives.grant("learner-0"))
+    for updates in (11000, 11500):
+        written = checkpoint.save(tmp_path, STATE, {"updates": updates}, fence=second)
+        assert checkpoint.latest(tmp_path) == written
+    assert [path.name[10:] for path in checkpoint.numbered(tmp_path)] == [
+        "update-000020000.safetensors",
+        "update-000011000.safetensors",
+        "update-000011500.safetensors",
+    ]
+    found = checkpoint.load_latest(tmp_path)
+    assert found is not None
+    assert (found.metadata["life"], found.metadata["updates"]) == (3, 11500)
+
+
+def test_what_was_just_written_is_never_removed(tmp_path: Path) -> None:
+    for updates in (19000, 19500, 20000):
+        checkpoint.save(tmp_path, STATE, {"updates": updates})
+    assert checkpoint.save(tmp_path, STATE, {"updates": 11000}).exists()
+    assert len(checkpoint.numbered(tmp_path)) == 3
+
+
+def test_checkpoints_without_lives_are_refused_and_not_passed_over(tmp_path: Path) -> None:
+    path = checkpoint.save(tmp_path, STATE, {"updates": 7})
+    path.rename(tmp_path / "update-000000007.safetensors")
+    for ask in (checkpoint.latest, checkpoint.load_latest, checkpoint.numbered):
+        with pytest.raises(SnapshotError, match=r"update-000000007.*was written by an earlier version of apexrl"):
+            ask(tmp_path)
+
+
+def test_while_a_place_may_be_anothers_nothing_is_written(tmp_path: Path) -> None:
+    until = [lease_clock() + 1000.0]
+    fence = Fence(tmp_path, "learner-0", 1, lambda: until[0])
+    fence.check()
+    until[0] = lease_clock() - 0.001
+    assert fence.paused
+    with pytest.raises(LinkError, match="has not answered"):
+        checkpoint.save(tmp_path, STATE, {"updates": 1}, fence=fence)
+    until[0] = REPLACED
+    assert not fence.paused  # it does not come back
+    with pytest.raises(LinkError, match="another learner has"):
+        checkpoint.save(tmp_path, STATE, {"updates": 1}, fence=fence)
+    assert checkpoint.numbered(tmp_path) == []
+    until[0] = 0.0  # a run that needs no server
+    checkpoint.save(tmp_path, STATE, {"updates": 1}, fence=fence)
+
+
+def test_lives_that_cannot_be_read_are_said(tmp_path: Path) -> None:
+    (tmp_path / "lives.json").write_text(json.dumps([1]))
+    with pytest.raises(SnapshotError, match=r"lives\.json cannot be read"):
+        Lives(tmp_path).begin()
