@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,8 @@ class Actor:
         self._turns += 1
         if self._deed == "kill" and self._turns == 30:
             os.kill(os.getpid(), signal.SIGKILL)
+        if self._deed == "stand still" and self._turns == 30:
+            time.sleep(3600)
         if self._deed == "not finite":
             raise NonFiniteError("the loss is nan")
         step = {

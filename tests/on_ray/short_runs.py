@@ -83,10 +83,11 @@ def run(
     actor_cpus: float = 0.5,
     actors: tuple[int, int] = (4, 4),
     shards: int = 2,
+    stall_timeout: float = 300.0,
 ) -> Watcher:
     """``actors`` at first and at most, in groups with a shard each, for at most eight minutes."""
     own = ActorConfig(actors=actors[0], actor_slots=actors[1])
-    config = Config(name="run", out=str(out), actor=own, stop=StopConfig(minutes=8.0))
+    config = Config(name="run", out=str(out), actor=own, stop=StopConfig(minutes=8.0), stall_timeout=stall_timeout)
     wishes = Wishes(address=address, actor_cpus=actor_cpus, shard_cpus=0.5, learner_cpus=1.0, replay_shards=shards)
     folder = RunFolder.create(config)
     with Interrupts() as interrupts, closing(Driver(config, wishes, interrupts)) as driver:

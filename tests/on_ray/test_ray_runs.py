@@ -68,6 +68,21 @@ def test_a_worker_and_a_shard_are_killed_and_the_run_goes_on(cluster: str, tmp_p
 
 
 @pytest.mark.cluster
+def test_an_actor_that_stands_still_is_killed_and_tells_its_stacks(cluster: str, tmp_path: Path) -> None:
+    """It steps no environment of which a limit would be known."""
+    watcher = run(
+        cluster,
+        tmp_path,
+        {"1.0": "stand still"},
+        lambda watcher, status: status.restarts["actor"] >= 1,
+        stall_timeout=10.0,
+    )
+    (told, *_) = [text for text in watcher.texts if "actor-1: it stood still for 10 s (--stall-timeout)" in text]
+    assert "plain_roles.py" in told
+    assert " in step" in told
+
+
+@pytest.mark.cluster
 def test_what_another_life_would_repeat_ends_the_run(cluster: str, tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match="actor-2: the loss is nan"):
         run(cluster, tmp_path, {"2.0": "not finite"})
