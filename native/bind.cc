@@ -45,7 +45,7 @@ NB_MODULE(_native, m) {
       .def("wait", [](const Segment& s, size_t offset, uint32_t seen, double seconds) {
         auto& bell = word(s, offset);
         nb::gil_scoped_release release;
-        futex_wait(bell, seen, int64_t(seconds * 1e9));
+        futex_wait(bell, seen, nanoseconds(seconds));
       }, nb::arg("offset"), nb::arg("seen"), nb::arg("seconds"), "Sleep while the word there is `seen`; may wake early.")
       .def("array", [](const std::shared_ptr<Segment>& s) {
         return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(s->data(), {s->nbytes()}, nb::cast(s));
@@ -95,7 +95,7 @@ NB_MODULE(_native, m) {
            })
       .def("wait", [](Board& b, uint64_t seen, double seconds) {
         nb::gil_scoped_release release;
-        b.wait(seen, int64_t(seconds * 1e9));
+        b.wait(seen, nanoseconds(seconds));
       });
 
   m.def("draw_choices", [](nb::handle logits, const std::vector<size_t>& nvec, nb::handle uniform, nb::handle chosen,

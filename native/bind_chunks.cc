@@ -47,7 +47,7 @@ class PyInbox {
   void wait(double seconds) {
     if (!inbox_.leased()) return;
     nb::gil_scoped_release release;
-    inbox_.wait(int64_t(seconds * 1e9));
+    inbox_.wait(nanoseconds(seconds));
   }
 
  private:
@@ -66,7 +66,7 @@ void bind_chunks(nb::module_& m) {
     SampleStatus status = SampleStatus::yielded;
     if (owner != nullptr) {
       nb::gil_scoped_release release;
-      status = owner->take_chunks(int64_t(linger * 1e9), most, allowed, chunks, out);
+      status = owner->take_chunks(nanoseconds(linger), most, allowed, chunks, out);
     }
     nb::list heads;
     if (status == SampleStatus::ok)

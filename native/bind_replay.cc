@@ -176,7 +176,7 @@ void bind_replay(nb::module_& m) {
       .def("wait", [](PyReplay& r, double seconds) {
         const auto owner = r.replay->owner();
         nb::gil_scoped_release release;
-        if (owner != nullptr) owner->wait_for_items(int64_t(seconds * 1e9));
+        if (owner != nullptr) owner->wait_for_items(nanoseconds(seconds));
       })
       .def("set_limiter", [](PyReplay& r, uint64_t min_size, double spi, double band) {  // false: not the owner
         const auto owner = r.replay->owner();
@@ -218,6 +218,7 @@ void bind_replay(nb::module_& m) {
         d["provisional"] = h.provisional.load() != 0;
         d["dropped_steps"] = h.dropped_steps.load();
         d["lost"] = h.lost.load();
+        d["damaged_words"] = h.damaged.load();
         d["max_priority"] = max_priority(h);
         d["min_size"] = h.min_size.load();
         d["samples_per_insert"] = h.samples_per_insert.load();

@@ -161,7 +161,7 @@ class PyWriter {
   void wait(double seconds) {
     if (!leased()) return;
     nb::gil_scoped_release release;
-    writer_->wait(int64_t(seconds * 1e9));
+    writer_->wait(nanoseconds(seconds));
   }
 
  private:

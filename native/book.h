@@ -17,7 +17,6 @@ namespace apexrl {
 
 class Book {
  public:
-
   explicit Book(const std::shared_ptr<Segment>& segment)
       : limiter(View(segment->data())),
         store(View(segment->data())),
@@ -43,6 +42,7 @@ class Book {
     Header& h = header();
     const Geometry& g = view_.geometry();
     const uint64_t epoch = h.epoch.fetch_add(1, std::memory_order_acq_rel);
+    h.hungry.store(0, std::memory_order_relaxed);  // a predecessor may have died while it waited
     h.owner.store(process_token(), std::memory_order_release);
     reclaim_grant();
     const uint64_t used = std::min<uint64_t>(h.next_unused.load(std::memory_order_acquire), g.slots);
@@ -131,6 +131,7 @@ class Book {
   void order_slot(uint32_t s, std::vector<std::pair<uint64_t, uint32_t>>& order) {
     SlotMeta& meta = view_.meta(s);
     const SlotWord word = SlotWord::unpack(meta.word.load(std::memory_order_acquire));
+    if (!word.sound(view_.geometry())) return damaged();
     store.read(s, word);
     switch (word.state) {
       case SlotState::unused: unsettled_.push_back(s); break;
@@ -145,7 +146,7 @@ class Book {
   // A worker goes on meanwhile. A slot that has items here makes all that were used before it due, also one that was
   // looked at first and was still empty then; what comes later has its turn with the next drain. What the order word
   // of a slot without items says is of an earlier life.
-  size_t in_order_of_use(std::vector<uint32_t>& held) const {
+  size_t in_order_of_use(std::vector<uint32_t>& held) {
     if (view_.geometry().sampler != Sampler::fifo) return held.size();
     const auto filled = [&](uint32_t s) { return view_.meta(s).count.load(std::memory_order_acquire) > 0; };
     const auto order = [&](uint32_t s) { return view_.meta(s).order.load(std::memory_order_relaxed); };
@@ -156,9 +157,14 @@ class Book {
       if (filled(s)) return order(s) <= newest;
       return SlotWord::unpack(view_.meta(s).word.load(std::memory_order_acquire)).state != SlotState::leased;
     });
-    std::sort(held.begin(), due, [&](uint32_t a, uint32_t b) { return order(a) < order(b); });
-    return size_t(due - held.begin());
+    used_.clear();  // a copy: what is sorted by must not change meanwhile
+    for (auto s = held.begin(); s != due; ++s) used_.emplace_back(order(*s), *s);
+    std::sort(used_.begin(), used_.end());
+    for (size_t i = 0; i < used_.size(); ++i) held[i] = used_[i].second;
+    return used_.size();
   }
+
+  void damaged() const { header().damaged.fetch_add(1, std::memory_order_relaxed); }
 
   // A predecessor died while it handed out a slot: take it back unless the worker got it.
   void reclaim_grant() {
@@ -166,9 +172,13 @@ class Book {
     const uint32_t granting = h.granting.load(std::memory_order_acquire);
     if (granting == 0) return;
     const Geometry& g = view_.geometry();
+    if (granting > g.slots) {
+      damaged();
+      return h.granting.store(0, std::memory_order_release);
+    }
     SlotMeta& meta = view_.meta(granting - 1);
     SlotWord word = SlotWord::unpack(meta.word.load(std::memory_order_acquire));
-    if (word.state == SlotState::leased) {
+    if (word.state == SlotState::leased && word.sound(g)) {
       bool seen = false;
       for (uint32_t d = 0; d < g.desk; ++d) seen |= view_.desk(word.lane)[d].load(std::memory_order_acquire) == granting;
       for (uint32_t s = 0; s < g.streams; ++s) seen |= view_.next(word.lane)[s].load(std::memory_order_acquire) == granting;
@@ -195,11 +205,15 @@ class Book {
         ++i;
         continue;
       }
+      unsettled_.erase(unsettled_.begin() + std::ptrdiff_t(i));
+      if (!word.sound(view_.geometry())) {
+        damaged();
+        continue;
+      }
       store.slots[s].generation = word.generation;
       auto& held = held_[word.lane];
       if (std::find(held.begin(), held.end(), s) == held.end()) held.push_back(s);
       seen_published_[word.lane] = ~uint64_t(0);
-      unsettled_.erase(unsettled_.begin() + std::ptrdiff_t(i));
     }
   }
 
@@ -220,7 +234,15 @@ class Book {
       const uint32_t s = held[i];
       const SlotWord word = news_[i].word;
       SlotMeta& meta = view_.meta(s);
-      store.absorb(s, news_[i].count);
+      if (!word.sound(view_.geometry())) {
+        damaged();
+        throw DamagedBooks();  // take_over() leaves it out
+      }
+      if (news_[i].count <= view_.geometry().chunk) {
+        store.absorb(s, news_[i].count);
+      } else {
+        damaged();
+      }
       if (word.state == SlotState::leased) {
         held[kept++] = s;
       } else if (store.slots[s].items > 0) {
@@ -242,7 +264,14 @@ class Book {
     const uint32_t want =
         g.kind == Kind::rows ? g.desk : std::min(g.desk, lane.streams.load(std::memory_order_relaxed));
     uint32_t ready = 0, granted = 0;
-    for (uint32_t d = 0; d < g.desk; ++d) ready += desk[d].load(std::memory_order_relaxed) != 0;
+    for (uint32_t d = 0; d < g.desk; ++d) {
+      const uint32_t held = desk[d].load(std::memory_order_relaxed);
+      if (held > g.slots) {
+        damaged();
+        desk[d].store(0, std::memory_order_relaxed);
+      }
+      ready += held != 0 && held <= g.slots;
+    }
     for (uint32_t d = 0; d < g.desk && ready < want; ++d) {
       if (desk[d].load(std::memory_order_acquire) != 0) continue;
       if (store.free.empty()) {
@@ -283,7 +312,7 @@ class Book {
     Header& h = header();
     SlotMeta& meta = view_.meta(s);
     const uint64_t generation = SlotWord::unpack(meta.word.load(std::memory_order_relaxed)).generation + 1;
-    meta.last_count.store(meta.count.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    meta.past.store((generation - 1) << 16 | (meta.count.load(std::memory_order_relaxed) & 0xffff), std::memory_order_relaxed);
     meta.word.store(SlotWord{SlotState::free, 0, generation}.pack(), std::memory_order_release);  // before its count goes
     meta.count.store(0, std::memory_order_release);
     meta.items.store(0, std::memory_order_relaxed);
@@ -337,6 +366,7 @@ class Book {
     uint32_t count;
   };
   std::vector<News> news_;                   // of the lane that is being taken in
+  std::vector<std::pair<uint64_t, uint32_t>> used_;  // order and slot, while in_order_of_use() sorts
   std::vector<uint32_t> unsettled_;          // below next_unused, but not yet said to be anyone's
   std::vector<std::pair<uint64_t, uint32_t>> finished_;
   uint64_t seen_unused_ = 0;

@@ -60,7 +60,7 @@ inline void write_chunk(const View& view, uint32_t slot, const ChunkHead& chunk,
     StepHead head = view.head(slot, chunk.first + r);
     if (head.flags & kAbsent) head = StepHead{0.0f, kAbsent, 0, 0};
     const bool starts = item(r);
-    if (starts && cell == 0) first_cell = head.cell;
+    if (starts && cell == 0) first_cell = std::min<uint32_t>(head.cell, g.cells - std::min(g.cells, chunk.cells));
     head.flags = uint8_t(starts ? head.flags | kItem : head.flags & ~kItem);
     head.cell = uint16_t(starts && g.cells > 0 ? cell++ : 0);
     std::memcpy(out, &head, sizeof head);

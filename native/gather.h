@@ -174,8 +174,11 @@ inline void gather_rows(const View& view, const Column& c, const ItemRef* items,
 
 // A per-item column: out [n, column].
 inline void gather_cells(const View& view, const Column& c, const ItemRef* items, size_t n, uint8_t* out) {
-  for (size_t i = 0; i < n; ++i, out += c.bytes)
-    std::memcpy(out, view.cell(c, items[i].slot, view.head(items[i].slot, items[i].row).cell), c.bytes);
+  const uint32_t last = std::max(view.geometry().cells, 1u) - 1;
+  for (size_t i = 0; i < n; ++i, out += c.bytes) {
+    const uint32_t cell = std::min<uint32_t>(view.head(items[i].slot, items[i].row).cell, last);
+    std::memcpy(out, view.cell(c, items[i].slot, cell), c.bytes);
+  }
 }
 
 // A column of n items in whatever shape their kind has; `later`: (transition) its value `span` steps later.

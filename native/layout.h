@@ -86,6 +86,7 @@ struct Geometry {
 };
 
 constexpr uint32_t kMaxColumns = 128;
+constexpr double kLargestPriority = 1e300;  // after eps and alpha: sums of as many as there may be stay finite
 constexpr uint32_t kRecordColumn = 256;  // bytes from which a column has a plane of its own
 
 // Lock indices in the segment.
@@ -109,19 +110,21 @@ struct SlotWord {
     return {SlotState(w & 7), uint32_t((w >> 3) & 0x1fff), w >> 16};
   }
   uint64_t pack() const { return uint64_t(state) | uint64_t(lane) << 3 | generation << 16; }
+  // False: a process whose memory went bad has written it. Such a slot is left alone for good.
+  bool sound(const Geometry& g) const { return state <= SlotState::free && lane < g.lanes; }
 };
 
 struct SlotMeta {
   Shared<uint64_t> word;
   Shared<uint64_t> order;    // while leased: of use by its lane; once committed: of eviction
+  Shared<uint64_t> past;     // generation << 16 | `count` of a life that has ended, the latest
   Shared<uint32_t> count;    // item positions published by the writer, a prefix
   Shared<uint32_t> items;    // real items among them (no final observations)
   Shared<uint32_t> drained;  // item positions whose leaves the owner has set, a prefix
   Shared<uint32_t> consumed; // fifo: item positions that were given out, a prefix
   Shared<uint32_t> stream;   // of its lane
-  Shared<uint32_t> last_count;  // `count` of its life before this one
 };
-static_assert(sizeof(SlotMeta) == 40);
+static_assert(sizeof(SlotMeta) == 48);
 
 // Fixed part of a lane; behind it desk[], current[], next[]: slot + 1, or 0.
 struct alignas(64) Lane {
@@ -166,6 +169,7 @@ struct Header {
   Shared<uint64_t> dropped_steps;            // appended, but their window was never completed
   Shared<uint64_t> handed;                   // fifo: items given out and perhaps not yet used
   Shared<uint64_t> lost;                     // fifo: those of owners that died
+  Shared<uint64_t> damaged;                  // words found here that no sound process writes
   Shared<uint64_t> allowed;                  // fifo: items that may wait here, + 1; 0: as many as the capacity
   // the limiter (Reverb's): samples and inserts may drift apart within a band
   Shared<uint64_t> min_size;
@@ -294,7 +298,7 @@ class View {
     for (uint32_t s = 0; s < used; ++s) {
       const auto state = SlotWord::unpack(meta(s).word.load(std::memory_order_acquire)).state;
       if (state == SlotState::leased || state == SlotState::closed || state == SlotState::committed)
-        items += meta(s).items.load(std::memory_order_relaxed);
+        items += std::min(meta(s).items.load(std::memory_order_relaxed), geometry().chunk);
     }
     return std::min(items, geometry().most);
   }
@@ -360,18 +364,25 @@ inline void raise_max_priority(Header& h, double value) {
 }
 
 // A worker's lease ends, by its own hand or because it died: what it published is handed over, the rest is freed.
-// The caller holds the lane's lock.
+// The caller holds the lane's lock. A chunk of finished rows that a fifo sampler empties stays the lane's until it is
+// full: whoever leases the lane next goes on in it. Else writers that come and go would use up all slots.
 inline void retire_lane(const View& view, uint32_t index) {
   Lane& lane = view.lane(index);
   Header& h = view.header();
   const auto& g = view.geometry();
-  auto settle = [&](Shared<uint32_t>& entry) {
+  auto settle = [&](Shared<uint32_t>& entry, bool may_stay = false) {
     const uint32_t held = entry.load(std::memory_order_acquire);
     if (held == 0) return;
+    if (held > g.slots) {
+      h.damaged.fetch_add(1, std::memory_order_relaxed);
+      return entry.store(0, std::memory_order_release);
+    }
     const uint32_t slot = held - 1;
     SlotMeta& meta = view.meta(slot);
     SlotWord word = SlotWord::unpack(meta.word.load(std::memory_order_acquire));
+    const uint32_t count = meta.count.load(std::memory_order_acquire);
     if (word.state == SlotState::leased && word.lane == index) {
+      if (may_stay && count < g.chunk && meta.consumed.load(std::memory_order_acquire) < count) return;
       word.state = SlotState::closed;
       meta.word.store(word.pack(), std::memory_order_release);
     } else if (word.state == SlotState::unused && slot < h.next_unused.load(std::memory_order_acquire)) {
@@ -387,7 +398,8 @@ inline void retire_lane(const View& view, uint32_t index) {
     entry.store(0, std::memory_order_release);
   };
   for (uint32_t s = 0; s < g.streams; ++s) settle(view.next(index)[s]);
-  for (uint32_t s = 0; s < g.streams; ++s) settle(view.current(index)[s]);
+  const bool may_stay = g.kind == Kind::rows && g.sampler == Sampler::fifo;
+  for (uint32_t s = 0; s < g.streams; ++s) settle(view.current(index)[s], may_stay);
   for (uint32_t d = 0; d < g.desk; ++d) settle(view.desk(index)[d]);
   lane.active.store(0, std::memory_order_release);
   lane.published.fetch_add(1, std::memory_order_release);

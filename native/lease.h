@@ -78,7 +78,7 @@ class Lease {
     for (uint32_t k = 0; k < g.desk; ++k) {
       const uint32_t d = (desk_at_ + k) % g.desk;
       const uint32_t held = desk[d].load(std::memory_order_acquire);
-      if (held == 0) continue;
+      if (held == 0 || held > g.slots) continue;
       next.store(held, std::memory_order_release);
       desk[d].store(0, std::memory_order_release);
       desk_at_ = (d + 1) % g.desk;
@@ -106,6 +106,11 @@ class Lease {
     view_.current(l)[stream].store(uint32_t(slot) + 1, std::memory_order_release);
     view_.next(l)[stream].store(0, std::memory_order_release);
   }
+  // The stream's slot that the lane's last worker left part-filled (see retire_lane), or -1.
+  int64_t left_open(uint32_t stream) const {
+    const uint32_t held = view_.current(uint32_t(lane_))[stream].load(std::memory_order_acquire);
+    return held == 0 || held > view_.geometry().slots ? -1 : int64_t(held) - 1;
+  }
   // The stream has no slot any more.
   void leave(uint32_t stream) { view_.current(uint32_t(lane_))[stream].store(0, std::memory_order_release); }
 
@@ -127,15 +132,20 @@ class Lease {
   }
 
   // Tells the owner that something was published, and wakes it when it is wanted.
+  //
+  // The fence pairs with that of Owner::wait_for_items. There `hungry` is stored, then `published` loaded; here it is
+  // the other way about. Of two sequentially consistent fences one comes first, and what was stored before it is seen
+  // after the other: the owner sees the publication, or this worker sees that it must ring. Without them both stores
+  // may still be in their processors' store buffers, and both loads miss.
   void announce() {
     Lane& lane = view_.lane(uint32_t(lane_));
     lane.published.store(lane.published.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    wake_fence();
     Header& h = header();
     if (h.hungry.load(std::memory_order_relaxed)) return ring();
     if (h.owner.load(std::memory_order_relaxed) == process_) return;  // an owner in this process is asked directly
-    if (h.asleep.load(std::memory_order_relaxed) && low()) ring();
+    if (h.asleep.load(std::memory_order_relaxed) && low()) ring();  // missed: wait() rings when the desk is empty
   }
-
 
   bool all_settled() const {
     const Lane& lane = view_.lane(uint32_t(lane_));

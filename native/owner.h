@@ -60,8 +60,7 @@ class Owner {
 
   uint64_t size() {
     std::lock_guard guard(mutex_);
-    if (yielded()) return view_.size(true);
-    book_.drain();
+    if (yielded() || !drain()) return view_.size(true);
     return book_.store.items();
   }
 
@@ -76,7 +75,7 @@ class Owner {
   // Takes in what workers published, frees and hands out slots.
   void serve() {
     std::lock_guard guard(mutex_);
-    if (!yielded()) book_.drain();
+    if (!yielded()) drain();
   }
 
   // `outstanding`: fifo: earlier batches may still be in use, and count as lost when this process dies.
@@ -86,27 +85,9 @@ class Owner {
     if (h.closed.load(std::memory_order_acquire)) return SampleStatus::closed;
     if (yielded()) return SampleStatus::yielded;
     h.provisional.store(0, std::memory_order_relaxed);
-    const Geometry& g = view_.geometry();
-    book_.drain();
-    const SampleStatus status = may_sample(out.n);
-    if (status != SampleStatus::ok) return status;
-    if (g.sampler == Sampler::fifo) {
-      if (outstanding) {
-        served_ += out.n;
-      } else {
-        drawn_ = out.n;
-      }
-      h.handed.store(served_ + drawn_, std::memory_order_relaxed);
-      draws_.oldest(book_.store, out);
-    } else {
-      draws_.proportional(book_.store, out, beta, normalize);
-    }
-    h.sampled.fetch_add(out.n, std::memory_order_relaxed);
-    h.items.store(book_.store.items(), std::memory_order_release);
-    if (g.trim_every > 1 && ++batches_ % g.trim_every == 0) book_.store.trim(g.capacity);
-    book_.limiter.update();
-    book_.limiter.wake_lanes();
-    return SampleStatus::ok;
+    SampleStatus status = SampleStatus::yielded;
+    keep_books([&] { status = draw(beta, out, normalize, outstanding); });
+    return status;
   }
 
   // fifo: chunks for another host, their bodies one after the other in `out`, of `most` bytes in all unless one item
@@ -121,33 +102,16 @@ class Owner {
     if (h.closed.load(std::memory_order_acquire)) return SampleStatus::closed;
     if (yielded()) return SampleStatus::yielded;
     h.provisional.store(0, std::memory_order_relaxed);
-    book_.drain();
-    if (!book_.store.feeds_host()) book_.store.feed_host(book_.filled());
-    ChunkHead chunk;
-    const auto body = [&](uint64_t bytes) -> uint8_t* {
-      if (!chunks.empty() && out.size() + bytes > most) return nullptr;
-      out.resize(out.size() + bytes);
-      return out.data() + out.size() - bytes;
-    };
-    uint64_t items = 0;
-    while (out.size() < most && book_.store.take_chunk(linger, most, chunk, body)) {
-      chunks.push_back(chunk);
-      items += chunk.items;
-    }
-    h.sampled.fetch_add(items, std::memory_order_relaxed);
-    h.items.store(book_.store.items(), std::memory_order_release);
-    h.allowed.store(std::min(allowed, view_.geometry().capacity) + 1, std::memory_order_relaxed);
-    book_.limiter.update();
-    book_.limiter.wake_lanes();
-    return chunks.empty() ? SampleStatus::too_few : SampleStatus::ok;
+    SampleStatus status = SampleStatus::yielded;
+    keep_books([&] { status = fill_chunks(linger, most, allowed, chunks, out); });
+    return status;
   }
 
   // Writes powered priorities by key; a key whose item has gone is counted and left alone. False: it has yielded.
   bool update(const uint64_t* keys, const double* powered, size_t n, size_t& applied, size_t& stale) {
     std::lock_guard guard(mutex_);
     applied = stale = 0;
-    if (yielded()) return false;
-    book_.drain();
+    if (yielded() || !drain()) return false;
     const Geometry g = view_.geometry();  // a copy: stores to leaves cannot change it
     const uint64_t offset_mask = (uint64_t(1) << g.offset_bits) - 1, slot_mask = (uint64_t(1) << g.slot_bits) - 1;
     const uint64_t generation_mask = ~uint64_t(0) >> (g.offset_bits + g.slot_bits);
@@ -182,18 +146,23 @@ class Owner {
   void wait_for_items(int64_t ns) {
     Header& h = header();
     const uint32_t seen = h.bell.load(std::memory_order_acquire);
-    h.hungry.store(1, std::memory_order_seq_cst);
     {
       std::lock_guard guard(mutex_);
-      if (yielded()) {
-        h.hungry.store(0, std::memory_order_relaxed);
-        return;
-      }
-      book_.drain();
-      if (may_sample(1) == SampleStatus::ok && book_.store.items() >= book_.limiter.min_size()) ns = std::min<int64_t>(ns, 1'000'000);
+      if (yielded()) return;
+      ++hungry_;
+      h.hungry.store(1, std::memory_order_relaxed);
+      wake_fence();  // pairs with that of Lease::announce()
+      bool some = false;
+      keep_books([&] {
+        book_.drain();
+        some = may_sample(1) == SampleStatus::ok && book_.store.items() >= book_.limiter.min_size();
+      });
+      if (some) ns = std::min<int64_t>(ns, 1'000'000);
+      if (yielded() || h.absorbed.load(std::memory_order_relaxed) != tried_at_) ns = 0;  // there is something to look at
     }
     if (!h.closed.load(std::memory_order_acquire)) futex_wait(h.bell, seen, ns);
-    h.hungry.store(0, std::memory_order_relaxed);
+    std::lock_guard guard(mutex_);
+    if (--hungry_ == 0 && !yielded()) h.hungry.store(0, std::memory_order_relaxed);  // else it is the next owner's word
   }
 
   // False: it has yielded.
@@ -250,9 +219,8 @@ class Owner {
   // False: it has yielded.
   bool snapshot(Snapshot& all) {
     std::lock_guard guard(mutex_);
-    if (yielded()) return false;
+    if (yielded() || !drain()) return false;
     header().provisional.store(0, std::memory_order_relaxed);
-    book_.drain();
     all.copied.assign(view_.geometry().slots, 0);
     list_slots(all);
     const Header& h = header();
@@ -280,7 +248,7 @@ class Owner {
       if (all.next == all.slots.size()) {
         if (!all.missed || all.passes == 3) break;
         ++all.passes;
-        book_.drain();
+        if (!drain()) return false;
         list_slots(all);
         if (all.slots.empty()) break;
       }
@@ -311,7 +279,7 @@ class Owner {
   // For tests: worst error of a sum; 1e300 when the books disagree with the slot words or with themselves.
   double check() {
     std::lock_guard guard(mutex_);
-    book_.drain();
+    if (yielded() || !drain()) return 0.0;
     uint64_t items = 0;
     for (const auto& s : book_.store.slots) items += s.items;
     if (items != book_.store.items() || !book_.closes()) return 1e300;
@@ -330,6 +298,83 @@ class Owner {
   }
 
   Header& header() const { return view_.header(); }
+
+  // Does what changes the books. Where memory ran out half-way, or shared words say what cannot be, they are wrong: then
+  // this process gives the replay up (false, or the exception), and the next owner, which it may be, makes them again.
+  template <typename Change>
+  bool keep_books(Change&& change) {
+    try {
+      change();
+      return true;
+    } catch (const DamagedBooks&) {
+      resign();
+      return false;
+    } catch (...) {
+      resign();
+      throw;
+    }
+  }
+  bool drain() {
+    return keep_books([this] { book_.drain(); });
+  }
+  void resign() {  // `handed` stays: what was being given out is lost
+    yielded_.store(true, std::memory_order_release);
+    leave();
+    futex_wake(header().bell);  // the thread
+  }
+
+  SampleStatus draw(double beta, Outputs& out, Normalize normalize, bool outstanding) {
+    Header& h = header();
+    const Geometry& g = view_.geometry();
+    book_.drain();
+    if (book_.store.feeds_host()) book_.store.feed_sampler(book_.filled());
+    h.allowed.store(0, std::memory_order_relaxed);
+    tried_at_ = h.absorbed.load(std::memory_order_relaxed);
+    const SampleStatus status = may_sample(out.n);
+    if (status != SampleStatus::ok) return status;
+    if (g.sampler == Sampler::fifo) {
+      if (outstanding) {
+        served_ += out.n;
+      } else {
+        drawn_ = out.n;
+      }
+      h.handed.store(served_ + drawn_, std::memory_order_relaxed);
+      draws_.oldest(book_.store, out);
+    } else {
+      draws_.proportional(book_.store, out, beta, normalize);
+    }
+    h.sampled.fetch_add(out.n, std::memory_order_relaxed);
+    h.items.store(book_.store.items(), std::memory_order_release);
+    if (g.trim_every > 1 && ++batches_ % g.trim_every == 0) book_.store.trim(g.capacity);
+    book_.limiter.update();
+    book_.limiter.wake_lanes();
+    return SampleStatus::ok;
+  }
+
+  SampleStatus fill_chunks(int64_t linger, uint64_t most, uint64_t allowed, std::vector<ChunkHead>& chunks,
+                           std::vector<uint8_t>& out) {
+    Header& h = header();
+    book_.drain();
+    tried_at_ = h.absorbed.load(std::memory_order_relaxed);
+    if (!book_.store.feeds_host()) book_.store.feed_host(book_.filled());
+    ChunkHead chunk;
+    const auto body = [&](uint64_t bytes) -> uint8_t* {
+      if (!chunks.empty() && out.size() + bytes > most) return nullptr;
+      out.resize(out.size() + bytes);
+      return out.data() + out.size() - bytes;
+    };
+    uint64_t items = 0;
+    while (out.size() < most && book_.store.take_chunk(linger, most, chunk, body)) {
+      chunks.push_back(chunk);
+      items += chunk.items;
+    }
+    h.sampled.fetch_add(items, std::memory_order_relaxed);
+    h.items.store(book_.store.items(), std::memory_order_release);
+    h.allowed.store(std::min(allowed, view_.geometry().capacity) + 1, std::memory_order_relaxed);
+    book_.limiter.update();
+    book_.limiter.wake_lanes();
+    return chunks.empty() ? SampleStatus::too_few : SampleStatus::ok;
+  }
 
   // Whether a process asked to sample within the last second: it may have died since.
   static bool wanted(const Header& h) {
@@ -367,13 +412,17 @@ class Owner {
         const uint32_t seen = h.bell.load(std::memory_order_acquire);
         {
           std::lock_guard guard(mutex_);
-          if (stop_) return;
+          if (stop_ || yielded()) return;
           if (wanted(h) && h.provisional.load(std::memory_order_acquire)) {
             yielded_.store(true, std::memory_order_release);
             return leave();
           }
           others = book_.serves_others();
-          if (others) book_.drain();  // this process's own workers are served at fixed points: its draws repeat exactly
+          try {  // this process's own workers are served at fixed points: its draws repeat exactly
+            if (others && !drain()) return;
+          } catch (const std::bad_alloc&) {  // it has resigned; whoever samples next has its memory, or is told so
+            return;
+          }
         }
         h.asleep.store(1, std::memory_order_seq_cst);
         futex_wait(h.bell, seen, others ? 5'000'000 : 50'000'000);
@@ -390,6 +439,8 @@ class Owner {
   uint64_t batches_ = 0;  // sampled
   uint64_t served_ = 0;   // fifo: items of batches that learners have or will have
   uint64_t drawn_ = 0;    // fifo: items of the last batch that was not served
+  uint64_t tried_at_ = 0; // items taken in before the last look for a batch
+  uint32_t hungry_ = 0;   // threads that wait for items
   bool stop_ = false;
   std::atomic<bool> yielded_{false};
   std::thread thread_;

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <random>
 
 #if defined(__linux__)
@@ -65,6 +66,19 @@ inline void futex_wake(std::atomic<uint32_t>& word) {
 #if defined(__linux__)
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
 #endif
+}
+
+// Between a store that others look for and the load that tells whether to wake them, or to sleep oneself: one on each
+// side. APEXRL_WITHOUT_WAKE_FENCE: for the test that finds what then goes wrong.
+inline void wake_fence() {
+#ifndef APEXRL_WITHOUT_WAKE_FENCE
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+}
+
+inline int64_t nanoseconds(double seconds) {
+  if (seconds >= 9e9) return std::numeric_limits<int64_t>::max();  // infinity, too
+  return seconds > 0.0 ? int64_t(seconds * 1e9) : 0;
 }
 
 }  // namespace apexrl

@@ -27,10 +27,11 @@ class Queue {
     }
   }
 
-  // The next `n` items; there must be as many.
-  void take(const View& view, size_t n, std::vector<ItemRef>& items) {
+  // The next `n` items. False when fewer are there, which cannot be unless staged priorities were changed.
+  bool take(const View& view, size_t n, std::vector<ItemRef>& items) {
     items.clear();
     while (items.size() < n) {
+      if (ranges_.empty()) return false;
       Range& range = ranges_.front();
       const double* staged = view.staged(range.slot);
       while (range.from < range.to && items.size() < n) {
@@ -40,6 +41,7 @@ class Queue {
       view.meta(range.slot).consumed.store(range.from, std::memory_order_release);
       if (range.from == range.to) ranges_.pop_front();
     }
+    return true;
   }
 
  private:

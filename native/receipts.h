@@ -70,7 +70,7 @@ class Receipts {
     mine.progress.store(w.progress.load(std::memory_order_relaxed), std::memory_order_release);
     w.account.store(0, std::memory_order_release);
   }
-  // After a predecessor's death. The slot tells of its present life and of the one before it; of a longer past nobody
+  // After a predecessor's death. The slot tells of its present life and of the last that ended; of a longer past nobody
   // knows, and then it is taken for committed: nothing may be committed twice.
   void recover(const View& view) {
     Intent& w = intent();
@@ -79,14 +79,15 @@ class Receipts {
     const uint64_t slot = w.slot.load(std::memory_order_relaxed);
     if (whose > accounts() || slot >= view.geometry().slots) return w.account.store(0, std::memory_order_release);
     const SlotMeta& meta = view.meta(uint32_t(slot));
-    uint64_t generation, lives;
-    uint32_t count;
-    do {  // the owner may be giving it another life
-      generation = SlotWord::unpack(meta.word.load(std::memory_order_acquire)).generation;
-      lives = generation - w.generation.load(std::memory_order_relaxed);
-      count = (lives == 0 ? meta.count : meta.last_count).load(std::memory_order_acquire);
-    } while (SlotWord::unpack(meta.word.load(std::memory_order_acquire)).generation != generation);
-    if (lives <= 1 && count < w.count.load(std::memory_order_relaxed)) {
+    const uint64_t then = w.generation.load(std::memory_order_relaxed);
+    uint64_t published = meta.count.load(std::memory_order_acquire);
+    bool known = SlotWord::unpack(meta.word.load(std::memory_order_acquire)).generation == then;
+    if (!known) {  // the count may be of a later life: grant() changes the generation before it
+      const uint64_t past = meta.past.load(std::memory_order_acquire);
+      known = past >> 16 == then;
+      published = past & 0xffff;
+    }
+    if (known && published < w.count.load(std::memory_order_relaxed)) {
       w.account.store(0, std::memory_order_release);
     } else {
       enter();

@@ -19,6 +19,11 @@
 
 namespace apexrl {
 
+// What shared words say is not what was taken in: the books must be made again.
+struct DamagedBooks : std::runtime_error {
+  DamagedBooks() : std::runtime_error("the replay's memory was changed by a process that it does not belong to") {}
+};
+
 class Store {
  public:
   struct SlotView {
@@ -53,7 +58,7 @@ class Store {
 
   // fifo: the next n items. Their slots stay until done_with() at least.
   void take(size_t n, std::vector<ItemRef>& items) {
-    queue_.take(view_, n, items);
+    if (!queue_.take(view_, n, items)) throw DamagedBooks();
     for (const ItemRef& item : items) --slots[item.slot].items;
     items_ -= n;
   }
@@ -62,12 +67,17 @@ class Store {
       if (slots[item.slot].items == 0 && slots[item.slot].order != 0) release(item.slot);
   }
 
-  // fifo: items go to another host from here on, chunk by chunk. `filled`: slots, oldest first.
+  // fifo: items go to another host from here on, chunk by chunk, or to the sampler. `filled`: slots, oldest first.
   bool feeds_host() const { return outbox_ != nullptr; }
   void feed_host(const std::vector<uint32_t>& filled) {
+    queue_ = Queue();
     outbox_ = std::make_unique<Outbox>(view_);
     for (const uint32_t s : filled)
       if (slots[s].items > 0) outbox_->add(s, now_ns());
+  }
+  void feed_sampler(const std::vector<uint32_t>& filled) {
+    outbox_.reset();
+    for (const uint32_t s : filled) requeue(s);
   }
 
   // fifo: the next chunk for another host, of at most `most` bytes where one item does not need more; false: nothing is
@@ -81,15 +91,17 @@ class Store {
     SlotMeta& meta = view_.meta(s);
     const double* staged = view_.staged(s);
     uint32_t first = meta.consumed.load(std::memory_order_relaxed), to = slots[s].visible;
-    while (!(staged[first] >= 0.0)) ++first;
-    while (!(staged[to - 1] >= 0.0)) --to;
+    while (first < to && !(staged[first] >= 0.0)) ++first;
+    while (to > first && !(staged[to - 1] >= 0.0)) --to;
+    if (first >= to) throw DamagedBooks();
     const uint64_t repeated = chunk_bytes(view_, uint64_t(g.behind) + g.ahead, 0, 0);
     const uint64_t fit = most > repeated ? (most - repeated) / chunk_bytes(view_, 1, 1, 1) : 0;
     if (to - first > std::clamp<uint64_t>(fit, 1, 65535)) {
       to = first + uint32_t(std::clamp<uint64_t>(fit, 1, 65535));
-      while (!(staged[to - 1] >= 0.0)) --to;
+      while (to > first + 1 && !(staged[to - 1] >= 0.0)) --to;
     }
     chunk = describe_chunk(view_, s, first, to);
+    if (chunk.items > slots[s].items) throw DamagedBooks();
     uint8_t* out = body(chunk.bytes);
     if (out == nullptr) return false;  // not this time
     meta.consumed.store(to, std::memory_order_release);
@@ -145,6 +157,7 @@ class Store {
         const bool item = staged[p] >= 0.0;
         mine.items += item && p >= consumed;
         if (!item) leaves[p] = kNoItem;
+        if (item && !(leaves[p] >= 0.0 && leaves[p] <= kLargestPriority)) leaves[p] = 0.0;
         if (removal_) removal_->set(size_t(s) * g.leaves + p, leaves[p]);
       }
       items_ += mine.items;
@@ -177,7 +190,7 @@ class Store {
     uint32_t items = 0;
     APEXRL_POINT();
     for (uint32_t p = mine.visible; p < count; ++p) {
-      const double value = staged[p];
+      const double value = std::min(staged[p], kLargestPriority);
       if (!(value >= 0.0)) {
         view_.leaves(s)[p] = kNoItem;
         continue;

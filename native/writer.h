@@ -29,7 +29,11 @@ class Writer {
 
   Status lease() {
     const Status status = lease_.take_lane();
-    if (status == Status::ok) stream_.assign(streams_, Stream{});
+    if (status != Status::ok) return status;
+    stream_.assign(streams_, Stream{});
+    const Geometry& g = view_.geometry();
+    if (g.kind == Kind::rows && (stream_[0].slot = lease_.left_open(0)) >= 0)
+      stream_[0].rows = std::min(view_.meta(uint32_t(stream_[0].slot)).count.load(std::memory_order_acquire), g.chunk);
     return status;
   }
 

@@ -27,9 +27,11 @@ bool holds_items(const View& view, uint32_t slot) {
 }
 
 // Waits until the owner has cleared up: `active` lanes are leased, and every slot that was ever used is free or, with
-// items, in the eviction order, but for at most `held` of living workers.
+// items, in the eviction order, but for at most `held` of living workers. A lane's part-filled chunk of rows that a fifo
+// sampler empties stays with it.
 void settle(const Replay& replay, Owner& owner, uint32_t active, uint32_t held) {
   const View& view = replay.view();
+  const bool goes_on = view.geometry().kind == Kind::rows && view.geometry().sampler == Sampler::fifo;
   for (int tries = 0;; ++tries) {
     owner.serve();
     uint32_t leased = 0, others = 0;
@@ -37,7 +39,8 @@ void settle(const Replay& replay, Owner& owner, uint32_t active, uint32_t held) 
     const uint64_t used = std::min<uint64_t>(view.header().next_unused.load(), view.geometry().slots);
     for (uint32_t s = 0; s < used; ++s) {
       const SlotState state = SlotWord::unpack(view.meta(s).word.load()).state;
-      others += state != SlotState::free && !(state == SlotState::committed && holds_items(view, s));
+      const bool stays = state == SlotState::committed || (state == SlotState::leased && goes_on);
+      others += state != SlotState::free && !(stays && holds_items(view, s));
     }
     if (leased == active && others <= held) return;
     CHECK(tries < 1000);  // 2 s: the dead are looked for every 0.2 s

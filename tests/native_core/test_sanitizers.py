@@ -14,12 +14,18 @@ COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++
 
 
 @pytest.mark.parametrize(
-    ("sanitizers", "arguments"), [("address,undefined", []), ("thread", ["threads"])], ids=["asan-ubsan", "tsan"]
+    ("test", "sanitizers", "arguments"),
+    [
+        ("core_test", "address,undefined", []),
+        ("protocol_test", "address,undefined", []),
+        ("core_test", "thread", ["threads"]),
+    ],
+    ids=["core-asan-ubsan", "protocol-asan-ubsan", "core-tsan"],
 )
-def test_core_is_clean(tmp_path, sanitizers, arguments):
-    program = tmp_path / "core_test"
+def test_core_is_clean(tmp_path, test, sanitizers, arguments):
+    program = tmp_path / test
     flags = ["-std=c++20", "-O1", "-g1", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-DAPEXRL_SANITIZE"]
-    sources = [str(NATIVE / "tests" / "core_test.cc"), str(NATIVE / "power.cc")]
+    sources = [str(NATIVE / "tests" / f"{test}.cc"), str(NATIVE / "power.cc")]
     subprocess.run([COMPILER, *flags, *sources, "-o", str(program), "-pthread"], check=True)
     # Address-space randomisation of recent kernels is wider than some TSan runtimes can map.
     command = ["setarch", "-R", str(program)] if shutil.which("setarch") else [str(program)]

@@ -86,8 +86,12 @@ class BatchServer:
             OwnershipError: another living process serves, or owns the replay.
             ClosedError: closed.
         """
+        deadline = time.monotonic() + timeout
         try:
-            return self._step(timeout)
+            while not (worked := self._step(min(timeout, _LOOK_SECONDS))):
+                if time.monotonic() >= deadline:
+                    break
+            return worked
         except ClosedError:
             self.close()  # the replay was closed: learners shall know
             raise

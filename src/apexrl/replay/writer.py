@@ -307,7 +307,13 @@ class Writer:
         owner = counters["owner_pid"]
         if self._replay._options["sampler"] == "fifo":
             waiting = "no process samples it" if not owner else f"{process_name(owner)} has not sampled enough"
-            return f"the fifo replay held its {self._replay.capacity} items for {timeout} s: {waiting}"
+            held, capacity = int(self._replay._native.size()), self._replay.capacity
+            if held < capacity:
+                return (
+                    f"no free chunk within {timeout} s: the fifo replay holds {held} of {capacity} items, in chunks "
+                    f"that ended part-filled, and {waiting}"
+                )
+            return f"the fifo replay held its {capacity} items for {timeout} s: {waiting}"
         if not owner:
             return f"no free slot within {timeout} s: the replay is full and no process samples it"
         if counters["samples_per_insert"] > 0:

@@ -1,0 +1,346 @@
+// What holds when processes die or misbehave at bad moments, one case after the other. Exits non-zero at the first
+// broken expectation.
+#include <sys/wait.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+
+#include "../receipts.h"
+#include "../replay.h"
+
+using namespace apexrl;
+
+#define CHECK(condition)                                                        \
+  do {                                                                          \
+    if (!(condition)) {                                                         \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);      \
+      std::exit(1);                                                             \
+    }                                                                           \
+  } while (0)
+
+namespace {
+std::atomic<bool> exhausted{false};  // threads but the first get no memory
+thread_local bool first_thread = false;
+}  // namespace
+
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  void* memory = exhausted && !first_thread ? nullptr : std::malloc(bytes);
+  return memory != nullptr ? memory : throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace {
+
+std::shared_ptr<Replay> make(Sampler sampler, uint64_t capacity = 1000, Kind kind = Kind::rows) {
+  Geometry g{};
+  g.kind = kind;
+  g.sampler = sampler;
+  g.capacity = capacity;
+  g.chunk = 16;
+  g.lanes = 4;
+  g.streams = kind == Kind::rows ? 1 : 8;
+  g.stack = g.n_step = g.trim_every = 1;
+  g.ahead = kind == Kind::rows ? 0 : 1;
+  g.gamma = 0.9;
+  g.alpha = 0.6;
+  g.eps = 1e-6;
+  g.seed = 1;
+  return Replay::create(g, {Column{8, 8, kind != Kind::rows, 1, 0, 0, 0, 0}}, "{}", 0, 0.0, 0.0, "");
+}
+
+void put(Writer& writer, uint64_t first, size_t n) {
+  std::vector<uint64_t> values(n);
+  for (size_t i = 0; i < n; ++i) values[i] = first + i;
+  const uint8_t* columns[] = {reinterpret_cast<const uint8_t*>(values.data())};
+  size_t start = 0;
+  CHECK(writer.extend(columns, nullptr, n, start) == Status::ok && start == n);
+}
+
+struct Taken {
+  std::vector<uint64_t> values, next, keys;
+  std::vector<double> probabilities;
+  std::vector<float> weights, reward, discount;
+  Outputs out;
+  explicit Taken(size_t n) : values(n), next(n), keys(n), probabilities(n), weights(n), reward(n), discount(n) {
+    out.n = n;
+    out.column = {reinterpret_cast<uint8_t*>(values.data())};
+    out.next_column = {reinterpret_cast<uint8_t*>(next.data())};
+    out.keys = keys.data();
+    out.probabilities = probabilities.data();
+    out.weights = weights.data();
+    out.reward = reward.data();
+    out.discount = discount.data();
+  }
+};
+
+// Every shared word that names a slot, a lane, a state or a number of positions, made to say what cannot be.
+void wrong_words_harm_no_process() {
+  using Spoil = void (*)(const View&);
+  const Spoil spoils[] = {
+      [](const View& v) { v.meta(0).count.store(4'000'000'000); },
+      [](const View& v) { v.meta(0).count.store(17); },
+      [](const View& v) { v.meta(0).drained.store(4'000'000'000); },
+      [](const View& v) { v.meta(0).consumed.store(4'000'000'000); },
+      [](const View& v) { v.meta(0).items.store(4'000'000'000); },
+      [](const View& v) { v.meta(0).word.store(SlotWord{SlotState::leased, 8000, 1}.pack()); },
+      [](const View& v) { v.meta(0).word.store(SlotWord{SlotState::closed, 8000, 1}.pack()); },
+      [](const View& v) { v.meta(0).word.store(SlotWord{SlotState(7), 0, 1}.pack()); },
+      [](const View& v) { v.meta(0).word.store(~uint64_t(0)); },
+      [](const View& v) { v.meta(1).word.store(SlotWord{SlotState::leased, 8000, 1}.pack()); },
+      [](const View& v) { v.header().next_unused.store(~uint64_t(0)); },
+      [](const View& v) { v.header().granting.store(4'000'000'000); },
+      [](const View& v) { v.header().granting.store(1), v.meta(0).word.store(SlotWord{SlotState::leased, 8000, 1}.pack()); },
+      [](const View& v) { v.desk(0)[0].store(4'000'000'000), v.desk(0)[1].store(~0u); },
+      [](const View& v) { v.next(0)[0].store(4'000'000'000); },
+      [](const View& v) { v.current(0)[0].store(4'000'000'000); },
+      [](const View& v) { v.lane(0).streams.store(~0u); },
+      [](const View& v) { v.staged(0)[6] = std::numeric_limits<double>::infinity(); },
+      [](const View& v) { v.staged(0)[6] = std::numeric_limits<double>::quiet_NaN(); },
+      [](const View& v) { v.staged(0)[1] = -1.0; },
+      [](const View& v) { std::fill_n(v.staged(0), 16, -1.0); },
+      [](const View& v) { v.leaves(0)[1] = std::numeric_limits<double>::infinity(); },
+      [](const View& v) { v.leaves(0)[2] = -5.0; },
+      [](const View& v) { std::fill_n(v.leaves(0), 16, std::numeric_limits<double>::quiet_NaN()); },
+  };
+  for (const Sampler sampler : {Sampler::prioritized, Sampler::fifo})
+    for (const Spoil spoil : spoils)
+      for (const bool taken_in : {false, true}) {
+        auto replay = make(sampler);
+        int holder = 0;
+        auto owner = taken_in ? replay->own(holder) : nullptr;
+        {
+          Writer writer(replay->segment(), 1);
+          CHECK(writer.lease() == Status::ok);
+          put(writer, 0, 5);
+          if (owner) owner->serve();
+          put(writer, 5, 3);
+          spoil(replay->view());
+          replay->view().lane(0).published.fetch_add(1);
+          for (int round = 0; round < 3; ++round) {  // whoever gives the replay up owns it again
+            if (owner) owner->serve();
+            Taken taken(4);
+            if (owner) owner->sample(0.4, taken.out);
+            owner = replay->own(holder);
+            CHECK(owner != nullptr);
+            CHECK(owner->size() <= 1000);
+            const std::vector<double> fresh(4, 0.5);
+            size_t applied = 0, stale = 0;
+            owner->update(taken.keys.data(), fresh.data(), 4, applied, stale);
+            const uint64_t more = 100;
+            const uint8_t* columns[] = {reinterpret_cast<const uint8_t*>(&more)};
+            size_t start = 0;
+            writer.extend(columns, nullptr, 1, start);
+          }
+        }
+        Writer next(replay->segment(), 1);  // after the first, on its lane
+        CHECK(next.lease() == Status::ok);
+        owner.reset();
+        replay->disown();
+        owner = replay->own(holder);
+        CHECK(owner != nullptr && owner->size() <= 1000);
+      }
+}
+
+// A slot's per-item values may be asked for by any number that a row's head holds.
+void wrong_cell_reads_no_other_memory() {
+  Geometry g{};
+  g.kind = Kind::unroll;
+  g.sampler = Sampler::fifo;
+  g.capacity = 64;
+  g.chunk = 4;
+  g.lanes = g.streams = 1;
+  g.stack = g.trim_every = 1;
+  g.n_step = g.stride = g.ahead = 2;
+  g.cells = g.chunk_items = 2;
+  auto replay = Replay::create(g, {Column{8, 8, 1, 1, 0, 0, 0, 0}, Column{1 << 16, 8, 0, 1, 0, 1, 0, 0}}, "{}", 0, 0.0, 0.0, "");
+  const View& view = replay->view();
+  view.head(view.geometry().slots - 1, 0).cell = 65535;
+  std::vector<uint8_t> out(1 << 16);
+  const ItemRef item{view.geometry().slots - 1, 0, 2, 0};
+  gather_cells(view, view.header().column[1], &item, 1, out.data());
+}
+
+// The owner dies with what the intake noted down in a slot that has since had another life and is about to have a third.
+void receipt_is_of_its_own_life() {
+  auto replay = make(Sampler::prioritized, 64);
+  Receipts receipts(Segment::create(Receipts::bytes(2)));
+  const View& view = replay->view();
+  SlotMeta& meta = view.meta(3);
+  const auto life = [&](uint64_t generation) {  // as Book::grant() begins one
+    const uint64_t last = SlotWord::unpack(meta.word.load()).generation;
+    meta.past.store(last << 16 | meta.count.load());
+    meta.word.store(SlotWord{SlotState::free, 0, generation}.pack());
+    meta.count.store(0);
+    meta.word.store(SlotWord{SlotState::leased, 0, generation}.pack());
+  };
+  for (const uint32_t published : {0u, 16u}) {
+    for (const int lives : {0, 1}) {
+      meta.count.store(0);
+      life(5);
+      receipts.account(1).committed.store(0);
+      receipts.announce(view, 3, 16, Entry{1, 1 << 16, 16, 16, 0});
+      meta.count.store(published);
+      if (lives == 1) {
+        life(6);
+        meta.count.store(published == 0 ? 16 : 2);  // of another worker
+      }
+      receipts.recover(view);
+      CHECK(receipts.account(1).committed.load() == published);
+    }
+  }
+  meta.count.store(0);
+  life(5);
+  receipts.account(1).committed.store(0);
+  receipts.announce(view, 3, 16, Entry{1, 1 << 16, 16, 16, 0});
+  meta.count.store(16);
+  life(6);
+  meta.count.store(2);
+  meta.past.store(uint64_t(6) << 16 | 2);  // the first store of the next grant
+  receipts.recover(view);
+  CHECK(receipts.account(1).committed.load() == 16);
+}
+
+void successor_of_a_waiting_owner_is_not_hungry() {
+  auto replay = make(Sampler::prioritized);
+  int holder = 0;
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const auto owner = replay->own(holder);
+    for (;;) owner->wait_for_items(1'000'000'000);
+  }
+  const Header& h = replay->view().header();
+  for (int tries = 0; h.hungry.load() == 0; ++tries) {
+    CHECK(tries < 10'000);
+    usleep(1000);
+  }
+  kill(pid, SIGKILL);
+  waitpid(pid, nullptr, 0);
+  const auto owner = replay->own(holder);
+  CHECK(owner != nullptr && h.hungry.load() == 0);
+}
+
+// The first thread that no longer waits leaves the other waiting.
+void every_waiting_thread_is_rung_for() {
+  auto replay = make(Sampler::fifo);
+  int holder = 0;
+  const auto owner = replay->own(holder);
+  const Header& h = replay->view().header();
+  std::atomic<bool> done{false};
+  std::thread other([&] {
+    while (!done) owner->wait_for_items(20'000'000'000);
+  });
+  while (h.hungry.load() == 0) usleep(100);
+  owner->wait_for_items(1'000'000);
+  CHECK(h.hungry.load() == 1);
+  done = true;
+  futex_wake(replay->view().header().bell);
+  other.join();
+  CHECK(h.hungry.load() == 0);
+}
+
+void owner_without_memory_gives_the_replay_up() {
+  auto replay = make(Sampler::prioritized);
+  int holder = 0;
+  auto owner = replay->own(holder);
+  Writer writer(replay->segment(), 1);
+  CHECK(writer.lease() == Status::ok);
+  const View& view = replay->view();
+  view.lane(0).process.store(1);  // as of another process: the owner's thread serves it
+  put(writer, 0, 5);
+  exhausted = true;
+  for (int tries = 0; !owner->yielded(); ++tries) {
+    CHECK(tries < 10'000);
+    futex_wake(view.header().bell);
+    usleep(1000);
+  }
+  exhausted = false;
+  owner = replay->own(holder);
+  CHECK(owner != nullptr && owner->size() == 5 && owner->check() == 0.0);
+  put(writer, 5, 100);
+  CHECK(owner->size() == 105);
+}
+
+// Writers that come, write one row and go, one after the other: a full fifo holds its capacity all the same.
+void fifo_fills_by_single_rows() {
+  auto replay = make(Sampler::fifo, 1000);
+  for (uint64_t i = 0; i < 1000; ++i) {
+    Writer writer(replay->segment(), 1);
+    CHECK(writer.lease() == Status::ok);
+    put(writer, i, 1);
+  }
+  int holder = 0;
+  const auto owner = replay->own(holder);
+  CHECK(owner->size() == 1000);
+  Taken taken(1000);
+  CHECK(owner->sample(0.4, taken.out) == SampleStatus::ok);
+  for (uint64_t i = 0; i < 1000; ++i) CHECK(taken.values[i] == i);
+  for (uint64_t i = 0; i < 40; ++i) {  // and what it empties is used again
+    Writer writer(replay->segment(), 1);
+    CHECK(writer.lease() == Status::ok);
+    put(writer, i, 1);
+  }
+  CHECK(owner->size() == 40 && owner->check() == 0.0);
+}
+
+// Items go to another host, then to the sampler, then to the host again: each once.
+void chunks_and_batches_take_turns() {
+  auto replay = make(Sampler::fifo, 1000, Kind::transition);
+  int holder = 0;
+  const auto owner = replay->own(holder);
+  Writer writer(replay->segment(), 1);
+  CHECK(writer.lease() == Status::ok);
+  uint64_t written = 0, came = 0;
+  const auto write = [&](size_t n) {
+    for (; n > 0; --n, ++written) {
+      const uint8_t* columns[] = {reinterpret_cast<const uint8_t*>(&written)};
+      const float reward = 1.0f;
+      const uint8_t no = 0;
+      for (bool stored = false; !stored;) {
+        const Status status = writer.append(columns, &reward, &no, &no, nullptr, 1, stored);
+        CHECK(stored || status == Status::publish);
+        if (status == Status::publish) writer.publish(nullptr);
+      }
+    }
+    writer.publish(nullptr);
+  };
+  std::vector<ChunkHead> heads;
+  std::vector<uint8_t> bodies;
+  for (int round = 0; round < 20; ++round) {
+    write(70);
+    if (round % 2 == 0) {
+      while (owner->take_chunks(0, 1000, 1000, heads, bodies) == SampleStatus::ok) {
+        const uint8_t* body = bodies.data();
+        for (const ChunkHead& head : heads) {
+          uint64_t first;
+          std::memcpy(&first, body + head.rows * sizeof(StepHead) + head.positions * sizeof(double), sizeof first);
+          CHECK(first == came);
+          came += head.items;
+          body += head.bytes;
+        }
+      }
+    } else {
+      Taken taken(23);
+      while (owner->sample(0.4, taken.out) == SampleStatus::ok)
+        for (const uint64_t value : taken.values) CHECK(value == came++);
+    }
+    CHECK(owner->size() == written - 1 - came && owner->check() == 0.0);
+  }
+}
+
+}  // namespace
+
+int main() {
+  first_thread = true;
+  wrong_words_harm_no_process();
+  wrong_cell_reads_no_other_memory();
+  receipt_is_of_its_own_life();
+  successor_of_a_waiting_owner_is_not_hungry();
+  every_waiting_thread_is_rung_for();
+  owner_without_memory_gives_the_replay_up();
+  fifo_fills_by_single_rows();
+  chunks_and_batches_take_turns();
+  std::puts("ok");
+}
