@@ -10,11 +10,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard native/*.h native/*.cc)
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-acl test-ray check bench examples clean
+.PHONY: help install train test test-acl test-ray check check-model bench examples clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
-	@echo "make install, check, test-acl, test-ray, bench, examples, clean; make train PRESET=catch ARGS='--actors 4'"
+	@echo "make install, check, check-model, test-acl, test-ray, bench, examples, clean; make train PRESET=catch ARGS='--actors 4'"
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "apexrl needs Python 3.11 or newer")'
@@ -59,6 +59,16 @@ test-acl: $(VENV)/.dev
 test-ray: $(VENV)/.dev
 	$(PIP) 'ray[default]'
 	RAY_worker_niceness=0 $(BIN)/python -m pytest tests/on_ray
+
+# Lease, publish, wake and reclaim of the native core in every order that the memory model allows; some minutes. The
+# scenario `room` has too many for that: it stops at ORDERS.
+ORDERS ?= 2000000
+check-model:
+	mkdir -p build/model
+	$(CXX) -std=c++20 -O1 -g1 -c native/tests/explore.cc -o build/model/explore.o
+	$(CXX) -std=c++20 -O1 -g1 -w -fsanitize=thread -DAPEXRL_EXPLORE -c native/tests/explore_test.cc -o build/model/test.o
+	$(CXX) -rdynamic build/model/test.o build/model/explore.o native/power.cc -o build/model/test -pthread
+	build/model/test all $(ORDERS)
 
 bench: $(VENV)/.dev
 	$(PIP) $(PEERS)

@@ -31,6 +31,9 @@ inline uint64_t fork_generation() { return fork_counter().load(std::memory_order
 
 // A random number of this process, another one in every forked child. Pids are of one PID namespace only: containers
 // that share memory may each have a process 1.
+#ifdef APEXRL_EXPLORE  // native/tests/explore.h: several processes in one
+inline uint64_t process_token() { return uint64_t(getpid()); }
+#else
 inline uint64_t process_token() {
   static std::atomic<uint64_t> token{0};
   static const int registered =
@@ -42,6 +45,7 @@ inline uint64_t process_token() {
   const uint64_t fresh = uint64_t(random()) << 32 | random() | 1;
   return token.compare_exchange_strong(mine, fresh, std::memory_order_relaxed) ? fresh : mine;
 }
+#endif
 
 inline int64_t now_ns() {
   timespec t;
