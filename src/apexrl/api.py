@@ -351,12 +351,13 @@ def _subject(config: Config) -> str:
 
 def _try_to_draw(folder: RunFolder, config: Config, observers: Sequence[Observer]) -> None:
     """A picture that fails must not hide how the run ended."""
+    from apexrl.launch.observing import contained, tell
+
     for draw, path in ((draw_curve, folder.curve_path), (draw_lag, folder.lag_path)):
         try:
             draw(folder, config)
         except Exception as error:
-            for observer in observers:
-                observer.message(f"{path} could not be drawn: {type(error).__name__}: {error}", "warning")
+            tell(contained(observers), f"{path} could not be drawn: {type(error).__name__}: {error}", "warning")
 
 
 class Watch:

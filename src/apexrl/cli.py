@@ -11,8 +11,9 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from apexrl.config import Config
 from apexrl.errors import AgentError, ApexrlError, ConfigError, EnvError, HeldError, SpecError
@@ -38,7 +39,26 @@ _NOT_UNDERSTOOD = (ConfigError, EnvError, AgentError, SpecError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; returns the exit code, also where nobody can be told any more."""
+    try:
+        return _main(argv)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):  # what is left in it would make another exit code of ours
+                _forget(stream)
+
+
+def _forget(stream: TextIO) -> None:
+    """Let what is still to be written to a stream go nowhere."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if _names_own_code(words) and "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # --env my_module:Id-v0 finds my_module.py here, as with `python -m`
@@ -49,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # `apexrl list | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget(sys.stdout)
         return OK
     except ApexrlError as error:
         _complain(str(error))
@@ -291,8 +311,9 @@ def _shown(start: Callable[[list[Observer], Callable[[Path], None]], Run]) -> in
         return USAGE if path is None and isinstance(error, _NOT_UNDERSTOOD) else FAILED
     finally:
         if path is not None:
-            sys.stderr.flush()
-            print(path, flush=True)
+            with suppress(OSError, ValueError):  # a closed terminal hides nothing of how the run ended
+                sys.stderr.flush()
+                print(path, flush=True)
     return {"interrupted": INTERRUPTED, "error": FAILED}.get(run.summary["stopped_by"], OK)
 
 
@@ -421,6 +442,11 @@ def _console() -> Console:
 
 def _complain(text: str) -> None:
     """An error for a human, on stderr: no traceback, unless APEXRL_TRACEBACK is set."""
+    with suppress(OSError):
+        _print_error(text)
+
+
+def _print_error(text: str) -> None:
     if os.environ.get("APEXRL_TRACEBACK"):
         traceback.print_exc()
     try:

@@ -1,15 +1,21 @@
-"""Writing files whole or not at all: a reader sees the old file or the new one, also after a crash or a power cut."""
+"""Writing files whole or not at all: a reader sees the old file or the new one, also after a crash or a power cut.
+
+What grows while it is read grows by whole pieces (``Growing``), and a stream may be told to raise nothing (``Quiet``).
+"""
 
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, TextIO
 
+_LONGEST_LINE = 1 << 24  # bytes of a last line that are looked through
 _OLD_SECONDS = 86_400.0  # where files cannot be locked, a half-written one as old as this has lost its writer
 
 
@@ -48,6 +54,112 @@ def remove_leftovers(folder: Path) -> None:
                     path.unlink(missing_ok=True)
             finally:
                 os.close(descriptor)
+
+
+class Growing:
+    """A file that grows by whole pieces. After an error, and when its path leads elsewhere, because it was moved or its
+    disk mounted again, it is opened anew.
+
+    Args:
+        open_: opens it without a buffer, ready for the next piece.
+    """
+
+    def __init__(self, open_: Callable[[], io.FileIO]) -> None:
+        self._open = open_
+        self._file: io.FileIO | None = None
+
+    def write(self, piece: bytes) -> None:
+        """Append a piece. OSError: it is not there, or in part, and what ``open_`` opens next has to see to that."""
+        if self._file is not None and not _leads_to(self._file):
+            self.close()
+        if self._file is None:
+            self._file = self._open()
+        try:
+            while piece:
+                piece = piece[self._file.write(piece) :]
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """May be called twice, and before more is written."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            with suppress(OSError):
+                file.close()
+
+
+def open_lines(path: Path) -> io.FileIO:
+    """Open a file of lines to append to. A last line that was cut short, by a crash or a full disk, is taken away."""
+    file = io.FileIO(path, "a+")
+    try:
+        size = file.seek(0, os.SEEK_END)
+        most = file.seek(max(0, size - _LONGEST_LINE))
+        whole = most + file.readall().rfind(b"\n") + 1
+        if whole < size:
+            file.truncate(whole)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+class Quiet(io.TextIOBase):
+    """A text stream that raises nothing: what happened is kept, until ``check`` raises it.
+
+    So whoever draws on a terminal can finish, and be told afterwards that it is gone.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._error: Exception | None = None
+
+    def check(self) -> None:
+        """Raise what has happened since the last call, if anything did."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def write(self, text: str, /) -> int:
+        try:
+            return self._stream.write(text)
+        except (OSError, ValueError) as error:  # ValueError: it is closed
+            self._error = error
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except (OSError, ValueError) as error:
+            self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def writable(self) -> bool:
+        return True
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        return self._stream.errors
+
+
+def _leads_to(file: io.FileIO) -> bool:
+    """Whether a file's path still leads to it."""
+    try:
+        return os.path.samestat(os.stat(file.name), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _begin(path: Path) -> tuple[Path, int]:

@@ -7,19 +7,23 @@ Every line of ``metrics.jsonl`` is a JSON object with ``kind`` (``status``, ``ev
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
+import os
+import platform
 import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from apexrl.config import StopConfig
+from apexrl.files import Growing, open_lines
 from apexrl.status import Level, RunStatus
 
 if TYPE_CHECKING:
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    from tensorboard.compat.proto.event_pb2 import Event
 
     from apexrl.config import Config
 
@@ -82,15 +86,17 @@ class RunLog:
         folder: the run folder. Files that are there already (a resumed run) are continued.
     """
 
+    writes = "metrics.jsonl and TensorBoard's events"
+
     def __init__(self, folder: Path) -> None:
-        self._folder = Path(folder)
         self._status = RunStatus()
         self._logged_at = -math.inf
-        self._file: IO[str] | None = None
-        self._events: EventFileWriter | None = None
+        self._rows = Growing(lambda: open_lines(Path(folder) / "metrics.jsonl"))
+        self._events = Growing(lambda: open_events(Path(folder)))
 
     def started(self, config: Config, folder: Path) -> None:
-        self._open()
+        self._rows.write(b"")
+        self._events.write(b"")
 
     def update(self, status: RunStatus) -> None:
         self._status = status
@@ -121,21 +127,9 @@ class RunLog:
         self.close()
 
     def close(self) -> None:
-        """Flush and close both files; may be called twice."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        if self._events is not None:
-            self._events.close()
-            self._events = None
-
-    def _open(self) -> IO[str]:
-        if self._file is None:
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-            self._file = (self._folder / "metrics.jsonl").open("a", encoding="utf-8", buffering=1)
-            self._events = EventFileWriter(str(self._folder))
-        return self._file
+        """Close both files; may be called twice."""
+        self._rows.close()
+        self._events.close()
 
     def _write_status(self) -> None:
         values = status_scalars(self._status)
@@ -152,7 +146,7 @@ class RunLog:
 
     def _write(self, row: Mapping[str, Any]) -> None:
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-        self._open().write(json.dumps(plain) + "\n")
+        self._rows.write(json.dumps(plain).encode() + b"\n")
 
     def _scalars(self, values: Mapping[str, float | None], step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -163,9 +157,8 @@ class RunLog:
             for tag, value in values.items()
             if value is not None and math.isfinite(value)
         ]
-        self._open()
-        if shown and self._events is not None:
-            self._events.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=shown)))
+        if shown:
+            self._events.write(_record(Event(wall_time=time.time(), step=step, summary=Summary(value=shown))))
 
     def _histogram(self, tag: str, counts: Mapping[int, int], step: int) -> None:
         """``counts``: least value of a bin -> how many; a bin ends where the next one that has any begins."""
@@ -184,9 +177,33 @@ class RunLog:
             bucket=[float(counts[value]) for value in least],
         )
         summary = Summary(value=[Summary.Value(tag=tag, histo=histogram)])
-        self._open()
-        if self._events is not None:
-            self._events.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+        self._events.write(_record(Event(wall_time=time.time(), step=step, summary=summary)))
+
+
+_NUMBERS = itertools.count()
+
+
+def open_events(folder: Path) -> io.FileIO:
+    """A new file of events, which TensorBoard reads after the others. One that was cut short is not continued: its
+    reader goes no further there."""
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    name = f"events.out.tfevents.{int(time.time()):010d}.{platform.node()}.{os.getpid()}.{next(_NUMBERS)}"
+    file = io.FileIO(folder / name, "x")
+    try:
+        file.write(_record(Event(wall_time=time.time(), file_version="brain.Event:2")))
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _record(event: Event) -> bytes:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    record = io.BytesIO()
+    RecordWriter(record).write(event.SerializeToString())
+    return record.getvalue()
 
 
 _TAGS = {

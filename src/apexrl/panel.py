@@ -5,6 +5,7 @@ Both are ``Observer``s and draw at most twice a second (lines: every five), so t
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
 import textwrap
@@ -12,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, TextIO, cast
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
@@ -23,6 +24,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from apexrl.files import Quiet
 from apexrl.status import OTHER_WORK, WORK, Level, Observer, RunStatus, WorkerStatus
 
 if TYPE_CHECKING:
@@ -56,11 +58,22 @@ def panel(console: Console | None = None) -> Observer:
     return LivePanel(console) if console.is_terminal and not console.is_dumb_terminal else PlainLines(console)
 
 
+def quiet(console: Console) -> Quiet:
+    """Let ``console`` raise nothing where its terminal is gone: Rich would be left amid a drawing, and what could not
+    be written would pile up. The answer says what happened."""
+    output = Quiet(cast("TextIO", console.file))
+    console.file = cast("IO[str]", output)
+    return output
+
+
 class LivePanel:
     """One panel, redrawn in place; messages scroll by above it."""
 
+    writes = "the terminal"
+
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._output = quiet(console)
         self._view = View()
         self._live = Live(console=console, auto_refresh=False, transient=False)
         self._drawn_at = -math.inf
@@ -68,6 +81,7 @@ class LivePanel:
     def started(self, config: Config, folder: Path) -> None:
         self._view.began(config, folder)
         self._live.start()
+        self._output.check()
 
     def update(self, status: RunStatus) -> None:
         self._view.status = status
@@ -83,15 +97,23 @@ class LivePanel:
             self._view.messages.append((text, level))
         else:
             self._console.print(Text(brief(text, level), style=_LEVELS[level]))
+            self._output.check()
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         self._view.messages.clear()
-        self._draw()
+        self._redraw()
         self._live.stop()
         self._console.print(closing_line(summary))
+        self._output.check()
 
     def _draw(self) -> None:
         self._drawn_at = time.monotonic()
+        if not self._console.is_terminal:  # any more: Rich would draw nothing, and say nothing
+            raise OSError(errno.EIO, "it is gone")
+        self._redraw()
+        self._output.check()
+
+    def _redraw(self) -> None:
         # room for the terminal's own "^C": on a full line it would wrap and leave a stale border behind
         self._live.update(self._view.render(self._console.width - 2), refresh=True)
 
@@ -99,8 +121,11 @@ class LivePanel:
 class PlainLines:
     """A line now and then, without colours or cursor movements: for logs and pipes."""
 
+    writes = "standard output"
+
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._output = quiet(console)
         self._printed_at = -math.inf
         self._phase = ""
         self._best = -math.inf
@@ -137,6 +162,7 @@ class PlainLines:
     def _print(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)
         self._console.file.flush()
+        self._output.check()
 
 
 class View:

@@ -159,7 +159,12 @@ class RunStatus:
 class Observer(Protocol):
     """Watches a run. A launcher calls it from one thread: ``started`` once, ``finished`` once, the rest between.
 
-    An observer that raises ends the run; one that is slow delays the supervisor, so ``update`` must be quick.
+    An OSError of an observer is told and counted (``dropped``: ``reports``); anything else that it raises ends the run.
+    One that is slow delays the supervisor, so ``update`` must be quick.
+
+    One that shows or stores the run says so with an attribute ``writes``: what it writes to, in words. It is called
+    from a thread of its own, nothing that it raises ends the run, and its answers are not heard. ``ours = True`` says
+    that nothing ends the run either that a part of apexrl raises which is called at once.
     """
 
     def started(self, config: Config, folder: Path) -> None:

@@ -75,6 +75,7 @@ def run(address: str, out: Path, done: Callable[[RunStatus], bool]) -> RunFolder
         ledger.open()
         driver.settle(plan(config, wishes, 2))
         with closing(Figures(driver.namespace, folder)) as told:
+            told.write()
             driver.run(program(config, {}), ledger, told)
         assert ray.is_initialized()
         ended = time.monotonic() + 60.0

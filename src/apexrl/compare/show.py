@@ -16,7 +16,7 @@ from rich.text import Text
 from apexrl.compare import tables
 from apexrl.compare.outcome import Outcome
 from apexrl.compare.plan import Arm, Plan, several_agents, terms, told
-from apexrl.panel import clock, count, number
+from apexrl.panel import clock, count, number, quiet
 from apexrl.status import Level, RunStatus
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class Show:
 
     def __init__(self, console: Console | None, runs: int) -> None:
         self._console = console or Console()
+        if console is None:
+            quiet(self._console)  # a closed terminal ends no comparison
         self._runs = runs
         self._place = 0
         self._live = self._console.is_terminal and not self._console.is_dumb_terminal
@@ -88,6 +90,8 @@ class Show:
 
 class Line:
     """The line of one run, an ``Observer``: redrawn in place on a terminal, printed when it is over."""
+
+    writes = "the terminal"
 
     def __init__(self, console: Console, head: str) -> None:
         self._console = console

@@ -39,6 +39,8 @@ class Beacon:
         config: of the run; its lease, and how patient an actor host is.
     """
 
+    ours = True
+
     def __init__(self, place: LearnerPlace | HostPlace, config: Config) -> None:
         self.error: Exception | None = None
         self._place = place

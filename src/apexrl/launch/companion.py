@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from apexrl.config import Config
 from apexrl.errors import ApexrlError, WorkerError
+from apexrl.launch.observing import complain
 from apexrl.launch.patience import EARLY_SECONDS, Ending, Patience, ending_of
 from apexrl.launch.standstill import START, Standstill, stood_still
 from apexrl.status import Level, RunStatus
@@ -42,6 +43,8 @@ _LEAST_STALL_SECONDS: Final = 5.0
 class Companion:
     """The learner's end: an observer that starts the actor host, again where it was killed or stands still, notes when
     it fails, and waits for it at the end."""
+
+    ours = True
 
     def __init__(self, url: str, identity: Identity, config: Config) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the companion)
@@ -151,8 +154,11 @@ class Companion:
                 os.killpg(self._process.pid, signal.SIGKILL)  # its workers end with it
             self._process.wait()
         if self._folder is not None:
-            (self._folder / "logs").mkdir(exist_ok=True)
-            (self._folder / "logs" / LOG).write_text(self._said(), encoding="utf-8")
+            try:
+                (self._folder / "logs").mkdir(exist_ok=True)
+                (self._folder / "logs" / LOG).write_text(self._said(), encoding="utf-8")
+            except OSError as error:  # the run has ended, and that is no reason to say it otherwise
+                complain(f"{LOG} could not be written: {error}")
         self._output.close()
 
     def _said(self, most: int | None = None) -> str:
@@ -163,6 +169,8 @@ class Companion:
 
 class Lines:
     """What the actor host says, in lines: messages, and now and then where it is."""
+
+    writes = "standard output"
 
     def __init__(self, file: TextIO) -> None:
         self._file = file

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,8 +23,10 @@ from apexrl import settings
 from apexrl.agents import AGENTS
 from apexrl.config import AgentConfig, Config, HostsConfig, StopConfig
 from apexrl.errors import ApexrlError, ConfigError, EnvError, ExhaustedError, FrameError, LinkError, SpecError
+from apexrl.launch import observing
 from apexrl.launch.agreement import first_difference, own_name
 from apexrl.launch.ledger import Ledger
+from apexrl.launch.observing import contained
 from apexrl.launch.probe import probe_env
 from apexrl.launch.runs import supervise
 from apexrl.launch.supervisor import Interrupts, Supervisor
@@ -90,11 +93,8 @@ def join(
             something called here that is not of a trusted module.
         ExhaustedError: too few slots are free.
     """
-
-    def tell(text: str, level: Level = "info") -> None:
-        for observer in observers:
-            observer.message(text, level)
-
+    observers = contained(observers)
+    tell = partial(observing.tell, observers)
     minutes = HostsConfig().patience_minutes
     while True:
         host = HostEnd(address, token, own_name(), os.getpid())
@@ -245,6 +245,8 @@ class Keeper:
         host: let in, with its slots.
         patience_seconds: that the learner may be away.
     """
+
+    ours = True
 
     def __init__(self, host: HostEnd, record: Record, patience_seconds: float) -> None:
         self.error: Exception | None = None

@@ -77,6 +77,7 @@ class _Server:
         os.set_blocking(self._wake_read, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        self._hangup = signal.getsignal(signal.SIGHUP)  # ignored: so it is to stay, in workers too
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # the supervisor decides; without it we end by ourselves
 
@@ -134,7 +135,7 @@ class _Server:
             self._control.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+            signal.signal(signal.SIGHUP, self._hangup)
             os.environ[TAG] = birth.tag
             _name_process("apexrl-" + birth.tag.rpartition("/")[2].partition(".")[0])
             channel = socket.socket(fileno=descriptors[0])

@@ -56,7 +56,8 @@ def learn(
         program = gateway_side(whole, {"gate": gate, "record": make_record(config, run_id, whole, seen)})
 
         def first(ledger: Ledger, board: ControlBoard) -> None:
-            replace_text(ledger.folder.path / _IDENTITY, json.dumps({"run_id": run_id}) + "\n")
+            path, text = ledger.folder.path / _IDENTITY, json.dumps({"run_id": run_id}) + "\n"
+            ledger.note(_IDENTITY, lambda: replace_text(path, text))
 
         return supervise(supervisor, program, config, observers, claim, began, seen, first)
 

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from apexrl import settings
@@ -29,11 +30,13 @@ from apexrl.errors import (
     WaitTimeout,
 )
 from apexrl.files import replace_text
+from apexrl.launch import observing
 from apexrl.launch.agreement import first_difference
 from apexrl.launch.beacon import Beacon
 from apexrl.launch.claims import Claim
 from apexrl.launch.companion import Companion
 from apexrl.launch.ledger import Ledger
+from apexrl.launch.observing import contained
 from apexrl.launch.probe import step_spec_to_json
 from apexrl.launch.runs import supervise
 from apexrl.launch.supervisor import Interrupts, Supervisor, preloaded
@@ -148,7 +151,7 @@ def learn(
             beacon.guard(board)
             if companion is not None:
                 companion.announce(ledger.tell)
-            identity.write(ledger.folder)
+            ledger.note("hosts.json", lambda: identity.write(ledger.folder))
             ledger.tell(f"run {identity.name} is at {server.address}: actors may join", "info")
 
         def last() -> None:
@@ -195,10 +198,8 @@ def join(
     server = Server(url)
     server.check()
 
-    def tell(text: str, level: Level = "info") -> None:
-        for observer in observers:
-            observer.message(text, level)
-
+    observers = contained(observers)
+    tell = partial(observing.tell, observers)
     minutes = HostsConfig().patience_minutes
     while True:
         record = _find(server, run, run_id, minutes, tell, interrupts)

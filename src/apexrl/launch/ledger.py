@@ -1,11 +1,14 @@
 """The run's books: workers' messages and counters in; statuses, stop reasons and the summary out.
 
-One ledger serves every launcher. It knows no processes and reads no clock: whoever keeps it says what time it is.
+One ledger serves every launcher. It knows no processes, and times what happens by no clock: whoever keeps it says what
+time it is.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,11 +17,17 @@ from typing import Any
 from apexrl import checkpoint
 from apexrl.config import Config, StopConfig
 from apexrl.errors import ConfigError, FencedError, SnapshotError
+from apexrl.launch import observing
 from apexrl.launch.lags import Lags
 from apexrl.launch.returns import LatestReturns
 from apexrl.metrics import RateMeter, progress, read_rows
 from apexrl.run_folder import RunFolder, make_summary
 from apexrl.status import Level, Observer, Phase, RunStatus, WorkerStatus
+
+SUMMARY_SECONDS = 5.0
+"""How long a summary is tried to be written."""
+
+_NOTES_SECONDS = 10.0  # between attempts to write what could not be written
 
 
 @dataclass(frozen=True)
@@ -96,8 +105,11 @@ class Ledger:
         self.carried: Mapping[str, Any] = {}  # between hosts: the newest totals of intake or uplink
         self.tuned: Mapping[str, Any] = {}  # what an auto-tuner has found
         self.given_up: list[str] = []  # workers without which the run goes on
-        self._observers = observers
         self._unnumbered: set[str] = set()  # whose next life waits for the run folder
+        self._observers = observing.contained(observers)
+        self._unwritten: dict[str, Callable[[], object]] = {}  # notes
+        self._notes_failed = 0
+        self._notes_at = 0.0
         self.base = base
         self._began = began
         self._first_step: float | None = None
@@ -144,8 +156,20 @@ class Ledger:
 
     def tell(self, text: str, level: Level = "info") -> None:
         """Pass something on to a human."""
-        for observer in self._observers:
-            observer.message(text, level)
+        observing.tell(self._observers, text, level)
+
+    def note(self, what: str, write: Callable[[], object]) -> None:
+        """Let ``write`` write a small file of the run folder, now or as soon as that can be done."""
+        try:
+            write()
+        except OSError as error:
+            self._notes_failed += 1
+            if what not in self._unwritten:
+                self.tell(f"{what} could not be written: {error}. The run goes on, and it is tried again", "warning")
+            self._unwritten[what] = write
+        else:
+            if self._unwritten.pop(what, None) is not None:
+                self.tell(f"{what} is written now")
 
     def give_up(self, worker: str, why: object) -> None:
         """Enter that the run goes on without a worker."""
@@ -196,6 +220,10 @@ class Ledger:
             totals: counter name -> total over the whole run.
             replay: ``Replay.stats()``, as far as is known.
         """
+        if self._unwritten and now - self._notes_at >= _NOTES_SECONDS:
+            self._notes_at = now
+            for what, write in list(self._unwritten.items()):
+                self.note(what, write)
         env_steps, updates = totals("env_steps"), totals("updates")
         if self._first_step is None and env_steps > self.base.env_steps:
             self._first_step = now
@@ -216,7 +244,7 @@ class Ledger:
             weights_version=version,
             workers=workers,
             restarts=self._everywhere(restarts),
-            dropped=dict(dropped) | self._lost_items(),
+            dropped=dict(dropped) | self._lost_items() | self._lost_reports(),
             hosts=self._between_hosts(version),
             trouble=str(self.carried.get("weights_trouble", "")),
         )
@@ -230,7 +258,9 @@ class Ledger:
 
     def show(self) -> None:
         """Give the observers the newest status; one that answers True, or with a reason, stops the run."""
-        answers = [observer.update(self.status) for observer in self._observers]
+        observing.pass_on_news(self._observers, time.monotonic())
+        status = replace(self.status)  # its own: some look at it later, from threads of their own
+        answers = [observer.update(status) for observer in self._observers]
         for answer in answers:
             if answer is True or isinstance(answer, str):
                 self.stop(answer if isinstance(answer, str) else "callback")
@@ -241,8 +271,11 @@ class Ledger:
             self._stopped = now
 
     def close(self, error: str | None = None) -> dict[str, Any]:
-        """Write the summary, tell the observers, and return it."""
+        """Write the summary, tell the observers, and return it. A folder that takes none hides nothing of it."""
+        for what, write in list(self._unwritten.items()):
+            self.note(what, write)
         self.status.phase = "finished" if error is None else "failed"
+        self.status.dropped |= self._lost_reports()
         lag, histogram = self._lags.ever
         summary = make_summary(
             self.config,
@@ -256,13 +289,26 @@ class Ledger:
             error=error,
         )
         summary["life"] = self.folder.lives.run
-        try:
-            self.folder.write_summary(summary)
-        except FencedError as fenced:
-            self.tell(str(fenced), "warning")
-        for observer in self._observers:
-            observer.finished(summary)
+        self._write_summary(summary)
+        observing.pass_on_news(self._observers, time.monotonic())
+        observing.finish(self._observers, summary)
         return summary
+
+    def _write_summary(self, summary: dict[str, Any]) -> None:
+        deadline = time.monotonic() + SUMMARY_SECONDS
+        while True:
+            try:
+                self.folder.write_summary(summary)
+                return
+            except FencedError as fenced:
+                self.tell(str(fenced), "warning")
+                return
+            except OSError as error:
+                if time.monotonic() >= deadline:
+                    where, words = self.folder.summary_path, json.dumps(summary, default=str)
+                    self.tell(f"{where} could not be written: {error}. It would say: {words}", "warning")
+                    return
+            time.sleep(0.25)
 
     def _everywhere(self, restarts: Mapping[str, int]) -> dict[str, int]:
         """Restarts by role, those of environment workers on other hosts among them."""
@@ -284,6 +330,11 @@ class Ledger:
         if "weights_published" in numbers:
             numbers["weights_behind"] = max(0.0, version - numbers["weights_published"])
         return numbers
+
+    def _lost_reports(self) -> dict[str, int]:
+        """What could not be shown or stored of the run."""
+        lost = self._notes_failed + sum(observer.lost for observer in self._observers)
+        return {"reports": lost} if lost else {}
 
     def _phase(self, status: RunStatus) -> Phase:
         if self._stopped is not None:

@@ -125,10 +125,10 @@ def record(
     wiring = wire(folder.replay_path)
     ledger = Ledger(config, folder, [RunLog(folder.path), *observers], base, began)
     try:
+        ledger.open()
         if claim.lock.trouble:
             ledger.tell(claim.lock.trouble, "warning")
-        folder.write_spec(seen.spec)
-        ledger.open()
+        ledger.note("env_spec.json", lambda: folder.write_spec(seen.spec))
         body(ledger, wiring)
     except BaseException as error:
         ledger.tell(f"{type(error).__name__}: {error}", "error")

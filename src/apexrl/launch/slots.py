@@ -69,8 +69,9 @@ class Slot:
         self._work_at_birth = 0
         self._call, self._loop = Standstill(), Standstill()
 
-    def begin(self, now: float) -> tuple[socket.socket, int]:
-        """A new life: returns (the worker's end of the channel, a descriptor of its log); the caller closes both."""
+    def begin(self, now: float) -> tuple[socket.socket, int | OSError]:
+        """A new life: returns (the worker's end of the channel, a descriptor of its log); the caller closes both. In
+        place of a log that cannot be opened: why."""
         self.end_channel()
         self.generation += 1
         self.restarts += not self._left
@@ -82,8 +83,11 @@ class Slot:
         self.row.begin(0, self.generation)
         self.row.heartbeat = now
         self.channel, theirs = messages.channel()
-        self.log_path.parent.mkdir(exist_ok=True)
-        return theirs, os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            self.log_path.parent.mkdir(exist_ok=True)
+            return theirs, os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            return theirs, error
 
     def receive(self) -> list[messages.Message]:
         """What the worker has said since the last call."""

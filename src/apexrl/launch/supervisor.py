@@ -64,7 +64,11 @@ _PROBE_TICKET = 0
 
 
 class Interrupts:
-    """Counts Ctrl-C, SIGTERM and SIGHUP while a run goes on, and restores their handlers afterwards."""
+    """Counts Ctrl-C, SIGTERM and SIGHUP while a run goes on, and restores their handlers afterwards.
+
+    A signal that is ignored stays so: that is what ``nohup`` asks for, and the shell for a command with ``&``. A closed
+    terminal may send SIGHUP several times, from the shell and from the kernel; it is one wish, and never the second.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -73,7 +77,8 @@ class Interrupts:
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                self._before[number] = signal.signal(number, self._note)
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -81,7 +86,8 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
+        if number != signal.SIGHUP or not self.count:
+            self.count += 1
 
 
 def preloaded(config: Config) -> tuple[str, ...]:
@@ -206,7 +212,9 @@ class Supervisor:
         if life is None:
             slot.restart_at = now + _NUMBER_SECONDS
             return
-        theirs, output = slot.begin(now)
+        theirs, log = slot.begin(now)
+        if isinstance(log, OSError):
+            self._ledger.tell(f"{slot.name} works without a log: {log}", "warning")
         assignment = Assignment(
             name=slot.name,
             role=slot.node.name,
@@ -229,7 +237,7 @@ class Supervisor:
         self._selector.register(slot.channel, selectors.EVENT_READ, slot)
         tag = f"{self._run_tag}/{slot.name}.{slot.generation}"
         with theirs:
-            self._fork(slot.ticket, work, (assignment,), tag, theirs, output)
+            self._fork(slot.ticket, work, (assignment,), tag, theirs, log if isinstance(log, int) else None)
 
     def _fork(
         self,

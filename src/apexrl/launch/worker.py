@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from apexrl.errors import AgentError, ConfigError, FencedError, NonFiniteError, SpecError
+from apexrl.files import Quiet
 from apexrl.launch.standstill import dump_on_request
 from apexrl.links.context import SharedContext
 from apexrl.links.control import ControlBoard
@@ -57,6 +58,7 @@ def work(channel: socket.socket, assignment: Assignment) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable()
     dump_on_request()
+    sys.stdout, sys.stderr = Quiet(sys.stdout), Quiet(sys.stderr)  # the log; a full disk shall end no environment
     os.nice(assignment.nice)
     keep_memory()
     row = assignment.board.row(assignment.row)
@@ -92,8 +94,8 @@ def run_role(context: SharedContext, factory: Factory, ports: Mapping[str, Any])
         role.close()
     except Exception as error:
         text = traceback.format_exc()
-        print(text, flush=True)
         context.send("error", **describe(error, text))
+        print(text, flush=True)
         return 1
     return 0
 

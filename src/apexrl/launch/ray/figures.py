@@ -111,14 +111,14 @@ class Figures:
 
     Args:
         namespace: of the run's named actors.
-        folder: of the run; ``ray.json`` is written there, by which ``apexrl status RUN`` finds the cluster.
+        folder: of the run.
     """
 
     def __init__(self, namespace: str, folder: RunFolder) -> None:
         context = ray.get_runtime_context()
+        self._ray_path = folder.ray_path
         self._folder = folder.path.resolve()
-        note = {"address": context.gcs_address, "namespace": namespace, "auth": os.environ.get(AUTH_MODE, "")}
-        replace_text(folder.ray_path, json.dumps(note) + "\n")
+        self._where = {"address": context.gcs_address, "namespace": namespace, "auth": os.environ.get(AUTH_MODE, "")}
         # Beside the driver, whose end is its end; it has nothing to lose, so Ray may start it again.
         here = NodeAffinitySchedulingStrategy(context.get_node_id(), soft=True)
         self._notice = (
@@ -130,6 +130,10 @@ class Figures:
         self._rates: dict[str, tuple[RateMeter, RateMeter]] = {}
         self._sent: Any = None
         self._told_at = -math.inf
+
+    def write(self) -> None:
+        """Write ``ray.json``, by which ``apexrl status RUN`` finds the cluster."""
+        replace_text(self._ray_path, json.dumps(self._where) + "\n")
 
     def tick(self, now: float, status: RunStatus, groups: Sequence[Group], sums: Mapping[str, int]) -> None:
         """Tell how things stand, if it is time. ``now``: seconds, of any clock; ``sums``: ``inserted`` and ``sampled``

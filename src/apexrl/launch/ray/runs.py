@@ -54,9 +54,10 @@ def cluster(
         driver.check(program)  # refused before there is a folder
 
         def body(ledger: Ledger, nothing: Wiring) -> None:
-            remember(wishes, ledger.folder.path)
+            ledger.note("wishes.json", lambda: remember(wishes, ledger.folder.path))
             try:
                 with closing(Figures(driver.namespace, ledger.folder)) as figures:
+                    ledger.note("ray.json", figures.write)
                     driver.run(program, ledger, figures)
             finally:
                 driver.close()
