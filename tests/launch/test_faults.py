@@ -93,6 +93,29 @@ def test_a_killed_learner_goes_on_and_versions_never_go_back(tmp_path: Path) -> 
     assert any("restored update-" in text or "took up the published weights" in text for text in watcher.texts)
 
 
+def test_processes_that_were_stopped_are_killed_and_the_run_goes_on(tmp_path: Path) -> None:
+    stopped: list[int] = []
+    updates_then: list[int] = []
+
+    def act(status: RunStatus) -> bool:
+        first = [pids_of(status, role)[:1] for role in ("actor", "learner", "evaluator")]
+        if not stopped and status.updates > 100 and all(first):
+            stopped.extend(pid for (pid,) in first)
+            updates_then.append(status.updates)
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
+        back = bool(stopped) and all(status.restarts[role] >= 1 for role in ("actor", "learner", "evaluator"))
+        return back and status.updates > updates_then[0] + 50
+
+    config = replace(with_actors(small(tmp_path, stop=StopConfig(minutes=5.0)), env_timeout=10.0), stall_timeout=10.0)
+    summary = launch(config, [watcher := Watcher(act)])
+    assert summary["stopped_by"] == "callback"
+    assert any(
+        "learner-0: it stood still for 10 s (--stall-timeout): its process is stopped" in t for t in watcher.texts
+    )
+    assert all_gone(stopped)
+
+
 def test_a_hanging_environment_is_killed_and_the_run_goes_on(tmp_path: Path) -> None:
     def act(status: RunStatus) -> bool:
         restarted = [worker for worker in status.workers if worker.restarts]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from apexrl.errors import PriorityError, WaitTimeout, WorkerError
 from apexrl.replay import Replay
@@ -152,6 +153,15 @@ def test_direct_batches_give_none_while_the_replay_says_wait() -> None:
             raise WaitTimeout("too few")
 
     assert DirectBatches(Empty(), None, 4, 0.4, 0.0).next() is None  # type: ignore[arg-type]
+
+
+def test_the_thread_uses_the_learners_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[tuple[str, str]] = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda name: used.append((threading.current_thread().name, name)))
+    batches = PrefetchedBatches(Source(), 3, patience=5.0, device="cuda:1")  # type: ignore[arg-type]
+    assert batches.next() is not None
+    batches.close()
+    assert used == [("prefetch", "cuda:1")]
 
 
 def test_a_thread_that_stands_still_is_the_learners_trouble() -> None:

@@ -107,8 +107,11 @@ class PrefetchedBatches:
     the device is at an update.
     """
 
-    def __init__(self, direct: DirectBatches, ahead: int, patience: float, stall_timeout: float = 0.0) -> None:
+    def __init__(
+        self, direct: DirectBatches, ahead: int, patience: float, stall_timeout: float = 0.0, device: str = "cpu"
+    ) -> None:
         self._direct = direct
+        self._device = device
         self._turns = Turns(stall_timeout)
         self._patience = patience
         self._ready: queue.Queue[Ready] = queue.Queue(maxsize=ahead)
@@ -157,6 +160,10 @@ class PrefetchedBatches:
             self._error = error
 
     def _fetch(self) -> None:
+        if self._device.startswith("cuda:"):
+            import torch
+
+            torch.cuda.set_device(self._device)  # each thread begins with the first one, and would take up memory there
         waiting: Ready | None = None
         self._turns.begin(first=True)
         while not self._closing:

@@ -89,8 +89,9 @@ class Learner:
         direct = DirectBatches(
             source, self._agent, settings.batch_size, config.replay.beta, context.patience, self._ages, threaded
         )
-        self._batches = PrefetchedBatches(direct, ahead, context.patience, config.stall_timeout) if threaded else direct
-
+        self._batches = (
+            PrefetchedBatches(direct, ahead, context.patience, config.stall_timeout, device) if threaded else direct
+        )
         self._group = None if averaging is None else Group(context, self._agent, averaging, self._version)
         self._unsent = Unsent(context, self._replay)
         self._held: Ready | None = None  # a batch whose update the others of the group have not made yet
