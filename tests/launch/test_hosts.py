@@ -235,7 +235,7 @@ def test_actor_hosts_come_and_go(start: Start, url: str, tmp_path: Path) -> None
     other = start("actor", "--run", "r", "--actors", "1", "--out", "others")
     second = start("learner", "small.toml", "--run", "r")
     other.says("with the slots 2")
-    assert second.ends() == 1
+    assert second.ends() == os.EX_TEMPFAIL
     assert f"run r at {server.address} has a learner: process {learner.process.pid}" in second.said
     learner.says("best evaluation so far")
 
