@@ -57,7 +57,8 @@ inline void write_chunk(const View& view, uint32_t slot, const ChunkHead& chunk,
   };
   uint32_t cell = 0, first_cell = 0;
   for (uint32_t r = 0; r < chunk.rows; ++r, out += sizeof(StepHead)) {
-    StepHead head = view.head(slot, chunk.first + r);
+    const StepHead& row = view.head(slot, chunk.first + r);
+    StepHead head{row.reward, flags_of(row), row.age, cell_of(row)};
     if (head.flags & kAbsent) head = StepHead{0.0f, kAbsent, 0, 0};
     const bool starts = item(r);
     if (starts && cell == 0) first_cell = std::min<uint32_t>(head.cell, g.cells - std::min(g.cells, chunk.cells));

@@ -102,7 +102,7 @@ inline uint32_t span_of(const View& view, uint32_t slot, uint32_t row, uint32_t 
   if (view.geometry().kind == Kind::unroll) return row + n < rows ? n : 0;
   for (uint32_t k = 0; k < n; ++k) {
     if (row + k >= rows) return 0;
-    const bool ends = view.head(slot, row + k).flags & (kTerminated | kTruncated);
+    const bool ends = flags_of(view.head(slot, row + k)) & (kTerminated | kTruncated);
     if (ends || k + 1 == n) return row + k + 1 < rows ? k + 1 : 0;
   }
   return 0;
@@ -114,7 +114,7 @@ inline uint32_t warm_of(const View& view, uint32_t slot, uint32_t row) {
   if (g.burn_in == 0) return 0;
   if (g.kind == Kind::sequence) return std::min<uint32_t>(g.burn_in, view.head(slot, row).age);
   uint32_t warm = 0;
-  while (warm < g.burn_in && !(view.head(slot, row - warm - 1).flags & kAbsent)) ++warm;
+  while (warm < g.burn_in && !(flags_of(view.head(slot, row - warm - 1)) & kAbsent)) ++warm;
   return warm;
 }
 
@@ -133,7 +133,7 @@ inline void gather_returns(const View& view, const ItemRef* items, size_t n, flo
       const StepHead& head = view.head(items[i].slot, items[i].row + k);
       sum += factor * head.reward;
       factor *= gamma;
-      terminated = head.flags & kTerminated;
+      terminated = flags_of(head) & kTerminated;
     }
     reward[i] = float(sum);
     discount[i] = terminated ? 0.0f : float(factor);
@@ -176,7 +176,7 @@ inline void gather_rows(const View& view, const Column& c, const ItemRef* items,
 inline void gather_cells(const View& view, const Column& c, const ItemRef* items, size_t n, uint8_t* out) {
   const uint32_t last = std::max(view.geometry().cells, 1u) - 1;
   for (size_t i = 0; i < n; ++i, out += c.bytes) {
-    const uint32_t cell = std::min<uint32_t>(view.head(items[i].slot, items[i].row).cell, last);
+    const uint32_t cell = std::min<uint32_t>(cell_of(view.head(items[i].slot, items[i].row)), last);
     std::memcpy(out, view.cell(c, items[i].slot, cell), c.bytes);
   }
 }
@@ -204,11 +204,12 @@ inline void gather_steps(const View& view, const ItemRef* items, size_t n, float
     const size_t before = g.burn_in - item.warm;
     for (uint32_t k = 0; k <= item.warm + item.span; ++k) {
       const StepHead& head = view.head(item.slot, item.row - item.warm + k);
-      const bool step = !(head.flags & kFinal);
+      const uint8_t flags = flags_of(head);
+      const bool step = !(flags & kFinal);
       first[i * (total + 1) + before + k] = step && head.age == 0;
       if (k == item.warm + item.span) break;
       reward[i * total + before + k] = head.reward;
-      discount[i * total + before + k] = step && !(head.flags & kTerminated) ? float(g.gamma) : 0.0f;
+      discount[i * total + before + k] = step && !(flags & kTerminated) ? float(g.gamma) : 0.0f;
       mask[i * total + before + k] = step;
     }
   }

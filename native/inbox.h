@@ -246,8 +246,7 @@ class Inbox {
       if (r >= fresh) {
         head = in;
       } else if (r >= row) {  // windows of published items read its reward and its ends meanwhile
-        head.flags = in.flags;
-        head.cell = in.cell;
+        mark(head, in.flags, in.cell);
       }
     }
     for (uint32_t k = 0; k < g.columns; ++k) {

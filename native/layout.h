@@ -25,7 +25,9 @@ enum class Kind : uint32_t { rows = 0, transition = 1, sequence = 2, unroll = 3 
 enum class Sampler : uint32_t { prioritized = 0, fifo = 1 };  // uniform: prioritized with alpha 0
 enum class Remover : uint32_t { fifo = 0, proportional = 1 };
 
-// Of a row in a stream, at the start of its record.
+// Of a row in a stream, at the start of its record. All of it stands when the first window that holds the row is
+// published, but for `flags` and `cell`: the writer says later that an item begins here, while windows of items before
+// it are read. Those two are then accessed as relaxed atomics, by the functions below.
 struct StepHead {
   float reward;
   uint8_t flags;
@@ -40,6 +42,17 @@ enum : uint8_t {
   kItem = 16,    // an item begins here
   kAbsent = 32,  // before the stream's first row
 };
+
+inline uint8_t flags_of(const StepHead& head) {
+  return std::atomic_ref<uint8_t>(const_cast<uint8_t&>(head.flags)).load(std::memory_order_relaxed);
+}
+inline uint16_t cell_of(const StepHead& head) {
+  return std::atomic_ref<uint16_t>(const_cast<uint16_t&>(head.cell)).load(std::memory_order_relaxed);
+}
+inline void mark(StepHead& head, uint8_t flags, uint16_t cell) {
+  std::atomic_ref<uint16_t>(head.cell).store(cell, std::memory_order_relaxed);
+  std::atomic_ref<uint8_t>(head.flags).store(flags, std::memory_order_relaxed);
+}
 
 struct Column {
   uint32_t bytes;        // of one row

@@ -293,16 +293,17 @@ class Writer {
         // The tail of an episode is no sequence of its own when the one before holds all of it.
         if (g.kind == Kind::sequence) item = head.age == 0 || span == g.n_step || span + g.stride > g.n_step;
       }
+      uint16_t cell = head.cell;
       if (item && g.cells > 0) {
         if (s.cells == g.cells) {
           s.limit = s.complete;
           return;
         }
-        head.cell = uint16_t(s.cells++);
-        if (per_item_) fill_cell(s, row - warm_of(view_, slot, row), head.cell);
+        cell = uint16_t(s.cells++);
+        if (per_item_) fill_cell(s, row - warm_of(view_, slot, row), cell);
       }
       if (item) {
-        head.flags |= kItem;
+        mark(head, head.flags | kItem, cell);
         if (g.kind != Kind::transition) s.covered = row + span_of(view_, slot, row, s.rows);
       }
       ++s.complete;

@@ -310,6 +310,66 @@ void threads(Sampler sampler, Remover remover) {
   CHECK(owner->check() == 0.0);
 }
 
+// Three writers of two streams each and a sampler: windows are read while later rows of theirs are marked.
+void stream_threads(Kind kind) {
+  const bool steps = kind != Kind::transition;
+  Geometry g = geometry(kind, 400, 4, 8, steps ? 1 : 3, 3);
+  g.chunk = 12;
+  if (steps) {
+    g.burn_in = g.behind = 1;
+    g.stride = kind == Kind::unroll ? 3 : 2;
+    g.cells = g.chunk_items = 2 * g.chunk / g.stride;
+  }
+  auto replay = Replay::create(g, columns(true), "{}", 0, 0.0, 0.0, "");
+  int holder = 0;
+  const auto owner = replay->own(holder);
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> all;
+  for (unsigned w = 0; w < 3; ++w)
+    all.emplace_back([&, w] {
+      std::mt19937 random(w);
+      Rows rows(2);
+      const float reward[2] = {1.0f, 1.0f};
+      std::vector<ItemRef> pending;
+      for (uint64_t t = 1; !stop;) {
+        Writer writer(replay->segment(), 2);
+        if (writer.lease() != Status::ok) continue;
+        for (int n = 0; n < 200 && !stop; ++n, ++t) {
+          const uint8_t terminated[2] = {random() % 20 == 0, 0}, truncated[2] = {0, random() % 20 == 0};
+          for (size_t s = 0; s < 2; ++s) rows.fill(s, t);
+          for (bool stored = false; !stored && !stop;) {
+            const Status status = writer.append(rows.data().data(), reward, terminated, truncated, nullptr, 2, stored);
+            if (status == Status::publish) writer.publish(std::vector<double>(writer.pending(pending), 1.5).data());
+            if (status == Status::wait) writer.wait(1'000'000);
+          }
+          if (random() % 4 == 0) writer.publish(nullptr);
+        }
+      }
+    });
+  const size_t n = 32, length = g.burn_in + g.n_step, frames = steps ? length + 1 : 3;
+  Drawn drawn(n, uint32_t(frames), !steps);
+  std::vector<uint32_t> small(n * length);
+  std::vector<float> reward(n * length), discount(n * length);
+  std::vector<uint8_t> mask(n * length), first(n * (length + 1));
+  drawn.out.column[1] = reinterpret_cast<uint8_t*>(small.data());
+  drawn.out.reward = reward.data();
+  drawn.out.discount = discount.data();
+  drawn.out.mask = mask.data();
+  drawn.out.first = first.data();
+  for (int batches = 0; batches < 200;) {
+    if (owner->sample(0.4, drawn.out) != SampleStatus::ok) {
+      owner->wait_for_items(1'000'000);
+      continue;
+    }
+    for (size_t i = 0; i < n * frames; ++i)
+      for (size_t b = 0; b < 100; ++b) CHECK(drawn.large[i * 100 + b] == uint8_t(drawn.tag[i]));
+    ++batches;
+  }
+  stop = true;
+  for (auto& thread : all) thread.join();
+  CHECK(owner->check() == 0.0);
+}
+
 void board() {
   Board board(Board::create(4096));
   std::vector<uint8_t> out(4096);
@@ -352,6 +412,7 @@ int main(int argc, char** argv) {
   threads(Sampler::prioritized, Remover::fifo);
   threads(Sampler::prioritized, Remover::proportional);
   threads(Sampler::fifo, Remover::fifo);
+  for (const Kind kind : {Kind::transition, Kind::sequence, Kind::unroll}) stream_threads(kind);
   std::puts("ok");
   return 0;
 }
