@@ -11,10 +11,12 @@ NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard native/*.h na
 
 .DEFAULT_GOAL := help
 .PHONY: help install train test test-acl test-ray check check-model bench examples clean
+.PHONY: check-native check-clang check-tidy check-aarch64 fuzz
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
-	@echo "make install, check, check-model, test-acl, test-ray, bench, examples, clean; make train PRESET=catch ARGS='--actors 4'"
+	@echo "make install, check, check-model, check-native, fuzz, test-acl, test-ray, bench, examples, clean;"
+	@echo "make train PRESET=catch ARGS='--actors 4'"
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "apexrl needs Python 3.11 or newer")'
@@ -30,7 +32,7 @@ $(VENV)/.train: $(NATIVE) $(VENV)/.torch
 	@touch $@
 
 $(VENV)/.dev: $(NATIVE) $(VENV)/.torch
-	$(PIP) -e '.[train,redis,ray,atari,box2d,mujoco,minatar,video,dev]'
+	SKBUILD_CMAKE_DEFINE=APEXRL_WERROR=ON $(PIP) -e '.[train,redis,tls,ray,atari,box2d,mujoco,minatar,video,dev]'
 	@touch $@ $(VENV)/.train
 
 install: $(VENV)/.dev
@@ -69,6 +71,56 @@ check-model:
 	$(CXX) -std=c++20 -O1 -g1 -w -fsanitize=thread -DAPEXRL_EXPLORE -c native/tests/explore_test.cc -o build/model/test.o
 	$(CXX) -rdynamic build/model/test.o build/model/explore.o native/power.cc -o build/model/test -pthread
 	build/model/test all $(ORDERS)
+
+# What a fresh machine has no tools for. Debian: apt-get install clang g++-aarch64-linux-gnu qemu-user
+CLANG ?= clang++
+ARM_GCC ?= aarch64-linux-gnu-g++
+QEMU ?= qemu-aarch64
+STRICT := -std=c++20 -g1 -Wall -Wextra -Werror -pthread
+SANITIZED := -O1 -DAPEXRL_SANITIZE -fno-sanitize-recover=all
+NO_ASLR := $(shell command -v setarch >/dev/null && echo setarch -R)
+OUT := build/check-native
+FUZZ_RUNS ?= 10000000
+find_tool = @command -v $(1) >/dev/null || { echo "$@ needs $(1): apt-get install $(2), or say $(3)=..." >&2; exit 1; }
+WITH_CLANG = $(call find_tool,$(CLANG),clang,CLANG)
+
+check-native: check-clang check-tidy check-aarch64
+
+# The core tests and the module itself, by the other compiler.
+check-clang: $(VENV)/.dev
+	$(WITH_CLANG)
+	@mkdir -p $(OUT)
+	$(CLANG) $(STRICT) $(SANITIZED) -fsanitize=address,undefined native/tests/core_test.cc native/power.cc -o $(OUT)/core-asan
+	$(NO_ASLR) $(OUT)/core-asan
+	$(CLANG) $(STRICT) $(SANITIZED) -fsanitize=thread native/tests/core_test.cc native/power.cc -o $(OUT)/core-tsan
+	$(NO_ASLR) $(OUT)/core-tsan threads
+	cmake -S . -B $(OUT)/module -DCMAKE_CXX_COMPILER=$(CLANG) -DSKBUILD=ON -DAPEXRL_WERROR=ON -DPython_EXECUTABLE=$(abspath $(BIN)/python)
+	cmake --build $(OUT)/module
+
+check-tidy: $(VENV)/.dev
+	$(PIP) clang-tidy==23.1.4
+	$(BIN)/clang-tidy --quiet --warnings-as-errors='*' native/power.cc native/tests/core_test.cc native/tests/fuzz_chunks.cc -- -std=c++20
+	$(BIN)/clang-tidy --quiet --warnings-as-errors='*' native/bind*.cc -- -std=c++20 \
+	  $$($(BIN)/python -c 'import nanobind, sysconfig; print("-isystem", nanobind.include_dir(), "-isystem", sysconfig.get_path("include"))')
+
+# The core tests as an ARM processor runs them: weaker memory order, though one emulator shows little of it.
+check-aarch64:
+	$(call find_tool,$(ARM_GCC),g++-aarch64-linux-gnu,ARM_GCC)
+	$(call find_tool,$(QEMU),qemu-user,QEMU)
+	@mkdir -p $(OUT)
+	$(ARM_GCC) $(STRICT) -O2 -static native/tests/core_test.cc native/power.cc -o $(OUT)/core-aarch64
+	$(QEMU) $(OUT)/core-aarch64
+	$(ARM_GCC) $(STRICT) -O2 -static -DAPEXRL_FUZZ_ALONE native/tests/fuzz_chunks.cc native/power.cc -o $(OUT)/fuzz-aarch64
+	$(QEMU) $(OUT)/fuzz-aarch64 5000
+	$(ARM_GCC) $(STRICT) -O2 -static -DAPEXRL_CRASH_POINTS native/tests/crash_test.cc native/power.cc -o $(OUT)/crash-aarch64
+	$(QEMU) $(OUT)/crash-aarch64 | tail -n 1
+
+# Chunks of hostile hosts against what takes them in; what it finds lies in build/check-native as crash-*.
+fuzz:
+	$(WITH_CLANG)
+	@mkdir -p $(OUT)/corpus
+	$(CLANG) $(STRICT) $(SANITIZED) -fsanitize=fuzzer,address,undefined native/tests/fuzz_chunks.cc native/power.cc -o $(OUT)/fuzz
+	$(OUT)/fuzz -runs=$(FUZZ_RUNS) -entropic=0 -max_len=300 -print_final_stats=1 -artifact_prefix=$(OUT)/ $(OUT)/corpus
 
 bench: $(VENV)/.dev
 	$(PIP) $(PEERS)

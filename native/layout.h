@@ -250,7 +250,7 @@ inline void lay_out(Geometry& g, std::vector<Column>& columns) {
 
   g.offset_bits = bits_for(g.chunk);
   g.slot_bits = bits_for(g.slots);
-  g.lane_bytes = round_up(sizeof(Lane) + sizeof(uint32_t) * (uint64_t(g.desk) + 2 * g.streams), 64);
+  g.lane_bytes = round_up(sizeof(Lane) + sizeof(uint32_t) * (g.desk + 2 * uint64_t(g.streams)), 64);
   g.lanes_at = round_up(sizeof(Header), 64);
   g.metas_at = g.lanes_at + g.lane_bytes * g.lanes;
   g.leaves_at = round_up(g.metas_at + sizeof(SlotMeta) * slots, 64);

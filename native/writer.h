@@ -233,9 +233,9 @@ class Writer {
     }
     switch (bytes) {
       case 1: for (uint32_t i = 0; i < n; ++i) to[i * stride] = from[i]; return;
-      case 4: for (uint32_t i = 0; i < n; ++i) std::memcpy(to + i * stride, from + i * 4, 4); return;
-      case 8: for (uint32_t i = 0; i < n; ++i) std::memcpy(to + i * stride, from + i * 8, 8); return;
-      case 16: for (uint32_t i = 0; i < n; ++i) std::memcpy(to + i * stride, from + i * 16, 16); return;
+      case 4: for (uint32_t i = 0; i < n; ++i) std::memcpy(to + i * stride, from + size_t(i) * 4, 4); return;
+      case 8: for (uint32_t i = 0; i < n; ++i) std::memcpy(to + i * stride, from + size_t(i) * 8, 8); return;
+      case 16: for (uint32_t i = 0; i < n; ++i) std::memcpy(to + i * stride, from + size_t(i) * 16, 16); return;
       default: for (uint32_t i = 0; i < n; ++i) std::memcpy(to + i * stride, from + i * size_t(bytes), bytes);
     }
   }

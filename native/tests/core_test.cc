@@ -206,7 +206,7 @@ void random_chunks(unsigned seed) {
   Inbox inbox(there->segment(), streams, Segment::create(Receipts::bytes(1)));
   CHECK(writer.lease() == Status::ok && inbox.lease() == Status::ok);
   Rows rows(streams);
-  std::vector<uint8_t> state(24 * streams, 7), ends(streams), none(streams);
+  std::vector<uint8_t> state(size_t(24) * streams, 7), ends(streams), none(streams);
   const std::vector<float> reward(streams, 1.0f);
   std::vector<ChunkHead> heads;
   std::vector<uint8_t> bodies;

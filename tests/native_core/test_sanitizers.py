@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-NATIVE = Path(__file__).parents[2] / "native"
-COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or "c++"
+from compiled import compiled
+
+
+def run_sanitized(program: str, folder: Path, sanitizers: str, *arguments: str, flags: tuple[str, ...] = ()) -> str:
+    """What the program says."""
+    built = compiled(
+        program, folder, f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-DAPEXRL_SANITIZE", *flags
+    )
+    # Address-space randomisation of recent kernels is wider than some TSan runtimes can map.
+    command = ["setarch", "-R", str(built)] if shutil.which("setarch") else [str(built)]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
 
 
 @pytest.mark.parametrize(
@@ -22,13 +33,16 @@ COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++
     ],
     ids=["core-asan-ubsan", "protocol-asan-ubsan", "core-tsan"],
 )
-def test_core_is_clean(tmp_path, test, sanitizers, arguments):
-    program = tmp_path / test
-    flags = ["-std=c++20", "-O1", "-g1", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-DAPEXRL_SANITIZE"]
-    sources = [str(NATIVE / "tests" / f"{test}.cc"), str(NATIVE / "power.cc")]
-    subprocess.run([COMPILER, *flags, *sources, "-o", str(program), "-pthread"], check=True)
-    # Address-space randomisation of recent kernels is wider than some TSan runtimes can map.
-    command = ["setarch", "-R", str(program)] if shutil.which("setarch") else [str(program)]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.strip() == "ok"
+def test_core_is_clean(tmp_path: Path, test: str, sanitizers: str, arguments: list[str]) -> None:
+    assert run_sanitized(test, tmp_path, sanitizers, *arguments).strip() == "ok"
+
+
+def test_hostile_chunks_harm_nothing(tmp_path: Path) -> None:
+    """The inputs of ``make fuzz`` without its search: mutations from a fixed seed."""
+    said = run_sanitized("fuzz_chunks", tmp_path, "address,undefined", "20000", flags=("-DAPEXRL_FUZZ_ALONE",))
+    assert said.endswith("ok\n")
+    counts = {name: int(count) for name, count in re.findall(r"(\w+) (\d+)", said)}
+    assert set(counts) == {"done", "refused", "repeated", "waited", "joined", "sampled"}
+    assert counts["done"] > 1000
+    assert counts["refused"] > 1000
+    assert min(counts["repeated"], counts["joined"], counts["sampled"]) > 100

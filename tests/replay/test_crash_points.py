@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
-NATIVE = Path(__file__).parents[2] / "native"
-COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or "c++"
+from compiled import NATIVE, compiled
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 CHANGE = re.compile(r"\.(store|exchange|fetch_add|fetch_sub|compare_exchange_\w+)\(|APEXRL_POINT\(\)")
 
@@ -19,10 +16,7 @@ CHANGE = re.compile(r"\.(store|exchange|fetch_add|fetch_sub|compare_exchange_\w+
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     """``(file, line)`` of every place at which a process was killed; all went well after each death."""
-    program = tmp_path_factory.mktemp("crash") / "crash_test"
-    flags = ["-std=c++20", "-O1", "-g1", "-DAPEXRL_CRASH_POINTS"]
-    sources = [str(NATIVE / "tests" / "crash_test.cc"), str(NATIVE / "power.cc")]
-    subprocess.run([COMPILER, *flags, *sources, "-o", str(program), "-pthread"], check=True)
+    program = compiled("crash_test", tmp_path_factory.mktemp("crash"), "-DAPEXRL_CRASH_POINTS")
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.endswith("ok\n")
