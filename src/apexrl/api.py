@@ -16,6 +16,7 @@ from apexrl.config import Config, Meeting
 from apexrl.errors import ConfigError
 from apexrl.run_folder import RunFolder, env_name
 from apexrl.status import Level, Observer, RunStatus
+from apexrl.tls import ServerTls
 from apexrl.tokens import Gate
 from apexrl.trust import entrusted, named
 
@@ -82,6 +83,7 @@ def train(
     run: str = "",
     listen: str = "",
     token: str = "",
+    tls: ServerTls | None = None,
     ray: str | Wishes = "",
     resume_or_start: bool = False,
     replace_run: bool = False,
@@ -100,6 +102,8 @@ def train(
         listen: HOST:PORT at which environment workers of other hosts may ask (topology ``seed`` or ``ga3c``),
             brought by ``apexrl envs`` or ``apexrl.join_envs``.
         token: that they must know; with ``redis`` the run's record is signed with it, for hosts that have it too.
+        tls: ``apexrl.tls.ServerTls``, or what ``apexrl.tls.self_signed(FILE)`` made: by which they know a run that
+            listens.
         ray: run on a Ray cluster: ``auto``, the one that this machine belongs to; ``local``, a new one here; HOST:PORT
             of its head; or ``Wishes``, which say more. With ``actors="MIN:MAX"`` it grows as the cluster has room.
         resume_or_start: the run of that ``name`` in ``out`` goes on, from its newest checkpoint and with the settings
@@ -144,7 +148,7 @@ def train(
     check_in_use(config, overrides)
     check_identity(config.agent)
     observers: list[Observer] = [Calls(callback) for callback in callbacks]
-    meeting = _meeting(redis, run, True, listen, token, replace_run)
+    meeting = _meeting(redis, run, True, listen, token, replace_run, tls)
     again: dict[str, Any] = {"resume_or_start": True} if resume_or_start else {}
     return _run(config, observers=[*panels(show), *observers], meeting=_on_ray(ray, meeting), **again)
 
@@ -158,6 +162,7 @@ def resume(
     run: str = "",
     listen: str = "",
     token: str = "",
+    tls: ServerTls | None = None,
     ray: str | Wishes = "",
     trust: Sequence[str] = (),
     replace_run: bool = False,
@@ -171,7 +176,7 @@ def resume(
         show: as for ``train``.
         redis: as for ``train``; actors that wait for the run go on with it.
         run: as for ``train``; empty: the name that it had.
-        listen, token: as for ``train``; workers that wait for the run go on with it.
+        listen, token, tls: as for ``train``; workers that wait for the run go on with it.
         ray: as for ``train``; empty: a run that was on a Ray cluster goes on there, if that is on this machine;
             ``none``: on this machine alone.
         trust: modules of your own of which the folder may name an environment, an agent or a network.
@@ -182,7 +187,7 @@ def resume(
 
     folder = RunFolder.open(path)
     observers: list[Observer] = [Calls(callback) for callback in callbacks]
-    where = _on_ray(ray, _meeting(redis, run, None, listen, token, replace_run), folder.path)
+    where = _on_ray(ray, _meeting(redis, run, None, listen, token, replace_run, tls), folder.path)
     folder.check_links()
     config = settings.override(folder.config(), in_range(overrides, isinstance(where, Wishes)))
     config = entrusted(config, (*_given(trust), *named(overrides)), str(folder.config_path))
@@ -297,7 +302,7 @@ def run(
             if claim.ended:
                 remember.started(config, claim.folder.path)
                 _tell(observers, f"run {claim.folder.path} is done: {claim.ended}")
-                return Run(claim.folder.path, None, config)
+                return Run(claim.folder.path)
             config, where = claim.config, {**where, "claim": claim}
         try:
             summary = launch(config, observers=[remember, *observers], resume=resume, **where)
@@ -411,7 +416,13 @@ def _with_names(config: Config, overrides: Mapping[str, Any]) -> Config:
 
 
 def _meeting(
-    redis: str, run: str, actors: bool | None, listen: str, token: str, replace_run: bool
+    redis: str,
+    run: str,
+    actors: bool | None,
+    listen: str,
+    token: str,
+    replace_run: bool,
+    tls: ServerTls | None,
 ) -> Meeting | Gate | None:
     if replace_run and not redis:
         raise ConfigError("replace_run= is of a run on a Redis server: give redis= too")
@@ -421,8 +432,10 @@ def _meeting(
         raise ConfigError(f"run={run!r} is a name on a Redis server, and listen= needs none: leave out run=")
     if token and not (listen or redis):
         raise ConfigError("token= is shared with other hosts: it means nothing without listen= or redis=")
+    if tls and not listen:
+        raise ConfigError("tls= is of a run that listens: it means nothing without listen=")
     if listen:
-        return Gate(listen, token)
+        return Gate(listen, token, tls)
     if run and not redis:
         raise ConfigError(f"run={run!r} is a name on a Redis server: give redis= too")
     return Meeting(redis, run, actors, token, replace_run) if redis else None

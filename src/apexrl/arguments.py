@@ -14,7 +14,7 @@ import tyro
 
 from apexrl.config import Config, Meeting
 from apexrl.errors import ConfigError
-from apexrl.host_arguments import Address, File, Modules, RunName, Url, gate, redis_url
+from apexrl.host_arguments import Address, File, Modules, RunName, Url, check_listening, gate, redis_url
 from apexrl.launch.ray import wishes
 from apexrl.launch.ray.wishes import HERE, Wishes, actors_range
 from apexrl.settings import flat
@@ -49,10 +49,19 @@ class _Train(Config):
     """Go on with the run of this --name, if it has not ended; begin it if there is none.
     For supervisors (systemd, Slurm, Kubernetes), which repeat the same command until it exits with 0."""
     listen: Address = ""
-    """Where environment workers of other hosts may ask (topology seed or ga3c; --actors 0: only they)."""
+    """Where environment workers of other hosts may ask (topology seed or ga3c; --actors 0: only they).
+    :PORT is this machine alone, 0.0.0.0:PORT all its addresses."""
     token_file: File = ""
     """Holds the token that they must know; made if it is not there. Empty: APEXRL_TOKEN says it.
     With --redis it signs what the hosts are told, for those that have it too."""
+    tls_self_signed: File = ""
+    """Certificate and key with which they know this run; made if not there. Its fingerprint is printed for them."""
+    tls_cert: File = ""
+    """Certificate of this run (PEM), of an authority that they trust."""
+    tls_key: File = ""
+    """Private key of --tls-cert; empty: it stands in that file."""
+    tls_ca: File = ""
+    """Authorities (PEM) of which they must show certificates, too."""
     ray: Annotated[str, tyro.conf.arg(metavar="auto|local|HOST:PORT")] = ""
     """Run on a Ray cluster: this machine's, a new one here, or that with this head.
     With --actors MIN:MAX the run grows and shrinks with it."""
@@ -92,6 +101,14 @@ class Resume:
     """Where environment workers of other hosts may ask; those of the run before go on."""
     token_file: File = ""
     """Holds the token that they must know, or that signs what they are told; empty: APEXRL_TOKEN says it."""
+    tls_self_signed: File = ""
+    """Certificate and key with which they know this run; made if not there. Its fingerprint is printed for them."""
+    tls_cert: File = ""
+    """Certificate of this run (PEM), of an authority that they trust."""
+    tls_key: File = ""
+    """Private key of --tls-cert; empty: it stands in that file."""
+    tls_ca: File = ""
+    """Authorities (PEM) of which they must show certificates, too."""
     ray: Annotated[str, tyro.conf.arg(metavar="auto|local|HOST:PORT|none")] = ""
     """Ray cluster to go on on; empty: as before; none: this machine alone."""
     actor_cpus: float | None = None
@@ -250,8 +267,9 @@ def parse_train(
         raise ConfigError("--token-file means nothing without --listen, --redis or --run")
     if parsed.replace_run and not hosts:
         raise ConfigError("--replace-run means nothing without --redis")
+    check_listening(parsed)
     if parsed.listen:
-        return config, gate(parsed.listen, parsed.token_file, parsed.redis or parsed.run or alone)
+        return config, gate(parsed, parsed.redis or parsed.run or alone)
     if not hosts:
         return config, None
     token = shared_token(parsed.token_file, make=True)
@@ -363,8 +381,9 @@ def meeting(wanted: Resume, folder: Path) -> Meeting | Gate | Wishes | None:
         return cluster
     if wanted.token_file and not hosts:
         raise ConfigError("--token-file means nothing without --listen, --redis or --run")
+    check_listening(wanted)
     if wanted.listen:
-        return gate(wanted.listen, wanted.token_file, wanted.redis or wanted.run_name, make=False)
+        return gate(wanted, wanted.redis or wanted.run_name, make=False)
     if not (wanted.redis or wanted.run_name):
         if wanted.replace_run:
             raise ConfigError("--replace-run means nothing without --redis")

@@ -169,12 +169,13 @@ def _envs(words: list[str]) -> int:
         raise ConfigError("say where the run listens: apexrl envs --connect HOST:PORT")
     if wanted.actors < 0:
         raise ConfigError(f"--actors must be 0 or more, not {wanted.actors}")
-    token = read_token(wanted.token_file)
+    token, tls = read_token(wanted.token_file), host_arguments.client_tls(wanted)
 
     def join(observers: list[Observer], on_folder: Callable[[Path], None]) -> Run:
         return joining.join_envs(
             wanted.connect,
             token,
+            tls=tls,
             actors=wanted.actors,
             out=wanted.out,
             env_kwargs=wanted.env_kwargs,

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from apexrl.errors import ConfigError
+from apexrl.tls import ClientTls, ServerTls, self_signed
 from apexrl.tokens import Gate, read_token
 
 REDIS_URL = "APEXRL_REDIS_URL"
@@ -61,6 +62,14 @@ class Envs:
     """Where the run listens."""
     token_file: File = ""
     """Holds the run's token, copied from the learner's host; empty: APEXRL_TOKEN says it."""
+    tls_fingerprint: Annotated[str, tyro.conf.arg(metavar="sha256:HEX")] = ""
+    """Use TLS, and believe only the run that has this certificate; the run prints it when it begins."""
+    tls_ca: File = ""
+    """Use TLS, and believe who has a certificate, for the name in --connect, of an authority in this file (PEM)."""
+    tls_cert: File = ""
+    """This host's own certificate (PEM), for a run that was given --tls-ca."""
+    tls_key: File = ""
+    """Private key of --tls-cert; empty: it stands in that file."""
     actors: int = 0
     """Worker processes on this host; 0: as many as the run has on its own, at least 1."""
     out: str = "runs"
@@ -122,16 +131,54 @@ def run_name(given: str, command: str) -> str:
     return given
 
 
-def gate(listen: str, token_file: str, redis: object = "", make: bool = True) -> Gate:
-    """Where environment workers of other hosts may ask, and the token that they must know.
+def gate(wanted: Any, redis: object = "", make: bool = True) -> Gate:
+    """Where environment workers of other hosts may ask, the token that they must know, and TLS.
 
     Args:
+        wanted: has ``listen``, ``token_file`` and the flags of TLS.
         redis: whatever says that a Redis server is meant as well.
-        make: a token file that is not there is made.
+        make: a token file, and a certificate of its own, that is not there is made.
 
     Raises:
-        ConfigError: there is no token; or both are meant.
+        ConfigError: there is no token, or both are meant; or TLS cannot be as it is wanted.
     """
     if redis:
         raise ConfigError("--listen is for environment workers, --redis and --run for actors: leave out one of them")
-    return Gate(listen, read_token(token_file, make))
+    tls = _server_tls(wanted, make)
+    return Gate(wanted.listen, read_token(wanted.token_file, make), tls)
+
+
+def check_listening(wanted: Any) -> None:
+    """Raises ConfigError when there is a flag of TLS without ``--listen``."""
+    for name in ("tls_self_signed", "tls_cert", "tls_key", "tls_ca"):
+        if getattr(wanted, name) and not wanted.listen:
+            raise ConfigError(f"--{name.replace('_', '-')} means nothing without --listen")
+
+
+def client_tls(wanted: Envs) -> ClientTls | None:
+    """How the run is known to a host.
+
+    Raises:
+        ConfigError: TLS cannot be as it is wanted.
+    """
+    tls = ClientTls(wanted.tls_ca, wanted.tls_fingerprint, wanted.tls_cert, wanted.tls_key)
+    if tls == ClientTls():
+        return None
+    if tls.key and not tls.cert:
+        raise ConfigError("--tls-key means nothing without --tls-cert")
+    tls.context()
+    return tls
+
+
+def _server_tls(wanted: Any, make: bool) -> ServerTls | None:
+    if wanted.tls_self_signed and (wanted.tls_cert or wanted.tls_key):
+        raise ConfigError("--tls-self-signed makes a certificate, --tls-cert names one: leave out one of them")
+    if not (wanted.tls_self_signed or wanted.tls_cert):
+        if wanted.tls_ca or wanted.tls_key:
+            raise ConfigError("TLS needs a certificate of this run: --tls-cert FILE, or --tls-self-signed FILE")
+        return None
+    tls = ServerTls(wanted.tls_cert, wanted.tls_key, wanted.tls_ca)
+    if wanted.tls_self_signed:
+        tls = dataclasses.replace(self_signed(wanted.tls_self_signed, make), ca=wanted.tls_ca)
+    tls.context()
+    return tls

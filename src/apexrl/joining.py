@@ -9,6 +9,7 @@ from typing import Any
 from apexrl.api import Callback, Calls, Remember, Run, panels
 from apexrl.errors import ConfigError
 from apexrl.status import Observer
+from apexrl.tls import ClientTls
 from apexrl.tokens import Gate
 
 
@@ -60,6 +61,7 @@ def join_envs(
     address: str,
     token: str,
     *,
+    tls: ClientTls | None = None,
     actors: int = 0,
     out: str = "runs",
     env_kwargs: Mapping[str, Any] | None = None,
@@ -76,6 +78,7 @@ def join_envs(
     Args:
         address: HOST:PORT at which the run listens, or will.
         token: of the run.
+        tls: ``apexrl.tls.ClientTls``, by which the run is known; None: it listens without TLS.
         actors: worker processes; 0: as many as the run has on its own, at least 1.
         out, env_kwargs, callbacks, show, observers, on_folder: as for ``join``.
         trust: modules of yours of which the run may name an environment.
@@ -94,6 +97,8 @@ def join_envs(
         raise ConfigError(f"{address!r} is no HOST:PORT (an IPv6 address stands in brackets)") from None
     remember = Remember(on_folder)
     watching = [remember, *panels(show), *observers, *(Calls(callback) for callback in callbacks)]
-    summary = launch.join_envs(where, token, watching, actors=actors, out=out, env_kwargs=env_kwargs, trust=trust)
+    summary = launch.join_envs(
+        where, token, watching, tls=tls, actors=actors, out=out, env_kwargs=env_kwargs, trust=trust
+    )
     assert remember.path is not None, "launch told no observer of its folder"
     return Run(remember.path, summary)

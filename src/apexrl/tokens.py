@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from apexrl.errors import ConfigError
+from apexrl.tls import ServerTls
 
 TOKEN: Final = "APEXRL_TOKEN"
 """Environment variable that holds it."""
@@ -21,9 +22,11 @@ class Gate:
     """Where environment workers of other hosts ask. No part of a configuration: the token is written nowhere."""
 
     listen: str
-    """HOST:PORT; an empty host: all addresses of this machine; an IPv6 address stands in brackets."""
+    """HOST:PORT; an empty host: this machine alone; 0.0.0.0: all its addresses; an IPv6 address stands in brackets."""
     token: str = field(repr=False)
     """That whoever asks must know."""
+    tls: ServerTls | None = None
+    """How this run shows who it is; None: without TLS."""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -34,7 +37,7 @@ class Gate:
         bare = host.removeprefix("[").removesuffix("]")
         if (":" in bare) != (host != bare):
             raise ValueError(self.listen)
-        return bare or "0.0.0.0", int(port)
+        return bare or "127.0.0.1", int(port)
 
 
 def shared_token(file: str, make: bool = False) -> str:

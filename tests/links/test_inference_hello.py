@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from asking import REPLY, REQUEST
 
-from apexrl.errors import LinkError
+from apexrl.errors import FrameError, LinkError
 from apexrl.links import inference_hello
 from apexrl.links import inference_wire as wire
 from apexrl.links.inference_hello import RefusedError, UnreachableError
@@ -28,10 +28,11 @@ SECONDS = 120.0
 def test_a_refusal_of_somebody_without_the_token_is_shown_and_believed_in_nothing(kind: str) -> None:
     def pretend(listener: socket.socket) -> None:
         peer, _ = listener.accept()
-        wire.prepare(peer)
-        wire.send(peer, wire.CHALLENGE, head=bytes(32))
-        wire.receive_head(peer)
-        inference_hello.refuse(peer, "\x1b]0;mine\x07" + "x" * 3000, replaced=bytes(32))
+        end = wire.Peer(peer)
+        end.receive()
+        end.send(wire.CHALLENGE, head=bytes(32))
+        end.receive(32)
+        inference_hello.refuse(end, "\x1b]0;mine\x07" + "x" * 3000, replaced=bytes(32))
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=pretend, args=(listener,))
@@ -70,15 +71,21 @@ def test_a_name_that_was_good_once_is_looked_up_again(
     assert isinstance(caught.value, UnreachableError) == again
 
 
-def test_what_is_sent_has_its_own_time_whatever_was_left_when_something_came() -> None:
+def test_frames_of_any_size_arrive_one_by_one_and_an_absent_one_is_not_waited_for() -> None:
     one, other = socket.socketpair()
     with one, other:
-        one.settimeout(SECONDS)
-        wire.send(other, wire.PONG)
-        assert wire.receive_head(one, 0.5).kind == wire.PONG
+        ends = wire.Peer(one), wire.Peer(other)
+        bodies = [bytes([n % 251]) * n for n in (0, 1, 40_000, 40_000, 65_536, 300_000, 7)]
+        sender = threading.Thread(target=lambda: [ends[1].send(wire.REQUEST, body=body) for body in bodies])
+        sender.start()
+        for body in bodies:
+            assert bytes(ends[0].receive(300_000, SECONDS).body) == body
+        sender.join(SECONDS)
         with pytest.raises(TimeoutError):
-            wire.receive_head(one, 0.001)
-        assert one.gettimeout() == SECONDS
+            ends[0].receive(seconds=0.001)
+        ends[1].send(wire.REQUEST, body=b"xx")
+        with pytest.raises(FrameError, match="a body of 2 bytes; at most 1"):
+            ends[0].receive(1, SECONDS)
 
 
 def test_a_connection_may_have_any_descriptor() -> None:
@@ -90,8 +97,9 @@ def test_a_connection_may_have_any_descriptor() -> None:
     try:
         with one, other, socket.socket(fileno=fcntl.fcntl(one.fileno(), fcntl.F_DUPFD, 1100)) as high:
             assert high.fileno() >= 1100
-            assert not wire.readable(high, 0.0)
+            end = wire.Peer(high)
+            assert not end.readable(0.0)
             other.sendall(b"x")
-            assert wire.readable(high, SECONDS)
+            assert end.readable(SECONDS)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -138,7 +138,7 @@ class Place:
         """The gateway dies without a word, and another listens where it did."""
         port = self.gateway.address[1]
         for peer in list(self.gateway.members._open.values()):
-            peer.shutdown(socket.SHUT_RDWR)
+            peer.shutdown()
         until(lambda: self.gateway.counts.hosts == 0)
         self.gateway.close()
         self.gateway = self.open(port, **changes)
@@ -346,7 +346,7 @@ def test_a_worker_in_a_slot_that_was_leased_to_another_is_refused(place: Place) 
 
     def remote(host: HostEnd, slots: Any) -> RemoteInference:
         return RemoteInference(
-            place.gateway.address, TOKEN, REQUEST, REPLY, SPLITS, RECORD.run_id, host.member, slots, SECONDS
+            place.gateway.address, TOKEN, REQUEST, REPLY, SPLITS, RECORD.run_id, host.member, slots, None, SECONDS
         )
 
     end = remote(mine, mine.leases).worker(2, 0)

@@ -131,11 +131,18 @@ def test_whoever_does_not_belong_is_refused_with_the_reason(place: Place, change
     end.leave()
 
 
+def frame(kind: int, head_bytes: int = 0, body_bytes: int = 0, version: int = wire.PROTOCOL) -> bytes:
+    """The beginning of one."""
+    return struct.pack("<4sBBHII", b"apxi", version, kind, 0, head_bytes, body_bytes)
+
+
+OPEN = frame(wire.OPEN)
+
+
 def hello(**changes: Any) -> bytes:
-    """A frame like a hello, of somebody who does not know the token."""
+    """Frames like a hello, of somebody who does not know the token."""
     fields = {
         "nonce": bytes(32),
-        "proof": bytes(32),
         "run": "",
         "member": "",
         "worker": 0,
@@ -143,19 +150,21 @@ def hello(**changes: Any) -> bytes:
         "schema": b"",
     }
     head = msgspec.msgpack.encode([*(fields | changes).values()])
-    return struct.pack("<4sBBHII", b"apxi", wire.PROTOCOL, wire.HELLO, 0, len(head), 0) + head
+    return OPEN + frame(wire.HELLO, len(head), 32) + head + bytes(32)
 
 
 @pytest.mark.parametrize(
     ("data", "why"),
     [
         (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", "begins with b'GET '"),
-        (struct.pack("<4sBBHII", b"apxi", wire.PROTOCOL + 1, wire.HELLO, 0, 0, 0), "install the same apexrl"),
-        (struct.pack("<4sBBHII", b"apxi", wire.PROTOCOL, wire.HELLO, 0, 2**31, 0), "at most 4096"),
-        (struct.pack("<4sBBHII", b"apxi", wire.PROTOCOL, wire.REQUEST, 0, 0, 0), "did not say hello"),
-        (struct.pack("<4sBBHII", b"apxi", wire.PROTOCOL, wire.HELLO, 0, 3, 0) + b"abc", "hello cannot be read"),
+        (frame(wire.OPEN, version=wire.PROTOCOL + 1), "install the same apexrl"),
+        (OPEN + frame(wire.HELLO, 2**31), "at most 4096"),
+        (OPEN + frame(wire.HELLO, 0, 33), "at most 32"),
+        (frame(wire.REQUEST), "did not say hello"),
+        (OPEN + frame(wire.REQUEST), "did not say hello"),
+        (OPEN + frame(wire.HELLO, 3) + b"abc", "hello cannot be read"),
         (hello(nonce=b"short"), "hello cannot be read"),
-        (hello(proof=bytes(32)), "does not know the run's token"),
+        (hello(), "does not know the run's token"),
         (hello(worker=-2), "hello cannot be read"),
         (hello(more="than it has"), "hello cannot be read"),
         (b"", "hung up"),
@@ -179,8 +188,12 @@ def test_a_worker_that_sends_something_else_is_cut_off_and_the_other_goes_on(
 ) -> None:
     bad, good = (place.remote().worker(index, 0) for index in range(2))
     assert bad._peer is not None
-    bad._peer.sendall(struct.pack("<4sBBHII", b"apxi", wire.PROTOCOL, kind, split, 0, nbytes) + bytes(nbytes))
-    assert bad._peer.recv(1) == b""  # hung up
+    bad._peer.send(kind, split, body=bytes(nbytes))
+    with pytest.raises(ConnectionResetError):
+        bad._peer.receive(seconds=SECONDS)
+    until(lambda: place.told)
+    assert "worker 0" in place.told[0]
+    assert "cut off" in place.told[0]
     assert place.server.pending() == []
     ask(good, 1, 2)
     place.serve()
@@ -302,10 +315,12 @@ def test_the_token_never_travels_and_a_gateway_without_it_is_not_believed() -> N
         """Welcome whoever comes, and remember all that it says."""
         peer, _ = listener.accept()
         with peer:
-            wire.send(peer, wire.CHALLENGE, head=bytes(range(32)))
-            head = wire.receive_head(peer)
-            heard.extend(head.text)
-            wire.send(peer, wire.WELCOME, head=bytes(32))
+            end = wire.Peer(peer)
+            end.receive()
+            end.send(wire.CHALLENGE, head=bytes(range(32)))
+            said = end.receive(32)
+            heard.extend(said.text + said.body)
+            end.send(wire.WELCOME, head=bytes(32))
             peer.settimeout(SECONDS)
             while data := peer.recv(4096):
                 heard.extend(data)
@@ -324,25 +339,19 @@ def test_the_token_never_travels_and_a_gateway_without_it_is_not_believed() -> N
 def test_a_connection_that_fails_in_any_way_is_cleaned_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
 
-    def broken(peer: socket.socket, seconds: float) -> bool:
+    def broken(peer: wire.Peer, seconds: float) -> bool:
         raise ValueError("nobody thought of this")
 
-    monkeypatch.setattr(inference_gateway.wire, "readable", broken)
+    monkeypatch.setattr(inference_gateway.wire.Peer, "readable", broken)
     one, other = socket.socketpair()
     with one, other:
-        connection = inference_gateway._Connection(place.link, one, 0, 1, lambda steps: None)
+        connection = inference_gateway._Connection(
+            place.link, wire.Peer(one), 0, 1, lambda steps: None, lambda why: None
+        )
         until(lambda: not any(thread.is_alive() for thread in connection._threads))
         assert not connection.alive
         assert other.recv(1) == b""
     assert place.server.expected() == 0
-
-
-def test_who_comes_when_too_many_say_hello_is_counted(place: Place) -> None:
-    while place.gateway._hellos.acquire(blocking=False):
-        pass
-    with socket.create_connection(place.gateway.address, timeout=SECONDS) as peer:
-        assert peer.recv(1) == b""
-    until(lambda: place.gateway.counts.refused == 1)
 
 
 def test_environment_steps_are_counted_once_and_not_those_that_nobody_can_learn_from(place: Place) -> None:

@@ -39,6 +39,7 @@ from apexrl.links.inference_remote import RemoteInference
 from apexrl.roles.env_worker import reply_fields, request_fields
 from apexrl.run_folder import env_name, spec_to_json, versions
 from apexrl.status import Level, Observer, RunStatus
+from apexrl.tls import ClientTls
 from apexrl.topologies.remote_envs import envs_side
 from apexrl.trust import entrusted
 
@@ -67,6 +68,7 @@ def join(
     address: tuple[str, int],
     token: str,
     *,
+    tls: ClientTls | None = None,
     actors: int = 0,
     out: str = "runs",
     env_kwargs: Mapping[str, Any] | None = None,
@@ -82,6 +84,7 @@ def join(
     Args:
         address: (host, port) at which the run listens.
         token: of the run.
+        tls: how the run is known; None: it listens without TLS.
         actors: worker processes; 0: as many as the run's configuration says, at least 1.
         out: folder of run folders.
         env_kwargs: in place of the run's, one by one: what is different on this host.
@@ -97,7 +100,7 @@ def join(
     tell = partial(observing.tell, observers)
     minutes = HostsConfig().patience_minutes
     while True:
-        host = HostEnd(address, token, own_name(), os.getpid())
+        host = HostEnd(address, token, own_name(), os.getpid(), tls)
         with ExitStack() as stack:
             stack.callback(host.leave)
             record = _find(host, minutes, tell, interrupts)
@@ -188,6 +191,7 @@ def _work(
             run=record.run_id,
             member=host.member,
             leases=host.leases,
+            tls=host.tls,
         )
         slots = ", ".join(str(slot) for slot, _ in host.leases)
         program = envs_side(config, seen.spec, host.leases, inference)

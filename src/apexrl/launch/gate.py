@@ -13,7 +13,7 @@ from apexrl import settings
 from apexrl.agents import AGENTS
 from apexrl.config import AgentConfig, Config
 from apexrl.errors import ConfigError
-from apexrl.files import read_text, replace_text
+from apexrl.files import replace_text
 from apexrl.launch.agreement import own_name
 from apexrl.launch.claims import Claim
 from apexrl.launch.ledger import Ledger
@@ -92,6 +92,8 @@ def _for_many(config: Config, gate: Gate) -> Config:
         _ = gate.address
     except ValueError:
         raise ConfigError(f"--listen {gate.listen!r} is no HOST:PORT (an IPv6 address stands in brackets)") from None
+    if gate.tls:
+        gate.tls.context()
     if len(gate.token) < LEAST_TOKEN:
         raise ConfigError(f"the token has {len(gate.token)} characters; at least {LEAST_TOKEN} keep others out")
     if callable(config.env.env):  # other hosts must find it by its name
@@ -105,7 +107,7 @@ def _known(folder: RunFolder | None) -> str:
         return ""
     path = folder.path / _IDENTITY
     try:
-        return str(json.loads(read_text(path))["run_id"])
+        return str(json.loads(path.read_text(encoding="utf-8"))["run_id"])
     except FileNotFoundError:
         return ""
     except (OSError, ValueError, KeyError, TypeError) as error:

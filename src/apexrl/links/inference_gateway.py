@@ -1,15 +1,15 @@
 """The end of inference over TCP on the server's host: remote workers' messages into the link's memory, and back.
 
-Whoever does not know the run's token is refused. Nothing is encrypted: use a network that you trust, or a tunnel.
+Whoever does not know the run's token is refused. Without TLS nothing is encrypted, and every frame is authenticated.
 """
 
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,9 +17,10 @@ import numpy as np
 from apexrl.errors import FrameError, LinkError
 from apexrl.links import inference_wire as wire
 from apexrl.links.inference import InferenceLink
-from apexrl.links.inference_hello import HOST, Hello, challenge, refuse
+from apexrl.links.inference_greetings import Greetings
+from apexrl.links.inference_hello import HOST, Caller, Hello, challenge, refuse, welcome
 from apexrl.links.inference_leases import LEASE_BITS, Leases
-from apexrl.links.inference_members import MOST_HOSTS, Members, News, Tell
+from apexrl.links.inference_members import Members, News, Tell
 from apexrl.links.inference_messages import Record
 
 _SLICE = 0.1  # seconds between looks at whether to end
@@ -53,6 +54,7 @@ class Gateway:
         first: slot of a remote worker; those before it are this host's.
         lease_seconds: of a host's silence, after which its slots are free.
         tell: told, by threads, who came, went and was refused, and why.
+        tls: to speak with whoever comes; None: no TLS.
 
     Raises:
         OSError: nobody can listen there.
@@ -68,15 +70,16 @@ class Gateway:
         first: int = 0,
         lease_seconds: float = 10.0,
         tell: Tell = lambda text, level: None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._link, self._token, self._tell = link, token, tell
+        self._link, self._token, self._tell, self._tls = link, token, tell, tls
         self._run = "" if record is None else record.run_id
         self._schema = wire.schema_of(link.request, link.reply, link.splits)
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._open: dict[int, _Connection] = {}  # worker -> its newest connection
-        self._hellos = threading.Semaphore(2 * link.workers + MOST_HOSTS)
-        self._refused = self._lives = 0
+        self._greetings = Greetings(tell)
+        self._lives = 0
         self._news = News()
         self._leases = Leases(link, first, lease_seconds)
         self.members = Members(record, self._leases, self._news, tell)
@@ -107,7 +110,7 @@ class Gateway:
         hosts, restarts = self.members.counts
         with self._lock:
             workers = sum(connection.alive for connection in self._open.values())
-            return Counts(hosts, workers, self._lives, self._refused, restarts)
+            return Counts(hosts, workers, self._lives, self._greetings.failed, restarts)
 
     def news(self) -> tuple[int, list[float], list[int]]:
         """Since the last call: environment steps that workers brought, and the episodes that hosts told of, as returns
@@ -116,63 +119,70 @@ class Gateway:
 
     def _accept(self) -> None:
         while not self._closing.is_set():
+            self._greetings.look()
             try:
-                peer, where = self._socket.accept()
+                connection, where = self._socket.accept()
             except TimeoutError:
                 continue
             except OSError as error:  # no descriptor is free: those that are there go on
                 self._tell(f"a connection could not be taken: {error}", "warning")
                 self._closing.wait(_SLICE)
                 continue
-            if not self._hellos.acquire(blocking=False):  # too many are saying hello
-                self._refuse()
-                peer.close()
+            if not self._greetings.begin(where[0]):
+                connection.close()
                 continue
-            threading.Thread(target=self._greet, args=(peer, where), name="inference-hello", daemon=True).start()
+            threading.Thread(target=self._greet, args=(connection, where), name="inference-hello", daemon=True).start()
 
-    def _greet(self, peer: socket.socket, where: Any) -> None:
+    def _greet(self, connection: socket.socket, where: Any) -> None:
         """Let a worker or a host in, or say why not."""
+        address, place = where[0], f"{where[0]}:{where[1]}"
         who, replaced = "somebody", b""
+        peer = wire.Peer(connection)
         try:
-            wire.prepare(peer)
-            hello, answer, proof = challenge(peer, self._token)
+            caller = challenge(peer, self._token, self._tls)
+            hello = caller.hello
             who = "a host" if hello.worker == HOST else f"worker {hello.worker}"
             if hello.run and hello.run != self._run:
-                replaced = proof
+                replaced = caller.replaced
                 raise LinkError("it works for another run than the one that is here now")
             if hello.worker == HOST:
-                self.members.admit(peer, hello, answer, f"{where[0]}:{where[1]}")
+                self.members.admit(peer, caller, place)
             else:
-                self._let_in(peer, hello, answer)
+                self._let_in(peer, caller, f"{who} at {place}", address)
+        except ssl.SSLError as error:
+            self._greetings.fail(address, f"{who} at {place}", f"TLS failed ({error.reason or error})")
+            peer.close(_SLICE)  # it may still be reading why
         except (OSError, FrameError, LinkError) as error:
-            self._refuse()
-            self._tell(f"{who} at {where[0]}:{where[1]} was refused: {error}", "warning")
+            self._greetings.fail(address, f"{who} at {place}", str(error))
             refuse(peer, str(error), replaced)
         finally:
-            self._hellos.release()
+            self._greetings.end(address)
 
-    def _refuse(self) -> None:
-        with self._lock:
-            self._refused += 1
-
-    def _let_in(self, peer: socket.socket, hello: Hello, answer: bytes) -> None:
+    def _let_in(self, peer: wire.Peer, caller: Caller, who: str, address: str) -> None:
+        hello = caller.hello
         if hello.schema != self._schema:
             raise LinkError("its environments, or their groups, are not those of this run")
         self._leases.enter(hello.member, hello.worker, hello.generation >> LEASE_BITS)
         with self._lock:
             self._look_whether_newer(hello)
-        wire.send(peer, wire.WELCOME, head=answer)  # it may be slow to take this, and others shall not wait for it
+        welcome(peer, caller)  # it may be slow to take this, and others shall not wait for it
         with self._lock:
             try:
                 old = self._look_whether_newer(hello)
             except LinkError as error:
-                with suppress(OSError):
-                    peer.shutdown(socket.SHUT_RDWR)  # it was welcomed: no refusal any more
+                peer.shutdown()  # it was welcomed: no refusal any more
                 raise ConnectionAbortedError(str(error)) from None
             if old is not None:
                 old.end()  # two never write into the same columns
             self._lives += 1
-            self._open[hello.worker] = _Connection(self._link, peer, hello.worker, hello.generation, self._news.step)
+            self._open[hello.worker] = _Connection(
+                self._link,
+                peer,
+                hello.worker,
+                hello.generation,
+                self._news.step,
+                lambda why: self._greetings.fail(address, who, f"{why}: cut off"),
+            )
 
     def _look_whether_newer(self, hello: Hello) -> _Connection | None:
         """The worker's connection so far. Raises LinkError when it is no older than ``hello``."""
@@ -190,20 +200,20 @@ class _Connection:
     def __init__(
         self,
         link: InferenceLink,
-        peer: socket.socket,
+        peer: wire.Peer,
         worker: int,
         generation: int,
         stepped: Callable[[int], None],
+        cut_off: Callable[[str], None],
     ) -> None:
         self.generation = generation
         self._peer = peer
         self._end = link.worker(worker, generation)
         self._splits = link.splits
         self._request_bytes = wire.nbytes(link.request)
-        self._stepped = stepped
+        self._stepped, self._cut_off = stepped, cut_off
         self._known = [False] * len(link.splits)  # groups of which the server has a request of this life
         self._over = threading.Event()
-        self._sending = threading.Lock()
         self._threads = [
             threading.Thread(target=self._until_broken, args=(loop,), name=f"inference-{worker}", daemon=True)
             for loop in (self._take_requests, self._give_answers)
@@ -218,8 +228,7 @@ class _Connection:
     def end(self) -> None:
         """Hang up, and wait until neither thread touches the memory."""
         self._over.set()
-        with suppress(OSError):
-            self._peer.shutdown(socket.SHUT_RDWR)
+        self._peer.shutdown()
         for thread in self._threads:
             thread.join()
         self._peer.close()
@@ -227,31 +236,34 @@ class _Connection:
 
     def _until_broken(self, loop: Callable[[], None]) -> None:
         try:
-            with suppress(OSError, FrameError):
-                loop()
+            loop()
+        except (FrameError, ssl.SSLError) as error:
+            if not self._over.is_set():
+                self._cut_off(str(error))
+        except OSError:
+            pass
         finally:
             self._over.set()
-            with suppress(OSError):
-                self._peer.shutdown(socket.SHUT_RDWR)  # the other thread shall know
+            self._peer.shutdown()  # the other thread shall know
             self._end.leave()
 
     def _take_requests(self) -> None:
+        most = max(self._splits) * self._request_bytes
         while not self._over.is_set():
-            if not wire.readable(self._peer, _SLICE):
+            if not self._peer.readable(_SLICE):
                 continue
-            kind, split, head, nbytes = wire.receive_head(self._peer)
-            if kind == wire.PING and not nbytes:
-                with self._sending:
-                    wire.send(self._peer, wire.PONG)
+            kind, split, head, body = self._peer.receive(most)
+            if kind == wire.PING and not body:
+                self._peer.send(wire.PONG)
                 continue
             if kind != wire.REQUEST or head or split >= len(self._splits):
                 raise FrameError("a worker sent what is no request")
-            if nbytes != self._splits[split] * self._request_bytes:
-                raise FrameError(f"a request of {nbytes} bytes is not that of {self._splits[split]} environments")
+            if len(body) != self._splits[split] * self._request_bytes:
+                raise FrameError(f"a request of {len(body)} bytes is not that of {self._splits[split]} environments")
             while (columns := self._end.room(split)) is None:
                 if self._over.wait(_ROOM_SECONDS):
                     return
-            wire.receive_columns(self._peer, columns)
+            wire.fill(columns, body)
             # The results of a life's first request are of actions that the server no longer knows.
             steps = self._splits[split] - int(np.count_nonzero(columns["starts"])) if self._known[split] else 0
             self._known[split] = True
@@ -261,6 +273,5 @@ class _Connection:
     def _give_answers(self) -> None:
         while not self._over.is_set():
             for split in self._end.answered():
-                with self._sending:
-                    wire.send(self._peer, wire.REPLY, split, columns=self._end.take(split))
+                self._peer.send(wire.REPLY, split, columns=self._end.take(split))
             self._end.wait(_SLICE)

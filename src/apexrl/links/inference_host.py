@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from apexrl.links import inference_wire as wire
 from apexrl.links.inference_hello import HOST, UnreachableError, enter
 from apexrl.links.inference_leases import Lease
 from apexrl.links.redis.values import printable
+from apexrl.tls import ClientTls
 
 _ANSWER_SECONDS: Final = 10.0
 _T = TypeVar("_T", bound=messages.Message)
@@ -26,16 +26,25 @@ class HostEnd:
         address: (host, port) of the gateway.
         token: of the run; never sent.
         name, pid: of this host, for people.
+        tls: how the gateway is known; None: it speaks no TLS.
         connect_seconds: that making the connection may take.
     """
 
-    def __init__(self, address: tuple[str, int], token: str, name: str, pid: int, connect_seconds: float = 3.0) -> None:
-        self.address, self.token = address, token
+    def __init__(
+        self,
+        address: tuple[str, int],
+        token: str,
+        name: str,
+        pid: int,
+        tls: ClientTls | None = None,
+        connect_seconds: float = 3.0,
+    ) -> None:
+        self.address, self.token, self.tls = address, token, tls
         self.member = uuid.uuid4().hex
         self.leases: list[Lease] = []
         self._name, self._pid = name, pid
         self._connect_seconds = connect_seconds
-        self._peer: socket.socket | None = None
+        self._peer: wire.Peer | None = None
         self._number = 0  # of the newest beat that was begun
 
     @property
@@ -54,14 +63,16 @@ class HostEnd:
             FrameError: what answers is no gateway of this version.
         """
         self.hang_up()
-        peer = enter(self.address, self.token, self._connect_seconds, run=run, member=self.member, worker=HOST)
+        peer = enter(
+            self.address, self.token, self._connect_seconds, run=run, member=self.member, worker=HOST, tls=self.tls
+        )
         try:
             record = messages.hear_record(peer, _ANSWER_SECONDS)
             if self.leases:
                 wish = messages.Join(0, self._name, self._pid, self.leases)
                 messages.say(peer, wish)
                 self.leases = list(messages.hear(peer, messages.Joined, _ANSWER_SECONDS).slots)
-        except OSError as error:
+        except (OSError, wire.TamperedError) as error:
             peer.close()
             raise UnreachableError(f"the inference gateway at {self.where} hung up: {error}") from None
         except BaseException:
@@ -106,11 +117,11 @@ class HostEnd:
 
     def _told(self) -> messages.Orders | None:
         """What the gateway has said without being asked: its last word."""
-        if self._peer is None or not wire.readable(self._peer, 0.0):
+        if self._peer is None or not self._peer.readable(0.0):
             return None
         try:
             return messages.hear(self._peer, messages.Orders, _ANSWER_SECONDS)
-        except OSError as error:
+        except (OSError, wire.TamperedError) as error:
             self.hang_up()
             raise UnreachableError(f"the inference gateway at {self.where} is away: {error}") from None
 
@@ -133,7 +144,7 @@ class HostEnd:
         try:
             messages.say(self._peer, message)
             return messages.hear(self._peer, kind, _ANSWER_SECONDS)
-        except OSError as error:
+        except (OSError, wire.TamperedError) as error:
             self.hang_up()
             raise UnreachableError(f"the inference gateway at {self.where} is away: {error}") from None
         except FrameError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from apexrl.errors import ExhaustedError, FrameError, LinkError
 from apexrl.links import inference_wire as wire
-from apexrl.links.inference_hello import Hello
+from apexrl.links.inference_hello import Caller, welcome
 from apexrl.links.inference_messages import Beat, Join, Joined, Leave, Orders, Record, hear_any, say
 from apexrl.links.redis.values import printable
 from apexrl.status import Level
@@ -71,7 +70,7 @@ class Members:
         self._record, self._leases, self._news, self._tell = record, leases, news, tell
         self._silence = 0.0 if record is None else record.lease_seconds
         self._lock = threading.Lock()
-        self._open: dict[str, socket.socket] = {}  # member -> its newest connection
+        self._open: dict[str, wire.Peer] = {}  # member -> its newest connection
         self._arriving = 0  # that are being welcomed
         self._numbers: dict[str, int] = {}  # member -> the last beat whose episodes were entered
         self._restarts: dict[str, int] = {}
@@ -86,13 +85,14 @@ class Members:
         with self._lock:
             return len(self._open), sum(self._restarts.values())
 
-    def admit(self, peer: socket.socket, hello: Hello, answer: bytes, where: str) -> None:
+    def admit(self, peer: wire.Peer, caller: Caller, where: str) -> None:
         """Welcome a host that knows the token.
 
         Raises:
             LinkError: no host may come, or no more.
             OSError: it hung up.
         """
+        hello = caller.hello
         if self._record is None:
             raise LinkError("this run has no slots for other hosts")
         with self._lock:
@@ -102,14 +102,14 @@ class Members:
                 raise LinkError(f"{MOST_HOSTS} hosts work for this run already, and no more are let in")
             self._arriving += 1
         try:  # it may be slow to take this, and others shall not wait for it
-            wire.send(peer, wire.WELCOME, head=answer)
+            welcome(peer, caller)
             say(peer, self._record)
         finally:
             with self._lock:
                 self._arriving -= 1
         with self._lock:
             if self._closing:
-                _hang_up(peer)
+                peer.shutdown()
                 raise ConnectionAbortedError("this run has ended")
             old = self._open.pop(hello.member, None)
             self._open[hello.member] = peer
@@ -119,7 +119,7 @@ class Members:
             )
             self._threads.append(thread)
         if old is not None:
-            _hang_up(old)
+            old.shutdown()
         thread.start()
 
     def finish(self, patience: float) -> None:
@@ -139,11 +139,11 @@ class Members:
             if self._finished:
                 with suppress(OSError):
                     say(peer, Orders(0, finished=True))
-            _hang_up(peer)
+            peer.shutdown()
         for thread in self._threads:
             thread.join()
 
-    def _serve(self, peer: socket.socket, member: str, where: str) -> None:
+    def _serve(self, peer: wire.Peer, member: str, where: str) -> None:
         name, left = where, False
         silence = _LOOKING_SECONDS
         try:
@@ -206,11 +206,6 @@ class Members:
 def _plain(text: str) -> str:
     """Lines fit for a terminal, whoever wrote them."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
-
-
-def _hang_up(peer: socket.socket) -> None:
-    with suppress(OSError):
-        peer.shutdown(socket.SHUT_RDWR)
 
 
 def _listed(slots: list[tuple[int, int]]) -> str:

@@ -6,7 +6,6 @@ The host's connection begins with the gateway's record. Then the host speaks and
 
 from __future__ import annotations
 
-import socket
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -105,12 +104,12 @@ _T = TypeVar("_T", bound=Message)
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
-def say(peer: socket.socket, message: Message | Record) -> None:
+def say(peer: wire.Peer, message: Message | Record) -> None:
     """Send a message. Raises OSError when nobody takes it."""
-    wire.send(peer, wire.MESSAGE, body=msgspec.msgpack.encode(message))
+    peer.send(wire.MESSAGE, body=msgspec.msgpack.encode(message))
 
 
-def hear(peer: socket.socket, kind: type[_T], seconds: float) -> _T:
+def hear(peer: wire.Peer, kind: type[_T], seconds: float) -> _T:
     """The next message, which must be of ``kind``.
 
     Raises:
@@ -123,7 +122,7 @@ def hear(peer: socket.socket, kind: type[_T], seconds: float) -> _T:
     return message
 
 
-def hear_any(peer: socket.socket, seconds: float) -> Message:
+def hear_any(peer: wire.Peer, seconds: float) -> Message:
     """The next message. Raises as ``hear``."""
     try:
         return _decoder.decode(_body(peer, MOST_MESSAGE_BYTES, seconds))
@@ -131,7 +130,7 @@ def hear_any(peer: socket.socket, seconds: float) -> Message:
         raise FrameError(f"a message cannot be read: {error}") from None
 
 
-def hear_record(peer: socket.socket, seconds: float) -> Record:
+def hear_record(peer: wire.Peer, seconds: float) -> Record:
     """The record with which a host's connection begins. Raises as ``hear``."""
     try:
         return msgspec.msgpack.decode(_body(peer, MOST_RECORD_BYTES, seconds), type=Record)
@@ -139,8 +138,8 @@ def hear_record(peer: socket.socket, seconds: float) -> Record:
         raise FrameError(f"the run's record cannot be read: {error}") from None
 
 
-def _body(peer: socket.socket, most: int, seconds: float) -> bytes:
-    head = wire.receive_head(peer, seconds)
-    if head.kind != wire.MESSAGE or head.text:
+def _body(peer: wire.Peer, most: int, seconds: float) -> memoryview:
+    frame = peer.receive(most, seconds)
+    if frame.kind != wire.MESSAGE or frame.text:
         raise FrameError("what came is no message")
-    return wire.receive_body(peer, head, most, seconds)
+    return frame.body

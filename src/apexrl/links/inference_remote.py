@@ -6,16 +6,16 @@ answer that was lost on its way harms no stream.
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Mapping, Sequence
 
-from apexrl.errors import FrameError
+from apexrl.errors import FrameError, LinkError
 from apexrl.links import inference_wire as wire
 from apexrl.links.backoff import Backoff
 from apexrl.links.inference_hello import UnreachableError, enter
 from apexrl.links.inference_leases import LEASE_BITS, LIFE_BITS, Lease
 from apexrl.spec import Array, Field
+from apexrl.tls import ClientTls
 
 _QUIET_SECONDS = 5.0  # without a word while an answer is awaited, before the gateway is asked for a sign of life
 _DEAD_SECONDS = 15.0  # … and before it counts as gone
@@ -43,9 +43,10 @@ class RemoteInference:
         run: str = "",
         member: str = "",
         leases: Sequence[Lease] = (),
+        tls: ClientTls | None = None,
         connect_seconds: float = 3.0,
     ) -> None:
-        self.address, self.token = address, token
+        self.address, self.token, self.tls = address, token, tls
         self.request, self.reply, self.splits = dict(request), dict(reply), tuple(splits)
         self.run, self.member, self.leases = run, member, dict(leases)
         self.connect_seconds = connect_seconds
@@ -73,7 +74,7 @@ class RemoteEnd:
         self._waiting = [False] * len(link.splits)
         self._reply_bytes = wire.nbytes(link.reply)
         self._schema = wire.schema_of(link.request, link.reply, link.splits)
-        self._peer: socket.socket | None = None
+        self._peer: wire.Peer | None = None
         self._heard = 0.0  # monotonic seconds of the gateway's last word, or of the first request after it
         self._pinged = False
         self._backoff = Backoff(least=0.1)
@@ -96,14 +97,17 @@ class RemoteEnd:
         """The groups whose answer has come and was not taken yet.
 
         Raises:
-            LinkError: the connection broke, and at another attempt this worker was refused.
+            LinkError: the connection broke, and at another attempt this worker was refused; or it is tampered with.
         """
         if self._peer is None and time.monotonic() >= self._retry_at:
             self._connect()
         try:
-            while self._peer is not None and wire.readable(self._peer, 0.0):
+            while self._peer is not None and self._peer.readable(0.0):
                 self._take_frame(self._peer)
             self._look_whether_alive()
+        except wire.TamperedError as error:
+            self._hang_up()
+            raise LinkError(str(error)) from None
         except (OSError, FrameError):
             self._hang_up()
         return [split for split, reply in enumerate(self._replies) if reply is not None and self._waiting[split]]
@@ -120,7 +124,7 @@ class RemoteEnd:
         if self._peer is None:
             time.sleep(min(timeout, max(0.0, self._retry_at - time.monotonic())))
         else:
-            wire.readable(self._peer, timeout)
+            self._peer.readable(timeout)
 
     def leave(self) -> None:
         """Hang up. The gateway then tells the server to expect nothing more."""
@@ -130,20 +134,20 @@ class RemoteEnd:
     def _send(self, split: int) -> None:
         if self._peer is not None:
             try:
-                wire.send(self._peer, wire.REQUEST, split, columns=self._columns[split])
+                self._peer.send(wire.REQUEST, split, columns=self._columns[split])
             except OSError:
                 self._hang_up()
 
-    def _take_frame(self, peer: socket.socket) -> None:
-        kind, split, head, nbytes = wire.receive_head(peer)
-        self._hear()
-        if kind == wire.PONG and not (head or nbytes):
-            return
+    def _take_frame(self, peer: wire.Peer) -> None:
         sizes = self._link.splits
-        if kind != wire.REPLY or head or split >= len(sizes) or nbytes != sizes[split] * self._reply_bytes:
+        kind, split, head, body = peer.receive(max(sizes) * self._reply_bytes)
+        self._hear()
+        if kind == wire.PONG and not (head or body):
+            return
+        if kind != wire.REPLY or head or split >= len(sizes) or len(body) != sizes[split] * self._reply_bytes:
             raise FrameError("the gateway sent what is no answer")
         columns = wire.empty(self._link.reply, sizes[split])
-        wire.receive_columns(peer, columns)
+        wire.fill(columns, body)
         self._replies[split] = columns
 
     def _hear(self) -> None:
@@ -157,7 +161,7 @@ class RemoteEnd:
         if quiet > _DEAD_SECONDS:
             raise ConnectionResetError("the gateway has fallen silent")
         if quiet > _QUIET_SECONDS and not self._pinged:
-            wire.send(self._peer, wire.PING)
+            self._peer.send(wire.PING)
             self._pinged = True
 
     def _connect(self) -> None:
@@ -173,6 +177,7 @@ class RemoteEnd:
                 worker=self._worker,
                 generation=self._generation,
                 schema=self._schema,
+                tls=link.tls,
             )
         except UnreachableError:
             self._retry_at = time.monotonic() + self._backoff.next()

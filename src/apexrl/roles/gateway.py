@@ -51,13 +51,15 @@ class InferenceGateway:
             first=first,
             lease_seconds=config.hosts.lease_seconds,
             tell=self._tell,
+            tls=gate.tls.context() if gate.tls else None,
         )
         self._totals = {"env_steps": 0, "episodes": 0}
         self._next_report = context.clock() + _REPORT_SECONDS
         host, port = self._gateway.address
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         free = inference.workers - first
-        text = f"other hosts may bring {free} environment workers: apexrl envs --connect {where}"
+        pin = f" --tls-fingerprint {gate.tls.fingerprint}" if gate.tls else ""
+        text = f"other hosts may bring {free} environment workers: apexrl envs --connect {where}{pin}"
         context.send("log", text=text, level="info")
 
     def step(self) -> bool:
