@@ -371,6 +371,28 @@ def test_the_url_may_stand_in_the_environment_and_is_taken_out_of_it(
     assert "meeting" not in met[-1]
 
 
+def test_a_token_signs_what_hosts_are_told(
+    met: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, there = tmp_path / "token", ["--redis", "redis://h", "--run", "cp"]
+    (tmp_path / "config.toml").write_text(settings.to_toml(preset("cartpole").config))
+    for words in (["learner", "cartpole"], ["train", "cartpole"], ["resume", str(tmp_path)]):
+        assert cli.main([*words, *there, "--token-file", str(file)]) == 0
+        token = file.read_text().strip()
+        assert met[-1]["meeting"].token == token
+        assert token not in repr(met[-1]["meeting"])
+    assert cli.main(["actor", *there, "--token-file", str(file)]) == 0
+    assert met[-1]["token"] == token
+    assert cli.main(["actor", *there]) == 0
+    assert met[-1]["token"] == ""
+    monkeypatch.setenv("APEXRL_TOKEN", "said by the environment")
+    assert cli.main(["actor", *there]) == 0
+    assert met[-1]["token"] == "said by the environment"
+    assert "APEXRL_TOKEN" not in os.environ
+    assert cli.main(["train", "cartpole", "--token-file", str(file)]) == cli.USAGE
+    assert "--token-file means nothing without" in capsys.readouterr().err
+
+
 def test_an_actor_host_is_told_what_is_different_there(met: list[dict[str, Any]]) -> None:
     words = ["--redis", "redis://h", "--run", "cp", "--actors", "3", "--out", "o", "--env-kwargs", "port", "8000"]
     assert cli.main(["actor", *words, "--trust", "my_sim", "--trust", "my_agents.dqn"]) == 0

@@ -227,7 +227,7 @@ def test_sizes_that_nobody_can_mean_take_no_memory(tmp_path: Path, where: tuple[
 def test_a_network_far_larger_than_its_weights_is_not_made(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     text = folder.config_path.read_text()
-    for old, new in (("    8,\n", "    2000000,\n    2000000,\n"), ("quantiles = 200", "quantiles = 900000")):
+    for old, new in (("    8,\n", "    1000000,\n    1000000,\n"), ("quantiles = 200", "quantiles = 900000")):
         edit(folder, old, new)
         with pytest.raises(SnapshotError, match="one of them is not this run's"):
             apexrl.load(folder.path)

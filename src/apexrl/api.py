@@ -302,7 +302,7 @@ def run(
             if claim.ended:
                 remember.started(config, claim.folder.path)
                 _tell(observers, f"run {claim.folder.path} is done: {claim.ended}")
-                return Run(claim.folder.path)
+                return Run(claim.folder.path, None, config)
             config, where = claim.config, {**where, "claim": claim}
         try:
             summary = launch(config, observers=[remember, *observers], resume=resume, **where)

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from apexrl.errors import ApexrlError, ConfigError, LinkError
+from apexrl.files import read_text
 from apexrl.launch.ray.wishes import Wishes, here
 from apexrl.links.redis.values import printable
 from apexrl.metrics import read_rows
@@ -166,7 +167,7 @@ def _repeat(picture: Callable[[], tuple[RenderableType, bool]], watch: bool, con
 def _note(folder: RunFolder) -> dict[str, str]:
     """Where the run was last on Ray; empty: nowhere."""
     try:
-        values = json.loads(folder.ray_path.read_text(encoding="utf-8"))
+        values = json.loads(read_text(folder.ray_path))
         known = {"address": printable(values["address"]), "namespace": str(values["namespace"])}
         return known | {"auth": str(values.get("auth", ""))}
     except FileNotFoundError:

@@ -196,3 +196,12 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_text(path: Path, most: int = 1 << 20) -> str:
+    """A text file (UTF-8) that anybody may have written. Raises OSError, or ValueError: it has more bytes than that."""
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"it is longer than {most} bytes")
+    return data.decode()

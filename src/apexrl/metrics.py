@@ -247,17 +247,16 @@ def status_scalars(status: RunStatus) -> dict[str, float | None]:
     return {name: None if value is None or not math.isfinite(value) else value for name, value in values.items()}
 
 
-def read_rows(path: Path, last_bytes: int = 0) -> list[dict[str, Any]]:
+def read_rows(path: Path, last_bytes: int = 1 << 30) -> list[dict[str, Any]]:
     """The rows of a ``metrics.jsonl``; a last line cut short by a crash is left out.
 
     Args:
-        last_bytes: of the file that are looked at; 0: all.
+        last_bytes: of the file that are looked at.
     """
     rows = []
     with Path(path).open("rb") as file:
-        if last_bytes:
-            file.seek(max(0, file.seek(0, io.SEEK_END) - last_bytes))
-        text = file.read().decode("utf-8", "replace")
+        file.seek(max(0, file.seek(0, io.SEEK_END) - last_bytes))
+        text = file.read(last_bytes).decode("utf-8", "replace")
     for line in text.splitlines():
         try:
             row = json.loads(line)

@@ -35,7 +35,7 @@ import numpy as np
 from apexrl import settings
 from apexrl.config import Config
 from apexrl.errors import ConfigError, SnapshotError, SpecError
-from apexrl.files import replace_text
+from apexrl.files import read_text, replace_text
 from apexrl.ownership import Lives
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.status import RunStatus
@@ -154,7 +154,7 @@ class RunFolder:
             ConfigError: ``config.toml`` cannot be understood.
         """
         try:
-            text = _read_text(self.config_path, _MOST_CONFIG_BYTES)
+            text = read_text(self.config_path, _MOST_CONFIG_BYTES)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self.config_path} cannot be read ({error})") from error
         return settings.from_toml(text, str(self.config_path))
@@ -379,18 +379,9 @@ def _replace_json(path: Path, values: Mapping[str, Any]) -> None:
     replace_text(path, json.dumps(_finite(values), indent=2, allow_nan=False) + "\n")
 
 
-def _read_text(path: Path, most: int) -> str:
-    """A file of at most ``most`` bytes. Raises OSError or ValueError."""
-    with path.open("rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise ValueError(f"it is longer than {most} bytes")
-    return data.decode()
-
-
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(_read_text(path, _MOST_JSON_BYTES))
+        values = json.loads(read_text(path, _MOST_JSON_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise SnapshotError(f"{path} cannot be read ({error})") from error
     if not isinstance(values, dict):

@@ -59,7 +59,7 @@ class LearnerSide:
         identity: Any = SimpleNamespace(name=RUN, run_id=str(uuid.uuid4()))
         told = make_record(config, identity, whole, seen)
         told = msgspec.structs.replace(told, **(record or {}))
-        self.place = LearnerPlace.take(server, told, config.hosts.lease_seconds)
+        self.place = LearnerPlace.take(server, told, config.hosts.lease_seconds, replace=True)
         self.said: list[tuple[str, dict[str, Any]]] = []
         run = InlineRun(lambda name, kind, values: self.said.append((kind, values)), steps_per_second=1.0)
         self.totals = run.totals

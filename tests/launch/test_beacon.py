@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -136,6 +137,23 @@ def test_a_server_that_goes_and_comes_back_is_told_of_and_nothing_ends(
         wait_for(lambda: learner.update(RunStatus()) or find_run(redis_server.server(), "r", timeout=20.0))
         assert host.update(RunStatus()) is None
         host.check()
+
+
+def test_weights_that_cannot_be_published_are_told_on_actor_hosts(learner: Beacon, place: HostPlace) -> None:
+    told: list[tuple[str, str]] = []
+    with closing(Beacon(place, config())) as host:
+        host.announce(lambda text, level: told.append((text, level)))
+        learner.update(RunStatus(weights_version=9))
+        learner.event("intake", {"weights_trouble": "Redis is full", "weights_published": 4})
+        wait_for(lambda: host.update(RunStatus(weights_version=4)) or told)
+        learner.event("intake", {"weights_trouble": ""})
+        wait_for(lambda: host.update(RunStatus(weights_version=4)) or len(told) > 1)
+    assert re.fullmatch(
+        r"the learner cannot publish its weights \(Redis is full\): those here are 5 versions, and \d+ s old",
+        told[0][0],
+    )
+    assert told[0][1] == "warning"
+    assert told[1:] == [("the learner publishes its weights again", "info")]
 
 
 def test_an_actor_host_does_not_wait_for_ever(redis_server: RedisServer, learner: Beacon, place: HostPlace) -> None:

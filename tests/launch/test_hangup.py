@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def read_until(master: int, true: Callable[[], bool], seconds: float = 120.0) ->
     while not true():
         assert time.monotonic() < deadline, said[-3000:].decode(errors="replace")
         if select.select([master], [], [], 0.1)[0]:
-            said += os.read(master, 65536)
+            with suppress(OSError):  # its last writer has gone
+                said += os.read(master, 65536)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -115,3 +117,36 @@ def test_a_closed_terminal_is_one_wish_however_often_it_is_said() -> None:
         assert interrupts.count == 1
         os.kill(os.getpid(), signal.SIGINT)
         assert interrupts.count == 2
+
+
+def test_a_terminal_that_nobody_reads_halts_nobody(tmp_path: Path) -> None:
+    """As one that was stopped with Ctrl-S: what is written there waits once its buffer is full."""
+    words = [
+        "train",
+        "--env",
+        "CartPole-v1",
+        *SMALL.split(),
+        "--minutes",
+        "0.4",
+        "--out",
+        str(tmp_path),
+        "--name",
+        "run",
+    ]
+    process, master = on_a_terminal("plain", *words)
+    path = tmp_path / "run" / "summary.json"
+    try:
+        deadline = time.monotonic() + 240.0
+        while not path.exists():
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.1)
+        summary = json.loads(path.read_text())
+        read_until(master, lambda: process.poll() is not None)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+    assert process.returncode == 0
+    assert summary["stopped_by"] == "minutes"
+    assert summary["updates"] > 20

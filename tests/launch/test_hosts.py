@@ -235,7 +235,7 @@ def test_actor_hosts_come_and_go(start: Start, url: str, tmp_path: Path) -> None
     other = start("actor", "--run", "r", "--actors", "1", "--out", "others")
     second = start("learner", "small.toml", "--run", "r")
     other.says("with the slots 2")
-    assert second.ends() == 1
+    assert second.ends() == os.EX_TEMPFAIL
     assert f"run r at {server.address} has a learner: process {learner.process.pid}" in second.said
     learner.says("best evaluation so far")
 
@@ -269,15 +269,17 @@ def test_actor_hosts_come_and_go(start: Start, url: str, tmp_path: Path) -> None
 def test_actors_wait_for_a_learner_that_was_killed_and_go_on_with_its_successor(
     start: Start, url: str, tmp_path: Path
 ) -> None:
-    learner = start("learner", "own.toml", "--run", "r", "--trust", "own_sim")
-    actor = start("actor", "--run", "r", "--trust", "own_sim")
+    (tmp_path / "hosts" / "token").write_text("a token that both have")
+    signed = ("--token-file", "token")  # what the learner's user names is called on the actor's host
+    learner = start("learner", "own.toml", "--run", "r", "--trust", "own_sim", *signed)
+    actor = start("actor", "--run", "r", *signed)
     learner.says("training")
     learner.kill()
     actor.says("the learner of run r is away: waiting for it")  # its lease has run out: another may take its place
     refused = start("resume", "runs/r", "--run", "r")
     assert refused.ends() == 2
     assert "apexrl resume runs/r --trust own_sim" in refused.said
-    resumed = start("resume", "runs/r", "--run", "r", "--trust", "own_sim")
+    resumed = start("resume", "runs/r", "--run", "r", "--trust", "own_sim", *signed)
     actor.says("the learner of run r is back")
     with closing(Connection(Server(url))) as connection:
         made = sum(member.digest.env_steps for member in look(connection, "r").alive)

@@ -178,7 +178,7 @@ def test_another_run_of_the_name_is_not_waited_out_for_ever(lasting: RedisServer
 
     def begin() -> None:
         learner.leave()
-        LearnerPlace.take(lasting.server(), later, 10.0)
+        LearnerPlace.take(lasting.server(), later, 10.0, replace=True)
 
     assert hosts._find(lasting.server(), "r", "that-one", 1.0, Told(then=begin), Interrupts()) == later
 

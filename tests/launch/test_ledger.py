@@ -12,6 +12,8 @@ from watching import Watcher
 from apexrl.config import Config, StopConfig
 from apexrl.errors import ConfigError
 from apexrl.launch.ledger import Base, Ledger, base_of, check_ahead
+from apexrl.metrics import status_scalars
+from apexrl.panel import line
 from apexrl.run_folder import RunFolder
 from apexrl.status import RunStatus
 
@@ -162,6 +164,20 @@ def test_an_observer_may_stop_the_run_and_say_why(answer: Any, reason: str | Non
     ledger, _ = ledger_of(tmp_path, act=lambda status: answer)
     ledger.show()
     assert ledger.stop_reason == reason
+
+
+def test_what_goes_wrong_between_hosts_is_in_the_status_and_the_summary(tmp_path: Path) -> None:
+    ledger, _ = ledger_of(tmp_path)
+    told = {"weights_published": 1, "weights_trouble": "Redis is full"}
+    ledger.hear("intake", told)
+    status = tick(ledger, 101.0)  # weights version 3
+    assert status.trouble == "Redis is full"
+    assert status.hosts == {"weights_published": 1, "weights_behind": 2}
+    assert status_scalars(status)["hosts/weights_behind"] == 2
+    assert "weights of other hosts: 2 versions behind: Redis is full" in line(status)
+    assert ledger.close()["hosts"] == told
+    ledger.hear("intake", told | {"weights_trouble": ""})
+    assert "versions behind" not in line(tick(ledger, 102.0))
 
 
 @pytest.mark.parametrize(("kind", "lost"), [("intake", "missing"), ("uplink", "dropped_items")])

@@ -93,6 +93,24 @@ def test_a_last_one_that_goes_at_the_second_attempt_is_there(stage: Any, tmp_pat
     assert not warnings(stage)
 
 
+def test_old_ones_give_way_to_the_last_one_of_a_run(stage: Any, tmp_path: Path) -> None:
+    context = stage.context("learner")
+    folder = tmp_path / "checkpoints"
+    for _ in range(3):
+        context.count(updates=1)
+        checkpoints.write_state(context, STATE, keep=3)
+    context.count(updates=1)
+
+    def write() -> None:
+        if len(checkpoint.numbered(folder)) > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        checkpoints.write_state(context, STATE, keep=3)
+
+    Saving(context, 60.0, kept=3).last(write)
+    assert [checkpoint.load(path).metadata["updates"] for path in checkpoint.numbered(folder)] == [3, 4]
+    assert not warnings(stage)
+
+
 def test_what_is_wrong_with_the_agent_stays_an_error(stage: Any) -> None:
     context = stage.context("learner")
     names = {"names": np.array([object()])}

@@ -250,7 +250,6 @@ class Carrier:
             episodes=totals["episodes"],
             train_return=sum(returns) / len(returns) if returns else None,
             weights_version=self.weights.version,
-            dropped_messages=self._place.outbox.dropped,
             **carried_fields(HostDigest, self._carried),
         )
 

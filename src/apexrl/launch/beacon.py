@@ -137,10 +137,7 @@ class Beacon:
     def _renew(self) -> Orders:
         if isinstance(self._place, LearnerPlace):
             return self._place.renew(LearnerDigest.of(self._status, self._carried))
-        return self._place.renew(self._digest(self._place))
-
-    def _digest(self, place: HostPlace) -> HostDigest:
-        return HostDigest.of(self._status, {**self._carried, "dropped_messages": place.outbox.dropped})
+        return self._place.renew(HostDigest.of(self._status, self._carried))
 
     def _look_at_lease(self) -> None:
         """Tell when checkpoints are not written any more, and when they are again."""
@@ -207,7 +204,7 @@ class Beacon:
     def _give_back(self) -> None:
         deadline, backoff = time.monotonic() + _FINISH_SECONDS, Backoff()
         if isinstance(self._place, HostPlace):
-            self._place.leave(self._digest(self._place))
+            self._place.leave(HostDigest.of(self._status, self._carried))
         elif self._summary is None:
             self._place.leave()
         else:

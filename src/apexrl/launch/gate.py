@@ -13,7 +13,7 @@ from apexrl import settings
 from apexrl.agents import AGENTS
 from apexrl.config import AgentConfig, Config
 from apexrl.errors import ConfigError
-from apexrl.files import replace_text
+from apexrl.files import read_text, replace_text
 from apexrl.launch.agreement import own_name
 from apexrl.launch.claims import Claim
 from apexrl.launch.ledger import Ledger
@@ -107,7 +107,7 @@ def _known(folder: RunFolder | None) -> str:
         return ""
     path = folder.path / _IDENTITY
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["run_id"])
+        return str(json.loads(read_text(path))["run_id"])
     except FileNotFoundError:
         return ""
     except (OSError, ValueError, KeyError, TypeError) as error:

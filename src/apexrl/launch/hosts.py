@@ -29,7 +29,7 @@ from apexrl.errors import (
     SpecError,
     WaitTimeout,
 )
-from apexrl.files import replace_text
+from apexrl.files import read_text, replace_text
 from apexrl.launch import observing
 from apexrl.launch.agreement import first_difference
 from apexrl.launch.beacon import Beacon
@@ -93,7 +93,7 @@ class Identity:
     def read(cls, folder: RunFolder) -> Identity | None:
         """None: it was never on a server."""
         try:
-            values = json.loads(folder.hosts_path.read_text(encoding="utf-8"))
+            values = json.loads(read_text(folder.hosts_path))
             return cls(str(values["run"]), str(values["run_id"]), bool(values["actors"]))
         except FileNotFoundError:
             return None

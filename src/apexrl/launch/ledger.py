@@ -320,10 +320,7 @@ class Ledger:
     def _lost_items(self) -> dict[str, int]:
         """Experience that did not get from one host to the other, as far as this side knows."""
         counts = [self.carried[name] for name in ("missing", "dropped_items") if name in self.carried]
-        lost = {"items": int(counts[0])} if counts else {}
-        if "dropped_messages" in self.carried:
-            lost["host_messages"] = int(self.carried["dropped_messages"])
-        return lost
+        return {"items": int(counts[0])} if counts else {}
 
     def _between_hosts(self, version: int) -> dict[str, float]:
         numbers = {name: float(n) for name, n in self.carried.items() if isinstance(n, int | float)}

@@ -28,6 +28,8 @@ COUNTERS = (
     "late_requests",
     "unsent_priorities",
     "failed_checkpoints",
+    "host_messages",
+    "failed_weights",
 )
 """What workers count; ``total`` sums a counter over all rows and the resumed run's base."""
 
@@ -39,11 +41,14 @@ DROPPED = {
     "late_requests": "late_requests",
     "unsent_priorities": "unsent_priorities",
     "checkpoint_writes": "failed_checkpoints",
+    "host_messages": "host_messages",
+    "weight_publications": "failed_weights",
 }
 """What is told as dropped (``RunStatus.dropped``) -> the counter of it. Aged: older than ``max_policy_lag``; stale: as
 ``max_gradient_lag`` says, slice by slice; outliers: as ``outlier_deviations``; late: an environment worker's, of a life
 before its present one; unsent: for items of shards of a replay that were lost or are behind; checkpoint writes: those
-that failed, of which each is followed by another."""
+that failed, of which each is followed by another; host messages: episodes and warnings of other hosts that were not
+told of; weight publications: attempts to publish weights for other hosts, as checkpoint writes."""
 
 RUN, STOP, HURRY = 0, 1, 2
 """Stop word: go on; end in good order; end at once, without a final evaluation."""

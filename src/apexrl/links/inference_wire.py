@@ -7,8 +7,8 @@ columns; then requests go one way and replies the other, which have no head: the
 link's fields. On the connection of a host, both ways have messages (``inference_messages``) as their bodies.
 
 After the hello every frame is authenticated: by TLS, or by a code of 16 bytes over its number in its direction and all
-its bytes, under a key of this connection. None is changed, repeated or dropped unseen. The code is an HMAC-SHA256; where
-both sides have the package cryptography a GMAC (AES-256), which takes a tenth of the time for images.
+its bytes, under a key of this connection. None is changed, repeated or dropped unseen. The code is an HMAC-SHA256;
+where both sides have the package cryptography a GMAC (AES-256), which takes a tenth of the time for images.
 """
 
 from __future__ import annotations

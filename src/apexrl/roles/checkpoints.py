@@ -157,7 +157,8 @@ class Saving:
         return True
 
     def last(self, write: Callable[[], object]) -> None:
-        """At the end of a run: ``LAST_SECONDS`` are all the time that there is."""
+        """At the end of a run: ``LAST_SECONDS`` are all the time that there is. On a full disk older checkpoints give
+        way to it, but for the newest."""
         deadline = time.monotonic() + LAST_SECONDS
         while True:
             try:
@@ -168,6 +169,8 @@ class Saving:
                 if isinstance(error, LinkError) and not self._context.fence.paused:
                     self._tell(error, "It is that one's to write now")
                     return
+                if _full(error) and self._kept and self._make_room():
+                    continue
                 if time.monotonic() >= deadline:
                     self._tell(error, f"It was tried for {LAST_SECONDS:g} s, and is lost")
                     return
@@ -179,12 +182,26 @@ class Saving:
         self._context.count(failed_checkpoints=1)
 
     def _tell(self, error: Exception, then: str) -> None:
-        cause = error if isinstance(error, OSError) else error.__cause__
-        full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         room = f"the {self._kept} that are kept (--checkpoints-kept)" if self._kept else "the one that is there"
-        hint = f"There must be room for one more beside {room}. " if full else ""
+        hint = f"There must be room for one more beside {room}. " if _full(error) else ""
         text = f"{self._context.name} could not write {self._what}: {error}. {hint}{then}. {last_good(self._context)}"
         self._context.send("log", text=text, level="warning")
+
+    def _make_room(self) -> bool:
+        """Remove the oldest of several checkpoints. False: there is one at most, or it cannot be removed."""
+        try:
+            self._context.fence.check()
+            *old, _ = checkpoint.numbered(folder_of(self._context))
+            old[0].unlink()
+            old[0].with_suffix(".json").unlink(missing_ok=True)
+        except (OSError, LinkError, SnapshotError, ValueError, IndexError):
+            return False
+        return True
+
+
+def _full(error: Exception) -> bool:
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def folder_of(context: Context) -> Path:

@@ -72,6 +72,7 @@ class Intake:
         self._refused = self._refused_items = 0
         self._next_report = 0.0
         self._trouble = self._weights_trouble = ""
+        self._lost = 0, 0  # messages of hosts, publications of weights
         self._weights = UploadThread(server, keys, run_id, weights, config.hosts.compression, fence)
         self._replaced = False
 
@@ -185,6 +186,9 @@ class Intake:
             words = f"they cannot be published: {self._weights_trouble}; trying again"
             text = f"weights for other hosts: {words if self._weights_trouble else 'all is well again'}"
             self._context.send("log", text=text, level="warning" if self._weights_trouble else "info")
+        lost = self._hosts.dropped + self._messages.unreadable, self._weights.failures
+        self._context.count(host_messages=lost[0] - self._lost[0], failed_weights=lost[1] - self._lost[1])
+        self._lost = lost
         totals = self._receipts.totals()
         self._context.send(
             "intake",
@@ -194,9 +198,7 @@ class Intake:
             refused=self._refused + self._receiver.refused,
             refused_items=self._refused_items,
             waiting=self._receiver.depth(),
-            dropped_messages=self._hosts.dropped + self._messages.unreadable,
             weights_published=self._weights.published,
-            weights_failures=self._weights.failures,
             weights_trouble=self._weights_trouble,
         )
 

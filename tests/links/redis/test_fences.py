@@ -22,9 +22,8 @@ def places(ends: Ends, resumed: bool) -> tuple[LearnerPlace, LearnerPlace]:
     first = LearnerPlace.take(ends.redis.server(), record, ttl=0.001)
     while True:
         try:
-            second = LearnerPlace.take(
-                ends.redis.server(), record if resumed else a_record(name=KEYS.name, run_id="2" * 32)
-            )
+            other = a_record(name=KEYS.name, run_id="2" * 32)
+            second = LearnerPlace.take(ends.redis.server(), record if resumed else other, replace=not resumed)
         except OwnershipError:
             continue
         assert second.resumed == resumed

@@ -30,11 +30,11 @@ def test_whoever_lives_can_say_so_on_a_full_server(binary: str, tmp_path: Path) 
         with redis_server.client() as raw:
             raw.config_set("maxmemory", 1)
             learner.renew(LearnerDigest(updates=7))
-            assert host.send("log", {"number": 1})
+            host.outbox.warning("number 1", "warning")
             assert host.renew(HostDigest(env_steps=3)).learner_alive
             assert (seen(server).digest.updates, seen(server).alive[0].digest.env_steps) == (7, 3)
             late = HostPlace.join(server, record, 1)
-            late.send("log", {"number": 2})
+            late.outbox.warning("number 2", "warning")
             late.leave()  # what it had to say finds no room
             assert messages.read() == []
             raw.delete(learner.keys.record, learner.keys.generations)
@@ -42,8 +42,8 @@ def test_whoever_lives_can_say_so_on_a_full_server(binary: str, tmp_path: Path) 
             assert find_run(server, record.name, 5.0) == record
             raw.config_set("maxmemory", 0)
             host.renew(HostDigest())
-            assert [message.values for message in messages.read()] == [{"number": 1}]
-            assert host.dropped_messages == 0
+            assert [message.values["text"] for message in messages.read()] == ["number 1"]
+            assert host.outbox.dropped == 0
             raw.config_set("maxmemory", 1)
             learner.leave()
             again = LearnerPlace.take(server, record)

@@ -124,7 +124,7 @@ def test_members_hear_of_the_learner(server: Server) -> None:
     assert host.renew(HostDigest()).weights_version == 43
     learner.leave()
     assert not host.renew(HostDigest()).learner_alive
-    LearnerPlace.take(server, a_record()).leave()
+    LearnerPlace.take(server, a_record(), replace=True).leave()
     assert host.renew(HostDigest()).replaced
     with pytest.raises(ClosedError, match="another run has taken the name r"):
         HostPlace.join(server, record)

@@ -6,9 +6,9 @@ import time
 
 import pytest
 import redis
-from records import a_record, seen, take_soon, wait_until
+from records import a_record, again, seen, take_soon, wait_until
 
-from apexrl.errors import ClosedError, ConfigError, OwnershipError, WaitTimeout
+from apexrl.errors import ClosedError, ConfigError, HeldError, LinkError, OwnershipError, WaitTimeout
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostPlace
 from apexrl.links.redis.run import LearnerPlace, find_run, stop_run
@@ -227,3 +227,86 @@ def test_what_is_never_written(server: Server, raw: redis.Redis) -> None:
     assert all(b"redis://" not in raw.dump(key) for key in raw.keys("*"))
     assert "redis://" not in repr(dataclasses.asdict(seen(server)))
     place.leave()
+
+
+def dumped(raw: redis.Redis) -> dict[bytes, bytes]:
+    return {key: raw.dump(key) for key in raw.keys("*")}
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_another_run_of_the_name_is_asked_about_and_not_touched(
+    server: Server, raw: redis.Redis, finished: bool
+) -> None:
+    first = a_record()
+    place = LearnerPlace.take(server, first)
+    raw.xadd(place.keys.steps, {"frame": b"x"})
+    raw.set(place.keys.weights_part(3, 0), b"w")
+    if finished:
+        place.finish({})
+    else:
+        place.leave()
+    before = dumped(raw)
+    ended = "has ended" if finished else "has not ended"
+    with pytest.raises(
+        ConfigError, match=rf"keeps another run cartpole-1, which {ended}.*--replace-run.*another --run"
+    ):
+        LearnerPlace.take(server, a_record())
+    assert dumped(raw) == before
+    assert LearnerPlace.take(server, first).resumed
+    with pytest.raises(HeldError, match="has a learner"):  # whoever lives is not replaced, even where it is wanted
+        LearnerPlace.take(server, a_record(), replace=True)
+
+
+def test_a_living_run_is_not_wiped_by_one_that_a_forgetful_server_lost(server: Server, raw: redis.Redis) -> None:
+    """The server came back empty, with its clock set back: whoever began there since then looks older, but lives."""
+    first = LearnerPlace.take(server, a_record(), ttl=0.2)
+    raw.flushall()
+    second = LearnerPlace.take(server, a_record(), ttl=60.0)
+    raw.hset(second.keys.state, "taken", first.taken - 1000)
+    raw.xadd(second.keys.steps, {"frame": b"x"})
+    before = dumped(raw)
+    with pytest.raises(LinkError, match="waiting for its place to expire"):
+        first.renew(LearnerDigest())
+    wait_until(lambda: shut_out(first))
+    assert dumped(raw) == before
+
+
+def shut_out(place: LearnerPlace) -> bool:
+    """Whether it has given up."""
+    try:
+        place.renew(LearnerDigest())
+    except LinkError:
+        return False
+    except OwnershipError:
+        return True
+    raise AssertionError("it took the place")
+
+
+def test_a_place_that_only_an_old_snapshot_remembers_is_waited_for(server: Server, raw: redis.Redis) -> None:
+    old = LearnerPlace.take(server, a_record(), ttl=0.5)
+    snapshot = dumped(raw)
+    old.leave()
+    new = LearnerPlace.take(server, a_record(), ttl=60.0, replace=True)
+    raw.flushall()
+    for key, value in snapshot.items():
+        raw.restore(key, 0, value)
+    again(lambda: new.renew(LearnerDigest()))  # first it finds a place that nobody renews
+    assert seen(server).record == new.record
+    new.leave()
+
+
+def test_a_run_that_ends_late_does_not_clear_away_its_successor(server: Server, raw: redis.Redis) -> None:
+    record = a_record()
+    first = LearnerPlace.take(server, record)
+    ended: list[float] = []
+
+    def anybody() -> bool:  # a learner goes on with the run while this one waits for its hosts to leave
+        if not ended:
+            ended.append(0.0)
+            LearnerPlace.take(server, record)
+            raw.xadd(first.keys.steps, {"frame": b"x"})
+        return False
+
+    first._anybody = anybody  # type: ignore[method-assign]
+    first.finish({})
+    assert raw.xlen(first.keys.steps) == 1

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from apexrl.errors import ConfigError
-from apexrl.files import replace_text
+from apexrl.files import read_text, replace_text
 
 HERE = "none"
 """In place of a cluster's address: a run that was on one is resumed on this machine alone."""
@@ -139,7 +139,7 @@ def _remembered(folder: Path) -> Wishes | None:
     """None: the run was never on a cluster."""
     path = folder / _FILE
     try:
-        return Wishes(**json.loads(path.read_text(encoding="utf-8")))
+        return Wishes(**json.loads(read_text(path)))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as error:

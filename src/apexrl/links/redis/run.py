@@ -121,8 +121,9 @@ class LearnerPlace:
                 ended = "which has ended" if reply[4] == b"finished" else "which has not ended"
                 raise ConfigError(
                     f"{server.address} keeps another run {record.name}, {ended}; its learner was {_who(reply[1:])}. "
-                    "To go on with that one: apexrl resume RUN --redis URL, where its folder is. To begin anew and "
-                    "delete what the server keeps of it: --replace-run. Or choose another --run"
+                    "To go on with that one, where its folder is: apexrl resume RUN --redis URL, or this command with "
+                    "--resume-or-start. To begin anew, and delete what the server keeps of it: --replace-run. Or "
+                    "choose another --run"
                 )
             if reply[0] == b"held":
                 raise HeldError(

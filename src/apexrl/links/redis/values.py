@@ -119,6 +119,8 @@ class LearnerDigest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             weights_version=status.weights_version,
             actors=sum(worker.role == "actor" for worker in status.workers),
             restarts=sum(status.restarts.values()),
+            dropped_messages=status.dropped.get("host_messages", 0),
+            weights_failures=status.dropped.get("weight_publications", 0),
             **carried_fields(cls, carried),
         )
 

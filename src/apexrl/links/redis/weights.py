@@ -33,13 +33,16 @@ from apexrl.links.redis.wire import Count, Text, decode_weights, encode_weights,
 from apexrl.protocols import Arrays
 from apexrl.spec import Array
 
-PART_BYTES: Final = 8 * 2**20
-"""Of one part, where the server takes that much."""
-PIECE_BYTES: Final = 256 * 2**10
+PART_BYTES: Final = 2**20 - 2**10
+"""Of one part, where the server takes that much. A little more than a power of two would take a quarter more memory
+there; and while a part comes in, the server holds it in a buffer of its own."""
+PIECE_BYTES: Final = 128 * 2**10
 AHEAD: Final = 2
 """Pieces that a reader asks for before the first has come."""
 POLL_SECONDS: Final = 2.0
 """Between two looks at the head when no bell rings, on average."""
+WAITING_POLL_SECONDS: Final = 10.0
+"""… of a reader that waits for its turn: it will be told."""
 PATIENCE_SECONDS: Final = 10.0
 """That publishing waits while two older versions are being read. Then the readers of the later one begin anew."""
 ORPHAN_SECONDS: Final = 600
@@ -233,7 +236,7 @@ class WeightsDownloader:
         self._not_before = 0.0
         self._next_poll = 0.0
         self._token = uuid.uuid4().hex
-        self._has_turn = False
+        self._has_turn = self._waits = False
         self.trouble = ""
         """Why none can be had, in words; empty when all is well."""
         self.transfers = 0
@@ -258,13 +261,13 @@ class WeightsDownloader:
                     time.sleep(max(0.0, min(self._not_before, deadline) - now))
                 elif self._rung(min(deadline - now, self._next_poll - now, _SLICE)) or now >= self._next_poll:
                     got = self._fetch(newer_than)
-                    self._next_poll = _next_poll()
+                    self._next_poll = _after(WAITING_POLL_SECONDS if self._waits else POLL_SECONDS)
                     if got is not None:
                         return got
             except FrameError as error:
                 self.refused += 1
                 self.trouble = str(error)
-                self._next_poll = _next_poll()  # or with the next ring
+                self._next_poll = _after(POLL_SECONDS)  # or with the next ring
             except (*TROUBLE, exceptions.ResponseError) as error:
                 self.trouble = str(explain(error, self._server.address))
                 self._not_before = time.monotonic() + self._backoff.next()
@@ -286,12 +289,15 @@ class WeightsDownloader:
             self._bell.send([command("SUBSCRIBE", self._keys.doorbell, self._own_bell)], 2)
             _raise_refusals(self._bell)
             self.reconnects += 1
+            self._waits = False
             return True
-        rung = False
-        while self._bell.arrived(0.0 if rung else max(0.0, timeout)):
-            self._bell.owed += 1  # what it says does not matter
-            self._bell.drain()
-            rung = True
+        rung = heard = False
+        while self._bell.arrived(max(0.0, 0.0 if heard else timeout)):
+            heard = True
+            self._bell.owed += 1
+            (ring,) = self._bell.drain()
+            own = isinstance(ring, list) and len(ring) == 3 and ring[1] == self._own_bell.encode()
+            rung |= own or not self._waits  # who waits need not look again when there is something newer still
         return rung
 
     def _fetch(self, newer_than: int) -> tuple[int, dict[str, Array]] | None:
@@ -300,7 +306,7 @@ class WeightsDownloader:
         assert pipe is not None
         for _ in range(3):  # an older one may be deleted while it is being read, after `PATIENCE_SECONDS`
             told, turn = pipe.ask(*self._turn(ENTER, newer_than))
-            self._has_turn = turn == b"read"
+            self._has_turn, self._waits = turn == b"read", turn == b"wait"
             try:
                 head = _read_head(told)
                 if head is not None and head.run_id != self._run_id:
@@ -384,6 +390,6 @@ def _pieces(head: _Head) -> Iterator[tuple[int, int, int]]:
             yield part, first, end - 1 if end < nbytes else nbytes
 
 
-def _next_poll() -> float:
-    """Monotonic seconds. Hosts that look at the same moment do not do so the next time."""
-    return time.monotonic() + POLL_SECONDS * random.uniform(0.75, 1.25)
+def _after(seconds: float) -> float:
+    """In monotonic seconds. Hosts that look at the same moment do not do so the next time."""
+    return time.monotonic() + seconds * random.uniform(0.75, 1.25)
