@@ -26,6 +26,12 @@ NB_MODULE(_native, m) {
       .def(nb::new_([](size_t nbytes, const std::string& directory) { return Segment::create(nbytes, directory); }),
            nb::arg("nbytes"), nb::arg("directory") = "")
       .def_prop_ro("nbytes", &Segment::nbytes)
+      .def("promise", &Segment::promise, nb::arg("nbytes"), "Say how many bytes it takes when full, with what users keep.")
+      .def_static("promised", [] { return Segment::promised(); },
+                  "Bytes promised to segments in memory that this process made, and not yet taken.")
+      .def_prop_ro("promised_beside", &Segment::promised_beside)
+      .def_prop_ro("in_memory", &Segment::in_memory)
+      .def_prop_ro("free", &Segment::free, "Bytes that its file system has left; None: it has no bounds of its own.")
       .def_prop_ro("uuid", [](const Segment& s) {
         return nb::bytes(reinterpret_cast<const char*>(s.uuid().data()), 16);
       })

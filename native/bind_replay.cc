@@ -233,6 +233,8 @@ void bind_replay(nb::module_& m) {
         d["slot_bytes"] = g.slot_bytes;
         d["leaves_per_slot"] = g.leaves;
         d["bytes"] = g.total;
+        d["bytes_when_full"] = bytes_when_full(g);
+        d["growth_refused"] = h.growth_refused.load();
         return d;
       })
       .def("snapshot", [](PyReplay& r) -> std::optional<Owner::Snapshot> {  // none: not the owner

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "crash.h"
+#include "growth.h"
 #include "layout.h"
 #include "limiter.h"
 #include "process.h"
@@ -297,7 +298,7 @@ class Book {
     auto& counter = header().next_unused;
     uint64_t n = counter.load(std::memory_order_acquire);
     do {
-      if (n >= view_.geometry().slots) return false;
+      if (n >= view_.geometry().slots || !grown_to(*segment_, view_, n + 1)) return false;
     } while (!counter.compare_exchange_weak(n, n + 1));
     store.set_state(uint32_t(n), SlotState::free);
     store.slots[n].generation = 0;

@@ -159,6 +159,8 @@ struct Header {
   Column column[kMaxColumns];
 
   alignas(64) Shared<uint64_t> next_unused;
+  Shared<uint64_t> committed;                // slots whose memory is there to be written (growth.h)
+  Shared<uint64_t> growth_refused;           // times that more was refused
   alignas(64) Shared<uint64_t> inserted;     // items ever published
   alignas(64) Shared<uint64_t> max_priority; // bits of the largest (|p|+eps)^alpha so far; 0: none yet
   alignas(64) Shared<uint32_t> bell;         // rung by workers: the owner is needed
@@ -202,6 +204,15 @@ inline uint32_t bits_for(uint64_t n) {  // bits that hold 0 … n-1
 
 // Leaves of all slots, as a sum tree takes them.
 inline uint64_t tree_leaves(const Geometry& g) { return round_up(uint64_t(g.leaves) * g.slots, 8); }
+
+// Bytes that a full replay takes at least, what its owner keeps of its own included: with episodes that are long beside
+// an item, and without the slots that are being written. What was never needed was never touched.
+inline uint64_t bytes_when_full(const Geometry& g) {
+  const uint64_t slots = std::min<uint64_t>((g.most * std::max<uint64_t>(g.stride, 1) + g.chunk - 1) / g.chunk, g.slots);
+  const uint64_t trees = g.remover == Remover::proportional ? 3 : 1;  // a leaf's share: its eighth, or those, twice, and a mass
+  const uint64_t own = 32 + g.leaves * (trees == 1 ? 2 : 12);
+  return sizeof(Header) + g.lane_bytes * g.lanes + slots * (g.slot_bytes + sizeof(SlotMeta) + 2 * sizeof(double) * g.leaves + own);
+}
 
 // Frames of a column in one item.
 inline size_t frames_of(const Geometry& g, const Column& c) {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <memory>
 
+#include "growth.h"
 #include "layout.h"
 #include "segment.h"
 #include "stream_copy.h"
@@ -87,7 +88,7 @@ class Lease {
     }
     auto& counter = header().next_unused;
     uint64_t n = counter.load(std::memory_order_acquire);
-    while (n < g.slots) {
+    while (n < g.slots && grown_to(*segment_, view_, n + 1)) {
       next.store(uint32_t(n) + 1, std::memory_order_seq_cst);  // said before the claim: see retire_lane
       if (counter.compare_exchange_strong(n, n + 1, std::memory_order_seq_cst)) {
         SlotMeta& meta = view_.meta(uint32_t(n));

@@ -27,10 +27,11 @@ class Replay {
                  ? uint32_t(std::clamp<uint64_t>((uint64_t(4) << 20) / std::max<uint64_t>(1, row * g.chunk), 2, g.chunk < 8 ? 256 : 32))
                  : g.streams;
     lay_out(g, columns);
-    auto segment = Segment::create(g.total, directory);
+    auto segment = Segment::create(g.total, directory, g.slots_at);
     View view(segment->data());
     Header& h = view.header();
     h.geometry = g;
+    h.committed.store(segment->strict() ? 0 : g.slots);
     std::copy(columns.begin(), columns.end(), h.column);
     std::memcpy(segment->data() + g.json_at, json.data(), json.size());
     h.min_size.store(min_size);
@@ -149,6 +150,7 @@ class Replay {
     const Geometry& g = view_.geometry();
     if (count * snapshot_entry_bytes(g) != bytes) throw std::invalid_argument("a block has another size than its entries");
     Header& h = view_.header();
+    if (!grown_to(*segment_, view_, g.slots)) throw std::runtime_error("the memory for its slots is refused");
     touch_pages(in, count);
     for (; count > 0; --count) {
       SnapshotEntry entry;

@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,10 +21,17 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <vector>
+
+#if defined(__linux__)
+#include <linux/magic.h>
+#include <sys/vfs.h>
+#endif
 
 #include "process.h"
 
@@ -35,14 +43,16 @@ class Segment {
  public:
   static constexpr size_t kHead = 4096;  // magic, uuid, size; the user's bytes follow
 
-  // `directory` empty: memfd where there is one.
-  static std::shared_ptr<Segment> create(size_t nbytes, const std::string& directory = "") {
+  // `directory` empty: memfd where there is one. `at_once`: where memory must be committed before it is written, so
+  // many of the first bytes are; the rest is the caller's to commit() before it writes there.
+  static std::shared_ptr<Segment> create(size_t nbytes, const std::string& directory = "", size_t at_once = SIZE_MAX) {
     auto segment = std::shared_ptr<Segment>(new Segment());
     std::random_device random;
     for (auto& byte : segment->uuid_) byte = uint8_t(random());
     segment->open_new(directory);
-    segment->map(kHead + nbytes, true);
+    segment->map(kHead + nbytes, true, kHead + std::min(nbytes, at_once));
     Head* head = segment->head();
+    head->strict = segment->strict_;
     head->nbytes = nbytes;
     std::memcpy(head->uuid, segment->uuid_.data(), 16);
     std::memcpy(head->magic, kMagic, 8);
@@ -68,7 +78,8 @@ class Segment {
         std::memcmp(head.magic, kMagic, 8) != 0 || std::memcmp(head.uuid, uuid.data(), 16) != 0 ||
         size_t(info.st_size) < kHead + head.nbytes)
       throw not_the_one(where);
-    segment->map(kHead + head.nbytes, false);
+    segment->strict_ = head.strict != 0;
+    segment->map(kHead + head.nbytes, false, 0);
     remember(segment);
     return segment;
   }
@@ -86,6 +97,46 @@ class Segment {
   const Uuid& uuid() const { return uuid_; }
   int fd() const { return fd_; }
   const std::string& path() const { return path_; }
+
+  // Whether the system may refuse memory only when it is first written, and then by killing who writes (SIGBUS): that
+  // of a file, whose file system may be full, and all of it under strict overcommit.
+  bool strict() const { return strict_; }
+
+  // Has the memory of bytes [from, to) be there before it is written, where `strict`. False: it is refused.
+  bool commit(size_t from, size_t to) {
+    return !strict_ || allocate(kHead + from, kHead + to);
+  }
+
+  // Bytes that will be touched when it is full, with what its users keep beside it. All of it, unless said.
+  void promise(size_t nbytes) { needs_ = nbytes; }
+  // What was promised to the segments in memory that this process made, and is not yet taken.
+  static uint64_t promised() {
+    return promised([](const Segment& s) { return s.in_memory(); });
+  }
+  // … to those in the same file system as this one.
+  uint64_t promised_beside() const {
+    struct stat here;
+    if (fstat(fd_, &here) != 0) return 0;
+    return promised([&](const Segment& s) {
+      struct stat there;
+      return fstat(s.fd_, &there) == 0 && there.st_dev == here.st_dev;
+    });
+  }
+  // Whether it takes memory, not room on a disk.
+  bool in_memory() const {
+#if defined(__linux__)
+    struct statfs system;
+    return fstatfs(fd_, &system) != 0 || system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC;
+#else
+    return path_.empty();
+#endif
+  }
+  // Bytes that its file system has left; none where that has no bounds of its own.
+  std::optional<uint64_t> free() const {
+    struct statvfs system;
+    if (fstatvfs(fd_, &system) != 0 || system.f_blocks == 0) return std::nullopt;
+    return uint64_t(system.f_bavail) * system.f_frsize;
+  }
 
   // True when this process now holds lock `index` and did not before.
   bool try_lock(uint32_t index) {
@@ -136,11 +187,12 @@ class Segment {
   }
 
  private:
-  static constexpr char kMagic[9] = "APEXSEG1";
+  static constexpr char kMagic[9] = "APEXSEG2";
   struct Head {
     char magic[8];
     uint8_t uuid[16];
     uint64_t nbytes;
+    uint64_t strict;
   };
 
   Segment() : creator_fork_(fork_generation()), locks_fork_(fork_generation()) {}
@@ -195,21 +247,39 @@ class Segment {
     return ::open(reopened.c_str(), O_RDWR | O_CLOEXEC);
   }
 
-  static bool is_held(const struct stat& file) {
+  static std::vector<std::shared_ptr<Segment>> known() {
+    std::vector<std::shared_ptr<Segment>> all;
     std::lock_guard guard(mutex());
-    for (const auto& [uuid, known] : registry()) {
-      const auto segment = known.lock();
+    for (const auto& [uuid, one] : registry())
+      if (auto segment = one.lock()) all.push_back(std::move(segment));
+    return all;  // let go of without the mutex: one may be the last
+  }
+
+  static bool is_held(const struct stat& file) {
+    for (const auto& segment : known()) {
       struct stat mine;
-      if (segment && fstat(segment->fd_, &mine) == 0 && mine.st_dev == file.st_dev && mine.st_ino == file.st_ino)
-        return true;
+      if (fstat(segment->fd_, &mine) == 0 && mine.st_dev == file.st_dev && mine.st_ino == file.st_ino) return true;
     }
     return false;
+  }
+
+  template <typename Counts>
+  static uint64_t promised(Counts&& counts) {
+    uint64_t all = 0;
+    for (const auto& segment : known()) {
+      struct stat info;
+      if (segment->needs_ == 0 || fstat(segment->fd_, &info) != 0 || !counts(*segment)) continue;
+      const uint64_t taken = uint64_t(info.st_blocks) * 512;
+      all += segment->needs_ > taken ? segment->needs_ - taken : 0;
+    }
+    return all;
   }
 
   void open_new(const std::string& directory) {
 #if defined(__linux__)
     if (directory.empty()) {
       fd_ = memfd_create("apexrl", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+      strict_ = fd_ < 0 || overcommit_is_strict();
       if (fd_ >= 0) return;
       const std::string refused = std::strerror(errno);
       for (const char* place : {"/dev/shm", "/tmp"}) {
@@ -223,13 +293,39 @@ class Segment {
                                "), and so were files in /dev/shm and /tmp (" + std::strerror(errno) + ")");
     }
 #endif
+    strict_ = true;
     std::string pattern = (directory.empty() ? "/tmp" : directory) + "/apexrl-XXXXXX";
     fd_ = mkostemp(pattern.data(), O_CLOEXEC);
     if (fd_ < 0) throw std::runtime_error("cannot create shared memory in " + pattern + ": " + std::strerror(errno));
     path_ = pattern;
   }
 
-  void map(size_t size, bool fresh) {
+  static bool overcommit_is_strict() {
+    const int fd = ::open("/proc/sys/vm/overcommit_memory", O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return false;
+    char mode = 0;
+    const bool strict = read(fd, &mode, 1) == 1 && mode == '2';
+    ::close(fd);
+    return strict;
+  }
+
+  // In pieces: a file system may undo what a signal interrupts.
+  bool allocate([[maybe_unused]] size_t from, [[maybe_unused]] size_t to) const {
+#if defined(__linux__)
+    constexpr size_t kPiece = size_t(64) << 20;
+    while (from < to) {
+      const size_t end = std::min(to, from + kPiece);
+      if (fallocate(fd_, 0, off_t(from), off_t(end - from)) == 0) {
+        from = end;
+      } else if (errno != EINTR) {
+        return errno == EOPNOTSUPP || errno == ENOSYS;  // it cannot say
+      }
+    }
+#endif
+    return true;
+  }
+
+  void map(size_t size, bool fresh, size_t at_once) {
     if (fresh && ftruncate(fd_, off_t(size)) != 0)
       throw std::runtime_error("cannot reserve " + std::to_string(size) + " bytes of shared memory: " +
                                std::strerror(errno));
@@ -237,6 +333,14 @@ class Segment {
     // A file that shrinks under its mappings kills whoever touches them. Files that are no memfd take no seals.
     if (fresh) fcntl(fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
 #endif
+    if (fresh && strict_ && !allocate(0, at_once)) {
+      const int error = errno;
+      const auto left = free();
+      throw std::runtime_error("cannot have " + std::to_string(at_once) + " bytes of shared memory" +
+                               (path_.empty() ? "" : " in " + path_) + (left ? ", where " + std::to_string(*left) + " are free" : "") +
+                               ": " + std::strerror(error));
+    }
+    if (fresh) needs_ = size;
     void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
     if (base == MAP_FAILED)
       throw std::runtime_error("cannot map " + std::to_string(size) + " bytes of shared memory: " +
@@ -270,6 +374,8 @@ class Segment {
   int fd_ = -1;
   uint8_t* base_ = nullptr;
   size_t size_ = 0;
+  size_t needs_ = 0;  // of one that was made here
+  bool strict_ = false;
   Uuid uuid_{};
   std::string path_;
   uint64_t creator_fork_;

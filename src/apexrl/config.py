@@ -203,6 +203,9 @@ class ReplayConfig:
     """Sampled transitions or sequences per inserted one; 0 does not couple the two (Ape-X; it observed ≈ 0.78)."""
     insert_band: float = 0.1
     """How far sampling and inserting may drift apart, as a fraction of min_size's samples (Reverb's error buffer)."""
+    check_memory: bool = True
+    """Refuse a replay that, when full, needs more memory than the machine and this process's cgroups have left. Off: it
+    is made all the same, and what it takes beyond that gets processes killed."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,10 @@ class Wiring:
         if isinstance(port, ReplayLink):
             from apexrl.replay import Replay
 
-            real = Replay.load(self._replay_path) if self._replay_path.exists() else Replay(**port.options)
+            if self._replay_path.exists():
+                real = Replay.load(self._replay_path, port.options.get("check_memory", True))
+            else:
+                real = Replay(**port.options)
             if self._shared:
                 real.release()  # loading made it ours; it shall be its sampler's
             self._replays.append(real)

@@ -14,7 +14,8 @@ Sampler = Literal["prioritized", "uniform", "fifo"]
 Remover = Literal["fifo", "proportional"]
 Draws = Literal["stratified", "independent"]
 
-CHUNK = 64  # item positions per slot; fewer when the capacity would give less than 32 chunks
+CHUNK = 64  # item positions per slot; fewer when the capacity would give less than 32 chunks, or two for each stream
+STREAMS = 16  # of one writer, where nobody says
 SOFT = 4  # a soft capacity may be exceeded by 1/SOFT between two trims
 
 _WHOLE = ("capacity", "stack", "n_step", "length", "burn_in", "trim_every", "writers", "min_size", "seed")
@@ -88,9 +89,20 @@ def checked(options: dict[str, Any]) -> dict[str, Any]:
         options["streams"] = 1
     options["streams_chosen"] = options["streams"] is not None
     options["chunk"] = _chunk(options)
+    items = native_sizes(options)["chunk_items"]
     if options["streams"] is None:
-        options["streams"] = 16 * options["writers"]
+        options["streams"] = STREAMS * options["writers"]
+        if options["sampler"] != "fifo":
+            options["streams"] = max(1, min(options["streams"], options["capacity"] // items))
     need("streams", 1 <= options["streams"] <= 65536, "between 1 and 65536")
+    # A queue's writers wait; elsewhere what is being written stays, and must leave room for nothing else.
+    held = options["streams"] * items
+    if kind != "rows" and options["sampler"] != "fifo" and held > options["capacity"]:
+        raise ConfigError(
+            f"capacity={options['capacity']} is too small for streams={options['streams']}: what they write at a time "
+            f"holds up to {held} items. Make the capacity at least {held}, or streams= at most "
+            f"{options['capacity'] // items}"
+        )
     return options
 
 
@@ -120,9 +132,12 @@ def _chunk(options: dict[str, Any]) -> int:
             64, math.ceil(4 * (options["burn_in"] + options["stack"] - 1 + options["length"]) / stride_of(options))
         )
         items = min(items, capacity // 32, 60_000 // stride_of(options))
-    if options["streams_chosen"] and options["kind"] != "rows":
+    if options["streams_chosen"] or options["sampler"] != "fifo":
         # Chunks still being written are never evicted: leave room for others.
-        items = min(items, capacity // (2 * max(1, options["streams"])))
+        writing = (
+            options["writers"] if options["kind"] == "rows" else options["streams"] or STREAMS * options["writers"]
+        )
+        items = min(items, capacity // (2 * max(1, writing)))
     return int(max(1, items)) * stride_of(options)
 
 

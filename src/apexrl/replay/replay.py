@@ -13,6 +13,7 @@ import numpy as np
 
 from apexrl import _native
 from apexrl.errors import ClosedError, ConfigError, OwnershipError, PriorityError, SpecError, WaitTimeout
+from apexrl.memory import require
 from apexrl.replay.batch import Allocator, Batch, BatchPool, Updated
 from apexrl.replay.layout import Kind, Layout
 from apexrl.replay.options import OPTIONS, Draws, Remover, Sampler, checked, checked_streams, native_sizes, stride_of
@@ -77,9 +78,12 @@ class Replay:
         insert_band: how far the two may drift apart, as a fraction of ``min_size · samples_per_insert``; at least one
             batch.
         directory: keep the memory in a file there instead of an anonymous one; unlinked when its creator ends.
+        check_memory: refuse a replay that could not be filled: by what is available on this machine, by the limits of
+            this process's cgroups, and by the room in ``directory``. Slots that were never used take no memory, so
+            without this check it would be missed only later, and processes be killed for it.
 
     Raises:
-        ConfigError, SpecError: an argument is out of range or a field is not supported.
+        ConfigError, SpecError: an argument is out of range, a field is not supported, or memory is missing.
     """
 
     def __init__(
@@ -108,6 +112,7 @@ class Replay:
         samples_per_insert: float = 0.0,
         insert_band: float = 0.1,
         directory: str | os.PathLike[str] = "",
+        check_memory: bool = True,
     ) -> None:
         arguments = dict(locals())
         options = checked({name: arguments[name] for name in OPTIONS})
@@ -121,6 +126,16 @@ class Replay:
             )
         except (ValueError, RuntimeError) as error:
             raise ConfigError(f"cannot make this replay: {error}") from None
+        if check_memory:
+            require(
+                native.segment(),
+                native.counters()["bytes_when_full"],
+                f"this replay of {options['capacity']:,} items",
+                "make its capacity smaller (capacity=, --capacity), or go on all the same with check_memory=False "
+                "(--no-check-memory)",
+            )
+        else:
+            native.segment().promise(0)
         self._bind(native, layout, options, creator=_native.process_token())
 
     def _bind(self, native: _native.Replay, layout: Layout, options: dict[str, Any], creator: int) -> None:
@@ -393,11 +408,11 @@ class Replay:
         save(self, Path(path), check)
 
     @staticmethod
-    def load(path: str | os.PathLike[str]) -> Replay:
+    def load(path: str | os.PathLike[str], check_memory: bool = True) -> Replay:
         """A replay as it was saved. SnapshotError when the file is truncated, corrupt or of another version."""
         from apexrl.replay.snapshot import load
 
-        return load(Path(path))
+        return load(Path(path), check_memory)
 
     def close(self) -> None:
         """In the process that made the replay: end it for everybody and wake all who wait. Elsewhere: let go of it."""

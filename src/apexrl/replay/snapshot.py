@@ -104,7 +104,7 @@ def _counted(entries: int) -> bytes:
     return count + struct.pack("<I", _native.crc32c(count))
 
 
-def load(path: Path) -> Replay:
+def load(path: Path, check_memory: bool) -> Replay:
     """Make a replay from a file that ``save`` wrote."""
     try:
         file = path.open("rb", buffering=0)
@@ -112,12 +112,12 @@ def load(path: Path) -> Replay:
         raise SnapshotError(f"cannot open the replay snapshot {path}: {error.strerror}") from None
     with file:
         try:
-            return _load(file, path)
+            return _load(file, path, check_memory)
         except (struct.error, ValueError, KeyError, TypeError) as error:
             raise SnapshotError(f"{path} is not a complete replay snapshot ({error})") from None
 
 
-def _load(file: io.FileIO, path: Path) -> Replay:
+def _load(file: io.FileIO, path: Path, check_memory: bool) -> Replay:
     from apexrl.replay.replay import Replay
 
     magic, length = struct.unpack("<8sQ", _read(file, 16, path))
@@ -142,7 +142,7 @@ def _load(file: io.FileIO, path: Path) -> Replay:
     arguments = {k: v for k, v in options.items() if k not in ("chunk", "streams_chosen")}
     if layout.kind == "rows" or not options["streams_chosen"]:
         arguments["streams"] = None
-    replay = Replay(fields=fields, **arguments)
+    replay = Replay(fields=fields, **arguments, check_memory=check_memory)
     try:
         native = replay._native
         if native.snapshot_entry_bytes != entry_bytes or native.counters()["slots"] != head["slots"]:

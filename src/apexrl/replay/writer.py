@@ -305,6 +305,9 @@ class Writer:
     def _why_no_room(self, timeout: float) -> str:
         counters = self._replay._native.counters()
         owner = counters["owner_pid"]
+        if counters["growth_refused"]:
+            used, slots = counters["slots_used"], counters["slots"]
+            return f"no free slot within {timeout} s: memory for more than {used} of its {slots} slots is refused"
         if self._replay._options["sampler"] == "fifo":
             waiting = "no process samples it" if not owner else f"{process_name(owner)} has not sampled enough"
             held, capacity = int(self._replay._native.size()), self._replay.capacity

@@ -77,6 +77,7 @@ def _steps(config: Config, probe: Probe) -> dict[str, Any]:
         "gamma": config.agent.gamma,
         "seed": config.seed,
         "writers": room(config),
+        "check_memory": config.replay.check_memory,
     }
 
 

@@ -1,0 +1,30 @@
+// Slots that were never used get their memory when it is their turn, where the system might else refuse it later.
+#pragma once
+
+#include "layout.h"
+#include "segment.h"
+
+namespace apexrl {
+
+// Whether the memory of slots up to `slots` is there to be written. Where it must be committed first it is, some slots
+// ahead; several processes may do so at once.
+inline bool grown_to(Segment& segment, const View& view, uint64_t slots) {
+  Header& h = view.header();
+  const Geometry& g = view.geometry();
+  uint64_t there = h.committed.load(std::memory_order_acquire);
+  if (slots <= there) return true;
+  constexpr uint64_t kStep = uint64_t(16) << 20;
+  const uint64_t step = std::min<uint64_t>(std::max(slots, there + kStep / g.slot_bytes), g.slots);
+  const auto commit = [&](uint64_t to) {
+    return segment.commit(g.slots_at + g.slot_bytes * there, g.slots_at + g.slot_bytes * to);
+  };
+  const uint64_t want = commit(step) ? step : slots;
+  if (want != step && !commit(want)) {
+    h.growth_refused.fetch_add(1, std::memory_order_relaxed);
+    return false;
+  }
+  while (there < want && !h.committed.compare_exchange_weak(there, want)) {}
+  return true;
+}
+
+}  // namespace apexrl
