@@ -106,7 +106,12 @@ def test_streams_are_named_by_number(streams):
 
 
 def test_more_open_chunks_than_capacity_are_refused():
-    with make(capacity=1000) as replay, pytest.raises(ConfigError, match="make the replay with streams=128"):
+    with make(capacity=100) as replay, pytest.raises(ConfigError, match="make that at least 128"):
         replay.writer(streams=128)
+    queue = make(capacity=1000, sampler="fifo", alpha=0.0)
+    with queue, pytest.raises(ConfigError, match="make the replay with streams=128"):
+        queue.writer(streams=128)
+    with make(capacity=1000) as replay:
+        assert replay.writer(streams=128)
     with make(capacity=1000, streams=128, writers=1) as replay:
         assert replay.writer(streams=128)

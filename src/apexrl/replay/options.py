@@ -184,9 +184,11 @@ def checked_streams(options: dict[str, Any], streams: Any) -> int:
         raise ConfigError(f"streams={streams!r} must be an integer")
     open_items = streams * native_sizes(options)["chunk_items"]
     if open_items > options["capacity"] and not options["streams_chosen"]:
+        waits = options["sampler"] == "fifo"
+        remedy = f"the replay with streams={streams} (of all writers)" if waits else f"that at least {open_items}"
         raise ConfigError(
             f"the chunks that {streams} streams write at a time hold {open_items} items, more than the capacity of "
-            f"{options['capacity']}: make the replay with streams={streams} (of all writers)"
+            f"{options['capacity']}: make {remedy}"
         )
     if not 1 <= streams <= options["streams"]:
         raise ConfigError(f"streams={streams} is out of range 1 … {options['streams']} (the replay's streams=)")
