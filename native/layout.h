@@ -50,6 +50,7 @@ inline uint16_t cell_of(const StepHead& head) {
   return std::atomic_ref<uint16_t>(const_cast<uint16_t&>(head.cell)).load(std::memory_order_relaxed);
 }
 inline void mark(StepHead& head, uint8_t flags, uint16_t cell) {
+  APEXRL_POINT();
   std::atomic_ref<uint16_t>(head.cell).store(cell, std::memory_order_relaxed);
   std::atomic_ref<uint8_t>(head.flags).store(flags, std::memory_order_relaxed);
 }
