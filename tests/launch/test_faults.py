@@ -90,7 +90,7 @@ def test_a_killed_learner_goes_on_and_versions_never_go_back(tmp_path: Path) -> 
     assert versions == sorted(versions)
     sizes = [status.replay_size for status in watcher.statuses if status.replay_size]
     assert all(after > before - 500 for before, after in pairwise(sizes))  # the replay survived its owner
-    assert any("restored update-" in text or "took up the published weights" in text for text in watcher.texts)
+    assert any("restored life-" in text or "took up the published weights" in text for text in watcher.texts)
 
 
 def test_processes_that_were_stopped_are_killed_and_the_run_goes_on(tmp_path: Path) -> None:

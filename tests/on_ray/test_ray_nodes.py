@@ -83,7 +83,7 @@ def test_the_learners_node_is_lost_and_home_begins_anew_from_the_last_checkpoint
     assert summary["restarts"]["shard"] == 0
     assert summary["dropped"]["lost_items"] == 0
     assert watcher.said("the learner's node or memory was lost")
-    assert watcher.said("learner-0 restored update-")
+    assert watcher.said("learner-0 restored life-")
     # The learner may have gone on for long after what the driver last heard. Versions never go back.
     assert 50 <= watcher.seen["restored"] < watcher.seen["first_version"]
     assert lost[0] < watcher.seen["first_version"]
