@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from warm import Warm
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Who starts the tests in the background may have signals ignored, which processes inherit; apexrl leaves them so.
+for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _default)
 
 # A busy machine says nothing of the code.
 settings.register_profile("apexrl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
