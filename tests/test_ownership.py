@@ -183,6 +183,33 @@ def test_the_newest_is_of_the_newest_life_and_a_successors_stay(tmp_path: Path) 
     assert (found.metadata["life"], found.metadata["updates"]) == (3, 11500)
 
 
+class Replaced(Fence):
+    """Stands still right after its nth look, until a successor has written its first checkpoint."""
+
+    def __init__(self, folder: Path, looks: int, keep: int) -> None:
+        self.lives = Lives(folder.parent)
+        super().__init__(folder.parent, "learner-0", self.lives.grant("learner-0"))
+        self._folder, self._looks, self._keep = folder, looks, keep
+
+    def check(self) -> None:
+        super().check()
+        self._looks -= 1
+        if not self._looks:
+            successor = Fence(self._folder.parent, "learner-0", self.lives.grant("learner-0"))
+            for updates in range(1, self._keep + 1):
+                checkpoint.save(self._folder, STATE, {"updates": updates}, self._keep, successor)
+
+
+@pytest.mark.parametrize("looks", [2, 3])  # before the file takes its place; before older ones are removed
+def test_one_that_was_replaced_while_it_wrote_removes_nothing_of_its_successors(tmp_path: Path, looks: int) -> None:
+    fence = Replaced(tmp_path / "checkpoints", looks, keep=1)
+    with pytest.raises(FencedError):
+        checkpoint.save(tmp_path / "checkpoints", STATE, {"updates": 100}, 1, fence)
+    newest = checkpoint.load_latest(tmp_path / "checkpoints")
+    assert newest is not None
+    assert newest.metadata["life"] == fence.life + 1
+
+
 def test_what_was_just_written_is_never_removed(tmp_path: Path) -> None:
     for updates in (19000, 19500, 20000):
         checkpoint.save(tmp_path, STATE, {"updates": updates})

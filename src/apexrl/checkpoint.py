@@ -54,7 +54,8 @@ def save(
 ) -> Path:
     """Write the agent's whole state as a numbered checkpoint, and remove all but the ``keep`` newest.
 
-    Newest is the highest life, and of one life the most updates. What was just written stays in any case.
+    Newest is the highest life, and of one life the most updates. What was just written stays in any case, and so does
+    what a later life has written.
 
     Args:
         folder: made if missing.
@@ -64,14 +65,15 @@ def save(
         fence: of the life that writes; None: life 0, which nobody keeps from writing.
 
     Raises:
-        FencedError: a newer life writes here; nothing was written.
-        LinkError: the run's place on its server may be another's; nothing was written.
+        FencedError: a newer life writes here: nothing was written, or nothing removed.
+        LinkError: the run's place on its server may be another's: likewise.
     """
     life = 0 if fence is None else fence.life
     path = Path(folder) / f"life-{life:04d}-update-{int(metadata['updates']):09d}.safetensors"
     about = {**metadata, "life": life}
     _write(path, arrays, about, "state", fence)  # first, and whole: what is deleted then is needed no more
-    others = [one for one in numbered(folder) if one != path]
+    others = [one for its_life, _, one in _with_lives(Path(folder)) if its_life <= life and one != path]
+    _check(fence)()
     for old in others[: len(others) + 1 - max(1, keep)]:
         old.unlink(missing_ok=True)
         old.with_suffix(".json").unlink(missing_ok=True)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from apexrl import checkpoint
-from apexrl.errors import SnapshotError, SpecError
+from apexrl.errors import FencedError, SnapshotError, SpecError
+from apexrl.ownership import Fence, Lives
 from apexrl.roles import checkpoints
 from apexrl.roles.checkpoints import Saving
 
@@ -109,6 +110,35 @@ def test_old_ones_give_way_to_the_last_one_of_a_run(stage: Any, tmp_path: Path) 
     Saving(context, 60.0, kept=3).last(write)
     assert [checkpoint.load(path).metadata["updates"] for path in checkpoint.numbered(folder)] == [3, 4]
     assert not warnings(stage)
+
+
+def test_a_successors_do_not_give_way(stage: Any, tmp_path: Path) -> None:
+    """It begins, and writes, while this process stands still after its look at the fence."""
+    folder = tmp_path / "checkpoints"
+    context = stage.context("learner")
+    fence: Any = Fence(tmp_path, "learner-0", Lives(tmp_path).grant("learner-0"))
+    context.fence = fence
+    for updates in (1, 2):
+        checkpoint.save(folder, STATE, {"updates": updates}, 2, fence)
+    tried = []
+
+    def check() -> None:
+        fence.check = Fence.check.__get__(fence)
+        fence.check()
+        successor = Fence(tmp_path, "learner-0", Lives(tmp_path).grant("learner-0"))
+        for updates in (1, 2):
+            checkpoint.save(folder, STATE, {"updates": updates}, 2, successor)
+
+    def write() -> None:
+        tried.append(1)
+        if len(tried) == 1:
+            fence.check = check
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fence.check()
+
+    with pytest.raises(FencedError):
+        Saving(context, 60.0, kept=2).last(write)
+    assert [path.name[:9] for path in checkpoint.numbered(folder)] == ["life-0002", "life-0002"]
 
 
 def test_what_is_wrong_with_the_agent_stays_an_error(stage: Any) -> None:

@@ -190,8 +190,8 @@ class Saving:
     def _make_room(self) -> bool:
         """Remove the oldest of several checkpoints. False: there is one at most, or it cannot be removed."""
         try:
-            self._context.fence.check()
             *old, _ = checkpoint.numbered(folder_of(self._context))
+            self._context.fence.check()  # after the look: nothing that was there then is a successor's
             old[0].unlink()
             old[0].with_suffix(".json").unlink(missing_ok=True)
         except (OSError, LinkError, SnapshotError, ValueError, IndexError):
