@@ -246,3 +246,29 @@ def test_lives_that_cannot_be_read_are_said(tmp_path: Path) -> None:
     (tmp_path / "lives.json").write_text(json.dumps([1]))
     with pytest.raises(SnapshotError, match=r"lives\.json cannot be read"):
         Lives(tmp_path).begin()
+
+
+def test_two_threads_change_the_numbers_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that notes a checkpoint must not write back what it read before the other granted a life."""
+    lives = Lives(tmp_path)
+    lives.begin()
+    inside, go = threading.Event(), threading.Event()
+    write = Lives._write
+
+    def hang(self: Lives, values: dict[str, int]) -> None:
+        inside.set()
+        go.wait(60.0)
+        write(self, values)
+
+    monkeypatch.setattr(Lives, "_write", hang)
+    thread = threading.Thread(target=lives.keep)
+    thread.start()
+    assert inside.wait(60.0)
+    monkeypatch.setattr(Lives, "_write", write)
+    with pytest.raises(TimeoutError, match="takes long"):
+        lives.grant("learner-0")
+    go.set()
+    thread.join(60.0)
+    number = lives.grant("learner-0")
+    assert lives.kept
+    assert lives.newest("learner-0") == number

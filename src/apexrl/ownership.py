@@ -15,9 +15,11 @@ import os
 import shlex
 import struct
 import sys
+import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +35,7 @@ REPLACED: Final = -1.0
 
 _RUN, _KEPT = "run", "kept"  # in lives.json: the newest life of the run as a whole; the one of the first checkpoint
 _LOOK_SECONDS = 0.1
+_TURN_SECONDS = 0.1  # for another thread's write
 _HOLDER_BYTES = 4096
 _NO_LOCKS = frozenset((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL))
 _locks: weakref.WeakSet[RunLock] = weakref.WeakSet()
@@ -154,6 +157,7 @@ class Lives:
         self.path = Path(folder) / LIVES_FILE
         self.run = 0
         """The number of this life of the run; 0: ``begin`` was not called."""
+        self._writing = threading.Lock()
 
     def begin(self, least: int = 0) -> int:
         """A new life of the run: from now on everybody of an earlier one is fenced.
@@ -173,9 +177,9 @@ class Lives:
 
     def keep(self) -> None:
         """Note that a checkpoint was written: should they all be missing one day, the run does not begin anew."""
-        values = self._read()
-        if _KEPT not in values:
-            self._write({**values, _KEPT: self.run})
+        if not self.kept:
+            with self._turn():
+                self._write({**self._read(), _KEPT: self.run})
 
     def grant(self, name: str) -> int:
         """The number of a new life of the role's slot ``name``; its earlier ones are fenced.
@@ -184,11 +188,12 @@ class Lives:
             FencedError: the run itself has a newer life.
             OSError: it cannot be written down: nobody may live by it.
         """
-        values = self._read()
-        self.check(values)
-        number = max(values.values(), default=0) + 1
-        self._write({**values, name: number})
-        return number
+        with self._turn():
+            values = self._read()
+            self.check(values)
+            number = max(values.values(), default=0) + 1
+            self._write({**values, name: number})
+            return number
 
     def newest(self, name: str) -> int:
         """The newest life of ``name``, or of the run, which puts an end to all before."""
@@ -203,6 +208,20 @@ class Lives:
                 f"{self.path.parent} has been taken over by another process (life {newest} of the run, this is life "
                 f"{self.run}): this one writes nothing there any more"
             )
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Threads change the file by turns.
+
+        Raises:
+            TimeoutError: another's write of it hangs.
+        """
+        if not self._writing.acquire(timeout=_TURN_SECONDS):
+            raise TimeoutError(errno.ETIMEDOUT, "a write of it takes long", str(self.path))
+        try:
+            yield
+        finally:
+            self._writing.release()
 
     def _read(self) -> dict[str, int]:
         try:

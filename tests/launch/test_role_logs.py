@@ -6,11 +6,15 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from test_supervisor import supervise
 
+from apexrl.config import StopConfig
+from apexrl.launch import role_logs
 from apexrl.launch.role_logs import bound
 
 MOST = 100_000
@@ -53,3 +57,24 @@ def test_a_full_disk_gets_its_room_all_the_same(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Path, "open", full)
     bound(log, MOST)
     assert log.stat().st_size == 0
+
+
+def test_a_log_that_cannot_be_looked_at_does_not_halt_supervision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a network file system whose server is away."""
+    monkeypatch.setattr("apexrl.launch.ledger.SUMMARY_SECONDS", 0.1)
+    looked, go = [], threading.Event()
+    returned = []
+
+    def hang(log: Path) -> None:
+        looked.append(log.name)
+        if len(looked) == 1:
+            returned.append(go.wait(30.0))
+
+    monkeypatch.setattr(role_logs, "bound", hang)
+    watcher = supervise(tmp_path, {}, stop=StopConfig(minutes=5.0), act=lambda status: bool(looked))
+    assert watcher.summary["stopped_by"] == "callback"
+    assert looked in (["actor-0.log"], ["actor-1.log"])
+    assert returned == []
+    go.set()

@@ -49,6 +49,7 @@ def supervise(
     watcher = Watcher(act)
     folder = RunFolder.create(config)
     ledger = Ledger(config, folder, [watcher], Base(), time.monotonic())
+    ledger.open()
     with Interrupts() as interrupts:
         boss = Supervisor(config, interrupts, preload=["idle_roles"])
         try:

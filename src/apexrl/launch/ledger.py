@@ -10,7 +10,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +19,7 @@ from apexrl.errors import ConfigError, FencedError, SnapshotError
 from apexrl.launch import observing
 from apexrl.launch.lags import Lags
 from apexrl.launch.returns import LatestReturns
+from apexrl.launch.upkeep import Upkeep
 from apexrl.metrics import RateMeter, progress, read_rows
 from apexrl.run_folder import RunFolder, make_summary
 from apexrl.status import Level, Observer, Phase, RunStatus, WorkerStatus
@@ -27,7 +27,7 @@ from apexrl.status import Level, Observer, Phase, RunStatus, WorkerStatus
 SUMMARY_SECONDS = 5.0
 """How long a summary is tried to be written."""
 
-_NOTES_SECONDS = 10.0  # between attempts to write what could not be written
+_UPKEEP_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,9 @@ class Ledger:
         self.given_up: list[str] = []  # workers without which the run goes on
         self._unnumbered: set[str] = set()  # whose next life waits for the run folder
         self._observers = observing.contained(observers)
-        self._unwritten: dict[str, Callable[[], object]] = {}  # notes
-        self._notes_failed = 0
-        self._notes_at = 0.0
+        self._upkeep = Upkeep(folder)
+        self._upkeep_thread = observing.Contained(self._upkeep)
+        self._upkeep_at = 0.0
         self.base = base
         self._began = began
         self._first_step: float | None = None
@@ -121,7 +121,7 @@ class Ledger:
 
     def open(self) -> None:
         """Tell the observers that the run begins."""
-        for observer in self._observers:
+        for observer in (*self._observers, self._upkeep_thread):
             observer.started(self.config, self.folder.path)
 
     def hear(self, kind: str, values: dict[str, Any]) -> None:
@@ -143,8 +143,7 @@ class Ledger:
             if goal is not None and mean >= goal:
                 self.stop("stop_at_return")
         elif kind == "checkpoint":
-            with suppress(OSError):  # it is noted with the next one
-                self.folder.lives.keep()
+            self._upkeep_thread.event(kind, {})
         elif kind in ("intake", "uplink", "gateway"):
             self.carried = values
         elif kind == "inference":
@@ -159,17 +158,8 @@ class Ledger:
         observing.tell(self._observers, text, level)
 
     def note(self, what: str, write: Callable[[], object]) -> None:
-        """Let ``write`` write a small file of the run folder, now or as soon as that can be done."""
-        try:
-            write()
-        except OSError as error:
-            self._notes_failed += 1
-            if what not in self._unwritten:
-                self.tell(f"{what} could not be written: {error}. The run goes on, and it is tried again", "warning")
-            self._unwritten[what] = write
-        else:
-            if self._unwritten.pop(what, None) is not None:
-                self.tell(f"{what} is written now")
+        """Let ``write`` write a small file of the run folder, soon or as soon as that can be done."""
+        self._upkeep_thread.event("note", {"what": what, "write": write})
 
     def give_up(self, worker: str, why: object) -> None:
         """Enter that the run goes on without a worker."""
@@ -220,10 +210,10 @@ class Ledger:
             totals: counter name -> total over the whole run.
             replay: ``Replay.stats()``, as far as is known.
         """
-        if self._unwritten and now - self._notes_at >= _NOTES_SECONDS:
-            self._notes_at = now
-            for what, write in list(self._unwritten.items()):
-                self.note(what, write)
+        self._tell_of_upkeep()
+        if now - self._upkeep_at >= _UPKEEP_SECONDS:
+            self._upkeep_at = now
+            self._upkeep_thread.update(self.status)
         env_steps, updates = totals("env_steps"), totals("updates")
         if self._first_step is None and env_steps > self.base.env_steps:
             self._first_step = now
@@ -272,8 +262,9 @@ class Ledger:
 
     def close(self, error: str | None = None) -> dict[str, Any]:
         """Write the summary, tell the observers, and return it. A folder that takes none hides nothing of it."""
-        for what, write in list(self._unwritten.items()):
-            self.note(what, write)
+        self._upkeep_thread.finished({})
+        self._upkeep_thread.settle(time.monotonic() + SUMMARY_SECONDS)
+        self._tell_of_upkeep()
         self.status.phase = "finished" if error is None else "failed"
         self.status.dropped |= self._lost_reports()
         lag, histogram = self._lags.ever
@@ -293,6 +284,10 @@ class Ledger:
         observing.pass_on_news(self._observers, time.monotonic())
         observing.finish(self._observers, summary)
         return summary
+
+    def _tell_of_upkeep(self) -> None:
+        for text, level in (*self._upkeep.news(), *self._upkeep_thread.news(time.monotonic())):
+            self.tell(text, level)
 
     def _write_summary(self, summary: dict[str, Any]) -> None:
         deadline = time.monotonic() + SUMMARY_SECONDS
@@ -330,7 +325,7 @@ class Ledger:
 
     def _lost_reports(self) -> dict[str, int]:
         """What could not be shown or stored of the run."""
-        lost = self._notes_failed + sum(observer.lost for observer in self._observers)
+        lost = self._upkeep.failed + sum(one.lost for one in (*self._observers, self._upkeep_thread))
         return {"reports": lost} if lost else {}
 
     def _phase(self, status: RunStatus) -> Phase:

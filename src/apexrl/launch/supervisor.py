@@ -21,7 +21,6 @@ from typing import Any
 from apexrl.agents import AGENTS
 from apexrl.config import Config
 from apexrl.errors import ApexrlError, EnvError, WorkerError
-from apexrl.launch import role_logs
 from apexrl.launch.autotune import AutoTune
 from apexrl.launch.fork_server import Born, Died, ForkServer
 from apexrl.launch.ledger import Ledger
@@ -200,8 +199,6 @@ class Supervisor:
             if now - shown >= _SHOW_SECONDS:
                 shown = now
                 ledger.show()
-                for slot in self._slots:
-                    role_logs.bound(slot.log_path)
             if self._stop_at is None and (ledger.stop_reason is not None or self._failure is not None):
                 self._stop(now)
         self._tick(time.monotonic())
