@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,3 +175,47 @@ def test_a_replay_that_cannot_be_written_is_a_warning(
     checkpoints.save_replay(stage.context("learner"), save)
     assert "the replay's snapshot" in warnings(stage)[0]
     assert "room for one more" in warnings(stage)[0]
+
+
+class Watched:
+    """A context that somebody watches from outside: counts its signs of life."""
+
+    def __init__(self, stage: Any) -> None:
+        self.context = stage.context("learner")
+        self.context.patience = 0.1
+        self.context.should_stop = self.beat
+        self.beats = 0
+
+    def beat(self) -> bool:
+        self.beats += 1
+        return False
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30.0
+    while not true():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.005)
+
+
+def test_a_write_that_takes_long_costs_no_role_its_life(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "_BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(checkpoints, "_SLOW_SECONDS", 0.05)
+    watched = Watched(stage)
+    saving = Saving(watched.context, 60.0)
+    assert saving.now(lambda: until(lambda: watched.beats > 20 and bool(warnings(stage))))
+    (said,) = warnings(stage)
+    assert "learner-0 has been writing a checkpoint for " in said
+    assert not [thread for thread in threading.enumerate() if thread.name == "signs of life"]
+
+
+def test_a_write_that_never_returns_is_a_standstill_in_the_end(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "_BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(checkpoints, "_LONGEST_SECONDS", 0.1)
+    watched = Watched(stage)
+
+    def hang() -> None:
+        until(lambda: watched.beats > 0)
+        until(lambda: not [thread for thread in threading.enumerate() if thread.name == "signs of life"])
+
+    assert Saving(watched.context, 60.0).now(hang)

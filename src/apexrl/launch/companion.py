@@ -23,7 +23,8 @@ from apexrl.config import Config
 from apexrl.errors import ApexrlError, WorkerError
 from apexrl.launch.observing import complain
 from apexrl.launch.patience import EARLY_SECONDS, Ending, Patience, ending_of
-from apexrl.launch.standstill import START, Standstill, stood_still
+from apexrl.launch.standstill import START, stood_still
+from apexrl.links.standstill import Standstill
 from apexrl.status import Level, RunStatus
 from apexrl.trust import modules
 

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from apexrl.launch.patience import Patience, ending_of
-from apexrl.launch.standstill import START, Standstill, hung_call, stood_still
+from apexrl.launch.standstill import START, hung_call, stood_still
 from apexrl.links import messages
 from apexrl.links.control import STATES, ControlBoard
+from apexrl.links.standstill import Standstill
 from apexrl.metrics import RateMeter
 from apexrl.status import WORK, WorkerState, WorkerStatus
 from apexrl.topologies.program import Node

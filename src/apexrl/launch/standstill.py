@@ -15,35 +15,10 @@ START: Final = 3.0
 """Times ``--stall-timeout`` that a worker has for its beginning (ours: it imports, restores and compiles)."""
 
 _SIGNAL: Final = signal.SIGUSR1
-_LONGEST_TICK_SECONDS = 0.5
 _STATES = {
     "T": ": its process is stopped (SIGSTOP)",
     "D": ": its process waits in the kernel, for a disk, a network file system or a device",
 }
-
-
-class Standstill:
-    """Seconds for which a sign stays the same, counted by looks: time in which whoever looks was stopped itself, as on
-    a laptop asleep, does not count."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._sign = 0.0
-        self._looked_at = float("inf")
-
-    def look(self, sign: float, now: float, counts: bool = True) -> float:
-        """The seconds so far. To be asked at every tick.
-
-        Args:
-            counts: it is one in which the sign should change.
-        """
-        passed = max(0.0, min(now - self._looked_at, _LONGEST_TICK_SECONDS))
-        self._looked_at = now
-        if sign != self._sign:
-            self._sign, self.seconds = sign, 0.0
-        elif counts:
-            self.seconds += passed
-        return self.seconds
 
 
 def hung_call(seconds: float | None) -> str:

@@ -26,11 +26,12 @@ from apexrl.launch.fork_server import Born, Died, ForkServer
 from apexrl.launch.ledger import Ledger
 from apexrl.launch.probe import probe, probe_answer, probe_work, revive
 from apexrl.launch.slots import Slot, slot_seed
-from apexrl.launch.standstill import DUMP_SECONDS, START, Standstill, ask_for_dump, process_state
+from apexrl.launch.standstill import DUMP_SECONDS, START, ask_for_dump, process_state
 from apexrl.launch.wiring import Wiring
 from apexrl.launch.worker import Assignment, work
 from apexrl.links import messages
 from apexrl.links.control import DROPPED, HURRY, RUN, STOP, ControlBoard
+from apexrl.links.standstill import Standstill
 from apexrl.topologies.program import Probe, Program
 from apexrl.topologies.queues import queue_names
 

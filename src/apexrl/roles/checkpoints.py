@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import numpy as np
 from apexrl import checkpoint
 from apexrl.errors import ApexrlError, LinkError, SnapshotError, SpecError
 from apexrl.links.backoff import Backoff
+from apexrl.links.standstill import Standstill
 from apexrl.protocols import Agent, Context, WeightsReader
 from apexrl.run_folder import RunFolder
 from apexrl.spec import Array
@@ -22,6 +24,9 @@ LAST_SECONDS = 10.0
 
 _PAUSES = 5.0, 300.0  # least and longest between attempts, in seconds of the context's clock
 _LAST_PAUSE = 0.5
+_BEAT_SECONDS = 0.5
+_SLOW_SECONDS = 60.0  # of one write, after which it is told
+_LONGEST_SECONDS = 1800.0  # of one write, after which the role is thought to stand still
 
 
 def restore(context: Context, agent: Agent, weights: WeightsReader, name: str = "", counts: bool = True) -> int:
@@ -138,9 +143,11 @@ class Saving:
         return self._context.clock() >= self._next
 
     def now(self, write: Callable[[], object]) -> bool:
-        """Let ``write`` do it, and say when the next time is. False: it could not."""
+        """Let ``write`` do it, and say when the next time is. False: it could not. A disk that answers late does not
+        cost the role its life: while it waits, a thread gives its signs of life."""
         try:
-            write()
+            with self._signs_of_life():
+                write()
         except (OSError, SnapshotError, LinkError) as error:
             pause = _PAUSES[0] if isinstance(error, LinkError) else self._pauses.next()
             self._next = self._context.clock() + pause
@@ -176,6 +183,30 @@ class Saving:
                     return
             self._context.should_stop()  # also the heartbeat
             time.sleep(_LAST_PAUSE)
+
+    @contextmanager
+    def _signs_of_life(self) -> Iterator[None]:
+        if not self._context.patience:  # it takes turns with others in one process, and nobody watches it
+            yield
+            return
+        written = threading.Event()
+        thread = threading.Thread(target=self._beat, args=(written,), name="signs of life", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            written.set()
+            thread.join()
+
+    def _beat(self, written: threading.Event) -> None:
+        still, told = Standstill(), False
+        while not written.wait(_BEAT_SECONDS) and still.look(0.0, time.monotonic()) < _LONGEST_SECONDS:
+            self._context.should_stop()
+            if still.seconds >= _SLOW_SECONDS and not told:
+                told = True
+                name, seconds = self._context.name, still.seconds
+                text = f"{name} has been writing {self._what} for {seconds:.0f} s, and does nothing else meanwhile"
+                self._context.send("log", text=text, level="warning")
 
     def _failed(self) -> None:
         self._failures += 1

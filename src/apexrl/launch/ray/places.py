@@ -10,8 +10,9 @@ from apexrl.launch.ray.actors import Hello, Look, Report
 from apexrl.launch.ray.ends import samplers
 from apexrl.launch.ray.plans import Plan
 from apexrl.launch.slots import in_full
-from apexrl.launch.standstill import START, Standstill, hung_call, stood_still
+from apexrl.launch.standstill import START, hung_call, stood_still
 from apexrl.links.control import COUNTERS, STATES
+from apexrl.links.standstill import Standstill
 from apexrl.metrics import RateMeter
 from apexrl.status import OTHER_WORK, WORK, WorkerState, WorkerStatus
 from apexrl.topologies.groups import group_side, home_side, sampling
