@@ -207,6 +207,14 @@ def test_the_command_itself_explains_a_mistake(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_change_no_exit_code(closed: str) -> None:
+    ended = subprocess.run(
+        ["sh", "-c", f'"{sys.executable}" -m apexrl.cli list {closed}'], capture_output=True, check=False
+    )
+    assert (ended.returncode, b"Traceback" in ended.stderr) == (0, False)
+
+
 def test_an_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("apexrl.presets.known.find_spec", lambda name: None)
     assert cli.main(["train", "lunarlander"]) == 2

@@ -69,7 +69,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_dead_holder(tmp_path: Path) 
     try:
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
-        RunLock(tmp_path).close()
+        RunLock(tmp_path, wait_seconds=30.0).close()  # the child lets go when it comes to run
     finally:
         end(first)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -252,3 +253,15 @@ def test_files_too_long_to_be_true_are_not_read(tmp_path: Path) -> None:
     os.truncate(folder.config_path, 1 << 40)
     with pytest.raises(ConfigError, match="longer than"):
         apexrl.load(folder.path)
+
+
+@pytest.mark.parametrize("name", ["lives.json", "metrics.jsonl", "config.toml"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(name: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    (folder.path / name).unlink(missing_ok=True)
+    os.mkfifo(folder.path / name)
+    words = [sys.executable, "-m", "apexrl.cli", "resume", str(folder.path), "--env-steps", "10"]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode in (1, 2)
+    assert name in ended.stderr
+    assert "Traceback" not in ended.stderr

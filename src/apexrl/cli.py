@@ -40,6 +40,9 @@ _NOT_UNDERSTOOD = (ConfigError, EnvError, AgentError, SpecError)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code, also where nobody can be told any more."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # it was closed before we began: no file of ours may take its number
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     try:
         return _main(argv)
     finally:

@@ -9,11 +9,14 @@ import fcntl
 import io
 import os
 import secrets
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
+
+from apexrl.errors import SnapshotError
 
 _LONGEST_LINE = 1 << 24  # bytes of a last line that are looked through
 _OLD_SECONDS = 86_400.0  # where files cannot be locked, a half-written one as old as this has lost its writer
@@ -198,9 +201,24 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def open_plain(path: Path) -> BinaryIO:
+    """Open a file that anybody may have put there, to read bytes.
+
+    Raises:
+        OSError: it cannot be opened.
+        SnapshotError: it is a pipe or a device: reading it might never end.
+    """
+    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise SnapshotError(f"{path} is a pipe or a device where a plain file should be: look who put it there")
+    return file
+
+
 def read_text(path: Path, most: int = 1 << 20) -> str:
-    """A text file (UTF-8) that anybody may have written. Raises OSError, or ValueError: it has more bytes than that."""
-    with path.open("rb") as file:
+    """A text file (UTF-8) that anybody may have written. Raises OSError, SnapshotError as
+    ``open_plain``, or ValueError: it has more bytes than that."""
+    with open_plain(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
         raise ValueError(f"it is longer than {most} bytes")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apexrl.config import StopConfig
-from apexrl.files import Growing, open_lines
+from apexrl.files import Growing, open_lines, open_plain
 from apexrl.status import Level, RunStatus
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def read_rows(path: Path, last_bytes: int = 1 << 30) -> list[dict[str, Any]]:
         last_bytes: of the file that are looked at.
     """
     rows = []
-    with Path(path).open("rb") as file:
+    with open_plain(Path(path)) as file:
         file.seek(max(0, file.seek(0, io.SEEK_END) - last_bytes))
         text = file.read(last_bytes).decode("utf-8", "replace")
     for line in text.splitlines():

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from apexrl.errors import ConfigError, FencedError, HeldError, LinkError, SnapshotError
-from apexrl.files import replace_text
+from apexrl.files import read_text, replace_text
 
 LOCK_FILE: Final = "lock"
 LIVES_FILE: Final = "lives.json"
@@ -225,7 +225,7 @@ class Lives:
 
     def _read(self) -> dict[str, int]:
         try:
-            values: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
+            values: dict[str, Any] = json.loads(read_text(self.path))
             return {str(name): int(number) for name, number in values.items()}
         except FileNotFoundError:
             return {}

@@ -242,7 +242,7 @@ _RANGES: list[tuple[str, Callable[[Any], bool], str]] = [
     (
         "0 or more",
         lambda value: 0 <= value < math.inf,
-        "seed reward_clip max_episode_steps gradient_clip huber policy_learning_rate temperature "
+        "reward_clip max_episode_steps gradient_clip huber policy_learning_rate temperature "
         "temperature_learning_rate residual target_noise target_noise_clip rescaling_eps alpha beta "
         "samples_per_insert insert_band epsilon_alpha sigma_alpha actor_restarts actor_slots send_period "
         "learner_restarts updates_per_second env_steps minutes value_coefficient value_clip entropy_coefficient "
@@ -255,6 +255,7 @@ _RANGES: list[tuple[str, Callable[[Any], bool], str]] = [
         "gamma epsilon sigma rmsprop_decay polyak priority_eta munchausen_alpha gae_lambda",
     ),
     ("from 0 up to, not including, 1", lambda value: 0 <= value < 1, "first_moment_decay momentum"),
+    ("from 0 up to, not including, 2^63", lambda value: 0 <= value < 2**63, "seed"),
     ("0 … 255", lambda value: 0 <= value <= 255, "burn_in"),
     ("0 or less", lambda value: -math.inf < value <= 0, "munchausen_clip"),
     ("a finite number", math.isfinite, "v_min v_max remover_alpha"),
