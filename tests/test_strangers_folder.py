@@ -163,6 +163,8 @@ def test_a_link_that_leads_out_of_the_folder_is_refused_before_anything_is_writt
     within = folder.path / "latest.toml"
     within.symlink_to("config.toml")
     folder.check_links()
+    (tmp_path / "link").symlink_to(folder.path)  # what the message advises
+    RunFolder.open(tmp_path / "link").check_links()
 
 
 def test_a_cluster_on_another_machine_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,8 @@ def test_what_lies_in_the_current_folder_is_not_installed(tmp_path: Path, monkey
     assert not installed("google.stranger")
     assert installed("apexrl.envs.toy")
     assert installed("gymnasium.envs.classic_control.cartpole")
-    for name in ("subprocess", "os.path", "sys", "nothing_of_that_name", "numpy.nothing"):
+    programs = ("pygments.__main__", "pytest.__main__", "__main__")
+    for name in (*programs, "subprocess", "os.path", "sys", "nothing_of_that_name", "numpy.nothing"):
         assert not installed(name)
 
 

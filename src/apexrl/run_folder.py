@@ -101,7 +101,8 @@ class RunFolder:
                 if entry.is_symlink() and not entry.resolve().is_relative_to(home):
                     raise ConfigError(
                         f"{entry} leads out of the run folder, to {entry.resolve()}, and a run would write there: "
-                        "put what it leads to in its place"
+                        "put what it leads to in its place. If you made that link for the room, move the whole run "
+                        "folder there: a link may lead to that"
                     )
 
     @property

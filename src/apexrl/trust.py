@@ -106,15 +106,16 @@ def entrusted(config: Config, trust: Sequence[str], origin: str, env: bool = Tru
         if not _within(module, trusted) and not installed(module):
             raise ConfigError(
                 f"{origin} names the environment {config.env.env!r}, and module {module!r} is of no package that is "
-                f"installed here: {_advice(module, command)}"
+                f"installed here, or is a program (__main__): {_advice(module, command)}"
             )
     return config
 
 
 def installed(module: str) -> bool:
     """Whether ``module`` belongs to a package that was installed here (by pip, also as editable): not one of the
-    standard library, and no file that merely lies where Python looks, such as the current folder. Imports nothing."""
-    if not _plain(module):
+    standard library, no file that merely lies where Python looks, such as the current folder, and no ``__main__``: that
+    is a program, and importing it runs it. Imports nothing."""
+    if not _plain(module) or "__main__" in module.split("."):
         return False
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top in sys.builtin_module_names:

@@ -20,7 +20,9 @@ from watching import small
 from apexrl import settings
 from apexrl.config import Config, Meeting, StopConfig
 from apexrl.errors import ConfigError
+from apexrl.launch import envs
 from apexrl.launch.hosts import Identity, compare, local_config, make_record
+from apexrl.links.inference_messages import Record
 from apexrl.links.redis.members import HostPlace
 from apexrl.links.redis.run import LearnerPlace, RunRecord, find_run
 from apexrl.links.redis.scripts import Connection
@@ -65,6 +67,23 @@ def test_a_host_works_with_the_runs_settings_and_ends_when_the_learner_does(tmp_
 def test_more_actors_than_slots_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--actor-slots 64 is less than --actors 65"):
         local_config(a_record(small(tmp_path)), 65, ".", {}, "origin")
+
+
+def test_a_run_that_listens_asks_no_host_for_more_workers_than_its_processors_allow(tmp_path: Path) -> None:
+    wanted = settings.override(small(tmp_path), {"actors": 4000, "topology": "seed"})
+    record = Record(
+        run_id="one-run-of-many",
+        name="r",
+        apexrl="0.1.0",
+        host="learner",
+        config=settings.to_toml(wanted),
+        spec={},
+        splits=[wanted.actor.envs_per_actor],
+        lease_seconds=10.0,
+    )
+    with pytest.raises(ConfigError, match="origin wants 4000 actors of each host, more than the"):
+        envs.local_config(record, 0, ".", {}, "origin")
+    assert envs.local_config(record, 3, ".", {}, "origin").actor.actors == 3
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Final
 
+from apexrl.errors import ConfigError
 from apexrl.links.redis.values import printable
+
+_ACTORS_PER_PROCESSOR: Final = 64
+"""That a run may ask of a host; the host's own command may say more."""
 
 
 def own_name() -> str:
     """This machine's name, for people."""
     return printable(os.uname().nodename, 64) or "host"
+
+
+def actors_here(said: int, wanted: int, origin: str) -> int:
+    """How many actors this host brings: what its command has ``said``, or (0) what the run ``wanted``.
+
+    Raises:
+        ConfigError: the run wants more than a host with these processors should have.
+    """
+    most = _ACTORS_PER_PROCESSOR * (os.cpu_count() or 1)
+    if not said and wanted > most:
+        raise ConfigError(
+            f"{origin} wants {wanted} actors of each host, more than the {most} that the processors of this one allow: "
+            f"say how many, --actors {most}"
+        )
+    return said or wanted
 
 
 def first_difference(ours: Any, theirs: Any, where: str = "") -> str | None:

@@ -24,7 +24,7 @@ from apexrl.agents import AGENTS
 from apexrl.config import AgentConfig, Config, HostsConfig, StopConfig
 from apexrl.errors import ApexrlError, ConfigError, EnvError, ExhaustedError, FrameError, LinkError, SpecError
 from apexrl.launch import observing
-from apexrl.launch.agreement import first_difference, own_name
+from apexrl.launch.agreement import actors_here, first_difference, own_name
 from apexrl.launch.ledger import Ledger
 from apexrl.launch.observing import contained
 from apexrl.launch.probe import probe_env
@@ -124,7 +124,7 @@ def local_config(
     known = config.agent.agent if config.agent.agent in AGENTS else AgentConfig().agent
     config = entrusted(replace(config, agent=AgentConfig(agent=known)), trust, origin)  # no agent is called here
     folder = re.sub(r"[^\w.+=@-]", "-", f"{record.name}@{own_name()}")
-    actor = replace(config.actor, actors=actors or max(1, config.actor.actors))
+    actor = replace(config.actor, actors=actors_here(actors, max(1, config.actor.actors), origin))
     actor = replace(actor, min_actors=min(actor.min_actors, actor.actors))
     env = replace(config.env, env_kwargs={**config.env.env_kwargs, **env_kwargs})
     config = replace(config, name=folder, out=out, actor=actor, env=env, stop=StopConfig())

@@ -7,7 +7,6 @@ they know of one another stands on the Redis server; a beacon keeps their places
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 import uuid
@@ -31,7 +30,7 @@ from apexrl.errors import (
 )
 from apexrl.files import read_text, replace_text
 from apexrl.launch import observing
-from apexrl.launch.agreement import first_difference
+from apexrl.launch.agreement import actors_here, first_difference
 from apexrl.launch.beacon import Beacon
 from apexrl.launch.claims import Claim
 from apexrl.launch.companion import Companion
@@ -61,9 +60,6 @@ _HURRIED: Final = frozenset(("finished", "stopped", "replaced", "lost learner"))
 
 _AGAIN: Final = frozenset(("lost slots", "replaced"))
 """Why an actor host joins once more."""
-
-_ACTORS_PER_PROCESSOR: Final = 64
-"""That a run's record may ask of a host; its own command may say more."""
 
 _LEASE_PATIENCE: Final = 1.5  # leases; a host that was killed holds its slots for one
 
@@ -252,13 +248,8 @@ def local_config(
             not of a module in ``trust``.
     """
     config = entrusted(settings.from_toml(record.config, origin), trust, origin)
-    wanted, most = actors or config.actor.actors, _ACTORS_PER_PROCESSOR * (os.cpu_count() or 1)
-    if not actors and wanted > most:
-        raise ConfigError(
-            f"{origin} wants {wanted} actors of each host, more than the {most} that the processors of this one allow: "
-            f"say how many, --actors {most}"
-        )
     folder = re.sub(r"[^\w.+=@-]", "-", f"{record.name}@{host_name()}")
+    wanted = actors_here(actors, config.actor.actors, origin)
     actor = replace(config.actor, actors=wanted, actor_slots=record.actor_slots)
     actor = replace(actor, min_actors=min(actor.min_actors, actor.actors))
     env: EnvConfig = replace(config.env, env_kwargs={**config.env.env_kwargs, **env_kwargs})
