@@ -174,7 +174,7 @@ def test_a_summary_that_cannot_be_written_is_told_whole(tmp_path: Path, monkeypa
     summary = ledger.close()
     assert summary["stopped_by"] == "minutes"
     assert other.summary == summary
-    assert json.loads(other.texts[-1].partition("It would say: ")[2])["stopped_by"] == "minutes"
+    assert json.loads(other.texts[-1].partition("The summary: ")[2])["stopped_by"] == "minutes"
 
 
 def test_a_note_that_cannot_be_written_is_written_later(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_note_that_cannot_be_written_is_written_later(tmp_path: Path) -> None:
     ledger.note("hosts.json", lambda: place.write_text("{}"))
     until(lambda: told("hosts.json could not be written"))
     (tmp_path / "away").rename(tmp_path / "run")
-    until(lambda: told("hosts.json is written now", 10.0))
+    until(lambda: told("hosts.json could be written again", 10.0))
     assert place.read_text() == "{}"
     assert sum("hosts.json could not be written" in text for text in other.texts) == 1
     assert tick(ledger, now).dropped["reports"] >= 1

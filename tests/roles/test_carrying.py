@@ -202,7 +202,7 @@ def test_a_full_server_loses_nothing_and_is_told_of(hosts, redis_server):
         assert not list(client.scan_iter("apexrl:{r}:weights:6:*"))  # what came in part does not fill it further
         client.config_set("maxmemory", 0)
         turn(lambda: len(hosts.learners) >= 490 and hosts.copy.version == 6, uplink, intake)
-        turn(lambda: hosts.there.values("log")[-1]["text"].endswith("all is well again"), uplink, intake)
+        turn(lambda: hosts.there.values("log")[-1]["text"].endswith("they are published again"), uplink, intake)
         turn(lambda: hosts.there.values("intake")[-1]["weights_trouble"] == "", uplink, intake)
         assert hosts.receipts.totals()[2:] == (0, 0)
 
@@ -216,7 +216,7 @@ def test_weights_that_may_not_be_published_are_told_of(hosts, redis_server):
         turn(lambda: hosts.there.values("log"), intake)
         assert "does not allow this user what a run does" in hosts.there.values("log")[0]["text"]
         client.execute_command("ACL", "SETUSER", "limited", "+setex")
-        turn(lambda: hosts.there.values("log")[-1]["text"].endswith("all is well again"), intake)
+        turn(lambda: hosts.there.values("log")[-1]["text"].endswith("they are published again"), intake)
 
 
 def test_what_hosts_say_is_passed_on_and_junk_is_not(hosts, redis_server):

@@ -301,7 +301,7 @@ class Ledger:
             except OSError as error:
                 if time.monotonic() >= deadline:
                     where, words = self.folder.summary_path, json.dumps(summary, default=str)
-                    self.tell(f"{where} could not be written: {error}. It would say: {words}", "warning")
+                    self.tell(f"{where} could not be written: {error}. The summary: {words}", "warning")
                     return
             time.sleep(0.25)
 

@@ -70,4 +70,4 @@ class Upkeep:
             self._unwritten[what] = write
         else:
             if self._unwritten.pop(what, None) is not None:
-                self._news.append((f"{what} is written now", "info"))
+                self._news.append((f"{what} could be written again", "info"))

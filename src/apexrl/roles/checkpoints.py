@@ -174,7 +174,7 @@ class Saving:
             except (OSError, SnapshotError, LinkError) as error:
                 self._failed()
                 if isinstance(error, LinkError) and not self._context.fence.paused:
-                    self._tell(error, "It is that one's to write now")
+                    self._tell(error, "The other learner writes the checkpoints now")
                     return
                 if _full(error) and self._kept and self._make_room():
                     continue

@@ -179,12 +179,12 @@ class Intake:
             self._context.send("log", text=text, level="warning")
         if self._receiver.trouble != self._trouble:
             self._trouble = self._receiver.trouble
-            text = f"experience of other hosts: {self._trouble or 'all is well again'}"
+            text = f"experience of other hosts: {self._trouble or 'it arrives again'}"
             self._context.send("log", text=text, level="warning" if self._trouble else "info")
         if self._weights.trouble != self._weights_trouble:
             self._weights_trouble = self._weights.trouble
             words = f"they cannot be published: {self._weights_trouble}; trying again"
-            text = f"weights for other hosts: {words if self._weights_trouble else 'all is well again'}"
+            text = f"weights for other hosts: {words if self._weights_trouble else 'they are published again'}"
             self._context.send("log", text=text, level="warning" if self._weights_trouble else "info")
         lost = self._hosts.dropped + self._messages.unreadable, self._weights.failures
         self._context.count(host_messages=lost[0] - self._lost[0], failed_weights=lost[1] - self._lost[1])

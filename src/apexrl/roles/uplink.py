@@ -114,8 +114,8 @@ class Uplink:
         self._next_report = now + _REPORT_SECONDS
         if self._weights.trouble != self._weights_trouble:
             self._weights_trouble = self._weights.trouble
-            words = f"they cannot be had: {self._weights_trouble}; trying again"
-            text = f"the learner's weights: {words if self._weights_trouble else 'all is well again'}"
+            words = f"they cannot be read: {self._weights_trouble}; trying again"
+            text = f"the learner's weights: {words if self._weights_trouble else 'they arrive again'}"
             self._context.send("log", text=text, level="warning" if self._weights_trouble else "info")
         sender = self._sender
         self._context.send(
