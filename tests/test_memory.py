@@ -222,3 +222,13 @@ def test_a_replay_beyond_the_limit_of_its_cgroup_is_refused(tmp_path):
     finally:
         group.rmdir()
     assert "are left of the 200.0 MiB that the cgroup" in done.stderr.splitlines()[-1]
+
+
+def test_what_the_kernel_killed_for_lack_of_memory_is_counted_where_we_are(tmp_path):
+    vmstat = {"proc/vmstat": "nr_free_pages 1\noom_kill 9\n"}
+    assert memory.oom_kills(machine(tmp_path / "none")) == 0
+    assert memory.oom_kills(machine(tmp_path / "bare", files=vmstat)) == 9
+    two = {"sys/fs/cgroup/a/memory.events": "low 0\noom 5\noom_kill 4\noom_group_kill 0\n"}
+    assert memory.oom_kills(machine(tmp_path / "two", ["0::/a"], V2.format(inside="/"), two | vmstat)) == 4
+    one = {"sys/fs/cgroup/memory/a/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"}
+    assert memory.oom_kills(machine(tmp_path / "one", ["9:memory:/a"], V1.format(inside="/"), one | vmstat)) == 3

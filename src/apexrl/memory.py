@@ -55,6 +55,15 @@ def require(segment: _native.Segment, needs: int, what: str, remedy: str) -> Non
             _check(_native.Segment.promised(), room, needs, what, remedy)
 
 
+def oom_kills(root: Path = _ROOT) -> int:
+    """Processes that the kernel has killed for lack of memory: in this process's cgroup, or else on this machine."""
+    for kind, _, group in _memberships(root):
+        counts = _fields(group / ("memory.events" if kind == "cgroup2" else "memory.oom_control"))
+        if "oom_kill" in counts:
+            return counts["oom_kill"]
+    return _fields(root / "proc/vmstat").get("oom_kill", 0)
+
+
 def _check(promised: int, room: Room, needs: int, what: str, remedy: str) -> None:
     if promised <= room.nbytes:
         return

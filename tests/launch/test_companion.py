@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from watching import gone
@@ -88,3 +91,25 @@ def test_one_that_says_why_it_fails_ends_the_run(stage: Stage) -> None:
 def test_it_is_found_by_its_command() -> None:
     assert Path(companion._command(7)[0]) == Path(sys.executable)
     assert companion._command(7)[-1].endswith("main(7)")
+
+
+def test_one_that_cannot_be_started_again_at_once_is_later(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there are too many processes for a moment."""
+    assert stage.until(stage.beats)
+    attempts = 0
+    really = subprocess.Popen
+
+    def refuse(*words: Any, **options: Any) -> Any:
+        nonlocal attempts
+        attempts += 1
+        if attempts < 3:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return really(*words, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    open_before = len(os.listdir("/proc/self/fd"))
+    os.kill(stage.pids[0], signal.SIGKILL)
+    assert stage.until(lambda: len(stage.pids) == 2 and stage.beats())
+    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert sum("cannot be started again" in text for text in stage.texts) == 2
+    assert stage.answer is None

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from apexrl.launch.patience import IN_VAIN, REFILL_SECONDS, Ending, Patience, ending_of
+from apexrl.launch.patience import IN_VAIN, REFILL_SECONDS, USEFUL_SECONDS, Ending, Patience, ending_of
 
 
 def test_early_failures_count_threefold() -> None:
@@ -67,8 +67,16 @@ def test_being_killed_costs_nothing_but_a_wait() -> None:
     assert pauses[0] == 0.0  # the first one is answered at once
     assert pauses[1:] == sorted(pauses[1:])
     assert pauses[-1] == 60.0
-    patience.ended(30.0, worked=True, how="killed")
+    patience.ended(USEFUL_SECONDS, worked=True, how="killed")
     assert patience.pause_seconds == 0.0
+
+
+def test_being_killed_soon_after_each_start_is_answered_ever_later() -> None:
+    """As a learner that takes more memory than there is, and never gets to its first checkpoint."""
+    patience = Patience(1)
+    for _ in range(20):
+        patience.ended(USEFUL_SECONDS - 1.0, worked=True, how="killed")
+    assert patience.pause_seconds == 60.0
 
 
 def test_an_end_that_nobody_explains_costs_one_and_is_not_in_vain() -> None:

@@ -314,3 +314,20 @@ def test_whoever_writes_the_replay_has_the_time_for_it(
     slot: Any = SimpleNamespace(node=SimpleNamespace(name=name, keeps=keeps))
     grace = Supervisor._grace(boss, slot)
     assert grace == seconds if seconds else grace != supervisor._REPLAY_GRACE_SECONDS
+
+
+def test_a_life_that_the_kernel_killed_for_lack_of_memory_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kills = 0
+    monkeypatch.setattr("apexrl.memory.oom_kills", lambda: kills)
+
+    def act(status: Any) -> None:
+        nonlocal kills
+        (worker,) = status.workers
+        if worker.state == "acting" and worker.pid:
+            kills += 1
+            os.kill(worker.pid, signal.SIGKILL)
+
+    with pytest.raises(WorkerError, match="the kernel killed it for lack of memory"):
+        supervise(tmp_path, {}, count=1, restarts=2, act=act, stop=StopConfig(minutes=1.0))

@@ -70,20 +70,24 @@ class Companion:
         self._tell = tell
 
     def _start(self) -> None:
-        self._beats, theirs = os.pipe()
-        os.set_blocking(self._beats, False)
-        self._beaten = 0
-        self._still = Standstill()
+        ours, theirs = os.pipe()
+        try:
+            os.set_blocking(ours, False)
+            self._process = subprocess.Popen(
+                _command(theirs),
+                pass_fds=[theirs],
+                stdin=subprocess.PIPE,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                process_group=0,  # Ctrl-C in the terminal is the learner's to handle
+            )
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        self._beats, self._beaten, self._still = ours, 0, Standstill()
         self._restart_at, self._began, self._why = None, time.monotonic(), ""
-        self._process = subprocess.Popen(
-            _command(theirs),
-            pass_fds=[theirs],
-            stdin=subprocess.PIPE,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            process_group=0,  # Ctrl-C in the terminal is the learner's to handle
-        )
-        os.close(theirs)
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # its end is noticed, with what it said
             self._process.stdin.write(json.dumps(self._wishes).encode() + b"\n")
@@ -97,12 +101,22 @@ class Companion:
         now = time.monotonic()
         if self._restart_at is not None:
             if now >= self._restart_at:
-                self._start()
+                self._start_again(now)
         elif status := self._process.poll():
             self._bury(status, now)
         elif status is None:
             self._watch(now)
         return "actors failed" if self._failed else None
+
+    def _start_again(self, now: float) -> None:
+        """Where no process can be had at present: later."""
+        try:
+            self._start()
+        except OSError as error:
+            self._patience.ended(0.0, False, "vanished")
+            self._tell(f"the actor host of this machine cannot be started again: {error}", "warning")
+            self._failed = self._patience.exhausted
+            self._restart_at = now + self._patience.pause_seconds
 
     def _watch(self, now: float) -> None:
         """Kill it when it shows no sign of life."""

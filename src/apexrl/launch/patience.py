@@ -12,6 +12,9 @@ from typing import Literal
 EARLY_SECONDS = 2.0
 """A failure this soon after a start counts threefold."""
 
+USEFUL_SECONDS = 60.0
+"""Of a life that did its work, after which one that was killed is followed by another at once."""
+
 IN_VAIN = 3
 """Lives in a row without any work done, after which a worker is thought to fail always."""
 
@@ -43,7 +46,7 @@ class Patience:
         self.failures = 0
         self.in_vain = 0  # lives in a row that did no work
         self._spent = 0.0
-        self._cut_short = 0  # lives in a row that were killed before they did any work, or early
+        self._cut_short = 0  # lives in a row that were killed before they had worked for a useful time
 
     def ended(self, lived_seconds: float, worked: bool, how: Ending = "failed") -> None:
         """Enter the end of a life that was not asked to end.
@@ -61,7 +64,7 @@ class Patience:
             self._cut_short = 0
         else:
             self._spent += how == "vanished"
-            self._cut_short = 0 if worked and not early else self._cut_short + 1
+            self._cut_short = 0 if worked and lived_seconds >= USEFUL_SECONDS else self._cut_short + 1
 
     def forgive(self) -> None:
         """Allow one more life to a worker that was given up."""

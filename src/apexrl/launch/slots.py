@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from apexrl import memory
 from apexrl.launch.patience import Patience, ending_of
 from apexrl.launch.standstill import START, hung_call, stood_still
 from apexrl.links import messages
@@ -68,6 +69,8 @@ class Slot:
         self._left = True  # whether the last life ended because it was asked to, or there was none
         self._born_at = 0.0
         self._work_at_birth = 0
+        self._oom_kills_at_birth = 0
+        self._starved = False  # the kernel killed the last life for lack of memory
         self._call, self._loop = Standstill(), Standstill()
 
     def begin(self, now: float) -> tuple[socket.socket, int | OSError]:
@@ -80,6 +83,7 @@ class Slot:
         self.errors = []
         self._born_at = now
         self._work_at_birth = self.work_done
+        self._oom_kills_at_birth = memory.oom_kills()
         self._call, self._loop = Standstill(), Standstill()
         self.row.begin(0, self.generation)
         self.row.heartbeat = now
@@ -103,8 +107,10 @@ class Slot:
         self.pid = 0
         self.row.begin(0, self.generation)
         worked = self.work_done > self._work_at_birth
+        self._starved = status == -9 and not self.hung and memory.oom_kills() > self._oom_kills_at_birth
         if not self._left:
-            self.patience.ended(now - self._born_at, worked, "failed" if self.hung else ending_of(status))
+            how = "failed" if self.hung or self._starved else ending_of(status)
+            self.patience.ended(now - self._born_at, worked, how)
         self.last_error = "" if self._left and status == 0 else unborn or self.why(status)
         self.restart_at = now + self.patience.pause_seconds
 
@@ -190,6 +196,8 @@ class Slot:
             return self.hung + (f"\n{self.log_end()}" if self.stalled else "")
         if self.errors:
             return str(self.errors[-1]["traceback"]).rstrip()
+        if self._starved:
+            return "the kernel killed it for lack of memory (a machine's or a cgroup's): give it more, or ask for less"
         how = f"was killed by signal {-status}" if status < 0 else f"ended with exit code {status}"
         end = self.log_end()
         return how + (f"; {end}" if end and status != -9 else "")
