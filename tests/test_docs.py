@@ -153,3 +153,27 @@ def test_keywords_in_snippets_exist(page):
 def test_every_argument_of_a_replay_is_explained():
     text = " ".join(spans(ROOT / "docs" / "semantics.md"))
     assert [name for name in sorted(OF_REPLAY) if not re.search(rf"\b{name}\b", text)] == []
+
+
+def script(page, language):
+    return re.search(rf"^```{language}\n(.*?)^```$", (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE)[1]
+
+
+SLURM = """
+scontrol() { echo "$@"; }
+apexrl() { trap 'exit 130' TERM; sleep 1; builtin kill -TERM $$; while :; do sleep 0.05; done; }
+kill() { builtin kill "$@"; local code=$?; sleep 1; return $code; }  # long enough for what it ends
+"""
+
+
+def test_a_slurm_job_is_requeued_however_fast_the_run_ends():
+    """The run may be gone before the script, which the signal has woken up, looks at it."""
+    command = ["bash", "-c", "SLURM_JOB_ID=7" + SLURM + script("unattended.md", "bash")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.stdout, ended.returncode) == ("requeue 7\n", 130), ended.stderr
+
+
+def test_what_systemd_shall_repeat_is_no_success():
+    unit = script("unattended.md", "ini")
+    assert "Restart=on-failure" in unit
+    assert "SuccessExitStatus" not in unit
