@@ -14,10 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apexrl import checkpoint
+from apexrl import checkpoint, files
 from apexrl.errors import FencedError, HeldError, LinkError, SnapshotError
 from apexrl.files import replacing
 from apexrl.ownership import LOCK_FILE, REPLACED, Fence, Lives, RunLock, holder, lease_clock
+from apexrl.run_folder import RunFolder
+from apexrl.spec import ActionSpec, EnvSpec, Field
 
 STATE = {"w": np.zeros(3, np.float32)}
 
@@ -130,6 +132,47 @@ def test_a_holder_that_was_replaced_begins_no_lives(tmp_path: Path) -> None:
     with pytest.raises(FencedError, match="has been taken over"):
         first.grant("learner-0")
     assert second.grant("learner-0") == 3
+
+
+@pytest.mark.parametrize("write", ["grant", "keep", "summary", "spec"])
+def test_a_holder_that_is_replaced_while_it_writes_overwrites_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str
+) -> None:
+    """It has looked, and stands still before its file takes its place."""
+    folder, successor = RunFolder(tmp_path), Lives(tmp_path)
+    folder.lives.begin()
+    waiting = [successor.begin]
+    monkeypatch.setattr(files, "_sync", lambda path: waiting.pop()() if waiting else None)
+    spec = EnvSpec({"x": Field((1,), "float32")}, ActionSpec(n=2))
+    with pytest.raises(FencedError, match="has been taken over"):
+        {
+            "grant": lambda: folder.lives.grant("learner-0"),
+            "keep": folder.lives.keep,
+            "summary": lambda: folder.write_summary({}),
+            "spec": lambda: folder.write_spec(spec),
+        }[write]()
+    assert successor.newest("") == successor.run == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"lives.json"}
+
+
+def test_a_number_that_went_back_is_put_right(tmp_path: Path) -> None:
+    """A fenced holder stood still between its last look and the rename."""
+    first, second = Lives(tmp_path), Lives(tmp_path)
+    first.begin()
+    first.grant("learner-0")
+    old = (tmp_path / "lives.json").read_text()
+    second.begin()
+    second.grant("learner-0")
+    new = (tmp_path / "lives.json").read_text()
+    (tmp_path / "lives.json").write_text(old)
+    first.hold()  # it cannot know
+    second.hold()
+    assert (tmp_path / "lives.json").read_text() == new
+    with pytest.raises(FencedError):
+        first.hold()
+    (tmp_path / "lives.json").write_text(old)
+    assert second.grant("evaluator-0") == 5
+    assert (second.newest(""), second.newest("learner-0")) == (3, 4)
 
 
 def test_a_fenced_life_writes_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import cached_property
@@ -13,7 +14,7 @@ import numpy as np
 
 from apexrl import settings
 from apexrl.config import Config, Meeting
-from apexrl.errors import ConfigError
+from apexrl.errors import ConfigError, FencedError
 from apexrl.run_folder import RunFolder, env_name
 from apexrl.status import Level, Observer, RunStatus
 from apexrl.tls import ServerTls
@@ -307,7 +308,7 @@ def run(
         try:
             summary = launch(config, observers=[remember, *observers], resume=resume, **where)
         finally:
-            if remember.path is not None:
+            if remember.path is not None and not isinstance(sys.exception(), FencedError):  # then it is another's
                 _try_to_draw(RunFolder(remember.path), config, observers)
     assert remember.path is not None, "launch told no observer of its folder"
     return Run(remember.path, summary, config)

@@ -14,11 +14,12 @@ import os
 import platform
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apexrl.config import StopConfig
+from apexrl.errors import FencedError, SnapshotError
 from apexrl.files import Growing, open_lines, open_plain
 from apexrl.status import Level, RunStatus
 
@@ -84,11 +85,13 @@ class RunLog:
 
     Args:
         folder: the run folder. Files that are there already (a resumed run) are continued.
+        check: raises FencedError where the folder is another process's by now: nothing more is written.
     """
 
     writes = "metrics.jsonl and TensorBoard's events"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, check: Callable[[], None] = lambda: None) -> None:
+        self._check = check
         self._status = RunStatus()
         self._logged_at = -math.inf
         self._rows = Growing(lambda: open_lines(Path(folder) / "metrics.jsonl"))
@@ -106,7 +109,7 @@ class RunLog:
             self._write_status()
 
     def event(self, kind: str, values: Mapping[str, Any]) -> None:
-        if kind not in ("evaluation", "tuning"):
+        if kind not in ("evaluation", "tuning") or self._fenced():
             return
         status = self._status
         at = {"env_steps": status.env_steps, "updates": status.updates}
@@ -118,6 +121,8 @@ class RunLog:
             self._scalars({"return/eval": values["mean"]}, int(values.get("env_steps", status.env_steps)))
 
     def message(self, text: str, level: Level = "info") -> None:
+        if self._fenced():
+            return
         status = self._status
         where = {"wall_seconds": round(status.elapsed_seconds, 3), "env_steps": status.env_steps}
         self._write({"kind": "message", **where, "updates": status.updates, "level": level, "text": text})
@@ -131,7 +136,18 @@ class RunLog:
         self._rows.close()
         self._events.close()
 
+    def _fenced(self) -> bool:
+        try:
+            self._check()
+        except FencedError:
+            return True
+        except SnapshotError:
+            pass  # nobody can tell; the run goes on
+        return False
+
     def _write_status(self) -> None:
+        if self._fenced():
+            return
         values = status_scalars(self._status)
         histogram = self._status.lag_histogram
         lags = {"policy_lag_histogram": dict(histogram)} if histogram else {}

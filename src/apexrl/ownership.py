@@ -157,6 +157,7 @@ class Lives:
         self.path = Path(folder) / LIVES_FILE
         self.run = 0
         """The number of this life of the run; 0: ``begin`` was not called."""
+        self._given: dict[str, int] = {}  # what this one has written there
         self._writing = threading.Lock()
 
     def begin(self, least: int = 0) -> int:
@@ -176,10 +177,14 @@ class Lives:
         return _KEPT in self._read()
 
     def keep(self) -> None:
-        """Note that a checkpoint was written: should they all be missing one day, the run does not begin anew."""
+        """Note that a checkpoint was written: should they all be missing one day, the run does not begin anew.
+
+        Raises:
+            FencedError: another process has begun a newer life of the run.
+        """
         if not self.kept:
             with self._turn():
-                self._write({**self._read(), _KEPT: self.run})
+                self._write({**self._mine(), _KEPT: self.run})
 
     def grant(self, name: str) -> int:
         """The number of a new life of the role's slot ``name``; its earlier ones are fenced.
@@ -189,20 +194,30 @@ class Lives:
             OSError: it cannot be written down: nobody may live by it.
         """
         with self._turn():
-            values = self._read()
-            self.check(values)
-            number = max(values.values(), default=0) + 1
+            values = self._mine()
+            number = max((*values.values(), *self._read().values()), default=0) + 1
             self._write({**values, name: number})
             return number
+
+    def hold(self) -> None:
+        """Put right what a fenced process has written: one that looked, stood still, and then put its file in place.
+
+        Raises:
+            FencedError: this process is the fenced one.
+            OSError, SnapshotError: nobody can tell.
+        """
+        if self._mine() != self._read():
+            with self._turn():
+                self._write(self._mine())
 
     def newest(self, name: str) -> int:
         """The newest life of ``name``, or of the run, which puts an end to all before."""
         values = self._read()
         return max(values.get(name, 0), values.get(_RUN, 0))
 
-    def check(self, values: dict[str, int] | None = None) -> None:
+    def check(self) -> None:
         """FencedError: another process has begun a newer life of the run."""
-        newest = (self._read() if values is None else values).get(_RUN, 0)
+        newest = self._read().get(_RUN, 0)
         if newest > self.run > 0:
             raise FencedError(
                 f"{self.path.parent} has been taken over by another process (life {newest} of the run, this is life "
@@ -223,6 +238,11 @@ class Lives:
         finally:
             self._writing.release()
 
+    def _mine(self) -> dict[str, int]:
+        """What the file should say. FencedError: it is another's."""
+        self.check()
+        return self._given if self.run else self._read()
+
     def _read(self) -> dict[str, int]:
         try:
             values: dict[str, Any] = json.loads(read_text(self.path))
@@ -235,7 +255,8 @@ class Lives:
             ) from error
 
     def _write(self, values: dict[str, int]) -> None:
-        replace_text(self.path, json.dumps(values) + "\n")
+        replace_text(self.path, json.dumps(values) + "\n", self.check)
+        self._given = values
 
 
 class Fence:

@@ -23,7 +23,7 @@ import json
 import math
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from importlib import metadata
@@ -170,8 +170,7 @@ class RunFolder:
         Raises:
             FencedError: another process has begun a newer life of the run.
         """
-        self.lives.check()
-        _replace_json(self.summary_path, summary)
+        _replace_json(self.summary_path, summary, self.lives.check)
 
     def summary(self) -> dict[str, Any]:
         """The last summary; empty when the run has not ended yet."""
@@ -179,7 +178,7 @@ class RunFolder:
 
     def write_spec(self, spec: EnvSpec) -> None:
         """Note what the environment shows and takes (``env_spec.json``)."""
-        _replace_json(self.path / "env_spec.json", spec_to_json(spec))
+        _replace_json(self.path / "env_spec.json", spec_to_json(spec), self.lives.check)
 
     def spec(self) -> EnvSpec | None:
         """What ``write_spec`` noted; None when nothing was."""
@@ -376,8 +375,8 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _replace_json(path: Path, values: Mapping[str, Any]) -> None:
-    replace_text(path, json.dumps(_finite(values), indent=2, allow_nan=False) + "\n")
+def _replace_json(path: Path, values: Mapping[str, Any], check: Callable[[], None]) -> None:
+    replace_text(path, json.dumps(_finite(values), indent=2, allow_nan=False) + "\n", check)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from watching import Watcher
 
 from apexrl.config import Config, StopConfig
-from apexrl.errors import ConfigError
+from apexrl.errors import ConfigError, FencedError
 from apexrl.launch.ledger import Base, Ledger, base_of, check_ahead
 from apexrl.metrics import status_scalars
 from apexrl.panel import line
@@ -214,3 +214,32 @@ def test_who_goes_on_with_a_run_says_for_longer_than_it_had(
     folder.summary_path.write_text(json.dumps({"stopped_by": "minutes", **had}))
     with pytest.raises(ConfigError, match=told) if told else nullcontext():
         check_ahead(stop, folder)
+
+
+def test_numbers_of_lives_that_cannot_be_read_hide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apexrl.launch.ledger.SUMMARY_SECONDS", 0.0)
+    ledger, watcher = ledger_of(tmp_path)
+    ledger.folder.lives.begin()
+    ledger.folder.lives.path.write_text("{")
+    ledger.hear("checkpoint", {"path": "x", "updates": 1})
+    assert ledger.number("learner-0") is None
+    ledger.note("spec", ledger.folder.lives.check)
+    ledger.show()
+    assert ledger.close(error="EnvError: the real one")["error"] == watcher.summary["error"]
+    assert any("lives.json cannot be read" in text and "The summary: " in text for text in watcher.texts)
+    ledger.folder.lives.path.unlink()  # as it says
+    assert ledger.number("learner-0") == 2
+
+
+def test_a_run_that_was_taken_over_is_shown_no_more(tmp_path: Path) -> None:
+    ledger, watcher = ledger_of(tmp_path)
+    ledger.folder.lives.begin()
+    ledger.show()
+    RunFolder(ledger.folder.path).lives.begin()
+    with pytest.raises(FencedError, match="has been taken over"):
+        ledger.show()
+    assert len(watcher.statuses) == 1
+    ledger.note("hosts.json", ledger.folder.lives.check)
+    ledger.close(error="FencedError")
+    assert watcher.summary
+    assert not ledger.folder.summary_path.exists()

@@ -57,7 +57,7 @@ def learn(
 
         def first(ledger: Ledger, board: ControlBoard) -> None:
             path, text = ledger.folder.path / _IDENTITY, json.dumps({"run_id": run_id}) + "\n"
-            ledger.note(_IDENTITY, lambda: replace_text(path, text))
+            ledger.note(_IDENTITY, lambda: replace_text(path, text, ledger.folder.lives.check))
 
         return supervise(supervisor, program, config, observers, claim, began, seen, first)
 

@@ -83,7 +83,7 @@ class Identity:
 
     def write(self, folder: RunFolder) -> None:
         values = {"run": self.name, "run_id": self.run_id, "actors": self.actors}
-        replace_text(folder.hosts_path, json.dumps(values) + "\n")
+        replace_text(folder.hosts_path, json.dumps(values) + "\n", folder.lives.check)
 
     @classmethod
     def read(cls, folder: RunFolder) -> Identity | None:

@@ -179,7 +179,7 @@ class Ledger:
         """
         try:
             number = self.folder.lives.grant(name)
-        except OSError as error:
+        except (OSError, SnapshotError) as error:
             if name not in self._unnumbered:
                 self._unnumbered.add(name)
                 self.tell(f"{name} cannot begin before {self.folder.path} can be written: {error}", "warning")
@@ -247,7 +247,16 @@ class Ledger:
         return status
 
     def show(self) -> None:
-        """Give the observers the newest status; one that answers True, or with a reason, stops the run."""
+        """Give the observers the newest status; one that answers True, or with a reason, stops the run.
+
+        Raises:
+            FencedError: another process has begun a newer life of the run.
+        """
+        if not self._upkeep.looking:
+            self._upkeep.looking = True
+            self._upkeep_thread.event("look", {})
+        if self._upkeep.fenced is not None:
+            raise self._upkeep.fenced
         observing.pass_on_news(self._observers, time.monotonic())
         status = replace(self.status)  # its own: some look at it later, from threads of their own
         answers = [observer.update(status) for observer in self._observers]
@@ -298,7 +307,7 @@ class Ledger:
             except FencedError as fenced:
                 self.tell(str(fenced), "warning")
                 return
-            except OSError as error:
+            except (OSError, SnapshotError) as error:
                 if time.monotonic() >= deadline:
                     where, words = self.folder.summary_path, json.dumps(summary, default=str)
                     self.tell(f"{where} could not be written: {error}. The summary: {words}", "warning")

@@ -123,7 +123,7 @@ def record(
         folder.write_config(config)
     folder.lives.begin(checkpoint.newest_life(folder.checkpoints))
     wiring = wire(folder.replay_path)
-    ledger = Ledger(config, folder, [RunLog(folder.path), *observers], base, began)
+    ledger = Ledger(config, folder, [RunLog(folder.path, folder.lives.check), *observers], base, began)
     try:
         ledger.open()
         if claim.lock.trouble:

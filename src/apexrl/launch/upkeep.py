@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from apexrl.config import Config
-from apexrl.errors import SnapshotError
+from apexrl.errors import FencedError, SnapshotError
 from apexrl.launch import role_logs
 from apexrl.run_folder import RunFolder
 from apexrl.status import Level, RunStatus
@@ -24,6 +23,10 @@ class Upkeep:
     def __init__(self, folder: RunFolder) -> None:
         self.failed = 0
         """Attempts to write a note."""
+        self.looking = False
+        """Whether a ``look`` is under way."""
+        self.fenced: FencedError | None = None
+        """Once another process has begun a newer life of the run."""
         self._folder = folder
         self._unwritten: dict[str, Callable[[], object]] = {}  # notes
         self._news: deque[tuple[str, Level]] = deque(maxlen=64)
@@ -43,12 +46,15 @@ class Upkeep:
             role_logs.bound(log)
 
     def event(self, kind: str, values: Mapping[str, Any]) -> None:
-        """``note``: let ``write`` write the small file ``what``. ``checkpoint``: there is one."""
+        """``note``: let ``write`` write the small file ``what``. ``checkpoint``: there is one. ``look``: whether the
+        folder is still this process's."""
         if kind == "note":
             self._note(values["what"], values["write"])
         elif kind == "checkpoint":
-            with suppress(OSError, SnapshotError):  # it is noted with the next one
-                self._folder.lives.keep()
+            self._try(self._folder.lives.keep)  # or it is noted with the next one
+        elif kind == "look":
+            self._try(self._folder.lives.hold)
+            self.looking = False
 
     def message(self, text: str, level: Level = "info") -> None: ...
 
@@ -59,10 +65,20 @@ class Upkeep:
         for what, write in list(self._unwritten.items()):
             self._note(what, write)
 
+    def _try(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except FencedError as error:
+            self.fenced = error
+        except (OSError, SnapshotError):
+            pass
+
     def _note(self, what: str, write: Callable[[], object]) -> None:
         try:
             write()
-        except OSError as error:
+        except FencedError as error:
+            self.fenced = error
+        except (OSError, SnapshotError) as error:
             self.failed += 1
             if what not in self._unwritten:
                 text = f"{what} could not be written: {error}. The run goes on, and it is tried again"

@@ -116,7 +116,7 @@ class Figures:
 
     def __init__(self, namespace: str, folder: RunFolder) -> None:
         context = ray.get_runtime_context()
-        self._ray_path = folder.ray_path
+        self._ray_path, self._check = folder.ray_path, folder.lives.check
         self._folder = folder.path.resolve()
         self._where = {"address": context.gcs_address, "namespace": namespace, "auth": os.environ.get(AUTH_MODE, "")}
         # Beside the driver, whose end is its end; it has nothing to lose, so Ray may start it again.
@@ -133,7 +133,7 @@ class Figures:
 
     def write(self) -> None:
         """Write ``ray.json``, by which ``apexrl status RUN`` finds the cluster."""
-        replace_text(self._ray_path, json.dumps(self._where) + "\n")
+        replace_text(self._ray_path, json.dumps(self._where) + "\n", self._check)
 
     def tick(self, now: float, status: RunStatus, groups: Sequence[Group], sums: Mapping[str, int]) -> None:
         """Tell how things stand, if it is time. ``now``: seconds, of any clock; ``sums``: ``inserted`` and ``sampled``

@@ -54,7 +54,7 @@ def cluster(
         driver.check(program)  # refused before there is a folder
 
         def body(ledger: Ledger, nothing: Wiring) -> None:
-            ledger.note("wishes.json", lambda: remember(wishes, ledger.folder.path))
+            ledger.note("wishes.json", lambda: remember(wishes, ledger.folder.path, ledger.folder.lives.check))
             try:
                 with closing(Figures(driver.namespace, ledger.folder)) as figures:
                     ledger.note("ray.json", figures.write)

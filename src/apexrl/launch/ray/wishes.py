@@ -7,7 +7,7 @@ import json
 import math
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -58,9 +58,9 @@ class Wishes:
                 raise ConfigError(f"{flag} {value:g}: beyond one, Ray gives whole GPUs only")
 
 
-def remember(wishes: Wishes, folder: Path) -> None:
-    """Note them in a run folder, for whoever resumes the run."""
-    replace_text(folder / _FILE, json.dumps(asdict(wishes), indent=2) + "\n")
+def remember(wishes: Wishes, folder: Path, check: Callable[[], None] = lambda: None) -> None:
+    """Note them in a run folder, for whoever resumes the run; ``check`` as for ``replace_text``."""
+    replace_text(folder / _FILE, json.dumps(asdict(wishes), indent=2) + "\n", check)
 
 
 def resumed(folder: Path, address: str, **given: float | None) -> Wishes | None:
