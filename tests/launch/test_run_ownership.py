@@ -34,7 +34,7 @@ def command(config: Config, tmp_path: Path, *words: str) -> subprocess.Popen[byt
     file = tmp_path / "given.toml"
     file.write_text(settings.to_toml(config))
     with (tmp_path / "command.out").open("ab") as output:
-        line = [sys.executable, "-m", "apexrl.cli", "train", str(file), "--name", "run", *words]
+        line = [sys.executable, "-m", "apexrl.cli", "train", str(file), "--out", config.out, "--name", "run", *words]
         return subprocess.Popen(line, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
 
 
