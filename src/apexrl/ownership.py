@@ -265,8 +265,8 @@ class Fence:
     Args:
         name: of the role's slot.
         life: its number, which ``Lives`` gave; 0: none was given.
-        held_until: the moment, by ``lease_clock``, until which the run's place on a server is surely its own; 0: it
-            needs none; ``REPLACED``: another has it.
+        held_until: the moment, by ``lease_clock``, until which this life's place (on a server; on Ray, with the driver)
+            is surely its own; 0: it needs none; ``REPLACED``: another has it.
     """
 
     def __init__(self, folder: Path, name: str, life: int, held_until: Callable[[], float] = lambda: 0.0) -> None:
@@ -277,7 +277,7 @@ class Fence:
 
     @property
     def paused(self) -> bool:
-        """Whether the run's place on its server may be lost, and may come back."""
+        """Whether this life's place may be lost, and may come back."""
         until = self._held_until()
         return until > 0 and lease_clock() > until
 
@@ -285,19 +285,22 @@ class Fence:
         """Return where this life may write.
 
         Raises:
-            LinkError: the run's place on its server may be another's by now, or is.
+            LinkError: this life's place may be another's by now, or is.
             FencedError: a newer life writes here.
             OSError: nobody can tell.
         """
         if self._held_until() == REPLACED:
             raise LinkError("another learner has this run's place on the server")
-        if self.paused:
-            raise LinkError("the server has not answered for as long as this run's place is kept there")
         newest = self._lives.newest(self._name)
         if newest > self.life:
             raise FencedError(
                 f"{self._name} has a newer life ({newest}, this is life {self.life}): this one writes nothing into "
                 f"{self._lives.path.parent} any more"
+            )
+        if self.paused:
+            raise LinkError(
+                "who keeps this run's place (the Redis server; on Ray, the driver) has not answered for as long as it "
+                "is kept, and another learner may have it"
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,16 @@ class Nodes:
 
     def lose(self, node_id: str) -> None:
         """Kill every process of a node, as if its machine had gone."""
+        self._cluster.remove_node(self._node(node_id), allow_graceful=False)
+
+    def cut_off(self, node_id: str) -> None:
+        """The head hears no more of a node, whose workers live on. Lose it at the end."""
+        (raylet,) = self._node(node_id).all_processes["raylet"]
+        os.kill(raylet.process.pid, signal.SIGSTOP)
+
+    def _node(self, node_id: str) -> Any:
         (node,) = [node for node in self._cluster.worker_nodes if node.node_id == node_id]
-        self._cluster.remove_node(node, allow_graceful=False)
+        return node
 
     def close(self) -> None:
         self._cluster.shutdown()

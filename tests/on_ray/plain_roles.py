@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import ray
 
-from apexrl.errors import NonFiniteError, WaitTimeout
+from apexrl.errors import FencedError, LinkError, NonFiniteError, WaitTimeout
 from apexrl.protocols import Context
 from apexrl.replay.loads import Loads
 from apexrl.roles import checkpoints
@@ -112,10 +114,44 @@ class Learner:
         self._publish()
         self._agent.updates = self._context.total("updates")
         if self._agent.updates % 50 == 0:
-            checkpoints.write(self._context, self._agent, keep=2)
+            with suppress(LinkError):  # the driver is late, on a busy machine
+                checkpoints.write(self._context, self._agent, keep=2)
         made = self._context.total("updates")
         self._about["near"] = sum(end._near is not None for end in self._replay._replay._ends)  # type: ignore[attr-defined]
         self._context.send("seen", updates=made, slots=self._seen, **self._about, **self._replay.stats())
         return True
+
+    def close(self) -> None: ...
+
+
+class Scribe:
+    """A learner whose agent is written all the time, and that notes in the run folder what became of it, by its life's
+    number. It samples, so as to be a learner."""
+
+    keeps = True
+
+    def __init__(self, context: Context, *, replay: Loads, weights: Any) -> None:
+        self._learner = Learner(context, replay=replay, weights=weights)
+        self._context = context
+        self._notes = context.folder / f"notes-{context.fence.life}.txt"
+        self._note("began")
+        threading.Thread(target=self._keep_writing, daemon=True).start()
+
+    def _note(self, what: str) -> None:
+        with self._notes.open("a") as file:
+            file.write(f"{what} {os.getpid()}\n")
+
+    def _keep_writing(self) -> None:
+        agent: Any = Count()
+        while True:
+            try:
+                checkpoints.write(self._context, agent, keep=2)
+                self._note("wrote")
+            except (LinkError, FencedError) as error:
+                self._note(type(error).__name__)
+            time.sleep(0.2)
+
+    def step(self) -> bool:
+        return self._learner.step()
 
     def close(self) -> None: ...

@@ -15,7 +15,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 from apexrl.config import ActorConfig, Config
 from apexrl.launch.ledger import Base, Ledger
-from apexrl.launch.ray import cluster, driver
+from apexrl.launch.ray import cluster, driver, places
 from apexrl.launch.ray.actors import Hello, Look, Report
 from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.plans import most_actors, plan
@@ -27,6 +27,8 @@ from apexrl.run_folder import RunFolder, versions
 from apexrl.spec import Field
 from apexrl.status import RunStatus
 from apexrl.topologies.program import Program
+
+LEASE = 0.5
 
 
 class Coming:
@@ -57,6 +59,7 @@ class Process:
     met: dict[int, Any] = field(default_factory=dict)
     killed: bool = False
     refused: dict[int, str] = field(default_factory=dict)
+    unanswered: list[Coming] = field(default_factory=list)
     living: Coming = field(default_factory=Coming)
     greeting: Coming = field(default_factory=Coming)
 
@@ -80,7 +83,8 @@ class Process:
             self.met[arguments[0]] = arguments[1]
             self.refused.pop(arguments[0], None)
         if method in self.never:
-            return Coming()
+            self.unanswered.append(Coming())
+            return self.unanswered[-1]
         if method in self.fails:
             return Coming(self.fails.pop(method))
         if method == "look":
@@ -197,6 +201,7 @@ def make_up(monkeypatch: pytest.MonkeyPatch, patience: float = 30.0) -> World:
         monkeypatch.setattr(module, "ray", world)
     monkeypatch.setattr(driver, "Cluster", world.connect)
     monkeypatch.setattr(driver, "HELLO_SECONDS", patience)
+    monkeypatch.setattr(places, "LEASE_SECONDS", LEASE)
     return world
 
 

@@ -64,13 +64,13 @@ class Watcher:
         return str(ray.get(actor.hello.remote(), timeout=60.0).node)
 
 
-def program(config: Config, deeds: dict[str, str]) -> Program:
+def program(config: Config, deeds: dict[str, str], learner: type = Learner) -> Program:
     whole = Program(config)
     replay = whole.replay(
         capacity=4000, fields={"action": Field((), "int64")}, kind="transition", min_size=32, samples_per_insert=0.0
     )
     weights = whole.weights(4000)
-    whole.role(Learner, replay=replay, weights=weights, restarts=5)
+    whole.role(learner, name="learner", replay=replay, weights=weights, restarts=5)
     whole.role(Actor, count=most_actors(config), replay=replay, weights=weights, deeds=deeds, restarts=5)
     return whole
 
@@ -84,6 +84,7 @@ def run(
     actors: tuple[int, int] = (4, 4),
     shards: int = 2,
     stall_timeout: float = 300.0,
+    learner: type = Learner,
 ) -> Watcher:
     """``actors`` at first and at most, in groups with a shard each, for at most eight minutes."""
     own = ActorConfig(actors=actors[0], actor_slots=actors[1])
@@ -94,7 +95,7 @@ def run(
         watcher = Watcher(driver.namespace, act)
         ledger = Ledger(config, folder, [watcher], Base(), time.monotonic())
         driver.settle(plan(config, wishes, 2))
-        driver.run(program(config, deeds), ledger)
+        driver.run(program(config, deeds, learner), ledger)
     ledger.close()
     watcher.summary = json.loads(folder.summary_path.read_text())
     return watcher

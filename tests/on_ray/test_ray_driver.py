@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,14 +11,18 @@ import pytest
 
 pytest.importorskip("ray", reason="needs the extra ray")
 
-from ray.exceptions import ActorUnavailableError, RayTaskError
+from plain_roles import Learner
+from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, RayTaskError
 from ray_made_up import Coming, Process, Watcher, World, make_up, run
 
-from apexrl.errors import ClosedError, ConfigError, WorkerError
-from apexrl.launch.ray import driver, ends, reception
-from apexrl.launch.ray.actors import Ground, Hello, Report, RoleProcess
+from apexrl import ownership
+from apexrl.errors import ClosedError, ConfigError, FencedError, LinkError, WorkerError
+from apexrl.launch.ray import actors, driver, ends, places, reception
+from apexrl.launch.ray.actors import Errand, Ground, Hello, News, Report, RoleProcess
 from apexrl.launch.ray.places import Place
 from apexrl.launch.supervisor import Interrupts
+from apexrl.links.control import RUN
+from apexrl.ownership import Fence, Lives
 from apexrl.topologies.program import Node
 
 
@@ -186,6 +192,105 @@ def test_who_cannot_be_reached_is_killed_before_another_takes_its_place(
     world.trouble = trouble
     run(tmp_path, lambda watcher: len(world.of(RoleProcess, 0)) == 2 and world.of(RoleProcess, 0)[1].asked > 0)
     assert len(world.of(kind, 0)) == 2
+
+
+@pytest.mark.parametrize("sure", [True, False])
+def test_a_learner_that_may_live_on_is_followed_when_its_lease_is_over(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sure: bool
+) -> None:
+    """Ray calls dead whoever it cannot reach with its node; of a process that was killed the node itself says so."""
+    monkeypatch.setattr(places, "LEASE_SECONDS", 5.0)
+    heard: list[float] = []
+    begun: list[float] = []
+    error = ActorDiedError() if sure else NodeDiedError("its node is dead")
+
+    def trouble(process: Process, before: int) -> None:
+        if process.place == 0 and process.kind is RoleProcess and before:
+            begun.append(time.monotonic())
+
+    def until(watcher: Watcher) -> bool:
+        first = world.of(RoleProcess, 0)
+        if first and first[0].asked > 1 and not heard:
+            heard.append(time.monotonic())
+            first[0].fails = {"poll": error}
+        return len(first) > 1 and first[1].asked > 0
+
+    world.trouble = trouble
+    watcher = run(tmp_path, until)
+    assert world.of(RoleProcess, 0)[0].killed
+    assert (begun[0] - heard[0] >= 4.0) != sure  # it was heard a poll before, at most
+    assert watcher.status.restarts["learner"] == 1
+
+
+def test_a_learner_that_does_not_answer_is_said_to_write_nothing(world: World, tmp_path: Path) -> None:
+    def until(watcher: Watcher) -> bool:
+        (first, *_) = world.of(RoleProcess, 0) or [None]
+        if first is None or first.asked < 2:
+            return False
+        if not any("writes nothing into the run folder" in text for text in watcher.texts):
+            first.never = {"poll"}
+        elif first.never:
+            first.never = set()
+            for unanswered in first.unanswered:
+                unanswered.value = (Report({"env_steps": first.asked}, pid=1, state="acting"),)
+        return any(text == "learner-0 answers again, and may write into the run folder" for text in watcher.texts)
+
+    watcher = run(tmp_path, until)
+    assert sum("learner-0 has not answered for 0.5 s" in text for text in watcher.texts) == 1
+    assert watcher.status.restarts["learner"] == 0
+
+
+@pytest.fixture
+def role_process() -> Iterator[Callable[[Errand], RoleProcess]]:
+    made: list[RoleProcess] = []
+
+    def make(errand: Errand) -> RoleProcess:
+        made.append(RoleProcess(errand))
+        return made[-1]
+
+    yield make
+    for process in made:
+        process._ours.close()
+        process._theirs.close()
+
+
+def test_a_writer_may_write_for_as_long_as_the_driver_surely_heard_it(
+    role_process: Callable[[Errand], RoleProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease is counted from its own last word that the driver has: a poll that was long under way is too old."""
+    now = [1000.0]
+    monkeypatch.setattr(actors, "lease_clock", lambda: now[0])
+    monkeypatch.setattr(ownership, "lease_clock", lambda: now[0])
+    lives = Lives(tmp_path)
+    lives.begin()
+    process = role_process(Errand("learner-0", "learner", 0, 0, 1, tmp_path, True, Learner, life=2))
+    assert lives.grant("learner-0") == 2
+    fence = Fence(tmp_path, "learner-0", process._errand.life, lambda: process._board.held_until)
+    first = process.poll(News(RUN, {}))
+    with pytest.raises(LinkError, match="has not answered"):
+        fence.check()  # whether that report arrived, nobody knows
+    now[0] += 3.0
+    second = process.poll(News(RUN, {}, first.said_at))
+    fence.check()
+    now[0] += actors.LEASE_SECONDS - 3.0
+    fence.check()
+    now[0] += 0.001
+    assert fence.paused
+    process.poll(News(RUN, {}, second.said_at))
+    fence.check()
+    now[0] += 60.0
+    process.poll(News(RUN, {}, second.said_at))  # sent a minute ago
+    with pytest.raises(LinkError, match="has not answered"):
+        fence.check()
+    lives.grant("learner-0")
+    with pytest.raises(FencedError):
+        fence.check()
+
+
+def test_roles_that_write_nothing_need_no_lease(role_process: Callable[[Errand], RoleProcess], tmp_path: Path) -> None:
+    process = role_process(Errand("actor-0", "actor", 0, 0, 1, tmp_path, False, Learner))
+    process.poll(News(RUN, {}, 1.0))
+    assert process._board.held_until == 0.0
 
 
 def test_a_life_that_never_began_is_no_second_loss(world: World, tmp_path: Path) -> None:

@@ -168,9 +168,9 @@ def test_a_group_that_is_lost_too_often_is_done_without_and_tried_again(
 
     def until(watcher: Watcher) -> bool:
         if any("goes on without shard-1 and its actors" in text for text in watcher.texts) and not dropped:
-            dropped.append(len(world.of(Ground, 2)))
             states = [worker.state for worker in watcher.status.workers if worker.role == "actor"]
-            assert sorted(states) == ["failed"] * 2 + ["starting"] * 2
+            if (len(states), states.count("failed")) == (4, 2):  # in the next status, at the latest
+                dropped.append(len(world.of(Ground, 2)))
         return any(one.asked > 2 for one in world.of(RoleProcess, 2))
 
     world.trouble = trouble

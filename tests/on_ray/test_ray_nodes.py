@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 pytest.importorskip("ray.cluster_utils", reason="needs the extra ray", exc_type=ImportError)
 
+from plain_roles import Scribe
 from short_runs import Watcher, run
 
 from apexrl.config import ActorConfig, Config
@@ -17,6 +19,7 @@ from apexrl.errors import ConfigError
 from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.wishes import Wishes
 from apexrl.launch.supervisor import Interrupts
+from apexrl.ownership import Lives
 from apexrl.status import RunStatus
 
 pytestmark = [
@@ -87,6 +90,46 @@ def test_the_learners_node_is_lost_and_home_begins_anew_from_the_last_checkpoint
     # The learner may have gone on for long after what the driver last heard. Versions never go back.
     assert 50 <= watcher.seen["restored"] < watcher.seen["first_version"]
     assert lost[0] < watcher.seen["first_version"]
+
+
+def test_a_learner_that_is_cut_off_stops_writing_before_the_next_one_begins(nodes: Any, tmp_path: Path) -> None:
+    """For the head its node is dead, but its process lives on, and sees the run folder."""
+    cut: list[str] = []
+    beside: list[bool] = []
+
+    def notes() -> list[list[str]]:
+        found = sorted((tmp_path / "run").glob("notes-*.txt"), key=lambda path: int(path.stem[6:]))
+        return [path.read_text().split("\n")[:-1] for path in found]
+
+    def act(watcher: Watcher, status: RunStatus) -> bool:
+        lives = notes()
+        if not cut:
+            if watcher.seen and lives and any(line.startswith("wrote") for line in lives[0]):
+                cut.append(watcher.seen["node"])
+                nodes.cut_off(cut[0])
+                nodes.add()
+            return False
+        if len(lives) > 1 and not beside:
+            os.kill(int(lives[0][0].split()[1]), 0)  # it is there, beside the next one
+            beside.append(True)
+        return len(lives) > 1 and sum(line.startswith("wrote") for line in lives[1]) > 10
+
+    try:
+        watcher = run(nodes.address, tmp_path, {}, act, learner=Scribe)
+        first, second = notes()
+        assert watcher.summary["stopped_by"] == "callback"
+        assert beside
+        assert watcher.summary["restarts"]["learner"] >= 1  # Ray may try one on the lost node
+        words = [line.split()[0] for line in first]
+        last = max(index for index, word in enumerate(words) if word == "wrote")
+        assert "FencedError" not in words[:last]
+        assert words[last + 1] == "LinkError"  # its lease ran out before another life was begun
+        assert len({line.split()[1] for line in first + second}) == 2
+        (newest,) = {path.name[:9] for path in (tmp_path / "run" / "checkpoints").glob("life-*.safetensors")}
+        assert newest == f"life-{Lives(tmp_path / 'run').newest('learner-0'):04d}" > "life-0001"
+    finally:
+        if cut:
+            nodes.lose(cut[0])
 
 
 def test_a_run_grows_with_the_cluster_and_goes_on_with_what_is_left(nodes: Any, tmp_path: Path) -> None:

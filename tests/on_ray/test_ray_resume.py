@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ pytest.importorskip("ray.cluster_utils", reason="needs the extra ray", exc_type=
 import ray
 
 import apexrl
-from apexrl import cli
+from apexrl import checkpoint, cli
 from apexrl.launch.ray.wishes import Wishes, resumed
 from apexrl.run_folder import RunFolder
 
@@ -61,3 +64,42 @@ def test_a_run_goes_on_on_the_cluster_where_it_was(cluster: str, tmp_path: Path)
     assert after["wall_seconds"] > before["wall_seconds"]
     log = (run.path / "metrics.jsonl").read_text()
     assert f"-update-{before['updates']:09d}" in log
+
+
+def test_the_command_of_a_killed_driver_goes_on_when_it_is_repeated(cluster: str, tmp_path: Path) -> None:
+    """The cluster has no room for both: actors of the killed one end without it."""
+    words = "train cartpole --resume-or-start --name run --actors 2 --actor-cpus 1 --replay-shards 2 --min-size 64"
+    words += " --batch-size 16 --capacity 2000 --eval-episodes 2 --checkpoint-seconds 0.5 --samples-per-insert 1"
+    command = [sys.executable, "-m", "apexrl.cli", *words.split(), "--ray", cluster, "--out", str(tmp_path)]
+    folder = RunFolder(tmp_path / "run")
+    with (tmp_path / "log").open("w") as log:
+        first = subprocess.Popen([*command, "--env-steps", "100000000"], stdout=log, stderr=subprocess.STDOUT)
+        try:
+            deadline = time.monotonic() + 240.0
+            while (path := checkpoint.latest(folder.checkpoints)) is None or "update-000000000." in path.name:
+                assert first.poll() is None, (tmp_path / "log").read_text()
+                assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+                time.sleep(0.2)
+        finally:
+            first.kill()
+            first.wait()
+    namespace, life = where(folder.path), checkpoint.newest_life(folder.checkpoints)
+    reached = checkpoint.load_latest(folder.checkpoints)
+    assert reached is not None
+    steps = reached.metadata["env_steps"] + 20000
+    for _ in range(2):
+        again = subprocess.run([*command, "--env-steps", str(steps)], check=False, capture_output=True, timeout=240)
+        assert again.returncode == cli.OK, again.stdout.decode() + again.stderr.decode()
+    assert b"is done: env_steps was reached" in again.stdout + again.stderr
+    summary = folder.summary()
+    assert summary["env_steps"] >= steps
+    newest = checkpoint.newest_life(folder.checkpoints)
+    assert newest > summary["life"] > life
+    assert "restored life-" in folder.metrics_path.read_text()
+    ray.init(address=cluster, log_to_driver=False, logging_level="ERROR")
+    try:
+        left = [one for one in ray.util.list_named_actors(all_namespaces=True) if one["namespace"] == namespace]
+    finally:
+        ray.shutdown()
+    assert left == []
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["run"]

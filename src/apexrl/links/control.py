@@ -93,8 +93,8 @@ class ControlBoard:
 
     @property
     def held_until(self) -> float:
-        """Until when the run's place on its server is surely its own, by ``ownership.lease_clock``; 0: it needs none;
-        ``ownership.REPLACED``: another has it."""
+        """Until when the place of who writes checkpoints, on a server or with Ray's driver, is surely its own, by
+        ``ownership.lease_clock``; 0: it needs none; ``ownership.REPLACED``: another has it."""
         return float(self._floats[_HELD_UNTIL])
 
     @held_until.setter

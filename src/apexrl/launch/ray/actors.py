@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 import ray
@@ -33,12 +33,18 @@ from apexrl.links import messages
 from apexrl.links.context import SharedContext
 from apexrl.links.control import COUNTERS, ControlBoard
 from apexrl.links.sharded_parameters import ShardedParameters
+from apexrl.ownership import lease_clock
 from apexrl.protocols import Role
 from apexrl.replay import Replay
 from apexrl.replay.shards import QUEUE_SECONDS, Drawn, Shard, Written
 from apexrl.run_folder import versions
 from apexrl.topologies.program import Factory, Probe, Program
 from apexrl.weights import WeightsBoard
+
+LEASE_SECONDS: Final = 10.0
+"""How long a role may write into the run folder after the newest word of its that the driver is known to have heard."""
+
+_NEVER = 1e-9  # a moment of ``lease_clock`` that is over
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -190,6 +196,7 @@ class News:
 
     stop: int
     others: dict[str, int]  # counters of all others and of earlier lives
+    heard: float = 0.0  # ``Report.said_at`` of the newest one that it has; 0: it has none
 
 
 @dataclass(frozen=True)
@@ -203,6 +210,7 @@ class Report:
     quiet_seconds: float = 0.0  # since its loop went on, outside of environment calls
     pid: int = 0
     status: int | None = None  # at the end: 0 in good order
+    said_at: float = 0.0  # by ``ownership.lease_clock`` of its machine
 
 
 class RoleProcess:
@@ -211,6 +219,8 @@ class RoleProcess:
     def __init__(self, errand: Errand) -> None:
         self._errand = errand
         self._board = ControlBoard(1)
+        if errand.life:
+            self._board.held_until = _NEVER
         self._row = self._board.row(0)
         self._row.begin(os.getpid(), errand.generation)
         self._row.heartbeat = time.monotonic()
@@ -242,6 +252,8 @@ class RoleProcess:
     def poll(self, news: News) -> Report:
         self._others(news.others)
         self._board.stop = news.stop
+        if self._errand.life and news.heard:
+            self._board.held_until = news.heard + LEASE_SECONDS
         return self._report(None)
 
     @_apart("talk")
@@ -268,6 +280,7 @@ class RoleProcess:
             quiet_seconds=0.0 if since else now - self._row.heartbeat,
             pid=os.getpid(),
             status=status,
+            said_at=lease_clock(),
         )
 
     def _made(self, context: SharedContext, **ports: Any) -> Role:

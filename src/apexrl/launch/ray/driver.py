@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.exceptions import NodeDiedError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, NodeDiedError, RayError, RayTaskError
 
 from apexrl.config import Config
 from apexrl.errors import ApexrlError, WorkerError
@@ -251,7 +251,7 @@ class Driver:
         for place in group.places:
             if place.handle is not None:
                 kill(place.handle)
-                place.end(now, "killed", why)
+                place.end(now, "killed", why, sure=False)
         kill(group.ground)  # who cannot be reached may still live, beside the next one
         group.end(now, ending)
         home = self._groups[0]
@@ -301,12 +301,20 @@ class Driver:
             self._bury(group, place, now, 1, str(error))
             return
         except RayError as error:
-            self._bury(group, place, now, None, _first_line(error), _ending(error))
+            ending = _ending(error)
+            dead = isinstance(error, ActorDiedError) and ending != "killed" and not place.hung  # as its node says
+            self._bury(group, place, now, None, _first_line(error), ending, dead)
             return
-        every = max(_PERIOD_SECONDS, sum(len(g.places) for g in self._groups) / _POLLS_PER_SECOND)
+        if text := place.lapse(now):
+            self._ledger.tell(text, "warning")
+        every = (
+            _PERIOD_SECONDS
+            if place.node.fenced
+            else max(_PERIOD_SECONDS, sum(len(g.places) for g in self._groups) / _POLLS_PER_SECOND)
+        )
         if place.polled is None and now - place.asked_at >= every:
             place.asked_at = now
-            place.polled = place.handle.poll.remote(News(self._word, self._others(place)))
+            place.polled = place.handle.poll.remote(News(self._word, self._others(place), place.report.said_at))
         if place.hung:
             self._end_hung(place, now)
         elif why := place.hangs(now, self._stall_timeout(place)):
@@ -342,11 +350,19 @@ class Driver:
                 self._ledger.hear(message.kind, message.values)
 
     def _bury(
-        self, group: Group, place: Place, now: float, status: int | None, why: str, ending: Ending = "failed"
+        self,
+        group: Group,
+        place: Place,
+        now: float,
+        status: int | None,
+        why: str,
+        ending: Ending = "failed",
+        sure: bool = True,
     ) -> None:
-        """A life has ended, with ``status`` or (None) killed: in good order, or to be followed by another."""
+        """A life has ended, with ``status`` or (None) killed: in good order, or to be followed by another. ``sure``: it
+        cannot live on unseen."""
         kill(place.handle)  # who cannot be reached may still live, and write checkpoints
-        place.end(now, ending, why)
+        place.end(now, ending, why, sure)
         if self._stop_at is not None:
             place.gone = True
             if status == 0:

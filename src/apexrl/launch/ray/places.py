@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from apexrl.launch.patience import Ending, Patience
-from apexrl.launch.ray.actors import Hello, Look, Report
+from apexrl.launch.ray.actors import LEASE_SECONDS, Hello, Look, Report
 from apexrl.launch.ray.ends import samplers
 from apexrl.launch.ray.plans import Plan
 from apexrl.launch.slots import in_full
@@ -42,6 +42,7 @@ class Place:
         self.stacks: Any = None  # … and where it was, when it comes
         self.kill_at = 0.0
         self._silence = Standstill()
+        self._paused = False  # it writes nothing into the run folder, as it was not heard
         self.errors: list[dict[str, Any]] = []
         self.last_error = ""
         self.report = Report({})
@@ -54,6 +55,7 @@ class Place:
         self.restarts += self.generation > 0
         self.handle, self.life, self.polled, self.hung, self.stacks = handle, None, None, "", None
         self._silence = Standstill()
+        self._paused = False
         self.errors = []
         self.report = Report({})
         self.born_at = self.heard_at = now
@@ -95,8 +97,22 @@ class Place:
             return stood_still(stall_timeout, starting)
         return ""
 
-    def end(self, now: float, how: Ending, why: str) -> None:
-        """This life is over; what it had counted stays."""
+    def lapse(self, now: float) -> str:
+        """What to say when a writer's lease has run out for want of answers, and when it was renewed; else empty."""
+        if not self.node.fenced or not self.report.pid:
+            return ""
+        paused = now - self.heard_at > LEASE_SECONDS
+        if paused == self._paused:
+            return ""
+        self._paused = paused
+        if paused:
+            silent = f"{self.name} has not answered for {LEASE_SECONDS:g} s"
+            return f"{silent}: it writes nothing into the run folder until it is heard again"
+        return f"{self.name} answers again, and may write into the run folder"
+
+    def end(self, now: float, how: Ending, why: str, sure: bool = True) -> None:
+        """This life is over; what it had counted stays. Unless that is ``sure``, a successor that writes into the run
+        folder waits until the lease of this one has run out."""
         worked = self.work_done > self._work_at_birth
         for name, value in self.report.counters.items():
             self._before[name] += value
@@ -106,6 +122,8 @@ class Place:
         why = self.hung or why
         self.last_error = self.errors[-1]["traceback"].rstrip() if self.errors and not self.hung else why
         self.restart_at = now + self.patience.pause_seconds
+        if self.node.fenced and not sure:
+            self.restart_at = max(self.restart_at, self.heard_at + LEASE_SECONDS)
 
     def total(self, counter: str) -> int:
         return self._before[counter] + self.report.counters.get(counter, 0)
