@@ -26,6 +26,7 @@ NB_MODULE(_native, m) {
       .def(nb::new_([](size_t nbytes, const std::string& directory) { return Segment::create(nbytes, directory); }),
            nb::arg("nbytes"), nb::arg("directory") = "")
       .def_prop_ro("nbytes", &Segment::nbytes)
+      .def_prop_ro("name", &Segment::name, "What to call it in messages.")
       .def("promise", &Segment::promise, nb::arg("nbytes"), "Say how many bytes it takes when full, with what users keep.")
       .def_static("promised", [] { return Segment::promised(); },
                   "Bytes promised to segments in memory that this process made, and not yet taken.")

@@ -115,7 +115,16 @@ void bind_replay(nb::module_& m) {
       .def_static("describe", [](nb::tuple state) { return Replay::of(segment_from(state))->json(); },
                   "The JSON that the creator left, for a process about to attach.")
       .def_static("attach", [](nb::tuple state, nb::list fields) {
-        return std::make_shared<PyReplay>(Replay::of(segment_from(state)), field_types(fields, nullptr));
+        std::vector<Column> columns;
+        auto types = field_types(fields, &columns);
+        auto replay = Replay::of(segment_from(state));
+        const Header& h = replay->view().header();
+        const auto same = [](const Column& a, const Column& b) {
+          return std::tie(a.bytes, a.align, a.windowed, a.sampled, a.per_item) == std::tie(b.bytes, b.align, b.windowed, b.sampled, b.per_item);
+        };
+        if (columns.size() != h.geometry.columns || !std::equal(columns.begin(), columns.end(), h.column, same))
+          throw std::runtime_error("the replay in " + replay->segment()->name() + " cannot be used: its columns are not its fields");
+        return std::make_shared<PyReplay>(std::move(replay), std::move(types));
       })
       .def("state", [](const PyReplay& r) { return segment_state(*r.replay->segment()); })
       .def("segment", [](const PyReplay& r) { return r.replay->segment(); })

@@ -34,10 +34,13 @@ class Board {
   explicit Board(std::shared_ptr<Segment> segment) : segment_(std::move(segment)) {
     if (segment_->nbytes() < sizeof(Head) || head().magic.load(std::memory_order_acquire) != kMagic)
       throw std::runtime_error("this shared memory holds no weights board");
+    capacity_ = head().capacity;
+    if (capacity_ > segment_->nbytes() || bytes_for(capacity_) > segment_->nbytes()) throw damaged();
+    layout_text();
   }
 
   const std::shared_ptr<Segment>& segment() const { return segment_; }
-  size_t capacity() const { return head().capacity; }
+  size_t capacity() const { return capacity_; }
   uint64_t version() const {  // of the newest buffer, where a publisher died before it could say so in the head
     const Head& h = head();
     const uint64_t newest = h.slot[h.newest.load(std::memory_order_acquire) % kBuffers].version.load(std::memory_order_acquire);
@@ -56,7 +59,9 @@ class Board {
     return true;
   }
   std::string layout_text() const {
-    return std::string(layout(), head().layout_bytes.load(std::memory_order_acquire));
+    const uint64_t n = head().layout_bytes.load(std::memory_order_acquire);
+    if (n > kLayoutBytes) throw damaged();
+    return std::string(layout(), n);
   }
 
   // `version` must be larger than any before. `parts`: pieces that together are `nbytes` long.
@@ -92,7 +97,7 @@ class Board {
       const uint64_t before = slot.sequence.load(std::memory_order_acquire);
       if (before & 1) continue;
       const uint64_t version = slot.version.load(std::memory_order_relaxed);
-      if (slot.nbytes.load(std::memory_order_relaxed) != nbytes) continue;
+      if (slot.nbytes.load(std::memory_order_relaxed) != nbytes || nbytes > capacity_) continue;
       std::memcpy(out, buffer(at), nbytes);
       std::atomic_thread_fence(std::memory_order_acquire);
       if (slot.sequence.load(std::memory_order_relaxed) == before) return version;
@@ -129,10 +134,14 @@ class Board {
   Head& head() const { return *reinterpret_cast<Head*>(segment_->data()); }
   char* layout() const { return reinterpret_cast<char*>(segment_->data()) + sizeof(Head); }
   uint8_t* buffer(uint32_t i) const {
-    return segment_->data() + sizeof(Head) + kLayoutBytes + stride(head().capacity) * i;
+    return segment_->data() + sizeof(Head) + kLayoutBytes + stride(capacity_) * i;
+  }
+  std::runtime_error damaged() const {
+    return std::runtime_error("the weights board in " + segment_->name() + " cannot be used: its words were overwritten");
   }
 
   std::shared_ptr<Segment> segment_;
+  size_t capacity_ = 0;
 };
 
 }  // namespace apexrl

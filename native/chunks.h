@@ -10,6 +10,7 @@
 
 #include "gather.h"
 #include "layout.h"
+#include "zeroed.h"
 
 namespace apexrl {
 
@@ -119,7 +120,7 @@ class Outbox {
   };
   View view_;
   std::deque<Waiting> waiting_;
-  std::vector<uint8_t> waits_;  // per slot
+  Zeroed<uint8_t> waits_;  // per slot
 };
 
 }  // namespace apexrl

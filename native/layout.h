@@ -64,6 +64,8 @@ struct Column {
   uint8_t per_item;      // one value per item, in a plane of cells
   uint32_t offset;       // in the record
   uint64_t plane_offset; // in the slot
+
+  bool operator==(const Column&) const = default;
 };
 
 struct Geometry {
@@ -76,6 +78,7 @@ struct Geometry {
   uint32_t rows;       // behind + chunk + ahead
   uint32_t leaves;     // of a slot: chunk, rounded up to 8 from 3 on
   uint32_t slots;
+  uint32_t at_will;    // slots that workers take by themselves; the others an owner hands out, when none is free
   uint32_t lanes;
   uint32_t streams;    // of all lanes together; also entries of one lane's tables
   uint32_t desk;       // free slots kept ready for a lane
@@ -97,6 +100,8 @@ struct Geometry {
   uint64_t seed;
   uint64_t slot_bytes;
   uint64_t lane_bytes, lanes_at, metas_at, leaves_at, staged_at, slots_at, json_at, json_bytes, total;
+
+  bool operator==(const Geometry&) const = default;
 };
 
 constexpr uint32_t kMaxColumns = 128;
@@ -233,7 +238,10 @@ inline void lay_out(Geometry& g, std::vector<Column>& columns) {
   if (g.kind == Kind::transition) positions *= 2;
   if (g.kind == Kind::sequence) positions *= std::max(g.stride, g.n_step) + 1;
   if (g.kind == Kind::unroll) positions *= g.stride;
-  const uint64_t slots = (positions + g.chunk - 1) / g.chunk + spare + 2;
+  uint64_t slots = (positions + g.chunk - 1) / g.chunk + spare + 2;
+  g.at_will = uint32_t(std::min<uint64_t>(slots, UINT32_MAX));
+  // Slots of a fifo's streams are never evicted: writers that come and go may leave one item in each.
+  if (g.sampler == Sampler::fifo && g.kind != Kind::rows) slots = std::max(slots, g.most + spare + 2);
   g.leaves = g.chunk <= 2 ? g.chunk : uint32_t(round_up(g.chunk, 8));
   if (slots > UINT32_MAX / g.leaves) throw std::invalid_argument("capacity is too large");
   g.slots = uint32_t(slots);
@@ -270,6 +278,34 @@ inline void lay_out(Geometry& g, std::vector<Column>& columns) {
   g.json_at = g.staged_at + sizeof(double) * tree_leaves(g);
   g.slots_at = round_up(g.json_at + g.json_bytes, 4096);
   g.total = g.slots_at + g.slot_bytes * slots;
+}
+
+// Whether what a header says is a layout that `lay_out` makes, in memory of `nbytes`.
+inline bool is_laid_out(const Header& h, uint64_t nbytes) {
+  const Geometry said = h.geometry;
+  constexpr uint32_t kSome = 1 << 20;
+  const bool rows = said.kind == Kind::rows;
+  if (said.columns > kMaxColumns || said.kind > Kind::unroll || said.sampler > Sampler::fifo || said.remover > Remover::proportional ||
+      said.chunk == 0 || said.chunk > 65535 || said.chunk_items == 0 || said.lanes == 0 || said.lanes > 1 << 13 ||
+      said.streams == 0 || said.streams > 1 << 16 || said.desk == 0 || said.desk > 1 << 16 || said.capacity == 0 ||
+      said.most < said.capacity || said.most > uint64_t(1) << 40 || said.behind > kSome || said.ahead > kSome ||
+      said.stack == 0 || said.stack > kSome || said.n_step > kSome || said.burn_in > kSome || said.stride > kSome ||
+      said.json_bytes > nbytes)
+    return false;
+  if (!rows && (said.behind + 1 < said.burn_in + said.stack || said.ahead < said.n_step)) return false;
+  Geometry again = said;
+  std::vector<Column> columns(h.column, h.column + said.columns);
+  for (Column& c : columns) {
+    if ((c.align != 1 && c.align != 2 && c.align != 4 && c.align != 8) || (c.per_item && said.cells == 0)) return false;
+    c.offset = 0;
+    c.plane_offset = 0;
+  }
+  try {
+    lay_out(again, columns);
+  } catch (const std::invalid_argument&) {
+    return false;
+  }
+  return again == said && again.total <= nbytes && std::equal(columns.begin(), columns.end(), h.column);
 }
 
 // Typed access to a replay's segment.
@@ -356,8 +392,8 @@ class View {
   uint8_t* base_;
 };
 
-constexpr char kReplayMagic[9] = "APEXRPL4";
-constexpr uint32_t kReplayVersion = 4;
+constexpr char kReplayMagic[9] = "APEXRPL5";
+constexpr uint32_t kReplayVersion = 5;
 
 // One slot in a snapshot; its rows and leaves follow.
 struct SnapshotEntry {

@@ -88,7 +88,9 @@ class Lease {
     }
     auto& counter = header().next_unused;
     uint64_t n = counter.load(std::memory_order_acquire);
-    while (n < g.slots && grown_to(*segment_, view_, n + 1)) {
+    // An owner may have free slots, and hands out those first. Without one there are none.
+    const uint64_t most = header().owner.load(std::memory_order_relaxed) == 0 ? g.slots : std::min(g.at_will, g.slots);
+    while (n < most && grown_to(*segment_, view_, n + 1)) {
       next.store(uint32_t(n) + 1, std::memory_order_seq_cst);  // said before the claim: see retire_lane
       if (counter.compare_exchange_strong(n, n + 1, std::memory_order_seq_cst)) {
         SlotMeta& meta = view_.meta(uint32_t(n));

@@ -61,6 +61,8 @@ class Replay {
     const Header& h = View(segment->data()).header();
     if (std::memcmp(h.magic, kReplayMagic, 8) != 0 || h.version != kReplayVersion || h.bytes != sizeof(Header))
       throw std::runtime_error("this shared memory holds no replay of this version of apexrl");
+    if (!is_laid_out(h, segment->nbytes()))
+      throw std::runtime_error("the replay in " + segment->name() + " cannot be used: its header was overwritten");
     auto replay = std::shared_ptr<Replay>(new Replay(segment));
     entry = replay;
     return replay;
@@ -128,20 +130,22 @@ class Replay {
   bool closed() const { return view_.header().closed.load(std::memory_order_acquire); }
 
   // Every slot that no snapshot filled is free, with a generation above all that were ever handed out: keys of before
-  // the snapshot stay good or stale, and cannot hit what comes.
+  // the snapshot stay good or stale, and cannot hit what comes. Those of a fifo are never updated: there, slots that were
+  // not needed stay unused.
   void finish_restore(uint64_t largest_generation) {
     const Geometry& g = view_.geometry();
-    for (uint32_t s = 0; s < g.slots; ++s) {
-      auto& word = view_.meta(s).word;
+    if (g.sampler != Sampler::fifo) view_.header().next_unused.store(g.slots);
+    for (uint64_t s = 0, used = view_.header().next_unused.load(); s < used; ++s) {
+      auto& word = view_.meta(uint32_t(s)).word;
       if (SlotWord::unpack(word.load()).state != SlotState::committed)
         word.store(SlotWord{SlotState::free, 0, largest_generation}.pack());
     }
-    view_.header().next_unused.store(g.slots);
   }
   uint64_t largest_generation() const {
     uint64_t largest = 0;
-    for (uint32_t s = 0; s < view_.geometry().slots; ++s)
-      largest = std::max(largest, SlotWord::unpack(view_.meta(s).word.load(std::memory_order_acquire)).generation);
+    const uint64_t used = std::min<uint64_t>(view_.header().next_unused.load(), view_.geometry().slots);
+    for (uint64_t s = 0; s < used; ++s)
+      largest = std::max(largest, SlotWord::unpack(view_.meta(uint32_t(s)).word.load(std::memory_order_acquire)).generation);
     return largest;
   }
 
@@ -150,14 +154,22 @@ class Replay {
     const Geometry& g = view_.geometry();
     if (count * snapshot_entry_bytes(g) != bytes) throw std::invalid_argument("a block has another size than its entries");
     Header& h = view_.header();
-    if (!grown_to(*segment_, view_, g.slots)) throw std::runtime_error("the memory for its slots is refused");
+    uint64_t used = 0;
+    for (size_t i = 0; i < count; ++i) {
+      SnapshotEntry entry;
+      std::memcpy(&entry, in + i * snapshot_entry_bytes(g), sizeof entry);
+      if (entry.slot >= g.slots) throw std::invalid_argument("slot out of range");
+      used = std::max<uint64_t>(used, entry.slot + 1);
+    }
+    if (!grown_to(*segment_, view_, g.sampler == Sampler::fifo ? used : g.slots))
+      throw std::runtime_error("the memory for its slots is refused");
+    h.next_unused.store(std::max<uint64_t>(h.next_unused.load(), used));
     touch_pages(in, count);
     for (; count > 0; --count) {
       SnapshotEntry entry;
       std::memcpy(&entry, in, sizeof entry);
       in += sizeof entry;
-      if (entry.slot >= g.slots || entry.visible > g.chunk || entry.consumed > entry.visible)
-        throw std::invalid_argument("slot or count out of range");
+      if (entry.visible > g.chunk || entry.consumed > entry.visible) throw std::invalid_argument("count out of range");
       std::memcpy(view_.slot(entry.slot), in, g.slot_bytes);
       in += g.slot_bytes;
       std::memcpy(view_.leaves(entry.slot), in, g.leaves * sizeof(double));

@@ -56,15 +56,16 @@ class Segment {
     head->nbytes = nbytes;
     std::memcpy(head->uuid, segment->uuid_.data(), 16);
     std::memcpy(head->magic, kMagic, 8);
+    segment->name_ = "shared memory " + (segment->path_.empty() ? place(getpid(), segment->fd_) : segment->path_);
     remember(segment);
     return segment;
   }
 
   static std::shared_ptr<Segment> attach(int pid, int fd, const Uuid& uuid, const std::string& path) {
     if (auto known = find(uuid)) return known;
-    const std::string where =
-        path.empty() ? "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd) : path;
+    const std::string where = path.empty() ? place(pid, fd) : path;
     auto segment = std::shared_ptr<Segment>(new Segment());
+    segment->name_ = "shared memory " + where;
     segment->uuid_ = uuid;
     segment->fd_ = open_known(where);
     if (segment->fd_ < 0)
@@ -97,6 +98,8 @@ class Segment {
   const Uuid& uuid() const { return uuid_; }
   int fd() const { return fd_; }
   const std::string& path() const { return path_; }
+  // For messages.
+  const std::string& name() const { return name_; }
 
   // Whether the system may refuse memory only when it is first written, and then by killing who writes (SIGBUS): that
   // of a file, whose file system may be full, and all of it under strict overcommit.
@@ -194,6 +197,8 @@ class Segment {
     uint64_t nbytes;
     uint64_t strict;
   };
+
+  static std::string place(int pid, int fd) { return "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd); }
 
   Segment() : creator_fork_(fork_generation()), locks_fork_(fork_generation()) {}
 
@@ -377,7 +382,7 @@ class Segment {
   size_t needs_ = 0;  // of one that was made here
   bool strict_ = false;
   Uuid uuid_{};
-  std::string path_;
+  std::string path_, name_;
   uint64_t creator_fork_;
   uint64_t locks_fork_;
   std::set<uint32_t> held_;

@@ -219,6 +219,7 @@ class Store {
     meta.order.store(order, std::memory_order_relaxed);
     set_state(s, SlotState::committed);
     slots[s].order = order;
+    while (!committed_.empty() && slots[committed_.front().first].order != committed_.front().second) committed_.pop_front();
     committed_.emplace_back(s, order);
     if (committed_.size() > 2 * slots.size()) {  // entries of slots that went out of turn
       std::erase_if(committed_, [&](const auto& entry) { return slots[entry.first].order != entry.second; });

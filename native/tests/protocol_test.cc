@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "../board.h"
 #include "../receipts.h"
 #include "../replay.h"
 
@@ -142,6 +143,87 @@ void wrong_words_harm_no_process() {
         owner = replay->own(holder);
         CHECK(owner != nullptr && owner->size() <= 1000);
       }
+}
+
+template <typename Call>
+std::string refused(Call&& call) {
+  try {
+    call();
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// A header that says another layout than its sizes make, or more than the segment has, is refused by whoever attaches.
+void wrong_header_is_refused() {
+  using Spoil = void (*)(Header&);
+  const Spoil spoils[] = {
+      [](Header& h) { h.geometry.slots *= 2; },
+      [](Header& h) { h.geometry.slots = ~0u; },
+      [](Header& h) { h.geometry.at_will += 1; },
+      [](Header& h) { h.geometry.most = ~uint64_t(0); },
+      [](Header& h) { h.geometry.most = h.geometry.capacity = 1 << 20; },
+      [](Header& h) { h.geometry.lanes = 8000; },
+      [](Header& h) { h.geometry.lanes = 0; },
+      [](Header& h) { h.geometry.streams = 9; },
+      [](Header& h) { h.geometry.desk = ~0u; },
+      [](Header& h) { h.geometry.chunk = 0; },
+      [](Header& h) { h.geometry.chunk = 32; },
+      [](Header& h) { h.geometry.ahead = 0; },
+      [](Header& h) { h.geometry.behind = ~0u; },
+      [](Header& h) { h.geometry.n_step = 2; },
+      [](Header& h) { h.geometry.stack = 2; },
+      [](Header& h) { h.geometry.stack = 0; },
+      [](Header& h) { h.geometry.burn_in = ~0u; },
+      [](Header& h) { h.geometry.columns = 129; },
+      [](Header& h) { h.geometry.columns = 2; },
+      [](Header& h) { h.geometry.kind = Kind(9); },
+      [](Header& h) { h.geometry.sampler = Sampler(2); },
+      [](Header& h) { h.geometry.slot_bytes += 8; },
+      [](Header& h) { h.geometry.slots_at = uint64_t(1) << 40; },
+      [](Header& h) { h.geometry.json_bytes = uint64_t(1) << 40; },
+      [](Header& h) { h.geometry.json_at += 1; },
+      [](Header& h) { h.geometry.slot_bits = 64; },
+      [](Header& h) { h.column[0].bytes = 1 << 30; },
+      [](Header& h) { h.column[0].offset = 1 << 30; },
+      [](Header& h) { h.column[0].plane_offset = uint64_t(1) << 40; },
+      [](Header& h) { h.column[0].plane = 1; },
+      [](Header& h) { h.column[0].align = 3; },
+      [](Header& h) { h.column[0].per_item = 1; },
+  };
+  for (const Spoil spoil : spoils) {
+    auto segment = make(Sampler::fifo, 1000, Kind::transition)->segment();
+    spoil(View(segment->data()).header());
+    const std::string why = refused([&] { Replay::of(segment); });
+    CHECK(why.find(segment->name()) != std::string::npos && why.find("overwritten") != std::string::npos);
+  }
+}
+
+void wrong_words_of_a_board_are_refused() {
+  const auto word = [](const std::shared_ptr<Segment>& s, size_t i) -> uint64_t& { return reinterpret_cast<uint64_t*>(s->data())[i]; };
+  constexpr size_t kCapacity = 1, kLayout = 4;  // words of its head
+  for (const size_t at : {kCapacity, kLayout})
+    for (const uint64_t wrong : {uint64_t(1) << 21, uint64_t(1) << 50, ~uint64_t(0)}) {
+      auto segment = Board::create(4096);
+      CHECK(refused([&] { Board board(segment); }) == "");
+      word(segment, at) = wrong;
+      const std::string why = refused([&] { Board board(segment); });
+      CHECK(why.find(segment->name()) != std::string::npos && why.find("overwritten") != std::string::npos);
+    }
+  // After it was attached to.
+  auto segment = Board::create(4096);
+  Board board(segment);
+  const uint8_t some[8] = {};
+  board.publish(1, std::vector<std::pair<const uint8_t*, size_t>>{{some, 8}});
+  CHECK(board.set_layout("[]", 2));
+  word(segment, kLayout) = ~uint64_t(0);
+  CHECK(refused([&] { board.layout_text(); }) != "");
+  word(segment, kCapacity) = uint64_t(1) << 50;
+  std::vector<uint8_t> out(1 << 22);
+  for (size_t i = 5; i < 24; ++i)  // of the newest: its bytes
+    if (word(segment, i) == 8) word(segment, i) = out.size();
+  CHECK(board.capacity() == 4096 && board.read(0, out.data(), out.size()) == 0);
 }
 
 // A slot's per-item values may be asked for by any number that a row's head holds.
@@ -335,6 +417,8 @@ void chunks_and_batches_take_turns() {
 int main() {
   first_thread = true;
   wrong_words_harm_no_process();
+  wrong_header_is_refused();
+  wrong_words_of_a_board_are_refused();
   wrong_cell_reads_no_other_memory();
   receipt_is_of_its_own_life();
   successor_of_a_waiting_owner_is_not_hungry();

@@ -90,6 +90,10 @@ class WeightsBoard:
                 (name, tuple(shape), np.dtype(dtype)) for name, shape, dtype in json.loads(self._native.layout)
             ]
         sizes = [int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for _, shape, dtype in self._layout]
+        if sum(sizes) > self._native.capacity or min(sizes, default=0) < 0:
+            raise SpecError(
+                f"the layout of these weights needs more than the {self._native.capacity} bytes of their board"
+            )
         data = np.empty(sum(sizes), np.uint8)
         version = self._native.read(newer_than, data)
         if version == 0:

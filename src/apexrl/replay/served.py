@@ -66,6 +66,11 @@ class ServedMemory:
             for _ in range(learners)
         ]
         self.segment = _native.Segment(self._end) if segment is None else segment
+        if self.segment.nbytes < self._end:
+            raise ConfigError(
+                f"served batches need {self._end} bytes, and {self.segment.name} has {self.segment.nbytes}: it is "
+                "that of other batches"
+            )
         # No array itself: views of the arrays made over it then refer to those, which tells when they are free.
         self._owner = holder(self.segment.view())
 
@@ -306,7 +311,7 @@ class ServedBatches:
         self._sets = [memory.arrays(me, k, None) for k in range(memory.prefetch)]
         self._held = set()
         for k in range(memory.prefetch):  # left by one that died
-            if segment.load(memory.state(me, k)) == TAKEN:
+            if segment.load(memory.state(me, k)) not in (EMPTY, FULL):
                 segment.store(memory.state(me, k), LOST)
         self._process = _native.process_token()
         segment.store(memory.leased(me), 1)

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from apexrl.errors import ClosedError, ConfigError, OwnershipError, WaitTimeout
-from apexrl.replay.served import EMPTY, FULL, LEARNER_LOCK, LOST, SERVER_LOCK, TAKEN, ServedBatches, ServedMemory
+from apexrl.errors import ClosedError, ConfigError, OwnershipError, PriorityError, WaitTimeout
+from apexrl.replay.served import EMPTY, FULL, LEARNER_LOCK, LOST, SERVER_LOCK, ServedBatches, ServedMemory
 from apexrl.replay.sources import source_of
 from apexrl.segments import process_name
 
@@ -68,7 +68,9 @@ class BatchServer:
         self._serials = [0] * learners
         self._first = 0
         self._looked = 0.0
-        self._counters = {"batches": 0, "priorities_applied": 0, "priorities_stale": 0, "lost_batches": 0}
+        self._counters = dict.fromkeys(
+            ("batches", "priorities_applied", "priorities_stale", "lost_batches", "damaged_words"), 0
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (BatchServer, (self.replay, *self._arguments, self._memory))
@@ -130,7 +132,8 @@ class BatchServer:
             self.step()
 
     def stats(self) -> dict[str, int]:
-        """Of this process: batches sampled, priorities applied and stale, batches lost with learners that died."""
+        """Of this process: batches sampled, priorities applied and stale, batches lost with learners that died, words
+        in shared memory that no sound learner writes (what they belong to is dropped)."""
         return dict(self._counters)
 
     def close(self) -> None:
@@ -179,6 +182,9 @@ class BatchServer:
             self._out.discard((learner, k))
             self._done(lost=False)
         beta = float(memory.beta(learner)[0])
+        if not 0.0 <= beta <= 100.0:
+            self._counters["damaged_words"] += 1
+            memory.beta(learner)[0] = beta = self._arguments[2]
         try:
             self._source.fill(self._sets[learner][k], size, beta, self._normalize)
         except WaitTimeout:
@@ -196,12 +202,21 @@ class BatchServer:
         worked = False
         for learner in range(memory.learners):
             read = segment.load(memory.read(learner))
-            while read != segment.load(memory.written(learner)):
+            while read != (written := segment.load(memory.written(learner))):
+                if (written - read) % 2**32 > memory.messages:
+                    self._counters["damaged_words"] += 1
+                    segment.store(memory.read(learner), written)
+                    break
                 count, keys, magnitudes = memory.message(learner, read)
                 n = int(cast("Any", count[0]))
-                done = self.replay.update_priorities(keys[:n], magnitudes[:n])
-                self._counters["priorities_applied"] += done.applied
-                self._counters["priorities_stale"] += done.stale
+                try:
+                    if n > memory.batch_size:
+                        raise PriorityError(f"a message of {n} priorities, where a batch has {memory.batch_size} items")
+                    done = self.replay.update_priorities(keys[:n], magnitudes[:n])
+                    self._counters["priorities_applied"] += done.applied
+                    self._counters["priorities_stale"] += done.stale
+                except PriorityError:  # a learner refuses such before it sends them
+                    self._counters["damaged_words"] += 1
                 read = (read + 1) % 2**32
                 segment.store(memory.read(learner), read)
                 segment.ring(memory.bell(learner))
@@ -222,7 +237,7 @@ class BatchServer:
             try:
                 segment.store(memory.leased(learner), 0)
                 for k in range(memory.prefetch):
-                    if segment.load(memory.state(learner, k)) in (TAKEN, LOST):
+                    if segment.load(memory.state(learner, k)) not in (EMPTY, FULL):
                         self._lose(learner, k)
             finally:
                 segment.unlock(LEARNER_LOCK + learner)
