@@ -18,8 +18,8 @@ inline bool grown_to(Segment& segment, const View& view, uint64_t slots) {
   const auto commit = [&](uint64_t to) {
     return segment.commit(g.slots_at + g.slot_bytes * there, g.slots_at + g.slot_bytes * to);
   };
-  const uint64_t want = commit(step) ? step : slots;
-  if (want != step && !commit(want)) {
+  uint64_t want = step;
+  if (!commit(want) && !commit(want = slots)) {
     h.growth_refused.fetch_add(1, std::memory_order_relaxed);
     return false;
   }

@@ -134,7 +134,10 @@ class Replay {
   // not needed stay unused.
   void finish_restore(uint64_t largest_generation) {
     const Geometry& g = view_.geometry();
-    if (g.sampler != Sampler::fifo) view_.header().next_unused.store(g.slots);
+    if (g.sampler != Sampler::fifo) {
+      commit_slots(g.slots);  // free slots are leased and written without another look
+      view_.header().next_unused.store(g.slots);
+    }
     for (uint64_t s = 0, used = view_.header().next_unused.load(); s < used; ++s) {
       auto& word = view_.meta(uint32_t(s)).word;
       if (SlotWord::unpack(word.load()).state != SlotState::committed)
@@ -161,8 +164,7 @@ class Replay {
       if (entry.slot >= g.slots) throw std::invalid_argument("slot out of range");
       used = std::max<uint64_t>(used, entry.slot + 1);
     }
-    if (!grown_to(*segment_, view_, g.sampler == Sampler::fifo ? used : g.slots))
-      throw std::runtime_error("the memory for its slots is refused");
+    commit_slots(g.sampler == Sampler::fifo ? used : g.slots);
     h.next_unused.store(std::max<uint64_t>(h.next_unused.load(), used));
     touch_pages(in, count);
     for (; count > 0; --count) {
@@ -197,6 +199,10 @@ class Replay {
   }
 
  private:
+  void commit_slots(uint64_t slots) {
+    if (!grown_to(*segment_, view_, slots)) throw std::runtime_error("the memory for its slots is refused");
+  }
+
   // Has the kernel make the pages of a block's slots in one go, where they lie together: cheaper than one by one.
   void touch_pages([[maybe_unused]] const uint8_t* in, [[maybe_unused]] size_t count) const {
 #if defined(MADV_POPULATE_WRITE)

@@ -115,6 +115,8 @@ def load(path: Path, check_memory: bool) -> Replay:
             return _load(file, path, check_memory)
         except (struct.error, ValueError, KeyError, TypeError) as error:
             raise SnapshotError(f"{path} is not a complete replay snapshot ({error})") from None
+        except RuntimeError as error:
+            raise SnapshotError(f"the replay of {path} cannot be restored: {error}") from None
 
 
 def _load(file: io.FileIO, path: Path, check_memory: bool) -> Replay:
