@@ -65,7 +65,7 @@ def test_the_command_from_train_to_eval(tmp_path: Path) -> None:
     assert (folder / "learning_curve.png").read_bytes()[:4] == b"\x89PNG"
     assert (folder / "checkpoints" / "best.safetensors").exists()
 
-    resumed = command(tmp_path, "resume", "runs/first", "--env-steps", "7000")
+    resumed = command(tmp_path, "resume", "runs/first", "--env-steps", "7000", "--trust", "my_sim")
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert resumed.stdout.splitlines()[-1] == "runs/first"
     again = json.loads((folder / "summary.json").read_text())
@@ -73,7 +73,7 @@ def test_the_command_from_train_to_eval(tmp_path: Path) -> None:
     assert again["updates"] > summary["updates"]
     assert again["wall_seconds"] > summary["wall_seconds"]
 
-    played = command(tmp_path, "eval", "runs/first", "--episodes", "3")
+    played = command(tmp_path, "eval", "runs/first", "--episodes", "3", "--trust", "my_sim")
     assert played.returncode == 0, played.stderr
     assert "over 3 greedy episodes" in played.stdout
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["first"]

@@ -204,8 +204,8 @@ class ReplayConfig:
     insert_band: float = 0.1
     """How far sampling and inserting may drift apart, as a fraction of min_size's samples (Reverb's error buffer)."""
     check_memory: bool = True
-    """Refuse a replay that, when full, needs more memory than the machine and this process's cgroups have left. Off: it
-    is made all the same, and what it takes beyond that gets processes killed."""
+    """Refuse a replay that, when full, needs more memory than the machine and its cgroups have left.
+    Off: it is made all the same, and what it takes beyond that gets processes killed."""
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def test_a_server_that_is_not_there_and_a_port_that_is_taken(echo: Echo) -> None
         nobody = taken.getsockname()
         with pytest.raises(RuntimeError, match="in use"):
             Relay(echo.address, listen=nobody)
-    with Relay(nobody) as link, dial(link) as connection, pytest.raises(ConnectionResetError):
+    with Relay(nobody) as link, pytest.raises(ConnectionResetError), dial(link) as connection:
         hear(connection, 1)
 
 
