@@ -108,8 +108,8 @@ def follow(
 
     Returns seconds and mean greedy return of every evaluation, and the seconds to 475.
     """
-    from apexrl import checkpoint as checkpoints
     from apexrl.errors import SnapshotError
+    from apexrl.run import checkpoint as checkpoints
 
     curve: list[tuple[float, float]] = []
     solved: float | None = None

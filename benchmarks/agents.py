@@ -72,10 +72,11 @@ def wishes(part: Part, seed: int, options: argparse.Namespace) -> dict[str, Any]
 
 def settings_of(part: Part, agent: str, wanted: Mapping[str, Any], flags: Sequence[str]) -> tuple[str, str]:
     """A word that changes with any setting of a run, and its environment's name."""
-    from apexrl import presets, settings
+    from apexrl import presets
+    from apexrl.config import convert
 
-    config = settings.override(presets.with_agent(presets.preset(part.preset).config, agent), wanted)
-    text = settings.to_toml(config) + " ".join(flags)
+    config = convert.override(presets.with_agent(presets.preset(part.preset).config, agent), wanted)
+    text = convert.to_toml(config) + " ".join(flags)
     return hashlib.sha256(text.encode()).hexdigest()[:16], str(config.env.env).rpartition(":")[2]
 
 

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import hosts_material as material
 import redis
 
-from apexrl.links.redis.experience import ExperienceReceiver, ExperienceSender
+from apexrl.links.redis.encoding import FrameHead, encode_frame
+from apexrl.links.redis.experience_stream import ExperienceReceiver, ExperienceSender
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.receiver import MOST_ENTRIES
 from apexrl.links.redis.sender import BATCH_BYTES, BATCH_FRAMES
 from apexrl.links.redis.server import Server
-from apexrl.links.redis.wire import FrameHead, encode_frame
 from apexrl.protocols import ChunkHead
 from apexrl.replay.chunks import ChunkSink, ChunkSource, Receipts
 

@@ -30,13 +30,13 @@ from hosts_material import Chunk
 from hosts_mutants import Mutants
 
 from apexrl.config import Config
-from apexrl.links.context import InlineContext, InlineRun
-from apexrl.links.redis.experience import ExperienceSender
+from apexrl.links.local.role_context import InlineContext, InlineRun
+from apexrl.links.redis.experience_stream import ExperienceSender
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.server import Server
 from apexrl.replay.chunks import Receipts
 from apexrl.roles.intake import Intake
-from apexrl.weights import WeightsBoard
+from apexrl.shared.weights_board import WeightsBoard
 
 RUN_ID = "fuzz-0000-0000"
 AT_ONCE = 200

@@ -12,9 +12,9 @@ import msgspec
 from hosts_material import Chunk
 
 from apexrl import _native
-from apexrl.links.redis.wire import FrameHead, encode_frame
+from apexrl.links.redis.encoding import FrameHead, encode_frame
 
-_FIXED = struct.Struct("<4sBBBxIIII")  # as in links/redis/wire.py
+_FIXED = struct.Struct("<4sBBBxIIII")  # as in links/redis/encoding.py
 _HOSTILE = (-1, 0, 1, 2, 63, 65, 255, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**47, 2**53, 2**62, 2**63)
 _NO_HEADS = (b"\xc1", b"\x9f" * 5000, b"\xdd\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"")
 

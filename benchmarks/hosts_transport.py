@@ -33,9 +33,9 @@ import report
 
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.server import Server
-from apexrl.links.redis.weights import WeightsUploader
+from apexrl.links.redis.weights_channel import WeightsUploader
 from apexrl.roles.uplink import FRAME_BYTES, WeightsThread
-from apexrl.weights import WeightsBoard
+from apexrl.shared.weights_board import WeightsBoard
 
 HOSTS, SUBSCRIBERS, WEIGHTS_BYTES = 4, 32, 10 * 2**20
 BAR = 0.8

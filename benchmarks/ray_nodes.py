@@ -116,10 +116,11 @@ def places() -> dict[str, str]:
 
 
 def config_of(topology: str, seed: int, out: Path, options: argparse.Namespace) -> Any:
-    from apexrl import presets, settings
+    from apexrl import presets
+    from apexrl.config import convert
 
     config = presets.with_topology(presets.preset("cartpole").config, topology)
-    return settings.override(
+    return convert.override(
         config,
         {"seed": seed, "out": str(out), "actors": NODES, "minutes": options.minutes},
     )
@@ -129,7 +130,7 @@ def one(part: str, topology: str, seed: int, options: argparse.Namespace) -> Res
     """One run on a cluster of its own. A failure is a result, too."""
     from apexrl.api import run
     from apexrl.errors import ApexrlError
-    from apexrl.launch.ray.wishes import Wishes
+    from apexrl.launch.ray.resources import Wishes
 
     with nodes() as cluster, tempfile.TemporaryDirectory() as out:
         watch = Loss(cluster)

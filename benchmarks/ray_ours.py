@@ -21,11 +21,11 @@ from ray_cases import ALGORITHMS, CAPACITY, DQN_CASES, EPISODES, GOAL, GOALS, SE
 from topologies_cases import Case
 from topologies_ours import Consumption, configured
 
-from apexrl import presets, settings
+from apexrl import presets
 from apexrl.api import run
-from apexrl.config import Config
-from apexrl.launch.ray.wishes import Wishes
-from apexrl.status import RunStatus
+from apexrl.config import Config, convert
+from apexrl.launch.ray.resources import Wishes
+from apexrl.run.status import RunStatus
 
 FRAMES = Case("ray_env:Frames-v0", (512,), batch_steps=128, workers=2, envs=8)
 QUIET = {
@@ -63,9 +63,9 @@ def rate_config(name: str, setting: Setting, seed: int, out: str, units: int) ->
     case = setting.case
     if name == "frames":
         config = configured(case, "apex", "dqn", seed, out)
-        return settings.override(config, {"stack": 4, "image_units": units, "capacity": 50_000, "min_size": 2_000})
+        return convert.override(config, {"stack": 4, "image_units": units, "capacity": 50_000, "min_size": 2_000})
     config = configured(case, *arms(name), seed, out)
-    return settings.override(config, {"samples_per_insert": setting.samples_per_step}) if name == "dqn" else config
+    return convert.override(config, {"samples_per_insert": setting.samples_per_step}) if name == "dqn" else config
 
 
 def goal_config(name: str, setting: Setting, seed: int, out: str, minutes: float) -> Config:
@@ -82,7 +82,7 @@ def goal_config(name: str, setting: Setting, seed: int, out: str, minutes: float
     else:
         wanted |= {"unroll_length": case.unroll, "batch_size": case.unrolls}
         wanted |= {"epochs": case.epochs, "minibatches": case.minibatches} if name == "appo" else {}
-    return settings.override(config, wanted)
+    return convert.override(config, wanted)
 
 
 def main() -> None:

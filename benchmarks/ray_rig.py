@@ -1,7 +1,7 @@
 """Shards, writers and a sampler on a Ray of this machine alone: what ``ray_scale.py`` and ``ray_shards.py`` drive.
 
-Shards and sampler are those of a run (``apexrl.replay.shards``, ``ShardedReplay``, the calls of
-``apexrl.launch.ray.ends``); environments, agents and learners are left out. Writers are Ray actors that append
+Shards and sampler are those of a run (``apexrl.replay.sharded.shard``, ``ShardedReplay``, the calls of
+``apexrl.launch.ray.shard_clients``); environments, agents and learners are left out. Writers are Ray actors that append
 ready-made steps in shared memory, as actors of a shard's group do.
 """
 
@@ -21,10 +21,10 @@ import numpy as np
 import ray
 from replay_rows import CYCLE, ROWS, steps
 
-from apexrl.launch.ray.ends import RayEnd, life_name
+from apexrl.launch.ray.shard_clients import RayEnd, life_name
 from apexrl.replay import Field, Replay
-from apexrl.replay.sharded import ShardedReplay
-from apexrl.replay.shards import Drawn, Shard, Written
+from apexrl.replay.sharded.shard import Drawn, Shard, Written
+from apexrl.replay.sharded.sharded_replay import ShardedReplay
 
 ALPHA, BETA, EPS = 0.6, 0.4, 1e-6
 AHEAD = 2  # batches asked for before they are wanted, as in a run

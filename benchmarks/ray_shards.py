@@ -31,9 +31,9 @@ import ray_rig
 import report
 from numpy.typing import NDArray
 
-from apexrl.launch.ray.ends import RayEnd
+from apexrl.launch.ray.shard_clients import RayEnd
 from apexrl.replay import Field
-from apexrl.replay.sharded import ShardedReplay
+from apexrl.replay.sharded.sharded_replay import ShardedReplay
 
 Result = dict[str, Any]
 PARTS = ("frequencies", "rates", "launchers")

@@ -34,17 +34,17 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from apexrl.hosts import picture_of_run
-from apexrl.links.context import InlineContext, InlineRun
-from apexrl.links.redis import weights as of_weights
+from apexrl.cli.redis_status import picture_of_run
+from apexrl.links.local.role_context import InlineContext, InlineRun
+from apexrl.links.redis import weights_channel as of_weights
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostPlace, Messages, renewal_pause
-from apexrl.links.redis.run import LearnerPlace, Orders
+from apexrl.links.redis.run_listing import look
+from apexrl.links.redis.run_record import LearnerPlace, Orders
 from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import HostDigest, LearnerDigest, RunRecord
-from apexrl.links.redis.view import look
-from apexrl.links.redis.weights import WeightsDownloader, WeightsUploader
+from apexrl.links.redis.weights_channel import WeightsDownloader, WeightsUploader
 from apexrl.roles.host_messages import HostMessages
 from redis_server import RedisServer
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import processes
 
-from apexrl import checkpoint
 from apexrl.errors import SnapshotError
-from apexrl.metrics import read_rows
+from apexrl.run import checkpoint
+from apexrl.run.metrics import read_rows
 
 Mark = tuple[int, int]
 """Life and learner updates of a checkpoint."""

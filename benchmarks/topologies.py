@@ -30,9 +30,9 @@ import topologies_kills
 import topologies_rates
 import topologies_report
 
-from apexrl import presets, settings
+from apexrl import presets
 from apexrl.agents import AGENTS
-from apexrl.config import Config
+from apexrl.config import Config, convert
 from apexrl.topologies import TOPOLOGIES
 
 Record = dict[str, Any]
@@ -44,7 +44,7 @@ class Run(NamedTuple):
 
     topology: str
     agent: str = ""  # empty: the one that comes with the topology
-    settings: Mapping[str, Any] = {}
+    convert: Mapping[str, Any] = {}
 
 
 class Part(NamedTuple):
@@ -71,7 +71,7 @@ PARTS: dict[str, Part] = {
 def configured(part: Part, which: Run) -> Config:
     """The run's settings but for seed and budget."""
     config = presets.with_topology(presets.preset(part.preset).config, which.topology, which.agent)
-    return settings.override(config, which.settings)
+    return convert.override(config, which.settings)
 
 
 def wishes(part: Part, which: Run, seed: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def run(name: str, which: Run, seed: int, options: argparse.Namespace) -> Record
     """One run to its end, or how it failed."""
     part = PARTS[name]
     wanted = wishes(part, which, seed, options)
-    config = settings.override(configured(part, which), wanted)
+    config = convert.override(configured(part, which), wanted)
     record: Record = {
         "part": name, "topology": which.topology, "agent": config.agent.agent, "seed": seed,
         "env": str(config.env.env).rpartition(":")[2], "bar": part.bar, "budget": wanted["env_steps"],
@@ -127,7 +127,7 @@ def run(name: str, which: Run, seed: int, options: argparse.Namespace) -> Record
 
 def digest(config: Config, flags: Sequence[str]) -> str:
     """A word that changes with any setting of a run."""
-    return hashlib.sha256((settings.to_toml(config) + " ".join(flags)).encode()).hexdigest()[:16]
+    return hashlib.sha256((convert.to_toml(config) + " ".join(flags)).encode()).hexdigest()[:16]
 
 
 def kept(folder: Path) -> list[Record]:
@@ -146,7 +146,7 @@ def missing(options: argparse.Namespace) -> list[tuple[str, Run, int]]:
             for which in part.runs:
                 if options.topologies and which.topology not in options.topologies:
                     continue
-                config = settings.override(configured(part, which), wishes(part, which, seed, options))
+                config = convert.override(configured(part, which), wishes(part, which, seed, options))
                 if (name, which.topology, seed, digest(config, options.flags)) not in have:
                     wanted.append((name, which, seed))
     return wanted

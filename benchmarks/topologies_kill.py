@@ -17,10 +17,11 @@ from typing import Any
 
 from topologies_kills import FORK_SERVER, NOBODY, SUPERVISOR
 
-from apexrl import presets, settings
+from apexrl import presets
 from apexrl.api import Watch, run
+from apexrl.config import convert
 from apexrl.errors import ApexrlError
-from apexrl.status import RunStatus
+from apexrl.run.status import RunStatus
 
 FIRST, APART = 8_000, 8_000  # environment steps until the first kill, and between kills
 KILLS = {FORK_SERVER: 1, SUPERVISOR: 1, NOBODY: 0}  # others: 3
@@ -69,7 +70,7 @@ def main() -> None:
     killer = Killer(role)
     end: dict[str, Any]
     config = presets.with_topology(presets.preset("cartpole").config, topology)
-    config = settings.override(config, {"out": out, "env_steps": 1_000_000, "minutes": 5.0, **json.loads(more)})
+    config = convert.override(config, {"out": out, "env_steps": 1_000_000, "minutes": 5.0, **json.loads(more)})
     try:
         summary = run(config, observers=[killer]).summary
         end = {

@@ -17,17 +17,17 @@ from typing import Any
 
 from topologies_cases import CASES, Case, Counted
 
-from apexrl import presets, settings, topologies
+from apexrl import presets, topologies
 from apexrl.api import Watch, run
-from apexrl.config import Config
-from apexrl.status import RunStatus
+from apexrl.config import Config, convert
+from apexrl.run.status import RunStatus
 
 LONG = 36_000.0  # seconds: no evaluation and no checkpoint in between
 
 
 def configured(case: Case, topology: str, agent: str, seed: int, out: str) -> Config:
     """The case for one topology. Agents of transitions read every step once on average."""
-    config = presets.with_topology(settings.override(Config(), {"env": case.env}), topology, agent)
+    config = presets.with_topology(convert.override(Config(), {"env": case.env}), topology, agent)
     wanted: dict[str, Any] = {
         "seed": seed, "out": out, "hidden": case.hidden, "actors": case.workers, "envs_per_actor": case.envs,
         "optimizer": "adam", "learning_rate": 1e-4, "device": "cpu", "learner_threads": 1, "gamma": 0.99,
@@ -45,7 +45,7 @@ def configured(case: Case, topology: str, agent: str, seed: int, out: str) -> Co
             "batch_size": case.batch_steps, "samples_per_insert": 1.0, "min_size": 10 * case.batch_steps,
             "capacity": 100_000, "pull_period": 20,
         }  # fmt: skip
-    return settings.override(config, wanted)
+    return convert.override(config, wanted)
 
 
 class Consumption(Watch):
@@ -91,7 +91,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as out:
         config = configured(case, options.topology, options.agent, options.seed, out)
         given = dict(word.split("=", 1) for word in options.set)
-        config = settings.override(config, {name: json.loads(value) for name, value in given.items()})
+        config = convert.override(config, {name: json.loads(value) for name, value in given.items()})
         watch = Consumption(case)
         ended = run(config, observers=[watch])
         result = watch.result() | {"agent": config.agent.agent, "restarts": ended.summary["restarts"]}

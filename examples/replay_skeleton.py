@@ -8,7 +8,7 @@ from time import monotonic
 import numpy as np
 
 from apexrl.replay import Field, Replay
-from apexrl.weights import WeightsBoard
+from apexrl.shared.weights_board import WeightsBoard
 
 EXPLORERS, EPISODES, UPDATES, BATCH, SYNC_EVERY = 3, 6, 3_000, 64, 50
 FIELDS = {"obs": Field(3, "int64"), "act": Field((), "int64"), "rew": Field((), "float64")}

@@ -60,7 +60,7 @@ NB_MODULE(_native, m) {
       .def("view", [](nb::handle self) { return nb::steal<nb::object>(PyMemoryView_FromObject(self.attr("array")().ptr())); },
            "The bytes as a writable memoryview.")
       .def("__reduce__", [](nb::handle self) {
-        return nb::make_tuple(nb::module_::import_("apexrl.segments").attr("attach_segment"), nb::make_tuple(segment_state(*nb::cast<std::shared_ptr<Segment>>(self))));
+        return nb::make_tuple(nb::module_::import_("apexrl.shared.segment").attr("attach_segment"), nb::make_tuple(segment_state(*nb::cast<std::shared_ptr<Segment>>(self))));
       })
       .def_static("attach", &segment_from, nb::arg("state"));
 

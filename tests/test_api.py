@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 
 import apexrl
-from apexrl import api, checkpoint
+from apexrl import api
 from apexrl.agents import agent_class
 from apexrl.config import AgentConfig, Config, EnvConfig
 from apexrl.envs import make_vector
 from apexrl.errors import ConfigError, EnvError, SnapshotError, SpecError, WorkerError
-from apexrl.loaded import LoadedAgent
-from apexrl.metrics import RunLog
-from apexrl.run_folder import RunFolder, make_summary
+from apexrl.evaluation.trained_agent import LoadedAgent
+from apexrl.run import checkpoint
+from apexrl.run.folder import RunFolder, make_summary
+from apexrl.run.metrics import RunLog
+from apexrl.run.status import Observer, RunStatus
 from apexrl.spec import LAST_ACTION, LAST_REWARD, ActionSpec, EnvSpec, Field
-from apexrl.status import Observer, RunStatus
 
 SMALL = Config(env=EnvConfig(env="CartPole-v1"), agent=AgentConfig(hidden=(8,)), name="run")
 
@@ -289,7 +290,7 @@ def test_a_curve_that_fails_does_not_hide_how_the_run_ended(
     def fail(*_: object) -> bool:
         raise OSError("disk full")
 
-    monkeypatch.setattr("apexrl.plots.learning_curve", fail)
+    monkeypatch.setattr("apexrl.report.curves.learning_curve", fail)
     with pytest.raises(WorkerError, match="actor-0 failed"):
         apexrl.train(SMALL, out=str(tmp_path), gamma=0.5)
     assert "could not be drawn: OSError: disk full" in "".join(capsys.readouterr().out.splitlines())

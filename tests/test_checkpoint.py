@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from apexrl import checkpoint
 from apexrl.errors import SnapshotError, SpecError
-from apexrl.files import remove_leftovers, replace_text, replacing
+from apexrl.run import checkpoint
+from apexrl.run.atomic_files import remove_leftovers, replace_text, replacing
 
 ARRAYS: dict[str, Any] = {
     "net.weight": np.arange(12, dtype=np.float32).reshape(3, 4),

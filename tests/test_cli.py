@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from apexrl import cli, settings
-from apexrl.config import Config, Meeting
+from apexrl.cli import main
+from apexrl.config import Config, Meeting, convert
 from apexrl.errors import EnvError, SnapshotError, WorkerError
 from apexrl.presets import preset, with_topology
 
@@ -40,7 +40,7 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capture
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.delenv("APEXRL_TRACEBACK", raising=False)
-    return lambda *words: (cli.main(words), *capsys.readouterr())
+    return lambda *words: (main.main(words), *capsys.readouterr())
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Confi
 
 
 def the_config(*words: str, runs: list[tuple[Config, Path | None]]) -> Config:
-    assert cli.main(["train", *words]) == 0
+    assert main.main(["train", *words]) == 0
     return runs[-1][0]
 
 
@@ -100,23 +100,23 @@ def test_an_environment_of_ones_own(started: list[Any]) -> None:
 
 
 def test_a_config_file_runs_again_under_a_new_name(started: list[Any], tmp_path: Path) -> None:
-    first = settings.override(preset("catch").config, {"actors": 9, "name": "first"})
-    (tmp_path / "config.toml").write_text(settings.to_toml(first))
+    first = convert.override(preset("catch").config, {"actors": 9, "name": "first"})
+    (tmp_path / "config.toml").write_text(convert.to_toml(first))
     config = the_config(str(tmp_path / "config.toml"), "--seed", "5", runs=started)
-    assert config == settings.override(first, {"name": "", "seed": 5})
+    assert config == convert.override(first, {"name": "", "seed": 5})
 
 
 def test_resume_takes_new_ends_only(started: list[Any], tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text(settings.to_toml(preset("cartpole").config))
-    assert cli.main(["resume", str(tmp_path), "--minutes", "3"]) == 0
+    (tmp_path / "config.toml").write_text(convert.to_toml(preset("cartpole").config))
+    assert main.main(["resume", str(tmp_path), "--minutes", "3"]) == 0
     config, resume = started[-1]
     assert resume == tmp_path
-    assert config == settings.override(preset("cartpole").config, {"minutes": 3.0})
+    assert config == convert.override(preset("cartpole").config, {"minutes": 3.0})
 
 
 @pytest.mark.parametrize(("seed", "code"), [(1, 0), (7, 130), (8, 1)])
 def test_exit_codes_of_runs_that_ended(seed: int, code: int, started: list[Any]) -> None:
-    assert cli.main(["train", "cartpole", "--seed", str(seed)]) == code
+    assert main.main(["train", "cartpole", "--seed", str(seed)]) == code
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_exit_codes_of_failures(
         raise error
 
     monkeypatch.setattr("apexrl.api.run", run)
-    assert cli.main(["train", "cartpole"]) == code
+    assert main.main(["train", "cartpole"]) == code
     out, err = capsys.readouterr()
     assert str(error) in err
     assert out == (f"{tmp_path}\n" if begun else "")
@@ -217,7 +217,7 @@ def test_closed_streams_change_no_exit_code(closed: str) -> None:
 
 def test_an_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("apexrl.presets.known.find_spec", lambda name: None)
-    assert cli.main(["train", "lunarlander"]) == 2
+    assert main.main(["train", "lunarlander"]) == 2
     assert "pip install 'apexrl[box2d]'" in capsys.readouterr().err
 
 
@@ -230,7 +230,7 @@ def test_without_the_train_extra(tmp_path: Path) -> None:
         "        if name.partition('.')[0] in {'tyro', 'rich', 'torch', 'gymnasium', 'tomli_w'}:\n"
         "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
         "sys.meta_path.insert(0, Hide())\n"
-        "from apexrl.cli import main\n"
+        "from apexrl.cli.main import main\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
     for words in (["train", "cartpole"], ["train", "--help"], ["list"], ["eval", "x"]):
@@ -271,7 +271,7 @@ def test_help_shows_what_topology_and_agent_read(told: Any) -> None:
 @pytest.mark.parametrize("module", ["config", "arguments", "host_arguments"])
 def test_help_breaks_lines_between_sentences_only(module: str) -> None:
     """In a flag's help the parser keeps the line breaks of the source."""
-    tree = ast.parse((Path(settings.__file__).with_name(module + ".py")).read_text(encoding="utf-8"))
+    tree = ast.parse((Path(convert.__file__).with_name(module + ".py")).read_text(encoding="utf-8"))
     groups = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     said = [
         (entry.target.id, after.value.value)
@@ -288,7 +288,7 @@ def test_help_breaks_lines_between_sentences_only(module: str) -> None:
 def test_a_topology_brings_an_agent_that_it_runs(started: list[Any]) -> None:
     config = the_config("cartpole", "--topology", "impala", "--queue-batches", "3", runs=started)
     chosen = with_topology(preset("cartpole").config, "impala")
-    assert config == settings.override(chosen, {"queue_batches": 3})
+    assert config == convert.override(chosen, {"queue_batches": 3})
     assert (config.topology, config.agent.agent) == ("impala", "impala")
     again = the_config("cartpole", "--agent", "a2c", "--topology=impala", runs=started)
     assert again == with_topology(preset("cartpole").config, "impala", "a2c")
@@ -324,7 +324,7 @@ def test_every_word_of_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         return Evaluation([1.0, 3.0], Path("best.safetensors"), [Path("films/episode-001.mp4")])
 
     monkeypatch.setattr("apexrl.api.evaluate", evaluate)
-    assert cli.main(["eval", "runs/x", "--episodes", "2", "--video", "films"]) == 0
+    assert main.main(["eval", "runs/x", "--episodes", "2", "--video", "films"]) == 0
     assert asked == [(("runs/x", 2, "films"), {"seed": 1_000_000_007, "checkpoint": "best", "trust": ()})]
     assert capsys.readouterr().out == (
         "return 2.00 ± 1.00 (min 1.00, max 3.00) over 2 greedy episodes\n"
@@ -346,7 +346,7 @@ def met(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]
         return SimpleNamespace(summary={"stopped_by": "finished"})
 
     monkeypatch.setattr("apexrl.api.run", run)
-    monkeypatch.setattr("apexrl.joining.join", join)
+    monkeypatch.setattr("apexrl.remote_api.join", join)
     monkeypatch.delenv("APEXRL_REDIS_URL", raising=False)
     return calls
 
@@ -361,7 +361,7 @@ def met(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]
     ],
 )
 def test_where_hosts_meet(words: list[str], meeting: Meeting | None, met: list[dict[str, Any]]) -> None:
-    assert cli.main(words) == 0
+    assert main.main(words) == 0
     assert met[-1].get("meeting") == meeting
     assert met[-1]["config"].preset == "cartpole"
 
@@ -371,11 +371,11 @@ def test_the_url_may_stand_in_the_environment_and_is_taken_out_of_it(
 ) -> None:
     for words in (["train", "cartpole", "--run", "cp"], ["learner", "cartpole"]):
         monkeypatch.setenv("APEXRL_REDIS_URL", "redis://secret")
-        assert cli.main(words) == 0
+        assert main.main(words) == 0
         assert met[-1]["meeting"].url == "redis://secret"
         assert "APEXRL_REDIS_URL" not in os.environ
     monkeypatch.setenv("APEXRL_REDIS_URL", "redis://secret")
-    assert cli.main(["train", "cartpole"]) == 0
+    assert main.main(["train", "cartpole"]) == 0
     assert "meeting" not in met[-1]
 
 
@@ -383,41 +383,41 @@ def test_a_token_signs_what_hosts_are_told(
     met: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, there = tmp_path / "token", ["--redis", "redis://h", "--run", "cp"]
-    (tmp_path / "config.toml").write_text(settings.to_toml(preset("cartpole").config))
+    (tmp_path / "config.toml").write_text(convert.to_toml(preset("cartpole").config))
     for words in (["learner", "cartpole"], ["train", "cartpole"], ["resume", str(tmp_path)]):
-        assert cli.main([*words, *there, "--token-file", str(file)]) == 0
+        assert main.main([*words, *there, "--token-file", str(file)]) == 0
         token = file.read_text().strip()
         assert met[-1]["meeting"].token == token
         assert token not in repr(met[-1]["meeting"])
-    assert cli.main(["actor", *there, "--token-file", str(file)]) == 0
+    assert main.main(["actor", *there, "--token-file", str(file)]) == 0
     assert met[-1]["token"] == token
-    assert cli.main(["actor", *there]) == 0
+    assert main.main(["actor", *there]) == 0
     assert met[-1]["token"] == ""
     monkeypatch.setenv("APEXRL_TOKEN", "said by the environment")
-    assert cli.main(["actor", *there]) == 0
+    assert main.main(["actor", *there]) == 0
     assert met[-1]["token"] == "said by the environment"
     assert "APEXRL_TOKEN" not in os.environ
-    assert cli.main(["train", "cartpole", "--token-file", str(file)]) == cli.USAGE
+    assert main.main(["train", "cartpole", "--token-file", str(file)]) == main.USAGE
     assert "--token-file means nothing without" in capsys.readouterr().err
 
 
 def test_an_actor_host_is_told_what_is_different_there(met: list[dict[str, Any]]) -> None:
     words = ["--redis", "redis://h", "--run", "cp", "--actors", "3", "--out", "o", "--env-kwargs", "port", "8000"]
-    assert cli.main(["actor", *words, "--trust", "my_sim", "--trust", "my_agents.dqn"]) == 0
+    assert main.main(["actor", *words, "--trust", "my_sim", "--trust", "my_agents.dqn"]) == 0
     call = met[-1]
     assert (call["url"], call["run"], call["actors"], call["out"]) == ("redis://h", "cp", 3, "o")
     assert call["env_kwargs"] == {"port": 8000}
     assert call["trust"] == ("my_sim", "my_agents.dqn")
-    assert cli.main(["actor", "--redis", "redis://h", "--run", "cp"]) == 0
+    assert main.main(["actor", "--redis", "redis://h", "--run", "cp"]) == 0
     assert met[-1]["trust"] == ()
 
 
 def test_a_resumed_run_meets_as_before(met: list[dict[str, Any]], tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text(settings.to_toml(preset("cartpole").config))
-    assert cli.main(["resume", str(tmp_path), "--redis", "redis://h"]) == 0
+    (tmp_path / "config.toml").write_text(convert.to_toml(preset("cartpole").config))
+    assert main.main(["resume", str(tmp_path), "--redis", "redis://h"]) == 0
     assert met[-1]["meeting"] == Meeting("redis://h", "", None)
     assert met[-1]["resume"] == tmp_path
-    assert cli.main(["resume", str(tmp_path)]) == 0
+    assert main.main(["resume", str(tmp_path)]) == 0
     assert "meeting" not in met[-1]
 
 
@@ -442,7 +442,7 @@ def test_mistakes_with_hosts(
     words: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("APEXRL_REDIS_URL", raising=False)
-    assert cli.main(words) == 2
+    assert main.main(words) == 2
     err = capsys.readouterr().err.replace("\n", " ")
     assert told in err
     assert "pw" not in err
@@ -450,7 +450,7 @@ def test_mistakes_with_hosts(
 
 @pytest.mark.parametrize("name", ["learner", "actor", "status", "stop"])
 def test_help_of_commands_for_several_hosts(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([name, "--help"]) == 0
+    assert main.main([name, "--help"]) == 0
     assert "--redis" in capsys.readouterr().out
 
 

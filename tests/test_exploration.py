@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from apexrl.agents.exploration import epsilon_ladder, slot_epsilons, slot_order
 from apexrl.errors import ConfigError
-from apexrl.exploration import epsilon_ladder, slot_epsilons, slot_order
 
 
 def test_ladder_of_eight_is_the_papers() -> None:

@@ -11,14 +11,14 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from apexrl import hosts
+from apexrl.cli import redis_status
 from apexrl.errors import ConfigError, LinkError
 from apexrl.links.redis.members import HostPlace
-from apexrl.links.redis.run import LearnerPlace
+from apexrl.links.redis.run_listing import MemberView, RunView
+from apexrl.links.redis.run_record import LearnerPlace
 from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.values import HostDigest, LearnerDigest, RunRecord
-from apexrl.links.redis.view import MemberView, RunView
-from apexrl.status import PolicyLag, RunStatus, WorkerStatus
+from apexrl.run.status import PolicyLag, RunStatus, WorkerStatus
 from redis_server import RedisServer
 
 
@@ -59,7 +59,7 @@ def a_view(members: list[MemberView], **changes: object) -> RunView:
 
 def drawn(view: RunView, width: int, rows: int = 256) -> str:
     console = plain(width)
-    console.print(hosts.picture_of_run(view, width, rows))
+    console.print(redis_status.picture_of_run(view, width, rows))
     return text_of(console)
 
 
@@ -133,7 +133,7 @@ def test_states_of_a_run() -> None:
 
 
 def test_ranges() -> None:
-    assert [hosts.ranges(x) for x in ([], [3], [2, 0, 1], [1, 3, 4, 9])] == ["", "3", "0-2", "1 3-4 9"]
+    assert [redis_status.ranges(x) for x in ([], [3], [2, 0, 1], [1, 3, 4, 9])] == ["", "3", "0-2", "1 3-4 9"]
 
 
 def test_digests_of_a_status() -> None:
@@ -152,9 +152,9 @@ def test_digests_of_a_status() -> None:
 def test_status_of_a_real_run(redis_server: RedisServer) -> None:
     server = redis_server.server()
     empty = plain()
-    assert hosts.show_status(redis_server.url, console=empty) == 0
+    assert redis_status.show_status(redis_server.url, console=empty) == 0
     assert "no run is at" in text_of(empty)
-    assert hosts.show_status(redis_server.url, "nope", console=empty) == 1
+    assert redis_status.show_status(redis_server.url, "nope", console=empty) == 1
     assert f"there is no run nope at {server.address}; no run is there" in text_of(empty)
 
     learner = LearnerPlace.take(server, a_record())
@@ -163,11 +163,11 @@ def test_status_of_a_real_run(redis_server: RedisServer) -> None:
     host.renew(HostDigest(state="acting", env_steps_per_second=55.5, weights_version=1199))
     other = LearnerPlace.take(server, a_record("other"))
     console = plain()
-    assert hosts.show_status(redis_server.url, "cartpole-1", console=console) == 0
+    assert redis_status.show_status(redis_server.url, "cartpole-1", console=console) == 0
     assert re.search(r"● acting +0-1 +2 .* 1199 +1 ", text_of(console))
     for width in (60, 80, 120):
         console = plain(width)
-        assert hosts.show_status(redis_server.url, console=console) == 0
+        assert redis_status.show_status(redis_server.url, console=console) == 0
         lines = text_of(console).splitlines()
         assert len(lines) == 3
         assert all(len(line) <= width for line in lines)
@@ -175,7 +175,7 @@ def test_status_of_a_real_run(redis_server: RedisServer) -> None:
         assert lines[1].endswith(" 4")  # actors: two here, two there
         assert lines[2].startswith("other")
     console = plain()
-    assert hosts.show_status(redis_server.url, "nope", console=console) == 1
+    assert redis_status.show_status(redis_server.url, "nope", console=console) == 1
     assert "runs there: cartpole-1, other" in text_of(console)
     other.leave()
     host.leave()
@@ -193,12 +193,12 @@ def test_control_characters_of_others_never_reach_the_terminal(redis_server: Red
         raw.hset(learner.keys.members, b"\x1b[2Jm", evil)
         raw.hset(learner.keys.learner, "host", b"\x1b[2J\r\n[red]")
         console = plain(100)
-        assert hosts.show_status(redis_server.url, "cartpole-1", console=console) == 0
+        assert redis_status.show_status(redis_server.url, "cartpole-1", console=console) == 0
         text = text_of(console)
         assert "[red]" in text
         assert "[bold]" in text
         assert not [c for c in text if not c.isprintable() and c != "\n"]
-        assert hosts.show_status(redis_server.url, console=console) == 0
+        assert redis_status.show_status(redis_server.url, console=console) == 0
         assert "\x1b" not in text_of(console)
     host.leave()
     learner.leave()
@@ -206,14 +206,16 @@ def test_control_characters_of_others_never_reach_the_terminal(redis_server: Red
 
 def test_stop_waits_for_the_end(redis_server: RedisServer) -> None:
     server, console = redis_server.server(), plain()
-    assert hosts.stop(redis_server.url, "cartpole-1", console=console) == 1
+    assert redis_status.stop(redis_server.url, "cartpole-1", console=console) == 1
     assert "there is no run cartpole-1" in text_of(console)
     learner = LearnerPlace.take(server, a_record())
     host = HostPlace.join(server, learner.record)
-    assert hosts.stop(redis_server.url, "cartpole-1", 0.0, console) == 1
+    assert redis_status.stop(redis_server.url, "cartpole-1", 0.0, console) == 1
     assert "goes on after 0 s: its learner, " in text_of(console)
     codes = []
-    stopper = threading.Thread(target=lambda: codes.append(hosts.stop(redis_server.url, "cartpole-1", 60.0, console)))
+    stopper = threading.Thread(
+        target=lambda: codes.append(redis_status.stop(redis_server.url, "cartpole-1", 60.0, console))
+    )
     stopper.start()
     ends = time.monotonic() + 30.0
     while text_of(console).count("was asked to stop") < 2:
@@ -225,10 +227,10 @@ def test_stop_waits_for_the_end(redis_server: RedisServer) -> None:
     stopper.join(60.0)
     assert codes == [0]
     assert text_of(console).rstrip().endswith("has ended")
-    assert hosts.stop(redis_server.url, "cartpole-1", console=console) == 0
+    assert redis_status.stop(redis_server.url, "cartpole-1", console=console) == 0
     assert "had ended before" in text_of(console)
     LearnerPlace.take(server, learner.record).leave()
-    assert hosts.stop(redis_server.url, "cartpole-1", console=console) == 0
+    assert redis_status.stop(redis_server.url, "cartpole-1", console=console) == 0
     assert "nobody works at" in text_of(console)
 
 
@@ -248,9 +250,11 @@ def test_watching_goes_on_while_the_server_is_away(
             raise KeyboardInterrupt
         step()
 
-    monkeypatch.setattr(hosts, "time", SimpleNamespace(sleep=turn, strftime=time.strftime, localtime=time.localtime))
+    monkeypatch.setattr(
+        redis_status, "time", SimpleNamespace(sleep=turn, strftime=time.strftime, localtime=time.localtime)
+    )
     console = Console(file=io.StringIO(), width=100, height=30, force_terminal=terminal)
-    assert hosts.show_status(redis_server.url, "cartpole-1", watch=True, console=console) == 0
+    assert redis_status.show_status(redis_server.url, "cartpole-1", watch=True, console=console) == 0
     text = text_of(console)
     before, _, after = text.partition("trying again")
     assert before.count("208.7") >= 3  # twice, and once more while the server is away
@@ -262,12 +266,12 @@ def test_no_password_is_shown(redis_server: RedisServer) -> None:
     console = plain()
     for url in (redis_server.url.replace("redis://", "redis://:geheim@"), "redis://:geheim@127.0.0.1:1"):
         with pytest.raises(LinkError) as caught:
-            hosts.show_status(url, "cartpole-1", console=console)
+            redis_status.show_status(url, "cartpole-1", console=console)
         assert "geheim" not in str(caught.value)
     with pytest.raises(ConfigError):
-        hosts.show_status(redis_server.url, "no name", console=console)
+        redis_status.show_status(redis_server.url, "no name", console=console)
     with pytest.raises(ConfigError):
-        hosts.stop(redis_server.url, "", console=console)
+        redis_status.stop(redis_server.url, "", console=console)
     assert "geheim" not in text_of(console)
 
 
@@ -285,8 +289,8 @@ def test_every_key_as_garbage_can_be_looked_at(redis_server: RedisServer) -> Non
             for key in every:
                 raw.delete(key)
                 write(key)
-            hosts.show_status(redis_server.url, "x", console=console)
-            hosts.show_status(redis_server.url, console=console)
+            redis_status.show_status(redis_server.url, "x", console=console)
+            redis_status.show_status(redis_server.url, console=console)
     connection = Connection(redis_server.server())
-    assert hosts.look(connection, "x").unreadable == len(every)
+    assert redis_status.look(connection, "x").unreadable == len(every)
     connection.close()

@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 
 from apexrl.agents import AGENTS
+from apexrl.cli.listing import SETS, SUBJECTS, show
 from apexrl.config import Config
+from apexrl.config.convert import as_flag, flat
 from apexrl.errors import ConfigError
-from apexrl.listing import SETS, SUBJECTS, show
 from apexrl.presets import PRESETS
 from apexrl.presets.known import Preset
-from apexrl.settings import as_flag, flat
 from apexrl.topologies import TOPOLOGIES
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apexrl import _native, memory
+from apexrl import _native
 from apexrl.errors import ConfigError
 from apexrl.replay import Field, Replay
+from apexrl.shared import available_memory
 
 GIB = 2**30
 MEMINFO = "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\nCommitLimit: 4194304 kB\nCommitted_AS: 3145728 kB\n"
@@ -41,7 +42,7 @@ def machine(root, groups=(), mounts="", files=None):
 
 
 def least(root):
-    return min(memory.rooms(root), key=lambda room: room.nbytes)
+    return min(available_memory.rooms(root), key=lambda room: room.nbytes)
 
 
 def test_without_cgroups_the_machine_bounds(tmp_path):
@@ -103,14 +104,16 @@ def test_a_cgroup_of_version_1_bounds(tmp_path):
 
 
 def test_what_cannot_be_read_bounds_nothing(tmp_path):
-    assert memory.rooms(tmp_path) == []
-    assert memory.rooms(machine(tmp_path, ["0::/gone"], V2.format(inside="/")))[1:] == []
+    assert available_memory.rooms(tmp_path) == []
+    assert available_memory.rooms(machine(tmp_path, ["0::/gone"], V2.format(inside="/")))[1:] == []
 
 
 @pytest.fixture
 def rooms(monkeypatch):
     """Sets how much memory there is."""
-    return lambda nbytes: monkeypatch.setattr(memory, "rooms", lambda: [memory.Room(nbytes, "so much is left")])
+    return lambda nbytes: monkeypatch.setattr(
+        available_memory, "rooms", lambda: [available_memory.Room(nbytes, "so much is left")]
+    )
 
 
 LARGE = {"x": Field((1000,), "uint8")}
@@ -262,9 +265,11 @@ def test_a_replay_beyond_the_limit_of_its_cgroup_is_refused(tmp_path):
 
 def test_what_the_kernel_killed_for_lack_of_memory_is_counted_where_we_are(tmp_path):
     vmstat = {"proc/vmstat": "nr_free_pages 1\noom_kill 9\n"}
-    assert memory.oom_kills(machine(tmp_path / "none")) == 0
-    assert memory.oom_kills(machine(tmp_path / "bare", files=vmstat)) == 9
+    assert available_memory.oom_kills(machine(tmp_path / "none")) == 0
+    assert available_memory.oom_kills(machine(tmp_path / "bare", files=vmstat)) == 9
     two = {"sys/fs/cgroup/a/memory.events": "low 0\noom 5\noom_kill 4\noom_group_kill 0\n"}
-    assert memory.oom_kills(machine(tmp_path / "two", ["0::/a"], V2.format(inside="/"), two | vmstat)) == 4
+    assert available_memory.oom_kills(machine(tmp_path / "two", ["0::/a"], V2.format(inside="/"), two | vmstat)) == 4
     one = {"sys/fs/cgroup/memory/a/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"}
-    assert memory.oom_kills(machine(tmp_path / "one", ["9:memory:/a"], V1.format(inside="/"), one | vmstat)) == 3
+    assert (
+        available_memory.oom_kills(machine(tmp_path / "one", ["9:memory:/a"], V1.format(inside="/"), one | vmstat)) == 3
+    )

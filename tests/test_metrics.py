@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from apexrl.config import Config, StopConfig
-from apexrl.metrics import RateMeter, RunLog, progress, read_rows, status_scalars
-from apexrl.status import PolicyLag, RunStatus
+from apexrl.run.metrics import RateMeter, RunLog, progress, read_rows, status_scalars
+from apexrl.run.status import PolicyLag, RunStatus
 
 
 def test_rate_over_a_window() -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apexrl import checkpoint, files
 from apexrl.errors import FencedError, HeldError, LinkError, SnapshotError
-from apexrl.files import replacing
-from apexrl.ownership import LOCK_FILE, REPLACED, Fence, Lives, RunLock, holder, lease_clock
-from apexrl.run_folder import RunFolder
+from apexrl.run import atomic_files, checkpoint
+from apexrl.run.atomic_files import replacing
+from apexrl.run.folder import RunFolder
+from apexrl.run.ownership import LOCK_FILE, REPLACED, Fence, Lives, RunLock, holder, lease_clock
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
 STATE = {"w": np.zeros(3, np.float32)}
@@ -81,7 +81,7 @@ def test_reading_the_file_in_the_holders_process_does_not_lose_the_lock(tmp_path
     lock = RunLock(tmp_path)
     shutil.copytree(tmp_path, tmp_path / "copy")
     assert f"process {os.getpid()} on host" in holder(tmp_path / LOCK_FILE)
-    code = f"from pathlib import Path; from apexrl.ownership import RunLock; RunLock(Path({str(tmp_path)!r}))"
+    code = f"from pathlib import Path; from apexrl.run.ownership import RunLock; RunLock(Path({str(tmp_path)!r}))"
     other = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, check=False)
     assert b"HeldError" in other.stderr
     lock.close()
@@ -142,7 +142,7 @@ def test_a_holder_that_is_replaced_while_it_writes_overwrites_nothing(
     folder, successor = RunFolder(tmp_path), Lives(tmp_path)
     folder.lives.begin()
     waiting = [successor.begin]
-    monkeypatch.setattr(files, "_sync", lambda path: waiting.pop()() if waiting else None)
+    monkeypatch.setattr(atomic_files, "_sync", lambda path: waiting.pop()() if waiting else None)
     spec = EnvSpec({"x": Field((1,), "float32")}, ActionSpec(n=2))
     with pytest.raises(FencedError, match="has been taken over"):
         {

@@ -8,8 +8,19 @@ import pytest
 from rich.console import Console
 
 from apexrl.config import Config, StopConfig
-from apexrl.panel import LivePanel, PlainLines, View, clock, closing_line, count, line, number, panel, sparkline
-from apexrl.status import PolicyLag, RunStatus, WorkerStatus
+from apexrl.report.live_panel import (
+    LivePanel,
+    PlainLines,
+    View,
+    clock,
+    closing_line,
+    count,
+    line,
+    number,
+    panel,
+    sparkline,
+)
+from apexrl.run.status import PolicyLag, RunStatus, WorkerStatus
 
 FOLDER = Path("runs/cartpole-1")
 

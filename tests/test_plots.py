@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from apexrl.plots import learning_curve, moving_average, policy_lag
+from apexrl.report.curves import learning_curve, moving_average, policy_lag
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -55,7 +55,7 @@ def test_nothing_logged_draws_nothing(tmp_path: Path) -> None:
 
 
 def test_what_is_on_the_axes(tmp_path: Path) -> None:
-    from apexrl.plots import _draw
+    from apexrl.report.curves import _draw
 
     rows = a_run()
     figure = _draw(
@@ -71,7 +71,7 @@ def test_what_is_on_the_axes(tmp_path: Path) -> None:
 
 
 def test_the_final_star_is_where_its_weights_were() -> None:
-    from apexrl.plots import _draw
+    from apexrl.report.curves import _draw
 
     rows = a_run()
     rows[-1].update(env_steps=12_500, updates=500)  # the best weights, long past
@@ -83,7 +83,7 @@ def test_the_final_star_is_where_its_weights_were() -> None:
 
 
 def test_the_legend_leaves_rising_negative_returns_free() -> None:
-    from apexrl.plots import _draw
+    from apexrl.report.curves import _draw
 
     rows = a_run()
     for row in rows:
@@ -111,7 +111,7 @@ def test_moving_average() -> None:
 
 
 def test_long_runs_are_drawn_in_minutes() -> None:
-    from apexrl.plots import _draw
+    from apexrl.report.curves import _draw
 
     rows = [{"wall_seconds": second, "env_steps": second, "train_return": 1.0} for second in range(0, 601, 100)]
     axes = _draw(rows, [], "", None).subfigs[0].axes
@@ -160,7 +160,7 @@ def test_no_policy_lag_draws_nothing(tmp_path: Path) -> None:
 
 
 def test_what_the_picture_of_the_policy_lag_shows() -> None:
-    from apexrl.plots import _draw_lag
+    from apexrl.report.curves import _draw_lag
 
     over_time, in_all, *_ = _draw_lag(lagging()[1:], "t", KNOWN, 20).axes
     shares = [bar.get_width() for bar in in_all.patches]  # type: ignore[attr-defined]
@@ -178,7 +178,7 @@ def test_what_the_picture_of_the_policy_lag_shows() -> None:
 
 
 def test_a_long_run_of_policy_lag_is_drawn_in_columns() -> None:
-    from apexrl.plots import _draw_lag
+    from apexrl.report.curves import _draw_lag
 
     axes = _draw_lag(lagging(1000)[1:], "t", KNOWN, 0).axes[0]
     array = axes.collections[0].get_array()

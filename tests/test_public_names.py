@@ -82,8 +82,9 @@ def test_import_apexrl_is_light() -> None:
     [
         "from apexrl import train, resume, load, evaluate, Run, LoadedAgent",
         "import apexrl; apexrl.preset('pong').config",
-        "import apexrl.cli",
-        "from apexrl import checkpoint, metrics, run_folder, settings, status, plots, panel",
+        "import apexrl.cli.main",
+        "from apexrl.run import checkpoint, metrics, folder, status; from apexrl.config import convert",
+        "from apexrl.report import curves, live_panel",
         "from apexrl import agents, topologies",
     ],
 )
@@ -92,5 +93,5 @@ def test_nothing_heavy_before_it_is_used(code: str) -> None:
 
 
 def test_help_is_light() -> None:
-    code = "from apexrl.cli import main; main(['train', 'pong', '--help']); main(['list']); main(['--help'])"
+    code = "from apexrl.cli.main import main; main(['train', 'pong', '--help']); main(['list']); main(['--help'])"
     assert not loaded_after(code) & (HEAVY | {"numpy.random"})

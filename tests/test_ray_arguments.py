@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 
 import apexrl
-from apexrl import api, arguments
+from apexrl import api
+from apexrl.cli import train_flags
 from apexrl.config import Config, Meeting
 from apexrl.errors import ConfigError
-from apexrl.launch.ray.wishes import HERE, Wishes, in_range, remember, resumed
+from apexrl.launch.ray.resources import HERE, Wishes, in_range, remember, resumed
 from apexrl.presets import preset
-from apexrl.run_folder import RunFolder
+from apexrl.run.folder import RunFolder
 
 
 def parsed(*words: str) -> Any:
-    return arguments.parse_train(list(words), preset("cartpole").config, "cartpole")[1]
+    return train_flags.parse_train(list(words), preset("cartpole").config, "cartpole")[1]
 
 
 def test_flags_become_wishes() -> None:
@@ -75,7 +76,7 @@ def test_wishes_say_which_of_them_cannot_be(wrong: dict[str, Any], what: str) ->
 
 def test_a_range_of_actors_is_the_least_and_the_slots() -> None:
     for words in (("--actors", "2:8"), ("--actors=2:8",)):
-        config = arguments.parse_train(["--ray", "auto", *words], preset("cartpole").config, "cartpole")[0]
+        config = train_flags.parse_train(["--ray", "auto", *words], preset("cartpole").config, "cartpole")[0]
         assert (config.actor.actors, config.actor.actor_slots) == (2, 8)
 
 
@@ -132,7 +133,7 @@ def test_the_flags_of_resume_are_told_apart(tmp_path: Path) -> None:
     remember(Wishes("auto", actor_cpus=0.5), tmp_path)
 
     def meeting(*words: str) -> Any:
-        return arguments.meeting(arguments.parse(arguments.Resume, [str(tmp_path), *words], "resume"), tmp_path)
+        return train_flags.meeting(train_flags.parse(train_flags.Resume, [str(tmp_path), *words], "resume"), tmp_path)
 
     assert meeting() == Wishes("auto", actor_cpus=0.5)
     assert meeting("--ray", "local", "--learner-gpus", "1") == Wishes("local", actor_cpus=0.5, learner_gpus=1.0)

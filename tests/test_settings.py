@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from apexrl import settings
-from apexrl.config import AgentConfig, Config, EnvConfig, LearnerConfig, StopConfig
+from apexrl.config import AgentConfig, Config, EnvConfig, LearnerConfig, StopConfig, convert
+from apexrl.config.trust import entrusted
 from apexrl.errors import ConfigError
 from apexrl.presets import PRESETS
-from apexrl.trust import entrusted
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
 SIMPLE = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | TEXT
@@ -47,25 +46,25 @@ def any_of(hint: Any) -> st.SearchStrategy[Any]:
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(config=any_of(Config))
 def test_toml_round_trip_is_exact(config: Config) -> None:
-    again = settings.from_toml(settings.to_toml(config, "a comment\nof two lines"))
+    again = convert.from_toml(convert.to_toml(config, "a comment\nof two lines"))
     assert again == config
-    assert settings.to_toml(again) == settings.to_toml(config)
+    assert convert.to_toml(again) == convert.to_toml(config)
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_round_trip(name: str) -> None:
     config = PRESETS[name].config
-    assert settings.from_toml(settings.to_toml(config)) == config
+    assert convert.from_toml(convert.to_toml(config)) == config
 
 
 def test_every_setting_is_written() -> None:
-    text = settings.to_toml(Config(stop=StopConfig(stop_at_return=1.0), agent=AgentConfig(target_entropy=-1.0)))
-    for name in settings._flat_names():
+    text = convert.to_toml(Config(stop=StopConfig(stop_at_return=1.0), agent=AgentConfig(target_entropy=-1.0)))
+    for name in convert._flat_names():
         assert f"\n{name} = " in "\n" + text or f".{name}]" in text, name
 
 
 def test_left_out_settings_have_defaults() -> None:
-    assert settings.from_toml("seed = 5\n[agent]\ngamma = 1\n") == Config(seed=5, agent=AgentConfig(gamma=1.0))
+    assert convert.from_toml("seed = 5\n[agent]\ngamma = 1\n") == Config(seed=5, agent=AgentConfig(gamma=1.0))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +84,7 @@ def test_left_out_settings_have_defaults() -> None:
 )
 def test_wrong_files_are_refused(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        settings.from_toml(text, "my.toml")
+        convert.from_toml(text, "my.toml")
 
 
 def make_env(**kwargs: Any) -> gym.Env[Any, Any]:
@@ -93,17 +92,17 @@ def make_env(**kwargs: Any) -> gym.Env[Any, Any]:
 
 
 def test_a_callable_is_noted_by_name_and_imported_again() -> None:
-    text = settings.to_toml(Config(env=EnvConfig(env=make_env)))
+    text = convert.to_toml(Config(env=EnvConfig(env=make_env)))
     assert f'callable = "{__name__}:make_env"' in text
-    again = settings.from_toml(text)
-    assert settings.to_toml(again) == text
-    assert settings.from_toml(settings.to_toml(again)) == again
+    again = convert.from_toml(text)
+    assert convert.to_toml(again) == text
+    assert convert.from_toml(convert.to_toml(again)) == again
     assert callable(again.env.env)
     entrusted(again, (__name__,), "config.toml").env.env().close()
 
 
 def test_a_local_callable_is_refused_only_when_needed() -> None:
-    again = settings.from_toml(settings.to_toml(Config(env=EnvConfig(env=lambda: None))), "runs/x/config.toml")
+    again = convert.from_toml(convert.to_toml(Config(env=EnvConfig(env=lambda: None))), "runs/x/config.toml")
     assert callable(again.env.env)
     trusting = entrusted(again, (__name__,), "runs/x/config.toml")
     with pytest.raises(ConfigError, match=r"runs/x/config.toml: .*no importable name"):
@@ -113,17 +112,17 @@ def test_a_local_callable_is_refused_only_when_needed() -> None:
 @pytest.mark.parametrize("name", ["no_such_module:make", f"{__name__}:gone", f"{__name__}:TEXT", "json:dumps.x", ":"])
 def test_what_cannot_be_imported_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="give the environment again from Python"):
-        settings.import_callable(name)
+        convert.import_callable(name)
 
 
 def test_env_kwargs_that_toml_cannot_hold() -> None:
     for value in (None, object(), {1: 2}):
         with pytest.raises(ConfigError, match="env_kwargs cannot be written"):
-            settings.to_toml(Config(env=EnvConfig(env_kwargs={"x": value})))
+            convert.to_toml(Config(env=EnvConfig(env_kwargs={"x": value})))
 
 
 def test_override_by_flat_names() -> None:
-    config = settings.override(
+    config = convert.override(
         Config(), {"actors": 5, "gamma": 1, "hidden": (8, 8), "seed": 3, "stop_at_return": None, "env": make_env}
     )
     assert config.actor.actors == 5
@@ -146,7 +145,7 @@ def test_override_by_flat_names() -> None:
 )
 def test_wrong_overrides_are_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        settings.override(Config(), values)
+        convert.override(Config(), values)
 
 
 def test_flat_names_are_unique() -> None:
@@ -163,7 +162,7 @@ def _hint(name: str) -> Any:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_in_range(name: str) -> None:
-    settings.check(PRESETS[name].config)
+    convert.check(PRESETS[name].config)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +189,7 @@ def test_presets_are_in_range(name: str) -> None:
 )
 def test_values_out_of_range_are_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        settings.check(settings.override(Config(), values))
+        convert.check(convert.override(Config(), values))
 
 
 INF, NAN = float("inf"), float("nan")
@@ -225,31 +224,31 @@ EDGES: dict[str, list[Any]] = {
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
 def test_what_an_agent_cannot_mean_is_refused_by_its_flag(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"^--{name.replace('_', '-')} must be "):
-        settings.check(settings.override(Config(), {name: value}))
+        convert.check(convert.override(Config(), {name: value}))
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in EDGES.items() for value in values])
 def test_the_ends_of_a_range_belong_to_it(name: str, value: Any) -> None:
-    settings.check(settings.override(Config(), {name: value}))
+    convert.check(convert.override(Config(), {name: value}))
 
 
 def test_every_number_of_the_agent_has_a_range() -> None:
-    known = {name for _, _, names in settings._RANGES for name in names.split()}
+    known = {name for _, _, names in convert._RANGES for name in names.split()}
     numbers = {name for name, hint in get_type_hints(AgentConfig).items() if hint not in (str, bool)}
     assert {name for name in numbers if get_origin(get_type_hints(AgentConfig)[name]) is not Literal} <= known
 
 
 def test_flat_is_what_override_takes() -> None:
     config = PRESETS["pendulum"].config
-    assert settings.override(Config(), settings.flat(config)) == config
+    assert convert.override(Config(), convert.flat(config)) == config
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", ".", "..", "-flag/", "new\nline"])
 def test_names_that_are_no_folder_names(name: str) -> None:
     with pytest.raises(ConfigError, match="is no plain folder name"):
-        settings.check(Config(name=name))
+        convert.check(Config(name=name))
 
 
 def test_other_groups_are_kept() -> None:
     start = Config(learner=LearnerConfig(batch_size=7))
-    assert settings.override(start, {"prefetch": 2}).learner == LearnerConfig(batch_size=7, prefetch=2)
+    assert convert.override(start, {"prefetch": 2}).learner == LearnerConfig(batch_size=7, prefetch=2)

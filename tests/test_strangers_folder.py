@@ -15,13 +15,14 @@ import pytest
 from rich.console import Console
 
 import apexrl
-from apexrl import checkpoint, cli, clusters
 from apexrl.agents import agent_class
+from apexrl.cli import main, ray_status
 from apexrl.config import AgentConfig, Config, EnvConfig
 from apexrl.envs import make_vector
 from apexrl.errors import ConfigError, SnapshotError
-from apexrl.launch.ray import wishes
-from apexrl.run_folder import RunFolder
+from apexrl.launch.ray import resources
+from apexrl.run import checkpoint
+from apexrl.run.folder import RunFolder
 
 CALL = 'env = { callable = "subprocess:check_output" }'
 ELSEWHERE = "192.0.2.7:6379"  # nobody has that address
@@ -75,14 +76,14 @@ def test_a_command_in_place_of_an_environment_is_never_run(
         apexrl.Run(folder.path, {}).agent  # noqa: B018
     for words in (["eval"], ["resume"], ["train"]):
         path = folder.config_path if words == ["train"] else folder.path
-        assert cli.main([*words, str(path)]) == cli.USAGE
+        assert main.main([*words, str(path)]) == main.USAGE
         told = " ".join(capsys.readouterr().err.split())
         assert "'subprocess:check_output' to be called here" in told
         assert "--trust subprocess" in told
     assert f"apexrl resume {folder.path} --trust subprocess" in " ".join(
-        (cli.main(["resume", str(folder.path)]), capsys.readouterr().err)[1].split()
+        (main.main(["resume", str(folder.path)]), capsys.readouterr().err)[1].split()
     )
-    assert cli.main(["status", str(folder.path)]) == 0
+    assert main.main(["status", str(folder.path)]) == 0
     assert not called.exists()
 
 
@@ -125,17 +126,17 @@ def test_a_file_trains_what_flags_name_and_nothing_else_of_its_own(
     monkeypatch.setattr("apexrl.cli._run", lambda config, *_: met.append(config) or 0)
     file = tmp_path / "some.toml"
     file.write_text("[env]\nenv = 'my_sim:Plant-v0'\n[agent]\nagent = 'my_agents:Mine'\n")
-    assert cli.main(["train", str(file)]) == cli.USAGE
-    assert cli.main(["train", str(file), "--trust", "my_sim"]) == cli.USAGE
+    assert main.main(["train", str(file)]) == main.USAGE
+    assert main.main(["train", str(file), "--trust", "my_sim"]) == main.USAGE
     assert "--trust my_agents" in capsys.readouterr().err
-    assert cli.main(["train", str(file), "--trust", "my_sim", "--trust", "my_agents"]) == 0
-    assert cli.main(["train", str(file), "--env", "my_sim:Plant-v0", "--trust", "my_agents"]) == 0
+    assert main.main(["train", str(file), "--trust", "my_sim", "--trust", "my_agents"]) == 0
+    assert main.main(["train", str(file), "--env", "my_sim:Plant-v0", "--trust", "my_agents"]) == 0
     assert [config.env.env for config in met] == ["my_sim:Plant-v0"] * 2
-    assert cli.main(["train", "cartpole", "--trust", "my_sim"]) == cli.USAGE
+    assert main.main(["train", "cartpole", "--trust", "my_sim"]) == main.USAGE
     file.write_text(f"out = '{tmp_path}'\n")
-    assert cli.main(["train", str(file)]) == cli.USAGE
+    assert main.main(["train", str(file)]) == main.USAGE
     assert f"say --out {tmp_path}" in " ".join(capsys.readouterr().err.split())
-    assert cli.main(["train", str(file), "--out", str(tmp_path)]) == 0
+    assert main.main(["train", str(file), "--out", str(tmp_path)]) == 0
 
 
 def test_nothing_is_imported_from_a_folder_in_which_a_run_is_only_looked_at(
@@ -145,9 +146,9 @@ def test_nothing_is_imported_from_a_folder_in_which_a_run_is_only_looked_at(
     monkeypatch.chdir(folder.path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     for words in (["status", "."], ["eval", ".", "--episodes", "1"], ["list"]):
-        assert cli.main(words) == 0
+        assert main.main(words) == 0
         assert str(folder.path) not in sys.path
-    assert cli.main(["eval", ".", "--episodes", "1", "--trust", "my_sim"]) == 0
+    assert main.main(["eval", ".", "--episodes", "1", "--trust", "my_sim"]) == 0
     assert sys.path[0] == str(folder.path)
 
 
@@ -170,32 +171,32 @@ def test_a_link_that_leads_out_of_the_folder_is_refused_before_anything_is_writt
 def test_a_cluster_on_another_machine_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, asked = folder_of(tmp_path), []
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    monkeypatch.setattr(clusters, "_look", lambda address, *_: asked.append(address) or 0)
+    monkeypatch.setattr(ray_status, "_look", lambda address, *_: asked.append(address) or 0)
     for address in (ELSEWHERE, "some.name:6379", "auto", "\x1b[2J:1", ":6379", "ray://127.0.0.1:10001"):
         folder.ray_path.write_text(json.dumps({"address": address, "namespace": "n", "auth": "token"}))
         text = io.StringIO()
-        assert clusters.show_folder(folder.path, console=Console(file=text, width=300)) == 0
+        assert ray_status.show_folder(folder.path, console=Console(file=text, width=300)) == 0
         assert "on another machine, which was not asked" in text.getvalue()
         assert "\x1b" not in text.getvalue()
     assert asked == []
     assert "RAY_AUTH_MODE" not in os.environ
     folder.ray_path.write_text(json.dumps({"address": ELSEWHERE, "namespace": "n"}))
-    assert cli.main(["status", str(folder.path), "--ray", ELSEWHERE]) == 0
+    assert main.main(["status", str(folder.path), "--ray", ELSEWHERE]) == 0
     folder.ray_path.write_text(json.dumps({"address": "127.0.0.1:6379", "namespace": "n"}))
-    assert cli.main(["status", str(folder.path)]) == 0
+    assert main.main(["status", str(folder.path)]) == 0
     assert asked == [ELSEWHERE, "127.0.0.1:6379"]
 
 
 def test_a_run_goes_on_on_another_machines_cluster_only_where_that_is_said(tmp_path: Path) -> None:
-    wishes.remember(wishes.Wishes(ELSEWHERE, actor_cpus=2.0), tmp_path)
+    resources.remember(resources.Wishes(ELSEWHERE, actor_cpus=2.0), tmp_path)
     with pytest.raises(ConfigError, match=f"on another machine: say --ray {ELSEWHERE}"):
-        wishes.resumed(tmp_path, "")
-    assert wishes.resumed(tmp_path, ELSEWHERE) == wishes.Wishes(ELSEWHERE, actor_cpus=2.0)
-    assert wishes.resumed(tmp_path, "none") is None
+        resources.resumed(tmp_path, "")
+    assert resources.resumed(tmp_path, ELSEWHERE) == resources.Wishes(ELSEWHERE, actor_cpus=2.0)
+    assert resources.resumed(tmp_path, "none") is None
     for address in ("auto", "local", "127.0.0.1:6379", "[::1]:6379"):
-        if address != "[::1]:6379" or wishes.here(address):
-            wishes.remember(wishes.Wishes(address), tmp_path)
-            assert wishes.resumed(tmp_path, "") == wishes.Wishes(address)
+        if address != "[::1]:6379" or resources.here(address):
+            resources.remember(resources.Wishes(address), tmp_path)
+            assert resources.resumed(tmp_path, "") == resources.Wishes(address)
 
 
 @pytest.mark.parametrize(
@@ -248,9 +249,9 @@ def test_files_too_long_to_be_true_are_not_read(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="longer than"):
         apexrl.load(folder.path)
     with pytest.raises(SnapshotError, match="longer than"):
-        clusters.show_folder(folder.path)
+        ray_status.show_folder(folder.path)
     folder.summary_path.unlink()
-    assert clusters.show_folder(folder.path, console=Console(file=io.StringIO())) == 0
+    assert ray_status.show_folder(folder.path, console=Console(file=io.StringIO())) == 0
     spec.unlink()
     os.truncate(folder.config_path, 1 << 40)
     with pytest.raises(ConfigError, match="longer than"):

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import apexrl
-from apexrl import arguments
+from apexrl.cli import train_flags
 from apexrl.config import Meeting
 from apexrl.errors import ConfigError
+from apexrl.links.tokens import TOKEN, Gate, read_token
 from apexrl.presets import preset, with_topology
-from apexrl.tokens import TOKEN, Gate, read_token
 
 
 def test_the_environment_says_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_the_token_is_in_no_repr() -> None:
 
 
 def parsed(*words: str) -> Any:
-    return arguments.parse_train(list(words), with_topology(preset("cartpole").config, "seed"), "cartpole")
+    return train_flags.parse_train(list(words), with_topology(preset("cartpole").config, "seed"), "cartpole")
 
 
 def test_train_may_listen_for_environment_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,10 +90,10 @@ def test_train_may_listen_for_environment_workers(monkeypatch: pytest.MonkeyPatc
 def test_a_resumed_run_makes_no_token(tmp_path: Path) -> None:
     mistyped = tmp_path / "tokn"
     with pytest.raises(ConfigError, match="No such file"):
-        arguments.meeting(arguments.Resume("run", listen=":7000", token_file=str(mistyped)), tmp_path)
+        train_flags.meeting(train_flags.Resume("run", listen=":7000", token_file=str(mistyped)), tmp_path)
     assert not mistyped.exists()
     with pytest.raises(ConfigError, match="--token-file means nothing without --listen"):
-        arguments.meeting(arguments.Resume("run", token_file=str(mistyped)), tmp_path)
+        train_flags.meeting(train_flags.Resume("run", token_file=str(mistyped)), tmp_path)
 
 
 @pytest.mark.parametrize(

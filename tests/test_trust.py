@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from apexrl import settings
-from apexrl.config import Config
+from apexrl.config import Config, convert
+from apexrl.config.trust import entrusted, installed, modules
 from apexrl.errors import ConfigError
-from apexrl.trust import entrusted, installed, modules
 
 ORIGIN = "run r at redis-host:6379"
 
 
 def read(text: str) -> Config:
-    return settings.from_toml(text, ORIGIN)
+    return convert.from_toml(text, ORIGIN)
 
 
 def calling(name: str, **kwargs: Any) -> Config:
@@ -28,11 +27,11 @@ def calling(name: str, **kwargs: Any) -> Config:
 
 
 def an_agent(name: str) -> Config:
-    return settings.override(Config(), {"agent": name})
+    return convert.override(Config(), {"agent": name})
 
 
 def a_network(name: str) -> Config:
-    return settings.override(Config(), {"network": name})
+    return convert.override(Config(), {"network": name})
 
 
 @pytest.fixture
@@ -81,11 +80,11 @@ def test_an_id_of_no_installed_package_is_refused_unless_its_module_is_named(mod
 
 @pytest.mark.parametrize("value", ["os:system", ["my.module:Class"], {"deep": {"in": "subprocess:check_output"}}])
 def test_a_name_to_import_among_the_arguments_of_an_environment_is_refused(value: Any) -> None:
-    config = settings.override(Config(), {"env_kwargs": {"render_mode": "rgb_array", "what": value}})
+    config = convert.override(Config(), {"env_kwargs": {"render_mode": "rgb_array", "what": value}})
     with pytest.raises(ConfigError, match="to be called here as its environment's argument"):
         entrusted(config, (), ORIGIN)
     assert entrusted(config, ("os", "my", "subprocess"), ORIGIN) == config
-    plain = settings.override(Config(), {"env_kwargs": {"host": "sim:7000", "path": "C:\\maps\\a b", "ratio": "4:3"}})
+    plain = convert.override(Config(), {"env_kwargs": {"host": "sim:7000", "path": "C:\\maps\\a b", "ratio": "4:3"}})
     assert entrusted(plain, (), ORIGIN) == plain
 
 
@@ -123,7 +122,7 @@ def test_a_package_shadowed_by_the_current_folder_is_not_the_installed_one(
 def test_what_is_of_a_named_module_is_called(own: ModuleType, trust: Any) -> None:
     config = entrusted(calling("own.envs:make", width=3), trust, ORIGIN)
     assert config.env.env(**config.env.env_kwargs) == {"width": 3}
-    assert settings.to_toml(config) == settings.to_toml(calling("own.envs:make", width=3))
+    assert convert.to_toml(config) == convert.to_toml(calling("own.envs:make", width=3))
     assert entrusted(an_agent("own.envs:Mine"), trust, ORIGIN).agent.agent == "own.envs:Mine"
     assert entrusted(a_network("own.envs:Mine"), trust, ORIGIN).agent.network == "own.envs:Mine"
 
@@ -164,8 +163,8 @@ def test_what_is_no_module_is_said(wrong: str) -> None:
 def test_a_learner_trusts_what_its_own_user_has_named(own: ModuleType) -> None:
     assert modules(Config()) == ()
     assert modules(an_agent("own:Mine")) == ("own",)
-    assert modules(settings.override(an_agent("own:Mine"), {"network": "nets:Mine"})) == ("own", "nets")
-    assert modules(settings.override(an_agent("agents:Mine"), {"env": own.make})) == ("own", "agents")
+    assert modules(convert.override(an_agent("own:Mine"), {"network": "nets:Mine"})) == ("own", "nets")
+    assert modules(convert.override(an_agent("agents:Mine"), {"env": own.make})) == ("own", "agents")
     config = calling("own:check_output")
     assert modules(config) == ("own", "subprocess")
     assert entrusted(config, modules(config), ORIGIN).env.env(args=["echo", "yes"]) == b"yes\n"

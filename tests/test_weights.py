@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from apexrl.errors import SpecError
-from apexrl.weights import InlineWeights, WeightsBoard
+from apexrl.shared.weights_board import InlineWeights, WeightsBoard
 
 FORK = multiprocessing.get_context("fork")
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import apexrl
-from apexrl import cli
-from apexrl.metrics import read_rows
-from apexrl.status import RunStatus
+from apexrl.cli import main
+from apexrl.run.metrics import read_rows
+from apexrl.run.status import RunStatus
 
 PLANT = """
 import gymnasium as gym
@@ -87,7 +87,7 @@ def test_environments_that_are_not_there(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    assert cli.main(["train", "--env", env]) == 2
+    assert main.main(["train", "--env", env]) == 2
     complaints = capsys.readouterr().err
     assert told in complaints
     assert "Traceback" not in complaints

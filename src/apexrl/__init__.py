@@ -27,10 +27,10 @@ if TYPE_CHECKING:
         StopConfig,
     )
     from apexrl.errors import ApexrlError
-    from apexrl.joining import join, join_envs
-    from apexrl.loaded import LoadedAgent
+    from apexrl.evaluation.trained_agent import LoadedAgent
     from apexrl.presets import preset
-    from apexrl.status import PolicyLag, RunStatus, WorkerStatus
+    from apexrl.remote_api import join, join_envs
+    from apexrl.run.status import PolicyLag, RunStatus, WorkerStatus
 
 __version__ = "0.1.0"
 
@@ -43,16 +43,16 @@ _HOMES = {
     "Evaluation": "apexrl.api",
     "EvaluatorConfig": "apexrl.config",
     "LearnerConfig": "apexrl.config",
-    "LoadedAgent": "apexrl.loaded",
-    "PolicyLag": "apexrl.status",
+    "LoadedAgent": "apexrl.evaluation.trained_agent",
+    "PolicyLag": "apexrl.run.status",
     "ReplayConfig": "apexrl.config",
     "Run": "apexrl.api",
-    "RunStatus": "apexrl.status",
+    "RunStatus": "apexrl.run.status",
     "StopConfig": "apexrl.config",
-    "WorkerStatus": "apexrl.status",
+    "WorkerStatus": "apexrl.run.status",
     "evaluate": "apexrl.api",
-    "join": "apexrl.joining",
-    "join_envs": "apexrl.joining",
+    "join": "apexrl.remote_api",
+    "join_envs": "apexrl.remote_api",
     "load": "apexrl.api",
     "preset": "apexrl.presets",
     "resume": "apexrl.api",

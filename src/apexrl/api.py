@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from apexrl import settings
-from apexrl.config import Config, Meeting
+from apexrl.config import Config, Meeting, convert
+from apexrl.config.trust import entrusted, named
 from apexrl.errors import ConfigError, FencedError
-from apexrl.run_folder import RunFolder, env_name
-from apexrl.status import Level, Observer, RunStatus
-from apexrl.tls import ServerTls
-from apexrl.tokens import Gate
-from apexrl.trust import entrusted, named
+from apexrl.links.tcp.tls import ServerTls
+from apexrl.links.tokens import Gate
+from apexrl.run.folder import RunFolder, env_name
+from apexrl.run.status import Level, Observer, RunStatus
 
 if TYPE_CHECKING:
-    from apexrl.launch.claims import Claim
-    from apexrl.launch.ray.wishes import Wishes
-    from apexrl.loaded import LoadedAgent
+    from apexrl.evaluation.trained_agent import LoadedAgent
+    from apexrl.launch.ray.resources import Wishes
+    from apexrl.launch.run_claim import Claim
 
 Callback = Callable[[RunStatus], bool | None]
 """Called with every status, a few times a second, in the calling process; True asks the run to stop."""
@@ -103,8 +102,8 @@ def train(
         listen: HOST:PORT at which environment workers of other hosts may ask (topology ``seed`` or ``ga3c``),
             brought by ``apexrl envs`` or ``apexrl.join_envs``.
         token: that they must know; with ``redis`` the run's record is signed with it, for hosts that have it too.
-        tls: ``apexrl.tls.ServerTls``, or what ``apexrl.tls.self_signed(FILE)`` made: by which they know a run that
-            listens.
+        tls: ``apexrl.links.tcp.tls.ServerTls``, or what ``self_signed(FILE)`` of that module made: by which they know
+            a run that listens.
         ray: run on a Ray cluster: ``auto``, the one that this machine belongs to; ``local``, a new one here; HOST:PORT
             of its head; or ``Wishes``, which say more. With ``actors="MIN:MAX"`` it grows as the cluster has room.
         resume_or_start: the run of that ``name`` in ``out`` goes on, from its newest checkpoint and with the settings
@@ -133,7 +132,7 @@ def train(
         config = preset(config).config if config else Config()
     from apexrl import topologies
     from apexrl.agents import check_identity, check_in_use, check_read
-    from apexrl.launch.ray.wishes import in_range
+    from apexrl.launch.ray.resources import in_range
 
     overrides = in_range(overrides, bool(ray))
     config = _with_names(config, overrides)
@@ -144,7 +143,7 @@ def train(
     check_read(config.agent.agent, overrides)
     if env is not None:
         overrides["env"] = env
-    config = settings.override(config, overrides)
+    config = convert.override(config, overrides)
     topologies.check_fixed(config)
     check_in_use(config, overrides)
     check_identity(config.agent)
@@ -184,13 +183,13 @@ def resume(
         replace_run: as for ``train``.
         **overrides: what shall differ from its ``config.toml``, most often what ends it: ``minutes=30``.
     """
-    from apexrl.launch.ray.wishes import Wishes, in_range
+    from apexrl.launch.ray.resources import Wishes, in_range
 
     folder = RunFolder.open(path)
     observers: list[Observer] = [Calls(callback) for callback in callbacks]
     where = _on_ray(ray, _meeting(redis, run, None, listen, token, replace_run, tls), folder.path)
     folder.check_links()
-    config = settings.override(folder.config(), in_range(overrides, isinstance(where, Wishes)))
+    config = convert.override(folder.config(), in_range(overrides, isinstance(where, Wishes)))
     config = entrusted(config, (*_given(trust), *named(overrides)), str(folder.config_path))
     return _run(config, observers=[*panels(show), *observers], resume=folder.path, meeting=where)
 
@@ -217,7 +216,7 @@ def load(
         ConfigError: not a run folder, or one that names code which nobody trusts.
         SnapshotError: its weights cannot be read.
     """
-    from apexrl.loaded import load_agent
+    from apexrl.evaluation.trained_agent import load_agent
 
     return load_agent(_folder(run), checkpoint, device, env, _given(trust), _config(run, env))
 
@@ -244,7 +243,7 @@ def evaluate(
         trust: as for ``load``.
     """
     from apexrl.envs import FrameStack, make_vector
-    from apexrl.loaded import load_agent, trusted_config
+    from apexrl.evaluation.trained_agent import load_agent, trusted_config
     from apexrl.roles.evaluator import Trial
 
     if episodes < 1:
@@ -254,7 +253,7 @@ def evaluate(
     wanted = config.env
     loaded = load_agent(folder, checkpoint, config=config)
     if video is not None:
-        from apexrl.films import filmed
+        from apexrl.evaluation.video import filmed
 
         count, wanted, films = 1, *filmed(wanted, Path(video))
     else:
@@ -293,7 +292,7 @@ def run(
     from apexrl.agents import check_identity
     from apexrl.launch import launch
 
-    settings.check(config, elsewhere=isinstance(meeting, Gate))
+    convert.check(config, elsewhere=isinstance(meeting, Gate))
     check_identity(config.agent)
     remember = Remember(on_folder)
     with ExitStack() as stack:
@@ -316,10 +315,10 @@ def run(
 
 def _claim(config: Config, meeting: Meeting | Gate | Wishes | None, observers: Sequence[Observer]) -> Claim:
     """The folder of a run that goes on or begins; on a Redis server the run's name there is the folder's, too."""
-    from apexrl.launch import claims
+    from apexrl.launch import run_claim
 
     name = config.name or (meeting.run if isinstance(meeting, Meeting) else "")
-    return claims.resume_or_start(dataclasses.replace(config, name=name), lambda text: _tell(observers, text))
+    return run_claim.resume_or_start(dataclasses.replace(config, name=name), lambda text: _tell(observers, text))
 
 
 def _tell(observers: Sequence[Observer], text: str) -> None:
@@ -332,7 +331,7 @@ _run = run  # for those who have an argument of that name
 
 def draw_curve(folder: RunFolder, config: Config) -> bool:
     """(Re)draw ``learning_curve.png``, and ``autotune.png`` of a tuned run; False when nothing was logged yet."""
-    from apexrl.plots import learning_curve, tuning_picture
+    from apexrl.report.curves import learning_curve, tuning_picture
 
     title = _subject(config)
     drawn = learning_curve(folder.metrics_path, folder.curve_path, title, config.stop.stop_at_return)
@@ -342,7 +341,7 @@ def draw_curve(folder: RunFolder, config: Config) -> bool:
 
 def draw_lag(folder: RunFolder, config: Config) -> bool:
     """(Re)draw ``policy_lag.png``; False when nothing was learned yet."""
-    from apexrl.plots import policy_lag
+    from apexrl.report.curves import policy_lag
 
     known = folder.summary().get("policy_lag") or {}
     title = f"Policy lag  ·  {_subject(config)}"
@@ -357,7 +356,7 @@ def _subject(config: Config) -> str:
 
 def _try_to_draw(folder: RunFolder, config: Config, observers: Sequence[Observer]) -> None:
     """A picture that fails must not hide how the run ended."""
-    from apexrl.launch.observing import contained, tell
+    from apexrl.launch.contained_observers import contained, tell
 
     for draw, path in ((draw_curve, folder.curve_path), (draw_lag, folder.lag_path)):
         try:
@@ -450,19 +449,19 @@ def _on_ray(
         if ray:
             raise ConfigError("ray= runs on a cluster, redis= and listen= over hosts: give one of them")
         return meeting
-    from apexrl.launch.ray import wishes
+    from apexrl.launch.ray import resources
 
-    if isinstance(ray, wishes.Wishes):
+    if isinstance(ray, resources.Wishes):
         return ray
     if resumed is not None:
-        return wishes.resumed(resumed, ray)
-    return wishes.Wishes(ray) if ray else None
+        return resources.resumed(resumed, ray)
+    return resources.Wishes(ray) if ray else None
 
 
 def panels(show: bool) -> list[Observer]:
     if not show:
         return []
-    from apexrl.panel import panel
+    from apexrl.report.live_panel import panel
 
     return [panel()]
 

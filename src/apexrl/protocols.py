@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from apexrl.spec import Array
 
 if TYPE_CHECKING:
-    from apexrl.ownership import Fence
+    from apexrl.run.ownership import Fence
 
 Arrays = Mapping[str, Array]
 """Field name -> array whose first axis is the batch."""
@@ -82,9 +82,9 @@ class Agent(Protocol):
     Topologies that split its ``update`` (a3c, gorila, several learners) need of it besides, as all shipped agents have
     them:
 
-    - ``gradients(prepared) -> apexrl.agents.trained.Gradients`` and ``apply(groups)``: the two halves of one gradient
+    - ``gradients(prepared) -> agents.trained_network.Gradients`` and ``apply(groups)``: the two halves of one gradient
       step; and ``updates``, an int, how often ``apply`` was called;
-    - ``networks``: dict from every group of gradients to the ``apexrl.agents.trained.Trained`` that ``apply`` changes;
+    - ``networks``: dict from every group of gradients to the ``agents.trained_network.Trained`` that ``apply`` changes;
     - ``steps(prepared)``, if its update is more than one gradient step and several learners shall make them together: a
       generator that yields the ``Gradients`` of each, is sent the groups to apply, and returns ``Learned``;
     - ``refresh()``, if it keeps anything that was derived from its parameters: they were changed, or moved to other
@@ -136,11 +136,11 @@ class Prioritizing(Protocol):
 
 
 STATISTICS = "/optimizer/"
-"""In the names of an agent's flat vectors (``agents.vectors``), where they are an optimizer's state."""
+"""In the names of an agent's flat vectors (``agents.named_vectors``), where they are an optimizer's state."""
 
 
 class Place(NamedTuple):
-    """Where one of an agent's named weights lies among its flat vectors (``agents.places``)."""
+    """Where one of an agent's named weights lies among its flat vectors (``agents.parameter_layout``)."""
 
     group: str  # of gradients, and the vector of parameters that they change
     start: int  # in that vector, in values

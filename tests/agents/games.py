@@ -15,16 +15,16 @@ from torch import Tensor, nn
 
 from apexrl.agents import AGENTS, agent_class, with_agent
 from apexrl.config import Config, EnvConfig
+from apexrl.config.convert import override
 from apexrl.envs import FrameStack, make_vector
 from apexrl.launch.probe import probe
-from apexrl.links.context import InlineContext, InlineRun
+from apexrl.links.local.role_context import InlineContext, InlineRun
 from apexrl.protocols import Agent, Arrays, State
 from apexrl.replay import Batch, Replay
 from apexrl.roles import Actor
-from apexrl.settings import override
+from apexrl.shared.weights_board import WeightsBoard
 from apexrl.spec import Array, EnvSpec
-from apexrl.topologies.experience import prioritized
-from apexrl.weights import WeightsBoard
+from apexrl.topologies.replay_links import prioritized
 
 SMALL: dict[str, Any] = {
     "hidden": (16,),

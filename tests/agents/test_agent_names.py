@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from games import Game, act, asks
 
-from apexrl import agents, presets, settings
+from apexrl import agents, presets
 from apexrl.agents import AGENTS, agent_class, check_identity, check_in_use, check_read, unread
-from apexrl.agents.reads import READS, idle
-from apexrl.config import AgentConfig, Config
+from apexrl.agents.setting_relevance import READS, idle
+from apexrl.config import AgentConfig, Config, convert
+from apexrl.config.convert import flat, override
 from apexrl.errors import AgentError, ConfigError
 from apexrl.presets import PRESETS, with_agent
-from apexrl.settings import flat, override
 
 KEPT = {  # of the replay, from which all but unrolls are drawn, and of the actor: no agent sees them
     *("n_step", "capacity", "alpha", "beta", "priority_eps", "remover", "remover_alpha", "trim_every"),
@@ -45,7 +45,7 @@ def test_a_name_sets_what_it_stands_for_and_keeps_the_rest_of_the_preset(preset:
     config = with_agent(known.config, name)
     stood = {**AGENTS[name].settings, **known.agents.get(name, {})}
     assert flat(config) == {**flat(known.ground), **stood, "agent": name}
-    settings.check(config)
+    convert.check(config)
     check_identity(config.agent)
 
 
@@ -286,8 +286,8 @@ def test_what_another_setting_switches_off_changes_nothing_and_is_refused(
     assert changed == plain
     check_in_use(start, off)
     ((switch, value),) = off.items()
-    (flag, _) = settings.as_flag(*next(iter(change.items()))).split()
-    words = f"^{flag} means nothing with {settings.as_flag(switch, value)}: leave it out, or change the other"
+    (flag, _) = convert.as_flag(*next(iter(change.items()))).split()
+    words = f"^{flag} means nothing with {convert.as_flag(switch, value)}: leave it out, or change the other"
     with pytest.raises(ConfigError, match=words):
         check_in_use(config, [*off, *change])
     if on:

@@ -26,7 +26,7 @@ def test_by_name_and_by_path() -> None:
         ("module:", ConfigError, "is no 'package.module:Class'"),
         ("no.such.module:Agent", ConfigError, "there is no module 'no'"),
         ("apexrl.agents.dqn:Missing", ConfigError, "has no class 'Missing'"),
-        ("apexrl.agents.trained:METRICS_PERIOD_UPDATES", ConfigError, "has no class"),
+        ("apexrl.agents.trained_network:METRICS_PERIOD_UPDATES", ConfigError, "has no class"),
         ("apexrl.agents.dqn:Transitions", AgentError, "Transitions lacks act, update"),
     ],
 )

@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from apexrl.agents.box import ActionBox
+from apexrl.agents.box_actions import ActionBox
 from apexrl.errors import AgentError
 from apexrl.spec import ActionSpec
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from apexrl.agents.bootstrap import Greedy
 from apexrl.agents.dqn import DQN
-from apexrl.agents.returns import Expected
-from apexrl.agents.targets import Greedy
-from apexrl.agents.trained import METRICS_PERIOD_UPDATES
+from apexrl.agents.return_heads import Expected
+from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES
 from apexrl.config import AgentConfig
 from apexrl.errors import AgentError, ConfigError, NonFiniteError, SnapshotError, SpecError
 from apexrl.losses import td_loss

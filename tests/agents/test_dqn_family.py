@@ -16,8 +16,8 @@ from torch import Tensor
 
 from apexrl.agents import AGENTS, with_agent
 from apexrl.agents.dqn import DQN
-from apexrl.agents.returns import Categorical, Expected, Quantiles, Returns, midpoints
-from apexrl.agents.trained import METRICS_PERIOD_UPDATES
+from apexrl.agents.return_heads import Categorical, Expected, Quantiles, Returns, midpoints
+from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES
 from apexrl.config import AgentConfig, Config
 from apexrl.errors import AgentError
 from apexrl.spec import ActionSpec, Array, EnvSpec, Field

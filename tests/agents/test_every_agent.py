@@ -15,11 +15,11 @@ import torch
 from games import Game, act, asks, config_of, copied, same
 from matching import SHOWN, Asked, Matching, Shown
 
-from apexrl import checkpoint
 from apexrl.agents import AGENTS
 from apexrl.errors import AgentError, NonFiniteError, SnapshotError, SpecError
 from apexrl.launch.probe import probe
 from apexrl.protocols import Agent
+from apexrl.run import checkpoint
 from apexrl.spec import Array
 
 # the others look through the same networks

@@ -11,13 +11,13 @@ from games import config_of, same
 from matching import STEPS, Matching
 
 import apexrl
-from apexrl import checkpoint
 from apexrl.agents import AGENTS
 from apexrl.config import Config
 from apexrl.launch import launch
-from apexrl.metrics import read_rows
-from apexrl.run_folder import RunFolder
-from apexrl.status import RunStatus
+from apexrl.run import checkpoint
+from apexrl.run.folder import RunFolder
+from apexrl.run.metrics import read_rows
+from apexrl.run.status import RunStatus
 
 if TYPE_CHECKING:
     from redis_server import RedisServer

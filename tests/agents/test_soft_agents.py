@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from apexrl import agents
-from apexrl.agents.rng import noise_generator
+from apexrl.agents.rng_state import noise_generator
 from apexrl.config import AgentConfig, Config
 from apexrl.errors import ConfigError
 from apexrl.networks.batch_norm import EPS, MOMENTUM, NormedLayers

@@ -10,7 +10,7 @@ import pytest
 from games import Game, act, asks
 
 from apexrl.agents import AGENTS
-from apexrl.agents.vectors import Vectors, bind, networks, refresh, sizes, vectors
+from apexrl.agents.named_vectors import Vectors, bind, networks, refresh, sizes, vectors
 from apexrl.errors import AgentError, SpecError
 from apexrl.protocols import STATISTICS
 

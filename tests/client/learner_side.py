@@ -16,17 +16,17 @@ import numpy as np
 
 from apexrl.config import ActorConfig, AgentConfig, Config, EnvConfig, HostsConfig, ReplayConfig
 from apexrl.errors import LinkError
-from apexrl.launch.hosts import make_record
-from apexrl.links.context import InlineContext, InlineRun
-from apexrl.links.redis.run import LearnerDigest, LearnerPlace, Orders
+from apexrl.launch.redis_run import make_record
+from apexrl.links.local.role_context import InlineContext, InlineRun
+from apexrl.links.redis.run_record import LearnerDigest, LearnerPlace, Orders
 from apexrl.links.redis.server import Server
 from apexrl.replay import Replay
 from apexrl.replay.chunks import Receipts
 from apexrl.roles import Intake
+from apexrl.shared.weights_board import WeightsBoard
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, topology
-from apexrl.topologies.hosts import learner_side
-from apexrl.weights import WeightsBoard
+from apexrl.topologies.host_cut import learner_side
 
 RUN = "test"
 TRUST = ("counting_agent",)

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apexrl.client.actor import ClientActor
+from apexrl.agents.exploration import slot_epsilons
+from apexrl.client.external_actor import ClientActor
 from apexrl.config import ActorConfig, AgentConfig, Config, EnvConfig, ReplayConfig
 from apexrl.errors import AgentError, ApexrlError, ClosedError, ConfigError, SpecError, WaitTimeout
-from apexrl.exploration import slot_epsilons
 from apexrl.roles.actor import step_fields
+from apexrl.shared.weights_board import WeightsBoard
 from apexrl.spec import ActionSpec, EnvSpec, Field
-from apexrl.weights import WeightsBoard
 
 SPEC = EnvSpec({"observation": Field((2,), "float32")}, ActionSpec(n=2, start=10))
 CONFIG = Config(

@@ -21,7 +21,7 @@ from learner_side import CONFIG, RUN, SPEC, TRUST, LearnerSide, with_hosts
 from apexrl import client
 from apexrl.client import ClientActor
 from apexrl.errors import ApexrlError, ClosedError, ConfigError, ExhaustedError, LinkError, WaitTimeout
-from apexrl.links.redis.run import stop_run
+from apexrl.links.redis.run_record import stop_run
 from apexrl.links.redis.server import Server
 from apexrl.roles import Uplink
 from apexrl.spec import ActionSpec

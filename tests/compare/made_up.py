@@ -15,8 +15,8 @@ from apexrl.api import Run
 from apexrl.compare.plan import Plan
 from apexrl.config import Config
 from apexrl.errors import EnvError, WorkerError
-from apexrl.run_folder import RunFolder, make_summary
-from apexrl.status import Observer, PolicyLag, RunStatus
+from apexrl.run.folder import RunFolder, make_summary
+from apexrl.run.status import Observer, PolicyLag, RunStatus
 
 LEARNED = 640  # env steps in the learner's batches of a made-up run
 

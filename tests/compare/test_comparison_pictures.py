@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from made_up import a_plan
 
-from apexrl.compare import pictures
+from apexrl.compare import charts
 from apexrl.compare.outcome import Outcome
 
 
@@ -25,10 +25,10 @@ def an_outcome(seed: int, **more: Any) -> Outcome:
 def test_the_mean_goes_as_far_as_all_go() -> None:
     short_one = (np.array([0.0, 2.0]), np.array([0.0, 4.0]))
     long_one = (np.array([1.0, 3.0, 4.0]), np.array([10.0, 10.0, 99.0]))
-    x, y = pictures.mean_line([short_one, long_one])
+    x, y = charts.mean_line([short_one, long_one])
     assert x.tolist() == [1.0, 2.0]
     assert y.tolist() == [6.0, 7.0]
-    x, y = pictures.mean_line([long_one])
+    x, y = charts.mean_line([long_one])
     assert x.tolist() == [1.0, 3.0, 4.0]
 
 
@@ -37,7 +37,7 @@ def test_what_is_drawn_of_returns(arms: int, seeds: int) -> None:
     plan = a_plan(seeds=seeds)
     runs = {f"apex · agent{i}": [an_outcome(seed) for seed in range(1, seeds + 1)] for i in range(arms)}
     for by_time in (False, True):
-        figure = pictures.returns(runs, plan, by_time)
+        figure = charts.returns(runs, plan, by_time)
         assert figure is not None
         (axes,) = figure.axes
         bold = [line for line in axes.lines if line.get_linewidth() == 2.2]
@@ -62,13 +62,13 @@ def test_what_is_drawn_of_returns(arms: int, seeds: int) -> None:
 def test_what_is_drawn_of_lag_and_throughput() -> None:
     plan = a_plan()
     runs = {"a": [an_outcome(1), an_outcome(3)], "b": [an_outcome(1, lag_mean=None, learned_steps_per_second=7.0)]}
-    figure = pictures.lag(runs, plan)
+    figure = charts.lag(runs, plan)
     assert figure is not None
     (axes,) = figure.axes
     assert [text.get_text() for text in axes.get_yticklabels()] == ["a"]  # nothing is known of b
     assert [bar.get_width() for bar in axes.patches] == [2.0]  # type: ignore[attr-defined]
     assert [list(line.get_xdata()) for line in axes.lines] == [[3.0, 3.0], [90.0, 90.0]]  # type: ignore[arg-type]
-    figure = pictures.throughput(runs, plan)
+    figure = charts.throughput(runs, plan)
     assert figure is not None
     assert [axes.get_title() for axes in figure.axes] == [
         "environment steps per second", "learned steps per second", "updates per second"
@@ -82,8 +82,8 @@ def test_what_is_drawn_of_lag_and_throughput() -> None:
 def test_only_what_is_known_is_drawn(tmp_path: Path) -> None:
     plan = a_plan()
     failed = {"a": [an_outcome(1, failure="WorkerError: x")], "b": []}
-    assert pictures.draw(failed, plan, tmp_path) == []
+    assert charts.draw(failed, plan, tmp_path) == []
     bare = an_outcome(1, curve=(), lag_mean=None)
-    assert [path.name for path in pictures.draw({"a": [bare]}, plan, tmp_path)] == ["throughput.png"]
+    assert [path.name for path in charts.draw({"a": [bare]}, plan, tmp_path)] == ["throughput.png"]
     once = an_outcome(1, curve=((5, 1.0, 3.0),))
-    assert len(pictures.draw({"a": [once, once]}, plan, tmp_path)) == 4
+    assert len(charts.draw({"a": [once, once]}, plan, tmp_path)) == 4

@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 from made_up import FakeRuns, a_plan, nothing, quiet, told
 
-from apexrl import cli, compare, settings, topologies
+from apexrl import compare, topologies
+from apexrl.cli import main
 from apexrl.compare.plan import EQUAL, Arm, Plan, differences, several_agents
-from apexrl.config import Config
+from apexrl.config import Config, convert
 from apexrl.presets import PRESETS, with_agent, with_topology
 
 
 def test_terms_are_equal_and_the_rest_is_the_presets() -> None:
     plan = compare.plan("cartpole", ["apex"], ["dqn", "c51", "r2d2"], seeds=2, minutes=1.0, env_steps=5000)
-    flats = [settings.flat(arm.config) for arm in plan.arms]
+    flats = [convert.flat(arm.config) for arm in plan.arms]
     for name in EQUAL:
         assert flats[0][name] == flats[1][name] == flats[2][name], name
     tuned = with_agent(PRESETS["cartpole"].config, "r2d2")
@@ -47,7 +48,7 @@ def test_the_goal_is_one_for_all() -> None:
 
 def test_a_persons_own_settings_hold_for_all() -> None:
     def change(config: Config) -> Config:
-        return settings.override(config, {"hidden": (32,), "stop_at_return": 50.0, "minutes": 99.0})
+        return convert.override(config, {"hidden": (32,), "stop_at_return": 50.0, "minutes": 99.0})
 
     plan = a_plan(("dqn", "r2d2"), change=change)
     assert [arm.config.agent.hidden for arm in plan.arms] == [(32,), (32,)]
@@ -61,7 +62,7 @@ def test_seeds_take_turns() -> None:
     assert order == list(itertools.product((1, 2, 3), ("dqn", "c51")))
     config = plan.arms[1].run(3, Path("there"))
     assert (config.seed, config.name, config.out) == (3, "apex-c51-seed3", "there")
-    own = Arm(settings.override(plan.config, {"agent": "my.agents:Mine"}))
+    own = Arm(convert.override(plan.config, {"agent": "my.agents:Mine"}))
     assert own.run(1, Path()).name == "apex-my.agents-Mine-seed1"
 
 
@@ -70,7 +71,7 @@ def test_without_agents_every_topology_takes_one_that_it_runs() -> None:
     assert [arm.topology for arm in plan.arms] == list(topologies.TOPOLOGIES)  # each once
     for arm in plan.arms:
         topologies.check_agent(arm.topology, arm.agent)
-        settings.check(arm.config)
+        convert.check(arm.config)
 
 
 def test_topologies_with_agents_of_their_own_are_said_to_differ_in_both() -> None:
@@ -157,7 +158,7 @@ def test_mistakes_are_told_before_anything_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     Path("taken").touch()
-    assert cli.main(["compare", *words]) == 2
+    assert main.main(["compare", *words]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
@@ -167,7 +168,7 @@ def test_an_environment_that_is_not_there_is_told_before_anything_runs(
 ) -> None:
     """The real check, in a process of its own."""
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["compare", "cartpol", "--agents", "dqn", "--minutes", "1"]) == 2
+    assert main.main(["compare", "cartpol", "--agents", "dqn", "--minutes", "1"]) == 2
     told = " ".join(capsys.readouterr().err.split())
     assert "--env cartpol (did you mean 'cartpole'?): " in told
     assert not list(tmp_path.iterdir())
@@ -198,7 +199,7 @@ def test_exit_codes_and_every_flag(report: Any, code: int, monkeypatch: pytest.M
     words = ["--env", "cartpole", "--topologies", "apex", "--agents", "dqn,c51", "iqn", "--seeds", "2", "--minutes",
              "0.5", "--env-steps", "900", "--until-goal", "--stop-at-return", "40", "--actors", "3", "--hidden", "8",
              "4", "--env-kwargs", "a", "1", "--serial"]  # fmt: skip
-    assert cli.main(["compare", *words, "--out", "there"]) == code
+    assert main.main(["compare", *words, "--out", "there"]) == code
     plan, out = seen[0]
     assert out == "there"
     assert [arm.label for arm in plan.arms] == ["apex · dqn", "apex · c51", "apex · iqn"]
@@ -209,6 +210,6 @@ def test_exit_codes_and_every_flag(report: Any, code: int, monkeypatch: pytest.M
         assert dataclasses.astuple(config.stop) == (900, 0.5, 40.0)
         assert (config.actor.actors, config.agent.hidden, config.env.env_kwargs) == (3, (8, 4), {"a": 1})
         assert config.serial
-    assert cli.main(["compare", "cartpole", "--agents", "dqn", "--minutes", "1"]) == code
+    assert main.main(["compare", "cartpole", "--agents", "dqn", "--minutes", "1"]) == code
     assert seen[1][1] == Path("comparisons/cartpole")
     assert compare.default_out(dataclasses.replace(plan, env="my.sim:Plant-v0")) == Path("comparisons/plant-v0")

@@ -13,12 +13,12 @@ import pytest
 from made_up import LEARNED, FakeRuns, a_plan, nothing, quiet, told
 from rich.console import Console
 
-from apexrl import api, compare, settings
+from apexrl import api, compare
 from apexrl.api import Run
-from apexrl.compare import pictures, tables
+from apexrl.compare import charts, tables
 from apexrl.compare.plan import Plan
-from apexrl.config import Config
-from apexrl.status import RunStatus
+from apexrl.config import Config, convert
+from apexrl.run.status import RunStatus
 
 
 def test_runs_tables_and_pictures(tmp_path: Path) -> None:
@@ -28,9 +28,9 @@ def test_runs_tables_and_pictures(tmp_path: Path) -> None:
     assert not report.failed
     assert not report.missing
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        ["compare.json", "compare.md", "runs", *pictures.PICTURES]
+        ["compare.json", "compare.md", "runs", *charts.PICTURES]
     )
-    for name in pictures.PICTURES:
+    for name in charts.PICTURES:
         assert (tmp_path / name).read_bytes()[:4] == b"\x89PNG"
 
     page = (tmp_path / "compare.md").read_text(encoding="utf-8")
@@ -43,7 +43,7 @@ def test_runs_tables_and_pictures(tmp_path: Path) -> None:
     assert (first["env steps/s"], first["learned steps/s"]) == ("100", "64")
     assert first["policy lag: mean / p95 / max"] == "1.50 / 3.00 / 8"
     assert first["restarts |"] == "2 |"
-    assert all(f"]({name})" in page for name in pictures.PICTURES)
+    assert all(f"]({name})" in page for name in charts.PICTURES)
     assert "| `distribution` | expected | categorical |" in page
     assert "--env CartPole-v1" in page
 
@@ -79,7 +79,7 @@ def test_what_equal_terms_put_aside_is_told(tmp_path: Path) -> None:
 
 def test_the_way_to_the_goal_is_measured(tmp_path: Path) -> None:
     def change(config: Config) -> Config:
-        return settings.override(config, {"stop_at_return": 75.0})
+        return convert.override(config, {"stop_at_return": 75.0})
 
     report = compare.compare(a_plan(("dqn",), 3, change=change), tmp_path, quiet(), run=FakeRuns(), check=nothing)
     each = report.of(report.plan.arms[0])
@@ -209,13 +209,13 @@ def test_two_agents_compared_interrupted_and_gone_on_with(tmp_path: Path) -> Non
     def interrupted(config: Config, *, observers: Any = (), on_folder: Any = None) -> Run:
         stops = []
         if config.agent.agent == "c51":
-            config = settings.override(config, {"env_steps": 1_000_000})  # it shall not end before
+            config = convert.override(config, {"env_steps": 1_000_000})  # it shall not end before
             stops = [Stops()]
         return api.run(config, observers=[*observers, *stops], on_folder=on_folder)
 
     def plan() -> Plan:
         def change(config: Config) -> Config:
-            return settings.override(config, SMALL)
+            return convert.override(config, SMALL)
 
         return compare.plan("CartPole-v1", (), ["dqn", "c51"], seeds=1, env_steps=3000, change=change)
 
@@ -239,5 +239,5 @@ def test_two_agents_compared_interrupted_and_gone_on_with(tmp_path: Path) -> Non
         assert 1 <= run["final_return"] <= 500
         assert run["learned_steps_per_second"] == pytest.approx(16 * run["updates"] / run["seconds"], rel=0.3)
     assert "1 of 2 runs are in " in told(console)
-    for name in ("compare.md", *pictures.PICTURES):
+    for name in ("compare.md", *charts.PICTURES):
         assert (tmp_path / name).stat().st_size > 500

@@ -9,7 +9,7 @@ import numpy as np
 from apexrl.config import EnvConfig
 from apexrl.envs import make_vector
 from apexrl.envs.atari import LifeLossEnds
-from apexrl.envs.rows import LoopRows
+from apexrl.envs.lockstep import LoopRows
 from apexrl.envs.vector import VectorEnv
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from apexrl.config import EnvConfig
 from apexrl.envs import LastActionReward, make_env, make_vector
-from apexrl.envs.rows import LoopRows
+from apexrl.envs.lockstep import LoopRows
 from apexrl.errors import EnvError
 from apexrl.spec import Field
 

@@ -15,13 +15,13 @@ import pytest
 from gated import WAIT_SECONDS, Gated, jittered
 
 from apexrl.config import EnvConfig
-from apexrl.envs import Episode, Stepped, VectorEnv, make_vector, threads
-from apexrl.envs.rows import LIFE_LOST
-from apexrl.envs.threads import ThreadRows
+from apexrl.envs import Episode, Stepped, VectorEnv, make_vector, threaded
+from apexrl.envs.lockstep import LIFE_LOST
+from apexrl.envs.threaded import ThreadRows
 from apexrl.errors import EnvError
-from apexrl.links import messages
-from apexrl.links.context import SharedContext
-from apexrl.links.control import ControlBoard
+from apexrl.links.local import worker_messages
+from apexrl.links.local.control_board import ControlBoard
+from apexrl.links.local.role_context import SharedContext
 
 ALL = np.arange(3)
 
@@ -345,7 +345,7 @@ def test_a_reset_waits_for_steps_in_progress_and_drops_them() -> None:
 
 
 def test_closing_waits_for_nobody_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "CLOSE_SECONDS", 2.0)
+    monkeypatch.setattr(threaded, "CLOSE_SECONDS", 2.0)
     envs = three()
     env = gated(*envs, name="Late")
     env.reset()
@@ -383,7 +383,7 @@ def test_closing_waits_for_the_call_in_progress_and_reports_what_fails() -> None
 
 def test_one_that_hangs_among_many_that_run_is_seen_from_outside() -> None:
     board = ControlBoard(1)
-    ours, theirs = messages.channel()
+    ours, theirs = worker_messages.channel()
     with ours, theirs:
         context = SharedContext(
             name="x", role="x", index=0, generation=0, seed=0, folder=Path(), board=board, row=0, channel=theirs

@@ -8,7 +8,7 @@ import pytest
 
 from apexrl.config import EnvConfig
 from apexrl.envs import Episode, VectorEnv, make_env, make_vector
-from apexrl.envs.rows import LoopRows, NativeRows
+from apexrl.envs.lockstep import LoopRows, NativeRows
 from apexrl.errors import EnvError
 
 

@@ -30,9 +30,9 @@ import redis
 from namespaces import Host, Network
 from relay import Relay
 
+from apexrl.links.redis.run_listing import RunView, look
 from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
-from apexrl.links.redis.view import RunView, look
 from ports import free_port
 from redis_server import binaries
 

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from relay import Relay
 
-from apexrl import checkpoint, settings
 from apexrl.config import (
     ActorConfig,
     AgentConfig,
@@ -29,16 +28,18 @@ from apexrl.config import (
     LearnerConfig,
     ReplayConfig,
     StopConfig,
+    convert,
 )
 from apexrl.errors import LinkError, OwnershipError
 from apexrl.launch.beacon import Beacon
-from apexrl.links.control import ControlBoard
-from apexrl.links.redis.run import LearnerPlace
+from apexrl.links.local.control_board import ControlBoard
+from apexrl.links.redis.run_record import LearnerPlace
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import RunRecord
-from apexrl.ownership import Fence, lease_clock
-from apexrl.run_folder import RunFolder
-from apexrl.status import RunStatus
+from apexrl.run import checkpoint
+from apexrl.run.folder import RunFolder
+from apexrl.run.ownership import Fence, lease_clock
+from apexrl.run.status import RunStatus
 from redis_server import RedisServer
 
 TTL = 3.0
@@ -162,7 +163,7 @@ def test_of_two_learners_with_folders_of_their_own_the_cut_off_one_stops(
         hosts=HostsConfig(lease_seconds=TTL),
         stop=StopConfig(),
     )
-    (tmp_path / "given.toml").write_text(settings.to_toml(config))
+    (tmp_path / "given.toml").write_text(convert.to_toml(config))
     first, copy = tmp_path / "runs" / "r", tmp_path / "copies" / "r"
     near, far = redis_server.url, f"redis://127.0.0.1:{link.address[1]}/0"
     started: list[subprocess.Popen[bytes]] = []

@@ -15,7 +15,7 @@ import pytest
 from places import Command, descendants, free_port, wait_for
 from relay import Relay
 
-from apexrl.metrics import read_rows
+from apexrl.run.metrics import read_rows
 
 TOKEN = "a-token-that-nobody-may-print"
 SETTINGS = {

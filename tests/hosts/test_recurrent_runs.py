@@ -10,14 +10,15 @@ import pytest
 import torch
 from places import RUN, Places, wait_for
 
-from apexrl import checkpoint, presets
+from apexrl import presets
 from apexrl.agents.r2d2 import R2D2
 from apexrl.config import Config
+from apexrl.config.convert import override
 from apexrl.launch import launch
 from apexrl.replay import Replay
 from apexrl.roles.actor import VERSION
-from apexrl.run_folder import RunFolder
-from apexrl.settings import override
+from apexrl.run import checkpoint
+from apexrl.run.folder import RunFolder
 
 SMALL: dict[str, Any] = {
     "hidden": (8,),

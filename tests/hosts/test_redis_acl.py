@@ -19,12 +19,12 @@ import redis
 from apexrl.errors import ConfigError, LinkError
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostDigest, HostPlace
-from apexrl.links.redis.run import LearnerPlace, stop_run
+from apexrl.links.redis.run_listing import look
+from apexrl.links.redis.run_record import LearnerPlace, stop_run
 from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import RunRecord
-from apexrl.links.redis.view import look
-from apexrl.links.redis.weights import WeightsUploader
+from apexrl.links.redis.weights_channel import WeightsUploader
 from redis_server import RedisServer, binaries, major_version
 
 PAGE = Path(__file__).parents[2] / "docs" / "redis-acl.md"

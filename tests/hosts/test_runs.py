@@ -10,7 +10,7 @@ import pytest
 from audit import Books
 from places import PASSWORD, RUN, Command, Kind, Places, wait_for
 
-from apexrl.links.redis.view import MemberView
+from apexrl.links.redis.run_listing import MemberView
 
 LEASE_SECONDS = 5
 SMALL = ["--env", audit.ENV, "--hidden", "16", "--min-size", "200", "--capacity", "500000", "--batch-size", "16",

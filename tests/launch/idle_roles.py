@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from apexrl.errors import EnvError, NonFiniteError
-from apexrl.links.knob import Knob
+from apexrl.links.local.tunable_count import Knob
 from apexrl.protocols import Context
 
 

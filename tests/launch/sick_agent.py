@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from apexrl.agents.dqn import DQN
-from apexrl.agents.transitions import Transitions
+from apexrl.agents.transition_batch import Transitions
 from apexrl.errors import NonFiniteError
 from apexrl.protocols import Learned
 

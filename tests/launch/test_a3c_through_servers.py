@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from watching import Watcher, small
 
-from apexrl import checkpoint
 from apexrl.agents import with_agent
 from apexrl.config import Config, StopConfig
+from apexrl.config.convert import override
 from apexrl.errors import ConfigError
 from apexrl.launch import launch
-from apexrl.settings import override
-from apexrl.status import RunStatus
+from apexrl.run import checkpoint
+from apexrl.run.status import RunStatus
 
 
 def a3c(tmp_path: Path, stop: StopConfig, **changes: Any) -> Config:

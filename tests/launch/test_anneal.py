@@ -11,12 +11,12 @@ from watching import Watcher, small
 
 from apexrl.agents import with_agent
 from apexrl.agents.actor_critic import ActorCritic
-from apexrl.agents.unrolls import Unrolls
+from apexrl.agents.unroll_batch import Unrolls
 from apexrl.config import Config, StopConfig
+from apexrl.config.convert import override
 from apexrl.errors import AgentError
 from apexrl.launch import launch
 from apexrl.protocols import Learned
-from apexrl.settings import override
 
 STEPS = 600
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 from watching import Watcher
 
-from apexrl import checkpoint
 from apexrl.agents import with_agent
 from apexrl.config import Config
+from apexrl.config.convert import override
 from apexrl.errors import AgentError
 from apexrl.launch import launch
-from apexrl.settings import override
-from apexrl.status import RunStatus
+from apexrl.run import checkpoint
+from apexrl.run.status import RunStatus
 
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1",

@@ -16,19 +16,18 @@ import pytest
 from idle_roles import Actor, Learner, Turned
 from watching import Act, Watcher, all_gone, small, with_actors
 
-from apexrl import settings
-from apexrl.config import Config, Meeting, StopConfig, WiringConfig
+from apexrl.config import Config, Meeting, StopConfig, WiringConfig, convert
 from apexrl.errors import ConfigError
-from apexrl.launch import autotune, launch, runs, supervisor
-from apexrl.launch.ledger import Base, Ledger
-from apexrl.launch.slots import Slot
+from apexrl.launch import autotune, launch, local_run, supervisor
+from apexrl.launch.run_ledger import Base, Ledger
 from apexrl.launch.supervisor import Interrupts, Supervisor
 from apexrl.launch.tuner import Decision, Tuner
 from apexrl.launch.wiring import Wiring
-from apexrl.links.control import ControlBoard
-from apexrl.metrics import read_rows
-from apexrl.run_folder import RunFolder
-from apexrl.status import RunStatus
+from apexrl.launch.worker_slots import Slot
+from apexrl.links.local.control_board import ControlBoard
+from apexrl.run.folder import RunFolder
+from apexrl.run.metrics import read_rows
+from apexrl.run.status import RunStatus
 from apexrl.topologies import Probe, Program
 from apexrl.topologies.apex import apex
 
@@ -38,7 +37,7 @@ WINDOW_SECONDS = 0.5
 class Script:
     """A tuner that asks for settings in order, and then for the last one."""
 
-    settings: ClassVar[list[dict[str, int]]] = []
+    convert: ClassVar[list[dict[str, int]]] = []
     made: ClassVar[list[Script]] = []
 
     def __init__(self, bounds: dict[str, tuple[int, int]], start: dict[str, int], seed: int) -> None:
@@ -391,13 +390,13 @@ def test_a_knob_is_turned_inside_a_worker(
 
 
 def test_taking_turns_in_one_process_is_refused() -> None:
-    config = settings.override(Config(), {"serial": True, "autotune": True})
+    config = convert.override(Config(), {"serial": True, "autotune": True})
     with pytest.raises(ConfigError, match="--serial cannot go with --autotune"):
-        settings.check(config)
+        convert.check(config)
 
 
 def test_several_hosts_are_refused(tmp_path: Path) -> None:
-    config = settings.override(small(tmp_path), {"autotune": True})
+    config = convert.override(small(tmp_path), {"autotune": True})
     with pytest.raises(ConfigError, match="--autotune tunes one machine"):
         launch(config, meeting=Meeting("redis://localhost:1"))
 
@@ -408,18 +407,18 @@ def test_a_topology_with_nothing_to_tune_is_refused(tmp_path: Path, monkeypatch:
         program.nodes[:] = [replace(node, most=0) for node in program.nodes]
         return program
 
-    monkeypatch.setattr(runs, "topology", lambda name: fixed)
+    monkeypatch.setattr(local_run, "topology", lambda name: fixed)
     with pytest.raises(ConfigError, match="topology apex has no numbers that could be tuned"):
-        launch(settings.override(small(tmp_path), {"autotune": True}))
+        launch(convert.override(small(tmp_path), {"autotune": True}))
 
 
 def test_the_most_actors_are_as_said_or_four_times_as_many() -> None:
     from apexrl.topologies.program import room, with_room
 
     for given, most in (({"actors": 2}, 16), ({"actors": 8}, 32), ({"actors": 2, "actor_slots": 5}, 5)):
-        config = settings.override(Config(), {**given, "autotune": True})
+        config = convert.override(Config(), {**given, "autotune": True})
         assert room(with_room(config)) == most
-        assert room(settings.override(with_room(config), {"autotune": False})) == given["actors"]
+        assert room(convert.override(with_room(config), {"autotune": False})) == given["actors"]
 
 
 def test_a_tuner_is_what_drives_a_run() -> None:
@@ -427,7 +426,7 @@ def test_a_tuner_is_what_drives_a_run() -> None:
 
 
 def test_the_run_folder_names_the_picture(tmp_path: Path) -> None:
-    from apexrl.plots import tuning_picture
+    from apexrl.report.curves import tuning_picture
 
     rows = [
         {"kind": "tuning", "wall_seconds": 10.0 * i, "window": i, "setting": {"actor": 1 + i % 4}, "rate": 5.0 + i % 4,

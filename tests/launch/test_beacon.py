@@ -17,8 +17,8 @@ from apexrl.errors import LinkError, OwnershipError
 from apexrl.launch.beacon import Beacon
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostPlace, Messages
-from apexrl.links.redis.run import LearnerPlace, RunRecord, find_run, stop_run
-from apexrl.status import RunStatus
+from apexrl.links.redis.run_record import LearnerPlace, RunRecord, find_run, stop_run
+from apexrl.run.status import RunStatus
 from redis_server import RedisServer
 
 TTL = 3.0

@@ -17,12 +17,12 @@ from watching import gone
 
 from apexrl.config import Config
 from apexrl.errors import WorkerError
-from apexrl.launch import companion
-from apexrl.launch.companion import Companion
-from apexrl.launch.hosts import Identity
-from apexrl.status import RunStatus
+from apexrl.launch import local_actor_host
+from apexrl.launch.local_actor_host import Companion
+from apexrl.launch.redis_run import Identity
+from apexrl.run.status import RunStatus
 
-BEATS = "import sys, time, threading\nfrom apexrl.launch.companion import _beat\n"
+BEATS = "import sys, time, threading\nfrom apexrl.launch.local_actor_host import _beat\n"
 LIVES = BEATS + "threading.Thread(target=_beat, args=({beats},), daemon=True).start()\nsys.stdin.readline()\n"
 
 
@@ -56,7 +56,7 @@ def stage(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> It
     def command(beats: int) -> list[str]:
         return [sys.executable, "-c", code.replace("{beats}", str(beats))]
 
-    monkeypatch.setattr(companion, "_command", command)
+    monkeypatch.setattr(local_actor_host, "_command", command)
     made = Stage()
     yield made
     made.one.close()
@@ -89,8 +89,8 @@ def test_one_that_says_why_it_fails_ends_the_run(stage: Stage) -> None:
 
 
 def test_it_is_found_by_its_command() -> None:
-    assert Path(companion._command(7)[0]) == Path(sys.executable)
-    assert companion._command(7)[-1].endswith("main(7)")
+    assert Path(local_actor_host._command(7)[0]) == Path(sys.executable)
+    assert local_actor_host._command(7)[-1].endswith("main(7)")
 
 
 def test_one_that_cannot_be_started_again_at_once_is_later(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

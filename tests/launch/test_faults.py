@@ -18,7 +18,7 @@ from watching import Watcher, all_gone, small, with_actors
 from apexrl.config import StopConfig
 from apexrl.errors import EnvError, WorkerError
 from apexrl.launch import launch
-from apexrl.status import RunStatus
+from apexrl.run.status import RunStatus
 
 FAULTY = "apexrl.envs.faulty"
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from watching import Watcher, all_gone, small
 
-from apexrl import checkpoint
 from apexrl.agents import with_agent
 from apexrl.config import Config, StopConfig
+from apexrl.config.convert import override
 from apexrl.errors import NonFiniteError, WorkerError
 from apexrl.launch import launch
-from apexrl.settings import override
-from apexrl.status import RunStatus
+from apexrl.run import checkpoint
+from apexrl.run.status import RunStatus
 
 
 def ga3c(tmp_path: Path, stop: StopConfig | None = None, env: str = "CartPole-v1", **changes: Any) -> Config:

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from watching import Watcher, all_gone, small
 
-from apexrl import agents, checkpoint
+from apexrl import agents
 from apexrl.config import Config, StopConfig
+from apexrl.config.convert import override
 from apexrl.errors import ConfigError
 from apexrl.launch import launch
-from apexrl.settings import override
-from apexrl.status import RunStatus
+from apexrl.run import checkpoint
+from apexrl.run.status import RunStatus
 
 
 def gorila(tmp_path: Path, stop: StopConfig | None = None, **changes: Any) -> Config:

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from apexrl import checkpoint
 from apexrl.launch.supervisor import Interrupts
-from apexrl.metrics import read_rows
+from apexrl.run import checkpoint
+from apexrl.run.metrics import read_rows
 
 ON_A_TERMINAL = """
 import fcntl, os, signal, sys, termios

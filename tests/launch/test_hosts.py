@@ -17,21 +17,20 @@ from typing import Any
 import pytest
 from watching import small
 
-from apexrl import settings
-from apexrl.config import Config, Meeting, StopConfig
+from apexrl.config import Config, Meeting, StopConfig, convert
 from apexrl.errors import ConfigError
-from apexrl.launch import envs
-from apexrl.launch.hosts import Identity, compare, local_config, make_record
-from apexrl.links.inference_messages import Record
+from apexrl.launch import env_host
+from apexrl.launch.redis_run import Identity, compare, local_config, make_record
 from apexrl.links.redis.members import HostPlace
-from apexrl.links.redis.run import LearnerPlace, RunRecord, find_run
+from apexrl.links.redis.run_listing import look
+from apexrl.links.redis.run_record import LearnerPlace, RunRecord, find_run
 from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
-from apexrl.links.redis.view import look
-from apexrl.run_folder import RunFolder
+from apexrl.links.tcp.gateway_messages import Record
+from apexrl.run.folder import RunFolder
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, topology
-from apexrl.topologies.hosts import with_slots
+from apexrl.topologies.host_cut import with_slots
 from redis_server import RedisServer
 
 PROBE = Probe(EnvSpec({"observation": Field((4,), "float32")}, ActionSpec(n=2)), {"q": Field((2,), "float32")}, 64)
@@ -70,20 +69,20 @@ def test_more_actors_than_slots_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_that_listens_asks_no_host_for_more_workers_than_its_processors_allow(tmp_path: Path) -> None:
-    wanted = settings.override(small(tmp_path), {"actors": 4000, "topology": "seed"})
+    wanted = convert.override(small(tmp_path), {"actors": 4000, "topology": "seed"})
     record = Record(
         run_id="one-run-of-many",
         name="r",
         apexrl="0.1.0",
         host="learner",
-        config=settings.to_toml(wanted),
+        config=convert.to_toml(wanted),
         spec={},
         splits=[wanted.actor.envs_per_actor],
         lease_seconds=10.0,
     )
     with pytest.raises(ConfigError, match="origin wants 4000 actors of each host, more than the"):
-        envs.local_config(record, 0, ".", {}, "origin")
-    assert envs.local_config(record, 3, ".", {}, "origin").actor.actors == 3
+        env_host.local_config(record, 0, ".", {}, "origin")
+    assert env_host.local_config(record, 3, ".", {}, "origin").actor.actors == 3
 
 
 @pytest.mark.parametrize(
@@ -200,9 +199,9 @@ def start(tmp_path: Path, url: str) -> Iterator[Start]:
     folder.mkdir()
     config = replace(small(tmp_path), name="", out="runs", stop=StopConfig())
     config = replace(config, hosts=replace(config.hosts, lease_seconds=5.0))
-    (folder / "small.toml").write_text(settings.to_toml(config))
-    own = settings.override(config, {"env": settings.LazyCallable("own_sim:make"), "agent": "own_sim:Mine"})
-    (folder / "own.toml").write_text(settings.to_toml(own))
+    (folder / "small.toml").write_text(convert.to_toml(config))
+    own = convert.override(config, {"env": convert.LazyCallable("own_sim:make"), "agent": "own_sim:Mine"})
+    (folder / "own.toml").write_text(convert.to_toml(own))
     (folder / "own_sim.py").write_text(OWN)
     with ExitStack() as stack:
 

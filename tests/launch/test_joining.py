@@ -13,24 +13,24 @@ import msgspec
 import pytest
 from watching import Watcher, small
 
-from apexrl import joining, settings
+from apexrl import remote_api
 from apexrl.agents.dqn import DQN
-from apexrl.config import Config, HostsConfig
+from apexrl.config import Config, HostsConfig, convert
 from apexrl.errors import ConfigError, LinkError, WaitTimeout, WorkerError
-from apexrl.launch import hosts
+from apexrl.launch import redis_run
 from apexrl.launch.beacon import Beacon
 from apexrl.launch.probe import probe
 from apexrl.launch.supervisor import Interrupts
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostPlace
-from apexrl.links.redis.run import LearnerPlace, RunRecord
+from apexrl.links.redis.run_listing import look
+from apexrl.links.redis.run_record import LearnerPlace, RunRecord
 from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
-from apexrl.links.redis.view import look
-from apexrl.links.redis.weights import WeightsUploader
-from apexrl.status import RunStatus
+from apexrl.links.redis.weights_channel import WeightsUploader
+from apexrl.run.status import RunStatus
 from apexrl.topologies import topology
-from apexrl.topologies.hosts import with_slots
+from apexrl.topologies.host_cut import with_slots
 from redis_server import RedisServer
 
 RUN_ID = "one-run-of-many"
@@ -41,7 +41,7 @@ def a_record(config: Config) -> tuple[RunRecord, DQN]:
     """As a learner publishes it, and the agent whose weights it would send."""
     config = with_slots(config)
     seen = probe(config)
-    record = hosts.make_record(config, hosts.Identity("r", RUN_ID, False), topology("apex")(config, seen), seen)
+    record = redis_run.make_record(config, redis_run.Identity("r", RUN_ID, False), topology("apex")(config, seen), seen)
     return record, DQN(seen.spec, config.agent, "cpu", 0)
 
 
@@ -66,14 +66,14 @@ def test_a_record_that_names_what_nobody_trusts_is_refused_before_anything_is_ma
 ) -> None:
     record, _ = a_record(small(tmp_path))
     called = tmp_path / "called"
-    hostile = small(tmp_path, env=settings.LazyCallable("subprocess:check_output"), args=f"touch {called}", shell=True)
+    hostile = small(tmp_path, env=convert.LazyCallable("subprocess:check_output"), args=f"touch {called}", shell=True)
     place = LearnerPlace.take(
-        redis_server.server(), msgspec.structs.replace(record, config=settings.to_toml(hostile)), 10.0
+        redis_server.server(), msgspec.structs.replace(record, config=convert.to_toml(hostile)), 10.0
     )
     with pytest.raises(ConfigError, match=r"run r at 127\.0\.0\.1:\d+ wants 'subprocess:check_output' to be called"):
-        joining.join(redis_server.url, "r", out=str(tmp_path), show=False)
+        remote_api.join(redis_server.url, "r", out=str(tmp_path), show=False)
     with pytest.raises(ConfigError, match="--trust 'own:make' is no module"):
-        joining.join(redis_server.url, "r", out=str(tmp_path), show=False, trust=("own:make",))
+        remote_api.join(redis_server.url, "r", out=str(tmp_path), show=False, trust=("own:make",))
     place.leave()
     assert not called.exists()
 
@@ -87,7 +87,7 @@ def test_actors_that_always_fail_end_their_host_and_not_the_run(redis_server: Re
         with closing(WeightsUploader(server, keys, run_id=RUN_ID)) as uploader:
             uploader.publish(agent.weights(), 1)
         with pytest.raises(WorkerError, match="all 2 actors fail always") as caught:
-            joining.join(
+            remote_api.join(
                 redis_server.url, "r", actors=2, out=str(tmp_path), env_kwargs={"at_step": 1}, show=False,
                 observers=[watcher],
             )  # fmt: skip
@@ -124,7 +124,7 @@ def test_a_server_that_is_away_while_slots_are_asked_for_is_waited_for(
 ) -> None:
     lasting.kill()
     told = Told(then=lasting.start)
-    place = hosts._lease(lasting.server(), learner.record, patient(1.0), told, Interrupts())
+    place = redis_run._lease(lasting.server(), learner.record, patient(1.0), told, Interrupts())
     assert [slot.index for slot in place.slots] == [0, 1]
     assert len(told.texts) == 1
     assert "nothing listens there (connection refused); trying again" in told.texts[0]
@@ -143,7 +143,7 @@ def test_slots_that_an_outage_left_leased_to_nobody_are_waited_for(lasting: Redi
     lasting.kill()
     told = Told(then=lasting.start, later=expire)
     config = replace(patient(1.0), hosts=HostsConfig(lease_seconds=60.0))
-    place = hosts._lease(lasting.server(), record, config, told, Interrupts())
+    place = redis_run._lease(lasting.server(), record, config, told, Interrupts())
     assert [slot.index for slot in place.slots] == [0, 1]
     assert [("trying again" in text, "of a dead host are free" in text) for text in told.texts] == [
         (True, False), (False, True),
@@ -155,10 +155,10 @@ def test_patience_with_a_server_ends(lasting: RedisServer, learner: LearnerPlace
     lasting.kill()
     told = Told(then=lambda: None)
     with pytest.raises(LinkError, match="connection refused"):
-        hosts._lease(lasting.server(), learner.record, patient(0.5 / 60), told, Interrupts())
+        redis_run._lease(lasting.server(), learner.record, patient(0.5 / 60), told, Interrupts())
     assert len(told.texts) == 1
     with pytest.raises(WaitTimeout, match=r"connection refused.*\(waited 0\.005 minutes\)"):
-        hosts._find(lasting.server(), "r", "", 0.005, told, Interrupts())
+        redis_run._find(lasting.server(), "r", "", 0.005, told, Interrupts())
     lasting.start()
 
 
@@ -167,20 +167,20 @@ def test_a_server_that_is_away_while_the_run_is_looked_for_is_waited_for(
 ) -> None:
     lasting.kill()
     told = Told(then=lasting.start)
-    assert hosts._find(lasting.server(), "r", "", 1.0, told, Interrupts()) == learner.record
+    assert redis_run._find(lasting.server(), "r", "", 1.0, told, Interrupts()) == learner.record
     assert told.texts == [f"waiting for run r at 127.0.0.1:{lasting.port}"]
 
 
 def test_another_run_of_the_name_is_not_waited_out_for_ever(lasting: RedisServer, learner: LearnerPlace) -> None:
     with pytest.raises(WaitTimeout, match=r"is another one than the one to join \(waited 0\.005 minutes\)"):
-        hosts._find(lasting.server(), "r", "not-this-one", 0.005, Told(then=lambda: None), Interrupts())
+        redis_run._find(lasting.server(), "r", "not-this-one", 0.005, Told(then=lambda: None), Interrupts())
     later = msgspec.structs.replace(learner.record, run_id="that-one")
 
     def begin() -> None:
         learner.leave()
         LearnerPlace.take(lasting.server(), later, 10.0, replace=True)
 
-    assert hosts._find(lasting.server(), "r", "that-one", 1.0, Told(then=begin), Interrupts()) == later
+    assert redis_run._find(lasting.server(), "r", "that-one", 1.0, Told(then=begin), Interrupts()) == later
 
 
 @pytest.mark.parametrize("away", [False, True])
@@ -195,10 +195,10 @@ def test_ctrl_c_ends_every_wait(lasting: RedisServer, learner: LearnerPlace, awa
     crowded = replace(patient(30.0), hosts=HostsConfig())
     crowded = replace(crowded, actor=replace(crowded.actor, actors=65))
     with pytest.raises(KeyboardInterrupt):
-        hosts._lease(lasting.server(), learner.record, crowded, Told(interrupt), interrupts)
+        redis_run._lease(lasting.server(), learner.record, crowded, Told(interrupt), interrupts)
     interrupts.count = 0
     with pytest.raises(KeyboardInterrupt):
-        hosts._find(lasting.server(), "nobodys", "", 30.0, Told(interrupt), interrupts)
+        redis_run._find(lasting.server(), "nobodys", "", 30.0, Told(interrupt), interrupts)
     if away:
         lasting.start()
 
@@ -207,7 +207,7 @@ def test_a_host_that_joins_anew_is_as_patient_as_the_run(
     lasting: RedisServer, learner: LearnerPlace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     config = replace(small(tmp_path), hosts=HostsConfig(patience_minutes=0.005))
-    record = msgspec.structs.replace(learner.record, config=settings.to_toml(config))
+    record = msgspec.structs.replace(learner.record, config=convert.to_toml(config))
     learner.leave()
     place = LearnerPlace.take(lasting.server(), record, 10.0)
 
@@ -215,7 +215,7 @@ def test_a_host_that_joins_anew_is_as_patient_as_the_run(
         place.finish({})
         return {"stopped_by": "lost slots"}
 
-    monkeypatch.setattr(hosts, "_work", work)
+    monkeypatch.setattr(redis_run, "_work", work)
     began = time.monotonic()
     with pytest.raises(WaitTimeout, match=r"it has ended.*waited 0\.005 minutes"):
-        hosts.join(lasting.url, "r", interrupts=Interrupts(), began=began)
+        redis_run.join(lasting.url, "r", interrupts=Interrupts(), began=began)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apexrl.launch.lags import Lags
-from apexrl.roles.lag import LagMeter
+from apexrl.launch.run_policy_lag import Lags
+from apexrl.roles.policy_lag import LagMeter
 
 
 def meter(name: str, life: int = 0) -> LagMeter:

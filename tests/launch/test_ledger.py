@@ -11,11 +11,11 @@ from watching import Watcher
 
 from apexrl.config import Config, StopConfig
 from apexrl.errors import ConfigError, FencedError
-from apexrl.launch.ledger import Base, Ledger, base_of, check_ahead
-from apexrl.metrics import status_scalars
-from apexrl.panel import line
-from apexrl.run_folder import RunFolder
-from apexrl.status import RunStatus
+from apexrl.launch.run_ledger import Base, Ledger, base_of, check_ahead
+from apexrl.report.live_panel import line
+from apexrl.run.folder import RunFolder
+from apexrl.run.metrics import status_scalars
+from apexrl.run.status import RunStatus
 
 
 def ledger_of(tmp_path: Path, stop: StopConfig | None = None, base: Base | None = None, **observing: Any) -> Any:
@@ -217,7 +217,7 @@ def test_who_goes_on_with_a_run_says_for_longer_than_it_had(
 
 
 def test_numbers_of_lives_that_cannot_be_read_hide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apexrl.launch.ledger.SUMMARY_SECONDS", 0.0)
+    monkeypatch.setattr("apexrl.launch.run_ledger.SUMMARY_SECONDS", 0.0)
     ledger, watcher = ledger_of(tmp_path)
     ledger.folder.lives.begin()
     ledger.folder.lives.path.write_text("{")

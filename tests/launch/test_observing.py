@@ -15,12 +15,12 @@ import pytest
 from watching import Watcher
 
 from apexrl.config import Config
-from apexrl.launch import observing
-from apexrl.launch.ledger import Base, Ledger
-from apexrl.launch.observing import Contained, contained, pass_on_news
-from apexrl.metrics import RunLog
-from apexrl.run_folder import RunFolder
-from apexrl.status import RunStatus
+from apexrl.launch import contained_observers
+from apexrl.launch.contained_observers import Contained, contained, pass_on_news
+from apexrl.launch.run_ledger import Base, Ledger
+from apexrl.run.folder import RunFolder
+from apexrl.run.metrics import RunLog
+from apexrl.run.status import RunStatus
 
 
 class Written(Watcher):
@@ -90,7 +90,7 @@ def test_it_is_said_when_it_works_again(tmp_path: Path, monkeypatch: pytest.Monk
     until(lambda: tick(ledger).dropped.get("reports") == 1)
     ledger.show()
     bad.error = None
-    monkeypatch.setattr(observing, "_WELL_SECONDS", 0.0)
+    monkeypatch.setattr(contained_observers, "_WELL_SECONDS", 0.0)
     ledger.show()
     assert other.texts[-1] == "a file works again; 1 reports were lost"
     ledger.close()
@@ -100,7 +100,7 @@ def test_a_write_that_does_not_return_halts_nobody(tmp_path: Path, monkeypatch: 
     stuck, other = Written(), Watcher(lambda status: status.env_steps < 0)
     ledger = ledger_of(tmp_path, stuck, other)
     stuck.go.clear()
-    monkeypatch.setattr(observing, "MOST_WAITING", 10)
+    monkeypatch.setattr(contained_observers, "MOST_WAITING", 10)
     ledger.tell("first")
     assert stuck.inside.wait(60.0)
     for number in range(30):
@@ -108,12 +108,12 @@ def test_a_write_that_does_not_return_halts_nobody(tmp_path: Path, monkeypatch: 
         tick(ledger)
         ledger.show()
     assert tick(ledger).dropped["reports"] > 40  # of 60 calls
-    monkeypatch.setattr(observing, "_STUCK_SECONDS", 0.0)
+    monkeypatch.setattr(contained_observers, "_STUCK_SECONDS", 0.0)
     ledger.show()
     ledger.show()
     assert sum("a file has taken nothing for" in text for text in other.texts) == 1
     assert len(other.statuses) == 32
-    monkeypatch.setattr(observing, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(contained_observers, "CLOSE_SECONDS", 0.1)
     assert ledger.close()["stopped_by"] == "interrupted"
     stuck.go.set()  # what was let go of ends by itself
     until(lambda: stuck.summary)
@@ -156,17 +156,17 @@ def test_where_nothing_can_be_written_standard_error_has_to_do(capfd: pytest.Cap
     observers = contained([bad])
     assert contained(observers) == observers
     assert isinstance(observers[0], Contained)
-    observing.tell(observers, "first", "warning")
+    contained_observers.tell(observers, "first", "warning")
     pass_on_news(observers, time.monotonic())
-    observing.tell(observers, "the disk is full", "warning")
-    observing.tell(observers, "nothing to fear", "info")
+    contained_observers.tell(observers, "the disk is full", "warning")
+    contained_observers.tell(observers, "nothing to fear", "info")
     said = capfd.readouterr().err
     assert "the disk is full" in said
     assert "nothing to fear" not in said
 
 
 def test_a_summary_that_cannot_be_written_is_told_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apexrl.launch.ledger.SUMMARY_SECONDS", 0.0)
+    monkeypatch.setattr("apexrl.launch.run_ledger.SUMMARY_SECONDS", 0.0)
     ledger = ledger_of(tmp_path, other := Watcher())
     ledger.stop("minutes")
     (tmp_path / "run" / "config.toml").unlink()
@@ -199,7 +199,7 @@ def test_a_note_that_cannot_be_written_is_written_later(tmp_path: Path) -> None:
 
 
 def test_a_run_folder_that_hangs_halts_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apexrl.launch.ledger.SUMMARY_SECONDS", 0.1)
+    monkeypatch.setattr("apexrl.launch.run_ledger.SUMMARY_SECONDS", 0.1)
     ledger = ledger_of(tmp_path)
     go, inside, returned = threading.Event(), threading.Event(), []
 
@@ -275,8 +275,8 @@ def _fill(folder: Path) -> None:
 def test_a_terminal_that_goes_away_is_an_io_error_and_no_more(live: bool) -> None:
     from rich.console import Console
 
-    from apexrl.cli import _forget as forget
-    from apexrl.panel import LivePanel, PlainLines
+    from apexrl.cli.main import _forget as forget
+    from apexrl.report.live_panel import LivePanel, PlainLines
 
     master, slave = pty.openpty()
     with os.fdopen(slave, "w") as terminal:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from apexrl.launch.patience import IN_VAIN, REFILL_SECONDS, USEFUL_SECONDS, Ending, Patience, ending_of
+from apexrl.launch.restart_budget import IN_VAIN, REFILL_SECONDS, USEFUL_SECONDS, Ending, Patience, ending_of
 
 
 def test_early_failures_count_threefold() -> None:

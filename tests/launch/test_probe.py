@@ -11,16 +11,16 @@ from apexrl import errors
 from apexrl.agents.dqn import DQN
 from apexrl.errors import AgentError, ConfigError, EnvError, WorkerError
 from apexrl.launch.probe import probe, probe_answer, probe_work, revive
-from apexrl.links import messages
+from apexrl.links.local import worker_messages
 from apexrl.protocols import Item
 
 
-def crossed(config: object) -> messages.Message:
+def crossed(config: object) -> worker_messages.Message:
     """The probe's answer after crossing a socket."""
-    ours, theirs = messages.channel()
+    ours, theirs = worker_messages.channel()
     with ours, theirs:
         probe_work(theirs, config)  # type: ignore[arg-type]
-        (message,) = messages.receive(ours)
+        (message,) = worker_messages.receive(ours)
     return message
 
 
@@ -36,7 +36,7 @@ def test_a_probe_crosses_processes_unchanged(tmp_path: Path, env: str) -> None:
 
 
 def test_bounds_of_a_box_of_actions_survive() -> None:
-    from apexrl.run_folder import spec_from_json, spec_to_json
+    from apexrl.run.folder import spec_from_json, spec_to_json
     from apexrl.spec import ActionSpec, EnvSpec, Field
 
     low, high = np.array([-1.0, -2.0], np.float32), np.array([1.0, 2.0], np.float32)

@@ -11,9 +11,9 @@ import pytest
 from watching import Watcher, small
 
 from apexrl.config import Config, StopConfig
-from apexrl.launch import launch, runs
+from apexrl.launch import launch, local_run
 from apexrl.roles import ReplayServer
-from apexrl.status import RunStatus
+from apexrl.run.status import RunStatus
 from apexrl.topologies import Probe, Program
 from apexrl.topologies.apex import apex
 
@@ -30,7 +30,7 @@ def served_apex(config: Config, probe: Probe) -> Program:
 
 @pytest.fixture(autouse=True)
 def _served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "topology", lambda name: served_apex)
+    monkeypatch.setattr(local_run, "topology", lambda name: served_apex)
 
 
 def test_a_run_learns_from_served_batches(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from watching import Watcher, small
 from apexrl.config import Config, StopConfig
 from apexrl.errors import SnapshotError
 from apexrl.launch import launch
-from apexrl.roles import checkpoints
-from apexrl.run_folder import RunFolder
+from apexrl.roles import checkpointing
+from apexrl.run.folder import RunFolder
 
 
 def trained(tmp_path: Path) -> tuple[Config, RunFolder, int]:
@@ -59,6 +59,6 @@ def test_a_run_that_was_killed_before_it_learned_goes_on(tmp_path: Path) -> None
 
 
 def test_nothing_recorded_is_nothing_missing(tmp_path: Path) -> None:
-    checkpoints.check_left(RunFolder(tmp_path), 0)
+    checkpointing.check_left(RunFolder(tmp_path), 0)
     with pytest.raises(SnapshotError, match="5 updates are recorded"):
-        checkpoints.check_left(RunFolder(tmp_path), 5)
+        checkpointing.check_left(RunFolder(tmp_path), 5)

@@ -63,7 +63,7 @@ def test_a_log_that_cannot_be_looked_at_does_not_halt_supervision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a network file system whose server is away."""
-    monkeypatch.setattr("apexrl.launch.ledger.SUMMARY_SECONDS", 0.1)
+    monkeypatch.setattr("apexrl.launch.run_ledger.SUMMARY_SECONDS", 0.1)
     looked, go = [], threading.Event()
     returned = []
 

@@ -18,13 +18,14 @@ import pytest
 from watching import Watcher, small
 
 import apexrl
-from apexrl import api, checkpoint, settings
-from apexrl.config import Config, StopConfig
+from apexrl import api
+from apexrl.config import Config, StopConfig, convert
 from apexrl.errors import ConfigError, EnvError, FencedError, HeldError, SnapshotError
-from apexrl.launch import claims, launch
-from apexrl.ownership import Lives, RunLock
-from apexrl.run_folder import RunFolder
-from apexrl.status import RunStatus
+from apexrl.launch import launch, run_claim
+from apexrl.run import checkpoint
+from apexrl.run.folder import RunFolder
+from apexrl.run.ownership import Lives, RunLock
+from apexrl.run.status import RunStatus
 
 ENDLESS = StopConfig(env_steps=0)
 
@@ -32,7 +33,7 @@ ENDLESS = StopConfig(env_steps=0)
 def command(config: Config, tmp_path: Path, *words: str) -> subprocess.Popen[bytes]:
     """``apexrl train FILE --name run`` with these settings, in a process of its own."""
     file = tmp_path / "given.toml"
-    file.write_text(settings.to_toml(config))
+    file.write_text(convert.to_toml(config))
     with (tmp_path / "command.out").open("ab") as output:
         line = [sys.executable, "-m", "apexrl.cli", "train", str(file), "--out", config.out, "--name", "run", *words]
         return subprocess.Popen(line, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
@@ -60,7 +61,7 @@ def test_a_run_that_is_trained_is_not_resumed_and_is_named_by_its_holder(tmp_pat
         with pytest.raises(HeldError, match=rf"is being trained by process {process.pid} on host .*apexrl.* train"):
             launch(config, resume=tmp_path / "run")
         with pytest.raises(HeldError):
-            claims.resume_or_start(config, lambda text: None, wait_seconds=0.2)
+            run_claim.resume_or_start(config, lambda text: None, wait_seconds=0.2)
         resume = [sys.executable, "-m", "apexrl.cli", "resume", str(tmp_path / "run")]
         assert subprocess.run(resume, check=False, capture_output=True).returncode == os.EX_TEMPFAIL
         assert (tmp_path / "run" / "lives.json").read_bytes() == lives
@@ -149,7 +150,7 @@ def test_a_run_that_was_taken_over_ends_and_writes_nothing_more(tmp_path: Path, 
 
 def again(config: Config, **changes: Any) -> apexrl.Run:
     """The command that a supervisor repeats."""
-    return api.run(settings.override(config, changes), observers=[Watcher()], resume_or_start=True)
+    return api.run(convert.override(config, changes), observers=[Watcher()], resume_or_start=True)
 
 
 def test_the_same_call_starts_goes_on_and_is_done(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ import pytest
 import torch
 from watching import Watcher, all_gone
 
-from apexrl import checkpoint
 from apexrl.config import Config
+from apexrl.config.convert import override
 from apexrl.launch import launch
 from apexrl.presets import with_topology
-from apexrl.settings import override
-from apexrl.status import RunStatus
+from apexrl.run import checkpoint
+from apexrl.run.status import RunStatus
 
 T, BATCH = 5, 8
 SMALL: dict[str, Any] = {

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from watching import Watcher, all_gone, small
 
-from apexrl import checkpoint
 from apexrl.config import Config, StopConfig
 from apexrl.errors import EnvError, WorkerError
 from apexrl.launch import launch
-from apexrl.status import RunStatus
+from apexrl.run import checkpoint
+from apexrl.run.status import RunStatus
 
 FAULTY = "apexrl.envs.faulty"
 

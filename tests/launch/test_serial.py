@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from watching import Watcher, small
 
-from apexrl import checkpoint
 from apexrl.config import Config, StopConfig
 from apexrl.errors import EnvError, NonFiniteError, WorkerError
 from apexrl.launch import launch
+from apexrl.run import checkpoint
 
 
 def serial(tmp_path: Path, name: str, **changes: Any) -> Config:

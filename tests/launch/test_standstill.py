@@ -17,7 +17,7 @@ from watching import Watcher, all_gone
 from apexrl.config import StopConfig
 from apexrl.errors import WorkerError
 from apexrl.launch import supervisor
-from apexrl.links.standstill import Standstill
+from apexrl.links.local.stall_detector import Standstill
 
 LIMIT = 1.5  # seconds; three times that for a beginning
 

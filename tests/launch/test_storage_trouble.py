@@ -7,10 +7,10 @@ from pathlib import Path
 
 from watching import Watcher, small
 
-from apexrl import checkpoint
 from apexrl.config import Config, StopConfig
 from apexrl.launch import launch
-from apexrl.status import RunStatus
+from apexrl.run import checkpoint
+from apexrl.run.status import RunStatus
 
 
 def test_checkpoints_that_cannot_be_written_cost_no_learner(tmp_path: Path) -> None:

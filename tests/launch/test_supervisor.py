@@ -15,14 +15,14 @@ from idle_roles import Actor, Learner
 from watching import Act, Watcher, all_gone
 
 from apexrl.config import Config, StopConfig
+from apexrl.config.convert import override
 from apexrl.errors import NonFiniteError, WorkerError
 from apexrl.launch import supervisor
-from apexrl.launch.ledger import Base, Ledger
+from apexrl.launch.run_ledger import Base, Ledger
 from apexrl.launch.supervisor import PRELOAD, Interrupts, Supervisor, preloaded
 from apexrl.launch.wiring import Wiring
-from apexrl.links.control import HURRY, STOP, ControlBoard
-from apexrl.run_folder import RunFolder
-from apexrl.settings import override
+from apexrl.links.local.control_board import HURRY, STOP, ControlBoard
+from apexrl.run.folder import RunFolder
 from apexrl.topologies.program import Program
 
 
@@ -320,7 +320,7 @@ def test_a_life_that_the_kernel_killed_for_lack_of_memory_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kills = 0
-    monkeypatch.setattr("apexrl.memory.oom_kills", lambda: kills)
+    monkeypatch.setattr("apexrl.shared.available_memory.oom_kills", lambda: kills)
 
     def act(status: Any) -> None:
         nonlocal kills

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from surfaces import DRIFTS, SHAPES, share, simulate
 
-from apexrl.launch.surface import Surface
+from apexrl.launch.throughput_model import Surface
 from apexrl.launch.tuner import Tuner
 
 CASES = [

@@ -9,7 +9,7 @@ from watching import Watcher, small, with_actors
 
 from apexrl.config import StopConfig
 from apexrl.launch import launch
-from apexrl.status import RunStatus
+from apexrl.run.status import RunStatus
 
 
 def test_a_run_with_environments_that_wait(tmp_path: Path) -> None:

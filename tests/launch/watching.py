@@ -19,7 +19,7 @@ from apexrl.config import (
     ReplayConfig,
     StopConfig,
 )
-from apexrl.status import RunStatus
+from apexrl.run.status import RunStatus
 
 Act = Callable[[RunStatus], bool | None]
 

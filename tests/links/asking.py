@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from apexrl.links.inference import InferenceLink, ServerEnd
+from apexrl.links.local.inference import InferenceLink, ServerEnd
 from apexrl.spec import Field
 
 REQUEST = {"observation": Field((3,), "float32"), "starts": Field((), "bool")}

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from apexrl.links.averaging import LEADER, Averaging, Member
+from apexrl.links.local.gradient_averaging import LEADER, Averaging, Member
 
 G, S = 5, 7
 

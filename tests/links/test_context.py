@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from apexrl.links import messages
-from apexrl.links.context import InlineContext, InlineRun, SharedContext
-from apexrl.links.control import HURRY, STOP, ControlBoard
+from apexrl.links.local import worker_messages
+from apexrl.links.local.control_board import HURRY, STOP, ControlBoard
+from apexrl.links.local.role_context import InlineContext, InlineRun, SharedContext
 from apexrl.protocols import Context
 
 
@@ -28,7 +28,7 @@ class Pair(NamedTuple):
 
 def shared_pair() -> tuple[Pair, list[socket.socket]]:
     board = ControlBoard(2)
-    ours, theirs = messages.channel()
+    ours, theirs = worker_messages.channel()
 
     def make(row: int) -> SharedContext:
         return SharedContext(
@@ -46,7 +46,7 @@ def shared_pair() -> tuple[Pair, list[socket.socket]]:
     def stop(hurried: bool) -> None:
         board.stop = HURRY if hurried else STOP
 
-    return Pair(make(0), make(1), lambda: [tuple(m) for m in messages.receive(ours)], stop), [ours, theirs]
+    return Pair(make(0), make(1), lambda: [tuple(m) for m in worker_messages.receive(ours)], stop), [ours, theirs]
 
 
 def inline_pair() -> tuple[Pair, list[socket.socket]]:
@@ -111,7 +111,7 @@ def test_an_environment_call_may_raise(pair: Pair) -> None:
 
 def test_a_shared_context_shows_calls_and_heartbeats_on_the_board() -> None:
     board = ControlBoard(1)
-    ours, theirs = messages.channel()
+    ours, theirs = worker_messages.channel()
     with ours, theirs:
         context = SharedContext(
             name="x", role="x", index=0, generation=0, seed=0, folder=Path(), board=board, row=0, channel=theirs
@@ -129,7 +129,7 @@ def test_a_shared_context_shows_calls_and_heartbeats_on_the_board() -> None:
 
 def test_of_several_calls_the_oldest_is_shown() -> None:
     board = ControlBoard(1)
-    ours, theirs = messages.channel()
+    ours, theirs = worker_messages.channel()
     with ours, theirs:
         context = SharedContext(
             name="x", role="x", index=0, generation=0, seed=0, folder=Path(), board=board, row=0, channel=theirs
@@ -152,7 +152,7 @@ def test_of_several_calls_the_oldest_is_shown() -> None:
 
 def test_calls_in_many_threads_leave_no_mark() -> None:
     board = ControlBoard(1)
-    ours, theirs = messages.channel()
+    ours, theirs = worker_messages.channel()
     with ours, theirs:
         context = SharedContext(
             name="x", role="x", index=0, generation=0, seed=0, folder=Path(), board=board, row=0, channel=theirs
@@ -174,7 +174,7 @@ def test_calls_in_many_threads_leave_no_mark() -> None:
 
 def test_a_message_that_cannot_be_sent_is_counted() -> None:
     board = ControlBoard(1)
-    ours, theirs = messages.channel()
+    ours, theirs = worker_messages.channel()
     with theirs:
         ours.close()
         context = SharedContext(

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from apexrl.links.control import COUNTERS, HURRY, RUN, ControlBoard
+from apexrl.links.local.control_board import COUNTERS, HURRY, RUN, ControlBoard
 
 
 def test_counters_of_all_rows_and_the_base_add_up() -> None:

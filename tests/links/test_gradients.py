@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apexrl.links.gradients import Gradient, GradientLink, GradientSender
-from apexrl.links.shards import Floats, Shards
+from apexrl.links.local.gradient_ring import Gradient, GradientLink, GradientSender
+from apexrl.links.local.parameter_slices import Floats, Shards
 
 SIZES = {"critic/online": 160, "critic/optimizer/steps": 1, "policy/online": 96, "policy/optimizer/steps": 1}
 GROUPS = ("critic", "policy")

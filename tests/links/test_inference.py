@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from apexrl.errors import SpecError
-from apexrl.links.inference import Requests, WorkerEnd
+from apexrl.links.local.inference import Requests, WorkerEnd
 
 
 class Twin(RuleBasedStateMachine):

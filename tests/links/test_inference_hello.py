@@ -12,11 +12,11 @@ import pytest
 from asking import REPLY, REQUEST
 
 from apexrl.errors import FrameError, LinkError
-from apexrl.links import inference_hello
-from apexrl.links import inference_wire as wire
-from apexrl.links.inference_hello import RefusedError, UnreachableError
-from apexrl.links.inference_host import HostEnd
-from apexrl.links.inference_remote import RemoteInference
+from apexrl.links.tcp import frames as wire
+from apexrl.links.tcp import handshake
+from apexrl.links.tcp.handshake import RefusedError, UnreachableError
+from apexrl.links.tcp.host_connection import HostEnd
+from apexrl.links.tcp.remote_inference import RemoteInference
 
 TOKEN = "a token of this test"
 RUN = "12345678-abcd"
@@ -32,7 +32,7 @@ def test_a_refusal_of_somebody_without_the_token_is_shown_and_believed_in_nothin
         end.receive()
         end.send(wire.CHALLENGE, head=bytes(32))
         end.receive(32)
-        inference_hello.refuse(end, "\x1b]0;mine\x07" + "x" * 3000, replaced=bytes(32))
+        handshake.refuse(end, "\x1b]0;mine\x07" + "x" * 3000, replaced=bytes(32))
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=pretend, args=(listener,))

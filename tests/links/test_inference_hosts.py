@@ -13,14 +13,14 @@ import pytest
 from asking import REPLY, REQUEST
 
 from apexrl.errors import ExhaustedError, LinkError
-from apexrl.links import inference_members
-from apexrl.links.inference import InferenceLink
-from apexrl.links.inference_gateway import Gateway
-from apexrl.links.inference_hello import RefusedError, UnreachableError
-from apexrl.links.inference_host import HostEnd
-from apexrl.links.inference_leases import LEASE_BITS, Leases
-from apexrl.links.inference_messages import MOST_EPISODES, MOST_TEXT, MOST_TEXTS, Beat, Record, say
-from apexrl.links.inference_remote import RemoteInference
+from apexrl.links.local.inference import InferenceLink
+from apexrl.links.tcp import connected_hosts
+from apexrl.links.tcp.gateway_messages import MOST_EPISODES, MOST_TEXT, MOST_TEXTS, Beat, Record, say
+from apexrl.links.tcp.gateway_server import Gateway
+from apexrl.links.tcp.handshake import RefusedError, UnreachableError
+from apexrl.links.tcp.host_connection import HostEnd
+from apexrl.links.tcp.remote_inference import RemoteInference
+from apexrl.links.tcp.slot_leases import LEASE_BITS, Leases
 from ports import free_port
 
 TOKEN = "a token of this test"
@@ -246,7 +246,7 @@ def test_a_hosts_name_is_one_line_in_the_log(place: Place) -> None:
 def test_more_hosts_than_a_run_takes_are_refused_and_others_go_on(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inference_members, "MOST_HOSTS", 1)
+    monkeypatch.setattr(connected_hosts, "MOST_HOSTS", 1)
     first, second = place.host(), place.host()
     first.connect()
     with pytest.raises(RefusedError, match="1 hosts work for this run already") as caught:
@@ -263,7 +263,7 @@ def test_more_hosts_than_a_run_takes_are_refused_and_others_go_on(
 
 def test_a_host_that_takes_nothing_makes_nobody_wait(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     entered, go_on = threading.Event(), threading.Event()
-    real = inference_members.say
+    real = connected_hosts.say
 
     def slow(peer: socket.socket, message: Any) -> None:
         if isinstance(message, Record) and not entered.is_set():
@@ -273,7 +273,7 @@ def test_a_host_that_takes_nothing_makes_nobody_wait(place: Place, monkeypatch: 
 
     working, stalled = place.host(), place.host()
     working.connect()
-    monkeypatch.setattr(inference_members, "say", slow)
+    monkeypatch.setattr(connected_hosts, "say", slow)
     thread = threading.Thread(target=stalled.connect)
     thread.start()
     assert entered.wait(SECONDS)

@@ -18,16 +18,16 @@ import trustme
 from asking import REPLY, REQUEST
 
 from apexrl.errors import ConfigError, LinkError
-from apexrl.links import inference_greetings
-from apexrl.links import inference_wire as wire
-from apexrl.links.inference import InferenceLink, ServerEnd
-from apexrl.links.inference_gateway import Gateway
-from apexrl.links.inference_greetings import Greetings
-from apexrl.links.inference_hello import UnreachableError
-from apexrl.links.inference_host import HostEnd
-from apexrl.links.inference_messages import Record
-from apexrl.links.inference_remote import RemoteEnd, RemoteInference
-from apexrl.tls import ClientTls, ServerTls, self_signed
+from apexrl.links.local.inference import InferenceLink, ServerEnd
+from apexrl.links.tcp import frames as wire
+from apexrl.links.tcp import handshake_limits
+from apexrl.links.tcp.gateway_messages import Record
+from apexrl.links.tcp.gateway_server import Gateway
+from apexrl.links.tcp.handshake import UnreachableError
+from apexrl.links.tcp.handshake_limits import Greetings
+from apexrl.links.tcp.host_connection import HostEnd
+from apexrl.links.tcp.remote_inference import RemoteEnd, RemoteInference
+from apexrl.links.tcp.tls import ClientTls, ServerTls, self_signed
 
 Change = Callable[[bool, int, bytes], list[bytes]]
 TOKEN = "a token of this test"
@@ -464,7 +464,7 @@ def test_knockers_get_one_line_a_period_with_their_counts() -> None:
             greetings.fail(f"10.0.1.{n}", "somebody", "it did not say hello")
         greetings.look()
     assert told == ["somebody at 10.0.0.3:1 was refused: it does not know the run's token"]
-    now[0] = inference_greetings.PERIOD_SECONDS
+    now[0] = handshake_limits.PERIOD_SECONDS
     greetings.look()
     assert len(told) == 2
     assert told[1].startswith(
@@ -485,14 +485,14 @@ def test_unknown_connections_are_bounded_in_all_and_from_one_address(monkeypatch
     now = [0.0]
     greetings = Greetings(lambda text, level: None, lambda: now[0])
     of_one = sum(greetings.begin("10.0.0.3") for _ in range(1000))
-    assert of_one == inference_greetings.MOST_OF_ADDRESS
+    assert of_one == handshake_limits.MOST_OF_ADDRESS
     others = sum(greetings.begin(f"10.0.{n}.4") for n in range(1000))
-    assert of_one + others == inference_greetings.MOST
+    assert of_one + others == handshake_limits.MOST
     for _ in range(of_one):
         greetings.end("10.0.0.3")
     assert greetings.begin("10.0.0.5")  # its own failures have no part in it
     assert not greetings.begin("10.0.0.3")  # too many failures
-    now[0] = inference_greetings.PERIOD_SECONDS
+    now[0] = handshake_limits.PERIOD_SECONDS
     greetings.look()
     assert greetings.begin("10.0.0.3")
 

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from apexrl.errors import LinkError
-from apexrl.links import inference_gateway, inference_remote
-from apexrl.links import inference_wire as wire
-from apexrl.links.inference import InferenceLink, ServerEnd
-from apexrl.links.inference_gateway import Gateway
-from apexrl.links.inference_remote import RemoteEnd, RemoteInference
+from apexrl.links.local.inference import InferenceLink, ServerEnd
+from apexrl.links.tcp import frames as wire
+from apexrl.links.tcp import gateway_server, remote_inference
+from apexrl.links.tcp.gateway_server import Gateway
+from apexrl.links.tcp.remote_inference import RemoteEnd, RemoteInference
 from apexrl.spec import Field
 from ports import free_port
 
@@ -342,12 +342,10 @@ def test_a_connection_that_fails_in_any_way_is_cleaned_up(place: Place, monkeypa
     def broken(peer: wire.Peer, seconds: float) -> bool:
         raise ValueError("nobody thought of this")
 
-    monkeypatch.setattr(inference_gateway.wire.Peer, "readable", broken)
+    monkeypatch.setattr(gateway_server.wire.Peer, "readable", broken)
     one, other = socket.socketpair()
     with one, other:
-        connection = inference_gateway._Connection(
-            place.link, wire.Peer(one), 0, 1, lambda steps: None, lambda why: None
-        )
+        connection = gateway_server._Connection(place.link, wire.Peer(one), 0, 1, lambda steps: None, lambda why: None)
         until(lambda: not any(thread.is_alive() for thread in connection._threads))
         assert not connection.alive
         assert other.recv(1) == b""
@@ -382,7 +380,7 @@ def test_environment_steps_are_counted_once_and_not_those_that_nobody_can_learn_
 def test_who_waits_long_hears_that_the_gateway_lives_and_hangs_up_when_it_does_not(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inference_remote, "_QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(remote_inference, "_QUIET_SECONDS", 0.01)
     end = place.remote().worker(0, 0)
     ask(end, 0, 2)
     sent = end._peer
@@ -397,7 +395,7 @@ def test_who_waits_long_hears_that_the_gateway_lives_and_hangs_up_when_it_does_n
 
     until(heard_of)
     assert end._peer is sent  # the same connection all the while
-    monkeypatch.setattr(inference_remote, "_DEAD_SECONDS", 0.0)
+    monkeypatch.setattr(remote_inference, "_DEAD_SECONDS", 0.0)
     end.answered()
     assert end._peer is not sent
     end.leave()

@@ -4,7 +4,7 @@ import os
 import pickle
 import time
 
-from apexrl.links.knob import Knob
+from apexrl.links.local.tunable_count import Knob
 
 
 def test_another_process_sees_it_turn() -> None:

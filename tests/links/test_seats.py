@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apexrl.errors import SpecError
-from apexrl.links.inference import InferenceLink
-from apexrl.links.seats import Seats, dealt
+from apexrl.links.local.inference import InferenceLink
+from apexrl.links.local.server_assignment import Seats, dealt
 
 
 def make(servers: int, workers: int = 1, splits: tuple[int, ...] = SPLITS) -> InferenceLink:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from apexrl.errors import SpecError
-from apexrl.links.sharded_parameters import ShardedParameters
-from apexrl.links.shards import ONLINE, TARGET, Floats, Shards
+from apexrl.links.local.parameter_slices import ONLINE, TARGET, Floats, Shards
+from apexrl.links.local.sharded_parameters import ShardedParameters
 from apexrl.protocols import Place
 
 SIZES = {

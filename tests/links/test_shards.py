@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apexrl.errors import ConfigError
-from apexrl.links.shards import ALIGNMENT, Shards
+from apexrl.links.local.parameter_slices import ALIGNMENT, Shards
 from apexrl.protocols import Place
 
 SIZES = st.lists(st.integers(1, 40).map(lambda lines: 16 * lines), min_size=1, max_size=4)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from apexrl.links.shared_parameters import SharedParameters
+from apexrl.links.local.shared_parameters import SharedParameters
 
 SIZES = {"policy/online": 40, "policy/optimizer/steps": 1, "value/online": 16}
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from apexrl.errors import SpecError
 from apexrl.losses import critics_loss, policy_loss, soft_target, soft_value, temperature_gradient
-from apexrl.networks.squashed import LOG_STD_MAX, LOG_STD_MIN, gaussian, squash, tanh_correction
+from apexrl.networks.squashed_gaussian import LOG_STD_MAX, LOG_STD_MIN, gaussian, squash, tanh_correction
 
 
 def floats(values: Any) -> Tensor:

@@ -14,7 +14,7 @@ import time
 import pytest
 
 from apexrl import _native
-from apexrl.segments import attach_segment
+from apexrl.shared.segment import attach_segment
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
 
@@ -94,7 +94,7 @@ def test_only_a_segment_of_the_same_uuid_is_attached(tmp_path):
     segment = _native.Segment(1 << 16, str(tmp_path))
     pid, descriptor, _, path = state_of(segment)
     code = (
-        "import sys; from apexrl.segments import attach_segment\n"
+        "import sys; from apexrl.shared.segment import attach_segment\n"
         "from apexrl.errors import ClosedError\n"
         "pid, descriptor, uuid, path = int(sys.argv[1]), int(sys.argv[2]), bytes.fromhex(sys.argv[3]), sys.argv[4]\n"
         "try: attach_segment((pid, descriptor, uuid, path)); print('attached')\n"

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from apexrl.networks import FlatParameters
-from apexrl.networks.pieces import pieces
+from apexrl.networks.episode_pieces import pieces
 from apexrl.networks.policy_value import PolicyValue
 from apexrl.networks.recurrent import FEW_RESETS, LSTMState, RecurrentQ
 from apexrl.spec import ActionSpec, EnvSpec, Field

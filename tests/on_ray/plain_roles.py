@@ -14,8 +14,8 @@ import ray
 
 from apexrl.errors import FencedError, LinkError, NonFiniteError, WaitTimeout
 from apexrl.protocols import Context
-from apexrl.replay.loads import Loads
-from apexrl.roles import checkpoints
+from apexrl.replay.sharded.batch_bundles import Loads
+from apexrl.roles import checkpointing
 
 BATCH = 16
 
@@ -89,7 +89,7 @@ class Learner:
         self._weights = weights
         self._seen: dict[str, int] = {}
         self._agent: Any = Count()
-        checkpoints.restore(context, self._agent, weights)
+        checkpointing.restore(context, self._agent, weights)
         self._publish()
         self._about = {
             "node": ray.get_runtime_context().get_node_id(),
@@ -115,7 +115,7 @@ class Learner:
         self._agent.updates = self._context.total("updates")
         if self._agent.updates % 50 == 0:
             with suppress(LinkError):  # the driver is late, on a busy machine
-                checkpoints.write(self._context, self._agent, keep=2)
+                checkpointing.write(self._context, self._agent, keep=2)
         made = self._context.total("updates")
         self._about["near"] = sum(end._near is not None for end in self._replay._replay._ends)  # type: ignore[attr-defined]
         self._context.send("seen", updates=made, slots=self._seen, **self._about, **self._replay.stats())
@@ -145,7 +145,7 @@ class Scribe:
         agent: Any = Count()
         while True:
             try:
-                checkpoints.write(self._context, agent, keep=2)
+                checkpointing.write(self._context, agent, keep=2)
                 self._note("wrote")
             except (LinkError, FencedError) as error:
                 self._note(type(error).__name__)

@@ -14,18 +14,18 @@ from plain_roles import Actor, Learner
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from apexrl.config import ActorConfig, Config
-from apexrl.launch.ledger import Base, Ledger
-from apexrl.launch.ray import cluster, driver, places
-from apexrl.launch.ray.actors import Hello, Look, Report
+from apexrl.launch.ray import cluster, driver, ray_slots
 from apexrl.launch.ray.driver import Driver
-from apexrl.launch.ray.plans import most_actors, plan
-from apexrl.launch.ray.wishes import Wishes
+from apexrl.launch.ray.group_plan import most_actors, plan
+from apexrl.launch.ray.ray_actors import Hello, Look, Report
+from apexrl.launch.ray.resources import Wishes
+from apexrl.launch.run_ledger import Base, Ledger
 from apexrl.launch.supervisor import Interrupts
-from apexrl.links.control import RUN
-from apexrl.links.messages import Message
-from apexrl.run_folder import RunFolder, versions
+from apexrl.links.local.control_board import RUN
+from apexrl.links.local.worker_messages import Message
+from apexrl.run.folder import RunFolder, versions
+from apexrl.run.status import RunStatus
 from apexrl.spec import Field
-from apexrl.status import RunStatus
 from apexrl.topologies.program import Program
 
 LEASE = 0.5
@@ -120,7 +120,7 @@ class World:
     namespace: str = "made-up"
     exceptions: Any = None
     wanted: dict[int, dict[str, float]] = field(default_factory=dict)
-    places: set[int] = field(default_factory=set)  # of those wanted, that there are
+    ray_slots: set[int] = field(default_factory=set)  # of those wanted, that there are
     left: set[int] = field(default_factory=set)
     local_cpus: float = 0.0
     closed: bool = False
@@ -201,7 +201,7 @@ def make_up(monkeypatch: pytest.MonkeyPatch, patience: float = 30.0) -> World:
         monkeypatch.setattr(module, "ray", world)
     monkeypatch.setattr(driver, "Cluster", world.connect)
     monkeypatch.setattr(driver, "HELLO_SECONDS", patience)
-    monkeypatch.setattr(places, "LEASE_SECONDS", LEASE)
+    monkeypatch.setattr(ray_slots, "LEASE_SECONDS", LEASE)
     return world
 
 

@@ -13,14 +13,14 @@ import ray
 from plain_roles import Actor, Learner
 
 from apexrl.config import ActorConfig, Config, StopConfig
-from apexrl.launch.ledger import Base, Ledger
 from apexrl.launch.ray.driver import Driver
-from apexrl.launch.ray.plans import most_actors, plan
-from apexrl.launch.ray.wishes import Wishes
+from apexrl.launch.ray.group_plan import most_actors, plan
+from apexrl.launch.ray.resources import Wishes
+from apexrl.launch.run_ledger import Base, Ledger
 from apexrl.launch.supervisor import Interrupts
-from apexrl.run_folder import RunFolder
+from apexrl.run.folder import RunFolder
+from apexrl.run.status import RunStatus
 from apexrl.spec import Field
-from apexrl.status import RunStatus
 from apexrl.topologies.program import Program
 
 Act = Callable[["Watcher", RunStatus], bool]

@@ -15,14 +15,14 @@ from plain_roles import Learner
 from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, RayTaskError
 from ray_made_up import Coming, Process, Watcher, World, make_up, run
 
-from apexrl import ownership
 from apexrl.errors import ClosedError, ConfigError, FencedError, LinkError, WorkerError
-from apexrl.launch.ray import actors, driver, ends, places, reception
-from apexrl.launch.ray.actors import Errand, Ground, Hello, News, Report, RoleProcess
-from apexrl.launch.ray.places import Place
+from apexrl.launch.ray import driver, preflight, ray_actors, ray_slots, shard_clients
+from apexrl.launch.ray.ray_actors import Errand, Ground, Hello, News, Report, RoleProcess
+from apexrl.launch.ray.ray_slots import Place
 from apexrl.launch.supervisor import Interrupts
-from apexrl.links.control import RUN
-from apexrl.ownership import Fence, Lives
+from apexrl.links.local.control_board import RUN
+from apexrl.run import ownership
+from apexrl.run.ownership import Fence, Lives
 from apexrl.topologies.program import Node
 
 
@@ -199,7 +199,7 @@ def test_a_learner_that_may_live_on_is_followed_when_its_lease_is_over(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sure: bool
 ) -> None:
     """Ray calls dead whoever it cannot reach with its node; of a process that was killed the node itself says so."""
-    monkeypatch.setattr(places, "LEASE_SECONDS", 5.0)
+    monkeypatch.setattr(ray_slots, "LEASE_SECONDS", 5.0)
     heard: list[float] = []
     begun: list[float] = []
     error = ActorDiedError() if sure else NodeDiedError("its node is dead")
@@ -259,7 +259,7 @@ def test_a_writer_may_write_for_as_long_as_the_driver_surely_heard_it(
 ) -> None:
     """The lease is counted from its own last word that the driver has: a poll that was long under way is too old."""
     now = [1000.0]
-    monkeypatch.setattr(actors, "lease_clock", lambda: now[0])
+    monkeypatch.setattr(ray_actors, "lease_clock", lambda: now[0])
     monkeypatch.setattr(ownership, "lease_clock", lambda: now[0])
     lives = Lives(tmp_path)
     lives.begin()
@@ -272,7 +272,7 @@ def test_a_writer_may_write_for_as_long_as_the_driver_surely_heard_it(
     now[0] += 3.0
     second = process.poll(News(RUN, {}, first.said_at))
     fence.check()
-    now[0] += actors.LEASE_SECONDS - 3.0
+    now[0] += ray_actors.LEASE_SECONDS - 3.0
     fence.check()
     now[0] += 0.001
     assert fence.paused
@@ -336,17 +336,17 @@ def test_a_node_without_the_package_is_told_what_it_lacks(monkeypatch: pytest.Mo
     error = RayTaskError("hello", "Traceback …\nModuleNotFoundError: No module named 'apexrl'", ImportError())
     world = World()
     monkeypatch.setattr(world, "get", lambda references: [one.get() for one in references])
-    monkeypatch.setattr(reception, "ray", world)
+    monkeypatch.setattr(preflight, "ray", world)
     said = pytest.raises(ConfigError, match=r"No module named 'apexrl'.*install the same packages on every node")
     with Interrupts() as interrupts, said:
-        reception._await([Coming(error)], 1.0, "late", interrupts)
+        preflight._await([Coming(error)], 1.0, "late", interrupts)
 
 
 def test_a_shard_is_found_in_whatever_life_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"shard-1.0": "dying", "shard-1.17": "seventeenth", "shard-1.9": "ninth", "shard-11.30": "another's"}
     known = [{"name": name, "namespace": "mine"} for name in there]
     known += [{"name": "shard-1.40", "namespace": "yours"}, {"name": "else", "namespace": "mine"}]
-    monkeypatch.setattr(ends, "list_named_actors", lambda all_namespaces: known)
+    monkeypatch.setattr(shard_clients, "list_named_actors", lambda all_namespaces: known)
 
     def get_actor(name: str, namespace: str) -> str:
         assert namespace == "mine"
@@ -354,8 +354,8 @@ def test_a_shard_is_found_in_whatever_life_it_is(monkeypatch: pytest.MonkeyPatch
             raise ValueError(name)
         return there[name]
 
-    monkeypatch.setattr(ends.ray, "get_actor", get_actor)
-    end = ends.RayEnd("shard-1", "mine")
+    monkeypatch.setattr(shard_clients.ray, "get_actor", get_actor)
+    end = shard_clients.RayEnd("shard-1", "mine")
     assert end._find()
     assert end._handle == "seventeenth"
     there["shard-1.17"] = "gone"
@@ -365,14 +365,14 @@ def test_a_shard_is_found_in_whatever_life_it_is(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_late_error_of_one_life_does_not_forget_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    end = ends.RayEnd("shard-0", "mine")
-    monkeypatch.setattr(ends.ray, "get", Coming.get)
+    end = shard_clients.RayEnd("shard-0", "mine")
+    monkeypatch.setattr(shard_clients.ray, "get", Coming.get)
     lost = ActorUnavailableError("it went", b"x" * 16)
-    old = ends.RayAnswer(end, "life a", Coming(lost))
+    old = shard_clients.RayAnswer(end, "life a", Coming(lost))
     end._handle = "life b"
     with pytest.raises(ClosedError, match="this shard was lost"):
         old.take()
     assert end._handle == "life b"
     with pytest.raises(ClosedError):
-        ends.RayAnswer(end, "life b", Coming(lost)).take()
+        shard_clients.RayAnswer(end, "life b", Coming(lost)).take()
     assert end._handle is None

@@ -28,18 +28,18 @@ import ray
 from rich.console import Console
 from short_runs import program
 
-from apexrl import cli, clusters
+from apexrl.cli import main, ray_status
 from apexrl.config import ActorConfig, Config, StopConfig
-from apexrl.launch.ledger import Base, Ledger
-from apexrl.launch.ray import figures
+from apexrl.launch.ray import ray_metrics
 from apexrl.launch.ray.driver import Driver
-from apexrl.launch.ray.figures import Figures, GroupRecord, Meters, Record
-from apexrl.launch.ray.plans import plan
-from apexrl.launch.ray.wishes import Wishes
+from apexrl.launch.ray.group_plan import plan
+from apexrl.launch.ray.ray_metrics import Figures, GroupRecord, Meters, Record
+from apexrl.launch.ray.resources import Wishes
+from apexrl.launch.run_ledger import Base, Ledger
 from apexrl.launch.supervisor import Interrupts
-from apexrl.metrics import RunLog
-from apexrl.run_folder import RunFolder
-from apexrl.status import PolicyLag, RunStatus, WorkerStatus
+from apexrl.run.folder import RunFolder
+from apexrl.run.metrics import RunLog
+from apexrl.run.status import PolicyLag, RunStatus, WorkerStatus
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -79,7 +79,7 @@ def run(address: str, out: Path, done: Callable[[RunStatus], bool]) -> RunFolder
             driver.run(program(config, {}), ledger, told)
         assert ray.is_initialized()
         ended = time.monotonic() + 60.0
-        while any(record.name == "seen" for record in figures.records(5.0)[0].values()):
+        while any(record.name == "seen" for record in ray_metrics.records(5.0)[0].values()):
             assert time.monotonic() < ended, "the record outlived its run"
             time.sleep(0.2)
     ledger.close()
@@ -120,7 +120,7 @@ def test_a_run_is_seen_by_others_while_it_lives(cluster: str, tmp_path: Path) ->
     def done(status: RunStatus) -> bool:
         if seen:  # it is asked again while the run ends
             return True
-        found = [record for record in figures.records(5.0)[0].values() if record.name == "seen"]
+        found = [record for record in ray_metrics.records(5.0)[0].values() if record.name == "seen"]
         if not found or not learning(found[0]):
             return False
         seen.extend(found)
@@ -218,8 +218,8 @@ def test_counters_grow_by_what_is_new_and_unknown_figures_stay_untold(monkeypatc
         made[kept.name] = kept
         return kept
 
-    monkeypatch.setattr(figures, "Gauge", make)
-    monkeypatch.setattr(figures, "Counter", make)
+    monkeypatch.setattr(ray_metrics, "Gauge", make)
+    monkeypatch.setattr(ray_metrics, "Counter", make)
     meters = Meters("run-7")
     meters.set(RunStatus(env_steps=100, dropped={"lost_items": 0}), {"inserted": 90, "sampled": 0})
     later = RunStatus(
@@ -267,7 +267,7 @@ def a_record(age_seconds: float = 0.0) -> Record:
 
 
 def test_the_picture_says_who_is_where() -> None:
-    lines = shown(clusters._picture(a_record(), 140)).splitlines()
+    lines = shown(ray_status._picture(a_record(), 140)).splitlines()
     row = {line.split()[0]: line.split() for line in lines if line.strip()}
     assert row["atari-1"][1:4] == ["●", "training", "01:15"]
     assert row["shard-0"][1:] == ["●", "up", "node-b", "41.2k", "50.0k", "8000", "9700", "1"]
@@ -277,26 +277,26 @@ def test_the_picture_says_who_is_where() -> None:
     assert row["actor-1"][1:] == ["●", "restarting", "–", "–", "–", "33.0", "s", "ago", "0"]
     assert row["restarts"] == ["restarts", "3", "2", "actor,", "1", "shard"]
     assert row["dropped"] == ["dropped", "977", "977", "lost", "items"]
-    assert "silent for 00:42" in shown(clusters._picture(a_record(age_seconds=42.0), 140))
+    assert "silent for 00:42" in shown(ray_status._picture(a_record(age_seconds=42.0), 140))
 
 
 def test_a_line_for_every_run_of_a_cluster() -> None:
-    text = shown(clusters._table_of_runs([a_record()], 2, "auto", 140))
+    text = shown(ray_status._table_of_runs([a_record()], 2, "auto", 140))
     line = next(line for line in text.splitlines() if line.startswith("atari-1"))
     assert line.split() == [
         "atari-1", "●", "training", "node-a:4321", "123.5k", "8123", "0", "–", "1", "2", "3",
     ]  # fmt: skip
     assert "2 more did not answer" in text
-    assert "apexrl train PRESET --ray auto" in shown(clusters._table_of_runs([], 0, "auto", 140))
+    assert "apexrl train PRESET --ray auto" in shown(ray_status._table_of_runs([], 0, "auto", 140))
 
 
 @pytest.mark.parametrize("width", [70, 80, 100, 200])
 def test_pictures_fit_and_names_stay(width: int) -> None:
     """Where there is no terminal, rich takes 80 columns."""
     record = replace(a_record(), name="seen", host="a-rather-long.name.of.a.machine", folder="/r")
-    runs = shown(clusters._table_of_runs([record], 0, "auto", width), width).splitlines()
+    runs = shown(ray_status._table_of_runs([record], 0, "auto", width), width).splitlines()
     assert runs[1].split()[:3] == ["seen", "●", "training"]
-    lines = [*runs, *shown(clusters._picture(record, width), width).splitlines()]
+    lines = [*runs, *shown(ray_status._picture(record, width), width).splitlines()]
     assert max(map(len, lines)) <= width
     for name in ("home", "shard-0", "learner-0", "actor-1"):
         assert any(line.startswith(f"{name} ") for line in lines), name
@@ -309,12 +309,12 @@ def test_a_run_at_home_is_told_by_its_log(tmp_path: Path) -> None:
     log.update(RunStatus(phase="training", elapsed_seconds=61.0, env_steps=900, updates=70, train_return=33.0))
     log.close()
     console = Console(file=io.StringIO(), width=120)
-    assert clusters.show_folder(folder.path, console=console) == 0
+    assert ray_status.show_folder(folder.path, console=console) == 0
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "● training, says its log  01:01" in text
     assert re.search(r"env steps +900 ", text)
     folder.write_summary({"env_steps": 900, "stopped_by": "minutes", "restarts": {"actor": 4}})
-    text = shown(clusters._from_log(folder, ""))
+    text = shown(ray_status._from_log(folder, ""))
     assert "● ended: minutes" in text
     assert "4 actor" in text
 
@@ -333,9 +333,9 @@ def test_watching_goes_on_until_ctrl_c(tmp_path: Path, terminal: bool, monkeypat
         log._logged_at = -1e9
         log.update(RunStatus(phase="training", env_steps=steps))
 
-    monkeypatch.setattr(clusters, "time", SimpleNamespace(sleep=turn))
+    monkeypatch.setattr(ray_status, "time", SimpleNamespace(sleep=turn))
     console = Console(file=io.StringIO(), width=100, height=40, force_terminal=terminal)
-    assert clusters.show_folder(folder.path, watch=True, console=console) == 0
+    assert ray_status.show_folder(folder.path, watch=True, console=console) == 0
     log.close()
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert text.index("11.1k") < text.index("22.2k")
@@ -345,7 +345,7 @@ def test_a_cluster_that_has_gone_leaves_the_log(tmp_path: Path) -> None:
     folder = RunFolder.create(Config(name="gone", out=str(tmp_path)))
     folder.ray_path.write_text(json.dumps({"address": f"127.0.0.1:{free_port()}", "namespace": "apexrl-1"}))
     text = io.StringIO()
-    assert clusters.show_folder(folder.path, console=Console(file=text, width=200)) == 0
+    assert ray_status.show_folder(folder.path, console=Console(file=text, width=200)) == 0
     assert "its Ray cluster at 127.0.0.1:" in text.getvalue()
     assert "does not answer" in text.getvalue()
 
@@ -354,15 +354,15 @@ def test_the_cluster_of_a_run_that_has_ended_is_not_asked(tmp_path: Path, monkey
     folder = RunFolder.create(Config(name="over", out=str(tmp_path)))
     folder.ray_path.write_text(json.dumps({"address": "127.0.0.1:1", "namespace": "apexrl-1", "auth": "token"}))
     folder.summary_path.write_text("{}")
-    monkeypatch.setattr(clusters, "_look", lambda *_: pytest.fail("it was asked"))
+    monkeypatch.setattr(ray_status, "_look", lambda *_: pytest.fail("it was asked"))
     text = io.StringIO()
-    assert clusters.show_folder(folder.path, console=Console(file=text, width=200)) == 0
+    assert ray_status.show_folder(folder.path, console=Console(file=text, width=200)) == 0
     assert "does not answer" not in text.getvalue()
     later = folder.summary_path.stat().st_mtime + 1.0
     os.utime(folder.ray_path, (later, later))  # it goes on
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    monkeypatch.setattr(clusters, "_look", lambda address, *_: 7 if os.environ["RAY_AUTH_MODE"] == "token" else 0)
-    assert clusters.show_folder(folder.path, console=Console(file=text, width=200)) == 7
+    monkeypatch.setattr(ray_status, "_look", lambda address, *_: 7 if os.environ["RAY_AUTH_MODE"] == "token" else 0)
+    assert ray_status.show_folder(folder.path, console=Console(file=text, width=200)) == 7
     del os.environ["RAY_AUTH_MODE"]
 
 
@@ -377,7 +377,7 @@ def test_who_is_no_head_of_a_cluster_is_not_asked_for_minutes(capsys: pytest.Cap
     with socket.create_server(("127.0.0.1", 0)) as other:
         said = threading.Thread(target=lambda: other.accept()[0].sendall(b"SSH-2.0-OpenSSH_9.6\r\n"))
         said.start()
-        assert cli.main(["status", "--ray", f"127.0.0.1:{other.getsockname()[1]}"]) == 1
+        assert main.main(["status", "--ray", f"127.0.0.1:{other.getsockname()[1]}"]) == 1
         said.join(60.0)
     assert "is no head of one" in capsys.readouterr().err.replace("\n", " ")
 
@@ -395,7 +395,7 @@ def test_who_is_no_head_of_a_cluster_is_not_asked_for_minutes(capsys: pytest.Cap
 )
 def test_mistakes_are_said(words: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = [word.replace("PORT", str(free_port())) if word.startswith("127") else word for word in words]
-    assert cli.main(["status", *words]) == code
+    assert main.main(["status", *words]) == code
     said = capsys.readouterr().err.replace("\n", " ")
     assert told in said
     assert "take --ray local" not in said

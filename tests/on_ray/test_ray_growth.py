@@ -14,16 +14,16 @@ from ray_made_up import Process, Watcher, World, make_up, run
 
 from apexrl.config import ActorConfig, Config
 from apexrl.errors import WorkerError
-from apexrl.launch.ray import driver, growth
-from apexrl.launch.ray.actors import Ground, Hello, RoleProcess
+from apexrl.launch.ray import driver, elastic_groups
 from apexrl.launch.ray.driver import Driver
-from apexrl.launch.ray.wishes import Wishes
+from apexrl.launch.ray.ray_actors import Ground, Hello, RoleProcess
+from apexrl.launch.ray.resources import Wishes
 from apexrl.launch.supervisor import Interrupts
 
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(growth, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(elastic_groups, "_LOOK_SECONDS", 0.05)
     return make_up(monkeypatch)
 
 

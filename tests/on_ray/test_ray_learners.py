@@ -14,15 +14,15 @@ pytest.importorskip("ray.cluster_utils", reason="needs the extra ray", exc_type=
 
 from short_runs import Watcher
 
-from apexrl import checkpoint
 from apexrl.agents import with_agent
 from apexrl.config import Config
+from apexrl.config.convert import override
 from apexrl.launch import launch
-from apexrl.launch.ray import ends
-from apexrl.launch.ray.wishes import Wishes
+from apexrl.launch.ray import shard_clients
+from apexrl.launch.ray.resources import Wishes
 from apexrl.presets import with_topology
-from apexrl.settings import override
-from apexrl.status import RunStatus, WorkerStatus
+from apexrl.run import checkpoint
+from apexrl.run.status import RunStatus, WorkerStatus
 
 pytestmark = [
     pytest.mark.timeout(900),
@@ -153,10 +153,10 @@ def test_all_ends_of_a_process_share_one_look_at_who_is_there(monkeypatch: pytes
         looks.append(all_namespaces)
         return [{"name": f"shard-{k}.{life}", "namespace": "mine"} for k in (0, 1) for life in range(k + 1)]
 
-    monkeypatch.setattr(ends, "_SEARCH_SECONDS", 1e6)
-    monkeypatch.setattr(ends, "list_named_actors", listed)
-    monkeypatch.setattr(ends.ray, "get_actor", lambda name, namespace: f"{namespace}/{name}")
-    (own, _) = ends.samplers(100, "mine", [{"capacity": 10}, {"capacity": 10}])
+    monkeypatch.setattr(shard_clients, "_SEARCH_SECONDS", 1e6)
+    monkeypatch.setattr(shard_clients, "list_named_actors", listed)
+    monkeypatch.setattr(shard_clients.ray, "get_actor", lambda name, namespace: f"{namespace}/{name}")
+    (own, _) = shard_clients.samplers(100, "mine", [{"capacity": 10}, {"capacity": 10}])
     replay: Any = pickle.loads(pickle.dumps(own))
     replay = replay._replay  # which loads are taken of
     assert [end._name for end in replay._ends] == [f"shard-{k}" for k in range(0, 100, 2)]

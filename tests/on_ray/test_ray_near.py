@@ -21,13 +21,13 @@ from ray_quiet import QUIET
 from short_runs import Watcher, run
 
 from apexrl.errors import ClosedError, OwnershipError
-from apexrl.launch.ray import ends, near
-from apexrl.launch.ray.actors import Ground
-from apexrl.launch.ray.ends import RayAnswer, RayEnd
-from apexrl.launch.ray.near import Lent, NearShard
+from apexrl.launch.ray import local_shard, shard_clients
+from apexrl.launch.ray.local_shard import Lent, NearShard
+from apexrl.launch.ray.ray_actors import Ground
+from apexrl.launch.ray.shard_clients import RayAnswer, RayEnd
 from apexrl.replay import Field, Replay
-from apexrl.replay.shards import Drawn, Shard, Standing
-from apexrl.status import RunStatus
+from apexrl.replay.sharded.shard import Drawn, Shard, Standing
+from apexrl.run.status import RunStatus
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -75,10 +75,10 @@ def end(replay: Replay, monkeypatch: pytest.MonkeyPatch) -> RayEnd:
         return answer
 
     made_up = SimpleNamespace(get=get, wait=lambda references, **_: (references, []))
-    monkeypatch.setattr(ends, "ray", made_up)
-    monkeypatch.setattr(near, "ray", made_up)
-    monkeypatch.setattr(ends, "node_id", lambda: "here")
-    monkeypatch.setattr(near, "_PULSE_SECONDS", 0.0)
+    monkeypatch.setattr(shard_clients, "ray", made_up)
+    monkeypatch.setattr(local_shard, "ray", made_up)
+    monkeypatch.setattr(shard_clients, "node_id", lambda: "here")
+    monkeypatch.setattr(local_shard, "_PULSE_SECONDS", 0.0)
     made = RayEnd("shard-0", "mine", SimpleNamespace(lives=lambda name: []))  # type: ignore[arg-type]
     made._handle = Process(replay)
     return made
@@ -117,7 +117,7 @@ def test_what_another_still_samples_is_not_there_yet(end: RayEnd, monkeypatch: p
         raise OwnershipError("process 7 owns this replay")
 
     with monkeypatch.context() as patched:
-        patched.setattr(ends, "NearShard", owned)
+        patched.setattr(shard_clients, "NearShard", owned)
         with pytest.raises(ClosedError, match="process 7 owns"):
             end.draw(8, None).take()
     assert end._near is None

@@ -17,10 +17,10 @@ from short_runs import Watcher, run
 from apexrl.config import ActorConfig, Config
 from apexrl.errors import ConfigError
 from apexrl.launch.ray.driver import Driver
-from apexrl.launch.ray.wishes import Wishes
+from apexrl.launch.ray.resources import Wishes
 from apexrl.launch.supervisor import Interrupts
-from apexrl.ownership import Lives
-from apexrl.status import RunStatus
+from apexrl.run.ownership import Lives
+from apexrl.run.status import RunStatus
 
 pytestmark = [
     pytest.mark.cluster,

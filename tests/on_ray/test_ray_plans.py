@@ -7,10 +7,10 @@ import pytest
 
 from apexrl.config import ActorConfig, Config, WiringConfig
 from apexrl.errors import ConfigError
-from apexrl.launch.ray.plans import check_room, places, plan
-from apexrl.launch.ray.wishes import Wishes
+from apexrl.launch.ray.group_plan import check_room, places, plan
+from apexrl.launch.ray.resources import Wishes
 from apexrl.replay import Field, Replay
-from apexrl.replay.shards import Shard
+from apexrl.replay.sharded.shard import Shard
 
 
 def config(least: int, most: int = 0) -> Config:

@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("ray", reason="needs the extra ray", exc_type=ImportError)
 
 from apexrl.config import Config
-from apexrl.launch.ray.plans import places
-from apexrl.launch.ray.reception import fitting
-from apexrl.launch.ray.wishes import Wishes
-from apexrl.settings import override
+from apexrl.config.convert import override
+from apexrl.launch.ray.group_plan import places
+from apexrl.launch.ray.preflight import fitting
+from apexrl.launch.ray.resources import Wishes
 
 
 class Nodes:

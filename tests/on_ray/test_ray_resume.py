@@ -15,9 +15,10 @@ pytest.importorskip("ray.cluster_utils", reason="needs the extra ray", exc_type=
 import ray
 
 import apexrl
-from apexrl import checkpoint, cli
-from apexrl.launch.ray.wishes import Wishes, resumed
-from apexrl.run_folder import RunFolder
+from apexrl.cli import main
+from apexrl.launch.ray.resources import Wishes, resumed
+from apexrl.run import checkpoint
+from apexrl.run.folder import RunFolder
 
 pytestmark = [
     pytest.mark.cluster,
@@ -54,7 +55,7 @@ def test_a_run_goes_on_on_the_cluster_where_it_was(cluster: str, tmp_path: Path)
     assert not ray.is_initialized()
 
     assert resumed(run.path, "") == wishes
-    assert cli.main(["resume", str(run.path), "--env-steps", str(before["env_steps"] + 3000)]) == cli.OK
+    assert main.main(["resume", str(run.path), "--env-steps", str(before["env_steps"] + 3000)]) == main.OK
     after = RunFolder.open(run.path).summary()
     assert where(run.path) != namespace
     assert resumed(run.path, "") == wishes
@@ -89,7 +90,7 @@ def test_the_command_of_a_killed_driver_goes_on_when_it_is_repeated(cluster: str
     steps = reached.metadata["env_steps"] + 20000
     for _ in range(2):
         again = subprocess.run([*command, "--env-steps", str(steps)], check=False, capture_output=True, timeout=240)
-        assert again.returncode == cli.OK, again.stdout.decode() + again.stderr.decode()
+        assert again.returncode == main.OK, again.stdout.decode() + again.stderr.decode()
     assert b"is done: env_steps was reached" in again.stdout + again.stderr
     summary = folder.summary()
     assert summary["env_steps"] >= steps

@@ -21,16 +21,16 @@ from short_runs import Watcher, run
 
 from apexrl.agents import with_agent
 from apexrl.config import ActorConfig, Config
+from apexrl.config.convert import override
 from apexrl.errors import ConfigError, LinkError, NonFiniteError
 from apexrl.launch import launch
-from apexrl.launch.ray import reception
-from apexrl.launch.ray.actors import Hello
+from apexrl.launch.ray import preflight
 from apexrl.launch.ray.driver import Driver
-from apexrl.launch.ray.wishes import Wishes
+from apexrl.launch.ray.ray_actors import Hello
+from apexrl.launch.ray.resources import Wishes
 from apexrl.launch.supervisor import Interrupts
 from apexrl.presets import with_topology
-from apexrl.settings import override
-from apexrl.status import RunStatus
+from apexrl.run.status import RunStatus
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -105,13 +105,13 @@ def test_more_shards_than_actors_are_refused(cluster: str) -> None:
 
 
 def test_other_versions_on_a_node_are_refused_by_name() -> None:
-    same = Hello("node7", "id", 1, {name: version for name, version in reception.versions().items() if version})
-    reception.compare(same)
+    same = Hello("node7", "id", 1, {name: version for name, version in preflight.versions().items() if version})
+    preflight.compare(same)
     with pytest.raises(ConfigError, match=r"node node7 has torch 1\.0, and this process has torch \d.*same versions"):
-        reception.compare(replace(same, versions={**same.versions, "torch": "1.0"}))
+        preflight.compare(replace(same, versions={**same.versions, "torch": "1.0"}))
     without = {name: version for name, version in same.versions.items() if name != "torch"}
     with pytest.raises(ConfigError, match="torch not installed"):
-        reception.compare(replace(same, versions=without))
+        preflight.compare(replace(same, versions=without))
 
 
 @pytest.mark.parametrize("address", ["nonsense", "ray://127.0.0.1:10001", ":6379", "host:port"])

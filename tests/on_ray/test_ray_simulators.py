@@ -18,10 +18,10 @@ from ray_quiet import QUIET
 from short_runs import Watcher
 
 from apexrl.config import Config
+from apexrl.config.convert import override
 from apexrl.launch import launch
-from apexrl.launch.ray.wishes import Wishes
-from apexrl.settings import override
-from apexrl.status import RunStatus
+from apexrl.launch.ray.resources import Wishes
+from apexrl.run.status import RunStatus
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

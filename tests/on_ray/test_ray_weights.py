@@ -14,9 +14,9 @@ pytest.importorskip("ray", reason="needs the extra ray")
 from ray.exceptions import RayActorError, RayTaskError
 
 from apexrl.errors import SpecError
-from apexrl.launch.ray import distribution
-from apexrl.launch.ray.distribution import Distribution
-from apexrl.weights import WeightsBoard
+from apexrl.launch.ray import weights_broadcast
+from apexrl.launch.ray.weights_broadcast import Distribution
+from apexrl.shared.weights_board import WeightsBoard
 
 
 class Enough(Exception):
@@ -79,8 +79,8 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Home:
     def wait(references: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
         return references, []
 
-    monkeypatch.setattr(distribution, "ray", SimpleNamespace(get=get, put=put, wait=wait))
-    monkeypatch.setattr(distribution, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(weights_broadcast, "ray", SimpleNamespace(get=get, put=put, wait=wait))
+    monkeypatch.setattr(weights_broadcast, "_LOOK_SECONDS", 0.0)
     home = Home()
     return home
 
@@ -113,7 +113,7 @@ def test_a_group_that_never_takes_them_is_told_of_and_the_others_have_them(home:
     home.groups |= {1: never, 2: other}
     with pytest.raises(Enough):
         home.run()
-    assert len(never.got) == distribution._TRIES + 1
+    assert len(never.got) == weights_broadcast._TRIES + 1
     assert other.got == [1, 2, 3]
     assert home.refused.keys() == {1}
     assert "its traceback" in home.refused[1]
@@ -203,8 +203,8 @@ def test_the_next_life_of_a_group_may_be_elsewhere(home: Home) -> None:
 def test_memory_that_is_ahead_is_left_alone() -> None:
     """A home that begins anew goes on from a checkpoint, and the one before may have published later ones."""
     board = WeightsBoard(100)
-    distribution.publish(board, weights(7), 7)
-    distribution.publish(board, weights(5), 5)
+    weights_broadcast.publish(board, weights(7), 7)
+    weights_broadcast.publish(board, weights(5), 5)
     assert board.version == 7
     with pytest.raises(SpecError, match="other names, shapes or dtypes"):
-        distribution.publish(board, {"v": np.zeros(2)}, 8)
+        weights_broadcast.publish(board, {"v": np.zeros(2)}, 8)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apexrl.replay import Field, Replay
-from apexrl.replay.shards import Shard
+from apexrl.replay.sharded.shard import Shard
 
 ALPHA = 0.7
 MADE: list[Replay] = []

@@ -12,8 +12,8 @@ import pytest
 from apexrl import _native
 from apexrl.errors import ConfigError, SpecError
 from apexrl.replay import Field, Replay
-from apexrl.replay.served import FULL, ServedMemory
-from apexrl.weights import WeightsBoard
+from apexrl.replay.served.batch_client import FULL, ServedMemory
+from apexrl.shared.weights_board import WeightsBoard
 
 
 @pytest.fixture

@@ -10,11 +10,12 @@ from kept import ALPHA, kept
 from numpy.typing import NDArray
 
 from apexrl.errors import ConfigError, PriorityError, SpecError
-from apexrl.replay import Field, Replay, loads
+from apexrl.replay import Field, Replay
 from apexrl.replay.layout import Layout
-from apexrl.replay.loads import Loads
-from apexrl.replay.sharded import ShardedReplay
-from apexrl.replay.shards import Here, Shard
+from apexrl.replay.sharded import batch_bundles
+from apexrl.replay.sharded.batch_bundles import Loads
+from apexrl.replay.sharded.shard import Here, Shard
+from apexrl.replay.sharded.sharded_replay import ShardedReplay
 
 FIELDS = {"number": Field((), "int64")}
 
@@ -23,7 +24,7 @@ FIELDS = {"number": Field((), "int64")}
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds, as loads see them."""
     now = [100.0]
-    monkeypatch.setattr(loads.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(batch_bundles.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -124,7 +125,7 @@ def test_loads_are_as_large_as_what_is_used_soon(clock: list[float]) -> None:
 
 
 def test_large_batches_come_one_by_one(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
-    monkeypatch.setattr(loads, "_MOST_BYTES", 8 * 10 * 4)
+    monkeypatch.setattr(batch_bundles, "_MOST_BYTES", 8 * 10 * 4)
     replay = spread(np.ones(100), [50])
     for _ in range(50):
         replay.sample(10)
@@ -133,7 +134,7 @@ def test_large_batches_come_one_by_one(monkeypatch: pytest.MonkeyPatch, clock: l
 
 def test_a_load_of_one_batch_is_handed_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of images are megabytes: dealing them out would copy them once more."""
-    monkeypatch.setattr(loads, "_MOST_BYTES", 0)
+    monkeypatch.setattr(batch_bundles, "_MOST_BYTES", 0)
     replay = spread(np.arange(1.0, 101.0), [50], ahead=1)
     made: list[Any] = []
     draw = replay._replay.sample

@@ -15,7 +15,7 @@ import pytest
 
 from apexrl.errors import ClosedError, ConfigError, OwnershipError, PriorityError, SpecError, WaitTimeout
 from apexrl.replay import Field, Replay
-from apexrl.replay.served import EMPTY
+from apexrl.replay.served.batch_client import EMPTY
 
 SPAWN = multiprocessing.get_context("spawn")
 FIELDS = {"id": Field((), "int64"), "pair": Field((2,), "float32"), "image": Field((100,), "uint8")}

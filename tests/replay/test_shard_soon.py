@@ -10,7 +10,7 @@ from kept import filled, kept
 
 from apexrl.errors import ClosedError, WaitTimeout
 from apexrl.replay import Field, Replay
-from apexrl.replay.shards import Shard, Soon
+from apexrl.replay.sharded.shard import Shard, Soon
 
 
 def queue(items: int, patience: float) -> Shard:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from apexrl.errors import ConfigError, PriorityError, WaitTimeout
 from apexrl.replay import Field, Replay
-from apexrl.replay.sharded import ShardedReplay
-from apexrl.replay.shards import Answer, Given, Here, Shard
+from apexrl.replay.sharded.shard import Answer, Given, Here, Shard
+from apexrl.replay.sharded.sharded_replay import ShardedReplay
 
 
 def spread(priorities: NDArray[np.float64], shards: Sequence[int], **options: Any) -> ShardedReplay:

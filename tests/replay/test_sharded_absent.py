@@ -13,8 +13,8 @@ from kept import kept
 
 from apexrl.errors import ClosedError, WaitTimeout
 from apexrl.replay import Field, Replay
-from apexrl.replay.sharded import ShardedReplay
-from apexrl.replay.shards import Answer, Here, Shard
+from apexrl.replay.sharded.shard import Answer, Here, Shard
+from apexrl.replay.sharded.sharded_replay import ShardedReplay
 
 
 def empty() -> Shard:
@@ -44,8 +44,8 @@ class Nobody:
 
 def test_those_that_are_there_take_in_what_all_may_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of eight begins; the limiter is that of one replay, and goes on to be when another comes."""
-    monkeypatch.setattr("apexrl.replay.sharded._LOST_SECONDS", 0.02)
-    monkeypatch.setattr("apexrl.replay.shard_books.IDLE_SECONDS", 1e6)  # a writer without a processor is not idle
+    monkeypatch.setattr("apexrl.replay.sharded.sharded_replay._LOST_SECONDS", 0.02)
+    monkeypatch.setattr("apexrl.replay.sharded.shard_state.IDLE_SECONDS", 1e6)  # a waiting writer is not idle
     absent = [Absent() for _ in range(7)]
     first, second = empty(), empty()
     rule: dict[str, Any] = {"capacity": 2048, "min_size": 40, "samples_per_insert": 4.0, "insert_band": 0.5}
@@ -92,7 +92,7 @@ def test_those_that_are_there_take_in_what_all_may_together(monkeypatch: pytest.
 
 def test_a_shard_that_nobody_writes_into_does_not_keep_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sampling goes on at the other's rate; when it wakes, no more than it had left comes on top."""
-    monkeypatch.setattr("apexrl.replay.shard_books.IDLE_SECONDS", 0.2)
+    monkeypatch.setattr("apexrl.replay.sharded.shard_state.IDLE_SECONDS", 0.2)
     first, second = empty(), empty()
     rule: dict[str, Any] = {"capacity": 512, "min_size": 200, "samples_per_insert": 4.0, "insert_band": 0.1}
     replay = ShardedReplay([Here(first), Here(second)], **rule)
@@ -126,7 +126,7 @@ def test_a_shard_that_nobody_writes_into_does_not_keep_its_share(monkeypatch: py
         replay.sample(8, timeout=0.3)
     assert not any(one.idle for one in replay._known)  # neither has begun: nobody waits for the other
     sample(20, 0)
-    monkeypatch.setattr("apexrl.replay.shard_books.IDLE_SECONDS", 5.0)
+    monkeypatch.setattr("apexrl.replay.sharded.shard_state.IDLE_SECONDS", 5.0)
     sample(200, 0)  # in two minutes: it does not wait anew for every batch
     assert first.replay.stats()["inserted"] >= (200 * 4.0 - 80.0 + 8 * 220) / 4.0
     assert over() <= 2  # each shard may round its share up

@@ -12,10 +12,10 @@ import pytest
 from kept import filled
 
 from apexrl.errors import WaitTimeout
-from apexrl.replay.shard_books import Known
-from apexrl.replay.shard_limiter import ShardLimiter
-from apexrl.replay.sharded import ShardedReplay
-from apexrl.replay.shards import Here, Shard
+from apexrl.replay.sharded.shard import Here, Shard
+from apexrl.replay.sharded.shard_limiter import ShardLimiter
+from apexrl.replay.sharded.shard_state import Known
+from apexrl.replay.sharded.sharded_replay import ShardedReplay
 
 
 def test_the_limiter_counts_all_shards_together() -> None:
@@ -72,7 +72,7 @@ def test_writers_wait_when_they_are_far_ahead_of_the_sampler() -> None:
 
 
 def test_writers_of_all_shards_together_stay_within_the_band(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apexrl.replay.shard_books.IDLE_SECONDS", 1e6)  # a writer without a processor is not idle
+    monkeypatch.setattr("apexrl.replay.sharded.shard_state.IDLE_SECONDS", 1e6)  # a waiting writer is not idle
     shards = [filled(np.ones(0), 0) for _ in range(3)]
     ends = [Here(shard) for shard in shards]
     replay = ShardedReplay(ends, capacity=192, min_size=40, samples_per_insert=4.0, insert_band=0.5, ahead=2)

@@ -11,8 +11,8 @@ import pytest
 from kept import filled
 
 from apexrl.errors import ClosedError, WaitTimeout
-from apexrl.replay.sharded import ShardedReplay
-from apexrl.replay.shards import Answer, Here, Shard
+from apexrl.replay.sharded.shard import Answer, Here, Shard
+from apexrl.replay.sharded.sharded_replay import ShardedReplay
 
 
 class Losable:
@@ -41,7 +41,7 @@ class Lost:
 
 
 def test_a_lost_shard_costs_its_items_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apexrl.replay.sharded._LOST_SECONDS", 0.0)
+    monkeypatch.setattr("apexrl.replay.sharded.sharded_replay._LOST_SECONDS", 0.0)
     fragile = Losable(lambda: filled(np.ones(100), 0))
     replay = ShardedReplay([fragile, Here(filled(np.ones(60), 100))], capacity=200, ahead=2)
     before = replay.sample(32, timeout=5.0)

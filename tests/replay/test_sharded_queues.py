@@ -13,8 +13,8 @@ import pytest
 
 from apexrl.errors import WaitTimeout
 from apexrl.replay import Field, Replay
-from apexrl.replay.sharded import ShardedReplay
-from apexrl.replay.shards import QUEUE_SECONDS, Answer, Drawn, Shard
+from apexrl.replay.sharded.shard import QUEUE_SECONDS, Answer, Drawn, Shard
+from apexrl.replay.sharded.sharded_replay import ShardedReplay
 
 FAR = 60.0  # seconds: only bounds a hang
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from apexrl.errors import ConfigError, WaitTimeout
 from apexrl.replay import BatchServer, Field, Replay
 from apexrl.replay.layout import Layout
-from apexrl.replay.sharded import ShardedReplay
-from apexrl.replay.shards import Here, Shard
+from apexrl.replay.sharded.shard import Here, Shard
+from apexrl.replay.sharded.sharded_replay import ShardedReplay
 
 FIELDS = {"number": Field((), "int64"), "pair": Field((2,), "float32")}
 LAYOUT = Layout(FIELDS, "rows", 1)

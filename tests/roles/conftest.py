@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from apexrl.links.context import InlineContext, InlineRun
+from apexrl.links.local.role_context import InlineContext, InlineRun
 
 
 class Stage:

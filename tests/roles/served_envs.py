@@ -14,11 +14,11 @@ from telling import Numbered, Teller
 from apexrl.config import ActorConfig, AgentConfig, Config, EnvConfig, WiringConfig
 from apexrl.envs import make_vector
 from apexrl.errors import WaitTimeout
-from apexrl.links.inference import InferenceLink
+from apexrl.links.local.inference import InferenceLink
 from apexrl.roles import EnvWorker, InferenceServer
 from apexrl.roles.env_worker import reply_fields, request_fields, split_sizes
+from apexrl.shared.weights_board import InlineWeights
 from apexrl.spec import EnvSpec
-from apexrl.weights import InlineWeights
 
 WORKERS, ENVS = 2, 3  # of each
 

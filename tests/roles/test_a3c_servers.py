@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from apexrl.agents import agent_class, with_agent
-from apexrl.agents.places import places
-from apexrl.agents.vectors import sizes, vectors
+from apexrl.agents.named_vectors import sizes, vectors
+from apexrl.agents.parameter_layout import places
 from apexrl.config import Config
-from apexrl.links.gradients import GradientLink
-from apexrl.links.sharded_parameters import ShardedParameters
-from apexrl.links.shards import Shards
-from apexrl.links.shared_parameters import SharedParameters
+from apexrl.config.convert import override
+from apexrl.links.local.gradient_ring import GradientLink
+from apexrl.links.local.parameter_slices import Shards
+from apexrl.links.local.sharded_parameters import ShardedParameters
+from apexrl.links.local.shared_parameters import SharedParameters
 from apexrl.roles import ParameterServer, Worker
-from apexrl.roles.in_place import InPlace
+from apexrl.roles.hogwild import InPlace
 from apexrl.roles.parameter_client import ParameterClient
-from apexrl.settings import override
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
 SPEC = EnvSpec({"observation": Field((4,), "float32")}, ActionSpec(n=2))

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from apexrl.agents import agent_class
+from apexrl.agents.exploration import epsilon_ladder
 from apexrl.config import ActorConfig, AgentConfig, Config, EnvConfig, ReplayConfig
 from apexrl.envs import make_vector
 from apexrl.errors import AgentError, WaitTimeout
-from apexrl.exploration import epsilon_ladder
 from apexrl.roles import Actor
 from apexrl.roles.actor import VERSION, step_fields
+from apexrl.shared.weights_board import InlineWeights
 from apexrl.spec import EnvSpec, Field
-from apexrl.weights import InlineWeights
 
 CONFIG = Config(
     agent=AgentConfig(hidden=(8,)), actor=ActorConfig(actors=3, envs_per_actor=2, pull_period=5), env=EnvConfig()

@@ -18,7 +18,7 @@ from apexrl.errors import EnvError, WaitTimeout
 from apexrl.replay import Replay
 from apexrl.roles import Actor
 from apexrl.roles.actor import VERSION, step_fields
-from apexrl.weights import InlineWeights
+from apexrl.shared.weights_board import InlineWeights
 
 ENVS = 4
 

@@ -11,14 +11,14 @@ import pytest
 from apexrl.config import Config, HostsConfig
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostPlace
-from apexrl.links.redis.run import LearnerPlace, RunRecord
+from apexrl.links.redis.run_record import LearnerPlace, RunRecord
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import HostDigest
 from apexrl.replay import Field, Replay
 from apexrl.replay.chunks import Receipts, schema
 from apexrl.roles import Intake, Uplink
 from apexrl.roles.uplink import Pace
-from apexrl.weights import WeightsBoard
+from apexrl.shared.weights_board import WeightsBoard
 
 FIELDS = {"observation": Field((2,), "float32"), "number": Field((), "int64")}
 OPTIONS = {"kind": "transition", "n_step": 2}

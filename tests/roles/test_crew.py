@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from apexrl.errors import WorkerError
-from apexrl.links.knob import Knob
-from apexrl.roles.crew import Crew
-from apexrl.roles.turns import Turns
+from apexrl.links.local.tunable_count import Knob
+from apexrl.roles.thread_heartbeat import Turns
+from apexrl.roles.thread_pool import Crew
 
 
 def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -94,7 +94,7 @@ def test_a_thread_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) ->
         def step(self) -> bool:
             return gate.wait(60.0)
 
-    monkeypatch.setattr("apexrl.roles.crew._END_SECONDS", 0.05)
+    monkeypatch.setattr("apexrl.roles.thread_pool._END_SECONDS", 0.05)
     crew = Crew("stuck", Knob(1, shared=False), lambda number: Stuck(), threading.Event())
     crew.staff()
     try:
@@ -130,7 +130,7 @@ def test_a_step_that_takes_too_long_is_the_roles_trouble_and_its_stack_is_told(
 def test_time_in_which_the_whole_process_was_stopped_is_not_a_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """A laptop asleep, ``docker pause``, SIGSTOP for the group."""
     now = 1000.0
-    monkeypatch.setattr("apexrl.roles.turns.time.monotonic", lambda: now)
+    monkeypatch.setattr("apexrl.roles.thread_heartbeat.time.monotonic", lambda: now)
     turns, thread = Turns(300.0), threading.current_thread()
     turns.begin()
     turns.check(thread)

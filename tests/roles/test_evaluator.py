@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apexrl import checkpoint
 from apexrl.agents import agent_class
 from apexrl.config import ActorConfig, AgentConfig, Config, EnvConfig, EvaluatorConfig
 from apexrl.envs import FrameStack, make_vector
@@ -15,9 +14,10 @@ from apexrl.envs.vector import Episode, Stepped
 from apexrl.protocols import Acted
 from apexrl.roles import Evaluator
 from apexrl.roles.evaluator import Trial
-from apexrl.run_folder import RunFolder
+from apexrl.run import checkpoint
+from apexrl.run.folder import RunFolder
+from apexrl.shared.weights_board import InlineWeights
 from apexrl.spec import EnvSpec, Field
-from apexrl.weights import InlineWeights
 
 CONFIG = Config(
     agent=AgentConfig(hidden=(8,)),

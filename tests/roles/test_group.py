@@ -9,19 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from apexrl import agents, checkpoint
+from apexrl import agents
 from apexrl.agents.actor_critic import ActorCritic
-from apexrl.agents.vectors import sizes
+from apexrl.agents.named_vectors import sizes
 from apexrl.config import Config
+from apexrl.config.convert import override
 from apexrl.errors import NonFiniteError
-from apexrl.links.averaging import Averaging
+from apexrl.links.local.gradient_averaging import Averaging
 from apexrl.replay import Replay
 from apexrl.roles import Learner
 from apexrl.roles.actor import VERSION, step_fields
-from apexrl.run_folder import RunFolder
-from apexrl.settings import override
+from apexrl.run import checkpoint
+from apexrl.run.folder import RunFolder
+from apexrl.shared.weights_board import InlineWeights
 from apexrl.spec import ActionSpec, EnvSpec, Field
-from apexrl.weights import InlineWeights
 
 T, BATCH = 4, 3
 SPEC = EnvSpec({"observation": Field((3,), "float32")}, ActionSpec(n=2))

@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from apexrl import agents
-from apexrl.agents.vectors import sizes
+from apexrl.agents.named_vectors import sizes
 from apexrl.config import Config
-from apexrl.links.averaging import Averaging
+from apexrl.config.convert import override
+from apexrl.links.local.gradient_averaging import Averaging
 from apexrl.protocols import Learned
-from apexrl.roles.group import Group, _flat
-from apexrl.settings import override
+from apexrl.roles.sync_group import Group, _flat
 from apexrl.spec import ActionSpec, Array, EnvSpec, Field
 
 T, ROWS = 4, 6

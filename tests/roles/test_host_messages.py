@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from apexrl.launch.returns import LatestReturns
+from apexrl.launch.recent_returns import LatestReturns
 from apexrl.links.redis.members import Message
 from apexrl.roles.host_messages import HostMessages
 

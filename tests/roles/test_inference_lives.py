@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from served_envs import ENVS, WORKERS, System, check_continued, check_stream, config_for
 
-from apexrl.links.inference_gateway import Gateway
-from apexrl.links.inference_remote import RemoteInference
+from apexrl.links.tcp.gateway_server import Gateway
+from apexrl.links.tcp.remote_inference import RemoteInference
 from apexrl.roles.env_worker import reply_fields, request_fields
 
 

@@ -11,13 +11,13 @@ from remembering import Clock, Remembering
 from served_envs import ENVS, WORKERS, System, check_stream, config_for, spec_of
 
 from apexrl.agents import agent_class
+from apexrl.agents.exploration import epsilon_ladder
 from apexrl.config import AgentConfig, Config, EnvConfig, ReplayConfig
-from apexrl.exploration import epsilon_ladder
+from apexrl.config.convert import override
 from apexrl.replay import Replay
 from apexrl.roles.actor import VERSION, step_fields
 from apexrl.roles.env_worker import group_sizes, split_sizes
-from apexrl.settings import override
-from apexrl.weights import InlineWeights
+from apexrl.shared.weights_board import InlineWeights
 
 
 @pytest.mark.parametrize("splits", [1, 2, 3, 5])

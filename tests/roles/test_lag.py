@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apexrl.protocols import FRESH, Item
-from apexrl.roles.batches import DirectBatches, PrefetchedBatches
-from apexrl.roles.lag import BINS, AgeLimit, LagMeter, lags_of
+from apexrl.roles.batch_source import DirectBatches, PrefetchedBatches
+from apexrl.roles.policy_lag import BINS, AgeLimit, LagMeter, lags_of
 
 TRANSITION, UNROLL = Item(), Item("unroll", 3)
 

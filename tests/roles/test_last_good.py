@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apexrl import checkpoint
 from apexrl.errors import SpecError
-from apexrl.roles import checkpoints
-from apexrl.run_folder import RunFolder
-from apexrl.weights import InlineWeights
+from apexrl.roles import checkpointing
+from apexrl.run import checkpoint
+from apexrl.run.folder import RunFolder
+from apexrl.shared.weights_board import InlineWeights
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_state_that_is_not_finite_is_never_the_newest_checkpoint(stage: Any, bad: float) -> None:
     context = stage.context("learner")
     state = {"online/w": np.ones(3, np.float32), "rng": np.arange(5, dtype=np.uint8), "updates": np.array(7)}
-    checkpoints.write_state(context, state, keep=1)
+    checkpointing.write_state(context, state, keep=1)
     context.count(updates=1)
-    checkpoints.write_state(context, state | {"online/w": np.array([1.0, bad, 1.0], np.float32)}, keep=1)
+    checkpointing.write_state(context, state | {"online/w": np.array([1.0, bad, 1.0], np.float32)}, keep=1)
     found = checkpoint.load_latest(RunFolder(context.folder).checkpoints)
     assert found is not None
     assert found.metadata["updates"] == 0
@@ -46,7 +46,7 @@ def test_a_learner_restarted_before_the_first_checkpoint_takes_up_what_was_publi
     context, agent, weights = stage.context("learner"), Vector(), InlineWeights()
     context.count(updates=5)
     weights.publish({"w": np.ones(2, np.float32)}, 6)
-    checkpoints.restore(context, agent, weights)  # type: ignore[arg-type]
+    checkpointing.restore(context, agent, weights)  # type: ignore[arg-type]
     assert agent.w.tolist() == [1.0, 1.0]
     (said,) = stage.values("log")
     assert "took up the published weights, version 6" in said["text"]
@@ -54,10 +54,10 @@ def test_a_learner_restarted_before_the_first_checkpoint_takes_up_what_was_publi
 
 def test_where_nothing_is_left_of_what_was_learned_it_is_said(stage: Any) -> None:
     context, agent = stage.context("learner"), Vector()
-    checkpoints.restore(context, agent, InlineWeights())  # type: ignore[arg-type]
+    checkpointing.restore(context, agent, InlineWeights())  # type: ignore[arg-type]
     assert not stage.values("log")
     context.count(updates=5)
-    checkpoints.restore(context, agent, InlineWeights())  # type: ignore[arg-type]
+    checkpointing.restore(context, agent, InlineWeights())  # type: ignore[arg-type]
     (said,) = stage.values("log")
     assert said["level"] == "warning"
     assert "begins with new weights: of the 5 updates made so far" in said["text"]
@@ -69,13 +69,13 @@ def test_updates_that_only_a_checkpoint_knows_of_are_counted(stage: Any, counts:
     context, folder = stage.context("learner"), RunFolder(stage.context("learner").folder).checkpoints
     checkpoint.save(folder, {"w": np.ones(2, np.float32)}, {"updates": 100})
     context.count(updates=76)
-    assert checkpoints.restore(context, Vector(), InlineWeights(), counts=counts) == 100  # type: ignore[arg-type]
+    assert checkpointing.restore(context, Vector(), InlineWeights(), counts=counts) == 100  # type: ignore[arg-type]
     assert context.total("updates") == (100 if counts else 76)
     context.count(updates=50)
     made = context.total("updates")
-    assert checkpoints.restore(context, Vector(), InlineWeights(), counts=counts) == made  # type: ignore[arg-type]
+    assert checkpointing.restore(context, Vector(), InlineWeights(), counts=counts) == made  # type: ignore[arg-type]
     assert context.total("updates") == made
-    checkpoints.write_state(context, {"w": np.zeros(2, np.float32)}, keep=1)
+    checkpointing.write_state(context, {"w": np.zeros(2, np.float32)}, keep=1)
     found = checkpoint.load_latest(folder)
     assert found is not None
     assert not found.arrays["w"].any()
@@ -89,5 +89,5 @@ def test_a_checkpoint_of_another_agent_is_named_with_this_one(stage: Any, kind: 
     write = checkpoint.save if kind == "state" else checkpoint.save_best
     path = write(folder, arrays, {"updates": 5})
     with pytest.raises(SpecError) as caught:
-        checkpoints.restore(context, Vector(), InlineWeights(), "own:Vector")  # type: ignore[arg-type]
+        checkpointing.restore(context, Vector(), InlineWeights(), "own:Vector")  # type: ignore[arg-type]
     assert f"{path} does not fit agent own:Vector: KeyError: 'w'" in str(caught.value)

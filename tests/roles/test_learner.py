@@ -10,16 +10,16 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from apexrl import checkpoint
 from apexrl.config import AgentConfig, Config, LearnerConfig, ReplayConfig
 from apexrl.errors import ConfigError, NonFiniteError
 from apexrl.replay import Replay
 from apexrl.roles import Learner
 from apexrl.roles.actor import VERSION, step_fields
 from apexrl.roles.learner import torch_device
-from apexrl.run_folder import RunFolder
+from apexrl.run import checkpoint
+from apexrl.run.folder import RunFolder
+from apexrl.shared.weights_board import InlineWeights
 from apexrl.spec import ActionSpec, EnvSpec, Field
-from apexrl.weights import InlineWeights
 
 SPEC = EnvSpec({"observation": Field((3,), "float32")}, ActionSpec(n=2))
 CONFIG = Config(

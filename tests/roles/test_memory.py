@@ -11,12 +11,12 @@ from remembering import Clock, Remembering
 
 from apexrl.config import ActorConfig, AgentConfig, Config, EnvConfig, EvaluatorConfig, LearnerConfig, ReplayConfig
 from apexrl.envs import make_vector
-from apexrl.loaded import LoadedAgent
+from apexrl.evaluation.trained_agent import LoadedAgent
 from apexrl.replay import Replay
 from apexrl.roles import Actor, Evaluator, Learner
 from apexrl.roles.actor import step_fields
+from apexrl.shared.weights_board import InlineWeights
 from apexrl.spec import EnvSpec
-from apexrl.weights import InlineWeights
 
 Vector = Literal["sync", "threads"]
 LENGTH, BURN_IN = 3, 2

@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 import torch
 
-from apexrl import checkpoint
 from apexrl.agents import with_agent
 from apexrl.config import Config
+from apexrl.config.convert import override
 from apexrl.errors import NonFiniteError
 from apexrl.launch.probe import probe
-from apexrl.links.inference import InferenceLink
-from apexrl.links.knob import Knob
+from apexrl.links.local.inference import InferenceLink
+from apexrl.links.local.tunable_count import Knob
 from apexrl.replay import Replay
 from apexrl.roles import EnvWorker, ModelServer
 from apexrl.roles.env_worker import reply_fields, request_fields, split_sizes
-from apexrl.run_folder import RunFolder
-from apexrl.settings import override
+from apexrl.run import checkpoint
+from apexrl.run.folder import RunFolder
+from apexrl.shared.weights_board import InlineWeights
 from apexrl.spec import EnvSpec
-from apexrl.topologies.experience import queue
-from apexrl.weights import InlineWeights
+from apexrl.topologies.replay_links import queue
 
 WORKERS, ENVS, T = 2, 4, 8
 

@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from apexrl import agents, checkpoint
-from apexrl.agents.places import places
-from apexrl.agents.vectors import refresh, sizes, vectors
+from apexrl import agents
+from apexrl.agents.named_vectors import refresh, sizes, vectors
+from apexrl.agents.parameter_layout import places
 from apexrl.config import Config
+from apexrl.config.convert import override
 from apexrl.errors import NonFiniteError, WaitTimeout
-from apexrl.links.gradients import GradientLink
-from apexrl.links.sharded_parameters import ShardedParameters
-from apexrl.links.shards import Shards
+from apexrl.links.local.gradient_ring import GradientLink
+from apexrl.links.local.parameter_slices import Shards
+from apexrl.links.local.sharded_parameters import ShardedParameters
 from apexrl.roles import GradientLearner, ParameterServer
 from apexrl.roles.gradient_learner import Outliers
-from apexrl.run_folder import RunFolder
-from apexrl.settings import override
+from apexrl.run import checkpoint
+from apexrl.run.folder import RunFolder
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
 OBSERVATION = {"observation": Field((3,), "float32")}

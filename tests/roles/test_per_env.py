@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from apexrl.roles.per_env import PerEnv, zeroed
+from apexrl.roles.env_arrays import PerEnv, zeroed
 
 
 def test_zeroed_rows_are_of_copies() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from apexrl.errors import PriorityError, WaitTimeout, WorkerError
 from apexrl.replay import Replay
-from apexrl.roles.batches import DirectBatches, PrefetchedBatches, Ready, Unsent
+from apexrl.roles.batch_source import DirectBatches, PrefetchedBatches, Ready, Unsent
 from apexrl.spec import Field
 
 BATCH = 8

@@ -14,8 +14,8 @@ from apexrl.envs import make_vector
 from apexrl.replay import Replay
 from apexrl.roles import Actor, Learner
 from apexrl.roles.actor import step_fields
+from apexrl.shared.weights_board import InlineWeights
 from apexrl.spec import EnvSpec
-from apexrl.weights import InlineWeights
 
 CONFIG = Config(
     env=EnvConfig(env="apexrl.envs.toy:Corridor-v0"),

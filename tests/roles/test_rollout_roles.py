@@ -12,14 +12,14 @@ from telling import Teller
 
 from apexrl.config import Config
 from apexrl.errors import AgentError
-from apexrl.links.inference import InferenceLink
+from apexrl.links.local.inference import InferenceLink
 from apexrl.protocols import Acted
 from apexrl.roles import PolicyWorker, RolloutWorker
 from apexrl.roles.actor import VERSION
 from apexrl.roles.env_worker import split_sizes
 from apexrl.roles.rollout_worker import reply_fields, request_fields
+from apexrl.shared.weights_board import InlineWeights
 from apexrl.spec import Field
-from apexrl.weights import InlineWeights
 
 
 class Recurrent(Teller):

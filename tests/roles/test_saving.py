@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apexrl import checkpoint
 from apexrl.errors import FencedError, SnapshotError, SpecError
-from apexrl.ownership import Fence, Lives
-from apexrl.roles import checkpoints
-from apexrl.roles.checkpoints import Saving
+from apexrl.roles import checkpointing
+from apexrl.roles.checkpointing import Saving
+from apexrl.run import checkpoint
+from apexrl.run.ownership import Fence, Lives
 
 STATE = {"w": np.ones(3, np.float32)}
 
@@ -38,7 +38,7 @@ class Disk:
         self.attempts += 1
         if self.error is not None:
             raise self.error
-        checkpoints.write_state(self._context, STATE, keep=2)
+        checkpointing.write_state(self._context, STATE, keep=2)
 
 
 def test_a_full_disk_is_told_once_counted_and_tried_again(stage: Any, tmp_path: Path) -> None:
@@ -67,8 +67,8 @@ def test_a_full_disk_is_told_once_counted_and_tried_again(stage: Any, tmp_path: 
 
 
 def test_the_last_one_is_tried_for_a_while_and_then_told_as_lost(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "LAST_SECONDS", 0.2)
-    monkeypatch.setattr(checkpoints, "_LAST_PAUSE", 0.01)
+    monkeypatch.setattr(checkpointing, "LAST_SECONDS", 0.2)
+    monkeypatch.setattr(checkpointing, "_LAST_PAUSE", 0.01)
     context = stage.context("learner")
     disk, saving = Disk(context), Saving(context, 60.0)
     disk.error = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -101,13 +101,13 @@ def test_old_ones_give_way_to_the_last_one_of_a_run(stage: Any, tmp_path: Path) 
     folder = tmp_path / "checkpoints"
     for _ in range(3):
         context.count(updates=1)
-        checkpoints.write_state(context, STATE, keep=3)
+        checkpointing.write_state(context, STATE, keep=3)
     context.count(updates=1)
 
     def write() -> None:
         if len(checkpoint.numbered(folder)) > 1:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        checkpoints.write_state(context, STATE, keep=3)
+        checkpointing.write_state(context, STATE, keep=3)
 
     Saving(context, 60.0, kept=3).last(write)
     assert [checkpoint.load(path).metadata["updates"] for path in checkpoint.numbered(folder)] == [3, 4]
@@ -147,9 +147,9 @@ def test_what_is_wrong_with_the_agent_stays_an_error(stage: Any) -> None:
     context = stage.context("learner")
     names = {"names": np.array([object()])}
     with pytest.raises(SpecError, match="names"):
-        Saving(context, 60.0).now(lambda: checkpoints.write_state(context, names, keep=1))
+        Saving(context, 60.0).now(lambda: checkpointing.write_state(context, names, keep=1))
     with pytest.raises(SpecError, match="names"):
-        Saving(context, 60.0).last(lambda: checkpoints.write_state(context, names, keep=1))
+        Saving(context, 60.0).last(lambda: checkpointing.write_state(context, names, keep=1))
 
 
 def test_a_run_folder_that_went_away_is_not_made_anew(stage: Any, tmp_path: Path) -> None:
@@ -157,22 +157,22 @@ def test_a_run_folder_that_went_away_is_not_made_anew(stage: Any, tmp_path: Path
     context = stage.context("learner")
     tmp_path.rmdir()
     saving = Saving(context, 60.0)
-    assert not saving.now(lambda: checkpoints.write_state(context, STATE, keep=1))
+    assert not saving.now(lambda: checkpointing.write_state(context, STATE, keep=1))
     assert not tmp_path.exists()
     assert "the run folder is gone" in warnings(stage)[0]
     tmp_path.mkdir()
-    assert saving.now(lambda: checkpoints.write_state(context, STATE, keep=1))
+    assert saving.now(lambda: checkpointing.write_state(context, STATE, keep=1))
 
 
 def test_a_replay_that_cannot_be_written_is_a_warning(
     stage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "LAST_SECONDS", 0.0)
+    monkeypatch.setattr(checkpointing, "LAST_SECONDS", 0.0)
 
     def save(path: Path, check: Callable[[], None]) -> None:
         raise SnapshotError(f"cannot write {path}") from OSError(errno.ENOSPC, "No space left on device")
 
-    checkpoints.save_replay(stage.context("learner"), save)
+    checkpointing.save_replay(stage.context("learner"), save)
     assert "the replay's snapshot" in warnings(stage)[0]
     assert "room for one more" in warnings(stage)[0]
 
@@ -199,8 +199,8 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def test_a_write_that_takes_long_costs_no_role_its_life(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "_BEAT_SECONDS", 0.01)
-    monkeypatch.setattr(checkpoints, "_SLOW_SECONDS", 0.05)
+    monkeypatch.setattr(checkpointing, "_BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(checkpointing, "_SLOW_SECONDS", 0.05)
     watched = Watched(stage)
     saving = Saving(watched.context, 60.0)
     assert saving.now(lambda: until(lambda: watched.beats > 20 and bool(warnings(stage))))
@@ -210,8 +210,8 @@ def test_a_write_that_takes_long_costs_no_role_its_life(stage: Any, monkeypatch:
 
 
 def test_a_write_that_never_returns_is_a_standstill_in_the_end(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "_BEAT_SECONDS", 0.01)
-    monkeypatch.setattr(checkpoints, "_LONGEST_SECONDS", 0.1)
+    monkeypatch.setattr(checkpointing, "_BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(checkpointing, "_LONGEST_SECONDS", 0.1)
     watched = Watched(stage)
 
     def hang() -> None:

@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apexrl import checkpoint
 from apexrl.agents import with_agent
 from apexrl.agents.actor_critic import ActorCritic
-from apexrl.agents.vectors import vectors
+from apexrl.agents.named_vectors import vectors
 from apexrl.config import Config
+from apexrl.config.convert import override
 from apexrl.errors import NonFiniteError
 from apexrl.replay import Replay
 from apexrl.roles.actor import VERSION, step_fields
-from apexrl.roles.batches import Ready
-from apexrl.roles.model import Model
+from apexrl.roles.batch_source import Ready
+from apexrl.roles.shared_model import Model
 from apexrl.roles.trainer import Trainer, TrainingBatches, batch_sizes
-from apexrl.run_folder import RunFolder
-from apexrl.settings import override
+from apexrl.run import checkpoint
+from apexrl.run.folder import RunFolder
+from apexrl.shared.weights_board import InlineWeights
 from apexrl.spec import ActionSpec, EnvSpec, Field
-from apexrl.weights import InlineWeights
 
 T = 4
 SPEC = EnvSpec({"observation": Field((3,), "float32")}, ActionSpec(n=2))

@@ -15,8 +15,8 @@ from apexrl.errors import AgentError
 from apexrl.protocols import Acted, Arrays, State
 from apexrl.replay import Replay
 from apexrl.roles.actor import step_fields
-from apexrl.roles.player import Player
-from apexrl.roles.unrolls import UnrollBuilder
+from apexrl.roles.env_player import Player
+from apexrl.roles.unroll_builder import UnrollBuilder
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
 ENVS, GAMMA = 3, 0.9

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apexrl import checkpoint
 from apexrl.agents import agent_class, with_agent
-from apexrl.agents.vectors import Vectors, bind, sizes, vectors
+from apexrl.agents.named_vectors import Vectors, bind, sizes, vectors
 from apexrl.config import Config
+from apexrl.config.convert import override
 from apexrl.envs import make_vector
 from apexrl.errors import NonFiniteError
-from apexrl.links.shared_parameters import SharedParameters
+from apexrl.links.local.shared_parameters import SharedParameters
 from apexrl.protocols import STATISTICS
 from apexrl.replay import Batch
 from apexrl.roles import ParameterKeeper, Worker
-from apexrl.settings import override
+from apexrl.run import checkpoint
+from apexrl.shared.weights_board import InlineWeights
 from apexrl.spec import EnvSpec
-from apexrl.weights import InlineWeights
 
 LENGTH, ENVS = 4, 2
 SMALL: dict[str, Any] = {

@@ -9,10 +9,10 @@ import pytest
 
 from apexrl.agents import with_agent
 from apexrl.config import Config
+from apexrl.config.convert import override
 from apexrl.errors import AgentError, ConfigError
-from apexrl.links.shared_parameters import SharedParameters
+from apexrl.links.local.shared_parameters import SharedParameters
 from apexrl.protocols import Item, Place
-from apexrl.settings import override
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, topology
 from apexrl.topologies.program import Link, WeightsLink

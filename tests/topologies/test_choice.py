@@ -10,11 +10,11 @@ import pytest
 
 from apexrl import agents, presets, topologies
 from apexrl.config import Config, WiringConfig
+from apexrl.config.convert import flat, from_toml, override, to_toml
 from apexrl.errors import AgentError, ConfigError
 from apexrl.launch.probe import probe
 from apexrl.presets import preset, with_topology
 from apexrl.protocols import Item
-from apexrl.settings import flat, from_toml, override, to_toml
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import TOPOLOGIES, Probe, Topology, topology
 from apexrl.topologies.program import OPTIONAL, Program

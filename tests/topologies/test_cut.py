@@ -14,7 +14,7 @@ from apexrl.replay import Replay
 from apexrl.replay.chunks import schema
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, Program, ReplayLink, topology
-from apexrl.topologies.hosts import (
+from apexrl.topologies.host_cut import (
     DEFAULT_SLOTS,
     actor_side,
     learner_side,

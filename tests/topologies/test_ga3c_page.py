@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from apexrl.config import Config
+from apexrl.config.convert import override
 from apexrl.errors import AgentError, ConfigError
-from apexrl.links.inference import InferenceLink
+from apexrl.links.local.inference import InferenceLink
 from apexrl.presets import preset, with_topology
 from apexrl.protocols import Item, Place
-from apexrl.settings import override
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, topology
 from apexrl.topologies.program import KnobLink, Program

@@ -9,11 +9,11 @@ import pytest
 
 from apexrl.agents import with_agent
 from apexrl.config import Config
+from apexrl.config.convert import override
 from apexrl.errors import ConfigError
-from apexrl.links.gradients import GradientLink
-from apexrl.links.sharded_parameters import ShardedParameters
+from apexrl.links.local.gradient_ring import GradientLink
+from apexrl.links.local.sharded_parameters import ShardedParameters
 from apexrl.protocols import Item, Place
-from apexrl.settings import override
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Node, Probe, topology
 from apexrl.topologies.program import BatchesLink, Link, ReplayLink

@@ -11,8 +11,8 @@ from apexrl.replay import Replay
 from apexrl.replay.chunks import schema
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, Program, ReplayLink, topology
-from apexrl.topologies.groups import group_side, home_side, sampling
 from apexrl.topologies.program import Node
+from apexrl.topologies.ray_cut import group_side, home_side, sampling
 
 PROBE = Probe(
     EnvSpec({"observation": Field((4,), "float32")}, ActionSpec(n=2)), {"q": Field((2,), "float32", sampled=False)}, 64

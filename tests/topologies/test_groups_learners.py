@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 
 from apexrl.config import Config
+from apexrl.config.convert import override
 from apexrl.errors import ConfigError
-from apexrl.links.averaging import Averaging
-from apexrl.links.sharded_parameters import ShardedParameters
+from apexrl.links.local.gradient_averaging import Averaging
+from apexrl.links.local.sharded_parameters import ShardedParameters
 from apexrl.protocols import Item, Place
 from apexrl.replay import Replay
-from apexrl.replay.sharded import ShardedReplay
-from apexrl.replay.shards import Here, Shard
-from apexrl.settings import override
+from apexrl.replay.sharded.shard import Here, Shard
+from apexrl.replay.sharded.sharded_replay import ShardedReplay
+from apexrl.shared.weights_board import WeightsBoard
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, Program, topology
-from apexrl.topologies.groups import LEARNERS, cut, group_side, home_side, learners, queues, sampling
 from apexrl.topologies.program import BatchesLink, Link, Node, ReplayLink, WeightsLink
-from apexrl.weights import WeightsBoard
+from apexrl.topologies.ray_cut import LEARNERS, cut, group_side, home_side, learners, queues, sampling
 
 SPEC = EnvSpec({"observation": Field((4,), "float32")}, ActionSpec(n=2))
 VECTORS = {"q/online": 320, "q/target": 320, "q/optimizer/square_average": 320, "q/optimizer/steps": 1}

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from apexrl.config import Config
+from apexrl.config.convert import override
 from apexrl.errors import AgentError, ConfigError, WaitTimeout
 from apexrl.protocols import Item, Place
 from apexrl.replay import Replay
 from apexrl.replay.chunks import schema
-from apexrl.settings import override
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, ReplayLink, WeightsLink, topology
-from apexrl.topologies.experience import experience, queue
-from apexrl.topologies.hosts import actor_side, learner_side, passing, replay_of, with_slots
+from apexrl.topologies.host_cut import actor_side, learner_side, passing, replay_of, with_slots
 from apexrl.topologies.program import Node, Program
-from apexrl.topologies.queues import OfQueue
+from apexrl.topologies.queue_links import OfQueue
+from apexrl.topologies.replay_links import experience, queue
 
 T = 5
 SPEC = EnvSpec({"observation": Field((), "float32")}, ActionSpec(n=2))

@@ -9,14 +9,14 @@ import pytest
 
 from apexrl import agents
 from apexrl.config import Config
+from apexrl.config.convert import override
 from apexrl.errors import AgentError, ConfigError
 from apexrl.protocols import Place
 from apexrl.replay import Replay
-from apexrl.settings import override
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import TOPOLOGIES, BatchesLink, Probe, Program, ReplayLink, WeightsLink, topology
-from apexrl.topologies.experience import served
-from apexrl.topologies.hosts import learner_side, with_slots
+from apexrl.topologies.host_cut import learner_side, with_slots
+from apexrl.topologies.replay_links import served
 
 PROBE = Probe(
     EnvSpec({"observation": Field((4,), "float32")}, ActionSpec(n=2)), {"q": Field((2,), "float32", sampled=False)}, 64

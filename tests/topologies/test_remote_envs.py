@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from apexrl.config import Config
+from apexrl.config.convert import from_toml, override
 from apexrl.errors import ConfigError
-from apexrl.launch.gate import make_record
-from apexrl.links.inference import InferenceLink
+from apexrl.launch.gateway_run import make_record
+from apexrl.links.local.inference import InferenceLink
 from apexrl.protocols import Item, Place
-from apexrl.settings import from_toml, override
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, topology
 from apexrl.topologies.program import Node, ReplayLink

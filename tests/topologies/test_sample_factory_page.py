@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from apexrl.config import Config
+from apexrl.config.convert import override
 from apexrl.errors import ConfigError
-from apexrl.links.inference import InferenceLink
+from apexrl.links.local.inference import InferenceLink
 from apexrl.protocols import Item
-from apexrl.settings import override
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, topology
 from apexrl.topologies.program import Link, Program

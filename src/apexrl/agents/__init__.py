@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from apexrl.agents.catalogue import AGENTS, AgentInfo
-from apexrl.agents.reads import check_in_use, check_read, unread
+from apexrl.agents.setting_relevance import check_in_use, check_read, unread
 from apexrl.config import AgentConfig, Config
+from apexrl.config.convert import as_flag, did_you_mean, flat, override
 from apexrl.errors import AgentError, ConfigError
-from apexrl.settings import as_flag, did_you_mean, flat, override
 from apexrl.spec import Field
 
 __all__ = [

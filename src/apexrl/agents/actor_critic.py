@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apexrl.agents.box import ActionBox
-from apexrl.agents.rng import pack_generator, unpack_generator
-from apexrl.agents.sequences import C, H
-from apexrl.agents.trained import METRICS_PERIOD_UPDATES, Gradients, Trained, held, not_finite
-from apexrl.agents.transitions import as_array, on_device
-from apexrl.agents.unrolls import Unrolls, unrolls
+from apexrl.agents.box_actions import ActionBox
+from apexrl.agents.rng_state import pack_generator, unpack_generator
+from apexrl.agents.sequence_batch import C, H
+from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained, held, not_finite
+from apexrl.agents.transition_batch import as_array, on_device
+from apexrl.agents.unroll_batch import Unrolls, unrolls
 from apexrl.config import AgentConfig
 from apexrl.errors import AgentError, NonFiniteError
 from apexrl.losses import (
@@ -63,8 +63,8 @@ class ActorCritic:
     """Acts by a policy that explores by itself, and learns it from unrolls, each of which is learned from once.
 
     Every step carries log μ(a|s), μ being the policy that chose it. Where actions are a box, the policy is a Gaussian
-    over its unit range −1 … 1 (``agents.box``), whose draws are clipped for the environment and kept as they were for
-    the learner; its mean depends on the observation, its σ does not.
+    over its unit range −1 … 1 (``agents.box_actions``). Its draws are clipped for the environment and kept as they
+    were for the learner; its mean depends on the observation, its σ does not.
 
     Args:
         spec: the environment; a box of actions must have finite bounds.

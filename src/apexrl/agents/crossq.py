@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from apexrl.agents.sac import CRITICS, SAC
-from apexrl.agents.transitions import Transitions, side_by_side
+from apexrl.agents.transition_batch import Transitions, side_by_side
 from apexrl.networks.actor_critic import Critics
 from apexrl.networks.batch_norm import NormedLayers, NormedPolicy, commit, in_training
 from apexrl.spec import EnvSpec

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from apexrl.agents.deterministic import CriticLoss, Deterministic
-from apexrl.agents.returns import support_of
-from apexrl.agents.transitions import Transitions
+from apexrl.agents.return_heads import support_of
+from apexrl.agents.transition_batch import Transitions
 from apexrl.config import AgentConfig
 from apexrl.losses.deterministic import ascent_loss
 from apexrl.losses.distributional import categorical_divergence, categorical_projection

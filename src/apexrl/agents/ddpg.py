@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from apexrl.agents.deterministic import CriticLoss, Deterministic
-from apexrl.agents.transitions import Transitions, side_by_side
+from apexrl.agents.transition_batch import Transitions, side_by_side
 from apexrl.config import AgentConfig
 from apexrl.losses.deterministic import bidirectional_loss, critic_target
 from apexrl.losses.values import td_loss

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apexrl.agents.box import ActionBox
-from apexrl.agents.parts import Parts
-from apexrl.agents.rng import pack_generator, unpack_generator
-from apexrl.agents.trained import METRICS_PERIOD_UPDATES, Gradients, Trained, held
-from apexrl.agents.transitions import (
+from apexrl.agents.box_actions import ActionBox
+from apexrl.agents.network_group import Parts
+from apexrl.agents.rng_state import pack_generator, unpack_generator
+from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained, held
+from apexrl.agents.transition_batch import (
     Observation,
     Transitions,
     as_array,

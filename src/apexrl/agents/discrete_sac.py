@@ -11,15 +11,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apexrl.agents.choices import Choices
-from apexrl.agents.parts import Parts
-from apexrl.agents.rng import pack_generator, unpack_generator
+from apexrl.agents.discrete_actions import Choices
+from apexrl.agents.network_group import Parts
+from apexrl.agents.rng_state import pack_generator, unpack_generator
 from apexrl.agents.temperature import Temperature
-from apexrl.agents.trained import METRICS_PERIOD_UPDATES, Gradients, Trained, held
-from apexrl.agents.transitions import Transitions, as_array, fresh_transitions, on_device, side_by_side, transitions
+from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained, held
+from apexrl.agents.transition_batch import (
+    Transitions,
+    as_array,
+    fresh_transitions,
+    on_device,
+    side_by_side,
+    transitions,
+)
 from apexrl.config import AgentConfig
 from apexrl.losses import critics_loss, soft_value
-from apexrl.networks.action_values import ActionValues
+from apexrl.networks.action_value_critic import ActionValues
 from apexrl.networks.actor_critic import Policy
 from apexrl.protocols import Acted, Arrays, Learned, Sampled, State
 from apexrl.spec import Array, EnvSpec, Field

@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apexrl.agents.choices import Choices
-from apexrl.agents.returns import Fresh, midpoints, returns_of
-from apexrl.agents.rng import pack_generator, unpack_generator
-from apexrl.agents.targets import targets_of
-from apexrl.agents.trained import METRICS_PERIOD_UPDATES, Gradients, Trained, held
-from apexrl.agents.transitions import Transitions, as_array, on_device, to_device, transitions
+from apexrl.agents.bootstrap import targets_of
+from apexrl.agents.discrete_actions import Choices
+from apexrl.agents.return_heads import Fresh, midpoints, returns_of
+from apexrl.agents.rng_state import pack_generator, unpack_generator
+from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained, held
+from apexrl.agents.transition_batch import Transitions, as_array, on_device, to_device, transitions
 from apexrl.config import AgentConfig
 from apexrl.networks import NOTHING, Differentiable, Draw, QNetwork, differentiable, scaled
 from apexrl.protocols import Acted, Arrays, Learned, Sampled, State

@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apexrl.agents.choices import Choices
-from apexrl.agents.rng import pack_generator, unpack_generator
-from apexrl.agents.sequences import C, H, Sequences, items_time_first, sequences
-from apexrl.agents.trained import METRICS_PERIOD_UPDATES, Gradients, Trained, held
-from apexrl.agents.transitions import as_array, on_device
+from apexrl.agents.discrete_actions import Choices
+from apexrl.agents.rng_state import pack_generator, unpack_generator
+from apexrl.agents.sequence_batch import C, H, Sequences, items_time_first, sequences
+from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained, held
+from apexrl.agents.transition_batch import as_array, on_device
 from apexrl.config import AgentConfig
 from apexrl.errors import AgentError
 from apexrl.losses import sequence_loss, sequence_priority, sequence_target, unscale

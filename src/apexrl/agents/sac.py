@@ -10,16 +10,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from apexrl.agents.box import ActionBox
-from apexrl.agents.parts import Parts
-from apexrl.agents.rng import noise_generator, pack_generator, pack_noise, unpack_generator, unpack_noise
+from apexrl.agents.box_actions import ActionBox
+from apexrl.agents.network_group import Parts
+from apexrl.agents.rng_state import noise_generator, pack_generator, pack_noise, unpack_generator, unpack_noise
 from apexrl.agents.temperature import Temperature
-from apexrl.agents.trained import METRICS_PERIOD_UPDATES, Gradients, Trained, held
-from apexrl.agents.transitions import Transitions, as_array, fresh_transitions, on_device, side_by_side, transitions
+from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained, held
+from apexrl.agents.transition_batch import (
+    Transitions,
+    as_array,
+    fresh_transitions,
+    on_device,
+    side_by_side,
+    transitions,
+)
 from apexrl.config import AgentConfig
 from apexrl.losses import critics_loss, policy_loss, soft_target
 from apexrl.networks.actor_critic import Critics, Policy
-from apexrl.networks.squashed import gaussian, squash
+from apexrl.networks.squashed_gaussian import gaussian, squash
 from apexrl.protocols import Acted, Arrays, Learned, Sampled, State
 from apexrl.spec import Array, EnvSpec, Field
 

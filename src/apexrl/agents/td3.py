@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from apexrl.agents.deterministic import CriticLoss, Deterministic
-from apexrl.agents.rng import noise_generator, pack_noise, unpack_noise
-from apexrl.agents.trained import held
-from apexrl.agents.transitions import Transitions
+from apexrl.agents.rng_state import noise_generator, pack_noise, unpack_noise
+from apexrl.agents.trained_network import held
+from apexrl.agents.transition_batch import Transitions
 from apexrl.config import AgentConfig
 from apexrl.losses.deterministic import critic_target, smoothed
 from apexrl.losses.soft import critics_loss

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from apexrl.agents.trained import Trained
+from apexrl.agents.trained_network import Trained
 from apexrl.config import AgentConfig
 from apexrl.errors import ConfigError
 from apexrl.losses import temperature_gradient

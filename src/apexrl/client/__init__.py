@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from apexrl.client.actor import ClientActor
+from apexrl.client.external_actor import ClientActor
 
 __all__ = ["ClientActor", "connect"]
 
@@ -41,7 +41,7 @@ def connect(url: str, run: str, timeout: float = 60.0, *, trust: Sequence[str] =
         ExhaustedError: every actor slot of the run is taken.
         AgentError: the run's agent cannot be made here.
     """
-    from apexrl.client.carrier import Carrier  # brings redis
+    from apexrl.client.background import Carrier  # brings redis
 
     carrier = Carrier.join(url, run, timeout, trust, token)
     try:

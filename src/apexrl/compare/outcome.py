@@ -8,11 +8,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from apexrl import settings
-from apexrl.config import Config
+from apexrl.config import Config, convert
 from apexrl.errors import ApexrlError
-from apexrl.metrics import read_rows
-from apexrl.run_folder import RunFolder
+from apexrl.run.folder import RunFolder
+from apexrl.run.metrics import read_rows
 
 WHOLE: Final = frozenset(("env_steps", "minutes", "stop_at_return"))
 """Why a run stops that has come to its end; all others are run again."""
@@ -76,7 +75,7 @@ def finished(runs: Path) -> dict[str, RunFolder]:
 
 def what(config: Config) -> str:
     """A text that is the same for two runs of the same settings, wherever they lie."""
-    return settings.to_toml(replace(config, name="", out=""))
+    return convert.to_toml(replace(config, name="", out=""))
 
 
 def outcome(config: Config, folder: RunFolder, out: Path, goal: float | None, failure: str = "") -> Outcome:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from apexrl import agents, presets, settings, topologies
-from apexrl.agents import reads
-from apexrl.config import Config, EnvConfig, EvaluatorConfig
+from apexrl import agents, presets, topologies
+from apexrl.agents import setting_relevance
+from apexrl.config import Config, EnvConfig, EvaluatorConfig, convert
 from apexrl.errors import ConfigError
-from apexrl.run_folder import env_name
+from apexrl.run.folder import env_name
 
 EQUAL: Final = (
     *vars(EnvConfig()),
@@ -119,14 +119,14 @@ def plan(
     goal = None
     for name, agent in [(name, agent) for name in names for agent in others or [""]]:
         if agent and not topologies.runs(name, agent):
-            there = Arm(settings.override(ground, {"topology": name, "agent": agent}))
+            there = Arm(convert.override(ground, {"topology": name, "agent": agent}))
             left_out[there.label] = topologies.obstacle(there.config)
             continue
         alike, put_aside = _alike(presets.with_topology(ground, name, agent), ground)
         config = change(alike)
         goal = config.stop.stop_at_return
-        config = settings.override(config, {**wanted, "stop_at_return": goal if until_goal else None})
-        settings.check(config)
+        config = convert.override(config, {**wanted, "stop_at_return": goal if until_goal else None})
+        convert.check(config)
         agents.check_identity(config.agent)
         arm = Arm(replace(config, seed=1, name="", out=""), put_aside)
         if why := topologies.obstacle(config):
@@ -190,9 +190,9 @@ def told(label: str, why: str) -> str:
 
 def _alike(config: Config, ground: Config) -> tuple[Config, dict[str, Any]]:
     """``config`` with what all share as ``ground`` has it, and what it had instead."""
-    here, there = settings.flat(config), settings.flat(ground)
+    here, there = convert.flat(config), convert.flat(ground)
     different = {name: here[name] for name in EQUAL if here[name] != there[name]}
-    return settings.override(config, {name: there[name] for name in different}), different
+    return convert.override(config, {name: there[name] for name in different}), different
 
 
 def default_out(plan: Plan) -> Path:
@@ -209,7 +209,7 @@ def terms(plan: Plan) -> str:
     parts = [
         env_name(config),
         f"{actors.actors} × {actors.envs_per_actor} environments",
-        config.agent.network or settings.as_flag("hidden", config.agent.hidden)[2:],
+        config.agent.network or convert.as_flag("hidden", config.agent.hidden)[2:],
         f"{len(plan.seeds)} {'seeds' if len(plan.seeds) > 1 else 'seed'}",
         f"each run {' or '.join(limits)}{until}",
     ]
@@ -231,8 +231,8 @@ def differences(plan: Plan) -> dict[str, list[Any]]:
 
     One that means something to some arms only is left out where it has its default.
     """
-    each = [settings.flat(arm.config) for arm in plan.arms]
-    idle, defaults = _idle(plan), settings.flat(Config())
+    each = [convert.flat(arm.config) for arm in plan.arms]
+    idle, defaults = _idle(plan), convert.flat(Config())
     found = {}
     for name in each[0]:
         values = [None if name in nothing else flat[name] for flat, nothing in zip(each, idle, strict=True)]
@@ -247,5 +247,6 @@ def differences(plan: Plan) -> dict[str, list[Any]]:
 def _idle(plan: Plan) -> list[set[str]]:
     """For each arm the settings that mean nothing to its agent or topology, or nothing with the others as they are."""
     return [
-        agents.unread(arm.agent) | topologies.unread(arm.topology) | set(reads.idle(arm.config)) for arm in plan.arms
+        agents.unread(arm.agent) | topologies.unread(arm.topology) | set(setting_relevance.idle(arm.config))
+        for arm in plan.arms
     ]

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from rich.table import Table
 from rich.text import Text
 
+from apexrl.compare.charts import PICTURES
 from apexrl.compare.outcome import Outcome
-from apexrl.compare.pictures import PICTURES
 from apexrl.compare.plan import EQUAL, Arm, differences, several_agents, terms, told
 from apexrl.config import Config
-from apexrl.files import replace_text
-from apexrl.panel import clock, count, number
-from apexrl.run_folder import env_name, versions
-from apexrl.settings import as_flag, flat
+from apexrl.config.convert import as_flag, flat
+from apexrl.report.live_panel import clock, count, number
+from apexrl.run.atomic_files import replace_text
+from apexrl.run.folder import env_name, versions
 
 if TYPE_CHECKING:
-    from apexrl.compare.turns import Report
+    from apexrl.compare.runner import Report
 
 NONE: Final = "–"
 

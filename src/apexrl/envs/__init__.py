@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from apexrl.envs.frame_stack import FrameStack
+from apexrl.envs.last_action_reward import LastActionReward
 from apexrl.envs.make import env_name, make_env, make_vector
-from apexrl.envs.past import LastActionReward
 from apexrl.envs.spaces import env_spec, flatten_observation
-from apexrl.envs.stack import FrameStack
 from apexrl.envs.vector import Episode, Stepped, VectorEnv
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from apexrl.envs.rows import LIFE_LOST
+from apexrl.envs.lockstep import LIFE_LOST
 from apexrl.errors import EnvError
 
 INSTALL = "run: pip install 'apexrl[atari]'"

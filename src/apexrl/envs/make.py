@@ -14,10 +14,10 @@ from gymnasium.vector import AutoresetMode
 
 from apexrl.config import EnvConfig
 from apexrl.envs.atari import LifeLossEnds, atari_env, register_atari
+from apexrl.envs.last_action_reward import LastActionReward
+from apexrl.envs.lockstep import Backend, EnvCall, LoopRows, NativeRows
 from apexrl.envs.minatar import register_minatar
-from apexrl.envs.past import LastActionReward
-from apexrl.envs.rows import Backend, EnvCall, LoopRows, NativeRows
-from apexrl.envs.threads import ThreadRows
+from apexrl.envs.threaded import ThreadRows
 from apexrl.envs.vector import VectorEnv
 from apexrl.errors import EnvError
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apexrl.envs.rows import Backend, Bools, Which
+from apexrl.envs.lockstep import Backend, Bools, Which
 from apexrl.envs.spaces import env_spec
 from apexrl.errors import EnvError
 from apexrl.spec import Array

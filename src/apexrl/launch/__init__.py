@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apexrl.launch.ray.wishes import Wishes
-from apexrl.tokens import Gate
+from apexrl.launch.ray.resources import Wishes
+from apexrl.links.tokens import Gate
 
 if TYPE_CHECKING:
     from apexrl.config import Config, Meeting
-    from apexrl.launch.claims import Claim
-    from apexrl.status import Observer
+    from apexrl.launch.run_claim import Claim
+    from apexrl.run.status import Observer
 
 __all__ = ["check", "join", "join_envs", "launch"]
 
@@ -54,34 +54,34 @@ def launch(
 
     began = time.monotonic()
     if resume is not None:  # before anything else is taken, or asked for
-        from apexrl.launch import claims
-        from apexrl.launch.ledger import check_ahead
+        from apexrl.launch import run_claim
+        from apexrl.launch.run_ledger import check_ahead
 
-        with closing(claims.resume(resume, config)) as own:
+        with closing(run_claim.resume(resume, config)) as own:
             check_ahead(config.stop, own.folder)
             return launch(config, observers, None, env, meeting, own)
     if env is not None:
         config = replace(config, env=replace(config.env, env=env))
     with Interrupts() as interrupts:
         if isinstance(meeting, Wishes):
-            from apexrl.launch.ray import runs as on_ray
+            from apexrl.launch.ray import ray_run as on_ray
 
             return on_ray.cluster(config, meeting, observers, claim, interrupts, began)
         if isinstance(meeting, Gate):
-            from apexrl.launch import gate
+            from apexrl.launch import gateway_run
 
-            return gate.learn(config, meeting, observers, claim, interrupts, began)
+            return gateway_run.learn(config, meeting, observers, claim, interrupts, began)
         if meeting is not None:
             if config.wiring.autotune:
                 from apexrl.errors import ConfigError
 
                 raise ConfigError("--autotune tunes one machine: with --redis, leave it out")
-            from apexrl.launch import hosts
+            from apexrl.launch import redis_run
 
-            return hosts.learn(config, meeting, observers, claim, interrupts, began)
-        from apexrl.launch import runs
+            return redis_run.learn(config, meeting, observers, claim, interrupts, began)
+        from apexrl.launch import local_run
 
-        launcher = runs.serial if config.serial else runs.processes
+        launcher = local_run.serial if config.serial else local_run.processes
         return launcher(config, observers, claim, interrupts, began)
 
 
@@ -93,30 +93,30 @@ def check(config: Config) -> None:
         EnvError: the environment cannot be made.
         ApexrlError: whatever else the agent refuses of the environment, under its own class.
     """
-    from apexrl.launch import runs
+    from apexrl.launch import local_run
     from apexrl.launch.supervisor import Interrupts
 
     with Interrupts() as interrupts:
-        runs.check(config, interrupts)
+        local_run.check(config, interrupts)
 
 
 def join(url: str, run: str, observers: Sequence[Observer] = (), **wishes: Any) -> dict[str, Any]:
-    """Bring actors to a run that a learner on another host works at, until it is over; see ``launch.hosts.join``."""
-    from apexrl.launch import hosts
+    """Bring actors to a run that a learner on another host works at, until it is over; see ``redis_run.join``."""
+    from apexrl.launch import redis_run
     from apexrl.launch.supervisor import Interrupts
 
     began = time.monotonic()
     with Interrupts() as interrupts:
-        return hosts.join(url, run, observers=observers, interrupts=interrupts, began=began, **wishes)
+        return redis_run.join(url, run, observers=observers, interrupts=interrupts, began=began, **wishes)
 
 
 def join_envs(
     address: tuple[str, int], token: str, observers: Sequence[Observer] = (), **wishes: Any
 ) -> dict[str, Any]:
-    """Bring environment workers to a run that listens on another host, until it is over; see ``launch.envs.join``."""
-    from apexrl.launch import envs
+    """Bring environment workers to a run that listens on another host, until it is over; see ``env_host.join``."""
+    from apexrl.launch import env_host
     from apexrl.launch.supervisor import Interrupts
 
     began = time.monotonic()
     with Interrupts() as interrupts:
-        return envs.join(address, token, observers=observers, interrupts=interrupts, began=began, **wishes)
+        return env_host.join(address, token, observers=observers, interrupts=interrupts, began=began, **wishes)

@@ -12,11 +12,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from apexrl.launch.ledger import Ledger
-from apexrl.launch.slots import Slot
+from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.tuner import Decision, Tuner
 from apexrl.launch.wiring import Wiring
-from apexrl.links.control import ControlBoard
+from apexrl.launch.worker_slots import Slot
+from apexrl.links.local.control_board import ControlBoard
 from apexrl.topologies.program import Program
 
 _SETTLE = 0.3  # of a window, between a change and the window that measures it: new workers fill their first chunks

@@ -12,12 +12,12 @@ from typing import Any, Final
 from apexrl.config import Config
 from apexrl.errors import LinkError, OwnershipError
 from apexrl.links.backoff import Backoff
-from apexrl.links.control import ControlBoard
+from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.redis.members import HostPlace, renewal_pause
-from apexrl.links.redis.run import LearnerPlace, Orders
+from apexrl.links.redis.run_record import LearnerPlace, Orders
 from apexrl.links.redis.values import HostDigest, LearnerDigest
-from apexrl.ownership import REPLACED, lease_clock
-from apexrl.status import Level, RunStatus
+from apexrl.run.ownership import REPLACED, lease_clock
+from apexrl.run.status import Level, RunStatus
 
 CLOSE_SECONDS: Final = 20.0
 """How long ``close`` waits for the server at most."""

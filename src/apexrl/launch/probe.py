@@ -10,9 +10,9 @@ from typing import Any
 from apexrl import errors
 from apexrl.config import Config
 from apexrl.errors import AgentError, ApexrlError
-from apexrl.links import messages
+from apexrl.links.local import worker_messages
 from apexrl.protocols import Item, Place, Prioritizing
-from apexrl.run_folder import spec_from_json, spec_to_json
+from apexrl.run.folder import spec_from_json, spec_to_json
 from apexrl.spec import EnvSpec, Field
 from apexrl.topologies.program import OPTIONAL, Probe
 
@@ -20,8 +20,8 @@ from apexrl.topologies.program import OPTIONAL, Probe
 def probe(config: Config) -> Probe:
     """Make one environment and the agent in this process, look, and close them."""
     from apexrl.agents import recorded
-    from apexrl.agents.places import places
-    from apexrl.agents.vectors import sizes
+    from apexrl.agents.named_vectors import sizes
+    from apexrl.agents.parameter_layout import places
     from apexrl.envs import make_vector
 
     env = make_vector(config.env, 1, config.seed)
@@ -120,7 +120,7 @@ def probe_work(channel: socket.socket, config: Config, look: Callable[[Config], 
     except Exception as error:
         text = traceback.format_exc()
         values = {"kind": type(error).__name__, "error": str(error), "traceback": text[-32_000:]}
-        messages.send(channel, "error", values)
+        worker_messages.send(channel, "error", values)
         return 1
     answer: dict[str, Any] = {
         "spec": spec_to_json(found.spec),
@@ -131,7 +131,7 @@ def probe_work(channel: socket.socket, config: Config, look: Callable[[Config], 
         "vectors": found.vectors,
         "places": {name: [*place] for name, place in found.places.items()},
     }
-    messages.send(channel, "probe", answer)
+    worker_messages.send(channel, "probe", answer)
     return 0
 
 
@@ -140,7 +140,7 @@ def step_spec_to_json(fields: Mapping[str, Field]) -> dict[str, Any]:
     return {name: {**vars(field), "shape": list(field.shape)} for name, field in fields.items()}
 
 
-def probe_answer(message: messages.Message) -> Probe:
+def probe_answer(message: worker_messages.Message) -> Probe:
     """Understand what ``probe_work`` sent; an error there is raised here, under its own class if it is one of ours."""
     values = message.values
     if message.kind == "error":

@@ -10,15 +10,15 @@ import time
 from typing import Any
 
 from apexrl.errors import WorkerError
-from apexrl.launch.ledger import Ledger
-from apexrl.launch.slots import slot_seed
+from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.supervisor import Interrupts
 from apexrl.launch.wiring import Wiring
-from apexrl.links.context import InlineContext, InlineRun
-from apexrl.links.control import DROPPED
-from apexrl.metrics import RateMeter
+from apexrl.launch.worker_slots import slot_seed
+from apexrl.links.local.control_board import DROPPED
+from apexrl.links.local.role_context import InlineContext, InlineRun
 from apexrl.protocols import Role
-from apexrl.status import OTHER_WORK, WORK, WorkerStatus
+from apexrl.run.metrics import RateMeter
+from apexrl.run.status import OTHER_WORK, WORK, WorkerStatus
 from apexrl.topologies.program import BatchesLink, Program, ReplayLink
 
 STEPS_PER_SECOND = 10_000.0

@@ -23,27 +23,27 @@ from apexrl.config import Config
 from apexrl.errors import ApexrlError, EnvError, WorkerError
 from apexrl.launch.autotune import AutoTune
 from apexrl.launch.fork_server import Born, Died, ForkServer
-from apexrl.launch.ledger import Ledger
 from apexrl.launch.probe import probe, probe_answer, probe_work, revive
-from apexrl.launch.slots import Slot, slot_seed
-from apexrl.launch.standstill import DUMP_SECONDS, START, ask_for_dump, process_state
+from apexrl.launch.run_ledger import Ledger
+from apexrl.launch.stall_dump import DUMP_SECONDS, START, ask_for_dump, process_state
 from apexrl.launch.wiring import Wiring
-from apexrl.launch.worker import Assignment, work
-from apexrl.links import messages
-from apexrl.links.control import DROPPED, HURRY, RUN, STOP, ControlBoard
-from apexrl.links.standstill import Standstill
+from apexrl.launch.worker_process import Assignment, work
+from apexrl.launch.worker_slots import Slot, slot_seed
+from apexrl.links.local import worker_messages
+from apexrl.links.local.control_board import DROPPED, HURRY, RUN, STOP, ControlBoard
+from apexrl.links.local.stall_detector import Standstill
 from apexrl.topologies.program import Probe, Program
-from apexrl.topologies.queues import queue_names
+from apexrl.topologies.queue_links import queue_names
 
 PRELOAD = (
     "torch",
     "gymnasium",
     "apexrl.envs",
     "apexrl.launch.probe",
-    "apexrl.launch.worker",
+    "apexrl.launch.worker_process",
     "apexrl.replay",
     "apexrl.roles",
-    "apexrl.weights",
+    "apexrl.shared.weights_board",
 )
 """What the fork server imports before the first worker, whatever the run."""
 
@@ -145,14 +145,14 @@ class Supervisor:
             ApexrlError: whatever else the probe met, under its own class.
         """
         timeout = self._config.actor.env_timeout
-        ours, theirs = messages.channel()
+        ours, theirs = worker_messages.channel()
         with ours, theirs:
             self._fork(_PROBE_TICKET, probe_work, (self._config, look), f"{self._run_tag}/probe", theirs, None)
             theirs.close()
             deadline: float | None = None
             dead = False
             while True:
-                heard = messages.receive(ours)
+                heard = worker_messages.receive(ours)
                 if heard:
                     return probe_answer(heard[0])
                 if dead:

@@ -4,7 +4,7 @@ GA3C (Babaeizadeh et al. 2017, section 4.4) draws a random change, runs it, and 
 than the one before. One noisy window decides there, windows differ in length, and ties drift. Here
 
 - all windows are equally long, and challengers take turns with the best so far (top-two Thompson sampling, Russo 2016);
-- all windows together say what is believed (``launch.surface``): neighbours vouch for one another, the noise is
+- all windows together say what is believed (``throughput_model``): neighbours vouch for one another, the noise is
   estimated, and a drift of the whole run is not taken for a difference between settings;
 - a change must win by more than what is uncertain about it, else the best so far stays;
 - when nothing is expected to be won any more it settles there, and looks again rarely.
@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apexrl.launch.surface import Floats, Surface
+from apexrl.launch.throughput_model import Floats, Surface
 
 Verdict = Literal["begins", "kept", "adopted", "settled", "rests", "looks again", "limited"]
 """What a window led to.

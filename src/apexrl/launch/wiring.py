@@ -53,7 +53,7 @@ class Wiring:
 
             real = Receipts(resumed=port.resumed)
         elif isinstance(port, WeightsLink):
-            from apexrl.weights import InlineWeights, WeightsBoard
+            from apexrl.shared.weights_board import InlineWeights, WeightsBoard
 
             real = WeightsBoard(port.nbytes) if self._shared else InlineWeights()
             self._boards.append(real)
@@ -63,7 +63,7 @@ class Wiring:
             if hasattr(real, "spoilt_reads"):  # weights are read from it
                 self._boards.append(real)
         elif isinstance(port, KnobLink):
-            from apexrl.links.knob import Knob
+            from apexrl.links.local.tunable_count import Knob
 
             real = self._knobs[port.name] = Knob(port.start, self._shared)
         if real is not port:

@@ -1,1 +1,1 @@
-"""Links: how control and messages cross a process. Inline (one process) and shared memory (one machine)."""
+"""Links: how control, experience and weights cross a process (``local``) or a host (``tcp``, ``redis``)."""

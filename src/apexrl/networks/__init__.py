@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from apexrl.networks.differentiate import ByAutograd, ByHand, Differentiable, differentiable
 from apexrl.networks.encoders import encoder_for
-from apexrl.networks.flat import FlatParameters
+from apexrl.networks.flat_parameters import FlatParameters
 from apexrl.networks.noisy import NoisyLinear, scaled
 from apexrl.networks.q_network import NOTHING, Draw, QNetwork
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from apexrl.errors import SpecError
-from apexrl.networks.own import own_encoder
+from apexrl.networks.custom_encoder import own_encoder
 from apexrl.spec import EnvSpec, Field
 
 NATURE_SIDE = 36  # pixels; the smallest image that Nature DQN's convolutions can take

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from apexrl.errors import SpecError
 from apexrl.networks.actor_critic import Trunk
 from apexrl.networks.encoders import ObservationEncoder
-from apexrl.networks.pieces import pieces
+from apexrl.networks.episode_pieces import pieces
 from apexrl.networks.q_network import dueling
 from apexrl.spec import LAST_ACTION, LAST_REWARD, EnvSpec
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from apexrl import agents, topologies
 from apexrl.config import Config
+from apexrl.config.convert import did_you_mean, flat, override
 from apexrl.errors import ConfigError
 from apexrl.presets.continuous import CONTINUOUS
 from apexrl.presets.discrete import DISCRETE
 from apexrl.presets.known import Preset
-from apexrl.settings import did_you_mean, flat, override
 
 __all__ = ["PRESETS", "Preset", "names", "preset", "with_agent", "with_topology"]
 

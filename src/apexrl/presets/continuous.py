@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from apexrl.config import Config
+from apexrl.config.convert import override
 from apexrl.presets.known import Preset
-from apexrl.settings import override
 
 
 def _ground(preset: str, env: str, **settings: Any) -> Config:

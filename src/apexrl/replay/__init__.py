@@ -7,8 +7,8 @@ Imports NumPy and nothing of PyTorch, Gymnasium or the rest of apexrl's roles.
 
 from apexrl.replay.batch import Batch, Updated
 from apexrl.replay.replay import Replay
-from apexrl.replay.served import ServedBatches
-from apexrl.replay.serving import BatchServer
+from apexrl.replay.served.batch_client import ServedBatches
+from apexrl.replay.served.batch_server import BatchServer
 from apexrl.replay.writer import PendingItems, Writer
 from apexrl.spec import Field
 

@@ -13,16 +13,16 @@ import numpy as np
 
 from apexrl import _native
 from apexrl.errors import ClosedError, ConfigError, OwnershipError, PriorityError, SpecError, WaitTimeout
-from apexrl.memory import require
 from apexrl.replay.batch import Allocator, Batch, BatchPool, Updated
 from apexrl.replay.layout import Kind, Layout
 from apexrl.replay.options import OPTIONS, Draws, Remover, Sampler, checked, checked_streams, native_sizes, stride_of
 from apexrl.replay.writer import BAD_PRIORITY, IRREGULAR, YIELDED, PriorityFn, Writer, as_priorities
-from apexrl.segments import process_name
+from apexrl.shared.available_memory import require
+from apexrl.shared.segment import process_name
 from apexrl.spec import Field
 
 if TYPE_CHECKING:
-    from apexrl.replay.serving import BatchServer
+    from apexrl.replay.served.batch_server import BatchServer
 
 _SLICE = 0.1  # seconds between looks at signals while waiting
 _YIELD_SECONDS = 5.0  # for a provisional owner to let go
@@ -350,7 +350,7 @@ class Replay:
         self, learners: int, batch_size: int, beta: float = 0.4, prefetch: int = 2, normalize: Normalize = "batch"
     ) -> BatchServer:
         """Sample for several learners of this host; see ``BatchServer``."""
-        from apexrl.replay.serving import BatchServer
+        from apexrl.replay.served.batch_server import BatchServer
 
         if normalize not in _NORMALIZE:
             raise ConfigError(f"normalize={normalize!r} must be one of 'batch', 'buffer', 'none'")

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from apexrl import _native
 from apexrl.errors import OwnershipError, SnapshotError
-from apexrl.files import remove_leftovers, replacing
 from apexrl.replay.layout import Layout
+from apexrl.run.atomic_files import remove_leftovers, replacing
 
 if TYPE_CHECKING:
     from apexrl.replay.replay import Replay

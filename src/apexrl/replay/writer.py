@@ -18,7 +18,7 @@ from apexrl import _native
 from apexrl.errors import ApexrlError, ClosedError, ExhaustedError, PriorityError, SpecError, WaitTimeout
 from apexrl.replay.batch import step_arrays
 from apexrl.replay.layout import Layout
-from apexrl.segments import process_name
+from apexrl.shared.segment import process_name
 from apexrl.spec import Array
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ PyTorch and Gymnasium are imported when a role is made, so that a supervisor can
 
 from __future__ import annotations
 
+from apexrl.roles.a3c_worker import Worker
 from apexrl.roles.actor import Actor
 from apexrl.roles.env_worker import EnvWorker
 from apexrl.roles.evaluator import Evaluator
@@ -12,15 +13,14 @@ from apexrl.roles.gateway import InferenceGateway
 from apexrl.roles.gradient_learner import GradientLearner
 from apexrl.roles.inference_server import InferenceServer
 from apexrl.roles.intake import Intake
-from apexrl.roles.keeper import ParameterKeeper
 from apexrl.roles.learner import Learner
 from apexrl.roles.model_server import ModelServer
+from apexrl.roles.parameter_keeper import ParameterKeeper
 from apexrl.roles.parameter_server import ParameterServer
 from apexrl.roles.policy_worker import PolicyWorker
 from apexrl.roles.replay_server import ReplayServer
 from apexrl.roles.rollout_worker import RolloutWorker
 from apexrl.roles.uplink import Uplink
-from apexrl.roles.worker import Worker
 
 __all__ = [
     "Actor",

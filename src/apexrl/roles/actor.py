@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from apexrl.config import Config
 from apexrl.errors import AgentError, WaitTimeout
 from apexrl.protocols import Agent, Arrays, Context, Item, Prioritizing, StepWriter, WeightsReader
-from apexrl.roles.player import VERSION as VERSION
-from apexrl.roles.player import Player
+from apexrl.roles.env_player import VERSION as VERSION
+from apexrl.roles.env_player import Player
 from apexrl.spec import Array, EnvSpec, Field
 
 if TYPE_CHECKING:

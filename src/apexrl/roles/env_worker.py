@@ -9,12 +9,12 @@ import numpy as np
 
 from apexrl.config import Config
 from apexrl.protocols import Context
-from apexrl.roles.env_groups import EnvGroups
+from apexrl.roles.env_splits import EnvGroups
 from apexrl.spec import Array, EnvSpec, Field
 
 if TYPE_CHECKING:
-    from apexrl.links.inference import InferenceLink
-    from apexrl.links.inference_remote import RemoteInference
+    from apexrl.links.local.inference import InferenceLink
+    from apexrl.links.tcp.remote_inference import RemoteInference
 
 SIMULATORS_SECONDS = 0.001  # between looks at environments in threads while no answer has come
 

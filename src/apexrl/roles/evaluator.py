@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from apexrl import checkpoint
 from apexrl.config import Config
 from apexrl.protocols import Agent, Context, State, WeightsReader
-from apexrl.roles import checkpoints
+from apexrl.roles import checkpointing
 from apexrl.roles.action_check import ActionCheck
-from apexrl.roles.per_env import zeroed
-from apexrl.run_folder import RunFolder
+from apexrl.roles.env_arrays import zeroed
+from apexrl.run import checkpoint
+from apexrl.run.folder import RunFolder
 from apexrl.spec import Array, EnvSpec
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Evaluator:
         self._best: Candidate | None = None
         self._best_return = float("-inf")
         self._unsaved = False  # whether the best weights have yet to be written
-        self._saving = checkpoints.Saving(context, 0.0, f"the best weights to {self._folder / checkpoint.BEST}")
+        self._saving = checkpointing.Saving(context, 0.0, f"the best weights to {self._folder / checkpoint.BEST}")
         self._recall()
 
         self._newest = Candidate(0, {}, 0, 0)
@@ -152,7 +152,7 @@ class Evaluator:
     def _write_best(self) -> None:
         assert self._best is not None
         about = {"eval_return": self._best_return, **self._best.origin()}
-        checkpoint.save_best(checkpoints.folder_of(self._context), self._best.weights, about, self._context.fence)
+        checkpoint.save_best(checkpointing.folder_of(self._context), self._best.weights, about, self._context.fence)
 
     def _recall(self) -> None:
         """After a restart or a resume: the best weights are on disk."""

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from apexrl.config import Config
 from apexrl.errors import ConfigError
+from apexrl.links.tokens import Gate
 from apexrl.protocols import Context
-from apexrl.status import Level
-from apexrl.tokens import Gate
+from apexrl.run.status import Level
 
 if TYPE_CHECKING:
-    from apexrl.links.inference import InferenceLink
-    from apexrl.links.inference_gateway import Gateway
-    from apexrl.links.inference_messages import Record
+    from apexrl.links.local.inference import InferenceLink
+    from apexrl.links.tcp.gateway_messages import Record
+    from apexrl.links.tcp.gateway_server import Gateway
 
 _REPORT_SECONDS = 0.5
 _MOST_EPISODES = 1000  # in one message
@@ -28,7 +28,7 @@ _TAKEN_SECONDS = 10.0  # that an address may still be in use by a gateway that w
 class InferenceGateway:
     """Counts what comes from other hosts as their workers would here, and tells who comes and goes.
 
-    Its connections have threads of their own (``links.inference_gateway``). One that takes a dead gateway's place finds
+    Its connections have threads of their own (``gateway_server``). One that takes a dead gateway's place finds
     in the link's memory which lives there have been; workers and hosts come again by themselves.
 
     Args:
@@ -78,7 +78,7 @@ class InferenceGateway:
         self._report()
 
     def _listen(self, gate: Gate, **more: Any) -> Gateway:
-        from apexrl.links.inference_gateway import Gateway
+        from apexrl.links.tcp.gateway_server import Gateway
 
         host, port = gate.address
         deadline = time.monotonic() + _TAKEN_SECONDS

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from apexrl.config import Config
 from apexrl.errors import NonFiniteError
-from apexrl.links.gradients import GradientLink
-from apexrl.links.sharded_parameters import ShardedParameters
+from apexrl.links.local.gradient_ring import GradientLink
+from apexrl.links.local.sharded_parameters import ShardedParameters
 from apexrl.protocols import Context, Item
-from apexrl.roles.batches import DirectBatches, Unsent
-from apexrl.roles.lag import AgeLimit, LagMeter, lags_of
+from apexrl.roles.batch_source import DirectBatches, Unsent
 from apexrl.roles.learner import obituary, torch_device, write_back
-from apexrl.roles.pace import Pace
 from apexrl.roles.parameter_client import ParameterClient
+from apexrl.roles.policy_lag import AgeLimit, LagMeter, lags_of
+from apexrl.roles.update_pace import Pace
 from apexrl.spec import EnvSpec
 
 if TYPE_CHECKING:

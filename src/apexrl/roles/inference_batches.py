@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from apexrl.agents.exploration import slot_exploration
 from apexrl.config import Config
 from apexrl.errors import WaitTimeout
-from apexrl.exploration import slot_exploration
 from apexrl.protocols import Acted, Context, State, StepWriter
 from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.actor import FIRST_VERSION, VERSION, PriorityFn
-from apexrl.roles.per_env import PerEnv
+from apexrl.roles.env_arrays import PerEnv
 from apexrl.spec import Array, EnvSpec, is_observation
 
 if TYPE_CHECKING:
-    from apexrl.links.inference import InferenceLink, Requests, ServerEnd
+    from apexrl.links.local.inference import InferenceLink, Requests, ServerEnd
     from apexrl.replay import Replay
 
 _REPORT_SECONDS = 0.5

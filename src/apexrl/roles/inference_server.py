@@ -12,7 +12,7 @@ from apexrl.roles.learner import torch_device
 from apexrl.spec import EnvSpec
 
 if TYPE_CHECKING:
-    from apexrl.links.inference import InferenceLink
+    from apexrl.links.local.inference import InferenceLink
     from apexrl.replay import Replay
 
 

@@ -15,12 +15,12 @@ from apexrl.roles.host_messages import HostMessages
 from apexrl.roles.uplink import COUNTED, LIVES
 
 if TYPE_CHECKING:
-    from apexrl.links.redis.experience import Received
+    from apexrl.links.redis.experience_stream import Received
     from apexrl.links.redis.keys import RunKeys
     from apexrl.links.redis.server import Server
     from apexrl.replay import Replay
     from apexrl.replay.chunks import Receipts
-    from apexrl.weights import WeightsBoard
+    from apexrl.shared.weights_board import WeightsBoard
 
 
 _REPORT_SECONDS = 1.0
@@ -56,7 +56,7 @@ class Intake:
         streams: int,
         fence: int = 0,
     ) -> None:
-        from apexrl.links.redis.experience import ExperienceReceiver
+        from apexrl.links.redis.experience_stream import ExperienceReceiver
         from apexrl.links.redis.members import Messages
         from apexrl.replay.chunks import ChunkSink
 
@@ -229,7 +229,7 @@ class UploadThread:
     def __init__(
         self, server: Server, keys: RunKeys, run_id: str, board: WeightsBoard, compression: str, fence: int
     ) -> None:
-        from apexrl.links.redis.weights import WeightsUploader
+        from apexrl.links.redis.weights_channel import WeightsUploader
 
         self._uploader = WeightsUploader(server, keys, run_id=run_id, compression=compression, fence=fence)
         self._board = board

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, cast
 from apexrl.config import Config
 from apexrl.errors import AgentError, ConfigError, NonFiniteError, PriorityError, SpecError
 from apexrl.protocols import Agent, Context, Item, Learned, WeightsReader, WeightsWriter
-from apexrl.roles import checkpoints
+from apexrl.roles import checkpointing
 from apexrl.roles.actor import FIRST_VERSION
-from apexrl.roles.batches import DirectBatches, PrefetchedBatches, Ready, Unsent
-from apexrl.roles.group import Group
-from apexrl.roles.lag import AgeLimit, LagMeter, lags_of
-from apexrl.roles.pace import Anneal, Pace
-from apexrl.run_folder import RunFolder
+from apexrl.roles.batch_source import DirectBatches, PrefetchedBatches, Ready, Unsent
+from apexrl.roles.policy_lag import AgeLimit, LagMeter, lags_of
+from apexrl.roles.sync_group import Group
+from apexrl.roles.update_pace import Anneal, Pace
+from apexrl.run.folder import RunFolder
 from apexrl.spec import Array, EnvSpec
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from apexrl.links.averaging import Averaging
+    from apexrl.links.local.gradient_averaging import Averaging
     from apexrl.replay import Batch, BatchServer, Replay
 
     class Weights(WeightsWriter, WeightsReader): ...
@@ -72,7 +72,7 @@ class Learner:
         self._folder = RunFolder(context.folder)
         self._leads = averaging is None or context.index == 0
         if self._leads:
-            checkpoints.restore(context, self._agent, weights, config.agent.agent)
+            checkpointing.restore(context, self._agent, weights, config.agent.agent)
 
         updates = context.total("updates")
         learned = updates > 0 or weights.version > FIRST_VERSION
@@ -102,7 +102,7 @@ class Learner:
         self._pace = Pace(context, settings.updates_per_second)
         self._anneal = Anneal(context, config)
         self._next_report = now + _REPORT_SECONDS
-        self._saving = checkpoints.Saving(context, settings.checkpoint_seconds, kept=settings.checkpoints_kept)
+        self._saving = checkpointing.Saving(context, settings.checkpoint_seconds, kept=settings.checkpoints_kept)
 
     def step(self) -> bool:
         """One update. False: the replay has no batch yet, ``updates_per_second`` says wait, or other learners do."""
@@ -152,11 +152,11 @@ class Learner:
         self._report(now=float("inf"))
         self._saving.last(self._checkpoint)
         if self._config.learner.save_replay and self._replay is not None:
-            checkpoints.save_replay(self._context, self._replay.save)
+            checkpointing.save_replay(self._context, self._replay.save)
 
     def _checkpoint(self) -> None:
         if self._leads:
-            checkpoints.write(self._context, self._agent, self._config.learner.checkpoints_kept)
+            checkpointing.write(self._context, self._agent, self._config.learner.checkpoints_kept)
 
     def _publish(self) -> None:
         if self._leads and self._version > self._weights.version:
@@ -178,7 +178,7 @@ def obituary(context: Context, error: NonFiniteError, version: int, batch: Batch
     what = re.sub(r"^update \d+: ", "", str(error))  # an agent counts its own
     return (
         f"{which_update(version, batch)}: {what}. "
-        f"{checkpoints.last_good(context)}. Lower --learning-rate or --gradient-clip, or look for NaN, "
+        f"{checkpointing.last_good(context)}. Lower --learning-rate or --gradient-clip, or look for NaN, "
         "infinite or huge rewards and observations"
     )
 
@@ -208,8 +208,8 @@ def write_back(
     except (PriorityError, SpecError) as error:
         raise AgentError(
             f"{which_update(version, batch)}: agent {agent} returned priorities that cannot be: {error}. "
-            f"{checkpoints.last_good(context)}. Look at the agent's update(), whose Learned.priorities are |δ| of the "
-            f"{len(batch)} items, and at what makes δ NaN or infinite: --learning-rate, or NaN, infinite or huge "
+            f"{checkpointing.last_good(context)}. Look at the agent's update(), whose Learned.priorities are |δ| of "
+            f"the {len(batch)} items, and at what makes δ NaN or infinite: --learning-rate, or NaN, infinite or huge "
             "rewards and observations"
         ) from error
 

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 from apexrl.config import Config
 from apexrl.protocols import Context
-from apexrl.roles import checkpoints
+from apexrl.roles import checkpointing
 from apexrl.roles.actor import FIRST_VERSION
-from apexrl.roles.crew import Crew
 from apexrl.roles.inference_batches import InferenceBatches
 from apexrl.roles.learner import pinned
-from apexrl.roles.model import Model
+from apexrl.roles.shared_model import Model
+from apexrl.roles.thread_pool import Crew
 from apexrl.roles.trainer import Trainer, TrainingBatches
 from apexrl.spec import EnvSpec
 
 if TYPE_CHECKING:
-    from apexrl.links.inference import InferenceLink
-    from apexrl.links.knob import Knob
+    from apexrl.links.local.inference import InferenceLink
+    from apexrl.links.local.tunable_count import Knob
     from apexrl.replay import Replay
-    from apexrl.roles.model import Weights
+    from apexrl.roles.shared_model import Weights
 
 _LOOK_SECONDS = 0.05  # between looks at knobs, and at least between publications
 _REPORT_SECONDS = 0.5
@@ -78,7 +78,7 @@ class ModelServer:
         now = context.clock()
         self._seen = (0, 0)  # updates and batches at the last look
         self._next_publication = self._next_report = now
-        self._saving = checkpoints.Saving(context, settings.checkpoint_seconds, kept=settings.checkpoints_kept)
+        self._saving = checkpointing.Saving(context, settings.checkpoint_seconds, kept=settings.checkpoints_kept)
 
     def step(self) -> bool:
         """Let the threads work for a moment. False: they have answered nobody and learned nothing."""
@@ -104,7 +104,7 @@ class ModelServer:
         self._model.report()
         self._saving.last(self._model.save)
         if self._config.learner.save_replay:
-            checkpoints.save_replay(self._context, self._replay.save)
+            checkpointing.save_replay(self._context, self._replay.save)
         for crew in self._crews:
             crew.check()
 
@@ -137,7 +137,7 @@ class Predictor:
 
     def step(self) -> bool:
         """Answer a batch. False: nobody waits, or the queue takes no more."""
-        from apexrl.agents.vectors import refresh
+        from apexrl.agents.named_vectors import refresh
 
         batch = self._batches.next(random=self._random_start and self._model.version == FIRST_VERSION)
         if batch is None:

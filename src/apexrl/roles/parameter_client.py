@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from apexrl.links.gradients import GradientLink
-from apexrl.links.sharded_parameters import ShardedParameters
-from apexrl.links.shards import ONLINE, TARGET, Floats
+from apexrl.links.local.gradient_ring import GradientLink
+from apexrl.links.local.parameter_slices import ONLINE, TARGET, Floats
+from apexrl.links.local.sharded_parameters import ShardedParameters
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +23,7 @@ class ParameterClient:
     """
 
     def __init__(self, agent: Any, parameters: ShardedParameters, gradients: GradientLink, sender: int) -> None:
-        from apexrl.agents.vectors import networks
+        from apexrl.agents.named_vectors import networks
 
         self._agent = agent
         self._networks = networks(agent)
@@ -46,7 +46,7 @@ class ParameterClient:
         """Give the agent the newest parameters and targets. False: some server has not published its first ones."""
         from torch import from_numpy
 
-        from apexrl.agents.vectors import refresh
+        from apexrl.agents.named_vectors import refresh
 
         newer = [name for name, (into, versions) in self._pulled.items() if self._parameters.pull(versions, into, name)]
         for name in newer:

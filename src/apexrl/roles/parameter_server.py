@@ -6,15 +6,15 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from apexrl.config import AgentConfig, Config
-from apexrl.links.gradients import Gradient, GradientLink
-from apexrl.links.sharded_parameters import ShardedParameters, ShardMemory
-from apexrl.links.shards import ONLINE, TARGET, Floats, Part
+from apexrl.links.local.gradient_ring import Gradient, GradientLink
+from apexrl.links.local.parameter_slices import ONLINE, TARGET, Floats, Part
+from apexrl.links.local.sharded_parameters import ShardedParameters, ShardMemory
 from apexrl.protocols import Context
-from apexrl.roles import checkpoints
+from apexrl.roles import checkpointing
 from apexrl.spec import EnvSpec
 
 if TYPE_CHECKING:
-    from apexrl.agents.trained import Trained
+    from apexrl.agents.trained_network import Trained
 
 _LAST_GRADIENTS_SECONDS = 1.0  # at the end, for those that were sent before
 _OTHERS_SECONDS = 5.0  # … and for the other servers to apply theirs, before the checkpoint
@@ -49,7 +49,7 @@ class ParameterServer:
         import torch
 
         from apexrl.agents import agent_class
-        from apexrl.agents.vectors import networks
+        from apexrl.agents.named_vectors import networks
 
         torch.set_num_threads(1)  # a slice is soon changed, and cores belong to learners and actors
         self._context = context
@@ -74,7 +74,7 @@ class ParameterServer:
         self._unpublished = 0  # updates
         self._target_moved = True
         self._publish()
-        self._saving = checkpoints.Saving(
+        self._saving = checkpointing.Saving(
             context, self._settings.checkpoint_seconds, kept=self._settings.checkpoints_kept
         )
 
@@ -137,9 +137,9 @@ class ParameterServer:
 
     def _fill(self, agent: Any, name: str, counts: bool) -> None:
         """Write the first vectors of this run: the newest checkpoint's, or a new agent's."""
-        from apexrl.agents.vectors import vectors
+        from apexrl.agents.named_vectors import vectors
 
-        made = checkpoints.restore(self._context, agent, self._parameters, name, counts)
+        made = checkpointing.restore(self._context, agent, self._parameters, name, counts)
         own, shards = vectors(agent), self._parameters.shards
         for part in shards.parts(self._shard):
             for name in shards.names(part.group):
@@ -163,14 +163,14 @@ class ParameterServer:
 
     def _save(self) -> None:
         """A checkpoint of all shards, as any learner writes it."""
-        from apexrl.agents.vectors import vectors
+        from apexrl.agents.named_vectors import vectors
 
         agent = self._agent
         if agent is None or not self._parameters.version:
             return  # another shard writes them; or some shard holds nothing yet
         self._parameters.collect(vectors(agent))
         agent.updates = self._context.total("updates")
-        checkpoints.write(self._context, agent, self._settings.checkpoints_kept)
+        checkpointing.write(self._context, agent, self._settings.checkpoints_kept)
 
 
 class Slice:

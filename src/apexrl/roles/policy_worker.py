@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from apexrl.agents.exploration import slot_exploration
 from apexrl.config import Config
 from apexrl.errors import AgentError
-from apexrl.exploration import slot_exploration
-from apexrl.links.seats import Seats
+from apexrl.links.local.server_assignment import Seats
 from apexrl.protocols import Agent, Context, State, WeightsReader
 from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.actor import FIRST_VERSION, VERSION
@@ -18,7 +18,7 @@ from apexrl.roles.learner import torch_device
 from apexrl.spec import EnvSpec, is_observation
 
 if TYPE_CHECKING:
-    from apexrl.links.inference import InferenceLink, Requests
+    from apexrl.links.local.inference import InferenceLink, Requests
 
 _LOOK_SECONDS = 0.02  # between looks at who else is alive
 

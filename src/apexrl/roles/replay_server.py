@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from apexrl.config import Config
 from apexrl.protocols import Context
-from apexrl.roles import checkpoints
-from apexrl.roles.batches import Unsent
+from apexrl.roles import checkpointing
+from apexrl.roles.batch_source import Unsent
 
 if TYPE_CHECKING:
     from apexrl.replay import BatchServer
@@ -46,4 +46,4 @@ class ReplayServer:
         self._server.step(0.0)
         self._unsent.count()
         if self._keep:
-            checkpoints.save_replay(self._context, self._server.replay.save)
+            checkpointing.save_replay(self._context, self._server.replay.save)

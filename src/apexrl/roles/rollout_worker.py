@@ -11,12 +11,12 @@ from apexrl.config import Config
 from apexrl.errors import WaitTimeout
 from apexrl.protocols import Context, StepWriter
 from apexrl.roles.actor import VERSION
-from apexrl.roles.env_groups import EnvGroups
+from apexrl.roles.env_splits import EnvGroups
 from apexrl.roles.env_worker import SIMULATORS_SECONDS
 from apexrl.spec import Array, EnvSpec, Field, is_observation
 
 if TYPE_CHECKING:
-    from apexrl.links.inference import InferenceLink
+    from apexrl.links.local.inference import InferenceLink
     from apexrl.replay import Replay
 
 

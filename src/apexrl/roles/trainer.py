@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from apexrl.config import Config
 from apexrl.errors import WaitTimeout
 from apexrl.protocols import Context
-from apexrl.roles.batches import Ready
-from apexrl.roles.lag import AgeLimit
-from apexrl.roles.model import Model
-from apexrl.roles.pace import Pace
+from apexrl.roles.batch_source import Ready
+from apexrl.roles.policy_lag import AgeLimit
+from apexrl.roles.shared_model import Model
+from apexrl.roles.update_pace import Pace
 
 if TYPE_CHECKING:
     from apexrl.replay import Batch, Replay

@@ -12,11 +12,11 @@ from apexrl.errors import FrameError, SpecError
 from apexrl.protocols import Context
 
 if TYPE_CHECKING:
-    from apexrl.links.redis.experience import ExperienceSender
+    from apexrl.links.redis.experience_stream import ExperienceSender
     from apexrl.links.redis.keys import RunKeys
     from apexrl.links.redis.server import Server
     from apexrl.replay import Replay
-    from apexrl.weights import WeightsBoard
+    from apexrl.shared.weights_board import WeightsBoard
 
 
 FRAME_BYTES = 1 << 19
@@ -56,7 +56,7 @@ class Uplink:
         replay: Replay,
         weights: WeightsBoard,
     ) -> None:
-        from apexrl.links.redis.experience import ExperienceSender
+        from apexrl.links.redis.experience_stream import ExperienceSender
         from apexrl.replay.chunks import ChunkSource
 
         hosts = config.hosts
@@ -204,7 +204,7 @@ class WeightsThread:
     """Puts every new version of the run's weights onto this host's board."""
 
     def __init__(self, server: Server, keys: RunKeys, run_id: str, board: WeightsBoard) -> None:
-        from apexrl.links.redis.weights import WeightsDownloader
+        from apexrl.links.redis.weights_channel import WeightsDownloader
 
         most = 2 * board.capacity + _HEAD_BYTES
         self._downloader = WeightsDownloader(server, keys, run_id=run_id, most_bytes=most)

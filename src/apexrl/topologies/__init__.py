@@ -10,9 +10,8 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
-from apexrl import settings
 from apexrl.agents import AGENTS
-from apexrl.config import Config, WiringConfig
+from apexrl.config import Config, WiringConfig, convert
 from apexrl.errors import AgentError, ConfigError
 from apexrl.topologies.program import BatchesLink, Node, Probe, Program, ReplayLink, WeightsLink
 
@@ -271,7 +270,7 @@ def _refusal(name: str, agent: str, kind: str, by_gradients: bool) -> str:
 
 def _unfixed(config: Config) -> tuple[str, str]:
     """Flags of what its topology wants otherwise: as they are, and as they would have to be; empty: all is well."""
-    flat, fixed = settings.flat(config), TOPOLOGIES[config.topology].fixed
+    flat, fixed = convert.flat(config), TOPOLOGIES[config.topology].fixed
     off = [name for name, value in fixed.items() if flat[name] != value]
-    has, wants = (" ".join(settings.as_flag(name, of[name]) for name in off) for of in (flat, fixed))
+    has, wants = (" ".join(convert.as_flag(name, of[name]) for name in off) for of in (flat, fixed))
     return has, wants

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from apexrl.config import Config, WiringConfig
+from apexrl.config.convert import as_flag
 from apexrl.errors import ConfigError
-from apexrl.links.shared_parameters import SharedParameters
+from apexrl.links.local.shared_parameters import SharedParameters
 from apexrl.protocols import STATISTICS
 from apexrl.roles import Evaluator, ParameterKeeper, ParameterServer, Worker
-from apexrl.settings import as_flag
+from apexrl.topologies.parameter_server_links import sharded
 from apexrl.topologies.program import Probe, Program, room
-from apexrl.topologies.sharding import sharded
 
 
 def a3c(config: Config, probe: Probe) -> Program:

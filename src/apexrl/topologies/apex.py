@@ -6,9 +6,9 @@ from typing import Any
 
 from apexrl.config import Config
 from apexrl.roles import Actor, Evaluator, Learner, ReplayServer
-from apexrl.topologies.experience import prioritized, served
 from apexrl.topologies.program import Probe, Program, room
-from apexrl.topologies.together import averaging
+from apexrl.topologies.replay_links import prioritized, served
+from apexrl.topologies.sync_learners import averaging
 
 
 def apex(config: Config, probe: Probe) -> Program:

@@ -6,11 +6,11 @@ from typing import Any
 
 from apexrl.config import Config
 from apexrl.errors import ConfigError
-from apexrl.links.inference import InferenceLink
+from apexrl.links.local.inference import InferenceLink
 from apexrl.roles import EnvWorker, Evaluator, ModelServer
 from apexrl.roles.env_worker import group_sizes, reply_fields, request_fields
-from apexrl.topologies.experience import queue
 from apexrl.topologies.program import Probe, Program, room
+from apexrl.topologies.replay_links import queue
 
 _MOST_THREADS = 8  # of a kind, that an auto-tuner may come to (ours: they share one interpreter)
 

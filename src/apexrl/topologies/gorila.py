@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from apexrl.config import Config
+from apexrl.config.convert import override
 from apexrl.errors import ConfigError
 from apexrl.roles import Actor, Evaluator, GradientLearner, ParameterServer, ReplayServer
-from apexrl.settings import override
-from apexrl.topologies.experience import prioritized
+from apexrl.topologies.parameter_server_links import sharded
 from apexrl.topologies.program import Probe, Program, room
-from apexrl.topologies.queues import OfQueue, queue_ports
-from apexrl.topologies.sharding import sharded
+from apexrl.topologies.queue_links import OfQueue, queue_ports
+from apexrl.topologies.replay_links import prioritized
 
 
 def gorila(config: Config, probe: Probe) -> Program:

@@ -7,10 +7,10 @@ from typing import Any
 from apexrl.config import Config
 from apexrl.errors import ConfigError
 from apexrl.roles import Actor, Evaluator, Learner
-from apexrl.topologies.experience import queue
 from apexrl.topologies.program import Probe, Program, room
-from apexrl.topologies.queues import OfQueue, queue_ports
-from apexrl.topologies.together import averaging
+from apexrl.topologies.queue_links import OfQueue, queue_ports
+from apexrl.topologies.replay_links import queue
+from apexrl.topologies.sync_learners import averaging
 
 
 def impala(config: Config, probe: Probe) -> Program:

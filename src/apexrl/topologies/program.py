@@ -30,8 +30,8 @@ class Probe:
         weights_nbytes: bytes of its acting parameters.
         item: what it learns from.
         offers: what it has of ``OPTIONAL``.
-        vectors: what an update changes, where the agent says (``agents.vectors``): name -> float32 values.
-        places: where its acting parameters lie in these (``agents.places``); empty: gradients alone do not make it.
+        vectors: what an update changes, where the agent says (``agents.named_vectors``): name -> float32 values.
+        places: where its acting parameters lie in these (``parameter_layout``); empty: gradients alone do not make it.
     """
 
     spec: EnvSpec

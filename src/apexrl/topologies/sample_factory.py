@@ -6,12 +6,12 @@ from typing import Any
 
 from apexrl.config import Config
 from apexrl.errors import ConfigError
-from apexrl.links.inference import InferenceLink
+from apexrl.links.local.inference import InferenceLink
 from apexrl.roles import Evaluator, Learner, PolicyWorker, RolloutWorker
 from apexrl.roles.env_worker import group_sizes
 from apexrl.roles.rollout_worker import reply_fields, request_fields
-from apexrl.topologies.experience import queue
 from apexrl.topologies.program import Probe, Program, room
+from apexrl.topologies.replay_links import queue
 
 _MOST_POLICY_WORKERS = 4  # times --policy-workers, that an auto-tuner may come to: ours, to look around
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from apexrl.config import Config
-from apexrl.links.inference import InferenceLink
+from apexrl.links.local.inference import InferenceLink
 from apexrl.roles import EnvWorker, Evaluator, InferenceServer, Learner
 from apexrl.roles.env_worker import group_sizes, reply_fields, request_fields
-from apexrl.topologies.experience import experience
 from apexrl.topologies.program import Probe, Program, room
+from apexrl.topologies.replay_links import experience
 
 
 def seed(config: Config, probe: Probe) -> Program:

@@ -9,9 +9,9 @@ from typing import Any
 
 import redis
 
-from apexrl.links.redis.experience import ExperienceReceiver, ExperienceSender, Received
+from apexrl.links.redis.experience_stream import ExperienceReceiver, ExperienceSender, Received
 from apexrl.links.redis.keys import RunKeys
-from apexrl.links.redis.weights import WeightsDownloader, WeightsUploader
+from apexrl.links.redis.weights_channel import WeightsDownloader, WeightsUploader
 from apexrl.protocols import ChunkHead
 from redis_server import RedisServer
 

@@ -9,11 +9,11 @@ from typing import TypeVar
 
 from apexrl.errors import ExhaustedError, LinkError, OwnershipError
 from apexrl.links.redis.members import HostPlace
-from apexrl.links.redis.run import LearnerPlace
+from apexrl.links.redis.run_listing import RunView, look
+from apexrl.links.redis.run_record import LearnerPlace
 from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import RunRecord
-from apexrl.links.redis.view import RunView, look
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from ends import ITEMS, KEYS, Ends, Intake, body_of, books_close, offer, until
 
-from apexrl.links.redis.experience import Received, depth
+from apexrl.links.redis.experience_stream import Received, depth
 from apexrl.protocols import ChunkHead
 
 

@@ -11,11 +11,11 @@ from records import a_record, join_soon, seen, take_soon
 from apexrl.errors import LinkError, OwnershipError
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostPlace, Messages
-from apexrl.links.redis.run import LearnerPlace, find_run, stop_run
+from apexrl.links.redis.run_listing import look
+from apexrl.links.redis.run_record import LearnerPlace, find_run, stop_run
 from apexrl.links.redis.scripts import PRUNE, Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import HostDigest, LearnerDigest
-from apexrl.links.redis.view import look
 from redis_server import RedisServer, binaries
 
 HOUR = 3_600_000

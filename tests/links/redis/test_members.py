@@ -10,11 +10,11 @@ from apexrl.errors import ClosedError, ExhaustedError, LinkError
 from apexrl.links.redis import members
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostPlace, Messages, SlotLease
-from apexrl.links.redis.run import LearnerPlace, Orders
+from apexrl.links.redis.run_listing import look
+from apexrl.links.redis.run_record import LearnerPlace, Orders
 from apexrl.links.redis.scripts import PRUNE, Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import HostDigest, LearnerDigest, RunRecord
-from apexrl.links.redis.view import look
 from redis_server import RedisServer, binaries
 
 
@@ -312,7 +312,7 @@ def expire(redis_server: RedisServer, place: HostPlace) -> None:
 
 
 def test_a_name_is_found_among_other_keys(redis_server: RedisServer, record: RunRecord) -> None:
-    from apexrl.links.redis.view import runs
+    from apexrl.links.redis.run_listing import runs
 
     with redis_server.client() as raw:
         raw.mset({f"other:{number}": "x" for number in range(3000)})

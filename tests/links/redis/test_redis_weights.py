@@ -13,9 +13,9 @@ import redis
 from ends import KEYS, Ends
 
 from apexrl.errors import LinkError
-from apexrl.links.redis import weights as module
+from apexrl.links.redis import weights_channel as module
 from apexrl.links.redis.keys import RunKeys
-from apexrl.links.redis.weights import WeightsDownloader
+from apexrl.links.redis.weights_channel import WeightsDownloader
 from redis_server import RedisServer, binaries
 
 

@@ -11,11 +11,11 @@ from records import a_record, again, seen, take_soon, wait_until
 from apexrl.errors import ClosedError, ConfigError, HeldError, LinkError, OwnershipError, WaitTimeout
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostPlace
-from apexrl.links.redis.run import LearnerPlace, find_run, stop_run
+from apexrl.links.redis.run_listing import runs
+from apexrl.links.redis.run_record import LearnerPlace, find_run, stop_run
 from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import PROTOCOL, HostDigest, LearnerDigest, encode
-from apexrl.links.redis.view import runs
 
 
 def test_names() -> None:
@@ -219,7 +219,7 @@ def test_stop(server: Server) -> None:
 
 def test_what_is_never_written(server: Server, raw: redis.Redis) -> None:
     """NaN in a status becomes nothing; the address of the server, and what it is protected by, is in no key."""
-    from apexrl.status import RunStatus
+    from apexrl.run.status import RunStatus
 
     place = LearnerPlace.take(server, a_record())
     place.renew(LearnerDigest.of(RunStatus(train_return=float("nan"), env_steps_per_second=float("inf")), {"x": 1}))

@@ -7,7 +7,7 @@ from records import a_record, again, seen
 
 from apexrl.errors import LinkError, OwnershipError, WaitTimeout
 from apexrl.links.redis.members import HostPlace
-from apexrl.links.redis.run import LearnerPlace, find_run
+from apexrl.links.redis.run_record import LearnerPlace, find_run
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import HostDigest, LearnerDigest, encode
 from redis_server import RedisServer

@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from apexrl import client, settings
-from apexrl.config import Config
+from apexrl import client
+from apexrl.config import Config, convert
 from apexrl.errors import ConfigError
-from apexrl.launch.hosts import local_config
-from apexrl.links.redis.run import LearnerPlace, RunRecord, find_run
+from apexrl.launch.redis_run import local_config
+from apexrl.links.redis.run_record import LearnerPlace, RunRecord, find_run
 from apexrl.links.redis.signing import sign, trusted_modules
 from apexrl.links.redis.values import decode, encode
-from apexrl.run_folder import spec_to_json
+from apexrl.run.folder import spec_to_json
 from apexrl.spec import ActionSpec, EnvSpec, Field
-from apexrl.topologies.hosts import options_from_json
+from apexrl.topologies.host_cut import options_from_json
 from redis_server import RedisServer
 
 TOKEN, OTHER = "a token of the run's own", "another token of that length"
@@ -25,9 +25,9 @@ ORIGIN = "run r at redis-host:6379"
 
 
 def record(config: Config | None = None, **changes: Any) -> RunRecord:
-    own = settings.override(Config(), {"env": settings.LazyCallable("my_sim:make"), "agent": "my_agents.dqn:Mine"})
+    own = convert.override(Config(), {"env": convert.LazyCallable("my_sim:make"), "agent": "my_agents.dqn:Mine"})
     values: dict[str, Any] = {
-        "run_id": "12345678-abc", "name": "r", "apexrl": "0.1.0", "config": settings.to_toml(config or own),
+        "run_id": "12345678-abc", "name": "r", "apexrl": "0.1.0", "config": convert.to_toml(config or own),
         "spec": {"stack": 1, "low": [-1.5, 1e-30, "inf"]}, "step_spec": {}, "schema": "", "weights_nbytes": 16,
         "actor_slots": 4, "host": "h", "began": 1769000000.123456, "local": {"gamma": 0.1 + 0.2, "capacity": 2048},
     }  # fmt: skip
@@ -54,7 +54,7 @@ def test_what_its_learner_has_signed_may_name_what_its_user_named() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"config": settings.to_toml(Config())},
+        {"config": convert.to_toml(Config())},
         {"name": "s"},
         {"run_id": "12345678-abd"},
         {"actor_slots": 5},
@@ -91,7 +91,7 @@ def test_another_token_and_one_too_short_are_refused() -> None:
     ],
 )
 def test_what_a_record_asks_of_a_host_has_bounds(setting: str, value: Any, words: str) -> None:
-    config = settings.override(Config(), {setting: value})
+    config = convert.override(Config(), {setting: value})
     with pytest.raises(ConfigError, match=words):
         local_config(record(config), 0, "runs", {}, ORIGIN)
 

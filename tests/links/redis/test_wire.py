@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from apexrl import _native
 from apexrl.errors import ConfigError, FrameError
-from apexrl.links.redis import wire
-from apexrl.links.redis.wire import FrameHead, decode_frame, decode_weights, encode_frame, encode_weights
+from apexrl.links.redis import encoding
+from apexrl.links.redis.encoding import FrameHead, decode_frame, decode_weights, encode_frame, encode_weights
 from apexrl.protocols import ChunkHead
 
 SCHEMA = b"8 bytes."
@@ -119,12 +119,12 @@ def test_a_bomb_is_not_unpacked() -> None:
     bomb = zlib.compress(bytes(200 * 2**20), 9)
     for claimed in (1000, 60 * 2**20):
         head = msgspec.msgpack.encode(frame_head(chunks(claimed)))
-        data = seal((b"apxr", wire.PROTOCOL, 1, 1, len(head), len(bomb), claimed), head, bomb)
+        data = seal((b"apxr", encoding.PROTOCOL, 1, 1, len(head), len(bomb), claimed), head, bomb)
         with pytest.raises(FrameError, match="does not unpack to"):
             decode_frame(data, "run", SCHEMA)
     head = msgspec.msgpack.encode(frame_head(chunks(200 * 2**20)))
-    data = seal((b"apxr", wire.PROTOCOL, 1, 1, len(head), len(bomb), 200 * 2**20), head, bomb)
-    with pytest.raises(FrameError, match=f"at most {wire.MOST_BODY_BYTES}"):
+    data = seal((b"apxr", encoding.PROTOCOL, 1, 1, len(head), len(bomb), 200 * 2**20), head, bomb)
+    with pytest.raises(FrameError, match=f"at most {encoding.MOST_BODY_BYTES}"):
         decode_frame(data, "run", SCHEMA)
 
 
@@ -133,7 +133,9 @@ def test_zlib_must_end_where_the_body_ends() -> None:
     head = msgspec.msgpack.encode(frame_head(chunks(1000)))
     for body in (whole + b"x", whole[:-1], whole[:-4], b"", b"nonsense"):
         with pytest.raises(FrameError, match="does not unpack"):
-            decode_frame(seal((b"apxr", wire.PROTOCOL, 1, 1, len(head), len(body), 1000), head, body), "run", SCHEMA)
+            decode_frame(
+                seal((b"apxr", encoding.PROTOCOL, 1, 1, len(head), len(body), 1000), head, body), "run", SCHEMA
+            )
 
 
 @pytest.mark.parametrize(
@@ -144,7 +146,7 @@ def test_heads_that_claim_a_lot_allocate_nothing(tail: bytes) -> None:
     for cut in range(len(whole)):
         head = whole[:cut] + tail
         with pytest.raises(FrameError):
-            decode_frame(seal((b"apxr", wire.PROTOCOL, 1, 0, len(head), 10, 10), head, bytes(10)), "run", SCHEMA)
+            decode_frame(seal((b"apxr", encoding.PROTOCOL, 1, 0, len(head), 10, 10), head, bytes(10)), "run", SCHEMA)
 
 
 def refused_or_whole(data: bytes, bodies: set[bytes]) -> bool:
@@ -202,7 +204,7 @@ def test_any_msgpack_as_a_head_is_refused(values: list[object], place: int, valu
     real = [*real[:place], value, *real[place + 1 :]]
     for words in (values, real):
         head = msgspec.msgpack.encode(words)
-        refused_or_whole(seal((b"apxr", wire.PROTOCOL, 1, 0, len(head), 10, 10), head, bytes(10)), {bytes(10)})
+        refused_or_whole(seal((b"apxr", encoding.PROTOCOL, 1, 0, len(head), 10, 10), head, bytes(10)), {bytes(10)})
 
 
 def mutant(rng: random.Random, data: bytes) -> bytes:
@@ -308,7 +310,7 @@ def test_weights_of_another_run_too_large_or_not_of_numbers_are_refused() -> Non
 def test_impossible_arrays_are_refused(arrays: list[object]) -> None:
     for size in (0, 64, 128):
         head = msgspec.msgpack.encode(["run", 1, arrays])
-        data = seal((b"apxr", wire.PROTOCOL, 2, 0, len(head), size, size), head, bytes(size))
+        data = seal((b"apxr", encoding.PROTOCOL, 2, 0, len(head), size, size), head, bytes(size))
         if arrays or size:
             with pytest.raises(FrameError):
                 decode_weights(data, "run", 2**20)
@@ -333,6 +335,6 @@ def test_mutants_of_weights_are_refused_or_decoded() -> None:
 
 
 def test_an_unknown_compression_is_refused() -> None:
-    assert [wire.packing("none"), wire.packing("zlib")] == [False, True]
+    assert [encoding.packing("none"), encoding.packing("zlib")] == [False, True]
     with pytest.raises(ConfigError, match="--compression must be none or zlib"):
-        wire.packing("lz4")
+        encoding.packing("lz4")

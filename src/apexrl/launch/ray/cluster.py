@@ -26,7 +26,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from apexrl.errors import ConfigError, LinkError
-from apexrl.launch.ray.wishes import Wishes
+from apexrl.launch.ray.resources import Wishes
 
 _LOOK_SECONDS = 0.2
 _REACH_SECONDS = 5.0

@@ -12,25 +12,25 @@ from ray.exceptions import ActorDiedError, NodeDiedError, RayError, RayTaskError
 
 from apexrl.config import Config
 from apexrl.errors import ApexrlError, WorkerError
-from apexrl.launch.ledger import Ledger
-from apexrl.launch.patience import REFILL_SECONDS, Ending
 from apexrl.launch.probe import revive
-from apexrl.launch.ray import books
-from apexrl.launch.ray.actors import Errand, Ground, Look, News, Report, RoleProcess
+from apexrl.launch.ray import run_totals
 from apexrl.launch.ray.cluster import Cluster, kill
-from apexrl.launch.ray.ends import life_name
-from apexrl.launch.ray.figures import Figures
-from apexrl.launch.ray.growth import Growth
-from apexrl.launch.ray.places import Group, Place, cut
-from apexrl.launch.ray.plans import Plan, check_room, enough, places, plan
-from apexrl.launch.ray.reception import HELLO_SECONDS, compare, receive, reserve
-from apexrl.launch.ray.wishes import Wishes
-from apexrl.launch.slots import slot_seed
-from apexrl.launch.standstill import DUMP_SECONDS
+from apexrl.launch.ray.elastic_groups import Growth
+from apexrl.launch.ray.group_plan import Plan, check_room, enough, places, plan
+from apexrl.launch.ray.preflight import HELLO_SECONDS, compare, receive, reserve
+from apexrl.launch.ray.ray_actors import Errand, Ground, Look, News, Report, RoleProcess
+from apexrl.launch.ray.ray_metrics import Figures
+from apexrl.launch.ray.ray_slots import Group, Place, cut
+from apexrl.launch.ray.resources import Wishes
+from apexrl.launch.ray.shard_clients import life_name
+from apexrl.launch.restart_budget import REFILL_SECONDS, Ending
+from apexrl.launch.run_ledger import Ledger
+from apexrl.launch.stall_dump import DUMP_SECONDS
 from apexrl.launch.supervisor import Interrupts
-from apexrl.links.control import COUNTERS, HURRY, RUN, STOP
+from apexrl.launch.worker_slots import slot_seed
+from apexrl.links.local.control_board import COUNTERS, HURRY, RUN, STOP
 from apexrl.topologies import Probe, Program
-from apexrl.topologies.groups import LEARNERS, queues, sampling
+from apexrl.topologies.ray_cut import LEARNERS, queues, sampling
 
 _TICK_SECONDS = 0.1
 _NUMBER_SECONDS = 1.0  # until a life's number is tried to be written again
@@ -488,7 +488,7 @@ class Driver:
         return {name: self._total(name) - place.lived.get(name, 0) for name in COUNTERS}
 
     def _tick(self, now: float) -> None:
-        sums = books.enter(self._ledger, self._groups, self._total, self._hung_calls, now)
+        sums = run_totals.enter(self._ledger, self._groups, self._total, self._hung_calls, now)
         if self._figures is not None:
             self._figures.tick(now, self._ledger.status, self._groups, sums)
 

@@ -17,7 +17,7 @@ from apexrl.errors import ClosedError, ExhaustedError, LinkError
 from apexrl.links.backoff import Backoff
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.outbox import Outbox
-from apexrl.links.redis.run import Orders, RunRecord, host_name
+from apexrl.links.redis.run_record import Orders, RunRecord, host_name
 from apexrl.links.redis.scripts import JOIN, LEAVE, POP, RENEW_MEMBER, Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import (

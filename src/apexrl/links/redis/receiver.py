@@ -1,4 +1,4 @@
-"""The receiving end of the stream of experience (`links.redis.experience` says how the two ends work together)."""
+"""The receiving end of the stream of experience (`experience_stream` says how the two ends work together)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from redis import exceptions
 
 from apexrl.errors import FrameError, LinkError, OwnershipError
 from apexrl.links.backoff import Backoff
+from apexrl.links.redis.encoding import decode_frame
 from apexrl.links.redis.fences import ADOPT, TELL, outdated
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.pipe import Pipe, Words, command
 from apexrl.links.redis.server import TROUBLE, Server, explain
-from apexrl.links.redis.stream import CONSUMER, GROUP, LAST_OF_LIFE, field_of, sequence_of, stream_of
-from apexrl.links.redis.wire import decode_frame
+from apexrl.links.redis.stream_names import CONSUMER, GROUP, LAST_OF_LIFE, field_of, sequence_of, stream_of
 from apexrl.protocols import ChunkHead
 
 MOST_BLOCK = 1.0

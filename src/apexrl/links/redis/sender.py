@@ -1,4 +1,4 @@
-"""The sending end of the stream of experience (`links.redis.experience` says how the two ends work together)."""
+"""The sending end of the stream of experience (`links.redis.experience_stream` says how the two ends work together)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from redis import exceptions
 
 from apexrl.errors import LinkError
 from apexrl.links.backoff import Backoff
+from apexrl.links.redis.encoding import MOST_BODY_BYTES, MOST_CHUNKS, FrameHead, encode_frame, packing
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.pipe import Pipe, command
 from apexrl.links.redis.server import DEFAULT_BULK_BYTES, TROUBLE, Server, explain
-from apexrl.links.redis.stream import LAST_OF_LIFE, field_of, sequence_of, stream_of
-from apexrl.links.redis.wire import MOST_BODY_BYTES, MOST_CHUNKS, FrameHead, encode_frame, packing
+from apexrl.links.redis.stream_names import LAST_OF_LIFE, field_of, sequence_of, stream_of
 from apexrl.protocols import ChunkHead
 
 BATCH_BYTES: Final = 4 * 2**20

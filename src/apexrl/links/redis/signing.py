@@ -10,10 +10,10 @@ from typing import Final
 
 import msgspec
 
-from apexrl import settings
+from apexrl.config import convert
+from apexrl.config.trust import modules
 from apexrl.errors import ConfigError
 from apexrl.links.redis.values import RunRecord, encode
-from apexrl.trust import modules
 
 LEAST_TOKEN: Final = 16
 """Characters of a token, so that it cannot be guessed from a signature."""
@@ -45,7 +45,7 @@ def trusted_modules(record: RunRecord, token: str, trust: Sequence[str], origin:
             f"the record of {origin} is signed {how}: give the learner and its hosts the same token (--token-file or "
             "APEXRL_TOKEN), or this host none. If they have it, somebody else has written that record"
         )
-    return (*given, *modules(settings.from_toml(record.config, f"the record of {origin}"), imports=False))
+    return (*given, *modules(convert.from_toml(record.config, f"the record of {origin}"), imports=False))
 
 
 def _signature(record: RunRecord, token: str) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from apexrl.status import RunStatus
+from apexrl.run.status import RunStatus
 
 PROTOCOL: Final = 2
 """Raised when anything that hosts say to one another through a server changes its meaning. A host joins runs of its own

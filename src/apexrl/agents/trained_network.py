@@ -1,0 +1,219 @@
+"""A network with all that changes it: flat parameters, gradient, optimizer, target.
+
+Agents hold one for each network that learns. What acting does not need is made when first asked for, so that actors
+never hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from functools import cached_property
+from math import isfinite
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from apexrl.agents.optimizer import Optimizer, make_optimizer
+from apexrl.config import AgentConfig
+from apexrl.errors import NonFiniteError, SnapshotError
+from apexrl.networks import FlatParameters
+from apexrl.networks.custom_encoder import draws_of
+from apexrl.spec import Array
+
+METRICS_PERIOD_UPDATES = 50  # metrics wait for the device, and cost about a tenth of a small update
+
+N = TypeVar("N", bound=nn.Module)
+
+
+class Gradients(NamedTuple):
+    """What ``gradients`` of an agent returns and its ``apply`` takes."""
+
+    groups: dict[str, Tensor]  # group name -> flat gradient, clipped; holds until the next call
+    priorities: NDArray[np.float32] | None  # [B] |δ|; None: of unrolls, which have none
+    metrics: dict[str, float]
+
+
+class Trained(Generic[N]):
+    """A module in training.
+
+    Args:
+        name: begins the names of its arrays: ``critic`` gives ``critic/online/…``; empty: ``online/…``.
+        network: on its final device; its parameters are moved into one vector.
+        config: says the optimizer.
+        learning_rate: step size; 0: that of ``config``.
+        target: a target network follows it.
+    """
+
+    def __init__(
+        self, name: str, network: N, config: AgentConfig, learning_rate: float = 0.0, target: bool = False
+    ) -> None:
+        self.network = network
+        self.parameters = FlatParameters(network)
+        self._prefix = f"{name}/" if name else ""
+        self._config = config
+        self._learning_rate = learning_rate or config.learning_rate
+        self._has_target = target
+
+    @cached_property
+    def gradient(self) -> Tensor:
+        """float32 [size], of which the parameters' ``.grad`` are views."""
+        return self.parameters.attach_gradient()
+
+    @cached_property
+    def optimizer(self) -> Optimizer:
+        return self.optimizer_for(self.parameters.vector)
+
+    def optimizer_for(self, vector: Tensor) -> Optimizer:
+        """One like its own, for ``vector``: a part of the parameters, owned by somebody else."""
+        return make_optimizer(self._config, vector, self._learning_rate)
+
+    @property
+    def target(self) -> N:
+        """The slowly following copy, at first equal to the network. Its parameters take no gradient."""
+        return self._following[0]
+
+    @property
+    def target_parameters(self) -> FlatParameters:
+        return self._following[1]
+
+    @cached_property
+    def _following(self) -> tuple[N, FlatParameters]:
+        target = deepcopy(self.network).requires_grad_(False)
+        for parameter in target.parameters():
+            parameter.grad = None
+        return target, FlatParameters(target)
+
+    def differentiate(self, loss: Tensor) -> None:
+        """Overwrite ``gradient`` with ∂loss/∂parameters; of frozen ones it is 0, and no optimizer moves them."""
+        self.gradient.zero_()
+        learning = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        loss.backward(inputs=learning)  # type: ignore[no-untyped-call]
+
+    def clip(self, most: float, updates: int, priorities: NDArray[np.float32] | None = None) -> float:
+        """Scale the gradient to a global L2 norm of at most ``most`` (0: leave it); returns the norm before.
+
+        Args:
+            updates: made so far, for the message.
+            priorities: float32 [B], looked through too.
+
+        Raises:
+            NonFiniteError: the gradient, or the priority of a row, is NaN or infinite. Nothing was changed.
+        """
+        norm = float(torch.linalg.vector_norm(self.gradient))
+        if not isfinite(norm) or (priorities is not None and not np.isfinite(priorities).all()):
+            raise not_finite(priorities, updates)
+        if 0.0 < most < norm:
+            self.gradient.mul_(most / norm)
+        return norm
+
+    def step(self, gradient: Tensor | None = None) -> None:
+        """One step of the optimizer along ``gradient``, or along its own."""
+        self.optimizer.step(self.parameters.vector, self.gradient if gradient is None else gradient)
+
+    def anneal(self, left: float) -> None:
+        """From now on steps are ``left`` times as large as those of the configuration, 0 … 1."""
+        self.optimizer.learning_rate = left * self._learning_rate
+
+    def follow(self, updates: int) -> bool:
+        """Let the target follow, as ``polyak`` and ``target_period_updates`` say, after that many updates. False: it
+        stayed as it was."""
+        if self._config.polyak:
+            self.target_parameters.vector.lerp_(self.parameters.vector, self._config.polyak)
+            return True
+        due = updates % self._config.target_period_updates == 0
+        if due:
+            self.target_parameters.vector.copy_(self.parameters.vector)
+        return due
+
+    def weights(self) -> dict[str, Array]:
+        """The network's parameters by name, copied."""
+        return {self._prefix + name: array for name, array in self.parameters.arrays().items()}
+
+    def load(self, weights: Mapping[str, Array]) -> None:
+        """Take parameters as ``weights`` gives them; others' names are passed over.
+
+        Raises:
+            SpecError: they are of another network.
+        """
+        self.parameters.load(self._own(weights, self._prefix))
+
+    def vectors(self) -> dict[str, Tensor]:
+        """All that an update changes, no copies: ``online``, ``target``, ``optimizer/<name>``, each float32 [size], and
+        ``optimizer/steps``, float32 [1]."""
+        return self._parts() | {"optimizer/steps": self.optimizer.steps.view(1)}
+
+    def bind(self, vectors: Mapping[str, Tensor]) -> None:
+        """From now on live in ``vectors``, some or all of those that ``vectors()`` names, with the values that they
+        hold: whoever else has them sees every update, and this one theirs."""
+        for name, vector in vectors.items():
+            if name == "online":
+                self.parameters.bind(vector)
+            elif name == "target":
+                self.target_parameters.bind(vector)
+            elif name == "optimizer/steps":
+                self.optimizer.steps = vector[0]
+            else:
+                self.optimizer.state[name.removeprefix("optimizer/")] = vector
+
+    def state_dict(self) -> dict[str, Array]:
+        """Parameters, target, optimizer, and what encoders of one's own draw next, as flat named arrays."""
+        state = {
+            f"{self._prefix}{part}/{name}": array
+            for part, vector in self._parts().items()
+            for name, array in self.parameters.arrays(vector).items()
+        }
+        state[f"{self._prefix}optimizer/steps"] = self.optimizer.steps.cpu().numpy().copy()
+        if draws := draws_of(self.network):
+            state[f"{self._prefix}draws"] = np.array([(one.seed, one.passes) for one in draws], np.int64)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        """Go on exactly where ``state_dict`` was taken.
+
+        Raises:
+            SnapshotError: something is missing: the state is of another agent or optimizer.
+            SpecError: arrays are of another network.
+        """
+        for part, vector in self._parts().items():
+            arrays = self._own(state, f"{self._prefix}{part}/")
+            if not arrays:
+                raise SnapshotError(
+                    f"the state holds no {self._prefix + part!r}: it is of another agent or optimizer than this one"
+                )
+            self.parameters.load(arrays, vector)
+        self.optimizer.steps.fill_(float(held(state, f"{self._prefix}optimizer/steps")))
+        if draws := draws_of(self.network):
+            for one, (seed, passes) in zip(draws, held(state, f"{self._prefix}draws").tolist(), strict=True):
+                one.seed, one.passes = seed, passes
+
+    def _parts(self) -> dict[str, Tensor]:
+        parts = {"online": self.parameters.vector}
+        if self._has_target:
+            parts["target"] = self.target_parameters.vector
+        return parts | {f"optimizer/{name}": vector for name, vector in self.optimizer.state.items()}
+
+    @staticmethod
+    def _own(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
+        return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def held(state: Mapping[str, Array], name: str) -> Array:
+    """An array of a saved state.
+
+    Raises:
+        SnapshotError: it is not there: the state is of another agent or optimizer.
+    """
+    if name not in state:
+        raise SnapshotError(f"the state holds no {name!r}: it is of another agent or optimizer than this one")
+    return state[name]
+
+
+def not_finite(priorities: NDArray[np.float32] | None, updates: int) -> NonFiniteError:
+    """The error for an update that must not be applied; names the batch rows whose priority is to blame."""
+    rows = [] if priorities is None else np.flatnonzero(~np.isfinite(priorities)).tolist()
+    where = f"the error of batch rows {rows[:8]}" if rows else "the gradient"
+    return NonFiniteError(f"update {updates + 1}: {where} is NaN or infinite; the parameters were left as they were")

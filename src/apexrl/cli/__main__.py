@@ -1,0 +1,5 @@
+import sys
+
+from apexrl.cli.main import main
+
+sys.exit(main())

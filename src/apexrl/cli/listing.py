@@ -1,0 +1,149 @@
+"""What ``apexrl list`` shows. Neither PyTorch nor Gymnasium is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from apexrl.agents import AGENTS, AgentInfo
+from apexrl.config import Config
+from apexrl.config.convert import as_flag, did_you_mean, flat
+from apexrl.errors import ConfigError
+from apexrl.presets import PRESETS, Preset
+from apexrl.run.folder import env_name
+from apexrl.topologies import TOPOLOGIES, runs
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SUBJECTS = ("presets", "agents", "topologies")
+SETS = "Shown is what a name sets, but for defaults. All: apexrl train PRESET --agent NAME --help."
+
+
+class Entry(NamedTuple):
+    """One name, what it is, what it sets, and what else there is to say of it, a line each."""
+
+    name: str
+    summary: str
+    notes: Sequence[str] = ()
+    sets: str = ""
+
+
+class Section(NamedTuple):
+    title: str
+    entries: Sequence[Entry]
+    notes: Sequence[str] = ()  # of all of them
+
+
+def show(words: Sequence[str], console: Console) -> None:
+    """Print everything in short, or one subject, agent or preset in full.
+
+    Raises:
+        ConfigError: no such word.
+    """
+    sections = _sections(words)
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    for place, section in enumerate(sections):
+        if place:
+            console.print()
+        console.print(Text(section.title, style="bold"))
+        for note in section.notes:
+            console.print(Padding(Text(note, style="dim"), (0, 0, 0, 2)))
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+        table.add_column(style="bold cyan", no_wrap=True)
+        table.add_column()
+        for entry in section.entries:
+            sets = [Text.assemble("sets ", (entry.sets, "green"))] if entry.sets else []
+            lines = [Text(entry.summary), *sets, *(Text(note, style="dim") for note in entry.notes)]
+            table.add_row(entry.name, Text("\n").join(lines))
+        console.print(Padding(table, (0, 0, 0, 2)))
+    if not words:
+        console.print("\nMore of each: apexrl list presets, agents or topologies.", style="dim", highlight=False)
+
+
+def _sections(words: Sequence[str]) -> list[Section]:
+    if len(words) > 1:
+        raise ConfigError(
+            f"apexrl list takes one word at most, of {', '.join(SUBJECTS)} or a name; got {' '.join(words)}"
+        )
+    full = bool(words)
+    if full and (found := _of_one(words[0])):
+        return found
+    known = {"presets": lambda full: [_presets(full)], "agents": _agents, "topologies": _topologies}
+    if full and words[0] not in known:
+        raise ConfigError(
+            f"apexrl list knows {', '.join(SUBJECTS)} and their names, not {words[0]!r}"
+            f"{did_you_mean(words[0], (*SUBJECTS, *PRESETS, *AGENTS, *TOPOLOGIES))}"
+        )
+    return [section for subject in words or SUBJECTS for section in known[subject](full)]
+
+
+def _of_one(name: str) -> list[Section]:
+    """What goes by this name: it may be an agent's and a topology's."""
+    sections = [_of_needs(AGENTS[name].needs, {name: AGENTS[name]}, True)] if name in AGENTS else []
+    sections += [_presets(True, (name,))] if name in PRESETS else []
+    return sections + (_topologies(True, (name,)) if name in TOPOLOGIES else [])
+
+
+def _presets(full: bool, names: Sequence[str] = tuple(PRESETS)) -> Section:
+    entries = [Entry(name, PRESETS[name].summary, _of_preset(PRESETS[name], full)) for name in names]
+    return Section("Presets: apexrl train NAME", entries)
+
+
+def _of_preset(preset: Preset, full: bool) -> list[str]:
+    notes = []
+    if full:
+        others = [name for name in preset.agents if name != preset.config.agent.agent]
+        also = f", or {', '.join(others)}" if others else ""
+        notes.append(f"{env_name(preset.config)}; --agent {preset.config.agent.agent}{also}")
+    if preset.extra and (full or preset.missing):
+        notes.append(f"needs apexrl[{preset.extra}] ({'not installed' if preset.missing else 'installed'})")
+    return notes
+
+
+def _agents(full: bool) -> list[Section]:
+    groups: dict[str, dict[str, AgentInfo]] = {}
+    for name, info in AGENTS.items():
+        groups.setdefault(info.needs, {})[name] = info
+    return [_of_needs(needs, group, full) for needs, group in groups.items()]
+
+
+def _of_needs(needs: str, group: Mapping[str, AgentInfo], full: bool) -> Section:
+    """The agents of one kind of actions, and what their names set other than the defaults are."""
+    title = f"Agents for {needs}: --agent NAME"
+    if not full:
+        return Section(title, [Entry(name, info.description) for name, info in group.items()])
+    defaults = flat(Config())
+    entries = []
+    for name, info in group.items():
+        own = [as_flag(key, value) for key, value in info.settings.items() if value != defaults[key]]
+        entries.append(Entry(name, info.description, [info.citation], " ".join(own)))
+    return Section(title, entries, [SETS])
+
+
+def _topologies(full: bool, names: Sequence[str] = tuple(TOPOLOGIES)) -> list[Section]:
+    entries = [Entry(name, TOPOLOGIES[name].summary, _of_topology(name) if full else []) for name in names]
+    return [Section("Topologies: --topology NAME", entries)]
+
+
+def _of_topology(name: str) -> list[str]:
+    """Whom it runs, which flags are its own, and whose it is."""
+    about = TOPOLOGIES[name]
+    able = [agent for agent in AGENTS if runs(name, agent)]
+    defaults = flat(Config())
+    otherwise = [agent for agent in able if _differs(about.fixed, {**defaults, **AGENTS[agent].settings})]
+    kinds = " or ".join(f"{kind}s" for kind in about.kinds)
+    notes = [f"runs agents that learn from {kinds}: {', '.join(agent for agent in able if agent not in otherwise)}"]
+    if otherwise:
+        notes.append(f"and with {' '.join(as_flag(*one) for one in about.fixed.items())}: {', '.join(otherwise)}")
+    notes.append(f"takes {about.agent} where it must choose")
+    if about.reads:
+        notes.append("has " + " ".join("--" + setting.replace("_", "-") for setting in about.reads))
+    return [*notes, about.source]
+
+
+def _differs(wanted: Mapping[str, Any], has: Mapping[str, Any]) -> bool:
+    return any(has[name] != value for name, value in wanted.items())

@@ -1,0 +1,335 @@
+"""A run on a Ray cluster, as anybody sees it who can reach the cluster or the run's folder: `apexrl status`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from apexrl.errors import ApexrlError, ConfigError, LinkError
+from apexrl.launch.ray.resources import Wishes, here
+from apexrl.links.redis.values import printable
+from apexrl.report.live_panel import clock, count, number
+from apexrl.run.atomic_files import read_text
+from apexrl.run.folder import RunFolder
+from apexrl.run.metrics import read_rows
+from apexrl.run.status import PolicyLag, RunStatus, WorkerStatus
+
+if TYPE_CHECKING:
+    from apexrl.launch.ray.ray_metrics import Record
+
+ANSWER_SECONDS: Final = 5.0
+WATCH_SECONDS: Final = 1.0
+LOG_SECONDS: Final = 5.0
+"""Between two pictures where there is no terminal to redraw."""
+
+_ROWS: Final = 256
+_LOG_BYTES: Final = 1 << 20  # of a run's log, in which its last status is looked for
+_RUNS: Final = ("run", "state", "driver", "steps", "steps/s", "updates/s", "return", "shards", "nodes", "restarts")
+_FEW_RUNS: Final = ("run", "state", "steps", "steps/s", "return", "shards", "nodes")
+_WORKERS: Final = ("worker", "state", "node", "pid", "rate", "heard of", "restarts")
+_FEW_WORKERS: Final = ("worker", "state", "node", "rate", "heard of")
+_WIDE: Final = 100
+_SILENT_SECONDS: Final = 10.0
+_COLOURS: Final = {
+    "up": "green",
+    "starting": "cyan",
+    "waiting": "dim",
+    "lost": "yellow",
+    "finished": "dim",
+    "failed": "bold red",
+}
+_WAITING: Final = ("waiting", "starting", "restarting")
+
+
+def show_cluster(address: str, run: str = "", watch: bool = False, console: Console | None = None) -> int:
+    """Print the run ``run`` on the Ray cluster at ``address``, or without a name all runs there; with ``watch`` again
+    and again until Ctrl-C.
+
+    Returns:
+        0, or 1 when there is no such run.
+
+    Raises:
+        ConfigError: ``address`` is none, or is ``local``, which means a new cluster.
+        LinkError: there is no such cluster.
+    """
+    console = console or Console()
+    if address == "local":
+        raise ConfigError("--ray local means a new cluster, on which nothing runs yet: say auto, HOST:PORT, or RUN")
+
+    def picture(records: dict[str, Record], silent: int) -> tuple[RenderableType, bool]:
+        if not run:
+            return _table_of_runs(list(records.values()), silent, address, console.width), True
+        for record in records.values():
+            if record.name == run:
+                return _picture(record, console.width), True
+        names = ", ".join(sorted(record.name for record in records.values()))
+        return Text(f"there is no run {run} on the Ray cluster {address}; {_there(names, silent)}"), False
+
+    return _look(address, picture, watch, console)
+
+
+def show_folder(path: str | Path, watch: bool = False, console: Console | None = None, address: str = "") -> int:
+    """Print the run whose folder is ``path``: on Ray as its cluster tells it, else as its own log does.
+
+    Args:
+        address: of the cluster, which may be on another machine; empty: as the folder says, if it is on this one.
+            Anybody may have written that, and a cluster that is asked hears the user's token.
+
+    Returns:
+        0.
+
+    Raises:
+        ConfigError: it is not a run folder.
+    """
+    console = console or Console()
+    folder = RunFolder.open(path)
+    note = _note(folder)
+
+    def picture(records: dict[str, Record], silent: int) -> tuple[RenderableType, bool]:
+        record = records.get(note["namespace"])
+        return (_picture(record, console.width), True) if record is not None else (_from_log(folder, ""), True)
+
+    trouble = ""
+    if note and not _ended_since(folder):
+        where = address or note["address"]
+        if not address and not here(where):
+            trouble = (
+                f"it says that its Ray cluster is at {where}, on another machine, which was not asked. If that is "
+                f"yours: apexrl status {path} --ray {where}"
+            )
+        else:
+            if note["auth"] == "token":
+                os.environ.setdefault("RAY_AUTH_MODE", "token")  # before Ray is imported
+            try:
+                return _look(where, picture, watch, console)
+            except ApexrlError as error:
+                console.print(_from_log(folder, f"its Ray cluster at {where} does not answer: {error}"))
+                return 0
+    _repeat(lambda: (_from_log(folder, trouble), True), watch, console)
+    return 0
+
+
+def _look(
+    address: str,
+    picture: Callable[[dict[str, Record], int], tuple[RenderableType, bool]],
+    watch: bool,
+    console: Console,
+) -> int:
+    from ray.exceptions import RayError
+
+    from apexrl.launch.ray.cluster import Cluster
+    from apexrl.launch.ray.ray_metrics import records
+
+    try:
+        cluster = Cluster(Wishes(address), 0.0)
+    except LinkError as error:
+        raise LinkError(str(error).partition(". Start one")[0] + ": start apexrl status on a node of one") from error
+    with closing(cluster):
+        try:
+            return _repeat(lambda: picture(*records(ANSWER_SECONDS)), watch, console)
+        except RayError as error:
+            raise LinkError(f"the Ray cluster at {address} does not answer any more: {error}") from error
+
+
+def _repeat(picture: Callable[[], tuple[RenderableType, bool]], watch: bool, console: Console) -> int:
+    drawn, found = picture()
+    if not watch:
+        console.print(drawn)
+        return 0 if found else 1
+    live = Live(console=console, auto_refresh=False) if console.is_terminal and not console.is_dumb_terminal else None
+    try:
+        if live is not None:
+            live.start()
+        while True:
+            if live is not None:
+                live.update(drawn, refresh=True)
+            else:
+                console.print(drawn)
+            time.sleep(LOG_SECONDS if live is None else WATCH_SECONDS)
+            drawn, _ = picture()
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        if live is not None:
+            live.stop()
+
+
+def _note(folder: RunFolder) -> dict[str, str]:
+    """Where the run was last on Ray; empty: nowhere."""
+    try:
+        values = json.loads(read_text(folder.ray_path))
+        known = {"address": printable(values["address"]), "namespace": str(values["namespace"])}
+        return known | {"auth": str(values.get("auth", ""))}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{folder.ray_path} does not name a cluster ({error}): delete it") from error
+
+
+def _ended_since(folder: RunFolder) -> bool:
+    """Whether the run's newest life on Ray has written its summary."""
+    try:
+        return folder.summary_path.stat().st_mtime_ns >= folder.ray_path.stat().st_mtime_ns
+    except OSError:
+        return False
+
+
+def _there(names: str, silent: int) -> str:
+    more = f"; {silent} did not answer, or belong to another version of apexrl" if silent else ""
+    return (f"runs there: {names}" if names else "no run is there") + more
+
+
+def _table_of_runs(records: Sequence[Record], silent: int, address: str, width: int) -> RenderableType:
+    """A line for each run of a cluster."""
+    if not records:
+        how = "" if silent else ". Start one: apexrl train PRESET --ray auto"
+        return Text(f"the Ray cluster {address}: {_there('', silent)}{how}")
+    table = _columns(_RUNS if width >= _WIDE else _FEW_RUNS)
+    for record in sorted(records, key=lambda record: record.name):
+        status: RunStatus = record.status
+        cells: dict[str, RenderableType] = {
+            "run": Text(record.name),
+            "state": _state(record),
+            "driver": Text(f"{record.host}:{record.pid}"),
+            "steps": count(status.env_steps),
+            "steps/s": count(status.env_steps_per_second),
+            "updates/s": count(status.updates_per_second),
+            "return": number(status.train_return),
+            "shards": str(sum(group.state == "up" for group in record.groups[1:])),
+            "nodes": str(len({group.host for group in record.groups} - {""})),
+            "restarts": _counted(sum(status.restarts.values())),
+        }
+        table.add_row(*(cells[str(column.header)] for column in table.columns))
+    rest = Text(f"{silent} more did not answer, or belong to another version of apexrl", style="yellow")
+    return Group(table, rest) if silent else table
+
+
+def _picture(record: Record, width: int) -> RenderableType:
+    """One run: its figures, its groups and their workers."""
+    head = Text.assemble((f"{record.name}  ", "bold"), _state(record), f"  {clock(record.status.elapsed_seconds)}")
+    head.append(f"  driver on {record.host} ({record.pid})  {record.folder}", style="dim")
+    groups = _columns(("group", "state", "node", "items", "of", "in/s", "out/s", "restarts"))
+    for group in record.groups[:_ROWS]:
+        shard = group.capacity > 0
+        groups.add_row(
+            Text(group.name),
+            Text(f"● {group.state}", style=_COLOURS[group.state]),
+            Text(group.host or "–"),
+            *(
+                count(value) if shard else "–"
+                for value in (group.size, group.capacity, group.inserted_per_second, group.sampled_per_second)
+            ),
+            _counted(group.restarts),
+        )
+    hosts = {name: group.host for group in record.groups for name in group.workers}
+    workers = _columns(_WORKERS if width >= _WIDE else _FEW_WORKERS)
+    for worker in record.status.workers[:_ROWS]:
+        cells = _worker(worker, hosts.get(worker.name, ""))
+        workers.add_row(*(cells[str(column.header)] for column in workers.columns))
+    more = len(record.status.workers) - _ROWS
+    rest = [Text(f"… and {more} workers more", style="dim")] if more > 0 else []
+    return Group(head, "", _numbers(record.status), "", groups, "", workers, *rest)
+
+
+def _from_log(folder: RunFolder, trouble: str) -> RenderableType:
+    """A run as its summary and its log tell it: who works where is not there."""
+    rows = read_rows(folder.metrics_path, _LOG_BYTES) if folder.metrics_path.is_file() else []
+    last: dict[str, Any] = next((row for row in reversed(rows) if row.get("kind") == "status"), {})
+    summary = folder.summary()
+    ended = bool(summary) and int(summary.get("env_steps") or 0) >= int(last.get("env_steps") or 0)
+    word = f"ended: {summary.get('stopped_by')}" if ended else f"{last.get('phase', 'starting')}, says its log"
+    lag = [float("nan") if last.get(f"policy_lag_{x}") is None else last[f"policy_lag_{x}"] for x in PolicyLag._fields]
+    status = RunStatus(
+        env_steps=int(last.get("env_steps") or 0),
+        env_steps_per_second=0.0 if ended else float(last.get("env_steps_per_second") or 0.0),
+        updates=int(last.get("updates") or 0),
+        updates_per_second=0.0 if ended else float(last.get("updates_per_second") or 0.0),
+        train_return=last.get("train_return"),
+        eval_return=last.get("eval_return"),
+        best_eval_return=last.get("best_eval_return"),
+        replay_size=int(last.get("replay_size") or 0),
+        samples_per_insert=float(last.get("samples_per_insert") or 0.0),
+        policy_lag=PolicyLag(*lag),
+        weights_version=int(last.get("weights_version") or 0),
+        restarts=dict(summary.get("restarts") or {}) if ended else {"workers": int(last.get("restarts") or 0)},
+        dropped=dict(summary.get("dropped") or {}) if ended else {"things": int(last.get("dropped") or 0)},
+    )
+    head = Text.assemble(
+        (f"{folder.path.name}  ", "bold"), f"● {printable(word)}  {clock(float(last.get('wall_seconds') or 0))}"
+    )
+    said = [Text(trouble, style="yellow")] if trouble else []
+    return Group(head, *said, "", _numbers(status))
+
+
+def _numbers(status: RunStatus) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(justify="right", style="bold", no_wrap=True, min_width=9)
+    table.add_column(style="dim")
+    best = f"greedy {number(status.eval_return)}   best {number(status.best_eval_return)}"
+    table.add_row("return, training", number(status.train_return), best)
+    table.add_row("env steps", count(status.env_steps), f"{count(status.env_steps_per_second)}/s")
+    version = f"{count(status.updates_per_second)}/s   weights {status.weights_version}"
+    table.add_row("updates", count(status.updates), version)
+    full = f"of {count(status.replay_capacity)}" if status.replay_capacity else ""
+    table.add_row("replay", count(status.replay_size), full)
+    table.add_row("samples per insert", number(status.samples_per_insert), "")
+    table.add_row("policy lag", number(status.policy_lag.mean), f"p95 {number(status.policy_lag.p95)} updates")
+    for what, found in (("restarts", status.restarts), ("dropped", status.dropped)):
+        words = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in found.items() if n)
+        table.add_row(what, _counted(sum(found.values())), words)
+    return table
+
+
+def _worker(worker: WorkerStatus, host: str) -> dict[str, RenderableType]:
+    bad = worker.state in ("failed", "hung")
+    colour = "red" if bad else "yellow" if worker.state in _WAITING else "green"
+    late = worker.heartbeat_age_seconds > _SILENT_SECONDS
+    return {
+        "worker": Text(worker.name),
+        "state": Text(f"● {worker.state}", style=colour),
+        "node": Text(host or "–"),
+        "pid": Text(str(worker.pid or "–"), style="dim"),
+        "rate": number(worker.rate) if worker.rate else "–",
+        "heard of": Text(f"{worker.heartbeat_age_seconds:.1f} s ago", style="red" if late else "dim"),
+        "restarts": _counted(worker.restarts),
+    }
+
+
+def _state(record: Record) -> Text:
+    age = max(0.0, time.time() - record.at)
+    if age > _SILENT_SECONDS:
+        return Text(f"● silent for {clock(age)}", style="bold red")
+    phase = record.status.phase
+    return Text(f"● {phase}", style=_COLOURS.get(phase, "green" if phase == "training" else "cyan"))
+
+
+def _columns(names: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for name in names:
+        left = name in ("run", "group", "worker", "state", "driver", "node")
+        least = {"run": 12, "worker": 10, "state": 12}.get(name, len(name))
+        most = {"node": 20, "driver": 26}.get(name)
+        table.add_column(
+            name,
+            justify="left" if left else "right",
+            no_wrap=True,
+            overflow="ellipsis",
+            min_width=least,
+            max_width=most,
+        )
+    return table
+
+
+def _counted(value: int) -> Text:
+    return Text(count(value), style="yellow" if value else "dim")

@@ -1,0 +1,355 @@
+"""A run over several machines, as anybody sees it who can reach its Redis server: `apexrl status`, `apexrl stop`."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from apexrl.errors import LinkError
+from apexrl.links.backoff import Backoff
+from apexrl.links.redis.keys import check_name
+from apexrl.links.redis.run_listing import MemberView, RunView, look, runs
+from apexrl.links.redis.run_record import stop_run
+from apexrl.links.redis.scripts import Connection
+from apexrl.links.redis.server import Server
+from apexrl.links.redis.values import printable
+from apexrl.report.live_panel import clock, count, number
+
+_RUNS: Final = ("run", "state", "learner", "steps", "steps/s", "return", "hosts", "actors")
+_NARROW: Final = ("host", "state", "slots", "steps/s", "heard of")
+_MIDDLE: Final = ("host", "state", "slots", "steps/s", "behind", "unsent", "heard of")
+_WIDE: Final = (
+    "host", "state", "slots", "actors", "steps", "steps/s", "weights", "behind", "unsent", "dropped", "restarts",
+    "heard of",
+)  # fmt: skip
+
+WATCH_SECONDS: Final = 1.0
+LOG_SECONDS: Final = 5.0
+"""Between two pictures where there is no terminal to redraw."""
+
+_ROWS_PRINTED: Final = 32
+_LINES_ABOUT: Final = 17  # of a run's picture, without its members
+_SILENT_SECONDS: Final = 3.0
+_LONG_QUEUE: Final = 1000  # frames
+_COLOURS: Final = {"alive": "green", "waiting": "yellow", "lost": "red", "left": "dim"}
+
+
+def show_status(url: str, run: str = "", watch: bool = False, console: Console | None = None) -> int:
+    """Print the run ``run``, or without a name all runs at the server; with ``watch`` again and again until Ctrl-C.
+
+    Returns:
+        0, or 1 when there is no such run.
+
+    Raises:
+        ConfigError: no such URL, or a name that cannot be one.
+        LinkError: the server cannot be reached (while watching: it is waited for).
+    """
+    console = console or Console()
+    server = Server(url)
+    if run:
+        check_name(run)
+    connection = Connection(server)
+
+    def picture(rows: int) -> tuple[RenderableType, bool]:
+        if not run:
+            views = [look(connection, name) for name in runs(connection)]
+            return table_of_runs(views, server.address, console.width), True
+        view = look(connection, run)
+        if view.record is None and not view.phase and not view.learner_alive and not view.members:
+            names = runs(connection)
+            there = f"runs there: {', '.join(names)}" if names else "no run is there"
+            return Text(f"there is no run {run} at {server.address}; {there}"), False
+        return picture_of_run(view, console.width, rows), True
+
+    try:
+        if watch:
+            _watch(console, picture)
+            return 0
+        drawn, found = picture(_ROWS_PRINTED)
+        console.print(drawn)
+        return 0 if found else 1
+    finally:
+        connection.close()
+
+
+def stop(url: str, run: str, wait_seconds: float = 60.0, console: Console | None = None) -> int:
+    """Ask a run to stop in good order, and wait until its learner has ended it.
+
+    Returns:
+        0 when it has ended; 1 when there is no such run, or it goes on after ``wait_seconds``.
+
+    Raises:
+        ConfigError: no such URL, or a name that cannot be one.
+        LinkError: the server cannot be reached.
+    """
+    console = console or Console()
+    server = Server(url)
+    where = f"run {check_name(run)} at {server.address}"
+    asked = stop_run(server, run)
+    words = {
+        "none": f"there is no {where}; see: apexrl status --redis URL",
+        "finished": f"{where} had ended before",
+        "deserted": f"nobody works at {where} any more; it counts as ended now",
+    }
+    if asked != "asked":
+        console.print(words[asked], markup=False, highlight=False, soft_wrap=True)
+        return 1 if asked == "none" else 0
+    console.print(f"{where} was asked to stop", markup=False, highlight=False, soft_wrap=True)
+    connection, ends = Connection(server), time.monotonic() + wait_seconds
+    try:
+        while True:
+            view = look(connection, run)
+            if not view.learner_alive and (view.phase == "finished" or not view.alive):
+                console.print(f"{where} has ended", markup=False, highlight=False, soft_wrap=True)
+                return 0
+            if time.monotonic() > ends:
+                break
+            time.sleep(0.2)
+    finally:
+        connection.close()
+    still = (["its learner"] if view.learner_alive else []) + [f"{member.host}:{member.pid}" for member in view.alive]
+    console.print(
+        f"{where} goes on after {wait_seconds:.0f} s: {', '.join(still[:8]) or 'its learner'}. It may still be "
+        "evaluating; see: apexrl status --watch",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    return 1
+
+
+def picture_of_run(view: RunView, width: int, rows: int = _ROWS_PRINTED) -> RenderableType:
+    """One run and its members, for ``width`` columns and at most ``rows`` members: of more, the worst."""
+    width = min(width, 140)
+    parts: list[RenderableType] = [_state(view), Text(""), _numbers(view, width)]
+    if view.members or view.phase != "finished":
+        parts += [Text(""), _members(view, width - 4, rows)]
+    parts += [Text(text, style="yellow") for text in _troubles(view)]
+    if view.unreadable:
+        parts.append(
+            Text(f"{view.unreadable} keys or entries at the server are not this run's; left out", style="yellow")
+        )
+    began = f"since {time.strftime('%Y-%m-%d %H:%M', time.localtime(view.record.began))}" if view.record else ""
+    title = Text.assemble((f"apexrl  {view.name}", "bold"), (f"  ·  {view.address}", ""))
+    version = f"apexrl {view.record.apexrl}" if view.record else ""
+    return Panel(
+        Padding(Group(*parts), (0, 1)),
+        title=title,
+        title_align="left",
+        subtitle=Text("  ·  ".join(word for word in (began, version) if word), style="dim"),
+        subtitle_align="left",
+        border_style="blue" if view.learner_alive or view.phase == "finished" else "red",
+        width=width,
+    )
+
+
+def table_of_runs(views: Sequence[RunView], address: str, width: int) -> RenderableType:
+    """A line for each run at a server."""
+    if not views:
+        return Text(f"no run is at {address}; start one: apexrl learner PRESET --redis URL --run NAME")
+    columns = _RUNS if width >= 76 else [name for name in _RUNS if name not in ("learner", "hosts")]
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for name in columns:
+        left = name in ("run", "state", "learner")
+        least = {"run": 10, "state": 12}.get(name, len(name))
+        table.add_column(name, justify="left" if left else "right", no_wrap=True, overflow="ellipsis", min_width=least)
+    for view in views:
+        digest = view.digest
+        word, colour = _phase(view)
+        cells: dict[str, RenderableType] = {
+            "run": Text(view.name),
+            "state": Text(f"● {word}", style=colour),
+            "learner": Text(view.learner_host or "–"),
+            "steps": count(digest.env_steps),
+            "steps/s": count(digest.env_steps_per_second) if view.learner_alive else "–",
+            "return": number(digest.train_return),
+            "hosts": str(len(view.alive)),
+            "actors": str(digest.actors + sum(len(member.slots) for member in view.alive)),
+        }
+        table.add_row(*(cells[name] for name in columns))
+    return table
+
+
+def _watch(console: Console, picture: Callable[[int], tuple[RenderableType, bool]]) -> None:
+    """Until Ctrl-C. A server that is away is waited for, with the last picture left standing."""
+    live = Live(console=console, auto_refresh=False) if console.is_terminal and not console.is_dumb_terminal else None
+    last: RenderableType = Text("")
+    backoff, trouble = Backoff(), Text("")
+    try:
+        if live is not None:
+            live.start()
+        while True:
+            pause = WATCH_SECONDS if live is not None else LOG_SECONDS
+            try:
+                last, _ = picture(max(3, console.height - _LINES_ABOUT))
+                trouble = Text("")
+                backoff.reset()
+            except LinkError as error:
+                trouble, pause = Text(f"{error}; trying again", style="bold red"), backoff.next()
+            shown = Group(last, trouble) if trouble else last
+            if live is not None:
+                live.update(shown, refresh=True)
+            else:
+                console.print(shown)
+            time.sleep(pause)
+    except KeyboardInterrupt:
+        return
+    finally:
+        if live is not None:
+            live.stop()
+
+
+def _phase(view: RunView) -> tuple[str, str]:
+    if view.phase == "finished":
+        return "finished", "dim"
+    if not view.learner_alive:
+        return "no learner", "bold red"
+    if view.stopping:
+        return "stopping", "yellow"
+    word = "".join(c for c in view.digest.phase if c.isalnum())[:12]
+    return word, "red" if word == "failed" else "green" if word in ("training", "evaluating") else "cyan"
+
+
+def _state(view: RunView) -> Text:
+    word, colour = _phase(view)
+    line = Text.assemble((f"● {word}", colour), f"  {clock(view.digest.elapsed_seconds)}")
+    if not view.learner_host:
+        return line
+    where = f"   learner on {view.learner_host} ({view.learner_pid})"
+    heard = f", heard of {_age(view.learner_age_seconds)} ago" if view.phase != "finished" else ""
+    line.append(where + heard, style="dim" if view.learner_alive or view.phase == "finished" else "red")
+    line.no_wrap, line.overflow = True, "ellipsis"
+    return line
+
+
+def _numbers(view: RunView, width: int) -> Table:
+    digest = view.digest
+    room = max(8, min(40, width - 62))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(justify="right", style="bold", no_wrap=True, min_width=9)
+    table.add_column(no_wrap=True)
+    best = Text(f"greedy {number(digest.eval_return)}   best {number(digest.best_eval_return)}", style="dim")
+    table.add_row("return, training", number(digest.train_return), best)
+    rate = "cyan" if view.learner_alive else "dim"
+    table.add_row("env steps", count(digest.env_steps), Text(f"{count(digest.env_steps_per_second)}/s", style=rate))
+    updates = Text(f"{count(digest.updates_per_second)}/s", style=rate)
+    updates.append(f"   weights {digest.weights_version}", style="dim")
+    table.add_row("updates", count(digest.updates), updates)
+    fill = min(1.0, digest.replay_size / digest.replay_capacity) if digest.replay_capacity else 0.0
+    bar = Table.grid(padding=(0, 1))
+    bar.add_row(
+        ProgressBar(total=1.0, completed=fill, width=room, complete_style="cyan", finished_style="cyan"),
+        Text(f"{fill:4.0%} of {count(digest.replay_capacity)}", style="dim"),
+    )
+    table.add_row("replay", count(digest.replay_size), bar)
+    table.add_row("samples per insert", number(digest.samples_per_insert), "")
+    p95 = f"p95 {number(digest.policy_lag_p95)}  updates" if digest.policy_lag_p95 is not None else ""
+    table.add_row("policy lag", number(digest.policy_lag), Text(p95, style="dim"))
+    queue = Text(f"items   {count(view.queue)} frames queued", style="yellow" if view.queue > _LONG_QUEUE else "dim")
+    table.add_row("from other hosts", count(digest.committed_items), queue)
+    odd = Text(f"{count(digest.duplicate_items)} duplicate", style="dim")
+    odd.append(f"   {count(digest.refused_frames)} frames refused", style="yellow" if digest.refused_frames else "dim")
+    missing = Text(count(digest.missing_items), style="yellow" if digest.missing_items else "")
+    table.add_row("missing items", missing, odd)
+    return table
+
+
+def _members(view: RunView, width: int, rows: int) -> RenderableType:
+    if not view.members:
+        return Text("no other host is here; start one: apexrl actor --redis URL --run " + view.name, style="dim")
+    columns = _WIDE if width >= 100 else _MIDDLE if width >= 74 else _NARROW
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for name in columns:
+        left = name in ("host", "state", "slots")
+        most = {"host": 32 if columns is _WIDE else 18, "slots": 20 if columns is _WIDE else 9}.get(name)
+        table.add_column(name, justify="left" if left else "right", no_wrap=True, overflow="ellipsis", max_width=most)
+    version = view.digest.weights_version
+    shown = view.members if len(view.members) <= rows else sorted(view.members, key=lambda m: _merit(m, version))
+    for member in shown[:rows]:
+        cells = _cells(member, view.digest.weights_version)
+        table.add_row(*(cells[name] for name in columns))
+    together = sum(member.digest.env_steps_per_second for member in view.alive)
+    actors = sum(len(member.slots) for member in view.alive)
+    total = f"{len(view.alive)} alive, {actors} actors, {count(together)} steps/s together"
+    if len(view.members) > rows:
+        states = [member.state for member in view.members]
+        gone = "".join(f", {states.count(state)} {state}" for state in ("lost", "left") if state in states)
+        total = f"the {rows} worst of {len(view.members)}{gone};  " + total
+    return Group(table, Text(total, style="dim", no_wrap=True, overflow="ellipsis"))
+
+
+def _merit(member: MemberView, version: int) -> tuple[int, ...]:
+    """Those come first of whom somebody should know: who is lost, then who has trouble, has dropped or is behind."""
+    digest = member.digest
+    state = {"lost": 0, "alive": 1, "left": 2}[member.state]
+    lost = digest.dropped_items + digest.dropped_messages + digest.restarts
+    return state, not digest.weights_trouble, -round(member.age_seconds / 5), -lost, digest.weights_version - version
+
+
+def _troubles(view: RunView) -> list[str]:
+    """What goes wrong with the run's weights and messages, in sentences."""
+    digest, texts = view.digest, []
+    if digest.weights_trouble:
+        behind = max(0, digest.weights_version - digest.weights_published)
+        texts.append(f"the learner cannot publish its weights ({behind} versions behind): {digest.weights_trouble}")
+    without = [member for member in view.alive if member.digest.weights_trouble]
+    if without:
+        first = without[0]
+        texts.append(f"{len(without)} hosts cannot get new weights; {first.host}: {first.digest.weights_trouble}")
+    if digest.dropped_messages:
+        texts.append(f"{count(digest.dropped_messages)} episodes and warnings of hosts were not told of")
+    return [printable(text, 400) for text in texts]
+
+
+def _cells(member: MemberView, version: int) -> dict[str, RenderableType]:
+    digest, alive = member.digest, member.state == "alive"
+    word = "".join(c for c in digest.state if c.isalnum())[:10] if alive else member.state
+    colour = _COLOURS["waiting" if alive and word in ("waiting", "starting", "restarting") else member.state]
+    name = Text(f"{member.host}:{member.pid}")
+    if member.kind == "client":
+        name.append(" client", style="dim")
+    late = alive and member.age_seconds > _SILENT_SECONDS
+
+    def counted(value: int) -> Text:
+        return Text(count(value), style="yellow" if value else "dim")
+
+    return {
+        "host": name,
+        "state": Text(f"● {word}", style=colour),
+        "slots": Text(ranges(member.slots)),
+        "actors": str(len(member.slots)),
+        "steps": count(digest.env_steps),
+        "steps/s": count(digest.env_steps_per_second) if alive else "–",
+        "weights": count(digest.weights_version),
+        "behind": count(max(0, version - digest.weights_version)) if alive else "–",
+        "unsent": Text(count(digest.uncommitted_items), style="" if alive else "dim"),
+        "dropped": counted(digest.dropped_items),
+        "restarts": counted(digest.restarts),
+        "heard of": Text(_age(member.age_seconds), style="red" if late else "dim"),
+    }
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """``0-3 7 9-10``: whole numbers, in order, as a person would list them."""
+    words = []
+    for _, group in itertools.groupby(enumerate(sorted(set(numbers))), key=lambda pair: pair[1] - pair[0]):
+        run = [number_ for _, number_ in group]
+        words.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}")
+    return " ".join(words)
+
+
+def _age(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return clock(seconds) if seconds < 360000 else "long"

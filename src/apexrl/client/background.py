@@ -1,0 +1,278 @@
+"""What happens behind a client's back: one thread carries experience and weights, one keeps the lease of its slot."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from apexrl.config import Config, convert
+from apexrl.config.trust import entrusted
+from apexrl.errors import ApexrlError, ClosedError, ConfigError, LinkError
+from apexrl.links.backoff import Backoff
+from apexrl.links.local.role_context import InlineContext, InlineRun
+from apexrl.links.redis.members import HostDigest, HostPlace, renewal_pause
+from apexrl.links.redis.run_record import Orders, RunRecord, find_run
+from apexrl.links.redis.server import Server
+from apexrl.links.redis.signing import trusted_modules
+from apexrl.links.redis.values import carried_fields
+from apexrl.links.redis.weights_channel import MOST_BYTES
+from apexrl.roles.uplink import Uplink
+from apexrl.run.folder import spec_from_json
+from apexrl.run.metrics import RateMeter
+from apexrl.spec import EnvSpec, Field
+from apexrl.topologies.host_cut import options_from_json, passing
+
+if TYPE_CHECKING:
+    from apexrl.replay import Replay
+    from apexrl.replay.writer import Writer
+    from apexrl.shared.weights_board import WeightsBoard
+
+_SILENT_SECONDS = 5.0  # without the server; then there is no connection
+_IDLE_SECONDS = 0.005
+_MEAN_EPISODES = 100  # of the return that others see
+_END_SECONDS = 20.0  # for each thread to end; the uplink gives up sooner by itself
+_HURRY_SECONDS = 2.0
+
+
+class Carrier:
+    """A client's end of a run: its slot, a replay in passing, the newest weights, and the threads that serve them."""
+
+    def __init__(self, server: Server, record: RunRecord, trust: Sequence[str] = (), token: str = "") -> None:
+        self.server = server
+        self.record = record
+        origin = f"run {record.name} at {server.address}"
+        allowed = trusted_modules(record, token, trust, origin)
+        self.config: Config = entrusted(
+            convert.from_toml(record.config, f"the record of {origin}"), allowed, origin, env=False
+        )
+        convert.check(self.config, elsewhere=True)
+        self._make_links()
+        self._place = HostPlace.join(server, record, 1, "client", self.config.hosts.lease_seconds)
+        self._pid = os.getpid()
+        self.slot = self._place.slots[0].index
+        lease = self._place.slots[0]
+        entropy = [self.config.seed, zlib.crc32(b"client"), lease.index, lease.generation]
+        self.seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+        self.ended: str | None = None
+        """Why the run has ended, in words."""
+        self.writer: Writer | None = None
+        self._failed: BaseException | None = None
+        self._closed = False
+        self._closing = threading.Event()
+        self._heard = time.monotonic()  # from the server, last
+        self._trouble = ""
+        self._learner_alive = True
+        self._returns: deque[float] = deque(maxlen=_MEAN_EPISODES)
+        self._carried: Mapping[str, Any] = {}
+        self._run = InlineRun(self._hear, steps_per_second=1.0)
+        self._context = _Context(
+            self._run, name=f"client-{self.slot}", role="uplink", index=0, generation=0, seed=0, folder=Path()
+        )
+        try:
+            self._threads = self._start()
+        except BaseException:
+            self._place.leave()
+            raise
+
+    @classmethod
+    def join(cls, url: str, run: str, timeout: float, trust: Sequence[str] = (), token: str = "") -> Carrier:
+        """Find the run and lease a slot. Raises what ``client.connect`` does."""
+        server = Server(url)
+        server.check()
+        return cls(server, find_run(server, run, timeout), trust, token)
+
+    def _make_links(self) -> None:
+        """A replay that only passes on, and a weights board, as the record has them."""
+        from apexrl.replay import Replay
+        from apexrl.replay.chunks import schema
+        from apexrl.shared.weights_board import WeightsBoard
+
+        server, record = self.server, self.record
+        try:
+            self.spec: EnvSpec = spec_from_json(record.spec)
+            window = int(self.config.hosts.window_mb * 2**20)
+            options = passing(options_from_json(record.local), writers=1, streams=1, window_bytes=window)
+            if record.weights_nbytes > MOST_BYTES:
+                raise ValueError(f"weights of {record.weights_nbytes} bytes")
+            fits = schema(**options).hex() == record.schema
+            self.fields: Mapping[str, Field] = options["fields"]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"the record of run {record.name} at {server.address} is none: {error}") from None
+        if not fits:
+            raise ConfigError(
+                f"run {record.name} at {server.address} was started by apexrl {record.apexrl}, which stores steps in "
+                "another form: install the same version here and there"
+            )
+        try:
+            self.replay: Replay = Replay(**options)
+            self.weights: WeightsBoard = WeightsBoard(record.weights_nbytes)
+        except (TypeError, RuntimeError, MemoryError) as error:
+            raise ConfigError(f"the record of run {record.name} asks for what cannot be made: {error}") from None
+
+    # --- for the program's thread
+
+    def check(self, ended: bool = True) -> None:
+        """Raise what the program must know; with ``ended``, also that the run has ended."""
+        if self._closed:
+            raise ClosedError("this actor was closed; connect() again")
+        if self._failed is not None:
+            raise ApexrlError(f"this actor's link to run {self.record.name} failed: {self._failed}") from self._failed
+        if ended and self.ended is not None:
+            raise ClosedError(self.ended)
+
+    @property
+    def connected(self) -> bool:
+        return not self._closed and time.monotonic() - self._heard < _SILENT_SECONDS
+
+    def why_silent(self) -> str:
+        """Why nothing comes or goes, as far as is known here."""
+        if self._trouble:
+            return self._trouble
+        if not self._learner_alive:
+            return f"run {self.record.name} at {self.server.address} has no learner at present"
+        if self._carried.get("trouble"):
+            return str(self._carried["trouble"])
+        return f"the learner of run {self.record.name} is alive and has not got that far"
+
+    def count(self, **increments: int) -> None:
+        self._context.count(**increments)
+
+    def episode(self, episode_return: float, length: int) -> None:
+        """An episode has ended; ``episode_return`` is unclipped."""
+        self._context.count(episodes=1)
+        self._returns.append(episode_return)
+        self._place.outbox.episodes([episode_return], [length])
+
+    def close(self) -> None:
+        """Hand over what is there and leave the run. In a fork nothing: all of it is the parent's."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        try:
+            if self.writer is not None:
+                self.writer.close()
+            self._end(_END_SECONDS)
+        except BaseException:  # Ctrl-C
+            self._run.hurried = True
+            self._end(_HURRY_SECONDS)
+            raise
+        finally:
+            self.replay.close()
+
+    def _end(self, timeout: float) -> None:
+        uplink, lease = self._threads
+        self._run.hurried |= self.ended is not None  # nobody will take what is left
+        self._run.stopping = True
+        uplink.join(timeout)
+        self._closing.set()  # last: what was sent counts as long as the lease lives
+        lease.join(timeout)
+
+    # --- threads
+
+    def _start(self) -> list[threading.Thread]:
+        uplink = Uplink(
+            self._context,
+            config=self.config,
+            server=self.server,
+            keys=self._place.keys,
+            run_id=self.record.run_id,
+            member=self._place.member,
+            generation=self._place.generation,
+            replay=self.replay,
+            weights=self.weights,
+        )
+        # Daemons: the interpreter waits for others before it lets anybody tell them to end.
+        threads = [
+            threading.Thread(target=self._carry, args=(uplink,), name="apexrl-uplink", daemon=True),
+            threading.Thread(target=self._keep_place, name="apexrl-lease", daemon=True),
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def _carry(self, uplink: Uplink) -> None:
+        try:
+            try:
+                while not self._context.should_stop():
+                    if not uplink.step():
+                        time.sleep(_IDLE_SECONDS)
+            except BaseException:
+                self._run.hurried = True
+                raise
+            finally:
+                uplink.close()
+        except BaseException as error:
+            self._failed = error
+
+    def _keep_place(self) -> None:
+        backoff, rate = Backoff(), RateMeter()
+        pause = 0.0
+        while not self._closing.wait(pause):
+            try:
+                orders = self._place.renew(self._digest(rate))
+            except LinkError as error:
+                self._trouble, pause = str(error), backoff.next()
+                continue
+            except BaseException as error:
+                self._failed = error
+                break
+            backoff.reset()
+            self._heard, self._trouble, pause = (
+                time.monotonic(),
+                "",
+                renewal_pause(orders, self.config.hosts.lease_seconds),
+            )
+            self._learner_alive = orders.learner_alive
+            if self._place.slots:  # none: others took all while this one was away; the old ε stays until one is free
+                self.slot = self._place.slots[0].index
+            if self.ended is None:
+                self.ended = why_ended(self.record.name, orders)
+            if orders.finished or orders.replaced:  # nobody takes anything any more, and the learner waits for us to go
+                self._run.hurried = self._run.stopping = True
+                break
+        self._place.leave(self._digest(rate))
+
+    def _digest(self, rate: RateMeter) -> HostDigest:
+        totals, returns = self._run.totals, list(self._returns)
+        return HostDigest(
+            state="acting" if self.weights.version else "waiting",
+            env_steps=totals["env_steps"],
+            env_steps_per_second=rate.add(time.monotonic(), totals["env_steps"]),
+            episodes=totals["episodes"],
+            train_return=sum(returns) / len(returns) if returns else None,
+            weights_version=self.weights.version,
+            **carried_fields(HostDigest, self._carried),
+        )
+
+    def _hear(self, name: str, kind: str, values: dict[str, Any]) -> None:
+        """What the uplink says: its totals, and its trouble."""
+        if kind == "uplink":
+            self._carried = values
+
+
+class _Context(InlineContext):
+    """Of a role that has a thread of its own in the program's process."""
+
+    patience = 0.1
+
+    def clock(self) -> float:
+        return time.monotonic()
+
+
+def why_ended(run: str, orders: Orders) -> str | None:
+    """In words; None while the run goes on."""
+    if orders.replaced:
+        return f"another run has taken the name {run}: connect() to join it"
+    if orders.finished:
+        return f"run {run} has finished"
+    if orders.stop:
+        return f"run {run} is being stopped"
+    return None

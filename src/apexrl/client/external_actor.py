@@ -1,0 +1,351 @@
+"""The actor that a program with a loop of its own talks to: it is told what happened, and says what to do."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apexrl.agents.exploration import slot_exploration
+from apexrl.client.observations import named_observation
+from apexrl.errors import AgentError, ApexrlError, ClosedError, ConfigError, SpecError, WaitTimeout
+from apexrl.protocols import Agent, State
+from apexrl.roles.actor import FIRST_VERSION, VERSION, PriorityFn, step_fields, wanted_priorities
+from apexrl.spec import Array, EnvSpec
+
+if TYPE_CHECKING:
+    from apexrl.client.background import Carrier
+    from apexrl.envs import FrameStack
+
+_SLICE = 0.1  # seconds between looks at whether the run has ended, while waiting
+
+
+class ClientActor:
+    """An actor of a run, in the process of the program that steps its environment. Make one with ``connect``.
+
+    For one thread; several environments take a connection each.
+    """
+
+    def __init__(self, carrier: Carrier, timeout: float) -> None:
+        self._carrier = carrier
+        self._timeout = timeout
+        self._config = carrier.config
+        self._spec: EnvSpec = carrier.spec
+        self._lock = threading.Lock()  # held by the call in progress: two threads are refused, not let wait
+        self._pid = os.getpid()
+        # Priorities are computed by whichever thread publishes, and some agents evaluate a network for them.
+        self._agent_lock = threading.Lock()
+        self._agent = make_agent(carrier)
+        priority_fn = locked(wanted_priorities(self._config, self._agent), self._agent_lock)
+        self._writer = carrier.writer = carrier.replay.writer(streams=1, priority_fn=priority_fn)
+        self._finalizer = weakref.finalize(self, carrier.close)  # also when the interpreter ends
+
+        self._frames: FrameStack | None = None
+        self._state: State = None
+        self._starts = True  # the next observation begins an episode
+        self._begun: dict[str, Array] | None = None  # the step whose action has no results yet, [1, ...] each
+        self._unwritten: list[dict[str, Array]] = []
+        self._return = 0.0  # of the episode so far, unclipped
+        self._length = 0
+        self._version = 0
+        self._rung = (-1, 0.0)  # a slot, and its ε
+        self._until_pull = 0
+
+    # --- what the program calls
+
+    def act(self, observation: Any, greedy: bool = False) -> Any:
+        """The action to take now.
+
+        Args:
+            observation: of the environment, as its space has it: an array, or a (nested) dict of them. It is copied.
+            greedy: without exploration; the step is learned from all the same.
+
+        Returns:
+            An ``int`` (Discrete), else an array: int64 (MultiDiscrete) or float32 (Box), as the environment counts.
+
+        Raises:
+            SpecError: the observation is not of this run's environment; the message names the entry.
+            WaitTimeout: no weights came in time, or experience found no way to the learner; the call may be repeated.
+            ClosedError: the run has ended, or ``close`` was called.
+        """
+        with self._one_call("act"):
+            self._carrier.check()
+            if self._begun is not None:
+                raise ApexrlError("act() was called twice: observe() what came of the first action before the next one")
+            named = named_observation(self._spec, observation)
+            self._write()
+            self._pull()
+            if self._starts:
+                self._state = None
+            action, extras = self._choose(named, greedy)
+            self._starts = False
+            self._begun = {**named, "action": action, **extras, VERSION: np.array([self._version], np.int64)}
+            counted = self._spec.action.as_counted(action)
+            return int(counted[0]) if self._spec.action.discrete else np.array(counted[0])
+
+    def observe(self, reward: float, terminated: bool, truncated: bool, final_observation: Any = None) -> None:
+        """What came of the last action.
+
+        Args:
+            reward: the environment's own, unclipped.
+            terminated: the episode is over, and nothing could have come after it.
+            truncated: the episode was cut off: what would have come after it counts.
+            final_observation: what the environment showed after the last action of an episode. Needed when it was
+                truncated; while an episode goes on it is ignored, so that it may always be given.
+
+        Raises:
+            SpecError: the reward is not finite, or the final observation is missing or wrong; nothing was stored.
+            WaitTimeout: experience finds no way to the learner. The step is kept: call again, or go on with ``act``,
+                which waits for room first.
+            ClosedError: ``close`` was called. (When the run has ended, ``act`` says so; this does not.)
+        """
+        with self._one_call("observe"):
+            self._carrier.check(ended=False)
+            if self._begun is None:
+                if self._unwritten:  # a repeated call after WaitTimeout
+                    return self._write()
+                raise ApexrlError("observe() was called before act(): there is no action that this could come of")
+            value = _finite_reward(reward)
+            terminated, truncated = bool(terminated), bool(truncated)
+            final = self._final(final_observation, terminated, truncated)
+            clip = self._config.env.reward_clip
+            step = {**self._begun, **_results(max(-clip, min(value, clip)) if clip else value, terminated, truncated)}
+            rows = [step]
+            if terminated or truncated:
+                rows.append({**step, **self._last(final, terminated), **_results(0.0, False, False)})
+            self._begun, self._unwritten, self._starts = None, self._unwritten + rows, bool(terminated or truncated)
+            self._until_pull -= 1
+            self._count(value)
+            return self._write()
+
+    def close(self) -> None:
+        """Hand over what is there, give the slot back and end the threads; closing twice is fine.
+
+        Waits some seconds at most for the learner to take what was sent.
+        """
+        self._finalizer()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended: ``act`` raises ClosedError then."""
+        return self._carrier.ended is not None
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server answered within the last seconds."""
+        return self._carrier.connected
+
+    @property
+    def weights_version(self) -> int:
+        """Of the weights that choose actions now: 1 more than the learner's updates; 0 before the first ones came."""
+        return self._version
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What the run's environment shows and takes."""
+        return self._spec
+
+    @property
+    def slot(self) -> int:
+        """The actor slot that this actor holds: its exploration belongs to it."""
+        return self._carrier.slot
+
+    @property
+    def exploration(self) -> float:
+        """How much this actor explores: ε of discrete actions, σ of a box; infinite while actions are random."""
+        if self._rung[0] != self.slot:
+            slots = self._carrier.record.actor_slots
+            mine = slot_exploration(self._spec.action, self._config.actor, self.slot, slots, 1)
+            self._rung = self.slot, float(mine[0])
+        return math.inf if self._random else self._rung[1]
+
+    def __enter__(self) -> ClientActor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a ClientActor belongs to its process and cannot be pickled: connect() in the other one")
+
+    def __repr__(self) -> str:
+        return f"ClientActor(run {self._carrier.record.name!r}, slot {self.slot}, weights {self._version})"
+
+    # --- inside
+
+    @property
+    def _random(self) -> bool:
+        """Whether nothing is learned yet and actions are to be random until then."""
+        return self._config.actor.random_start and self._version == FIRST_VERSION
+
+    def _one_call(self, name: str) -> _OneCall:
+        if os.getpid() != self._pid:
+            raise ClosedError(
+                f"this actor belongs to process {self._pid}, of which this is a fork: connect() here anew"
+            )
+        return _OneCall(self._lock, name)
+
+    def _choose(self, named: dict[str, Array], greedy: bool) -> tuple[Array, dict[str, Array]]:
+        """One action [1, ...] and the extras that the agent records with it."""
+        seen: Mapping[str, Array] = named
+        if self._spec.stack > 1:
+            if self._frames is None:
+                from apexrl.envs import FrameStack
+
+                self._frames = FrameStack(self._spec.stack, 1, self._spec.observation)
+            seen = self._frames.push(named, np.array([self._starts]))
+        with self._agent_lock:
+            actions, extras, self._state = self._agent.act(
+                seen, self._state, np.array([self.exploration], np.float32), greedy=greedy
+            )
+        return np.asarray(actions), dict(extras)
+
+    def _final(self, observation: Any, terminated: bool, truncated: bool) -> dict[str, Array] | None:
+        """The final observation as named arrays; None while the episode goes on, or where none is needed."""
+        if not (terminated or truncated):
+            return None
+        if observation is not None:
+            return named_observation(self._spec, observation)
+        if not terminated:
+            raise SpecError(
+                "a truncated episode needs final_observation=, what the environment showed after the last action: "
+                "what would have come after it is estimated from there"
+            )
+        return None
+
+    def _last(self, final: dict[str, Array] | None, terminated: bool) -> dict[str, Array]:
+        """What the episode's last row has other than the one before: the final observation, and what the agent records
+        with it. After a termination nothing is estimated from it, and the last observation may stand in."""
+        if final is None:
+            return {}
+        if terminated:
+            return final
+        return {**final, **self._choose(final, greedy=True)[1]}
+
+    def _pull(self) -> None:
+        """Take newer weights, if there are; wait for the first ones."""
+        if self._version and self._until_pull > 0 and not self._random:
+            return
+        deadline = time.monotonic() + self._timeout
+        while (newest := self._carrier.weights.latest(newer_than=self._version)) is None and not self._version:
+            self._carrier.check()
+            if time.monotonic() >= deadline:
+                raise WaitTimeout(f"no weights came within {self._timeout:g} s: {self._carrier.why_silent()}")
+            time.sleep(0.01)
+        if newest is not None:
+            version, arrays = newest
+            try:
+                with self._agent_lock:
+                    self._agent.load(arrays)
+            except (KeyError, ValueError, RuntimeError, TypeError) as error:
+                name, agent = self._carrier.record.name, self._config.agent.agent
+                raise AgentError(f"the weights of run {name} do not fit agent {agent}: {error}") from error
+            self._version = version
+        self._until_pull = self._config.actor.pull_period
+
+    def _write(self) -> None:
+        """Append what was observed. Waits while the window is full; what finds no room in time is kept."""
+        deadline = time.monotonic() + self._timeout
+        while self._unwritten:
+            if self._carrier.ended is not None:
+                self._unwritten.clear()  # nobody will learn from it
+                return
+            try:
+                self._writer.append(self._unwritten[0], timeout=_SLICE)
+            except WaitTimeout:
+                self._carrier.check(ended=False)
+                if time.monotonic() >= deadline:
+                    raise WaitTimeout(
+                        f"no room for experience within {self._timeout:g} s: {self._carrier.why_silent()}. The step is "
+                        "kept; call again, or run the learner with --when-full drop-oldest"
+                    ) from None
+                continue
+            except ApexrlError:  # of priorities: the step itself was stored
+                self._unwritten.pop(0)
+                raise
+            self._unwritten.pop(0)
+
+    def _count(self, reward: float) -> None:
+        self._return += reward
+        self._length += 1
+        self._carrier.count(env_steps=1)
+        if self._starts:
+            self._carrier.episode(self._return, self._length)
+            self._return, self._length = 0.0, 0
+
+
+class _OneCall:
+    """Refuses a second thread while a call is in progress."""
+
+    def __init__(self, lock: threading.Lock, name: str) -> None:
+        self._lock, self._name = lock, name
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise ApexrlError(
+                f"{self._name}() was called while another thread uses this actor: connect() once per thread"
+            )
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def make_agent(carrier: Carrier) -> Agent:
+    """The run's agent, in this process.
+
+    Raises:
+        ConfigError: there is no such agent here, or it records other fields than the learner's.
+        AgentError: it cannot be made for this environment.
+    """
+    from apexrl.agents import agent_class, recorded
+
+    settings = carrier.config.agent
+    agent: Agent = agent_class(settings.agent)(carrier.spec, settings, "cpu", carrier.seed)
+    own, theirs = (
+        {name: (field.shape, field.dtype) for name, field in fields.items()}
+        for fields in (step_fields(carrier.spec, recorded(agent)), carrier.fields)
+    )
+    if own != theirs:
+        names = ", ".join(sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name)))
+        raise ConfigError(
+            f"agent {settings.agent} records {names} otherwise here than on the learner's host of run "
+            f"{carrier.record.name}: install the same version on both"
+        )
+    return agent
+
+
+def locked(priorities: PriorityFn | None, lock: threading.Lock) -> PriorityFn | None:
+    """``priorities`` for a writer that outlives the actor: it must not hold on to the actor itself."""
+    if priorities is None:
+        return None
+
+    def guarded(items: Mapping[str, Array]) -> NDArray[np.float32]:
+        with lock:
+            return priorities(items)
+
+    return guarded
+
+
+def _finite_reward(reward: Any) -> float:
+    try:
+        value = float(reward)
+    except (TypeError, ValueError):
+        raise SpecError(f"the reward must be a number, not {type(reward).__name__}") from None
+    if not math.isfinite(value):
+        raise SpecError(f"the reward is {value}; it must be finite")
+    return value
+
+
+def _results(reward: float, terminated: bool, truncated: bool) -> dict[str, Array]:
+    return {
+        "reward": np.array([reward], np.float32),
+        "terminated": np.array([terminated]),
+        "truncated": np.array([truncated]),
+    }

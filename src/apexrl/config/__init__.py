@@ -1,0 +1,29 @@
+"""The configuration of a run."""
+
+from apexrl.config.schema import (
+    ActorConfig,
+    AgentConfig,
+    Config,
+    EnvConfig,
+    EvaluatorConfig,
+    HostsConfig,
+    LearnerConfig,
+    Meeting,
+    ReplayConfig,
+    StopConfig,
+    WiringConfig,
+)
+
+__all__ = [
+    "ActorConfig",
+    "AgentConfig",
+    "Config",
+    "EnvConfig",
+    "EvaluatorConfig",
+    "HostsConfig",
+    "LearnerConfig",
+    "Meeting",
+    "ReplayConfig",
+    "StopConfig",
+    "WiringConfig",
+]

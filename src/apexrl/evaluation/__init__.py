@@ -1,0 +1,1 @@
+"""Trained agents: load one, record videos of it."""

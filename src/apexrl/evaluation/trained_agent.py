@@ -1,0 +1,225 @@
+"""An agent that was trained: observations in, actions out, as the environment itself names them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from apexrl.config import Config
+from apexrl.config.trust import entrusted
+from apexrl.errors import ConfigError, SnapshotError, SpecError
+from apexrl.run import checkpoint as checkpoints
+from apexrl.run.folder import RunFolder
+from apexrl.spec import OBSERVATION, Array, EnvSpec, past_missing
+
+if TYPE_CHECKING:
+    from apexrl.envs import FrameStack
+    from apexrl.protocols import Agent, State
+
+
+_LARGE = 1 << 30  # bytes; smaller networks are made and looked at
+_IMAGE = 1 << 16  # more numbers than that are of images, which fully connected layers see little of
+
+
+class LoadedAgent:
+    """Acts greedily with the weights of a run.
+
+    It remembers what it must (stacked frames, recurrent state) between calls of ``act``; call ``reset`` when an
+    episode begins.
+    """
+
+    def __init__(self, agent: Agent, spec: EnvSpec, checkpoint: Path | None = None) -> None:
+        self.agent = agent
+        """The agent itself (``apexrl.protocols.Agent``), for batches of named arrays."""
+        self.spec = spec
+        self.checkpoint = checkpoint
+        """The file that the weights came from."""
+        self._frames: FrameStack | None = None
+        self._state: State = None
+        self._count = 0
+
+    def reset(self) -> None:
+        """An episode begins: forget earlier frames and states."""
+        self._frames, self._state, self._count = None, None, 0
+
+    def act(self, observation: Any) -> Any:
+        """The action for one observation, or the actions for a batch of them.
+
+        Args:
+            observation: as the environment returns it: an array of the observation space's shape, or a (nested)
+                dict of them; with a leading axis B more for B environments stepped together.
+
+        Returns:
+            For one observation an ``int`` (Discrete) or an array (others); for a batch an array ``[B, ...]``.
+
+        Raises:
+            SpecError: an entry is missing, or a shape is neither that of one observation nor of a batch.
+        """
+        arrays, batched = self._named(observation)
+        count = len(next(iter(arrays.values())))
+        if count != self._count:
+            self.reset()
+            self._count = count
+        actions, _, self._state = self.agent.act(
+            self._stacked(arrays, count), self._state, np.zeros(count, np.float32), greedy=True
+        )
+        actions = self.spec.action.as_counted(np.asarray(actions))
+        if batched:
+            return actions
+        return int(actions[0]) if self.spec.action.discrete else actions[0]
+
+    def _stacked(self, arrays: dict[str, Array], count: int) -> Mapping[str, Array]:
+        if self.spec.stack == 1:
+            return arrays
+        if self._frames is None:
+            from apexrl.envs import FrameStack
+
+            self._frames = FrameStack(self.spec.stack, count, self.spec.observation)
+            return self._frames.push(arrays)
+        return self._frames.push(arrays, np.zeros(count, np.bool_))
+
+    def _named(self, observation: Any) -> tuple[dict[str, Array], bool]:
+        """The observation as named arrays ``[B, ...]``, and whether it came as a batch."""
+        values = dict(_leaves(observation, OBSERVATION))
+        wanted = self.spec.observation
+        if set(values) != set(wanted):
+            hint = past_missing(self.spec, values)
+            raise SpecError(f"this agent sees {sorted(wanted)}, but was given {sorted(values)}{hint}")
+        arrays: dict[str, Array] = {}
+        batched = set()
+        for name, field in wanted.items():
+            value = np.asarray(values[name])
+            if value.shape == field.shape:
+                value, one = value[np.newaxis], True
+            elif value.shape[1:] == field.shape and value.ndim == len(field.shape) + 1 and len(value):
+                one = False
+            else:
+                raise SpecError(f"{name} has shape {value.shape}; one is {field.shape}, a batch [B, *{field.shape}]")
+            batched.add(not one)
+            start = self.spec.starts.get(name, 0)
+            arrays[name] = (value - start if start else value).astype(field.dtype, copy=False)
+        if len(batched) > 1 or len({len(value) for value in arrays.values()}) > 1:
+            shapes = {name: np.shape(value) for name, value in values.items()}
+            raise SpecError(f"the entries of the observation are not of one batch: {shapes}")
+        return arrays, batched.pop()
+
+
+def load_agent(
+    folder: RunFolder,
+    checkpoint: str = "best",
+    device: str = "cpu",
+    env: Callable[..., Any] | None = None,
+    trust: Sequence[str] = (),
+    config: Config | None = None,
+) -> LoadedAgent:
+    """The agent of a run (``apexrl.load``).
+
+    Args:
+        folder: of the run.
+        checkpoint: ``best`` (or the newest when nothing was evaluated), ``latest``, or a file.
+        device: where to run it.
+        env: makes the environment, for a run whose environment cannot be imported; used only when
+            ``env_spec.json`` is missing.
+        trust: modules of which the folder may name an agent, a network or an environment.
+        config: of this program's own run, in place of the folder's.
+
+    Raises:
+        ConfigError: settings of the folder make another agent than its name says, or it names one that may not be run.
+        SnapshotError: there are no weights, or they cannot be read, or are of another agent.
+    """
+    from apexrl.agents import agent_class, check_identity
+
+    spec = folder.spec()
+    if config is None:
+        config = trusted_config(folder, trust, env, looks=spec is None)
+    check_identity(config.agent)
+    spec = spec or _look(config)
+    found = _find(folder, checkpoint)
+    _check_size(config, spec, found)
+    agent: Agent = agent_class(config.agent.agent)(spec, config.agent, device, config.seed)
+    try:
+        if found.kind == "weights":
+            agent.load(found.arrays)
+        else:
+            agent.load_state_dict(found.arrays)
+    except (KeyError, ValueError, RuntimeError, TypeError) as error:
+        raise SnapshotError(
+            f"{found.path} does not fit agent {config.agent.agent} of {folder.config_path}: {error}"
+        ) from error
+    return LoadedAgent(agent, spec, found.path)
+
+
+def _check_size(config: Config, spec: EnvSpec, found: checkpoints.Checkpoint) -> None:
+    """Refuse a network that is far larger than the weights that there are for it, before it takes memory."""
+    agent = config.agent
+    inputs = spec.stack * sum(math.prod(field.shape) for field in spec.observation.values())
+    inputs += sum(spec.categories.values())
+    layers = [inputs, *agent.hidden]
+    numbers = max(
+        inputs // 64 * agent.image_units,  # convolutions leave at least that many features
+        sum(a * b for a, b in pairwise(layers)) if inputs < _IMAGE else 0,
+        sum(a * b for a, b in pairwise(agent.hidden)),
+        sum(a * b for a, b in pairwise(agent.critic_hidden)),
+        max(agent.recurrent_units, agent.atoms, agent.quantiles, agent.cosines) ** 2,
+    )
+    held = sum(array.nbytes for array in found.arrays.values())
+    if 4 * numbers > max(_LARGE, 64 * held):
+        raise SnapshotError(
+            f"{found.path} holds {held} bytes of weights, and the settings and spaces of its run folder describe a "
+            f"network of {4 * numbers} bytes or more: one of them is not this run's"
+        )
+
+
+def _find(folder: RunFolder, wanted: str) -> checkpoints.Checkpoint:
+    if wanted not in ("best", "latest"):
+        path = Path(wanted).expanduser()
+        if not path.is_file():
+            raise ConfigError(f"there is no checkpoint {wanted}: give best, latest, or a file of {folder.checkpoints}")
+        return checkpoints.load(path)
+    best = checkpoints.best(folder.checkpoints) if wanted == "best" else None
+    found = checkpoints.load(best) if best else checkpoints.load_latest(folder.checkpoints)
+    if found is None:
+        raise SnapshotError(f"{folder.path} has no checkpoint yet: the run ended before its first one")
+    return found
+
+
+def trusted_config(
+    folder: RunFolder, trust: Sequence[str] = (), env: Callable[..., Any] | None = None, looks: bool = True
+) -> Config:
+    """The configuration of a folder that anybody may have written.
+
+    Args:
+        trust: modules of which it may name what is run here.
+        env: makes the environment, in place of what the folder names.
+        looks: the environment is made here.
+
+    Raises:
+        ConfigError: it names something else to be run.
+    """
+    config = folder.config()
+    if env is not None:
+        config = dataclasses.replace(config, env=dataclasses.replace(config.env, env=env))
+    return entrusted(config, trust, str(folder.config_path), env=looks)
+
+
+def _look(config: Config) -> EnvSpec:
+    """Make the environment once, to see its spaces."""
+    from apexrl.envs import make_vector
+
+    vector = make_vector(config.env, 1, config.seed)
+    try:
+        return vector.spec
+    finally:
+        vector.close()
+
+
+def _leaves(value: Any, name: str) -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return [leaf for key, inner in value.items() for leaf in _leaves(inner, f"{name}/{key}")]
+    return [(name, value)]

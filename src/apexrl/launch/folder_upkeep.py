@@ -1,0 +1,89 @@
+"""What the keeper of a run reads and writes in its folder while the run goes on."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from apexrl.config import Config
+from apexrl.errors import FencedError, SnapshotError
+from apexrl.launch import role_logs
+from apexrl.run.folder import RunFolder
+from apexrl.run.status import Level, RunStatus
+
+
+class Upkeep:
+    """An observer that keeps the logs of roles short, notes that there is a checkpoint, and writes small files, again
+    where they could not be written. As it ``writes``, it is called in a thread: a folder that hangs halts nobody."""
+
+    writes = "the upkeep of the run folder"
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.failed = 0
+        """Attempts to write a note."""
+        self.looking = False
+        """Whether a ``look`` is under way."""
+        self.fenced: FencedError | None = None
+        """Once another process has begun a newer life of the run."""
+        self._folder = folder
+        self._unwritten: dict[str, Callable[[], object]] = {}  # notes
+        self._news: deque[tuple[str, Level]] = deque(maxlen=64)
+
+    def news(self) -> list[tuple[str, Level]]:
+        """What there is to tell since the last call."""
+        told = []
+        while self._news:
+            told.append(self._news.popleft())
+        return told
+
+    def started(self, config: Config, folder: Path) -> None: ...
+
+    def update(self, status: RunStatus) -> None:
+        self._write_again()
+        for log in (self._folder.path / "logs").glob("*.log"):
+            role_logs.bound(log)
+
+    def event(self, kind: str, values: Mapping[str, Any]) -> None:
+        """``note``: let ``write`` write the small file ``what``. ``checkpoint``: there is one. ``look``: whether the
+        folder is still this process's."""
+        if kind == "note":
+            self._note(values["what"], values["write"])
+        elif kind == "checkpoint":
+            self._try(self._folder.lives.keep)  # or it is noted with the next one
+        elif kind == "look":
+            self._try(self._folder.lives.hold)
+            self.looking = False
+
+    def message(self, text: str, level: Level = "info") -> None: ...
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        self._write_again()
+
+    def _write_again(self) -> None:
+        for what, write in list(self._unwritten.items()):
+            self._note(what, write)
+
+    def _try(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except FencedError as error:
+            self.fenced = error
+        except (OSError, SnapshotError):
+            pass
+
+    def _note(self, what: str, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except FencedError as error:
+            self.fenced = error
+        except (OSError, SnapshotError) as error:
+            self.failed += 1
+            if what not in self._unwritten:
+                text = f"{what} could not be written: {error}. The run goes on, and it is tried again"
+                self._news.append((text, "warning"))
+            self._unwritten[what] = write
+        else:
+            if self._unwritten.pop(what, None) is not None:
+                self._news.append((f"{what} could be written again", "info"))

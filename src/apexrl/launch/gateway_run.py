@@ -1,0 +1,113 @@
+"""A run to which other hosts may bring environment workers: the learner's side. Theirs is ``launch.env_host``."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+from apexrl.agents import AGENTS
+from apexrl.config import AgentConfig, Config, convert
+from apexrl.errors import ConfigError
+from apexrl.launch.host_agreement import own_name
+from apexrl.launch.local_run import supervise
+from apexrl.launch.run_claim import Claim
+from apexrl.launch.run_ledger import Ledger
+from apexrl.launch.supervisor import Interrupts, Supervisor, preloaded
+from apexrl.links.local.control_board import ControlBoard
+from apexrl.links.tcp.gateway_messages import Record
+from apexrl.links.tcp.handshake import LEAST_TOKEN
+from apexrl.links.tokens import Gate
+from apexrl.run.atomic_files import read_text, replace_text
+from apexrl.run.folder import RunFolder, default_name, spec_to_json, versions
+from apexrl.run.status import Observer
+from apexrl.topologies import Probe, Program, topology
+from apexrl.topologies.host_cut import with_slots
+from apexrl.topologies.remote_envs import gateway_side, inference_of
+
+GATE_PRELOAD = ("msgspec", "apexrl.links.tcp.gateway_server")
+_IDENTITY = "gate.json"
+"""In the run folder: which of all runs it is, so that workers of a resumed one go on."""
+
+
+def learn(
+    config: Config,
+    gate: Gate,
+    observers: Sequence[Observer],
+    claim: Claim | None,
+    interrupts: Interrupts,
+    began: float,
+) -> dict[str, Any]:
+    """The learner's side, from the probe to the summary.
+
+    Raises:
+        ConfigError: it cannot be a run over several hosts, or nobody can listen there.
+    """
+    config = _for_many(config, gate)
+    wire = topology(config.topology)
+    run_id = _known(None if claim is None else claim.folder) or str(uuid.uuid4())
+    with closing(Supervisor(config, interrupts, (*preloaded(config), *GATE_PRELOAD))) as supervisor:
+        seen = supervisor.probe()
+        whole = wire(config, seen)
+        program = gateway_side(whole, {"gate": gate, "record": make_record(config, run_id, whole, seen)})
+
+        def first(ledger: Ledger, board: ControlBoard) -> None:
+            path, text = ledger.folder.path / _IDENTITY, json.dumps({"run_id": run_id}) + "\n"
+            ledger.note(_IDENTITY, lambda: replace_text(path, text, ledger.folder.lives.check))
+
+        return supervise(supervisor, program, config, observers, claim, began, seen, first)
+
+
+def make_record(config: Config, run_id: str, program: Program, seen: Probe) -> Record:
+    """What other hosts must know. Of agent and network that is a shipped agent's name, to show: nothing of it is called
+    there; and where this one keeps its runs is its own business."""
+    agent = AgentConfig(agent=config.agent.agent) if config.agent.agent in AGENTS else AgentConfig()
+    return Record(
+        run_id=run_id,
+        name=config.name,
+        apexrl=versions()["apexrl"] or "",
+        host=own_name(),
+        config=convert.to_toml(replace(config, agent=agent, out=Config().out)),
+        spec=spec_to_json(seen.spec),
+        splits=list(inference_of(program).options["splits"]),
+        lease_seconds=config.hosts.lease_seconds,
+    )
+
+
+def _for_many(config: Config, gate: Gate) -> Config:
+    """``config`` settled for a run over several hosts.
+
+    Raises:
+        ConfigError: it cannot be one.
+    """
+    if config.serial:
+        raise ConfigError("--serial runs everything in one process: leave it out, or --listen")
+    if config.wiring.autotune:
+        raise ConfigError("--autotune tunes one machine: with --listen, leave it out")
+    try:
+        _ = gate.address
+    except ValueError:
+        raise ConfigError(f"--listen {gate.listen!r} is no HOST:PORT (an IPv6 address stands in brackets)") from None
+    if gate.tls:
+        gate.tls.context()
+    if len(gate.token) < LEAST_TOKEN:
+        raise ConfigError(f"the token has {len(gate.token)} characters; at least {LEAST_TOKEN} keep others out")
+    if callable(config.env.env):  # other hosts must find it by its name
+        convert.import_callable(convert.describe_callable(config.env.env), "--listen")
+    return with_slots(replace(config, name=config.name or default_name(config)))
+
+
+def _known(folder: RunFolder | None) -> str:
+    """The id of a run that is resumed; empty: it was never open to other hosts."""
+    if folder is None:
+        return ""
+    path = folder.path / _IDENTITY
+    try:
+        return str(json.loads(read_text(path))["run_id"])
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}): delete it, and other hosts join anew") from error

@@ -1,0 +1,255 @@
+"""The actor host that ``apexrl train --redis`` starts beside its learner: one more supervisor, in a process of its own.
+
+What it is to do comes in on its standard input, so that the URL shows in no process list; when that closes, because
+the learner's side has ended, it ends too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from apexrl.config import Config
+from apexrl.config.trust import modules
+from apexrl.errors import ApexrlError, WorkerError
+from apexrl.launch.contained_observers import complain
+from apexrl.launch.restart_budget import EARLY_SECONDS, Ending, Patience, ending_of
+from apexrl.launch.stall_dump import START, stood_still
+from apexrl.links.local.stall_detector import Standstill
+from apexrl.run.status import Level, RunStatus
+
+if TYPE_CHECKING:
+    from apexrl.launch.redis_run import Identity
+
+LOG: Final = "actor-host.log"
+"""In the learner's run folder, under ``logs``."""
+
+_LEAVE_SECONDS: Final = 15.0  # after the run's end, for the actors to go by themselves
+_LINE_SECONDS: Final = 10.0
+_TAIL_BYTES: Final = 4000
+_BEAT_SECONDS: Final = 1.0
+_LEAST_STALL_SECONDS: Final = 5.0
+
+
+class Companion:
+    """The learner's end: an observer that starts the actor host, again where it was killed or stands still, notes when
+    it fails, and waits for it at the end."""
+
+    ours = True
+
+    def __init__(self, url: str, identity: Identity, config: Config) -> None:
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the companion)
+        self._folder: Path | None = None
+        self._failed = False
+        self._tell: Callable[[str, Level], None] = lambda text, level: None
+        self._stall_timeout = config.stall_timeout
+        self._patience = Patience(config.actor.actor_restarts)
+        self._restart_at: float | None = None  # monotonic seconds, while there is no process
+        self._wishes = {
+            "url": url,
+            "run": identity.name,
+            "run_id": identity.run_id,
+            "actors": config.actor.actors,
+            "out": config.out,
+            "trust": modules(config),  # what this machine's user has named for the learner may be called by its actors
+        }
+        self._start()
+
+    def announce(self, tell: Callable[[str, Level], None]) -> None:
+        """Where news for a human go."""
+        self._tell = tell
+
+    def _start(self) -> None:
+        ours, theirs = os.pipe()
+        try:
+            os.set_blocking(ours, False)
+            self._process = subprocess.Popen(
+                _command(theirs),
+                pass_fds=[theirs],
+                stdin=subprocess.PIPE,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                process_group=0,  # Ctrl-C in the terminal is the learner's to handle
+            )
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        self._beats, self._beaten, self._still = ours, 0, Standstill()
+        self._restart_at, self._began, self._why = None, time.monotonic(), ""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # its end is noticed, with what it said
+            self._process.stdin.write(json.dumps(self._wishes).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def started(self, config: Config, folder: Path) -> None:
+        self._folder = folder
+
+    def update(self, _: RunStatus) -> str | None:
+        """Ends the run when the actors of this machine have failed."""
+        now = time.monotonic()
+        if self._restart_at is not None:
+            if now >= self._restart_at:
+                self._start_again(now)
+        elif status := self._process.poll():
+            self._bury(status, now)
+        elif status is None:
+            self._watch(now)
+        return "actors failed" if self._failed else None
+
+    def _start_again(self, now: float) -> None:
+        """Where no process can be had at present: later."""
+        try:
+            self._start()
+        except OSError as error:
+            self._patience.ended(0.0, False, "vanished")
+            self._tell(f"the actor host of this machine cannot be started again: {error}", "warning")
+            self._failed = self._patience.exhausted
+            self._restart_at = now + self._patience.pause_seconds
+
+    def _watch(self, now: float) -> None:
+        """Kill it when it shows no sign of life."""
+        with suppress(BlockingIOError):
+            self._beaten += len(os.read(self._beats, 65536))
+        limit = max(self._stall_timeout, _LEAST_STALL_SECONDS) * (1.0 if self._beaten else START)
+        if self._still.look(self._beaten, now) > limit and self._stall_timeout:
+            self._why = stood_still(limit, False, self._process.pid).partition("\n")[0]
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # its workers end with it
+
+    def _bury(self, status: int, now: float) -> None:
+        """It has ended: what it said of itself ends the run, anything else is followed by another life."""
+        how: Ending = "failed" if self._why else ending_of(status)
+        lived = now - self._began
+        self._patience.ended(lived, lived > EARLY_SECONDS, how)
+        if status > 0 or self._patience.exhausted or self._patience.fails_always:
+            self._failed = True
+            return
+        why = self._why or f"it was killed by signal {-status}"
+        self._tell(f"the actor host of this machine: {why}; starting it again", "warning")
+        self._restart_at = now + self._patience.pause_seconds
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        os.close(self._beats)
+
+    def event(self, kind: str, values: Mapping[str, Any]) -> None: ...
+
+    def message(self, text: str, level: Level = "info") -> None: ...
+
+    def finished(self, summary: Mapping[str, Any]) -> None: ...
+
+    def check(self) -> None:
+        """Raise WorkerError if it failed before the run was over."""
+        if self._failed:
+            raise WorkerError(f"the actor host of this machine has failed:\n{self._said(_TAIL_BYTES)}")
+
+    def close(self) -> None:
+        """Wait until it has ended, keep what it said, and leave nothing of it behind."""
+        if self._restart_at is None:
+            self._hang_up()
+        try:
+            self._process.wait(_LEAVE_SECONDS)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # its workers end with it
+            self._process.wait()
+        if self._folder is not None:
+            try:
+                (self._folder / "logs").mkdir(exist_ok=True)
+                (self._folder / "logs" / LOG).write_text(self._said(), encoding="utf-8")
+            except OSError as error:  # the run has ended, and that is no reason to say it otherwise
+                complain(f"{LOG} could not be written: {error}")
+        self._output.close()
+
+    def _said(self, most: int | None = None) -> str:
+        size = self._output.seek(0, os.SEEK_END)
+        self._output.seek(0 if most is None else max(0, size - most))
+        return self._output.read().decode(errors="replace").strip() + "\n"
+
+
+class Lines:
+    """What the actor host says, in lines: messages, and now and then where it is."""
+
+    writes = "standard output"
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._next = 0.0
+
+    def started(self, config: Config, folder: Path) -> None:
+        self._print(f"run folder: {folder}")
+
+    def update(self, status: RunStatus) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _LINE_SECONDS
+            rate = status.env_steps_per_second
+            self._print(f"{status.phase}: {status.env_steps} steps, {rate:.0f}/s, weights {status.weights_version}")
+
+    def event(self, kind: str, values: Mapping[str, Any]) -> None: ...
+
+    def message(self, text: str, level: Level = "info") -> None:
+        self._print(text if level == "info" else f"{level}: {text}")
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        self._print(f"ended: {summary['stopped_by']}")
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._file, flush=True)
+
+
+def _command(beats: int) -> list[str]:
+    path = [entry or os.getcwd() for entry in sys.path]
+    return [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; from {__name__} import main; main({beats})"]
+
+
+def main(beats: int) -> None:
+    """The actor host's end.
+
+    Args:
+        beats: descriptor into which it writes a byte every second.
+    """
+    os.set_blocking(beats, False)
+    threading.Thread(target=_beat, args=(beats,), name="beats", daemon=True).start()
+    from apexrl.launch.redis_run import join
+    from apexrl.launch.supervisor import Interrupts
+
+    began = time.monotonic()
+    wishes = json.loads(sys.stdin.readline())
+    with Interrupts() as interrupts:
+
+        def wait_for_the_end() -> None:
+            while os.read(sys.stdin.fileno(), 1):  # the buffered reader has a lock that an exit would wait for
+                pass
+            interrupts.count += 1
+
+        threading.Thread(target=wait_for_the_end, name="lifeline", daemon=True).start()
+        try:
+            join(**wishes, observers=[Lines(sys.stdout)], interrupts=interrupts, began=began)
+        except KeyboardInterrupt:
+            pass
+        except ApexrlError as error:
+            print(f"{type(error).__name__}: {error}", flush=True)
+            sys.exit(1)
+
+
+def _beat(beats: int) -> None:
+    with suppress(BrokenPipeError):
+        while True:
+            with suppress(BlockingIOError):  # nobody listens at present
+                os.write(beats, b".")
+            time.sleep(_BEAT_SECONDS)

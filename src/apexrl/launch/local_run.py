@@ -1,0 +1,139 @@
+"""A run from its folder to its summary, in processes or in lock-step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from apexrl.config import Config
+from apexrl.errors import ConfigError
+from apexrl.launch import run_claim
+from apexrl.launch.probe import probe
+from apexrl.launch.run_claim import Claim
+from apexrl.launch.run_ledger import Base, Ledger, base_of
+from apexrl.launch.serial import run_serial
+from apexrl.launch.supervisor import Interrupts, Supervisor, preloaded
+from apexrl.launch.wiring import Wiring
+from apexrl.links.local.control_board import ControlBoard
+from apexrl.roles import checkpointing
+from apexrl.run import checkpoint
+from apexrl.run.metrics import RunLog
+from apexrl.run.status import Observer
+from apexrl.topologies import Probe, Program, topology
+from apexrl.topologies.program import with_room
+
+
+def processes(
+    config: Config, observers: Sequence[Observer], claim: Claim | None, interrupts: Interrupts, began: float
+) -> dict[str, Any]:
+    """Every worker a process."""
+    wire = topology(config.topology)
+    config = with_room(config) if config.wiring.autotune else config
+    supervisor = Supervisor(config, interrupts, preloaded(config))
+    try:
+        seen = supervisor.probe()
+        program = wire(config, seen)
+        if config.wiring.autotune and not program.tunable:
+            raise ConfigError(f"topology {config.topology} has no numbers that could be tuned: leave out --autotune")
+        return supervise(supervisor, program, config, observers, claim, began, seen)
+    finally:
+        supervisor.close()
+
+
+def check(config: Config, interrupts: Interrupts) -> None:
+    """Look at environment and agent in a process of their own, and wire them; nothing else is started."""
+    wire = topology(config.topology)
+    with closing(Supervisor(config, interrupts, preloaded(config))) as supervisor:
+        wire(config, supervisor.probe())
+
+
+def supervise(
+    supervisor: Supervisor,
+    program: Program,
+    config: Config,
+    observers: Sequence[Observer],
+    claim: Claim | None,
+    began: float,
+    seen: Probe,
+    first: Callable[[Ledger, ControlBoard], None] = lambda ledger, board: None,
+    last: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Run ``program`` in processes, with its run folder; returns the summary.
+
+    Args:
+        first: called once there is a folder, before any worker starts.
+        last: called when all workers have ended; what it raises is how the run failed.
+    """
+    board = ControlBoard(sum(len(node.leases) for node in program.nodes))
+
+    def body(ledger: Ledger, wiring: Wiring) -> None:
+        for name in ("env_steps", "updates", "episodes"):
+            board.set_base(name, getattr(ledger.base, name))
+        first(ledger, board)
+        try:
+            supervisor.run(program, ledger, board, wiring)
+        finally:
+            supervisor.close()
+        last()
+
+    return record(config, observers, claim, began, seen, body, lambda path: Wiring(program, True, path))
+
+
+def serial(
+    config: Config, observers: Sequence[Observer], claim: Claim | None, interrupts: Interrupts, began: float
+) -> dict[str, Any]:
+    """Every role in this process, in turn."""
+    wire = topology(config.topology)
+    seen = probe(config)
+    program = wire(config, seen)
+
+    def body(ledger: Ledger, wiring: Wiring) -> None:
+        run_serial(program, ledger, wiring, interrupts)
+
+    return record(config, observers, claim, began, seen, body, lambda path: Wiring(program, False, path))
+
+
+def record(
+    config: Config,
+    observers: Sequence[Observer],
+    claim: Claim | None,
+    began: float,
+    seen: Probe,
+    body: Callable[[Ledger, Wiring], None],
+    wire: Callable[[Path], Wiring],
+) -> dict[str, Any]:
+    """Run ``body`` between the run folder's making and its summary, which is written whatever happens.
+
+    Args:
+        claim: the run folder, locked; None: a new one is made, and locked here.
+
+    Raises:
+        HeldError: another process trains this run.
+        FencedError: another process has taken it over meanwhile.
+    """
+    if claim is None:
+        with closing(run_claim.begin(config)) as own:
+            return record(config, observers, own, began, seen, body, wire)
+    folder = claim.folder
+    base = Base() if claim.begins else base_of(folder)
+    checkpointing.check_left(folder, base.updates)
+    if claim.begins:
+        folder.write_config(config)
+    folder.lives.begin(checkpoint.newest_life(folder.checkpoints))
+    wiring = wire(folder.replay_path)
+    ledger = Ledger(config, folder, [RunLog(folder.path, folder.lives.check), *observers], base, began)
+    try:
+        ledger.open()
+        if claim.lock.trouble:
+            ledger.tell(claim.lock.trouble, "warning")
+        ledger.note("env_spec.json", lambda: folder.write_spec(seen.spec))
+        body(ledger, wiring)
+    except BaseException as error:
+        ledger.tell(f"{type(error).__name__}: {error}", "error")
+        ledger.close(error=f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        wiring.close()
+    return ledger.close()

@@ -1,0 +1,79 @@
+"""Groups that a run on a cluster can do without: they begin when there is room, leave with nodes, and come again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from apexrl.launch.ray.cluster import Cluster
+from apexrl.launch.ray.group_plan import Plan
+from apexrl.launch.ray.ray_slots import Group
+from apexrl.run.status import Level
+
+_LOOK_SECONDS = 2.0  # between looks at what the cluster has room for
+
+
+class Growth:
+    """Asks the cluster for places of all groups that may come, and says when there are fewer actors than there should
+    be. It never waits. To be asked at every tick; costs one call to the cluster in two seconds.
+
+    Args:
+        groups: those of actors, in the order of ``plan.slots``.
+        bundles: what each wants reserved.
+        tell: a human.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        plan: Plan,
+        groups: Sequence[Group],
+        bundles: Sequence[dict[str, float]],
+        tell: Callable[[str, Level], None],
+    ) -> None:
+        self._cluster = cluster
+        self._plan = plan
+        self._groups = groups
+        self._tell = tell
+        self._room: set[int] = set()
+        self._looked = -1e9
+        self._enough = False
+        self._most = 0  # actors that were at work at once
+        for group, bundle in zip(groups, bundles, strict=True):
+            if group.optional:
+                cluster.want(group.number, bundle)  # for as long as the run lasts: a cluster that grows by itself does
+
+    def step(self, now: float) -> None:
+        """Look what there is room for, and who is there."""
+        if self._plan.most == self._plan.least:
+            return
+        if now - self._looked >= _LOOK_SECONDS:
+            self._looked = now
+            self._room = self._cluster.room()
+        self._count()
+
+    def may_begin(self, group: Group) -> bool:
+        """Whether there is a place for it, as far as is known."""
+        return not group.optional or group.number in self._room
+
+    def leave(self, group: Group) -> None:
+        """Do without a group for good."""
+        self._cluster.give_back(group.number)
+
+    def _count(self) -> None:
+        """Say when actors come beyond those before, and when fewer are left than the run asked for."""
+        count = sum(len(group.places) for group in self._groups if group.up)
+        least, most = self._plan.least, self._plan.most
+        if count >= least and not self._enough:
+            self._enough = True
+            if self._most:
+                self._tell(f"{count} actors have places again, of {least}:{most}", "info")
+        elif count < least and self._enough:
+            self._enough = False
+            self._tell(
+                f"{count} actors have places, fewer than the {least} of --actors {least}:{most}; more begin when the "
+                "cluster has room",
+                "warning",
+            )
+        if count > max(self._most, least):
+            self._tell(f"{count} actors have places now, of at most {most}", "info")
+        self._most = max(self._most, count)

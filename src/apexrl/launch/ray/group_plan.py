@@ -1,0 +1,153 @@
+"""How a run's actors are dealt to groups on a cluster: those that it begins with, and those that come with room."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from apexrl.config import Config
+from apexrl.errors import ConfigError
+from apexrl.launch.ray.resources import Wishes
+from apexrl.replay.options import CHUNK
+from apexrl.topologies.ray_cut import learners
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who works in which group.
+
+    Args:
+        slots: of the run, for every group of actors.
+        base: groups that the run begins with, the first ones; the others begin when the cluster has room for them.
+    """
+
+    slots: tuple[tuple[int, ...], ...]
+    base: int
+
+    @property
+    def least(self) -> int:
+        """Actors of the groups that the run begins with."""
+        return sum(len(slots) for slots in self.slots[: self.base])
+
+    @property
+    def most(self) -> int:
+        """Actors that there may come to be."""
+        return sum(len(slots) for slots in self.slots)
+
+
+def most_actors(config: Config) -> int:
+    """Actors that a run on a cluster may grow to: ``--actors MIN:MAX`` sets ``actor_slots`` to the second."""
+    return max(config.actor.actors, config.actor.actor_slots)
+
+
+def plan(config: Config, wishes: Wishes, nodes: int, queues: int = 1) -> Plan:
+    """Deal the slots out. Those that the run begins with are the first, for which the ladder of ε was made even.
+
+    Args:
+        nodes: that could take a group; each gets one, unless ``replay_shards`` says how many there are in all.
+        queues: group k belongs to queue k mod this many, and none may be without one.
+
+    Raises:
+        ConfigError: so many groups cannot be had; the message names the setting.
+    """
+    least, most, shards = config.actor.actors, most_actors(config), int(wishes.replay_shards)
+    if shards > most:
+        raise ConfigError(
+            f"--replay-shards {shards} want an actor each, and --actors is {most}: raise it, or take fewer shards"
+        )
+    if least == most:
+        groups = shards or min(least, _multiple(min(least, max(1, nodes)), queues))
+        if groups < queues:
+            lacking = "--actors" if least < queues else "--replay-shards"
+            raise ConfigError(
+                f"--learners {queues} have shards of their own, and {lacking} {groups} are fewer: raise {lacking}, or "
+                "take fewer learners"
+            )
+        return Plan(tuple(tuple(range(group, least, groups)) for group in range(groups)), groups)
+    if least < queues:
+        raise ConfigError(
+            f"--learners {queues} have shards of their own, and --actors {least} are fewer: raise --actors, or take "
+            "fewer learners"
+        )
+    if shards:
+        if shards <= queues:
+            raise ConfigError(
+                f"--replay-shards {shards} leave none for actors that come later (--actors {least}:{most}): "
+                f"say at least {queues + 1}, or leave it out"
+            )
+        base = min(shards - 1, max(queues, shards * least // most, shards - (most - least)), least)
+        more = shards - base
+    else:
+        base = min(least, _multiple(min(least, max(1, nodes)), queues))
+        more = math.ceil((most - least) / math.ceil(least / base))
+    first = [tuple(range(group, least, base)) for group in range(base)]
+    later = [tuple(range(least + group, most, more)) for group in range(more)]
+    return Plan((*first, *later), base)
+
+
+def places(config: Config, wishes: Wishes, plan: Plan) -> list[dict[str, float]]:
+    """What Ray is to reserve: for home, and for each group of actors with its shard."""
+    count = learners(config)
+    each = wishes.learner_gpus
+    gpus = each * count
+    if 0 < each < 1 < gpus:  # beyond one, Ray reserves whole ones only, and a learner's part lies on one of them
+        gpus = math.ceil(count / math.floor(1 / each + 1e-9))
+    home = {"CPU": wishes.learner_cpus * count} | ({"GPU": float(gpus)} if gpus else {})
+    return [home, *({"CPU": wishes.shard_cpus + len(slots) * wishes.actor_cpus} for slots in plan.slots)]
+
+
+def enough(plan: Plan, replays: Sequence[Mapping[str, Any]], groups: Collection[int]) -> bool:
+    """Whether learning goes on with these ``groups`` alone: each replay has one, and they hold what it wants."""
+    for own, options in enumerate(replays):
+        there = [shard for shard in groups if shard % len(replays) == own]
+        if not there or _held(plan, replays, own, len(there)) < options.get("min_size", 0):
+            return False
+    return True
+
+
+def _held(plan: Plan, replays: Sequence[Mapping[str, Any]], own: int, count: int) -> int:
+    """Items that ``count`` full shards of a replay hold at least."""
+    each: int = max(1, math.ceil(replays[own]["capacity"] / len(range(own, len(plan.slots), len(replays)))))
+    return count * max(1, each - _chunk_items(replays[own], each) + 1)
+
+
+def check_room(plan: Plan, replays: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a run that could not begin to learn, or not go on, before more groups have come.
+
+    A full shard removes a chunk at a time, so it holds up to a chunk less one item below its capacity.
+
+    Args:
+        replays: options of each: ``capacity``, and ``min_size`` where it has one. Shard k is one of number k mod their
+            count, with an equal share of its capacity. ``kind`` or ``layout``, and ``remover``, say how large a chunk
+            can be; it may be smaller where there are many streams, or sequences are short.
+
+    Raises:
+        ConfigError: the shards of the first groups hold fewer items than it wants.
+    """
+    for own, options in enumerate(replays):
+        shards = range(own, len(plan.slots), len(replays))
+        first = sum(shard < plan.base for shard in shards)
+        holds = _held(plan, replays, own, first)
+        if holds < options.get("min_size", 0):
+            chunk = _chunk_items(options, max(1, math.ceil(options["capacity"] / len(shards))))
+            size, least = options["capacity"], options["min_size"]
+            raise ConfigError(
+                f"--capacity {size} lies in {len(shards)} shards, and the {first} that there are at first may hold "
+                f"only {holds} items when they are full (each removes up to {chunk} at a time), fewer than --min-size "
+                f"{least}: raise --capacity, or lower --min-size"
+            )
+
+
+def _chunk_items(options: Mapping[str, Any], capacity: int) -> int:
+    """The most items that a shard of ``capacity`` removes at once; see ``replay.options``."""
+    if options.get("remover") == "proportional":
+        return 1
+    kind = options.get("kind") or getattr(options.get("layout"), "kind", "rows")
+    items = max(1, min(CHUNK, capacity // 32))
+    return 2 * items if kind == "sequence" else items  # where episodes end, more sequences begin
+
+
+def _multiple(count: int, of: int) -> int:
+    return math.ceil(count / of) * of

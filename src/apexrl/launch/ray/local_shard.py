@@ -1,0 +1,80 @@
+"""A shard whose memory is on the sampler's own node: sampled as at home. Ray is only asked whether it still lives."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from ray.exceptions import ActorUnavailableError, RayError
+
+from apexrl.replay import Replay
+from apexrl.replay.sharded.shard import QUEUE_SECONDS, Answer, Given, Shard, Soon
+
+_PULSE_SECONDS = 0.5  # between questions whether the process is there that holds the memory
+
+
+def node_id() -> str:
+    """Ray's name of the node that this process is on."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
+class Lent(NamedTuple):
+    """A shard's answer to a draw from its own node: draw it yourself."""
+
+    replay: tuple[Any, ...]  # what ``Replay`` pickles as, to be attached by whoever can
+    life: str  # of the shard
+    rows: int
+    until: int | None
+
+
+class NearShard:
+    """Samples a group's replay in this process, which owns it from now on (``replay.sharded.shard.ShardEnd``).
+
+    Its memory would outlive the group, with items of actors who are gone: so the life of the process that holds it is
+    the shard's.
+
+    Args:
+        handle: of that process (``actors.Ground``).
+        lent: its replay.
+
+    Raises:
+        OwnershipError: another process of this node samples it.
+        ClosedError: it has gone, or its memory cannot be reached from here.
+    """
+
+    def __init__(self, handle: Any, lent: Lent) -> None:
+        self._handle = handle
+        self._shard = Shard(Replay._attach(*lent.replay), QUEUE_SECONDS, lent.life)
+        self._pulse: Any = None
+        self._asked = time.monotonic()
+
+    def lives(self) -> bool:
+        """False: the process was lost, as Ray said when it was last asked: at calls, twice a second at most."""
+        now = time.monotonic()
+        if self._pulse is None:
+            if now - self._asked >= _PULSE_SECONDS:
+                self._asked = now
+                self._pulse = self._handle.lives.remote()
+        elif ray.wait([self._pulse], timeout=0.0, fetch_local=False)[0]:
+            pulse, self._pulse = self._pulse, None
+            try:
+                ray.get(pulse)
+            except ActorUnavailableError:  # the connection broke; the next question makes another
+                return True
+            except RayError:
+                return False
+        return True
+
+    def draw(self, count: int, until: int | None) -> Answer:
+        self._shard.admit(until)
+        return Soon(self._shard, count)
+
+    def update(self, life: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Answer:
+        return Given(self._shard.update(life, keys, priorities))
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._shard.replay.close()

@@ -1,0 +1,304 @@
+"""What runs inside Ray's actors: the memory that a group shares, with its shard, and one role each.
+
+Ray restarts none of them (``max_restarts`` 0): it would repeat the first life's arguments, with its generation, its
+seeds, and handles of memory that may be gone. The driver starts the next life, under the same limits as at home.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import platform
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from apexrl.errors import ClosedError, ConfigError, OwnershipError
+from apexrl.launch.probe import probe
+from apexrl.launch.ray.local_shard import Lent, node_id
+from apexrl.launch.ray.weights_broadcast import Distribution, publish
+from apexrl.launch.wiring import Wiring
+from apexrl.launch.worker_process import keep_memory, run_role
+from apexrl.links.local import worker_messages
+from apexrl.links.local.control_board import COUNTERS, ControlBoard
+from apexrl.links.local.role_context import SharedContext
+from apexrl.links.local.sharded_parameters import ShardedParameters
+from apexrl.protocols import Role
+from apexrl.replay import Replay
+from apexrl.replay.sharded.shard import QUEUE_SECONDS, Drawn, Shard, Written
+from apexrl.run.folder import versions
+from apexrl.run.ownership import lease_clock
+from apexrl.shared.weights_board import WeightsBoard
+from apexrl.topologies.program import Factory, Probe, Program
+
+LEASE_SECONDS: Final = 10.0
+"""How long a role may write into the run folder after the newest word of its that the driver is known to have heard."""
+
+_NEVER = 1e-9  # a moment of ``lease_clock`` that is over
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _apart(group: str) -> Callable[[_Method], _Method]:
+    """A method that runs in a concurrency group: one thread, beside those of other groups."""
+    decorate: Any = ray.method(concurrency_group=group)
+    return cast("Callable[[_Method], _Method]", decorate)
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Where an actor is, and with what."""
+
+    host: str
+    node: str
+    pid: int
+    versions: dict[str, str]
+
+
+def hello() -> Hello:
+    have = {name: version for name, version in versions().items() if version}
+    return Hello(platform.node(), node_id(), os.getpid(), have)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a group's memory stands."""
+
+    replay: dict[str, Any]  # `Replay.stats`; empty at home
+    version: int  # of the weights here
+    spoilt: int  # reads of weights that were overtaken
+    refused: dict[int, str] = field(default_factory=dict)  # (home) group that takes no weights -> why
+
+
+class Ground:
+    """Holds the memory that the roles of one group share, which is on one node: links at home; shard and weights of a
+    group of actors. The group lives and dies with it.
+
+    Methods of the same concurrency group never run at once.
+
+    Args:
+        program: of the group.
+        gated: writers of its shard wait until its sampler says how much it may take in.
+    """
+
+    def __init__(self, program: Program, gated: bool) -> None:
+        self._program = program
+        self._wiring = Wiring(program, True, Path("/dev/null/none"))
+        ports = [port for node in program.nodes for port in self._wiring.ports(node).values()]
+        self._weights = next(port for port in ports if isinstance(port, WeightsBoard | ShardedParameters))
+        replay = next((port for port in ports if isinstance(port, Replay)), None)
+        self._shard = None if replay is None else Shard(replay, QUEUE_SECONDS)
+        if self._shard is not None and gated:
+            self._shard.admit(0)
+        self._lent = False  # to a sampler on this node
+        self._node = node_id()
+        self._distribution: Distribution | None = None
+        if self._shard is None:
+            self._distribution = Distribution(self._weights, self._node)
+            threading.Thread(target=self._keep_distributing, name="weights", daemon=True).start()
+
+    def hello(self) -> Hello:
+        return hello()
+
+    def ports(self, role: str) -> dict[str, Any]:
+        """Of a role here, for a process on this node."""
+        return self._wiring.ports(next(node for node in self._program.nodes if node.name == role))
+
+    def look(self) -> Look:
+        refused = {} if self._distribution is None else dict(self._distribution.refused)
+        version, spoilt = self._wiring.weights_version(), self._wiring.spoilt_weight_reads()
+        return Look(self._wiring.replay_stats(), version, spoilt, refused)
+
+    def lives(self) -> bool:
+        """Whoever can ask."""
+        return True
+
+    @_apart("data")
+    def draw(self, count: int, until: int | None, node: str) -> Drawn | Lent:
+        """See ``Shard.draw``; whoever asks from this very ``node`` is lent the replay itself, and draws there."""
+        assert self._shard is not None
+        if node == self._node:
+            self._shard.release()
+            self._lent = True
+            return Lent(self._shard.replay.__reduce__()[1], self._shard.life, count, until)
+        if self._lent:
+            try:
+                self._shard = Shard(self._shard.replay, QUEUE_SECONDS, self._shard.life)
+            except OwnershipError as error:  # it is killed, or will be: there is one sampler at a time
+                raise ClosedError(str(error)) from None
+            self._lent = False
+        return self._shard.draw(count, until)
+
+    @_apart("data")
+    def update(self, life: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Written:
+        """See ``Shard.update``; while another process samples, only how the shard stands."""
+        assert self._shard is not None
+        return self._shard.update("" if self._lent else life, keys, priorities)
+
+    def meet(self, group: int, handle: Any) -> None:
+        """(home) Send the weights to another group from now on; None: no more."""
+        assert self._distribution is not None
+        self._distribution.groups[group] = handle
+
+    def board(self, node: str) -> tuple[Any, ...] | None:
+        """(group) What the weights' board pickles as, if ``node`` is this one: who has the weights publishes there."""
+        assert isinstance(self._weights, WeightsBoard)
+        return self._weights.__reduce__()[1] if node == self._node else None
+
+    @_apart("weights")
+    def weights(self, version: int, boxed: list[Any]) -> int:
+        """(group) Weights that lie in the object store under the reference in ``boxed``: fetched once to this node."""
+        assert isinstance(self._weights, WeightsBoard)
+        if version > self._weights.version:
+            publish(self._weights, ray.get(boxed[0]), version)
+        return version
+
+    def _keep_distributing(self) -> None:
+        """(home) A run whose actors never hear of new weights must not seem to go on: home begins anew."""
+        assert self._distribution is not None
+        try:
+            self._distribution.run()
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+
+
+@dataclass(frozen=True)
+class Errand:
+    """All that one life of a role needs to know, but its ports."""
+
+    name: str
+    role: str
+    index: int
+    generation: int
+    seed: int
+    folder: Path
+    keeps: bool
+    factory: Factory
+    nice: int = 0
+    life: int = 0  # its number among those that write into the run folder
+
+
+@dataclass(frozen=True)
+class News:
+    """What the driver tells a role."""
+
+    stop: int
+    others: dict[str, int]  # counters of all others and of earlier lives
+    heard: float = 0.0  # ``Report.said_at`` of the newest one that it has; 0: it has none
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a role tells the driver."""
+
+    counters: dict[str, int]  # of this life
+    said: list[worker_messages.Message] = field(default_factory=list)
+    state: str = "starting"
+    busy_seconds: float = 0.0  # of the oldest environment call in progress
+    quiet_seconds: float = 0.0  # since its loop went on, outside of environment calls
+    pid: int = 0
+    status: int | None = None  # at the end: 0 in good order
+    said_at: float = 0.0  # by ``ownership.lease_clock`` of its machine
+
+
+class RoleProcess:
+    """One life of one role. ``live`` is the life; ``poll`` answers meanwhile."""
+
+    def __init__(self, errand: Errand) -> None:
+        self._errand = errand
+        self._board = ControlBoard(1)
+        if errand.life:
+            self._board.held_until = _NEVER
+        self._row = self._board.row(0)
+        self._row.begin(os.getpid(), errand.generation)
+        self._row.heartbeat = time.monotonic()
+        self._ours, self._theirs = worker_messages.channel()
+        self._hearing = threading.Lock()
+
+    @_apart("life")
+    def live(self, ports: Mapping[str, Any], others: dict[str, int]) -> Report:
+        """Until told to stop, or an error, which is in the report."""
+        errand = self._errand
+        os.nice(errand.nice)
+        keep_memory()
+        self._others(others)
+        context = SharedContext(
+            name=errand.name,
+            role=errand.role,
+            index=errand.index,
+            generation=errand.generation,
+            seed=errand.seed,
+            folder=errand.folder,
+            board=self._board,
+            row=0,
+            channel=self._theirs,
+            life=errand.life,
+        )
+        return self._report(run_role(context, self._made, ports))
+
+    @_apart("talk")
+    def poll(self, news: News) -> Report:
+        self._others(news.others)
+        self._board.stop = news.stop
+        if self._errand.life and news.heard:
+            self._board.held_until = news.heard + LEASE_SECONDS
+        return self._report(None)
+
+    @_apart("talk")
+    def stacks(self) -> str:
+        """Where every thread is."""
+        with tempfile.TemporaryFile() as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            return file.read().decode(errors="replace")
+
+    def _others(self, counters: Mapping[str, int]) -> None:
+        for name, value in counters.items():
+            self._board.set_base(name, value)
+
+    def _report(self, status: int | None) -> Report:
+        with self._hearing:
+            said = worker_messages.receive(self._ours)
+        since, now = self._row.busy_since, time.monotonic()
+        return Report(
+            counters={name: self._row.counter(name) for name in COUNTERS},
+            said=said,
+            state=self._row.state,
+            busy_seconds=now - since if since else 0.0,
+            quiet_seconds=0.0 if since else now - self._row.heartbeat,
+            pid=os.getpid(),
+            status=status,
+            said_at=lease_clock(),
+        )
+
+    def _made(self, context: SharedContext, **ports: Any) -> Role:
+        """The role; whoever writes checkpoints must write where the driver reads."""
+        if self._errand.keeps or self._errand.role == "evaluator":
+            folder = self._errand.folder
+            if not (folder / "config.toml").exists():
+                raise ConfigError(
+                    f"node {platform.node()} does not see the run folder {folder}: put --out on a file system that all "
+                    "nodes share, or start the command on the node that has the learner's processor or GPU"
+                )
+        return self._errand.factory(context, **ports)
+
+
+def probe_on(config: Any) -> Probe | dict[str, Any]:
+    """A task: look at environment and agent on a node; an error as its description."""
+    try:
+        return probe(config)
+    except Exception as error:
+        text = traceback.format_exc()
+        return {"kind": type(error).__name__, "error": str(error), "traceback": text[-32_000:]}

@@ -1,0 +1,66 @@
+"""A run on a Ray cluster, from its folder to its summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from apexrl.config import Config
+from apexrl.errors import ConfigError
+from apexrl.launch.local_run import record
+from apexrl.launch.ray.driver import Driver
+from apexrl.launch.ray.group_plan import most_actors
+from apexrl.launch.ray.ray_metrics import Figures
+from apexrl.launch.ray.resources import Wishes, remember
+from apexrl.launch.run_claim import Claim
+from apexrl.launch.run_ledger import Ledger
+from apexrl.launch.supervisor import Interrupts
+from apexrl.launch.wiring import Wiring
+from apexrl.run.status import Observer
+from apexrl.topologies import topology
+from apexrl.topologies.program import Program
+
+
+def cluster(
+    config: Config,
+    wishes: Wishes,
+    observers: Sequence[Observer],
+    claim: Claim | None,
+    interrupts: Interrupts,
+    began: float,
+) -> dict[str, Any]:
+    """Every role an actor of Ray's; returns the summary.
+
+    Raises:
+        ConfigError: it cannot be run so, or the cluster does not have what it wants.
+        LinkError: there is no such cluster.
+    """
+    for wrong, what in (
+        (config.serial, "--serial runs everything in one process"),
+        (config.wiring.autotune, "--autotune tunes one machine"),
+        (config.learner.save_replay, "--save-replay keeps one replay, and on Ray it lies in shards"),
+    ):
+        if wrong:
+            raise ConfigError(f"{what}: leave it out, or --ray")
+    wire = topology(config.topology)
+    config = replace(config, out=str(Path(config.out).resolve()))  # nodes have working directories of their own
+    with closing(Driver(config, wishes, interrupts)) as driver:
+        seen = driver.probe()
+        slots = replace(config.actor, actors=most_actors(config))
+        program = wire(replace(config, actor=slots), seen)
+        driver.check(program)  # refused before there is a folder
+
+        def body(ledger: Ledger, nothing: Wiring) -> None:
+            ledger.note("wishes.json", lambda: remember(wishes, ledger.folder.path, ledger.folder.lives.check))
+            try:
+                with closing(Figures(driver.namespace, ledger.folder)) as figures:
+                    ledger.note("ray.json", figures.write)
+                    driver.run(program, ledger, figures)
+            finally:
+                driver.close()
+
+        none = Program(config)  # the links are on the cluster
+        return record(config, observers, claim, began, seen, body, lambda path: Wiring(none, True, path))

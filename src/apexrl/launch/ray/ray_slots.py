@@ -1,0 +1,246 @@
+"""The driver's books of what runs where: a group with its memory, and in it the workers, over all their lives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from apexrl.launch.ray.group_plan import Plan
+from apexrl.launch.ray.ray_actors import LEASE_SECONDS, Hello, Look, Report
+from apexrl.launch.ray.shard_clients import samplers
+from apexrl.launch.restart_budget import Ending, Patience
+from apexrl.launch.stall_dump import START, hung_call, stood_still
+from apexrl.launch.worker_slots import in_full
+from apexrl.links.local.control_board import COUNTERS, STATES
+from apexrl.links.local.stall_detector import Standstill
+from apexrl.run.metrics import RateMeter
+from apexrl.run.status import OTHER_WORK, WORK, WorkerState, WorkerStatus
+from apexrl.topologies.program import Node, Program
+from apexrl.topologies.ray_cut import group_side, home_side, sampling
+
+_GRACE_SECONDS, _HURRIED_SECONDS = 20.0, 8.0  # from the stop to the kill
+_KEEPER_SECONDS, _HURRIED_KEEPER_SECONDS = 120.0, 30.0  # of the role that writes checkpoints
+
+
+class Place:
+    """A worker's slot: lives come and go, its seed, ε and counters stay."""
+
+    def __init__(self, node: Node, index: int) -> None:
+        self.node = node
+        self.index = index
+        self.name = f"{node.name}-{index}"
+        self.patience = Patience(node.restarts)
+        self.generation = -1
+        self.gone = False  # given up on, or ended in good order
+        self.handle: Any = None  # of the actor that lives it; None: there is none now
+        self.life: Any = None  # what comes when it ends
+        self.polled: Any = None
+        self.asked_at = self.heard_at = self.born_at = 0.0
+        self.restart_at = 0.0
+        self.restarts = 0
+        self.hung = ""  # why it was killed, or is about to be, if it hung
+        self.stacks: Any = None  # … and where it was, when it comes
+        self.kill_at = 0.0
+        self._silence = Standstill()
+        self._paused = False  # it writes nothing into the run folder, as it was not heard
+        self.errors: list[dict[str, Any]] = []
+        self.last_error = ""
+        self.report = Report({})
+        self._before = dict.fromkeys(COUNTERS, 0)
+        self._work_at_birth = 0
+        self._rate = RateMeter()
+
+    def begin(self, now: float, handle: Any) -> None:
+        self.generation += 1
+        self.restarts += self.generation > 0
+        self.handle, self.life, self.polled, self.hung, self.stacks = handle, None, None, "", None
+        self._silence = Standstill()
+        self._paused = False
+        self.errors = []
+        self.report = Report({})
+        self.born_at = self.heard_at = now
+        self._work_at_birth = self.work_done
+
+    def hear(self, report: Report, now: float) -> None:
+        self.report, self.heard_at = report, now
+        self.errors += [message.values for message in report.said if message.kind == "error"]
+
+    def grace(self, hurry: bool) -> float:
+        """Seconds that it has for its end."""
+        if self.node.keeps:
+            return _HURRIED_KEEPER_SECONDS if hurry else _KEEPER_SECONDS
+        if self.node.name == "evaluator" and not hurry:
+            return float("inf")  # its last evaluation has a limit of its own
+        return _HURRIED_SECONDS if hurry else _GRACE_SECONDS
+
+    def awaited(self, now: float) -> float:
+        """Seconds since its life was begun, if nothing was heard of it; else 0."""
+        return 0.0 if self.handle is None or self.report.pid else now - self.born_at
+
+    def hangs(self, now: float, stall_timeout: float) -> str:
+        """Why this life is to be killed for what its environment, its loop, or its whole process, does not return from;
+        empty: it need not be. To be asked at every turn.
+
+        Args:
+            stall_timeout: 0: the loop may stand still.
+        """
+        limit, starting = self.node.env_timeout, self.report.state == STATES[0]
+        asked = self.polled is not None and self.report.pid > 0  # one that has answered before
+        silent = self._silence.look(self.asked_at if asked else now, now)
+        if limit is not None and self.report.busy_seconds > limit:
+            return hung_call(limit)
+        if limit is not None and silent > limit:
+            return _silent(limit, "--env-timeout")
+        if stall_timeout and silent > stall_timeout:
+            return _silent(stall_timeout, "--stall-timeout")
+        if stall_timeout and self.report.quiet_seconds > stall_timeout * (START if starting else 1.0):
+            return stood_still(stall_timeout, starting)
+        return ""
+
+    def lapse(self, now: float) -> str:
+        """What to say when a writer's lease has run out for want of answers, and when it was renewed; else empty."""
+        if not self.node.fenced or not self.report.pid:
+            return ""
+        paused = now - self.heard_at > LEASE_SECONDS
+        if paused == self._paused:
+            return ""
+        self._paused = paused
+        if paused:
+            silent = f"{self.name} has not answered for {LEASE_SECONDS:g} s"
+            return f"{silent}: it writes nothing into the run folder until it is heard again"
+        return f"{self.name} answers again, and may write into the run folder"
+
+    def end(self, now: float, how: Ending, why: str, sure: bool = True) -> None:
+        """This life is over; what it had counted stays. Unless that is ``sure``, a successor that writes into the run
+        folder waits until the lease of this one has run out."""
+        worked = self.work_done > self._work_at_birth
+        for name, value in self.report.counters.items():
+            self._before[name] += value
+        self.report = Report({})
+        self.handle = self.life = self.polled = self.stacks = None
+        self.patience.ended(now - self.born_at, worked, "failed" if self.hung else how)
+        why = self.hung or why
+        self.last_error = self.errors[-1]["traceback"].rstrip() if self.errors and not self.hung else why
+        self.restart_at = now + self.patience.pause_seconds
+        if self.node.fenced and not sure:
+            self.restart_at = max(self.restart_at, self.heard_at + LEASE_SECONDS)
+
+    def total(self, counter: str) -> int:
+        return self._before[counter] + self.report.counters.get(counter, 0)
+
+    @property
+    def lived(self) -> Mapping[str, int]:
+        """Counters of this life."""
+        return self.report.counters
+
+    @property
+    def work_done(self) -> int:
+        work = WORK.get(self.node.name)
+        return self.total(work.counter) if work else 0
+
+    @property
+    def headline(self) -> str:
+        text = str(self.errors[-1]["error"]) if self.errors and not self.hung else self.last_error
+        return (text.splitlines() or [""])[0]
+
+    @property
+    def account(self) -> str:
+        return in_full(self.headline, self.last_error)
+
+    def status(self, now: float) -> WorkerStatus:
+        state: WorkerState = self.report.state  # type: ignore[assignment]  # STATES is a subset of WorkerState
+        if self.gone:
+            state = "failed" if self.last_error else "stopped"
+        elif self.handle is None:
+            state = "restarting" if self.generation >= 0 else "starting"
+        elif self.hung:
+            state = "hung"
+        work = WORK.get(self.node.name, OTHER_WORK)
+        return WorkerStatus(
+            name=self.name,
+            role=self.node.name,
+            index=self.index,
+            pid=self.report.pid or None,
+            state=state,
+            restarts=self.restarts,
+            rate=self._rate.add(now, self.total(work.counter)),
+            heartbeat_age_seconds=max(0.0, now - self.heard_at),
+        )
+
+
+def _silent(seconds: float, flag: str) -> str:
+    return (
+        f"it has not answered for {seconds:g} s ({flag})\n"
+        "Its process was stopped, or a call keeps Python's interpreter to itself: if calls may, for so long, raise "
+        f"{flag}"
+    )
+
+
+def cut(program: Program, plan: Plan, namespace: str) -> list[Group]:
+    """Home, and the groups of actors. ``namespace``: of the shards' actors."""
+    config, slots = program.config, plan.slots
+    replays = sampling(program)
+    home = home_side(program, samplers(len(slots), namespace, replays))
+    groups = [Group(0, home, config.learner.learner_restarts)]
+    for k, own in enumerate(slots):
+        side = group_side(program, k, len(slots), own)
+        gated = replays[k % len(replays)].get("samples_per_insert", 0.0) > 0.0
+        groups.append(Group(k + 1, side, config.actor.actor_restarts, k >= plan.base, gated))
+    return groups
+
+
+class Group:
+    """Roles that share memory on one node: home, or actors with a shard."""
+
+    def __init__(
+        self, number: int, program: Program, restarts: int, optional: bool = False, gated: bool = False
+    ) -> None:
+        self.number = number  # of its bundle; 0 is home
+        self.gated = gated  # see ``actors.Ground``
+        self.optional = optional  # the run goes on without it, and it begins when there is room
+        self.name = "home" if number == 0 else f"shard-{number - 1}"
+        self.program = program
+        self.patience = Patience(restarts)
+        self.places = [Place(node, index) for node in program.nodes for index, _ in node.leases]
+        self.lives = 0  # that were tried; of them
+        self.begun = 0  # … came up
+        self.late = False  # and that was said
+        self.dropped = False  # the run goes on without it, at least for a while
+        self.ground: Any = None  # the actor that holds its memory; None: there is none now
+        self.greeting: Any = None  # its answer to hello, until it has come
+        self.up = False
+        self.where: Hello | None = None  # it is, or was
+        self.looked: Any = None
+        self.silence = Standstill()  # of its memory
+        self.asked_at = self.restart_at = self.born_at = 0.0
+        self.look = Look({}, 0, 0)
+        self.capacity = 0
+        self.sums = dict.fromkeys(("inserted", "sampled", "evicted", "updates_applied", "updates_stale", "lost"), 0)
+        self.lost_items = 0
+
+    def awaited(self, now: float) -> float:
+        """Seconds for which it, or one that works in it, has been waited for in vain; 0: all are there."""
+        if self.ground is not None and not self.up:
+            return now - self.born_at
+        return max((place.awaited(now) for place in self.places), default=0.0)
+
+    @property
+    def restarts(self) -> int:
+        return max(0, self.begun - 1)
+
+    @property
+    def absent(self) -> bool:
+        """Whether it may come some time, or not."""
+        return self.dropped or (self.optional and not self.up)
+
+    def end(self, now: float, how: Ending = "vanished") -> None:
+        """Its memory is gone, with what lay there."""
+        for name in self.sums:
+            self.sums[name] += self.look.replay.get(name, 0)
+        self.lost_items += self.look.replay.get("size", 0)
+        worked = how != "failed" and bool(self.look.replay.get("inserted", 0) or self.look.version)
+        self.patience.ended(now - self.born_at, worked, how)
+        self.look, self.capacity = Look({}, 0, self.look.spoilt), 0
+        self.ground = self.greeting = self.looked = None
+        self.up = False
+        self.restart_at = now + self.patience.pause_seconds

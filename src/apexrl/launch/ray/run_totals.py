@@ -1,0 +1,53 @@
+"""What stands in the books of a run on a cluster: sums over all groups, with those that were lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from apexrl.launch.ray.ray_slots import Group
+from apexrl.launch.run_ledger import Ledger
+from apexrl.links.local.control_board import DROPPED
+
+
+def enter(
+    ledger: Ledger, groups: Sequence[Group], total: Callable[[str], int], hung_calls: int, now: float
+) -> dict[str, int]:
+    """Enter how everything stands; returns the sums over all shards and all their lives.
+
+    Args:
+        groups: home first.
+        total: counter name -> total over the whole run.
+        hung_calls: environment calls that took too long.
+        now: monotonic seconds.
+    """
+    home, *shards = groups
+    restarts: dict[str, int] = {}
+    for group in groups:
+        for place in group.places:
+            restarts[place.node.name] = restarts.get(place.node.name, 0) + place.restarts
+    restarts["shard"] = sum(group.restarts for group in shards)
+    names = ("inserted", "sampled", "updates_stale", "lost")
+    sums = {n: sum(group.sums[n] + group.look.replay.get(n, 0) for group in shards) for n in names}
+    inserted = sums["inserted"]
+    replay: dict[str, Any] = {
+        "size": sum(group.look.replay.get("size", 0) for group in shards),
+        "capacity": sum(group.capacity for group in shards),
+        "observed_samples_per_insert": sums["sampled"] / inserted if inserted else 0.0,
+    }
+    ledger.tick(
+        now,
+        totals=total,
+        replay=replay,
+        version=home.look.version,
+        workers=[place.status(now) for group in groups if group.lives or not group.optional for place in group.places],
+        restarts=restarts,
+        dropped={
+            **{what: total(counter) for what, counter in DROPPED.items()},
+            "hung_env_calls": hung_calls,
+            "stale_priorities": sums["updates_stale"],
+            "lost_items": sums["lost"] + sum(group.lost_items for group in shards),
+            "spoilt_weight_reads": sum(group.look.spoilt for group in groups),
+        },
+    )
+    return sums

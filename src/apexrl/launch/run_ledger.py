@@ -1,0 +1,355 @@
+"""The run's books: workers' messages and counters in; statuses, stop reasons and the summary out.
+
+One ledger serves every launcher. It knows no processes, and times what happens by no clock: whoever keeps it says what
+time it is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from apexrl.config import Config, StopConfig
+from apexrl.errors import ConfigError, FencedError, SnapshotError
+from apexrl.launch import contained_observers
+from apexrl.launch.folder_upkeep import Upkeep
+from apexrl.launch.recent_returns import LatestReturns
+from apexrl.launch.run_policy_lag import Lags
+from apexrl.run import checkpoint
+from apexrl.run.folder import RunFolder, make_summary
+from apexrl.run.metrics import RateMeter, progress, read_rows
+from apexrl.run.status import Level, Observer, Phase, RunStatus, WorkerStatus
+
+SUMMARY_SECONDS = 5.0
+"""How long a summary is tried to be written."""
+
+_UPKEEP_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Base:
+    """What a resumed run had reached before."""
+
+    env_steps: int = 0
+    updates: int = 0
+    episodes: int = 0
+    elapsed_seconds: float = 0.0
+    best_eval_return: float | None = None
+
+
+def base_of(folder: RunFolder) -> Base:
+    """Read from a run folder how far the run had come: the furthest of checkpoint, log and summary."""
+    found = checkpoint.load_latest(folder.checkpoints)
+    rows = read_rows(folder.metrics_path) if folder.metrics_path.exists() else []
+    try:
+        summary = folder.summary()
+    except SnapshotError:
+        summary = {}
+    sources: list[Mapping[str, Any]] = [found.metadata if found else {}, summary, *rows]
+
+    def furthest(name: str) -> Any:
+        return max((source[name] for source in sources if source.get(name) is not None), default=None)
+
+    return Base(
+        env_steps=int(furthest("env_steps") or 0),
+        updates=int(furthest("updates") or 0),
+        episodes=int(furthest("episodes") or 0),
+        elapsed_seconds=float(furthest("wall_seconds") or 0.0),
+        best_eval_return=furthest("best_eval_return"),
+    )
+
+
+def check_ahead(stop: StopConfig, folder: RunFolder) -> None:
+    """Refuse to go on with a run that would end at once: its summary would be of a life in which nothing happened.
+
+    One that did not end in good order may go on, if only to its end.
+
+    Raises:
+        ConfigError: it has had what shall end it; the message names the setting.
+    """
+    try:
+        summary = folder.summary()
+    except SnapshotError:
+        return
+    if summary.get("stopped_by") in (None, "error", "interrupted"):
+        return
+    had = {"minutes": summary.get("wall_seconds", 0.0) / 60.0, "env_steps": summary.get("env_steps", 0)}
+    for name, value in had.items():
+        most = getattr(stop, name)
+        if most and value >= most:
+            flag = f"--{name.replace('_', '-')}"
+            had_it = f"this run has had {value:,.4g} of {flag} {most:,.4g}"
+            raise ConfigError(f"{had_it}: to go on, say more, or 0 for no limit")
+
+
+class Ledger:
+    """Keeps the books of one run and tells its observers.
+
+    Args:
+        config: of the run.
+        folder: where the summary goes.
+        observers: told of everything, from the thread that keeps the ledger.
+        base: what a resumed run had reached.
+        began: the clock when the command started, in seconds.
+    """
+
+    def __init__(self, config: Config, folder: RunFolder, observers: Sequence[Observer], base: Base, began: float):
+        self.config = config
+        self.folder = folder
+        self.stop_reason: str | None = None
+        self.final: Mapping[str, Any] = {}
+        self.carried: Mapping[str, Any] = {}  # between hosts: the newest totals of intake or uplink
+        self.tuned: Mapping[str, Any] = {}  # what an auto-tuner has found
+        self.given_up: list[str] = []  # workers without which the run goes on
+        self._unnumbered: set[str] = set()  # whose next life waits for the run folder
+        self._observers = contained_observers.contained(observers)
+        self._upkeep = Upkeep(folder)
+        self._upkeep_thread = contained_observers.Contained(self._upkeep)
+        self._upkeep_at = 0.0
+        self.base = base
+        self._began = began
+        self._first_step: float | None = None
+        self._stopped: float | None = None
+        self._returns = LatestReturns()
+        self._env_rate, self._update_rate = RateMeter(), RateMeter()
+        self._lags = Lags()
+        self.status = RunStatus(best_eval_return=base.best_eval_return)
+
+    def open(self) -> None:
+        """Tell the observers that the run begins."""
+        for observer in (*self._observers, self._upkeep_thread):
+            observer.started(self.config, self.folder.path)
+
+    def hear(self, kind: str, values: dict[str, Any]) -> None:
+        """Enter a worker's message."""
+        status = self.status
+        if kind == "episodes":
+            status.train_return = self._returns.hear(values)
+        elif kind == "metrics":
+            status.metrics = {name: math.nan if v is None else float(v) for name, v in values["values"].items()}
+            self._lags.hear(values)
+            status.policy_lag, status.lag_histogram = self._lags.lately
+        elif kind == "evaluation" and values["final"]:
+            self.final = values
+        elif kind == "evaluation":
+            mean = float(values["mean"])
+            status.eval_return = mean
+            status.best_eval_return = mean if status.best_eval_return is None else max(status.best_eval_return, mean)
+            goal = self.config.stop.stop_at_return
+            if goal is not None and mean >= goal:
+                self.stop("stop_at_return")
+        elif kind == "checkpoint":
+            self._upkeep_thread.event(kind, {})
+        elif kind in ("intake", "uplink", "gateway"):
+            self.carried = values
+        elif kind == "inference":
+            status.inference = {name: float(value) for name, value in values.items()}
+        elif kind == "log":
+            self.tell(values["text"], values.get("level", "info"))
+        for observer in self._observers:
+            observer.event(kind, values)
+
+    def tell(self, text: str, level: Level = "info") -> None:
+        """Pass something on to a human."""
+        contained_observers.tell(self._observers, text, level)
+
+    def note(self, what: str, write: Callable[[], object]) -> None:
+        """Let ``write`` write a small file of the run folder, soon or as soon as that can be done."""
+        self._upkeep_thread.event("note", {"what": what, "write": write})
+
+    def give_up(self, worker: str, why: object) -> None:
+        """Enter that the run goes on without a worker."""
+        self.given_up.append(worker)
+        self.tell(f"the run goes on without {worker}: {why}", "warning")
+
+    def stop(self, reason: str) -> None:
+        """Enter why the run stops; the first reason holds."""
+        if self.stop_reason is None:
+            self.stop_reason = reason
+
+    def number(self, name: str) -> int | None:
+        """The number of a new life of a role that writes into the run folder; None: it cannot be written down now.
+
+        Raises:
+            FencedError: another process has begun a newer life of the run.
+        """
+        try:
+            number = self.folder.lives.grant(name)
+        except (OSError, SnapshotError) as error:
+            if name not in self._unnumbered:
+                self._unnumbered.add(name)
+                self.tell(f"{name} cannot begin before {self.folder.path} can be written: {error}", "warning")
+            return None
+        self._unnumbered.discard(name)
+        return number
+
+    @property
+    def started(self) -> bool:
+        """Whether an environment step was made in this process's part of the run."""
+        return self._first_step is not None
+
+    def tick(
+        self,
+        now: float,
+        *,
+        totals: Callable[[str], int],
+        replay: Mapping[str, Any],
+        version: int,
+        workers: list[WorkerStatus],
+        restarts: Mapping[str, int],
+        dropped: Mapping[str, int],
+    ) -> RunStatus:
+        """Enter the counters, apply the stop rules, and return a fresh status.
+
+        Args:
+            now: seconds, of the clock that ``began`` was read from.
+            totals: counter name -> total over the whole run.
+            replay: ``Replay.stats()``, as far as is known.
+        """
+        self._tell_of_upkeep()
+        if now - self._upkeep_at >= _UPKEEP_SECONDS:
+            self._upkeep_at = now
+            self._upkeep_thread.update(self.status)
+        env_steps, updates = totals("env_steps"), totals("updates")
+        if self._first_step is None and env_steps > self.base.env_steps:
+            self._first_step = now
+        until = now if self._stopped is None else self._stopped
+        elapsed = self.base.elapsed_seconds + (0.0 if self._first_step is None else until - self._first_step)
+        status = replace(
+            self.status,
+            elapsed_seconds=elapsed,
+            startup_seconds=(now if self._first_step is None else self._first_step) - self._began,
+            env_steps=env_steps,
+            updates=updates,
+            episodes=totals("episodes"),
+            env_steps_per_second=self._env_rate.add(now, env_steps),
+            updates_per_second=self._update_rate.add(now, updates),
+            replay_size=int(replay.get("size", 0)),
+            replay_capacity=int(replay.get("capacity", 0)),
+            samples_per_insert=float(replay.get("observed_samples_per_insert", 0.0)),
+            weights_version=version,
+            workers=workers,
+            restarts=self._everywhere(restarts),
+            dropped=dict(dropped) | self._lost_items() | self._lost_reports(),
+            hosts=self._between_hosts(version),
+            trouble=str(self.carried.get("weights_trouble", "")),
+        )
+        status.progress, status.eta_seconds = progress(
+            self.config.stop, env_steps, status.env_steps_per_second, elapsed
+        )
+        status.phase = self._phase(status)
+        self.status = status
+        self._apply_rules(status)
+        return status
+
+    def show(self) -> None:
+        """Give the observers the newest status; one that answers True, or with a reason, stops the run.
+
+        Raises:
+            FencedError: another process has begun a newer life of the run.
+        """
+        if not self._upkeep.looking:
+            self._upkeep.looking = True
+            self._upkeep_thread.event("look", {})
+        if self._upkeep.fenced is not None:
+            raise self._upkeep.fenced
+        contained_observers.pass_on_news(self._observers, time.monotonic())
+        status = replace(self.status)  # its own: some look at it later, from threads of their own
+        answers = [observer.update(status) for observer in self._observers]
+        for answer in answers:
+            if answer is True or isinstance(answer, str):
+                self.stop(answer if isinstance(answer, str) else "callback")
+
+    def training_ends(self, now: float) -> None:
+        """Training is over; what follows (final checkpoint, final evaluation) is not counted as its time."""
+        if self._stopped is None:
+            self._stopped = now
+
+    def close(self, error: str | None = None) -> dict[str, Any]:
+        """Write the summary, tell the observers, and return it. A folder that takes none hides nothing of it."""
+        self._upkeep_thread.finished({})
+        self._upkeep_thread.settle(time.monotonic() + SUMMARY_SECONDS)
+        self._tell_of_upkeep()
+        self.status.phase = "finished" if error is None else "failed"
+        self.status.dropped |= self._lost_reports()
+        lag, histogram = self._lags.ever
+        summary = make_summary(
+            self.config,
+            replace(self.status, policy_lag=lag, lag_histogram=histogram),
+            stopped_by="error" if error is not None else self.stop_reason or "interrupted",
+            final_eval_return=self.final.get("mean"),
+            final_eval_episodes=int(self.final.get("episodes", 0)),
+            carried=self.carried,
+            tuned=self.tuned,
+            given_up=self.given_up,
+            error=error,
+        )
+        summary["life"] = self.folder.lives.run
+        self._write_summary(summary)
+        contained_observers.pass_on_news(self._observers, time.monotonic())
+        contained_observers.finish(self._observers, summary)
+        return summary
+
+    def _tell_of_upkeep(self) -> None:
+        for text, level in (*self._upkeep.news(), *self._upkeep_thread.news(time.monotonic())):
+            self.tell(text, level)
+
+    def _write_summary(self, summary: dict[str, Any]) -> None:
+        deadline = time.monotonic() + SUMMARY_SECONDS
+        while True:
+            try:
+                self.folder.write_summary(summary)
+                return
+            except FencedError as fenced:
+                self.tell(str(fenced), "warning")
+                return
+            except (OSError, SnapshotError) as error:
+                if time.monotonic() >= deadline:
+                    where, words = self.folder.summary_path, json.dumps(summary, default=str)
+                    self.tell(f"{where} could not be written: {error}. The summary: {words}", "warning")
+                    return
+            time.sleep(0.25)
+
+    def _everywhere(self, restarts: Mapping[str, int]) -> dict[str, int]:
+        """Restarts by role, those of environment workers on other hosts among them."""
+        here = dict(restarts)
+        if "worker_restarts" in self.carried:
+            here["env_worker"] = here.get("env_worker", 0) + int(self.carried["worker_restarts"])
+        return here
+
+    def _lost_items(self) -> dict[str, int]:
+        """Experience that did not get from one host to the other, as far as this side knows."""
+        counts = [self.carried[name] for name in ("missing", "dropped_items") if name in self.carried]
+        return {"items": int(counts[0])} if counts else {}
+
+    def _between_hosts(self, version: int) -> dict[str, float]:
+        numbers = {name: float(n) for name, n in self.carried.items() if isinstance(n, int | float)}
+        if "weights_published" in numbers:
+            numbers["weights_behind"] = max(0.0, version - numbers["weights_published"])
+        return numbers
+
+    def _lost_reports(self) -> dict[str, int]:
+        """What could not be shown or stored of the run."""
+        lost = self._upkeep.failed + sum(one.lost for one in (*self._observers, self._upkeep_thread))
+        return {"reports": lost} if lost else {}
+
+    def _phase(self, status: RunStatus) -> Phase:
+        if self._stopped is not None:
+            busy = any(worker.state == "evaluating" for worker in status.workers)
+            return "evaluating" if busy else "stopping"
+        if self._first_step is None:
+            return "starting"
+        here = {worker.role for worker in status.workers}
+        elsewhere = "uplink" in here or here == {"env_worker"}  # the learner is on another host
+        return "training" if elsewhere or status.updates > self.base.updates else "filling"
+
+    def _apply_rules(self, status: RunStatus) -> None:
+        rules = self.config.stop
+        if rules.env_steps and status.env_steps >= rules.env_steps:
+            self.stop("env_steps")
+        if rules.minutes and status.elapsed_seconds >= 60.0 * rules.minutes:
+            self.stop("minutes")

@@ -1,0 +1,122 @@
+"""What happens inside a worker process: make the context and the role, step until told to stop."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from apexrl.errors import AgentError, ConfigError, FencedError, NonFiniteError, SpecError
+from apexrl.launch.stall_dump import dump_on_request
+from apexrl.links.local.control_board import ControlBoard
+from apexrl.links.local.role_context import SharedContext
+from apexrl.run.atomic_files import Quiet
+from apexrl.run.status import OTHER_WORK, WORK
+from apexrl.topologies.program import Factory
+
+FATAL = (NonFiniteError, ConfigError, SpecError, AgentError, FencedError)
+"""Errors that another life would only repeat: they end the run."""
+
+_TEXT = 32_000  # characters of a traceback that travel
+_IDLE_SECONDS = 0.005
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # of <malloc.h>
+_KEPT_BYTES, _LARGEST_KEPT_BYTES = 256 << 20, 32 << 20  # the second is the most that glibc takes
+_KEPT_HEAP_BYTES = 128 << 20  # twice one of a thread's heaps, which are given back only where this much is left beside
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """All that one worker needs to know."""
+
+    name: str
+    role: str
+    index: int
+    generation: int
+    seed: int
+    folder: Path
+    board: ControlBoard
+    row: int
+    factory: Factory
+    ports: Mapping[str, Any]
+    nice: int = 0
+    life: int = 0
+    """Its number among those that write into the run folder (``ownership``); 0: it does not."""
+
+
+def work(channel: socket.socket, assignment: Assignment) -> int:
+    """A worker's life; returns the exit code. An error reaches the supervisor as a message with its traceback."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    faulthandler.enable()
+    dump_on_request()
+    sys.stdout, sys.stderr = Quiet(sys.stdout), Quiet(sys.stderr)  # the log; a full disk shall end no environment
+    os.nice(assignment.nice)
+    keep_memory()
+    row = assignment.board.row(assignment.row)
+    row.begin(os.getpid(), assignment.generation)
+    row.heartbeat = time.monotonic()
+    context = SharedContext(
+        name=assignment.name,
+        role=assignment.role,
+        index=assignment.index,
+        generation=assignment.generation,
+        seed=assignment.seed,
+        folder=assignment.folder,
+        board=assignment.board,
+        row=assignment.row,
+        channel=channel,
+        life=assignment.life,
+    )
+    return run_role(context, assignment.factory, assignment.ports)
+
+
+def run_role(context: SharedContext, factory: Factory, ports: Mapping[str, Any]) -> int:
+    """Make a role and let it step until it is told to stop; returns the exit code. An error becomes a message."""
+    activity = WORK.get(context.role, OTHER_WORK).activity
+    try:
+        role = factory(context, **ports)
+        while not context.should_stop():
+            if role.step():
+                context.show(activity)
+            else:
+                context.show("waiting")
+                time.sleep(_IDLE_SECONDS)
+        context.show(activity)
+        role.close()
+    except Exception as error:
+        text = traceback.format_exc()
+        context.send("error", **describe(error, text))
+        print(text, flush=True)
+        return 1
+    return 0
+
+
+def keep_memory() -> None:
+    """glibc: freed memory stays with the process. It would go back to the system after every update and come again page
+    by page, zeroed: of a small update with two threads that was a fifth. The pad is address space, no memory; what a
+    thread has used at most stays with it."""
+    if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
+        for what, size in (
+            (_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES),
+            (_M_TRIM_THRESHOLD, _KEPT_BYTES + _KEPT_HEAP_BYTES),  # the pad counts as free
+            (_M_TOP_PAD, _KEPT_HEAP_BYTES),
+        ):
+            ctypes.CDLL(None).mallopt(what, size)
+
+
+def describe(error: BaseException, text: str) -> dict[str, Any]:
+    """An error as the values of an ``error`` message."""
+    return {
+        "error": f"{type(error).__name__}: {error}"[:_TEXT],
+        "traceback": text[-_TEXT:],
+        "fatal": isinstance(error, FATAL),
+    }

@@ -1,0 +1,213 @@
+"""A worker's slot as its supervisor sees it: lives come and go, the slot with its seed, ε and counters stays."""
+
+from __future__ import annotations
+
+import os
+import socket
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from apexrl.launch.restart_budget import Patience, ending_of
+from apexrl.launch.stall_dump import START, hung_call, stood_still
+from apexrl.links.local import worker_messages
+from apexrl.links.local.control_board import STATES, ControlBoard
+from apexrl.links.local.stall_detector import Standstill
+from apexrl.run.metrics import RateMeter
+from apexrl.run.status import WORK, WorkerState, WorkerStatus
+from apexrl.shared import available_memory
+from apexrl.topologies.program import Node
+
+
+def slot_seed(seed: int, role: str, index: int, generation: int, resumed_at: int = 0, lease: int = 0) -> int:
+    """The seed of one life of one slot: distinct for all, and the same in every run with this ``seed``.
+
+    Args:
+        generation: of the life, on this host.
+        resumed_at: environment steps at which a resumed run goes on, so that it meets no seed twice.
+        lease: generation of the lease under which this host has the slot; 0 when the slot is its own.
+    """
+    entropy = [seed, zlib.crc32(role.encode()), index, generation, resumed_at] + [lease] * (lease > 0)
+    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0])
+
+
+def in_full(headline: str, text: str) -> str:
+    """How a life ended: its headline and what is known besides, which may begin with the same words."""
+    return text if text.startswith(headline) else f"{headline}\n{text}"
+
+
+class Slot:
+    """One worker of a program, over all its lives."""
+
+    def __init__(self, node: Node, index: int, lease: int, board: ControlBoard, row: int, folder: Path) -> None:
+        self.node = node
+        self.index = index
+        self.lease = lease
+        self.name = f"{node.name}-{index}"
+        self.row_number = row
+        self.row = board.row(row)
+        self.patience = Patience(node.restarts)
+        self.generation = -1
+        self.ticket = -1  # of the present life at the fork server
+        self.alive = False
+        self.gone = False  # given up on, or ended in good order
+        self.resting = False  # nobody is to serve here at present
+        self.leaving_since: float | None = None  # monotonic seconds at which the present life was asked to end
+        self.restarts = 0  # lives that followed upon a failure
+        self.restart_at = 0.0  # monotonic seconds of the next life, while there is none
+        self.errors: list[dict[str, Any]] = []  # the `error` messages of this life
+        self.last_error = ""
+        self.hung = ""  # why it is to be killed, if it hangs
+        self.stalled = False  # … and that it was not an environment call
+        self.kill_at = 0.0  # monotonic seconds, if it hangs: until then it writes down where it is
+        self.pid = 0  # of the present life, once it is born
+        self.channel: socket.socket | None = None
+        self.log_path = folder / "logs" / f"{self.name}.log"
+        self._rate = RateMeter()
+        self._left = True  # whether the last life ended because it was asked to, or there was none
+        self._born_at = 0.0
+        self._work_at_birth = 0
+        self._oom_kills_at_birth = 0
+        self._starved = False  # the kernel killed the last life for lack of memory
+        self._call, self._loop = Standstill(), Standstill()
+
+    def begin(self, now: float) -> tuple[socket.socket, int | OSError]:
+        """A new life: returns (the worker's end of the channel, a descriptor of its log); the caller closes both. In
+        place of a log that cannot be opened: why."""
+        self.end_channel()
+        self.generation += 1
+        self.restarts += not self._left
+        self.alive, self.hung, self.stalled = True, "", False
+        self.errors = []
+        self._born_at = now
+        self._work_at_birth = self.work_done
+        self._oom_kills_at_birth = available_memory.oom_kills()
+        self._call, self._loop = Standstill(), Standstill()
+        self.row.begin(0, self.generation)
+        self.row.heartbeat = now
+        self.channel, theirs = worker_messages.channel()
+        try:
+            self.log_path.parent.mkdir(exist_ok=True)
+            return theirs, os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            return theirs, error
+
+    def receive(self) -> list[worker_messages.Message]:
+        """What the worker has said since the last call."""
+        heard = worker_messages.receive(self.channel) if self.channel is not None else []
+        self.errors += [message.values for message in heard if message.kind == "error"]
+        return heard
+
+    def end(self, now: float, status: int, unborn: str = "") -> None:
+        """This life is over with exit ``status`` (minus a signal's number); ``unborn``: why it never began."""
+        self._left, self.leaving_since = self.leaving_since is not None, None
+        self.alive = False
+        self.pid = 0
+        self.row.begin(0, self.generation)
+        worked = self.work_done > self._work_at_birth
+        self._starved = status == -9 and not self.hung and available_memory.oom_kills() > self._oom_kills_at_birth
+        if not self._left:
+            how = "failed" if self.hung or self._starved else ending_of(status)
+            self.patience.ended(now - self._born_at, worked, how)
+        self.last_error = "" if self._left and status == 0 else unborn or self.why(status)
+        self.restart_at = now + self.patience.pause_seconds
+
+    def dismiss(self, now: float) -> None:
+        """Ask the present life, if there is one, to end in good order, and let nobody follow it until ``call``."""
+        self.resting = True
+        if self.alive:
+            self.row.dismiss(self.generation)
+            self.leaving_since = now
+
+    def call(self) -> None:
+        """Somebody is to serve here again. A life that is leaving does so first."""
+        self.resting = False
+
+    def end_channel(self) -> None:
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a worker is here to stay, and has made its first step."""
+        return self.alive and self.leaving_since is None and self.row.state != STATES[0]
+
+    @property
+    def work_done(self) -> int:
+        work = WORK.get(self.node.name)
+        return self.row.counter(work.counter) if work else 0
+
+    def hangs(self, now: float, stall_timeout: float) -> bool:
+        """Whether the environment call in progress has taken longer than it may, or the loop does not go on; ``hung``
+        then says so. To be asked at every tick.
+
+        Args:
+            stall_timeout: 0: the loop may stand still.
+        """
+        limit, since = self.node.env_timeout, self.row.busy_since
+        starting = self.row.state == STATES[0]
+        called = self._call.look(since, now, since > 0.0)
+        still = self._loop.look(self.row.heartbeat, now, limit is None or not since)  # a call has a limit of its own
+        if limit is not None and called > limit:
+            self.hung = hung_call(limit)
+        elif stall_timeout and still > stall_timeout * (START if starting else 1.0):
+            self.hung = stood_still(stall_timeout, starting, self.pid)
+            self.stalled = True
+        return bool(self.hung)
+
+    def status(self, now: float) -> WorkerStatus:
+        state: WorkerState
+        if self.gone:
+            state = "failed" if self.last_error else "stopped"
+        elif not self.alive:
+            state = "restarting"
+        elif self.hung:
+            state = "hung"
+        else:
+            state = self.row.state  # type: ignore[assignment]  # STATES is a subset of WorkerState
+        return WorkerStatus(
+            name=self.name,
+            role=self.node.name,
+            index=self.index,
+            pid=self.pid or None,
+            state=state,
+            restarts=self.restarts,
+            rate=self._rate.add(now, self.work_done),
+            heartbeat_age_seconds=max(0.0, now - self.row.heartbeat),
+        )
+
+    @property
+    def headline(self) -> str:
+        """The end of the last life in one line."""
+        lines = self.errors[-1]["error"].splitlines() if self.errors and not self.hung else self.last_error.splitlines()
+        return str(lines[0]) if lines else ""
+
+    @property
+    def account(self) -> str:
+        """The end of the last life in full."""
+        return in_full(self.headline, self.last_error)
+
+    def why(self, status: int) -> str:
+        """What is known of the end of this life, for a human."""
+        if self.hung:
+            return self.hung + (f"\n{self.log_end()}" if self.stalled else "")
+        if self.errors:
+            return str(self.errors[-1]["traceback"]).rstrip()
+        if self._starved:
+            return "the kernel killed it for lack of memory (a machine's or a cgroup's): give it more, or ask for less"
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with exit code {status}"
+        end = self.log_end()
+        return how + (f"; {end}" if end and status != -9 else "")
+
+    def log_end(self, nbytes: int = 4000) -> str:
+        """The end of the log in a few words of introduction; empty if there is none."""
+        try:
+            with self.log_path.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - nbytes))
+                tail = file.read().decode(errors="replace").strip()
+        except OSError:
+            return ""
+        return f"the end of {self.log_path}:\n{tail}" if tail else ""

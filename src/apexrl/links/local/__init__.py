@@ -1,0 +1,1 @@
+"""Links between processes of one machine, through shared memory."""

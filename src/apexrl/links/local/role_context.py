@@ -1,0 +1,197 @@
+"""What a role knows of the run it serves in: over shared memory between processes, or inline in one."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from apexrl.links.local import worker_messages
+from apexrl.links.local.control_board import COUNTERS, HURRY, RUN, ControlBoard, Row
+from apexrl.run.ownership import Fence
+
+_HEARTBEAT_SECONDS = 0.2
+
+
+class SharedContext:
+    """A worker process's context (``protocols.Context``): the control board, and a socket to the supervisor."""
+
+    patience = 0.1
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        role: str,
+        index: int,
+        generation: int,
+        seed: int,
+        folder: Path,
+        board: ControlBoard,
+        row: int,
+        channel: socket.socket,
+        life: int = 0,
+    ) -> None:
+        self.name = name
+        self.role = role
+        self.index = index
+        self.generation = generation
+        self.seed = seed
+        self.folder = folder
+        self.fence = Fence(folder, name, life, lambda: board.held_until)
+        self._board = board
+        self._row = board.row(row)
+        self._channel = channel
+        self._env_calls = _EnvCalls(self._row)
+        self._next_beat = 0.0
+
+    def clock(self) -> float:
+        return time.monotonic()
+
+    def should_stop(self) -> bool:
+        now = time.monotonic()
+        if now >= self._next_beat:
+            self._row.heartbeat = now
+            self._next_beat = now + _HEARTBEAT_SECONDS
+        return self._board.stop != RUN or self._row.dismissed(self.generation)
+
+    def hurried(self) -> bool:
+        return self._board.stop == HURRY
+
+    def count(self, **increments: int) -> None:
+        for counter, increment in increments.items():
+            self._row.count(counter, increment)
+
+    def total(self, counter: str) -> int:
+        return self._board.total(counter)
+
+    def send(self, kind: str, **values: Any) -> None:
+        if not worker_messages.send(self._channel, kind, values):
+            self._row.count("dropped_messages", 1)
+
+    def env_call(self) -> _EnvCall:
+        return _EnvCall(self._env_calls)
+
+    def show(self, state: str) -> None:
+        """Tell whoever looks at the board what this worker is doing."""
+        self._row.state = state
+
+
+class _EnvCalls:
+    """Shows when the oldest environment call in progress began, so that one which hangs is seen from outside.
+
+    Calls may be made in several threads. One that hangs is seen among any number that come and go.
+    """
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+        self._lock = threading.Lock()
+        self._began: dict[_EnvCall, float] = {}  # in the order of time
+
+    def begin(self, call: _EnvCall) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if not self._began:
+                self._row.busy_since = now
+            self._began[call] = now
+
+    def end(self, call: _EnvCall) -> None:
+        with self._lock:
+            del self._began[call]
+            self._row.busy_since = next(iter(self._began.values()), 0.0)
+
+
+class _EnvCall:
+    """One environment call."""
+
+    __slots__ = ("_calls",)
+
+    def __init__(self, calls: _EnvCalls) -> None:
+        self._calls = calls
+
+    def __enter__(self) -> None:
+        self._calls.begin(self)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._calls.end(self)
+
+
+class InlineRun:
+    """What the contexts of one serial run share: counters, the stop flag, the receiver of messages."""
+
+    def __init__(self, receive: Callable[[str, str, dict[str, Any]], None], steps_per_second: float) -> None:
+        self.totals = dict.fromkeys(COUNTERS, 0)
+        self.stopping = False
+        self.hurried = False
+        self.receive = receive
+        self.steps_per_second = steps_per_second
+
+
+class InlineContext:
+    """The context (``protocols.Context``) of a role that takes turns with the others in one process."""
+
+    patience = 0.0
+
+    def __init__(
+        self,
+        run: InlineRun,
+        *,
+        name: str,
+        role: str,
+        index: int,
+        generation: int,
+        seed: int,
+        folder: Path,
+        life: int = 0,
+    ) -> None:
+        self.name = name
+        self.role = role
+        self.index = index
+        self.generation = generation
+        self.seed = seed
+        self.folder = folder
+        self.fence = Fence(folder, name, life)
+        self._run = run
+        self.counts = dict.fromkeys(COUNTERS, 0)
+
+    def clock(self) -> float:
+        return self._run.totals["env_steps"] / self._run.steps_per_second
+
+    def should_stop(self) -> bool:
+        return self._run.stopping
+
+    def hurried(self) -> bool:
+        return self._run.hurried
+
+    def count(self, **increments: int) -> None:
+        for counter, increment in increments.items():
+            self._run.totals[counter] += increment
+            self.counts[counter] += increment
+
+    def total(self, counter: str) -> int:
+        return self._run.totals[counter]
+
+    def send(self, kind: str, **values: Any) -> None:
+        self._run.receive(self.name, kind, values)
+
+    def env_call(self) -> _NoCall:
+        return _NO_CALL
+
+
+class _NoCall:
+    """Nobody can look at a call from outside in one process."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+_NO_CALL = _NoCall()

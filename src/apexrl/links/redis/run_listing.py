@@ -1,0 +1,160 @@
+"""What a server tells of its runs and their members, for people. Only reads; what cannot be read is counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from apexrl.links.redis.keys import EVERY_RECORD, RunKeys
+from apexrl.links.redis.scripts import Connection
+from apexrl.links.redis.stream_names import LAST_OF_LIFE, stream_of
+from apexrl.links.redis.values import (
+    MOST_RECORD_BYTES,
+    MOST_STATUS_BYTES,
+    Heartbeat,
+    HostDigest,
+    LearnerDigest,
+    RunRecord,
+    decode,
+    lives,
+    printable,
+    whole,
+)
+
+MOST_MEMBERS: Final = 4096
+"""Members of one run that are looked at."""
+
+MOST_RUNS: Final = 256
+
+
+@dataclass(frozen=True)
+class MemberView:
+    """One actor host or client, as it described itself last."""
+
+    member: str
+    generation: int
+    kind: str
+    host: str
+    pid: int
+    slots: list[int]
+    state: Literal["alive", "lost", "left"]
+    """``lost``: silent for longer than its lease; ``left``: it said goodbye. Both vanish from the list in time."""
+    age_seconds: float
+    """Since its last heartbeat, by the server's clock."""
+    digest: HostDigest
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run at one moment."""
+
+    name: str
+    address: str
+    record: RunRecord | None
+    phase: str
+    """``running``, ``finished``, or empty when the server does not know."""
+    stopping: bool
+    learner_alive: bool
+    learner_host: str
+    learner_pid: str
+    learner_age_seconds: float
+    digest: LearnerDigest
+    queue: int
+    """Frames of experience at the server: not yet sent to the learner's host, or not yet acknowledged by it."""
+    members: list[MemberView] = field(default_factory=list)
+    unreadable: int = 0
+    """Keys and entries that are not of this run's making."""
+
+    @property
+    def alive(self) -> list[MemberView]:
+        return [member for member in self.members if member.state == "alive"]
+
+
+def look(connection: Connection, name: str) -> RunView:
+    """The run ``name``, with its members: those that live first, then by their lowest slot.
+
+    Raises:
+        LinkError: the server cannot be reached or refuses.
+    """
+    keys = RunKeys(name)
+    clock, record, state, learner, life, members = connection.pipeline(
+        [
+            ("TIME",),
+            ("GETRANGE", keys.record, 0, MOST_RECORD_BYTES),
+            ("HMGET", keys.state, "phase", "stop"),
+            ("HMGET", keys.learner, "token", "until", "seen", "host", "pid", "status"),
+            ("GETRANGE", keys.steps, 0, LAST_OF_LIFE),
+            ("HSCAN", keys.members, 0, "COUNT", MOST_MEMBERS),
+        ],
+        refusals=True,
+    )
+    queue = connection.pipeline([("XLEN", stream_of(keys, life))], refusals=True)[0] if life else 0
+    now = int(clock[0]) * 1000 + int(clock[1]) // 1000
+    unreadable = sum(reply is None for reply in (record, state, learner, life, queue, members))
+    phase, stop = state or [None] * 2
+    token, until, seen, host, pid, status = learner or [None] * 6
+    parsed, digest = decode(record or None, RunRecord), _sized(status, LearnerDigest)
+    unreadable += (parsed is None and bool(record)) + (digest is None and status is not None)
+    pairs: list[bytes] = members[1] if members else []
+    views = [_member(key, value, now) for key, value in zip(pairs[::2], pairs[1::2], strict=True)]
+    known = [view for view in views if view is not None]
+    order = {"alive": 0, "lost": 1, "left": 2}
+    known.sort(key=lambda view: (order[view.state], min(view.slots, default=0), view.member))
+    return RunView(
+        name=name,
+        address=connection.server.address,
+        record=parsed,
+        phase=printable(phase, 20),
+        stopping=stop is not None,
+        learner_alive=token is not None and lives(whole(seen), whole(until), now),
+        learner_host=printable(host, 64),
+        learner_pid=printable(pid, 20),
+        learner_age_seconds=max(0, now - whole(seen)) / 1000,
+        digest=digest or LearnerDigest(),
+        queue=queue or 0,
+        members=known,
+        unreadable=unreadable + len(views) - len(known),
+    )
+
+
+def runs(connection: Connection) -> list[str]:
+    """Names of the runs at a server, at most 256, in alphabetical order.
+
+    Raises:
+        LinkError: the server cannot be reached or refuses.
+    """
+    names: set[str] = set()
+    cursor = b"0"
+    while len(names) < MOST_RUNS:
+        cursor, found = connection.command("SCAN", cursor, "MATCH", EVERY_RECORD, "COUNT", 1000)
+        named = (RunKeys.of_record(key.decode("utf-8", "replace")) for key in found)
+        names.update(keys.name for keys in named if keys is not None)
+        if cursor == b"0":
+            break
+    return sorted(names)[:MOST_RUNS]
+
+
+def _member(key: bytes, value: bytes, now: int) -> MemberView | None:
+    """``value``: seen, until (0: it has left), generation and heartbeat, with a space between."""
+    parts = value.split(b" ", 3)
+    if len(parts) != 4:
+        return None
+    heartbeat = _sized(parts[3], Heartbeat)
+    if heartbeat is None:
+        return None
+    was_seen, until = whole(parts[0]), whole(parts[1])
+    return MemberView(
+        member=printable(key, 100),
+        generation=whole(parts[2]),
+        kind=printable(heartbeat.kind, 20),
+        host=printable(heartbeat.host, 64),
+        pid=heartbeat.pid,
+        slots=sorted(heartbeat.slots),
+        state="left" if until == 0 else "alive" if lives(was_seen, until, now) else "lost",
+        age_seconds=max(0, now - was_seen) / 1000,
+        digest=heartbeat.digest,
+    )
+
+
+def _sized(data: bytes | None, kind: type[Any]) -> Any:
+    return decode(data, kind) if data is not None and len(data) <= MOST_STATUS_BYTES else None

@@ -1,0 +1,1 @@
+"""Links between hosts over TCP: inference requests and their answers."""

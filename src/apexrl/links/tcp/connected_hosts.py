@@ -1,0 +1,212 @@
+"""The hosts whose workers ask through a gateway: their connections, their slots, and what they tell."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from apexrl.errors import ExhaustedError, FrameError, LinkError
+from apexrl.links.redis.values import printable
+from apexrl.links.tcp import frames as wire
+from apexrl.links.tcp.gateway_messages import Beat, Join, Joined, Leave, Orders, Record, hear_any, say
+from apexrl.links.tcp.handshake import Caller, welcome
+from apexrl.run.status import Level
+
+if TYPE_CHECKING:
+    from apexrl.links.tcp.slot_leases import Leases
+
+Tell = Callable[[str, Level], None]
+
+MOST_HOSTS: Final = 1024
+"""Connected at once."""
+
+_MOST_EPISODES = 100_000  # that wait to be taken; of more, the newest
+_LOOK_SECONDS = 0.02
+_LOOKING_SECONDS = 600.0  # that a host may look at its environment before it wants slots
+
+
+class News:
+    """What came from other hosts and was not taken yet. For any number of threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._steps = 0
+        self._returns: list[float] = []
+        self._lengths: list[int] = []
+
+    def step(self, steps: int) -> None:
+        """Environment steps came."""
+        with self._lock:
+            self._steps += steps
+
+    def episodes(self, returns: list[float], lengths: list[int]) -> None:
+        """Episodes ended; as many returns as lengths."""
+        with self._lock:
+            self._returns = (self._returns + returns)[-_MOST_EPISODES:]
+            self._lengths = (self._lengths + lengths)[-_MOST_EPISODES:]
+
+    def take(self) -> tuple[int, list[float], list[int]]:
+        """(environment steps, returns, lengths), each once."""
+        with self._lock:
+            found = self._steps, self._returns, self._lengths
+            self._steps, self._returns, self._lengths = 0, [], []
+            return found
+
+
+class Members:
+    """Hosts, each with a thread for its connection.
+
+    Args:
+        record: what they are told of the run; None: none may come.
+        leases: of the slots.
+        news: where what they tell goes.
+        tell: told who came and went.
+    """
+
+    def __init__(self, record: Record | None, leases: Leases, news: News, tell: Tell) -> None:
+        self._record, self._leases, self._news, self._tell = record, leases, news, tell
+        self._silence = 0.0 if record is None else record.lease_seconds
+        self._lock = threading.Lock()
+        self._open: dict[str, wire.Peer] = {}  # member -> its newest connection
+        self._arriving = 0  # that are being welcomed
+        self._numbers: dict[str, int] = {}  # member -> the last beat whose episodes were entered
+        self._restarts: dict[str, int] = {}
+        self._threads: list[threading.Thread] = []
+        self._finished = self._closing = False
+        self.env_steps = 0
+        """Of the whole run, to tell the hosts."""
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """(hosts connected, restarts of their workers)."""
+        with self._lock:
+            return len(self._open), sum(self._restarts.values())
+
+    def admit(self, peer: wire.Peer, caller: Caller, where: str) -> None:
+        """Welcome a host that knows the token.
+
+        Raises:
+            LinkError: no host may come, or no more.
+            OSError: it hung up.
+        """
+        hello = caller.hello
+        if self._record is None:
+            raise LinkError("this run has no slots for other hosts")
+        with self._lock:
+            if self._finished:
+                raise LinkError("this run has ended")
+            if len(self._open) + self._arriving >= MOST_HOSTS and hello.member not in self._open:
+                raise LinkError(f"{MOST_HOSTS} hosts work for this run already, and no more are let in")
+            self._arriving += 1
+        try:  # it may be slow to take this, and others shall not wait for it
+            welcome(peer, caller)
+            say(peer, self._record)
+        finally:
+            with self._lock:
+                self._arriving -= 1
+        with self._lock:
+            if self._closing:
+                peer.shutdown()
+                raise ConnectionAbortedError("this run has ended")
+            old = self._open.pop(hello.member, None)
+            self._open[hello.member] = peer
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            thread = threading.Thread(
+                target=self._serve, args=(peer, hello.member, where), name="inference-host", daemon=True
+            )
+            self._threads.append(thread)
+        if old is not None:
+            old.shutdown()
+        thread.start()
+
+    def finish(self, patience: float) -> None:
+        """Let every host know that the run is over, and wait up to ``patience`` seconds until they have left."""
+        with self._lock:
+            self._finished = True
+        deadline = time.monotonic() + patience
+        while self.counts[0] and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+
+    def close(self) -> None:
+        """Hang up on whoever is still there. They may read that the run is over, before they find nobody."""
+        with self._lock:
+            self._closing = True
+            peers = list(self._open.values())
+        for peer in peers:
+            if self._finished:
+                with suppress(OSError):
+                    say(peer, Orders(0, finished=True))
+            peer.shutdown()
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self, peer: wire.Peer, member: str, where: str) -> None:
+        name, left = where, False
+        silence = _LOOKING_SECONDS
+        try:
+            while not left:
+                message = hear_any(peer, silence)
+                if isinstance(message, Join):
+                    silence = self._silence
+                    name = printable(f"{message.host}:{message.pid}")
+                    say(peer, self._join(message, member, name))
+                elif isinstance(message, Beat):
+                    say(peer, self._beat(message, member, name))
+                elif isinstance(message, Leave):
+                    self._leases.leave(member)
+                    left = True
+                else:
+                    raise FrameError(f"a {type(message).__name__} is nothing that a host says")
+        except (OSError, FrameError) as error:
+            with self._lock:
+                replaced = self._open.get(member) is not peer
+            if not (replaced or self._closing):
+                self._tell(f"host {name} is away: {error}", "warning")
+        else:
+            self._tell(f"host {name} has left", "info")
+        with self._lock:
+            if self._open.get(member) is peer:
+                del self._open[member]
+            if left:
+                self._numbers.pop(member, None)
+        peer.close()
+
+    def _join(self, wish: Join, member: str, name: str) -> Joined:
+        kept = self._leases.keep(member, wish.holding)
+        if not wish.wanted:
+            if wish.holding:
+                self._tell(f"host {name} is back with slots {_listed(kept)}", "info")
+            return Joined(kept)
+        try:
+            slots = self._leases.take(member, wish.wanted)
+        except ExhaustedError as error:
+            return Joined([], full=str(error))
+        self._tell(f"host {name} has joined with slots {_listed(slots)}", "info")
+        return Joined(slots)
+
+    def _beat(self, beat: Beat, member: str, name: str) -> Orders:
+        if len(beat.returns) != len(beat.lengths):
+            raise FrameError("a beat has as many returns as lengths of episodes")
+        with self._lock:
+            fresh = beat.number > self._numbers.get(member, 0)
+            self._numbers[member] = max(beat.number, self._numbers.get(member, 0))
+            self._restarts[member] = beat.restarts
+            finished = self._finished
+        if fresh:
+            self._news.episodes(beat.returns, beat.lengths)
+            for level, text in beat.texts:
+                self._tell(f"{name}: {_plain(text)}", level)
+        mine = self._leases.renew(member)
+        return Orders(beat.number, finished, lost=len(mine) < beat.slots, env_steps=self.env_steps)
+
+
+def _plain(text: str) -> str:
+    """Lines fit for a terminal, whoever wrote them."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
+def _listed(slots: list[tuple[int, int]]) -> str:
+    return ", ".join(str(slot) for slot, _ in slots) or "none"

@@ -1,0 +1,1 @@
+"""A replay that one process samples for several learners."""

@@ -1,0 +1,1 @@
+"""One replay whose items lie in several processes."""

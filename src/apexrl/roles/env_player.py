@@ -1,0 +1,126 @@
+"""An agent in M environments: what every role does that acts where its environments are."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from apexrl.agents.exploration import slot_exploration
+from apexrl.config import Config
+from apexrl.protocols import Agent, Context
+from apexrl.roles.action_check import ActionCheck
+from apexrl.roles.env_arrays import PerEnv, Which
+from apexrl.roles.episode_reports import Episodes
+from apexrl.spec import Array, EnvSpec
+
+VERSION = "version"
+"""Field in which every step carries the weights version that chose its action."""
+
+
+class Player:
+    """Steps M environments with an agent's actions and yields what every step was.
+
+    With ``vector = "sync"`` all environments are always ready, and ``which`` is None throughout. With ``"threads"``
+    each takes its own time, and ``which`` [R] are the numbers of those that are ready.
+
+    Slot ``context.index`` owns M rungs that span the ladder of ε or σ, whoever serves in it.
+
+    Args:
+        agent: acts; its parameters are the caller's business.
+        seed: of the environments.
+
+    Attributes:
+        seen: observations of whoever waits for an action, name -> [R, (stack,) ...], until the next ``collect``; None:
+            nobody does.
+        which: whose steps were collected last.
+        starts: [R], true where ``collect`` yielded a final observation: what is seen now begins an episode.
+        episodes: what has ended, to be reported.
+    """
+
+    def __init__(self, context: Context, config: Config, spec: EnvSpec, agent: Agent, seed: int) -> None:
+        from apexrl.envs import FrameStack, make_vector
+
+        envs = config.actor.envs_per_actor
+        slots = config.actor.actor_slots or config.actor.actors
+        self._context = context
+        self._agent = agent
+        self._check = ActionCheck(config.agent.agent, spec.action)
+        self._exploration = slot_exploration(spec.action, config.actor, context.index, slots, envs)
+        with context.env_call():
+            self._env = make_vector(config.env, envs, seed, config.actor.vector, context.env_call)
+            self._observation = self._env.reset()
+        self._frames = FrameStack(spec.stack, envs, spec.observation)
+        self._state = PerEnv(envs)
+        self._begun = PerEnv(envs)
+        self._versions = np.zeros(envs, np.int64)
+        self.seen: dict[str, Array] | None = self._frames.push(self._observation)
+        self.which: Which = None if config.actor.vector == "sync" else np.arange(envs)
+        self.starts = np.ones(envs, np.bool_)
+        self.episodes = Episodes(context)
+
+    def act(self, version: int, random: bool = False) -> None:
+        """Choose for all who wait for an action, and let them step.
+
+        Args:
+            version: of the weights that choose.
+            random: uniformly instead.
+
+        Raises:
+            AgentError: the agent's actions are none that the environment takes.
+            EnvError: an environment raised an error.
+        """
+        if self.seen is None:
+            return
+        which = self.which
+        exploration = self._exploration if which is None else self._exploration[which]
+        if random:
+            exploration = np.full_like(exploration, np.inf)
+        actions, extras, state = self._agent.act(self.seen, self._state.take(which) or None, exploration)
+        self._check.first(actions, len(exploration), random)
+        self._state.put(which, state or {})
+        if version != self._versions[0]:
+            self._versions = np.full(len(self._versions), version, np.int64)  # steps may still refer to the old one
+        versions = self._versions[: len(actions)]
+        self._begun.put(which, {**self._observation, "action": actions, **extras, VERSION: versions})
+        try:
+            self._env.send(actions, which)
+        except Exception:
+            self._check.look(actions, len(exploration))
+            raise
+        self.seen = None
+
+    def collect(self, least: int = 1) -> dict[str, Array] | None:
+        """The steps that are done: each observation, its action and the action's results, name -> [R, ...].
+
+        None: fewer than ``least`` are, after the context's patience.
+
+        Raises:
+            AgentError, EnvError: as ``act``, where environments take their own time.
+        """
+        try:
+            stepped = self._env.receive(least, self._context.patience)
+        except Exception:
+            actions = self._begun.take(None)["action"]
+            self._check.look(actions, len(actions))
+            raise
+        if stepped is None:
+            return None
+        which = self.which = stepped.which
+        steps: dict[str, Array] = {
+            **self._begun.take(which),
+            "reward": stepped.reward,
+            "terminated": stepped.terminated,
+            "truncated": stepped.truncated,
+        }
+        self._observation = stepped.observation
+        self.starts = stepped.starts
+        self.seen = self._frames.push(stepped.observation, stepped.starts, which)
+        self._state.clear(which, stepped.starts)
+        self._context.count(env_steps=len(stepped.starts) - int(np.count_nonzero(stepped.starts)))
+        self.episodes.add(stepped.episodes)
+        return steps
+
+    def close(self) -> None:
+        """Report the last episodes, close the environments."""
+        self.episodes.report(last=True)
+        with self._context.env_call():
+            self._env.close()

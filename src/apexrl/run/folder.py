@@ -1,0 +1,388 @@
+"""A run folder: what a run leaves behind, and where everything in it lies.
+
+runs/NAME/
+  config.toml          every setting; ``apexrl train runs/NAME/config.toml`` runs it again
+  env_spec.json        what observations and actions look like, so that an agent loads without its environment
+  metrics.jsonl        one JSON object a line: status, evaluations, messages
+  events.out.tfevents… the same for TensorBoard
+  checkpoints/         life-L-update-N.safetensors (all state), best.safetensors (weights); JSON beside each
+  lock                 locked by whoever trains the run, for as long as it lives; says who it is
+  lives.json           the newest life of the run, and of each role that writes checkpoints
+  learning_curve.png
+  policy_lag.png       how old the policy was whose steps were learned from
+  autotune.png         with --autotune: what was tried, and what it gave
+  hosts.json           of a run over several hosts: its name and id on the Redis server
+  ray.json             of a run on Ray: the cluster's address, and the run's namespace there
+  wishes.json          … and what it wants of a cluster, to be resumed
+  summary.json         written last
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from apexrl.config import Config, convert
+from apexrl.errors import ConfigError, SnapshotError, SpecError
+from apexrl.run.atomic_files import read_text, replace_text
+from apexrl.run.ownership import Lives
+from apexrl.run.status import RunStatus
+from apexrl.spec import ActionSpec, EnvSpec, Field
+
+StopReason = str
+"""``env_steps``, ``minutes``, ``stop_at_return``, ``callback``, ``interrupted`` or ``error``. In runs over several
+hosts also ``stopped`` (from afar), and on an actor host ``finished`` (the learner), ``replaced`` or ``lost slots``."""
+
+
+_MOST_CONFIG_BYTES = 4 << 20
+_MOST_JSON_BYTES = 16 << 20
+_MOST_OBSERVATION_BYTES = 256 << 20  # of what an agent sees at once
+_MOST_ENTRIES = 4096  # of an observation, or choices at once
+_MOST_CHOICES = 1 << 20
+
+
+class RunFolder:
+    """One run's folder. Make one with ``create`` or ``open``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.lives = Lives(self.path)
+
+    @classmethod
+    def create(cls, config: Config) -> RunFolder:
+        """A new folder with its ``config.toml``; an existing run is never touched: a number is added to the name.
+
+        Raises:
+            ConfigError: the folder cannot be made.
+        """
+        name = config.name or default_name(config)
+        convert.to_toml(config)  # refused before there is a folder
+        out = Path(config.out).expanduser()
+        try:
+            folder = cls(_make_unique(out, name))
+            folder.write_config(config)
+        except OSError as error:
+            raise ConfigError(f"cannot write a run folder in --out {out}: {error.strerror or error}") from error
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """An existing run folder.
+
+        Raises:
+            ConfigError: there is no run at ``path``.
+        """
+        path = Path(path).expanduser()
+        if not (path / "config.toml").is_file():
+            what = "there is no such folder" if not path.is_dir() else "it holds no config.toml"
+            raise ConfigError(f"{path} is not a run folder: {what}.{_runs_nearby(path)}")
+        return cls(path)
+
+    def check_links(self) -> None:
+        """Refuse a folder of which something that a run writes lies elsewhere: it may be anybody's.
+
+        Raises:
+            ConfigError: names the link.
+        """
+        home = self.path.resolve()
+        for folder in (self.path, self.checkpoints, self.path / "logs"):
+            for entry in folder.iterdir() if folder.is_dir() else ():
+                if entry.is_symlink() and not entry.resolve().is_relative_to(home):
+                    raise ConfigError(
+                        f"{entry} leads out of the run folder, to {entry.resolve()}, and a run would write there: "
+                        "put what it leads to in its place. If you made that link for the room, move the whole run "
+                        "folder there: a link may lead to that"
+                    )
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def hosts_path(self) -> Path:
+        """What the run is called on a Redis server, if it was ever on one."""
+        return self.path / "hosts.json"
+
+    @property
+    def ray_path(self) -> Path:
+        """Where a run on Ray was last."""
+        return self.path / "ray.json"
+
+    @property
+    def replay_path(self) -> Path:
+        """Where ``--save-replay`` puts the replay's snapshot."""
+        return self.checkpoints / "replay"
+
+    @property
+    def curve_path(self) -> Path:
+        return self.path / "learning_curve.png"
+
+    @property
+    def autotune_path(self) -> Path:
+        return self.path / "autotune.png"
+
+    @property
+    def lag_path(self) -> Path:
+        return self.path / "policy_lag.png"
+
+    @property
+    def summary_path(self) -> Path:
+        return self.path / "summary.json"
+
+    def config(self) -> Config:
+        """The configuration that the run was started with.
+
+        Raises:
+            ConfigError: ``config.toml`` cannot be understood.
+        """
+        try:
+            text = read_text(self.config_path, _MOST_CONFIG_BYTES)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.config_path} cannot be read ({error})") from error
+        return convert.from_toml(text, str(self.config_path))
+
+    def write_config(self, config: Config) -> None:
+        """Write ``config.toml``, whole or not at all: with it, a folder is a run's."""
+        replace_text(self.config_path, convert.to_toml(config, _header()))
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write ``summary.json``, whole or not at all; NaN and infinity become null.
+
+        Raises:
+            FencedError: another process has begun a newer life of the run.
+        """
+        _replace_json(self.summary_path, summary, self.lives.check)
+
+    def summary(self) -> dict[str, Any]:
+        """The last summary; empty when the run has not ended yet."""
+        return _read_json(self.summary_path) if self.summary_path.is_file() else {}
+
+    def write_spec(self, spec: EnvSpec) -> None:
+        """Note what the environment shows and takes (``env_spec.json``)."""
+        _replace_json(self.path / "env_spec.json", spec_to_json(spec), self.lives.check)
+
+    def spec(self) -> EnvSpec | None:
+        """What ``write_spec`` noted; None when nothing was."""
+        path = self.path / "env_spec.json"
+        if not path.is_file():
+            return None
+        try:
+            return spec_from_json(_read_json(path))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, SpecError) as error:
+            raise SnapshotError(
+                f"{path} does not describe an environment ({error}): delete it to have it redone"
+            ) from error
+
+
+def default_name(config: Config) -> str:
+    """Preset or environment, date and time: ``cartpole-20260131-142355``."""
+    env = config.env.env
+    subject = config.preset or (env if isinstance(env, str) else convert.describe_callable(env))
+    plain = re.sub(r"[^\w.-]+", "-", subject.rpartition(":")[2]).strip("-") or "run"
+    return f"{plain.lower()}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def env_name(config: Config) -> str:
+    """The environment in words: its id, or ``module:qualname`` of a callable."""
+    env = config.env.env
+    return env if isinstance(env, str) else convert.describe_callable(env)
+
+
+def make_summary(
+    config: Config,
+    status: RunStatus,
+    *,
+    stopped_by: StopReason,
+    final_eval_return: float | None = None,
+    final_eval_episodes: int = 0,
+    carried: Mapping[str, Any] | None = None,
+    tuned: Mapping[str, Any] | None = None,
+    given_up: Sequence[str] = (),
+    error: str | None = None,
+) -> dict[str, Any]:
+    """What ``summary.json`` says, from the last status of a run; ``carried``: totals of what went between hosts;
+    ``tuned``: what an auto-tuner has found; ``given_up``: workers without which it went on.
+
+    ``wall_seconds`` is training: from the first environment step to the stop. Rates are averages over it.
+    ``policy_lag`` is that of all steps learned from: ``steps`` of them, ``histogram``: least lag of a bin -> steps.
+    """
+    wall = status.elapsed_seconds
+    summary: dict[str, Any] = {
+        "preset": config.preset,
+        "topology": config.topology,
+        "agent": config.agent.agent,
+        "env": env_name(config),
+        "seed": config.seed,
+        "env_steps": status.env_steps,
+        "updates": status.updates,
+        "episodes": status.episodes,
+        "wall_seconds": round(wall, 3),
+        "startup_seconds": round(status.startup_seconds, 3),
+        "env_steps_per_second": round(status.env_steps / wall, 2) if wall > 0 else 0.0,
+        "updates_per_second": round(status.updates / wall, 2) if wall > 0 else 0.0,
+        "samples_per_insert": round(status.samples_per_insert, 4),
+        "policy_lag": {
+            **status.policy_lag._asdict(),
+            "steps": sum(status.lag_histogram.values()),
+            "histogram": {str(least): count for least, count in status.lag_histogram.items()},
+        },
+        "best_eval_return": status.best_eval_return,
+        "final_eval_return": final_eval_return,
+        "final_eval_episodes": final_eval_episodes,
+        "stopped_by": stopped_by,
+        "restarts": dict(status.restarts),
+        "dropped": dict(status.dropped),
+        "versions": versions(),
+    }
+    if carried:
+        summary["hosts"] = dict(carried)
+    if given_up:
+        summary["given_up"] = list(given_up)
+    if tuned:
+        summary["autotune"] = dict(tuned)
+    if error is not None:
+        summary["error"] = error
+    return summary
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of what decides a run's numbers; None for what is not installed. Imports none of it."""
+    found: dict[str, str | None] = {"apexrl": _version("apexrl"), "python": platform.python_version()}
+    for name in ("torch", "numpy", "gymnasium"):
+        found[name] = _version(name)
+    return found
+
+
+def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
+    """An ``EnvSpec`` as JSON-able values."""
+    action = asdict(spec.action)
+    for name in ("shape", "nvec", "starts"):
+        action[name] = list(action[name])
+    for bound in ("low", "high"):
+        action[bound] = None if action[bound] is None else _words(np.asarray(action[bound]).tolist())
+    observation = {name: {"shape": list(f.shape), "dtype": f.dtype} for name, f in spec.observation.items()}
+    return {
+        "observation": observation,
+        "action": action,
+        "stack": spec.stack,
+        "categories": dict(spec.categories),
+        "starts": dict(spec.starts),
+    }
+
+
+def spec_from_json(values: Mapping[str, Any]) -> EnvSpec:
+    """``spec_to_json`` undone. Raises KeyError, TypeError, ValueError, … or SpecError when ``values`` is something
+    else, or describes what no environment here shows: agents and replays are made by its sizes."""
+    action = dict(values["action"])
+    for name in ("shape", "nvec", "starts"):
+        action[name] = tuple(action.get(name, ()))
+    for bound in ("low", "high"):
+        if action[bound] is not None:
+            action[bound] = np.asarray(action[bound], dtype=np.float32)
+    observation = {name: Field(tuple(f["shape"]), f["dtype"]) for name, f in values["observation"].items()}
+    counted = {name: {k: int(v) for k, v in values.get(name, {}).items()} for name in ("categories", "starts")}
+    spec = EnvSpec(observation, ActionSpec(**action), int(values["stack"]), **counted)
+    _check_sizes(spec)
+    return spec
+
+
+def _check_sizes(spec: EnvSpec) -> None:
+    """Refuse numbers that cannot be meant. Raises ValueError."""
+    action = spec.action
+    if not 1 <= spec.stack <= 255:
+        raise ValueError(f"a stack of {spec.stack} frames")
+    nbytes = spec.stack * sum(field.nbytes for field in spec.observation.values())
+    if not spec.observation or len(spec.observation) > _MOST_ENTRIES or nbytes > _MOST_OBSERVATION_BYTES:
+        raise ValueError(f"observations of {len(spec.observation)} entries and {nbytes} bytes")
+    counts = [action.n, *action.nvec, *spec.categories.values()]
+    box = math.prod(action.shape) if action.box else 0
+    if any(not isinstance(count, int) or count < 0 for count in (*counts, *action.shape)):
+        raise ValueError("a number of choices that is none")
+    if len(counts) > _MOST_ENTRIES or sum(counts) + box > _MOST_CHOICES:
+        raise ValueError(f"{sum(counts) + box} choices or numbers of an action")
+    bounds = (action.low, action.high)
+    if action.box and any(bound is not None and bound.shape != tuple(action.shape) for bound in bounds):
+        raise ValueError("bounds of an action that are not of its shape")
+
+
+def _words(bounds: Any) -> Any:
+    """JSON has no infinity, which many boxes reach to: it is spelled ``"inf"``, as NumPy reads it."""
+    if isinstance(bounds, list):
+        return [_words(bound) for bound in bounds]
+    return bounds if math.isfinite(bounds) else str(bounds)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _header() -> str:
+    version = _version("apexrl") or "from source"
+    return f"Every setting of this run (apexrl {version}). Run it again with:\n  apexrl train config.toml"
+
+
+def _make_unique(out: Path, name: str) -> Path:
+    out.mkdir(parents=True, exist_ok=True)
+    for number in range(1, 10_000):
+        path = out / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise ConfigError(f"{out} already holds 9999 runs named {name!r}: choose another --name")
+
+
+def _runs_nearby(path: Path) -> str:
+    parent = path.parent if path.parent.is_dir() else Path("runs")
+    names = [entry.parent.name for entry in parent.glob("*/config.toml")] if parent.is_dir() else []
+    if hint := convert.did_you_mean(path.name, names):
+        return hint
+    newest = sorted(names)[-3:]
+    return f" Runs in {parent}: {', '.join(newest)}" if newest else f" There are no runs in {parent}"
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: they become null."""
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _replace_json(path: Path, values: Mapping[str, Any], check: Callable[[], None]) -> None:
+    replace_text(path, json.dumps(_finite(values), indent=2, allow_nan=False) + "\n", check)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(read_text(path, _MOST_JSON_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise SnapshotError(f"{path} cannot be read ({error})") from error
+    if not isinstance(values, dict):
+        raise SnapshotError(f"{path} does not hold a JSON object")
+    return values

@@ -1,0 +1,34 @@
+"""Learners that make every update together: the link between them, and what they cannot do."""
+
+from __future__ import annotations
+
+from apexrl.config import Config
+from apexrl.errors import AgentError, ConfigError
+from apexrl.links.local.gradient_averaging import Averaging
+from apexrl.topologies.program import Link, Probe, Program
+
+
+def averaging(program: Program, config: Config, probe: Probe) -> Link:
+    """Through which ``config.wiring.learners`` average their gradients (``roles.sync_group``).
+
+    Raises:
+        ConfigError, AgentError: they cannot do so; the message names the setting, or what the agent lacks.
+    """
+    agent = config.agent
+    if agent.anneal:
+        raise ConfigError(
+            "several --learners make steps of one size, and with --anneal each would look for itself how far the run "
+            "is: set --no-anneal, or --learners 1"
+        )
+    missing = [name for name in ("gradients", "apply", "networks") if name not in probe.offers]
+    if missing or not probe.vectors:
+        lacks = ", ".join(missing) or "vectors that can be shared"
+        raise AgentError(f"several --learners need an agent whose update can be split: {agent.agent} lacks {lacks}")
+    if not probe.places:
+        raise AgentError(
+            f"several --learners average gradients, and agent {agent.agent} is made of more than these (running "
+            "statistics, or weights that none of its `networks` holds): use --learners 1"
+        )
+    gradient = sum(size for name, size in probe.vectors.items() if name.endswith("/online"))
+    state = sum(probe.vectors.values())
+    return program.link(Averaging, members=config.wiring.learners, gradient=gradient, state=state)
