@@ -238,7 +238,7 @@ def test_an_observer_that_raises_ends_the_run_and_leaves_nobody(tmp_path: Path) 
             raise ZeroDivisionError("in a callback")
 
     with pytest.raises(ZeroDivisionError):
-        supervise(tmp_path, {}, act=act)
+        supervise(tmp_path, {}, act=act, stop=StopConfig())  # no end of its own, which could come first
     assert pids
     assert all_gone(pids)
 
