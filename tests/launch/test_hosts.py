@@ -20,7 +20,8 @@ from watching import small
 from apexrl.config import Config, Meeting, StopConfig, convert
 from apexrl.errors import ConfigError
 from apexrl.launch import env_host
-from apexrl.launch.redis_run import Identity, compare, local_config, make_record
+from apexrl.launch.actor_host import compare, local_config
+from apexrl.launch.redis_run import Identity, make_record
 from apexrl.links.redis.members import HostPlace
 from apexrl.links.redis.run_listing import look
 from apexrl.links.redis.run_record import LearnerPlace, RunRecord, find_run

@@ -17,7 +17,7 @@ from apexrl import remote_api
 from apexrl.agents.dqn import DQN
 from apexrl.config import Config, HostsConfig, convert
 from apexrl.errors import ConfigError, LinkError, WaitTimeout, WorkerError
-from apexrl.launch import redis_run
+from apexrl.launch import actor_host, redis_run
 from apexrl.launch.beacon import Beacon
 from apexrl.launch.probe import probe
 from apexrl.launch.supervisor import Interrupts
@@ -124,7 +124,7 @@ def test_a_server_that_is_away_while_slots_are_asked_for_is_waited_for(
 ) -> None:
     lasting.kill()
     told = Told(then=lasting.start)
-    place = redis_run._lease(lasting.server(), learner.record, patient(1.0), told, Interrupts())
+    place = actor_host._lease(lasting.server(), learner.record, patient(1.0), told, Interrupts())
     assert [slot.index for slot in place.slots] == [0, 1]
     assert len(told.texts) == 1
     assert "nothing listens there (connection refused); trying again" in told.texts[0]
@@ -143,7 +143,7 @@ def test_slots_that_an_outage_left_leased_to_nobody_are_waited_for(lasting: Redi
     lasting.kill()
     told = Told(then=lasting.start, later=expire)
     config = replace(patient(1.0), hosts=HostsConfig(lease_seconds=60.0))
-    place = redis_run._lease(lasting.server(), record, config, told, Interrupts())
+    place = actor_host._lease(lasting.server(), record, config, told, Interrupts())
     assert [slot.index for slot in place.slots] == [0, 1]
     assert [("trying again" in text, "of a dead host are free" in text) for text in told.texts] == [
         (True, False), (False, True),
@@ -155,10 +155,10 @@ def test_patience_with_a_server_ends(lasting: RedisServer, learner: LearnerPlace
     lasting.kill()
     told = Told(then=lambda: None)
     with pytest.raises(LinkError, match="connection refused"):
-        redis_run._lease(lasting.server(), learner.record, patient(0.5 / 60), told, Interrupts())
+        actor_host._lease(lasting.server(), learner.record, patient(0.5 / 60), told, Interrupts())
     assert len(told.texts) == 1
     with pytest.raises(WaitTimeout, match=r"connection refused.*\(waited 0\.005 minutes\)"):
-        redis_run._find(lasting.server(), "r", "", 0.005, told, Interrupts())
+        actor_host._find(lasting.server(), "r", "", 0.005, told, Interrupts())
     lasting.start()
 
 
@@ -167,20 +167,20 @@ def test_a_server_that_is_away_while_the_run_is_looked_for_is_waited_for(
 ) -> None:
     lasting.kill()
     told = Told(then=lasting.start)
-    assert redis_run._find(lasting.server(), "r", "", 1.0, told, Interrupts()) == learner.record
+    assert actor_host._find(lasting.server(), "r", "", 1.0, told, Interrupts()) == learner.record
     assert told.texts == [f"waiting for run r at 127.0.0.1:{lasting.port}"]
 
 
 def test_another_run_of_the_name_is_not_waited_out_for_ever(lasting: RedisServer, learner: LearnerPlace) -> None:
     with pytest.raises(WaitTimeout, match=r"is another one than the one to join \(waited 0\.005 minutes\)"):
-        redis_run._find(lasting.server(), "r", "not-this-one", 0.005, Told(then=lambda: None), Interrupts())
+        actor_host._find(lasting.server(), "r", "not-this-one", 0.005, Told(then=lambda: None), Interrupts())
     later = msgspec.structs.replace(learner.record, run_id="that-one")
 
     def begin() -> None:
         learner.leave()
         LearnerPlace.take(lasting.server(), later, 10.0, replace=True)
 
-    assert redis_run._find(lasting.server(), "r", "that-one", 1.0, Told(then=begin), Interrupts()) == later
+    assert actor_host._find(lasting.server(), "r", "that-one", 1.0, Told(then=begin), Interrupts()) == later
 
 
 @pytest.mark.parametrize("away", [False, True])
@@ -195,10 +195,10 @@ def test_ctrl_c_ends_every_wait(lasting: RedisServer, learner: LearnerPlace, awa
     crowded = replace(patient(30.0), hosts=HostsConfig())
     crowded = replace(crowded, actor=replace(crowded.actor, actors=65))
     with pytest.raises(KeyboardInterrupt):
-        redis_run._lease(lasting.server(), learner.record, crowded, Told(interrupt), interrupts)
+        actor_host._lease(lasting.server(), learner.record, crowded, Told(interrupt), interrupts)
     interrupts.count = 0
     with pytest.raises(KeyboardInterrupt):
-        redis_run._find(lasting.server(), "nobodys", "", 30.0, Told(interrupt), interrupts)
+        actor_host._find(lasting.server(), "nobodys", "", 30.0, Told(interrupt), interrupts)
     if away:
         lasting.start()
 
@@ -215,7 +215,7 @@ def test_a_host_that_joins_anew_is_as_patient_as_the_run(
         place.finish({})
         return {"stopped_by": "lost slots"}
 
-    monkeypatch.setattr(redis_run, "_work", work)
+    monkeypatch.setattr(actor_host, "_work", work)
     began = time.monotonic()
     with pytest.raises(WaitTimeout, match=r"it has ended.*waited 0\.005 minutes"):
-        redis_run.join(lasting.url, "r", interrupts=Interrupts(), began=began)
+        actor_host.join(lasting.url, "r", interrupts=Interrupts(), began=began)

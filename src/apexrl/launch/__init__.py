@@ -101,13 +101,13 @@ def check(config: Config) -> None:
 
 
 def join(url: str, run: str, observers: Sequence[Observer] = (), **wishes: Any) -> dict[str, Any]:
-    """Bring actors to a run that a learner on another host works at, until it is over; see ``redis_run.join``."""
-    from apexrl.launch import redis_run
+    """Bring actors to a run that a learner on another host works at, until it is over; see ``actor_host.join``."""
+    from apexrl.launch import actor_host
     from apexrl.launch.supervisor import Interrupts
 
     began = time.monotonic()
     with Interrupts() as interrupts:
-        return redis_run.join(url, run, observers=observers, interrupts=interrupts, began=began, **wishes)
+        return actor_host.join(url, run, observers=observers, interrupts=interrupts, began=began, **wishes)
 
 
 def join_envs(

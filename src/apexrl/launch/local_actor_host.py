@@ -225,7 +225,7 @@ def main(beats: int) -> None:
     """
     os.set_blocking(beats, False)
     threading.Thread(target=_beat, args=(beats,), name="beats", daemon=True).start()
-    from apexrl.launch.redis_run import join
+    from apexrl.launch.actor_host import join
     from apexrl.launch.supervisor import Interrupts
 
     began = time.monotonic()

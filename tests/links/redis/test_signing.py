@@ -11,7 +11,7 @@ import pytest
 from apexrl import client
 from apexrl.config import Config, convert
 from apexrl.errors import ConfigError
-from apexrl.launch.redis_run import local_config
+from apexrl.launch.actor_host import local_config
 from apexrl.links.redis.run_record import LearnerPlace, RunRecord, find_run
 from apexrl.links.redis.signing import sign, trusted_modules
 from apexrl.links.redis.values import decode, encode
