@@ -56,7 +56,7 @@ test: check
 # Whole runs on a Ray of several nodes on this machine, with its metrics; some ten minutes.
 test-ray: $(VENV)/.dev
 	$(PIP) 'ray[default]'
-	RAY_worker_niceness=0 $(BIN)/python -m pytest tests/on_ray
+	RAY_worker_niceness=0 $(BIN)/python -m pytest tests/launch/on_ray
 
 # Lease, publish, wake and reclaim of the native core in every order that the memory model allows; some minutes. The
 # scenario `room` has too many for that: it stops at ORDERS.

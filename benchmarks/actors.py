@@ -23,8 +23,9 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import report
 import runs
+
+import report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import agents_report
-import report
 import runs
+
+import report
 
 Record = dict[str, Any]
 

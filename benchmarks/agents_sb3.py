@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import report
 import runs
+
+import report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

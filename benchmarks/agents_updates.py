@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import report
 import runs
 import torch
 from agents_plain import Plain
 
+import report
 from apexrl.config import AgentConfig
 
 Update = Callable[[int], Any]  # given the number of the batch to take

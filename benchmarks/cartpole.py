@@ -17,8 +17,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-import report
 import runs
+
+import report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

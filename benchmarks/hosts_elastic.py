@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import hosts_rig as rig
-import report
 from hosts_rig import audit
+
+import report
 
 HOSTS = 4
 Result = dict[str, Any]

@@ -25,10 +25,10 @@ from typing import Any
 import hosts_material as material
 import hosts_rig as rig
 import numpy as np
-import report
 from hosts_material import Chunk
 from hosts_mutants import Mutants
 
+import report
 from apexrl.config import Config
 from apexrl.links.local.role_context import InlineContext, InlineRun
 from apexrl.links.redis.experience_stream import ExperienceSender

@@ -13,16 +13,16 @@ import report
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "hosts"))
 
-import audit
-import namespaces
-from places import RUN, Command, Places, RedisServer, free_port, wait_for
+import experience_audit as audit
+import network_namespaces
+from host_rig import RUN, Command, Places, RedisServer, free_port, wait_for
 
 __all__ = ["RUN", "Command", "Places", "RedisServer", "audit", "free_port", "wait_for"]
 
 
 def kind() -> str:
     """``namespaces`` where they are allowed, else ``loopback``: the same processes and links without own addresses."""
-    why = namespaces.available()
+    why = network_namespaces.available()
     if why:
         print(f"{why}: all hosts are on the loopback", flush=True)
     return "loopback" if why else "namespaces"

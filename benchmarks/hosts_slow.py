@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import actors as one_machine
 import hosts_rig as rig
-import report
 import runs
+
+import report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -29,8 +29,8 @@ import hosts_arms as arms
 import hosts_material as material
 import hosts_rig as rig
 import numpy as np
-import report
 
+import report
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.weights_channel import WeightsUploader

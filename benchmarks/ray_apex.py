@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import processes
-import report
 from ray_cases import DQN_CASES
 from topologies_peers import stacks
+
+import report
 
 Result = dict[str, Any]
 HERE = Path(__file__).parent

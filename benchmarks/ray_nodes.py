@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import processes
+
 import report
 
 Result = dict[str, Any]

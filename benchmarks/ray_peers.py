@@ -20,9 +20,10 @@ from statistics import median
 from typing import Any
 
 import processes
-import report
 from ray_cases import ALGORITHMS, EPISODES, GOAL, SETTINGS
 from topologies_peers import stacks
+
+import report
 
 Result = dict[str, Any]
 HERE = Path(__file__).parent

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import ray_rig
+
 import report
 
 Result = dict[str, Any]

@@ -28,9 +28,9 @@ import numpy as np
 import processes
 import ray
 import ray_rig
-import report
 from numpy.typing import NDArray
 
+import report
 from apexrl.launch.ray.shard_clients import RayEnd
 from apexrl.replay import Field
 from apexrl.replay.sharded.sharded_replay import ShardedReplay

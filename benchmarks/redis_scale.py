@@ -29,8 +29,9 @@ from typing import Any, Final
 
 import numpy as np
 import redis
-import report
 from rich.console import Console
+
+import report
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 

@@ -21,10 +21,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import replay_parts as parts
-import report
 from replay_contestants import ENTRIES, Shape
 from replay_process import Failed, Missing, Process
 from replay_rows import ROWS
+
+import report
 
 PARTS = {"one": parts.one_process, "writers": parts.many_processes, "sizes": parts.sizes}
 CHECKED_ROWS = 4000

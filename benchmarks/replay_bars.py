@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any, NamedTuple
 
-import report
 from replay_player import CYCLE_OF_ALL, INSERT, LOOP, SAMPLE
+
+import report
 
 Figures = Mapping[str, list[float]]  # contestant -> one figure a round
 Infos = Mapping[str, Mapping[str, Any]]  # contestant -> what it said when it was opened

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 from replay_faults_traffic import SEQUENCE, TRAFFIC, Array, Nursery, Traffic, end, shared, spawn
-from report import machine, save, table, version
 
 from apexrl.errors import OwnershipError, WaitTimeout
 from apexrl.replay import Replay
+from report import machine, save, table, version
 
 PATIENCE = 4.0  # seconds after which it hangs
 BATCH = 128

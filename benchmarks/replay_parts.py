@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import replay_bars as bars
 import replay_pictures as pictures
-import report
 from replay_bars import FLOOR, OURS, RIVAL_OF_MANY, Verdict
 from replay_contestants import MANY, Shape
 from replay_crew import Crew, memcpy
 from replay_player import CYCLE_OF_ALL, INSERT, LOOP, SAMPLE, UPDATE
 from replay_rows import ROWS
+
+import report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

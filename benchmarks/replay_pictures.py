@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-import report
 from replay_bars import FLOOR, Figures, Infos
+
+import report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,8 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import report
 
+import report
 from apexrl.replay import Field, Replay
 
 BLOCK = 8 << 20

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 from replay_faults_traffic import end, spawn
 from replay_soak_twin import ORIGIN, ROWS, STEPS, Array, Twin, first_own, item_tags, magnitude, rows, steps, write
-from report import machine
 
 from apexrl.errors import PriorityError, SpecError, WaitTimeout
 from apexrl.replay import Batch, Replay, Writer
+from report import machine
 
 MOST_GROWTH = 24.0  # MB of memory, after the first quarter of the time
 

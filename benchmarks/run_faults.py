@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import processes
-import report
 import run_faults_cases as cases
 from run_faults_cases import Outcome
+
+import report
 
 Row = dict[str, Any]
 Body = Callable[[Path, Outcome], Outcome]

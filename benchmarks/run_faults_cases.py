@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hosts_rig import Places
-from relay import Relay
 from run_faults_rig import RUN_FLAGS, Checkpoints, Service, readable, summary, wait
+from tcp_relay import Relay
 
 NAME = "run"
 BEGIN_SECONDS = 180.0  # from the command to the first checkpoint

@@ -17,9 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import report
 import runs
 from runs import Rates
+
+import report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 
 import agents_report
 import processes
-import report
 import runs
 import topologies_kills
 import topologies_rates
 import topologies_report
 
+import report
 from apexrl import presets
 from apexrl.agents import AGENTS
 from apexrl.config import Config, convert

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import processes
-import report
 
+import report
 from apexrl.topologies import TOPOLOGIES
 
 BAR, SECONDS = 475.0, 10.0  # final return; from the kill to the end, where the run cannot go on

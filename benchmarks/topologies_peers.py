@@ -22,8 +22,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import processes
-import report
 from topologies_cases import CASES
+
+import report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

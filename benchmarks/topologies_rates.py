@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import processes
-import report
 from topologies_cases import CASES
 
+import report
 from apexrl.topologies import TOPOLOGIES
 
 CASE = "cartpole"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import agents_report
+
 import report
 
 Record = dict[str, Any]

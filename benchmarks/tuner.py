@@ -4,9 +4,9 @@
     python benchmarks/tuner.py --seeds 20 --shapes cliff
     python benchmarks/tuner.py --live              # slow-cartpole: from the worst of 9 numbers of actors
 
-Simulated: nine surfaces (``tests/launch/surfaces.py``), 5, 10 and 15 % noise on every window, with and without a drift
-of the whole. A run is good when the setting that it ends at truly gives 95 % of the optimum or more. Seeds are those
-from ``--first-seed`` on, which neither the tests nor those who chose the tuner's constants have used.
+Simulated: nine surfaces (``tests/launch/simulated_throughput.py``), 5, 10 and 15 % noise on every window, with and
+without a drift of the whole. A run is good when the setting that it ends at truly gives 95 % of the optimum or more.
+Seeds are those from ``--first-seed`` on, which neither the tests nor those who chose the tuner's constants have used.
 
 Live: ``--counts`` actors are measured, each by a run of its own, in turns; then a run with --autotune begins at the
 worst of them. Its end is measured among the others, in turns again, by runs whose number of actors stays.
@@ -28,12 +28,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import report
 import runs
+
+import report
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "launch"))
 
-from surfaces import DRIFTS, SHAPES, share, simulate
+from simulated_throughput import DRIFTS, SHAPES, share, simulate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    from preloaded_process import Warm
     from redis_server import RedisServer
-    from warm import Warm
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -49,7 +49,7 @@ def warm() -> Iterator[Callable[[], Warm]]:
     made: list[Warm] = []
 
     def get() -> Warm:
-        from warm import Warm
+        from preloaded_process import Warm
 
         made.extend([] if made else [Warm()])
         return made[0]

@@ -16,7 +16,7 @@ from types import TracebackType
 import redis
 
 from apexrl.links.redis.server import Server
-from ports import free_port
+from free_ports import free_port
 
 
 def binaries() -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from unrolled import (
+from actor_critic_reference import (
     CARTPOLE,
     ENVS,
     LENGTH,

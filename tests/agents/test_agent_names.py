@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from games import Game, act, asks
+from signal_runs import Game, act, asks
 
 from apexrl import agents, presets
 from apexrl.agents import AGENTS, agent_class, check_identity, check_in_use, check_read, unread

@@ -12,8 +12,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from games import Game, act, asks, config_of, copied, same
-from matching import SHOWN, Asked, Matching, Shown
+from signal_envs import SHOWN, Asked, Matching, Shown
+from signal_runs import Game, act, asks, config_of, copied, same
 
 from apexrl.agents import AGENTS
 from apexrl.errors import AgentError, NonFiniteError, SnapshotError, SpecError
@@ -290,7 +290,7 @@ def test_other_actions_are_refused_by_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_network_of_ones_own_is_in_every_part_and_learns(name: str) -> None:
-    game = Game(name, "vector", asks(name)[0], network="games:Marked")
+    game = Game(name, "vector", asks(name)[0], network="signal_runs:Marked")
     agent = game.agent()
     before = copied(agent.weights())
     for batch in game.batches(6):

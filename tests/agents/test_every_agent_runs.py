@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from games import config_of, same
-from matching import STEPS, Matching
+from signal_envs import STEPS, Matching
+from signal_runs import config_of, same
 
 import apexrl
 from apexrl.agents import AGENTS

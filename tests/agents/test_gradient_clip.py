@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from games import Game, asks
+from signal_runs import Game, asks
 from torch import Tensor
 
 MOST = 1e-3

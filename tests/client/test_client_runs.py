@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from learner_side import CONFIG, RUN, SPEC, TRUST, LearnerSide, with_hosts
+from redis_learner import CONFIG, RUN, SPEC, TRUST, LearnerSide, with_hosts
 
 from apexrl import client
 from apexrl.client import ClientActor

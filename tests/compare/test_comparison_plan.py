@@ -10,10 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from made_up import FakeRuns, a_plan, nothing, quiet, told
+from fake_runs import FakeRuns, a_plan, nothing, quiet, told
 
 from apexrl import compare, topologies
-from apexrl.cli import main
+from apexrl.cli.main import main
 from apexrl.compare.plan import EQUAL, Arm, Plan, differences, several_agents
 from apexrl.config import Config, convert
 from apexrl.presets import PRESETS, with_agent, with_topology

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from relay import Relay
+from tcp_relay import Relay
 
 from apexrl.config import (
     ActorConfig,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from places import Places
+from host_rig import Places
 
 SETTINGS = {
     "topology": "impala",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from places import RUN, Places, wait_for
+from host_rig import RUN, Places, wait_for
 
 from apexrl import presets
 from apexrl.agents.r2d2 import R2D2

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from watching import Watcher, small
+from recording_observer import Watcher, small
 
 from apexrl.agents import with_agent
 from apexrl.agents.actor_critic import ActorCritic

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from watching import Watcher
+from recording_observer import Watcher
 
 from apexrl.agents import with_agent
 from apexrl.config import Config

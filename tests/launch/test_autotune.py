@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import pytest
 from idle_roles import Actor, Learner, Turned
-from watching import Act, Watcher, all_gone, small, with_actors
+from recording_observer import Act, Watcher, all_gone, small, with_actors
 
 from apexrl.config import Config, Meeting, StopConfig, WiringConfig, convert
 from apexrl.errors import ConfigError

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from watching import Watcher, all_gone, small, with_actors
+from recording_observer import Watcher, all_gone, small, with_actors
 
 from apexrl.config import StopConfig
 from apexrl.errors import EnvError, WorkerError
@@ -206,7 +206,7 @@ def test_a_run_resumes_with_counters_weights_and_replay(tmp_path: Path) -> None:
 
 SCRIPT = """
 import sys
-from watching import Watcher, small
+from recording_observer import Watcher, small
 from apexrl.config import StopConfig
 from apexrl.launch import launch
 from pathlib import Path

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from watching import small
+from recording_observer import small
 
 from apexrl import errors
 from apexrl.agents.dqn import DQN

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from watching import Watcher, small
+from recording_observer import Watcher, small
 
 from apexrl.config import Config, StopConfig
 from apexrl.launch import launch, local_run

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from watching import Watcher, all_gone, small
+from recording_observer import Watcher, all_gone, small
 
 from apexrl.config import Config, StopConfig
 from apexrl.errors import EnvError, WorkerError

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from watching import Watcher, small
+from recording_observer import Watcher, small
 
 from apexrl.config import Config, StopConfig
 from apexrl.errors import EnvError, NonFiniteError, WorkerError
@@ -99,7 +99,7 @@ def test_a_resumed_run_goes_on(first: Any, tmp_path: Path) -> None:
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(tmp_path: Path) -> None:
     config = serial(tmp_path, "sick")
-    config = replace(config, agent=replace(config.agent, agent="sick_agent:Sick"))
+    config = replace(config, agent=replace(config.agent, agent="nan_loss_agent:Sick"))
     with pytest.raises(NonFiniteError, match=r"update 41 \(batch of 16 items, keys 0x") as caught:
         launch(config, [watcher := Watcher()])
     assert "row 3 is nan" in str(caught.value)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from idle_roles import Actor, Learner
-from watching import Act, Watcher, all_gone
+from recording_observer import Act, Watcher, all_gone
 
 from apexrl.config import Config, StopConfig
 from apexrl.config.convert import override

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from surfaces import DRIFTS, SHAPES, share, simulate
+from simulated_throughput import DRIFTS, SHAPES, share, simulate
 
 from apexrl.launch.throughput_model import Surface
 from apexrl.launch.tuner import Tuner

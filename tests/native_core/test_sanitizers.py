@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from compiled import compiled
+from native_programs import compiled
 
 
 def run_sanitized(program: str, folder: Path, sanitizers: str, *arguments: str, flags: tuple[str, ...] = ()) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from kept import close_all
+from open_replays import close_all
 
 
 @pytest.fixture(autouse=True)

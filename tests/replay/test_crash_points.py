@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from compiled import NATIVE, compiled
+from native_programs import NATIVE, compiled
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 # `).store(`: on an atomic_ref, of plain memory, before which an APEXRL_POINT() stands.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from twin import powered
+from plain_replay import powered
 
 from apexrl import _native
 from apexrl.replay import Field, Replay

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twin import powered
+from plain_replay import powered
 
 from apexrl.errors import ApexrlError, ClosedError, ConfigError, ExhaustedError, PriorityError, SpecError, WaitTimeout
 from apexrl.replay import Field, Replay

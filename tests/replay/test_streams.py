@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twin import Stream
+from plain_replay import Stream
 
 from apexrl.errors import ConfigError, ExhaustedError, SpecError, WaitTimeout
 from apexrl.replay import Field, Replay

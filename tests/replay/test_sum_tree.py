@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twin import find_prefix, powered
+from plain_replay import find_prefix, powered
 
 from apexrl import _native
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from telling import Numbered, Teller
+from decision_trace import Numbered, Teller
 
 from apexrl.config import ActorConfig, AgentConfig, Config, EnvConfig, WiringConfig
 from apexrl.envs import make_vector

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from telling import Numbered, Teller
+from decision_trace import Numbered, Teller
 
 from apexrl.agents import agent_class
 from apexrl.config import ActorConfig, AgentConfig, Config, EnvConfig

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from remembering import Clock, Remembering
 from served_envs import ENVS, WORKERS, System, check_stream, config_for, spec_of
+from state_checking_agent import Clock, Remembering
 
 from apexrl.agents import agent_class
 from apexrl.agents.exploration import epsilon_ladder
@@ -184,7 +184,7 @@ def test_recurrent_states_stay_with_their_environments(
 ) -> None:
     length, burn_in = 3, 2
     agent = AgentConfig(
-        agent="remembering:Remembering",
+        agent="state_checking_agent:Remembering",
         hidden=(4,),
         recurrent_units=3,
         sequence_length=length,

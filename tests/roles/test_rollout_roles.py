@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from decision_trace import Teller
 from served_envs import ENVS, WORKERS, Recorder, check_stream, config_for, spec_of
-from telling import Teller
 
 from apexrl.config import Config
 from apexrl.errors import AgentError

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 import redis
-from ends import Ends
+from link_pairs import Ends
 
 from apexrl.links.redis.server import Server
 from redis_server import RedisServer

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ends import KEYS, Ends, Intake, body_of, offer, until
-from records import a_record
+from link_pairs import KEYS, Ends, Intake, body_of, offer, until
+from run_records import a_record
 
 from apexrl.errors import OwnershipError
 from apexrl.links.redis.run_record import LearnerPlace

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from records import a_record, join_soon, seen, take_soon
+from run_records import a_record, join_soon, seen, take_soon
 
 from apexrl.errors import LinkError, OwnershipError
 from apexrl.links.redis.keys import RunKeys

@@ -3,8 +3,8 @@ from __future__ import annotations
 import threading
 
 import pytest
-import records
-from records import join_soon, wait_until
+import run_records
+from run_records import join_soon, wait_until
 
 from apexrl.errors import ClosedError, ExhaustedError, LinkError
 from apexrl.links.redis import members
@@ -19,7 +19,7 @@ from redis_server import RedisServer, binaries
 
 
 def a_record(actor_slots: int = 8) -> RunRecord:
-    return records.a_record(name="r", actor_slots=actor_slots)
+    return run_records.a_record(name="r", actor_slots=actor_slots)
 
 
 @pytest.fixture

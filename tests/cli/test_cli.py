@@ -1,0 +1,465 @@
+"""The command as people meet it: exit codes, messages, help. No run is started here except where said."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from apexrl.cli.main import main
+from apexrl.config import Config, Meeting, convert
+from apexrl.errors import EnvError, SnapshotError, WorkerError
+from apexrl.presets import preset, with_topology
+
+
+def command(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
+    environment.pop("APEXRL_TRACEBACK", None)
+    return subprocess.run(
+        [sys.executable, "-m", "apexrl.cli", *words],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment,
+        check=False,
+    )
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs the command's words in this process, in ``tmp_path``: (exit code, what it printed, its complaints)."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("APEXRL_TRACEBACK", raising=False)
+    return lambda *words: (main.main(words), *capsys.readouterr())
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Config, Path | None]]:
+    """Collects what would be run instead of running it; the run folder is ``tmp_path``."""
+    runs: list[tuple[Config, Path | None]] = []
+
+    def run(config: Config, *, observers: Any, resume: Path | None, on_folder: Any) -> Any:
+        runs.append((config, resume))
+        on_folder(tmp_path)
+
+        return SimpleNamespace(summary={"stopped_by": {7: "interrupted", 8: "error"}.get(config.seed, "env_steps")})
+
+    monkeypatch.setattr("apexrl.api.run", run)
+    return runs
+
+
+def the_config(*words: str, runs: list[tuple[Config, Path | None]]) -> Config:
+    assert main.main(["train", *words]) == 0
+    return runs[-1][0]
+
+
+def test_a_preset_alone(started: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert the_config("cartpole", runs=started) == preset("cartpole").config
+    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path)
+
+
+def test_flags_are_flat_and_change_the_preset(started: list[Any]) -> None:
+    config = the_config(
+        "cartpole", "--actors", "4", "--envs-per-actor", "2", "--env-timeout", "5", "--out", "elsewhere", "--name", "n",
+        "--seed", "3", "--serial", "--env-steps", "1000", "--minutes", "2.5", "--stop-at-return", "100", "--device",
+        "cpu", "--hidden", "32", "16", "--agent", "dqn", "--dueling", "--save-replay", runs=started,
+    )  # fmt: skip
+    assert (config.actor.actors, config.actor.envs_per_actor, config.actor.env_timeout) == (4, 2, 5.0)
+    assert (config.out, config.name, config.seed, config.serial) == ("elsewhere", "n", 3, True)
+    assert (config.stop.env_steps, config.stop.minutes, config.stop.stop_at_return) == (1000, 2.5, 100.0)
+    assert (config.learner.device, config.learner.save_replay) == ("cpu", True)
+    assert (config.agent.hidden, config.agent.dueling, config.agent.double) == ((32, 16), True, False)
+    assert config.agent.learning_rate == preset("cartpole").config.agent.learning_rate
+    assert config.preset == "cartpole"
+
+
+def test_a_stop_rule_can_be_taken_away(started: list[Any]) -> None:
+    config = the_config("cartpole", "--stop-at-return", "None", runs=started)
+    assert config.stop.stop_at_return is None
+
+
+def test_an_environment_of_ones_own(started: list[Any]) -> None:
+    config = the_config(
+        "--env", "my.sim:Plant-v0", "--env-kwargs", "seconds", "0.5", "name", "a b", "on", "true", "sizes", "[1, 2]",
+        "--agent", "my.agents:Mine", runs=started,
+    )  # fmt: skip
+    assert config.env.env == "my.sim:Plant-v0"
+    assert config.env.env_kwargs == {"seconds": 0.5, "name": "a b", "on": True, "sizes": [1, 2]}
+    assert config.agent.agent == "my.agents:Mine"
+    assert config.preset == ""
+
+
+def test_a_config_file_runs_again_under_a_new_name(started: list[Any], tmp_path: Path) -> None:
+    first = convert.override(preset("catch").config, {"actors": 9, "name": "first"})
+    (tmp_path / "config.toml").write_text(convert.to_toml(first))
+    config = the_config(str(tmp_path / "config.toml"), "--seed", "5", runs=started)
+    assert config == convert.override(first, {"name": "", "seed": 5})
+
+
+def test_resume_takes_new_ends_only(started: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(convert.to_toml(preset("cartpole").config))
+    assert main.main(["resume", str(tmp_path), "--minutes", "3"]) == 0
+    config, resume = started[-1]
+    assert resume == tmp_path
+    assert config == convert.override(preset("cartpole").config, {"minutes": 3.0})
+
+
+@pytest.mark.parametrize(("seed", "code"), [(1, 0), (7, 130), (8, 1)])
+def test_exit_codes_of_runs_that_ended(seed: int, code: int, started: list[Any]) -> None:
+    assert main.main(["train", "cartpole", "--seed", str(seed)]) == code
+
+
+@pytest.mark.parametrize(
+    ("error", "begun", "code"),
+    [
+        (EnvError("no such environment"), False, 2),
+        (EnvError("the environment broke"), True, 1),
+        (WorkerError("actor-0 failed"), True, 1),
+        (SnapshotError("corrupt"), False, 1),
+    ],
+)
+def test_exit_codes_of_failures(
+    error: Exception,
+    begun: bool,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run(config: Config, *, observers: Any, resume: Path | None, on_folder: Any) -> Any:
+        if begun:
+            on_folder(tmp_path)
+        raise error
+
+    monkeypatch.setattr("apexrl.api.run", run)
+    assert main.main(["train", "cartpole"]) == code
+    out, err = capsys.readouterr()
+    assert str(error) in err
+    assert out == (f"{tmp_path}\n" if begun else "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "unknown command 'trian' (did you mean 'train'?)"),
+        (["train"], "say what to train: apexrl train PRESET (cartpole, slow-cartpole,"),
+        (["train", "cartpol"], "unknown preset 'cartpol' (did you mean 'cartpole'?)"),
+        (["train", "--seed", "3", "cartpole"], "the preset comes first: apexrl train cartpole --flags"),
+        (["train", "none.toml"], "there is no file none.toml"),
+        (["train", "cartpole", "--actorz", "3"], "--actors"),
+        (["train", "cartpole", "--n-step", "100000"], "--n-step must be between 1 and 1,000, not 100000"),
+        (
+            ["train", "position-cartpole", "--sequence-length", "10", "--sequence-stride", "20"],
+            "--sequence-stride 20 is more than --sequence-length 10: steps in between would be in no sequence",
+        ),
+        (["train", "cartpole", "--actors", "three"], "Error parsing --actors"),
+        (["train", "cartpole", "--actors", "0"], "--actors must be at least 1, not 0"),
+        (["train", "cartpole", "--env-kwargs", "a"], "wants pairs of KEY VALUE, got 1 words: a"),
+        (["train", "cartpole", "--optimizer", "lion"], "adam"),
+        (["train", "cartpole", "--agent", "dnq"], "there is no agent 'dnq' (did you mean 'dqn'?)"),
+        (["train", "cartpole", "--topology", "apx"], "did you mean 'apex'?"),
+        (["train", "cartpole", "--topology=impala", "--agent", "dqn"], "topology impala cannot run agent dqn, which"),
+        (["train", "cartpole", "--agent", "impala"], "learns from unrolls and not from transitions or sequences: use"),
+        (["train", "cartpole", "--queue-batches", "3"], "--queue-batches means nothing to topology apex: leave it out"),
+        (["train", "cartpole", "--name", "../x"], "--name '../x' is no plain folder name"),
+        (["resume", "no/run"], "no/run is not a run folder"),
+        (["resume"], "RUN"),
+        (["eval", "no/run"], "no/run is not a run folder"),
+        (["eval", "no/run", "--episode", "3"], "--episodes"),
+        (["train", "cartpole", "--agent", "c51", "--no-residual"], "--residual means nothing to agent c51"),
+        (["train", "pendulum", "--noisy"], "--noisy means nothing to agent sac: leave it out, or choose one of dqn,"),
+        (["train", "pendulum", "--agent=td3", "--temperature=0.2"], "--temperature means nothing to agent td3"),
+        (["train", "cartpole", "--no-dueling"], "this configuration has --no-dueling: choose double_dqn."),
+        (["train", "cartpole", "--agent", "rainbow", "--no-noisy"], "agent rainbow stands for --noisy"),
+        (["train", "pendulum", "--agent", "bires_ddpg", "--residual", "0"], "--residual 0: choose ddpg."),
+        (
+            ["train", "cartpole", "--agent", "dqn", "--atoms", "21"],
+            "--atoms means nothing with --distribution expected",
+        ),
+        (["train", "pendulum", "--target-period-updates", "9"], "means nothing with --polyak 0.005: leave it out"),
+        (["train", "pendulum", "--polyak", "2"], "--polyak must be between 0 and 1, not 2.0"),
+        (["list", "agnts"], "not 'agnts' (did you mean 'agents'?)"),
+        (["list", "agents", "presets"], "apexrl list takes one word at most"),
+    ],
+)
+def test_mistakes_are_explained_without_a_traceback(words: list[str], message: str, told: Any, tmp_path: Path) -> None:
+    code, _, complaints = told(*words)
+    assert code == 2, complaints
+    assert message in " ".join(complaints.split())
+    assert "Traceback" not in complaints
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_itself_explains_a_mistake(tmp_path: Path) -> None:
+    result = command("train", "cartpole", "--actors", "0", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("apexrl: --actors must be at least 1, not 0")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_change_no_exit_code(closed: str) -> None:
+    ended = subprocess.run(
+        ["sh", "-c", f'"{sys.executable}" -m apexrl.cli list {closed}'], capture_output=True, check=False
+    )
+    assert (ended.returncode, b"Traceback" in ended.stderr) == (0, False)
+
+
+def test_an_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("apexrl.presets.known.find_spec", lambda name: None)
+    assert main.main(["train", "lunarlander"]) == 2
+    assert "pip install 'apexrl[box2d]'" in capsys.readouterr().err
+
+
+def test_without_the_train_extra(tmp_path: Path) -> None:
+    """As after ``pip install apexrl`` alone: nothing but NumPy can be imported."""
+    code = (
+        "import sys\n"
+        "class Hide:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in {'tyro', 'rich', 'torch', 'gymnasium', 'tomli_w'}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Hide())\n"
+        "from apexrl.cli.main import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    for words in (["train", "cartpole"], ["train", "--help"], ["list"], ["eval", "x"]):
+        result = subprocess.run(
+            [sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=tmp_path, check=False
+        )
+        assert result.returncode == 2, words
+        assert "run: pip install 'apexrl[train]'" in result.stderr
+        assert "Traceback" not in result.stderr
+    helped = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=False)
+    assert helped.returncode == 0
+    assert "pip install 'apexrl[train]'" in helped.stdout
+
+
+def test_help_shows_the_presets_values(told: Any) -> None:
+    code, text, _ = told("train", "pong", "--help")
+    assert code == 0
+    text = " ".join(text.replace("│", " ").split())
+    for words in ("--envs-per-actor INT", "(default: ALE/Pong-v5)", "(default: 6.25e-05)", "(default: rmsprop)",
+                  "--env-kwargs [KEY VALUE]…", "--stop-at-return", "Ape-X: 2500 learner updates"):  # fmt: skip
+        assert words in text, words
+    assert "--preset" not in text
+    assert "``" not in text
+
+
+def test_help_shows_what_topology_and_agent_read(told: Any) -> None:
+    (one, apex, _), (other, impala, _) = (
+        told("train", "cartpole", "--help"),
+        told("train", "cartpole", "--topology", "impala", "--help"),
+    )
+    assert (one, other) == (0, 0)
+    assert "--queue-batches" not in apex
+    assert "--queue-batches" in impala
+    assert "--unroll-length" in impala
+    assert "topology impala and agent impala read" in " ".join(impala.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("module", ["config", "arguments", "host_arguments"])
+def test_help_breaks_lines_between_sentences_only(module: str) -> None:
+    """In a flag's help the parser keeps the line breaks of the source."""
+    tree = ast.parse((Path(convert.__file__).with_name(module + ".py")).read_text(encoding="utf-8"))
+    groups = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    said = [
+        (entry.target.id, after.value.value)
+        for group in groups
+        for entry, after in itertools.pairwise(group.body)
+        if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name)
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+    ]
+    assert len(said) > 3
+    for name, text in said:
+        assert all(line.endswith((".", "…")) for line in str(text).splitlines()), f"--{name}: {text}"
+
+
+def test_a_topology_brings_an_agent_that_it_runs(started: list[Any]) -> None:
+    config = the_config("cartpole", "--topology", "impala", "--queue-batches", "3", runs=started)
+    chosen = with_topology(preset("cartpole").config, "impala")
+    assert config == convert.override(chosen, {"queue_batches": 3})
+    assert (config.topology, config.agent.agent) == ("impala", "impala")
+    again = the_config("cartpole", "--agent", "a2c", "--topology=impala", runs=started)
+    assert again == with_topology(preset("cartpole").config, "impala", "a2c")
+    assert the_config("cartpole", "--topology", "apex", runs=started) == preset("cartpole").config
+
+
+def test_help_without_a_preset() -> None:
+    result = command("train", "--help")
+    assert result.returncode == 0
+    assert "apexrl train --env MODULE:Env-v0" in result.stdout
+
+
+def test_top_help_version_and_list() -> None:
+    from apexrl import __version__
+
+    assert command("--version").stdout == f"apexrl {__version__}\n"
+    helped = command("--help")
+    assert helped.returncode == 0
+    assert all(f"apexrl {name}" in helped.stdout for name in ("train", "eval", "resume", "list"))
+    assert command().returncode == 2
+    listed = command("list")
+    assert listed.returncode == 0
+    assert all(f" {name} " in listed.stdout for name in ("cartpole", "hopper", "dqn", "sac", "apex"))
+
+
+def test_every_word_of_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from apexrl.api import Evaluation
+
+    asked: list[Any] = []
+
+    def evaluate(*words: Any, **more: Any) -> Evaluation:
+        asked.append((words, more))
+        return Evaluation([1.0, 3.0], Path("best.safetensors"), [Path("films/episode-001.mp4")])
+
+    monkeypatch.setattr("apexrl.api.evaluate", evaluate)
+    assert main.main(["eval", "runs/x", "--episodes", "2", "--video", "films"]) == 0
+    assert asked == [(("runs/x", 2, "films"), {"seed": 1_000_000_007, "checkpoint": "best", "trust": ()})]
+    assert capsys.readouterr().out == (
+        "return 2.00 ± 1.00 (min 1.00, max 3.00) over 2 greedy episodes\n"
+        "weights: best.safetensors\nvideo: films/episode-001.mp4\n"
+    )
+
+
+@pytest.fixture
+def met(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
+    """Collects what runs over several hosts would be started with."""
+    calls: list[dict[str, Any]] = []
+
+    def run(config: Config, *, on_folder: Any, **given: Any) -> Any:
+        calls.append({"config": config, **given})
+        return SimpleNamespace(summary={"stopped_by": "env_steps"})
+
+    def join(url: str, run: str, *, on_folder: Any, **given: Any) -> Any:
+        calls.append({"url": url, "run": run, **given})
+        return SimpleNamespace(summary={"stopped_by": "finished"})
+
+    monkeypatch.setattr("apexrl.api.run", run)
+    monkeypatch.setattr("apexrl.remote_api.join", join)
+    monkeypatch.delenv("APEXRL_REDIS_URL", raising=False)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("words", "meeting"),
+    [
+        (["train", "cartpole"], None),
+        (["train", "cartpole", "--redis", "redis://h"], Meeting("redis://h", "", True)),
+        (["train", "cartpole", "--redis", "redis://h", "--run", "cp"], Meeting("redis://h", "cp", True)),
+        (["learner", "cartpole", "--redis", "redis://h", "--run", "cp"], Meeting("redis://h", "cp", False)),
+    ],
+)
+def test_where_hosts_meet(words: list[str], meeting: Meeting | None, met: list[dict[str, Any]]) -> None:
+    assert main.main(words) == 0
+    assert met[-1].get("meeting") == meeting
+    assert met[-1]["config"].preset == "cartpole"
+
+
+def test_the_url_may_stand_in_the_environment_and_is_taken_out_of_it(
+    met: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in (["train", "cartpole", "--run", "cp"], ["learner", "cartpole"]):
+        monkeypatch.setenv("APEXRL_REDIS_URL", "redis://secret")
+        assert main.main(words) == 0
+        assert met[-1]["meeting"].url == "redis://secret"
+        assert "APEXRL_REDIS_URL" not in os.environ
+    monkeypatch.setenv("APEXRL_REDIS_URL", "redis://secret")
+    assert main.main(["train", "cartpole"]) == 0
+    assert "meeting" not in met[-1]
+
+
+def test_a_token_signs_what_hosts_are_told(
+    met: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, there = tmp_path / "token", ["--redis", "redis://h", "--run", "cp"]
+    (tmp_path / "config.toml").write_text(convert.to_toml(preset("cartpole").config))
+    for words in (["learner", "cartpole"], ["train", "cartpole"], ["resume", str(tmp_path)]):
+        assert main.main([*words, *there, "--token-file", str(file)]) == 0
+        token = file.read_text().strip()
+        assert met[-1]["meeting"].token == token
+        assert token not in repr(met[-1]["meeting"])
+    assert main.main(["actor", *there, "--token-file", str(file)]) == 0
+    assert met[-1]["token"] == token
+    assert main.main(["actor", *there]) == 0
+    assert met[-1]["token"] == ""
+    monkeypatch.setenv("APEXRL_TOKEN", "said by the environment")
+    assert main.main(["actor", *there]) == 0
+    assert met[-1]["token"] == "said by the environment"
+    assert "APEXRL_TOKEN" not in os.environ
+    assert main.main(["train", "cartpole", "--token-file", str(file)]) == main.USAGE
+    assert "--token-file means nothing without" in capsys.readouterr().err
+
+
+def test_an_actor_host_is_told_what_is_different_there(met: list[dict[str, Any]]) -> None:
+    words = ["--redis", "redis://h", "--run", "cp", "--actors", "3", "--out", "o", "--env-kwargs", "port", "8000"]
+    assert main.main(["actor", *words, "--trust", "my_sim", "--trust", "my_agents.dqn"]) == 0
+    call = met[-1]
+    assert (call["url"], call["run"], call["actors"], call["out"]) == ("redis://h", "cp", 3, "o")
+    assert call["env_kwargs"] == {"port": 8000}
+    assert call["trust"] == ("my_sim", "my_agents.dqn")
+    assert main.main(["actor", "--redis", "redis://h", "--run", "cp"]) == 0
+    assert met[-1]["trust"] == ()
+
+
+def test_a_resumed_run_meets_as_before(met: list[dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(convert.to_toml(preset("cartpole").config))
+    assert main.main(["resume", str(tmp_path), "--redis", "redis://h"]) == 0
+    assert met[-1]["meeting"] == Meeting("redis://h", "", None)
+    assert met[-1]["resume"] == tmp_path
+    assert main.main(["resume", str(tmp_path)]) == 0
+    assert "meeting" not in met[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["learner", "cartpole", "--run", "cp"], "say which Redis server: --redis"),
+        (["actor", "--run", "cp"], "say which Redis server: --redis"),
+        (["actor", "--redis", "redis://h"], "say which run: apexrl actor --redis URL --run NAME"),
+        (["stop", "--redis", "redis://h"], "say which run: apexrl stop"),
+        (["status"], "say which Redis server"),
+        (["learner", "cartpole", "--actors", "3"], "apexrl learner starts no actors"),
+        (["learner", "cartpole", "--actors=3"], "apexrl learner starts no actors"),
+        (["learner"], "say what to train: apexrl learner PRESET"),
+        (["actor", "--redis", "redis://h", "--run", "cp", "--actors", "-1"], "--actors must be 0 or more"),
+        (["actor", "--redis", "http://:pw@h", "--run", "cp"], "must begin with redis://"),
+        (["actor", "--redis", "redis://h", "--run", "a/b"], "cannot name a run"),
+        (["learner", "cartpole", "--redis", "redis://h", "--run", "a b"], "cannot name a run"),
+    ],
+)
+def test_mistakes_with_hosts(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("APEXRL_REDIS_URL", raising=False)
+    assert main.main(words) == 2
+    err = capsys.readouterr().err.replace("\n", " ")
+    assert told in err
+    assert "pw" not in err
+
+
+@pytest.mark.parametrize("name", ["learner", "actor", "status", "stop"])
+def test_help_of_commands_for_several_hosts(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main([name, "--help"]) == 0
+    assert "--redis" in capsys.readouterr().out
+
+
+def test_the_command_needs_no_redis_package_until_it_is_asked_for_one() -> None:
+    code = "import sys; sys.modules['redis'] = None; from apexrl import cli, api; cli.main(sys.argv[1:])"
+    told = {
+        "--help": "apexrl",
+        "learner cartpole --redis redis://h --run r": "pip install 'apexrl[train,redis]'",
+    }
+    for words, answer in told.items():
+        ended = subprocess.run([sys.executable, "-c", code, *words.split()], capture_output=True, text=True, check=True)
+        assert answer in ended.stdout + ended.stderr

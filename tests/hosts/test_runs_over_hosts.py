@@ -1,0 +1,131 @@
+"""Whole runs over several hosts, with the real command, real links and a real server, through all that goes wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import experience_audit as audit
+import network_namespaces
+import pytest
+from experience_audit import Books
+from host_rig import PASSWORD, RUN, Command, Kind, Places, wait_for
+
+from apexrl.links.redis.run_listing import MemberView
+
+LEASE_SECONDS = 5
+SMALL = ["--env", audit.ENV, "--hidden", "16", "--min-size", "200", "--capacity", "500000", "--batch-size", "16",
+         "--eval-episodes", "2", "--eval-envs", "2", "--envs-per-actor", "4", "--lease-seconds", str(LEASE_SECONDS),
+         "--stop-at-return", "None", "--save-replay"]  # fmt: skip
+
+
+class Audited:
+    """Actor hosts whose every step is written down."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._folder = places.folder / "steps"
+        self._folder.mkdir()
+
+    def actor(self, host: int, who: str) -> Command:
+        known = {audit.FOLDER: str(self._folder), audit.WHO: who}
+        return self._places.actor(host, "--actors", "1", "--trust", audit.__name__, **known)
+
+    def books(self) -> Books:
+        """After the run."""
+        return audit.close_books(self._folder, audit.all_items(self._places.run_folder / "checkpoints" / "replay"))
+
+
+def alive(places: Places) -> list[MemberView]:
+    return places.look().alive
+
+
+def committed(member: MemberView) -> int:
+    digest = member.digest
+    return digest.sent_items - digest.uncommitted_items - digest.dropped_items
+
+
+def all_go_on(places: Places, hosts: int) -> None:
+    """Wait until something new of every host is committed."""
+    before = {member.member: committed(member) for member in alive(places)}
+
+    def gone_on() -> bool:
+        now = alive(places)
+        return len(now) == hosts and all(committed(member) > before.get(member.member, 0) + 100 for member in now)
+
+    wait_for(f"{hosts} hosts go on", gone_on)
+
+
+@pytest.mark.parametrize(
+    ("kind", "persistence"),
+    [("loopback", []), ("namespaces", ["--appendonly", "yes", "--appendfsync", "always"])],
+    ids=["loopback, and the server forgets", "namespaces, and the server remembers"],
+)
+def test_cut_links_and_a_server_that_was_killed(tmp_path: Path, kind: Kind, persistence: list[str]) -> None:
+    if kind == "namespaces" and (why := network_namespaces.available()):
+        pytest.skip(why)
+    with Places(kind, 2, tmp_path, delay_ms=5, server_options=persistence) as places:
+        audited = Audited(places)
+        early = audited.actor(0, "early")
+        early.says("waiting for run")
+        learner = places.learner("cartpole", *SMALL, "--actor-slots", "2")
+        learner.says("actors may join")
+        refused = places.learner("cartpole", *SMALL, "--actor-slots", "2")
+        late = audited.actor(1, "late")
+        all_go_on(places, 2)
+        assert refused.finish() == 75
+        assert "has a learner" in refused.said
+
+        places.links[0].cut()
+        places.links[1].blackhole()
+        places.server.kill()
+        places.server.start()
+        places.links[0].restore()
+        places.links[1].restore()
+        all_go_on(places, 2)
+
+        assert places.apexrl("stop", "--run", RUN).finish() == 0
+        assert [one.finish() for one in (learner, early, late)] == [0, 0, 0]
+        summary, books = places.summary(), audited.books()
+        for one in (learner, early, late, refused):
+            assert PASSWORD not in one.said
+    assert summary["stopped_by"] == "stopped"
+    assert (books.strangers, books.twice, books.total().holes) == (0, 0, 0)
+    assert min(books.total(who).committed for who in ("early", "late")) > 200
+    after = summary["hosts"]["committed"] - books.total().committed  # while the learner wrote its replay
+    assert 0 <= after < 10_000
+    assert summary["hosts"]["missing"] == 0
+
+
+def test_a_host_that_is_killed_gives_its_slot_to_another(tmp_path: Path) -> None:
+    with Places("loopback", 2, tmp_path) as places:
+        audited = Audited(places)
+        learner = places.learner("cartpole", *SMALL, "--actor-slots", "2", "--updates-per-second", "100",
+                                 "--samples-per-insert", "1")  # fmt: skip
+        first, killed = audited.actor(0, "first"), audited.actor(1, "killed")
+        all_go_on(places, 2)
+        (slot,) = next(member.slots for member in alive(places) if member.pid == killed.pid)
+        killed.kill()
+        heir = audited.actor(1, "heir")
+        heir.says(f"with the slots {slot}")
+        all_go_on(places, 2)
+        waiting = max(member.digest.uncommitted_items for member in alive(places))
+        assert places.apexrl("stop", "--run", RUN).finish() == 0
+        assert [one.finish() for one in (learner, first, heir)] == [0, 0, 0]
+        books = audited.books()
+    assert waiting < 20_000, "100 updates/s of 16 samples take 1600 steps/s: actors must wait rather than run ahead"
+    assert (books.strangers, books.twice, books.total().holes) == (0, 0, 0)
+    assert books.total("killed").committed > 100
+    assert books.total("heir").committed > 100
+
+
+def test_a_wrong_password_is_refused_in_words(tmp_path: Path) -> None:
+    with Places("loopback", 1, tmp_path) as places:
+        wrong = "one-that-is-not-it"
+        for command in (
+            places.learner("cartpole", url=places.url(password=wrong)),
+            places.actor(0, url=places.url(0, wrong)),
+        ):
+            assert command.finish() == 1
+            assert "refuses this user or password" in command.said
+            assert wrong not in command.said
+            assert "Traceback" not in command.said

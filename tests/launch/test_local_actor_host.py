@@ -1,0 +1,115 @@
+"""The actor host beside a learner, from the learner's end: what is started in its place does as it is told."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recording_observer import gone
+
+from apexrl.config import Config
+from apexrl.errors import WorkerError
+from apexrl.launch import local_actor_host
+from apexrl.launch.local_actor_host import Companion
+from apexrl.launch.redis_run import Identity
+from apexrl.run.status import RunStatus
+
+BEATS = "import sys, time, threading\nfrom apexrl.launch.local_actor_host import _beat\n"
+LIVES = BEATS + "threading.Thread(target=_beat, args=({beats},), daemon=True).start()\nsys.stdin.readline()\n"
+
+
+class Stage:
+    """A companion, what it told, and its lives' process ids."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.pids: list[int] = []
+        self.answer: str | None = None
+        self.one = Companion("redis://nowhere", Identity("run", "id", True), Config(stall_timeout=1.0))
+        self.one.announce(lambda text, level: self.texts.append(text))
+
+    def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+        deadline = time.monotonic() + seconds
+        while not condition() and time.monotonic() < deadline:
+            self.answer = self.one.update(RunStatus())
+            if self.one._process.pid not in self.pids:
+                self.pids.append(self.one._process.pid)
+            time.sleep(0.05)
+        return condition()
+
+    def beats(self) -> bool:
+        return self.one._beaten > 0
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    code: str = getattr(request, "param", LIVES + "sys.stdin.read()")
+
+    def command(beats: int) -> list[str]:
+        return [sys.executable, "-c", code.replace("{beats}", str(beats))]
+
+    monkeypatch.setattr(local_actor_host, "_command", command)
+    made = Stage()
+    yield made
+    made.one.close()
+    assert all(gone(pid) for pid in made.pids)
+
+
+def test_one_that_was_killed_is_started_again(stage: Stage) -> None:
+    assert stage.until(stage.beats)
+    os.kill(stage.pids[0], signal.SIGKILL)
+    assert stage.until(lambda: len(stage.pids) == 2 and stage.beats())
+    assert stage.texts == ["the actor host of this machine: it was killed by signal 9; starting it again"]
+    assert stage.answer is None
+    stage.one.check()
+
+
+def test_one_that_was_stopped_is_killed_and_started_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stage.until(stage.beats)
+    os.kill(stage.pids[0], signal.SIGSTOP)
+    assert stage.until(lambda: len(stage.pids) == 2 and stage.beats())
+    assert "it stood still for 5 s (--stall-timeout): its process is stopped (SIGSTOP)" in stage.texts[0]
+    assert gone(stage.pids[0])
+
+
+@pytest.mark.parametrize("stage", ["print('no licence'); raise SystemExit(1)"], indirect=True)
+def test_one_that_says_why_it_fails_ends_the_run(stage: Stage) -> None:
+    assert stage.until(lambda: stage.answer == "actors failed")
+    assert len(stage.pids) == 1
+    with pytest.raises(WorkerError, match="no licence"):
+        stage.one.check()
+
+
+def test_it_is_found_by_its_command() -> None:
+    assert Path(local_actor_host._command(7)[0]) == Path(sys.executable)
+    assert local_actor_host._command(7)[-1].endswith("main(7)")
+
+
+def test_one_that_cannot_be_started_again_at_once_is_later(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there are too many processes for a moment."""
+    assert stage.until(stage.beats)
+    attempts = 0
+    really = subprocess.Popen
+
+    def refuse(*words: Any, **options: Any) -> Any:
+        nonlocal attempts
+        attempts += 1
+        if attempts < 3:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return really(*words, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    open_before = len(os.listdir("/proc/self/fd"))
+    os.kill(stage.pids[0], signal.SIGKILL)
+    assert stage.until(lambda: len(stage.pids) == 2 and stage.beats())
+    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert sum("cannot be started again" in text for text in stage.texts) == 2
+    assert stage.answer is None

@@ -1,0 +1,357 @@
+"""Hosts at an inference gateway: their slots, what they tell, and what they hear."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from apexrl.errors import ExhaustedError, LinkError
+from apexrl.links.local.inference import InferenceLink
+from apexrl.links.tcp import connected_hosts
+from apexrl.links.tcp.gateway_messages import MOST_EPISODES, MOST_TEXT, MOST_TEXTS, Beat, Record, say
+from apexrl.links.tcp.gateway_server import Gateway
+from apexrl.links.tcp.handshake import RefusedError, UnreachableError
+from apexrl.links.tcp.host_connection import HostEnd
+from apexrl.links.tcp.remote_inference import RemoteInference
+from apexrl.links.tcp.slot_leases import LEASE_BITS, Leases
+from free_ports import free_port
+from numbered_requests import REPLY, REQUEST
+
+TOKEN = "a token of this test"
+SPLITS = (2, 1)
+SECONDS = 120.0
+RECORD = Record(
+    run_id="12345678-abcd",
+    name="r",
+    apexrl="0.1.0",
+    host="h",
+    config="x = 1",
+    spec={},
+    splits=[2, 1],
+    lease_seconds=5.0,
+)
+
+
+def link(workers: int = 5) -> InferenceLink:
+    return InferenceLink(REQUEST, REPLY, workers, SPLITS)
+
+
+class Time:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Time:
+    return Time()
+
+
+def leases(over: InferenceLink, clock: Time) -> Leases:
+    return Leases(over, first=2, seconds=10.0, clock=clock)
+
+
+def test_slots_are_leased_lowest_first_and_come_back_with_silence_or_a_goodbye(clock: Time) -> None:
+    some = leases(link(), clock)
+    assert some.take("a", 2) == [(2, 1), (3, 1)]
+    with pytest.raises(ExhaustedError, match="3 slots for workers of other hosts and 1 free, 2 wanted"):
+        some.take("b", 2)
+    assert some.take("b", 1) == [(4, 1)]
+    clock.now = 9.0
+    assert some.renew("a") == [2, 3]
+    clock.now = 11.0  # of b nothing was heard
+    assert some.members == {"a"}
+    assert some.take("c", 1) == [(4, 2)]
+    assert some.keep("b", [(4, 1)]) == []
+    some.leave("a")
+    assert some.take("d", 2) == [(2, 2), (3, 2)]
+
+
+def test_a_host_that_was_away_keeps_what_nobody_took(clock: Time) -> None:
+    some = leases(link(), clock)
+    held = some.take("a", 3)
+    clock.now = 20.0
+    assert some.take("b", 1) == [(2, 2)]
+    assert some.keep("a", held) == [(3, 1), (4, 1)]
+    assert some.renew("a") == [3, 4]
+    some.leave("b")
+    assert some.keep("a", held) == [(3, 1), (4, 1)]  # b has worked in slot 2 since
+
+
+def test_a_worker_that_comes_before_its_host_takes_its_slot_again_and_another_cannot(clock: Time) -> None:
+    some = leases(link(), clock)
+    some.enter("a", 3, 7)
+    assert some.members == {"a"}
+    with pytest.raises(LinkError, match="slot 3 has gone to another host"):
+        some.enter("b", 3, 9)
+    assert some.take("b", 2) == [(2, 1), (4, 1)]
+    clock.now = 30.0
+    assert some.take("c", 3)[1] == (3, 8)
+    for slot in (1, 5):
+        with pytest.raises(LinkError, match=f"no worker {slot}: other hosts have the slots 2 to 4"):
+            some.enter("a", slot, 1)
+
+
+def test_what_a_killed_gateway_had_leased_stands_in_the_link(clock: Time) -> None:
+    memory = link()
+    memory.worker(3, (6 << LEASE_BITS) + 5).room(1)
+    end = memory.worker(3, (6 << LEASE_BITS) + 5)
+    assert end.room(1) is not None
+    end.ask(1, 0.0)
+    some = leases(memory, clock)
+    assert some.take("a", 2) == [(2, 1), (4, 1)]  # the host of slot 3 has a while to come back
+    with pytest.raises(ExhaustedError, match="0 free"):
+        some.take("b", 1)
+    clock.now = 9.0
+    some.renew("a")
+    clock.now = 10.0
+    assert some.take("b", 1) == [(3, 7)]
+    back = leases(memory, clock)
+    assert back.keep("c", [(3, 6)]) == [(3, 6)]
+    back.leave("c")
+    assert back.take("d", 3) == [(2, 1), (3, 7), (4, 1)]
+
+
+class Place:
+    def __init__(self, **changes: Any) -> None:
+        self.link, self.told = link(), []
+        self.settings = {"record": RECORD, "first": 2, "lease_seconds": 5.0, **changes}
+        self.gateway = self.open(free_port())
+
+    told: list[str]
+
+    def open(self, port: int, **changes: Any) -> Gateway:
+        tell = lambda text, level: self.told.append(text)  # noqa: E731
+        return Gateway(self.link, TOKEN, port=port, tell=tell, **{**self.settings, **changes})
+
+    def host(self, token: str = TOKEN) -> HostEnd:
+        return HostEnd(self.gateway.address, token, "there", 42, connect_seconds=SECONDS)
+
+    def again(self, **changes: Any) -> None:
+        """The gateway dies without a word, and another listens where it did."""
+        port = self.gateway.address[1]
+        for peer in list(self.gateway.members._open.values()):
+            peer.shutdown()
+        until(lambda: self.gateway.counts.hosts == 0)
+        self.gateway.close()
+        self.gateway = self.open(port, **changes)
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    found = Place()
+    yield found
+    found.gateway.close()
+
+
+def until(truth: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + SECONDS
+    while not (found := truth()):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    return found
+
+
+def test_a_host_hears_what_to_run_and_tells_what_happened_once(place: Place) -> None:
+    host = place.host()
+    assert host.connect() == RECORD
+    host.join(2)
+    assert host.leases == [(2, 1), (3, 1)]
+    orders = host.beat([1.0, 2.0], [10, 20], [("warning", "a worker\x1b[31m died")], restarts=3)
+    assert not orders.finished
+    assert not orders.lost
+    host.beat([1.0, 2.0], [10, 20], again=True)  # of which no answer came, as it thinks
+    host.beat([3.0], [30])
+    assert place.gateway.news() == (0, [1.0, 2.0, 3.0], [10, 20, 30])
+    assert place.gateway.counts[:1] + place.gateway.counts[4:] == (1, 0)  # the newest beat says
+    host.beat(restarts=3)
+    assert place.gateway.counts.worker_restarts == 3
+    assert "there:42: a worker?[31m died" in place.told
+    host.leave()
+    until(lambda: place.gateway.counts.hosts == 0)
+    assert place.told[-1] == "host there:42 has left"
+
+
+def test_who_may_not_come_is_told_why(place: Place) -> None:
+    with pytest.raises(RefusedError, match="does not know the run's token"):
+        place.host("another token than this").connect()
+    with pytest.raises(RefusedError, match="another run") as caught:
+        place.host().connect("87654321-dcba")
+    assert caught.value.replaced
+    host = place.host()
+    host.connect()
+    with pytest.raises(ExhaustedError, match="4 wanted"):
+        host.join(4)
+    assert host.leases == []
+    host.leave()
+
+
+def test_a_record_is_refused_by_whoever_finds_it_strange() -> None:
+    strange: list[dict[str, Any]] = [
+        {"run_id": "../x"},
+        {"run_id": "12345678\n"},
+        {"splits": []},
+        {"name": "a/b"},
+        {"name": "a\n"},
+        {"host": "h\x1b[2J"},
+        {"lease_seconds": 0.0},
+    ]
+    for changes in strange:
+        data = msgspec.msgpack.encode({**msgspec.to_builtins(RECORD), **changes})
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.msgpack.decode(data, type=Record)
+
+
+def test_a_host_that_says_what_is_no_beat_is_cut_off_and_the_others_go_on(place: Place) -> None:
+    bad, good = place.host(), place.host()
+    for host in (bad, good):
+        host.connect()
+        host.join(1)
+    assert bad._peer is not None
+    say(bad._peer, Beat(9, [1.0], []))  # a return without a length
+    until(lambda: place.gateway.counts.hosts == 1)
+    with pytest.raises(UnreachableError):
+        bad.beat()
+    assert not good.beat().lost
+    good.leave()
+
+
+def test_the_largest_beat_is_taken(place: Place) -> None:
+    host = place.host()
+    host.connect()
+    texts: list[tuple[Any, str]] = [("warning", "\U0001f996" * MOST_TEXT)] * MOST_TEXTS
+    host.beat([1e300] * MOST_EPISODES, [2**40] * MOST_EPISODES, texts, restarts=2**40)
+    assert len(place.gateway.news()[1]) == MOST_EPISODES
+    host.leave()
+
+
+def test_a_hosts_name_is_one_line_in_the_log(place: Place) -> None:
+    host = place.host()
+    host.connect()
+    host._name = "a\u202eb\u2028c"
+    host.join(1)
+    assert "host a?b?c:42 has joined with slots 2" in place.told
+    host._name = "two\nlines"
+    with pytest.raises(UnreachableError):  # cut off
+        host.join(1)
+
+
+def test_more_hosts_than_a_run_takes_are_refused_and_others_go_on(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connected_hosts, "MOST_HOSTS", 1)
+    first, second = place.host(), place.host()
+    first.connect()
+    with pytest.raises(RefusedError, match="1 hosts work for this run already") as caught:
+        second.connect()
+    assert not caught.value.replaced
+    assert place.gateway.counts.refused == 1
+    first.connect()  # the same host on a new connection
+    first.beat()
+    first.leave()
+    until(lambda: place.gateway.counts.hosts == 0)
+    second.connect()
+    second.leave()
+
+
+def test_a_host_that_takes_nothing_makes_nobody_wait(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+    real = connected_hosts.say
+
+    def slow(peer: socket.socket, message: Any) -> None:
+        if isinstance(message, Record) and not entered.is_set():
+            entered.set()
+            assert go_on.wait(SECONDS)
+        real(peer, message)
+
+    working, stalled = place.host(), place.host()
+    working.connect()
+    monkeypatch.setattr(connected_hosts, "say", slow)
+    thread = threading.Thread(target=stalled.connect)
+    thread.start()
+    assert entered.wait(SECONDS)
+    assert not working.beat().finished  # while the other one stands at the door
+    assert place.gateway.counts.hosts == 1
+    go_on.set()
+    thread.join(SECONDS)
+    until(lambda: place.gateway.counts.hosts == 2)
+    for host in (working, stalled):
+        host.leave()
+
+
+def test_hosts_find_a_gateway_that_comes_again_and_have_their_slots(place: Place) -> None:
+    first, second = place.host(), place.host()
+    for host in (first, second):
+        host.connect()
+        host.join(1)
+    place.again()
+    with pytest.raises(UnreachableError):
+        first.beat()
+    first.connect(RECORD.run_id)
+    assert first.leases == [(2, 1)]
+    late = place.host()
+    late.connect()
+    late.join(2)  # while the second is away
+    second.connect(RECORD.run_id)
+    assert second.leases == []
+    assert first.beat().lost is False
+    for host in (first, late, second):
+        host.leave()
+
+
+def test_a_gateway_of_another_run_sends_hosts_away(place: Place) -> None:
+    host = place.host()
+    host.connect()
+    host.join(1)
+    place.again(record=msgspec.structs.replace(RECORD, run_id="another-run"))
+    with pytest.raises(RefusedError, match="another run") as caught:
+        host.connect(RECORD.run_id)
+    assert caught.value.replaced
+
+
+def test_when_the_run_is_over_hosts_are_told_and_waited_for(place: Place) -> None:
+    host = place.host()
+    host.connect()
+    host.join(1)
+    ending = threading.Thread(target=place.gateway.close, args=(SECONDS,))
+    ending.start()
+    until(lambda: host.beat().finished)
+    host.leave()
+    ending.join(SECONDS)
+    assert not ending.is_alive()
+    assert place.told[-1] == "host there:42 has left"
+
+
+def test_who_does_not_leave_in_time_reads_later_that_the_run_is_over(place: Place) -> None:
+    host = place.host()
+    host.connect()
+    host.join(1)
+    place.gateway.close()
+    assert host.beat().finished
+    host.leave()
+
+
+def test_a_worker_in_a_slot_that_was_leased_to_another_is_refused(place: Place) -> None:
+    mine, other = place.host(), place.host()
+    for host in (mine, other):
+        host.connect()
+        host.join(1)
+
+    def remote(host: HostEnd, slots: Any) -> RemoteInference:
+        return RemoteInference(
+            place.gateway.address, TOKEN, REQUEST, REPLY, SPLITS, RECORD.run_id, host.member, slots, None, SECONDS
+        )
+
+    end = remote(mine, mine.leases).worker(2, 0)
+    with pytest.raises(LinkError, match="slot 3 has gone to another host meanwhile"):
+        remote(mine, [(3, 1)]).worker(3, 0)
+    end.leave()
+    for host in (mine, other):
+        host.leave()
