@@ -16,7 +16,8 @@ from rich.console import Console
 
 import apexrl
 from apexrl.agents import agent_class
-from apexrl.cli.main import main, ray_status
+from apexrl.cli import ray_status
+from apexrl.cli.main import main
 from apexrl.config import AgentConfig, Config, EnvConfig
 from apexrl.envs import make_vector
 from apexrl.errors import ConfigError, SnapshotError

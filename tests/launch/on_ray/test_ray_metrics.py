@@ -28,7 +28,8 @@ import ray
 from rich.console import Console
 from short_runs import program
 
-from apexrl.cli.main import main, ray_status
+from apexrl.cli import ray_status
+from apexrl.cli.main import main
 from apexrl.config import ActorConfig, Config, StopConfig
 from apexrl.launch.ray import ray_metrics
 from apexrl.launch.ray.driver import Driver
