@@ -1,9 +1,9 @@
-"""Put the latest tables and pictures of ``benchmarks/out`` into ``docs/results.md`` and ``docs/images``.
+"""Put the newest tables and pictures of ``benchmarks/out`` into ``docs/results/`` and ``docs/images``.
 
     python benchmarks/publish.py
 
-Each table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``; what was not measured anew stays as it is. Pictures
-are those that the page shows.
+A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->`` on one of the pages. Tables that were not measured anew
+stay as they are. Only pictures that a page shows are copied.
 """
 
 from __future__ import annotations
@@ -17,26 +17,30 @@ import report
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def main() -> None:
-    page = DOCS / "results.md"
-    text = page.read_text(encoding="utf-8")
+def filled(page: Path, text: str, measurements: Path) -> str:
+    """``text`` of ``page`` with the tables of ``measurements``, one file a marker."""
     for name in re.findall(r"<!-- ([\w-]+) -->", text):
-        table = report.OUT / f"{name}.md"
+        table = measurements / f"{name}.md"
         if not table.is_file():
             print(f"{name}: not measured, left as it is")
             continue
-        measured = table.read_text(encoding="utf-8").strip()
-        block = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", re.DOTALL)
-        place = block.search(text)
-        if place is None:
+        block = re.search(rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", text, re.DOTALL)
+        if block is None:
             raise SystemExit(f"{page}: <!-- {name} --> has no <!-- /{name} -->")
-        text = f"{text[: place.start()]}{place[1]}\n{measured}\n{place[2]}{text[place.end() :]}"
-        print(f"{name}: published")
-    page.write_text(text, encoding="utf-8")
-    (DOCS / "images").mkdir(exist_ok=True)
-    for name in re.findall(r"\]\(images/([\w.-]+)\)", text):
-        if (report.OUT / name).is_file():
-            shutil.copyfile(report.OUT / name, DOCS / "images" / name)
+        measured = re.sub(r"\A# .*\n+", "", table.read_text(encoding="utf-8").strip())  # the page has the title
+        measured = measured.replace("](images/", "](../images/")
+        text = f"{text[: block.start()]}{block[1]}\n{measured}\n{block[2]}{text[block.end() :]}"
+        print(f"{name}: published in {page.name}")
+    return text
+
+
+def main() -> None:
+    for page in sorted((DOCS / "results").glob("*.md")):
+        text = filled(page, page.read_text(encoding="utf-8"), report.OUT)
+        page.write_text(text, encoding="utf-8")
+        for name in re.findall(r"\]\(\.\./images/([\w.-]+)\)", text):
+            if (report.OUT / name).is_file():
+                shutil.copyfile(report.OUT / name, DOCS / "images" / name)
 
 
 if __name__ == "__main__":

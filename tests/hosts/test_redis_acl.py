@@ -1,4 +1,4 @@
-"""The users that docs/redis-acl.md shows: a whole run works with them, and each is refused what is not its own."""
+"""The users of docs/how-to/redis-users.md: a whole run works with them, and each is refused what is not its own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from apexrl.links.redis.values import RunRecord
 from apexrl.links.redis.weights_channel import WeightsUploader
 from redis_server import RedisServer, binaries, major_version
 
-PAGE = Path(__file__).parents[2] / "docs" / "redis-acl.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "redis-users.md"
 KEYS = RunKeys("demo")
 USERS = ("learner", "actor", "reader")
 

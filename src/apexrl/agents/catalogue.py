@@ -35,7 +35,7 @@ _PLAIN: dict[str, Any] = {
     "epsilon": 0.4,
 }
 # What actor-critic methods of one transition have in common (SB3's SAC; much of TD3's later code). With alpha 0 nobody
-# asks actors for priorities; critics are published all the same (docs/hosts.md has sizes).
+# asks actors for priorities; critics are published all the same (docs/how-to/run-on-many-machines.md has sizes).
 _ACTOR_CRITIC: dict[str, Any] = {
     "n_step": 1,
     "gamma": 0.99,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class UnrollBuilder:
     """Collects T rows of M streams that go in step, then is a batch of M unrolls, in arrays that the next one reuses.
 
-    Final observations are masked rows, as in the replay (docs/semantics.md, "Sequences and unrolls").
+    Final observations are masked rows, as in the replay (docs/reference/replay.md, "Sequences and unrolls").
 
     Args:
         envs: M.

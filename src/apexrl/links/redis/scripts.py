@@ -193,7 +193,7 @@ _LEASES: Final = (
     PRELUDE
     + """
 -- KEYS slots, generations, members, ... What the learner writes is not among them: a server lets nobody EVAL with KEYS
--- that it may only read (docs/redis-acl.md).
+-- that it may only read (docs/how-to/redis-users.md).
 local function sibling(name) return (string.gsub(KEYS[1], 'slots$', name)) end
 local state, learner = sibling('state'), sibling('learner')
 local function of_learner(key, field)
