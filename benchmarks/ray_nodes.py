@@ -130,12 +130,12 @@ def config_of(topology: str, seed: int, out: Path, options: argparse.Namespace) 
 def one(part: str, topology: str, seed: int, options: argparse.Namespace) -> Result:
     """One run on a cluster of its own. A failure is a result, too."""
     from apexrl.api import run
+    from apexrl.config.placement import Ray
     from apexrl.errors import ApexrlError
-    from apexrl.launch.ray.resources import Wishes
 
     with nodes() as cluster, tempfile.TemporaryDirectory() as out:
         watch = Loss(cluster)
-        wishes = Wishes(
+        placement = Ray(
             cluster.address,
             actor_cpus=0.25,
             shard_cpus=0.25,
@@ -145,7 +145,7 @@ def one(part: str, topology: str, seed: int, options: argparse.Namespace) -> Res
         )
         config = config_of(topology, seed, Path(out), options)
         try:
-            summary = run(config, observers=[watch] if part == "lost" else [], meeting=wishes).summary
+            summary = run(config, observers=[watch] if part == "lost" else [], placement=placement).summary
         except ApexrlError as error:
             return {"part": part, "topology": topology, "seed": seed, "failure": str(error)[-1000:]}
     kept = ("env_steps", "updates", "wall_seconds", "startup_seconds", "final_eval_return", "restarts", "dropped")

@@ -24,7 +24,7 @@ from topologies_ours import Consumption, configured
 from apexrl import presets
 from apexrl.api import run
 from apexrl.config import Config, convert
-from apexrl.launch.ray.resources import Wishes
+from apexrl.config.placement import Ray
 from apexrl.run.status import RunStatus
 
 FRAMES = Case("ray_env:Frames-v0", (512,), batch_steps=128, workers=2, envs=8)
@@ -105,7 +105,7 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in path if entry)  # nodes find ray_env there
     where: dict[str, Any] = {}
     if options.where != "home":
-        where["meeting"] = Wishes(options.where, replay_shards=options.shards, wait_seconds=60.0)
+        where["placement"] = Ray(options.where, replay_shards=options.shards, wait_seconds=60.0)
     name = options.algorithm
     with tempfile.TemporaryDirectory() as out:
         if options.measure != "goal":

@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from apexrl.config import Config, Meeting, convert
+from apexrl.config import Config, convert
+from apexrl.config.placement import Listen, Placement, Ray, Redis
 from apexrl.config.trust import entrusted, named
 from apexrl.errors import ConfigError, FencedError
 from apexrl.links.tcp.tls import ServerTls
-from apexrl.links.tokens import Gate
 from apexrl.run.folder import RunFolder, env_name
 from apexrl.run.status import Level, Observer, RunStatus
 
 if TYPE_CHECKING:
     from apexrl.evaluation.trained_agent import LoadedAgent
-    from apexrl.launch.ray.resources import Wishes
     from apexrl.launch.run_claim import Claim
 
 Callback = Callable[[RunStatus], bool | None]
@@ -84,7 +83,7 @@ def train(
     listen: str = "",
     token: str = "",
     tls: ServerTls | None = None,
-    ray: str | Wishes = "",
+    ray: str | Ray = "",
     resume_or_start: bool = False,
     replace_run: bool = False,
     **overrides: Any,
@@ -105,7 +104,7 @@ def train(
         tls: ``apexrl.links.tcp.tls.ServerTls``, or what ``self_signed(FILE)`` of that module made: by which they know
             a run that listens.
         ray: run on a Ray cluster: ``auto``, the one that this machine belongs to; ``local``, a new one here; HOST:PORT
-            of its head; or ``Wishes``, which say more. With ``actors="MIN:MAX"`` it grows as the cluster has room.
+            of its head; or ``Ray``, which say more. With ``actors="MIN:MAX"`` it grows as the cluster has room.
         resume_or_start: the run of that ``name`` in ``out`` goes on, from its newest checkpoint and with the settings
             that it has; if it has ended, it is returned at once; if there is none, or it left no checkpoint, it begins.
             So the same call may be repeated until the run is done.
@@ -148,9 +147,9 @@ def train(
     check_in_use(config, overrides)
     check_identity(config.agent)
     observers: list[Observer] = [Calls(callback) for callback in callbacks]
-    meeting = _meeting(redis, run, True, listen, token, replace_run, tls)
+    placement = _placement(redis, run, listen, token, tls, ray, replace_run=replace_run)
     again: dict[str, Any] = {"resume_or_start": True} if resume_or_start else {}
-    return _run(config, observers=[*panels(show), *observers], meeting=_on_ray(ray, meeting), **again)
+    return _run(config, observers=[*panels(show), *observers], placement=placement, **again)
 
 
 def resume(
@@ -163,7 +162,7 @@ def resume(
     listen: str = "",
     token: str = "",
     tls: ServerTls | None = None,
-    ray: str | Wishes = "",
+    ray: str | Ray = "",
     trust: Sequence[str] = (),
     replace_run: bool = False,
     **overrides: Any,
@@ -183,15 +182,15 @@ def resume(
         replace_run: as for ``train``.
         **overrides: what shall differ from its ``config.toml``, most often what ends it: ``minutes=30``.
     """
-    from apexrl.launch.ray.resources import Wishes, in_range
+    from apexrl.launch.ray.resources import in_range
 
     folder = RunFolder.open(path)
     observers: list[Observer] = [Calls(callback) for callback in callbacks]
-    where = _on_ray(ray, _meeting(redis, run, None, listen, token, replace_run, tls), folder.path)
+    placement = _placement(redis, run, listen, token, tls, ray, replace_run=replace_run, resumed=folder.path)
     folder.check_links()
-    config = convert.override(folder.config(), in_range(overrides, isinstance(where, Wishes)))
+    config = convert.override(folder.config(), in_range(overrides, isinstance(placement, Ray)))
     config = entrusted(config, (*_given(trust), *named(overrides)), str(folder.config_path))
-    return _run(config, observers=[*panels(show), *observers], resume=folder.path, meeting=where)
+    return _run(config, observers=[*panels(show), *observers], resume=folder.path, placement=placement)
 
 
 def load(
@@ -276,7 +275,7 @@ def run(
     observers: Sequence[Observer] = (),
     resume: Path | None = None,
     on_folder: Callable[[Path], None] | None = None,
-    meeting: Meeting | Gate | Wishes | None = None,
+    placement: Placement | None = None,
     resume_or_start: bool = False,
 ) -> Run:
     """Launch a run and draw its learning curve; ``train`` and the command both come here.
@@ -286,19 +285,19 @@ def run(
         observers: who watches.
         resume: the folder of a run to go on with.
         on_folder: told the run folder's path as soon as there is one.
-        meeting: where other hosts may join; None: nowhere.
+        placement: where other hosts may join; None: nowhere.
         resume_or_start: see ``train``.
     """
     from apexrl.agents import check_identity
     from apexrl.launch import launch
 
-    convert.check(config, elsewhere=isinstance(meeting, Gate))
+    convert.check(config, elsewhere=isinstance(placement, Listen))
     check_identity(config.agent)
     remember = Remember(on_folder)
     with ExitStack() as stack:
-        where: dict[str, Any] = {} if meeting is None else {"meeting": meeting}
+        where: dict[str, Any] = {} if placement is None else {"placement": placement}
         if resume_or_start:
-            claim = stack.enter_context(closing(_claim(config, meeting, observers)))
+            claim = stack.enter_context(closing(_claim(config, placement, observers)))
             if claim.ended:
                 remember.started(config, claim.folder.path)
                 _tell(observers, f"run {claim.folder.path} is done: {claim.ended}")
@@ -313,11 +312,11 @@ def run(
     return Run(remember.path, summary, config)
 
 
-def _claim(config: Config, meeting: Meeting | Gate | Wishes | None, observers: Sequence[Observer]) -> Claim:
+def _claim(config: Config, placement: Placement | None, observers: Sequence[Observer]) -> Claim:
     """The folder of a run that goes on or begins; on a Redis server the run's name there is the folder's, too."""
     from apexrl.launch import run_claim
 
-    name = config.name or (meeting.run if isinstance(meeting, Meeting) else "")
+    name = config.name or (placement.run if isinstance(placement, Redis) else "")
     return run_claim.resume_or_start(dataclasses.replace(config, name=name), lambda text: _tell(observers, text))
 
 
@@ -415,15 +414,22 @@ def _with_names(config: Config, overrides: Mapping[str, Any]) -> Config:
     return with_agent(config, overrides["agent"]) if "agent" in overrides else config
 
 
-def _meeting(
+def _placement(
     redis: str,
     run: str,
-    actors: bool | None,
     listen: str,
     token: str,
-    replace_run: bool,
     tls: ServerTls | None,
-) -> Meeting | Gate | None:
+    ray: str | Ray,
+    *,
+    replace_run: bool,
+    resumed: Path | None = None,
+) -> Placement | None:
+    """Where the run lives, by the arguments of ``train`` or ``resume``.
+
+    Args:
+        resumed: folder of a run to go on with, which may name its Ray cluster.
+    """
     if replace_run and not redis:
         raise ConfigError("replace_run= is of a run on a Redis server: give redis= too")
     if listen and redis:
@@ -434,28 +440,21 @@ def _meeting(
         raise ConfigError("token= is shared with other hosts: it means nothing without listen= or redis=")
     if tls and not listen:
         raise ConfigError("tls= is of a run that listens: it means nothing without listen=")
-    if listen:
-        return Gate(listen, token, tls)
     if run and not redis:
         raise ConfigError(f"run={run!r} is a name on a Redis server: give redis= too")
-    return Meeting(redis, run, actors, token, replace_run) if redis else None
-
-
-def _on_ray(
-    ray: str | Wishes, meeting: Meeting | Gate | None, resumed: Path | None = None
-) -> Meeting | Gate | Wishes | None:
-    """``resumed``: the folder of a run to go on with, which may know its cluster."""
-    if meeting is not None:
-        if ray:
-            raise ConfigError("ray= runs on a cluster, redis= and listen= over hosts: give one of them")
-        return meeting
-    from apexrl.launch.ray import resources
-
-    if isinstance(ray, resources.Wishes):
+    if ray and (listen or redis):
+        raise ConfigError("ray= runs on a cluster, redis= and listen= over hosts: give one of them")
+    if listen:
+        return Listen(listen, token, tls)
+    if redis:
+        return Redis(redis, run, None if resumed else True, token, replace_run)
+    if isinstance(ray, Ray):
         return ray
     if resumed is not None:
+        from apexrl.launch.ray import resources
+
         return resources.resumed(resumed, ray)
-    return resources.Wishes(ray) if ray else None
+    return Ray(ray) if ray else None
 
 
 def panels(show: bool) -> list[Observer]:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from apexrl.api import Callback, Calls, Remember, Run, panels
+from apexrl.config.placement import Listen
 from apexrl.errors import ConfigError
 from apexrl.links.tcp.tls import ClientTls
-from apexrl.links.tokens import Gate
 from apexrl.run.status import Observer
 
 
@@ -92,7 +92,7 @@ def join_envs(
     from apexrl import launch
 
     try:
-        where = Gate(address, token).address
+        where = Listen(address, token).address
     except ValueError:
         raise ConfigError(f"{address!r} is no HOST:PORT (an IPv6 address stands in brackets)") from None
     remember = Remember(on_folder)

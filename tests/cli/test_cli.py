@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from apexrl.cli.main import main
-from apexrl.config import Config, Meeting, convert
+from apexrl.config import Config, convert
+from apexrl.config.placement import Redis
 from apexrl.errors import EnvError, SnapshotError, WorkerError
 from apexrl.presets import preset, with_topology
 
@@ -352,17 +353,17 @@ def met(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]
 
 
 @pytest.mark.parametrize(
-    ("words", "meeting"),
+    ("words", "placement"),
     [
         (["train", "cartpole"], None),
-        (["train", "cartpole", "--redis", "redis://h"], Meeting("redis://h", "", True)),
-        (["train", "cartpole", "--redis", "redis://h", "--run", "cp"], Meeting("redis://h", "cp", True)),
-        (["learner", "cartpole", "--redis", "redis://h", "--run", "cp"], Meeting("redis://h", "cp", False)),
+        (["train", "cartpole", "--redis", "redis://h"], Redis("redis://h", "", True)),
+        (["train", "cartpole", "--redis", "redis://h", "--run", "cp"], Redis("redis://h", "cp", True)),
+        (["learner", "cartpole", "--redis", "redis://h", "--run", "cp"], Redis("redis://h", "cp", False)),
     ],
 )
-def test_where_hosts_meet(words: list[str], meeting: Meeting | None, met: list[dict[str, Any]]) -> None:
+def test_where_hosts_meet(words: list[str], placement: Redis | None, met: list[dict[str, Any]]) -> None:
     assert main.main(words) == 0
-    assert met[-1].get("meeting") == meeting
+    assert met[-1].get("placement") == placement
     assert met[-1]["config"].preset == "cartpole"
 
 
@@ -372,11 +373,11 @@ def test_the_url_may_stand_in_the_environment_and_is_taken_out_of_it(
     for words in (["train", "cartpole", "--run", "cp"], ["learner", "cartpole"]):
         monkeypatch.setenv("APEXRL_REDIS_URL", "redis://secret")
         assert main.main(words) == 0
-        assert met[-1]["meeting"].url == "redis://secret"
+        assert met[-1]["placement"].url == "redis://secret"
         assert "APEXRL_REDIS_URL" not in os.environ
     monkeypatch.setenv("APEXRL_REDIS_URL", "redis://secret")
     assert main.main(["train", "cartpole"]) == 0
-    assert "meeting" not in met[-1]
+    assert "placement" not in met[-1]
 
 
 def test_a_token_signs_what_hosts_are_told(
@@ -387,8 +388,8 @@ def test_a_token_signs_what_hosts_are_told(
     for words in (["learner", "cartpole"], ["train", "cartpole"], ["resume", str(tmp_path)]):
         assert main.main([*words, *there, "--token-file", str(file)]) == 0
         token = file.read_text().strip()
-        assert met[-1]["meeting"].token == token
-        assert token not in repr(met[-1]["meeting"])
+        assert met[-1]["placement"].token == token
+        assert token not in repr(met[-1]["placement"])
     assert main.main(["actor", *there, "--token-file", str(file)]) == 0
     assert met[-1]["token"] == token
     assert main.main(["actor", *there]) == 0
@@ -415,10 +416,10 @@ def test_an_actor_host_is_told_what_is_different_there(met: list[dict[str, Any]]
 def test_a_resumed_run_meets_as_before(met: list[dict[str, Any]], tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(convert.to_toml(preset("cartpole").config))
     assert main.main(["resume", str(tmp_path), "--redis", "redis://h"]) == 0
-    assert met[-1]["meeting"] == Meeting("redis://h", "", None)
+    assert met[-1]["placement"] == Redis("redis://h", "", None)
     assert met[-1]["resume"] == tmp_path
     assert main.main(["resume", str(tmp_path)]) == 0
-    assert "meeting" not in met[-1]
+    assert "placement" not in met[-1]
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ import pytest
 import apexrl
 from apexrl import api
 from apexrl.cli import train_flags
-from apexrl.config import Config, Meeting
+from apexrl.config import Config
+from apexrl.config.placement import Ray, Redis
 from apexrl.errors import ConfigError
-from apexrl.launch.ray.resources import HERE, Wishes, in_range, remember, resumed
+from apexrl.launch.ray.resources import HERE, in_range, remember, resumed
 from apexrl.presets import preset
 from apexrl.run.folder import RunFolder
 
@@ -23,9 +24,9 @@ def parsed(*words: str) -> Any:
 
 
 def test_flags_become_wishes() -> None:
-    assert parsed("--ray", "auto") == Wishes()
+    assert parsed("--ray", "auto") == Ray()
     wanted = parsed("--ray", "head:6379", "--actor-cpus", "0.5", "--learner-gpus", "1", "--replay-shards", "3")
-    assert wanted == Wishes("head:6379", actor_cpus=0.5, learner_gpus=1.0, replay_shards=3)
+    assert wanted == Ray("head:6379", actor_cpus=0.5, learner_gpus=1.0, replay_shards=3)
     assert parsed() is None
 
 
@@ -64,14 +65,14 @@ def test_resources_that_nobody_has_are_refused_before_anything_starts(words: tup
 @pytest.mark.parametrize(
     ("wrong", "what"),
     [
-        ({"shard_cpus": 0.0}, "Wishes shard_cpus must be more than 0"),
-        ({"wait_seconds": -1}, "Wishes wait_seconds must be a number from 0 on, not -1"),
+        ({"shard_cpus": 0.0}, "Ray shard_cpus must be more than 0"),
+        ({"wait_seconds": -1}, "Ray wait_seconds must be a number from 0 on, not -1"),
         ({"replay_shards": 1.5}, r"--replay-shards must be a whole number, not 1\.5"),
     ],
 )
 def test_wishes_say_which_of_them_cannot_be(wrong: dict[str, Any], what: str) -> None:
     with pytest.raises(ConfigError, match=what):
-        Wishes(**wrong)
+        Ray(**wrong)
 
 
 def test_a_range_of_actors_is_the_least_and_the_slots() -> None:
@@ -105,7 +106,7 @@ def test_train_understands_a_range_on_a_cluster_alone() -> None:
 
 
 def test_a_resumed_run_wants_what_it_wanted_but_for_what_is_given(tmp_path: Path) -> None:
-    before = Wishes("127.0.0.1:6379", actor_cpus=0.5, learner_gpus=1.0, replay_shards=3, wait_seconds=60.0)
+    before = Ray("127.0.0.1:6379", actor_cpus=0.5, learner_gpus=1.0, replay_shards=3, wait_seconds=60.0)
     remember(before, tmp_path)
     assert resumed(tmp_path, "") == before
     assert resumed(tmp_path, "auto") == replace(before, address="auto")
@@ -117,41 +118,43 @@ def test_a_resumed_run_wants_what_it_wanted_but_for_what_is_given(tmp_path: Path
 
 def test_a_run_that_was_on_no_cluster_is_resumed_on_one_if_it_is_said(tmp_path: Path) -> None:
     assert resumed(tmp_path, "") is None
-    assert resumed(tmp_path, "auto", actor_cpus=2.0) == Wishes("auto", actor_cpus=2.0)
+    assert resumed(tmp_path, "auto", actor_cpus=2.0) == Ray("auto", actor_cpus=2.0)
     with pytest.raises(ConfigError, match="--actor-cpus means nothing without --ray"):
         resumed(tmp_path, "", actor_cpus=2.0)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"address": "auto", "many": 1}', '{"actor_cpus": "two"}'])
 def test_a_note_that_cannot_be_read_is_said_with_what_to_do(tmp_path: Path, text: str) -> None:
-    (tmp_path / "wishes.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"wishes\.json cannot be read .*: delete it, and say --ray again"):
+    (tmp_path / "ray.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"ray\.json cannot be read .*: delete it, and say --ray again"):
         resumed(tmp_path, "")
 
 
 def test_the_flags_of_resume_are_told_apart(tmp_path: Path) -> None:
-    remember(Wishes("auto", actor_cpus=0.5), tmp_path)
+    remember(Ray("auto", actor_cpus=0.5), tmp_path)
 
-    def meeting(*words: str) -> Any:
-        return train_flags.meeting(train_flags.parse(train_flags.Resume, [str(tmp_path), *words], "resume"), tmp_path)
+    def placement(*words: str) -> Any:
+        return train_flags.resume_placement(
+            train_flags.parse(train_flags.Resume, [str(tmp_path), *words], "resume"), tmp_path
+        )
 
-    assert meeting() == Wishes("auto", actor_cpus=0.5)
-    assert meeting("--ray", "local", "--learner-gpus", "1") == Wishes("local", actor_cpus=0.5, learner_gpus=1.0)
-    assert meeting("--ray", "none") is None
-    assert meeting("--redis", "redis://x") == Meeting("redis://x", "", actors=None)
+    assert placement() == Ray("auto", actor_cpus=0.5)
+    assert placement("--ray", "local", "--learner-gpus", "1") == Ray("local", actor_cpus=0.5, learner_gpus=1.0)
+    assert placement("--ray", "none") is None
+    assert placement("--redis", "redis://x") == Redis("redis://x", "", actors=None)
     with pytest.raises(ConfigError, match="--ray runs on a cluster"):
-        meeting("--ray", "auto", "--redis", "redis://x")
+        placement("--ray", "auto", "--redis", "redis://x")
 
 
 def test_a_run_is_resumed_where_it_was_from_python_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder.create(Config(name="run", out=str(tmp_path)))
-    remember(Wishes("127.0.0.1:6379", actor_cpus=0.5), folder.path)
+    remember(Ray("127.0.0.1:6379", actor_cpus=0.5), folder.path)
     met: list[Any] = []
-    monkeypatch.setattr(api, "_run", lambda config, meeting, **_: met.append((config.actor, meeting)))
+    monkeypatch.setattr(api, "_run", lambda config, placement, **_: met.append((config.actor, placement)))
     apexrl.resume(folder.path, show=False, actors="3:5")
     apexrl.resume(folder.path, show=False, ray="none")
-    apexrl.resume(folder.path, show=False, ray=Wishes("local"))
-    assert [meeting for _, meeting in met] == [Wishes("127.0.0.1:6379", actor_cpus=0.5), None, Wishes("local")]
+    apexrl.resume(folder.path, show=False, ray=Ray("local"))
+    assert [placement for _, placement in met] == [Ray("127.0.0.1:6379", actor_cpus=0.5), None, Ray("local")]
     assert (met[0][0].actors, met[0][0].actor_slots) == (3, 5)
     with pytest.raises(ConfigError, match="ray= runs on a cluster"):
         apexrl.resume(folder.path, show=False, ray="auto", redis="redis://x")

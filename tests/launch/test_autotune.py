@@ -16,7 +16,8 @@ import pytest
 from idle_roles import Actor, Learner, Turned
 from recording_observer import Act, Watcher, all_gone, small, with_actors
 
-from apexrl.config import Config, Meeting, StopConfig, WiringConfig, convert
+from apexrl.config import Config, StopConfig, WiringConfig, convert
+from apexrl.config.placement import Redis
 from apexrl.errors import ConfigError
 from apexrl.launch import autotune, launch, local_run, supervisor
 from apexrl.launch.run_ledger import Base, Ledger
@@ -398,7 +399,7 @@ def test_taking_turns_in_one_process_is_refused() -> None:
 def test_several_hosts_are_refused(tmp_path: Path) -> None:
     config = convert.override(small(tmp_path), {"autotune": True})
     with pytest.raises(ConfigError, match="--autotune tunes one machine"):
-        launch(config, meeting=Meeting("redis://localhost:1"))
+        launch(config, placement=Redis("redis://localhost:1"))
 
 
 def test_a_topology_with_nothing_to_tune_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

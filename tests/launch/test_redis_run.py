@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from recording_observer import small
 
-from apexrl.config import Config, Meeting, StopConfig, convert
+from apexrl.config import Config, StopConfig, convert
+from apexrl.config.placement import Redis
 from apexrl.errors import ConfigError
 from apexrl.launch import env_host
 from apexrl.launch.actor_host import compare, local_config
@@ -110,34 +111,34 @@ def test_another_environment_or_agent_is_refused_by_host_and_difference(
 
 def test_a_resumed_run_is_the_same_on_the_server(tmp_path: Path) -> None:
     folder = RunFolder.create(small(tmp_path))
-    first = Identity.of(folder.config(), Meeting("redis://x", "cp", actors=False), None)
+    first = Identity.of(folder.config(), Redis("redis://x", "cp", actors=False), None)
     first.write(folder)
-    assert Identity.of(folder.config(), Meeting("redis://x", actors=None), folder) == first
-    renamed = Identity.of(folder.config(), Meeting("redis://x", "other", actors=True), folder)
+    assert Identity.of(folder.config(), Redis("redis://x", actors=None), folder) == first
+    renamed = Identity.of(folder.config(), Redis("redis://x", "other", actors=True), folder)
     assert renamed == Identity("other", first.run_id, True)
-    assert Identity.of(folder.config(), Meeting("redis://x"), None).run_id != first.run_id
+    assert Identity.of(folder.config(), Redis("redis://x"), None).run_id != first.run_id
 
 
 def test_a_run_that_was_never_on_a_server_can_be_resumed_on_one(tmp_path: Path) -> None:
     folder = RunFolder.create(small(tmp_path))
-    identity = Identity.of(folder.config(), Meeting("redis://x", actors=None), folder)
+    identity = Identity.of(folder.config(), Redis("redis://x", actors=None), folder)
     assert (identity.name, identity.actors) == ("run", True)
     folder.hosts_path.write_text("[]")
     with pytest.raises(ConfigError, match=r"hosts\.json cannot be read"):
-        Identity.of(folder.config(), Meeting("redis://x"), folder)
+        Identity.of(folder.config(), Redis("redis://x"), folder)
 
 
 def test_no_url_shows_where_things_are_shown() -> None:
-    assert PASSWORD not in repr(Meeting(f"redis://:{PASSWORD}@host"))
+    assert PASSWORD not in repr(Redis(f"redis://:{PASSWORD}@host"))
 
 
 def test_an_environment_that_no_other_host_can_import_is_refused_at_once(tmp_path: Path) -> None:
     from apexrl import api
 
     with pytest.raises(ConfigError, match="has no importable name"):
-        api.run(small(tmp_path, env=lambda: None), meeting=Meeting("redis://127.0.0.1:1"))
+        api.run(small(tmp_path, env=lambda: None), placement=Redis("redis://127.0.0.1:1"))
     with pytest.raises(ConfigError, match="--serial"):
-        api.run(replace(small(tmp_path), serial=True), meeting=Meeting("redis://127.0.0.1:1"))
+        api.run(replace(small(tmp_path), serial=True), placement=Redis("redis://127.0.0.1:1"))
     assert not (tmp_path / "run").exists()
 
 

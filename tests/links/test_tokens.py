@@ -10,9 +10,9 @@ import pytest
 
 import apexrl
 from apexrl.cli import train_flags
-from apexrl.config import Meeting
+from apexrl.config.placement import Listen, Redis
 from apexrl.errors import ConfigError
-from apexrl.links.tokens import TOKEN, Gate, read_token
+from apexrl.links.tokens import TOKEN, read_token
 from apexrl.presets import preset, with_topology
 
 
@@ -57,17 +57,17 @@ def test_a_file_that_holds_none_is_refused(tmp_path: Path, content: bytes | None
     ],
 )
 def test_an_address_is_a_host_and_a_port(listen: str, address: tuple[str, int]) -> None:
-    assert Gate(listen, "t").address == address
+    assert Listen(listen, "t").address == address
 
 
 @pytest.mark.parametrize("listen", ["here", "7000", "here:", "here:70000", "::1:7000", "[here]:7000", "here:x"])
 def test_what_is_no_address_is_refused(listen: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
-        _ = Gate(listen, "t").address
+        _ = Listen(listen, "t").address
 
 
 def test_the_token_is_in_no_repr() -> None:
-    assert "secret" not in repr(Gate("here:1", "secret"))
+    assert "secret" not in repr(Listen("here:1", "secret"))
 
 
 def parsed(*words: str) -> Any:
@@ -78,9 +78,9 @@ def test_train_may_listen_for_environment_workers(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(TOKEN, "a token of this test")
     config, where = parsed("--listen", ":7000", "--actors", "0")
     assert config.actor.actors == 0
-    assert where == Gate(":7000", "a token of this test")
+    assert where == Listen(":7000", "a token of this test")
     assert parsed()[1] is None
-    assert isinstance(parsed("--redis", "redis://here")[1], Meeting)
+    assert isinstance(parsed("--redis", "redis://here")[1], Redis)
     with pytest.raises(ConfigError, match="leave out one of them"):
         parsed("--listen", ":7000", "--redis", "redis://here")
     with pytest.raises(ConfigError, match="--token-file means nothing without --listen"):
@@ -90,10 +90,10 @@ def test_train_may_listen_for_environment_workers(monkeypatch: pytest.MonkeyPatc
 def test_a_resumed_run_makes_no_token(tmp_path: Path) -> None:
     mistyped = tmp_path / "tokn"
     with pytest.raises(ConfigError, match="No such file"):
-        train_flags.meeting(train_flags.Resume("run", listen=":7000", token_file=str(mistyped)), tmp_path)
+        train_flags.resume_placement(train_flags.Resume("run", listen=":7000", token_file=str(mistyped)), tmp_path)
     assert not mistyped.exists()
     with pytest.raises(ConfigError, match="--token-file means nothing without --listen"):
-        train_flags.meeting(train_flags.Resume("run", token_file=str(mistyped)), tmp_path)
+        train_flags.resume_placement(train_flags.Resume("run", token_file=str(mistyped)), tmp_path)
 
 
 @pytest.mark.parametrize(

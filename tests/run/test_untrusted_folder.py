@@ -19,6 +19,7 @@ from apexrl.agents import agent_class
 from apexrl.cli import ray_status
 from apexrl.cli.main import main
 from apexrl.config import AgentConfig, Config, EnvConfig
+from apexrl.config.placement import Ray
 from apexrl.envs import make_vector
 from apexrl.errors import ConfigError, SnapshotError
 from apexrl.launch.ray import resources
@@ -189,15 +190,15 @@ def test_a_cluster_on_another_machine_is_not_asked(tmp_path: Path, monkeypatch: 
 
 
 def test_a_run_goes_on_on_another_machines_cluster_only_where_that_is_said(tmp_path: Path) -> None:
-    resources.remember(resources.Wishes(ELSEWHERE, actor_cpus=2.0), tmp_path)
+    resources.remember(Ray(ELSEWHERE, actor_cpus=2.0), tmp_path)
     with pytest.raises(ConfigError, match=f"on another machine: say --ray {ELSEWHERE}"):
         resources.resumed(tmp_path, "")
-    assert resources.resumed(tmp_path, ELSEWHERE) == resources.Wishes(ELSEWHERE, actor_cpus=2.0)
+    assert resources.resumed(tmp_path, ELSEWHERE) == Ray(ELSEWHERE, actor_cpus=2.0)
     assert resources.resumed(tmp_path, "none") is None
     for address in ("auto", "local", "127.0.0.1:6379", "[::1]:6379"):
         if address != "[::1]:6379" or resources.here(address):
-            resources.remember(resources.Wishes(address), tmp_path)
-            assert resources.resumed(tmp_path, "") == resources.Wishes(address)
+            resources.remember(Ray(address), tmp_path)
+            assert resources.resumed(tmp_path, "") == Ray(address)
 
 
 @pytest.mark.parametrize(

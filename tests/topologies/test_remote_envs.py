@@ -27,7 +27,7 @@ def settings(**changes: Any) -> Config:
 
 def side(**changes: Any) -> dict[str, Node]:
     config = settings(**changes)
-    program = gateway_side(topology("seed")(config, PROBE), {"gate": "a gate", "record": "a record"})
+    program = gateway_side(topology("seed")(config, PROBE), {"listen": "a listen", "record": "a record"})
     return {node.name: node for node in program.nodes}
 
 
@@ -47,14 +47,14 @@ def test_the_learners_host_gains_a_gateway_and_room_for_all_slots(actors: int) -
     assert replay.options["writers"] == 5
     assert replay.options["streams"] >= 15
     gateway = nodes["gateway"].ports
-    assert (gateway["first"], gateway["gate"], gateway["record"]) == (actors, "a gate", "a record")
+    assert (gateway["first"], gateway["listen"], gateway["record"]) == (actors, "a listen", "a record")
 
 
 def test_ga3c_has_environment_workers_that_ask_too() -> None:
     config = override(Config(topology="ga3c"), {"agent": "a2c", "actors": 0, "actor_slots": 5, "envs_per_actor": 3})
     places = {"weight": Place("policy_value", 0, (32,))}
     probe = Probe(SPEC, {}, 64, Item("unroll", 5), ("networks",), {"policy_value/online": 32}, places)
-    program = gateway_side(topology("ga3c")(config, probe), {"gate": "a gate", "record": "a record"})
+    program = gateway_side(topology("ga3c")(config, probe), {"listen": "a listen", "record": "a record"})
     nodes = {node.name: node for node in program.nodes}
     link = nodes["gateway"].ports["inference"]
     assert link is nodes["model_server"].ports["inference"]

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import tyro
 
+from apexrl.config.placement import Listen
 from apexrl.errors import ConfigError
 from apexrl.links.tcp.tls import ClientTls, ServerTls, self_signed
-from apexrl.links.tokens import Gate, read_token
+from apexrl.links.tokens import read_token
 
 REDIS_URL = "APEXRL_REDIS_URL"
 """Environment variable in place of ``--redis``, which shows in the list of processes with its password."""
@@ -131,7 +132,7 @@ def run_name(given: str, command: str) -> str:
     return given
 
 
-def gate(wanted: Any, redis: object = "", make: bool = True) -> Gate:
+def listen(wanted: Any, redis: object = "", make: bool = True) -> Listen:
     """Where environment workers of other hosts may ask, the token that they must know, and TLS.
 
     Args:
@@ -145,7 +146,7 @@ def gate(wanted: Any, redis: object = "", make: bool = True) -> Gate:
     if redis:
         raise ConfigError("--listen is for environment workers, --redis and --run for actors: leave out one of them")
     tls = _server_tls(wanted, make)
-    return Gate(wanted.listen, read_token(wanted.token_file, make), tls)
+    return Listen(wanted.listen, read_token(wanted.token_file, make), tls)
 
 
 def check_listening(wanted: Any) -> None:

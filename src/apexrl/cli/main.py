@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from apexrl.api import Run
-    from apexrl.config import Meeting
-    from apexrl.launch.ray.resources import Wishes
-    from apexrl.links.tokens import Gate
+    from apexrl.config.placement import Placement
     from apexrl.run.status import Observer
 
 TRAIN_MODULES = frozenset(
@@ -119,9 +117,9 @@ def _train(words: list[str]) -> int:
     from apexrl.cli import train_flags
 
     again = train_flags.resumes_or_starts(words)
-    config, meeting = train_flags.parse_train(words, *_starting_point(words))
+    config, placement = train_flags.parse_train(words, *_starting_point(words))
     train_flags.check(config)
-    return _run(config, None, meeting, again)
+    return _run(config, None, placement, again)
 
 
 def _learner(words: list[str]) -> int:
@@ -129,9 +127,9 @@ def _learner(words: list[str]) -> int:
     from apexrl.cli import train_flags
 
     again = train_flags.resumes_or_starts(words)
-    config, meeting = train_flags.parse_train(words, *_starting_point(words, "learner"), "learner")
+    config, placement = train_flags.parse_train(words, *_starting_point(words, "learner"), "learner")
     train_flags.check(config)
-    return _run(config, None, meeting, again)
+    return _run(config, None, placement, again)
 
 
 def _actor(words: list[str]) -> int:
@@ -280,15 +278,13 @@ def _resume(words: list[str]) -> int:
     command = f"apexrl resume {wanted.run}"
     config = train_flags.resumed(folder.config(), wanted)
     config = entrusted(config, wanted.trust, str(folder.config_path), command=command)
-    return _run(config, folder.path, train_flags.meeting(wanted, folder.path))
+    return _run(config, folder.path, train_flags.resume_placement(wanted, folder.path))
 
 
-def _run(
-    config: Config, resume: Path | None, meeting: Meeting | Gate | Wishes | None = None, again: bool = False
-) -> int:
+def _run(config: Config, resume: Path | None, placement: Placement | None = None, again: bool = False) -> int:
     from apexrl import api
 
-    where: dict[str, Any] = {} if meeting is None else {"meeting": meeting}
+    where: dict[str, Any] = {} if placement is None else {"placement": placement}
     if again:
         where["resume_or_start"] = True
 

@@ -15,8 +15,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from apexrl.config.placement import Ray
 from apexrl.errors import ApexrlError, ConfigError, LinkError
-from apexrl.launch.ray.resources import Wishes, here
+from apexrl.launch.ray.resources import here
 from apexrl.links.redis.values import printable
 from apexrl.report.live_panel import clock, count, number
 from apexrl.run.atomic_files import read_text
@@ -131,7 +132,7 @@ def _look(
     from apexrl.launch.ray.ray_metrics import records
 
     try:
-        cluster = Cluster(Wishes(address), 0.0)
+        cluster = Cluster(Ray(address), 0.0)
     except LinkError as error:
         raise LinkError(str(error).partition(". Start one")[0] + ": start apexrl status on a node of one") from error
     with closing(cluster):

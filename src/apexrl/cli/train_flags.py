@@ -12,14 +12,15 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from apexrl.cli.host_flags import Address, File, Modules, RunName, Url, check_listening, gate, redis_url
-from apexrl.config import Config, Meeting
+from apexrl.cli.host_flags import Address, File, Modules, RunName, Url, check_listening, listen, redis_url
+from apexrl.config import Config
 from apexrl.config.convert import flat
+from apexrl.config.placement import Placement, Ray, Redis
 from apexrl.config.trust import entrusted, named
 from apexrl.errors import ConfigError
 from apexrl.launch.ray import resources
-from apexrl.launch.ray.resources import HERE, Wishes, actors_range
-from apexrl.links.tokens import Gate, shared_token
+from apexrl.launch.ray.resources import HERE, actors_range
+from apexrl.links.tokens import shared_token
 
 T = TypeVar("T")
 
@@ -206,7 +207,7 @@ def parse_compare(words: Sequence[str]) -> tuple[Compare, list[str]]:
 
 def parse_train(
     words: Sequence[str], start: Config, word: str, command: str = "train"
-) -> tuple[Config, Meeting | Gate | Wishes | None]:
+) -> tuple[Config, Placement | None]:
     """Parse the flags of ``train`` or ``learner``, which change ``start``; ``word`` names it in the help.
 
     Returns:
@@ -258,9 +259,9 @@ def parse_train(
     if parsed.ray:
         if parsed.listen or parsed.redis or parsed.run or alone:
             raise ConfigError("--ray runs on a cluster, --redis and --listen over hosts: give one of them")
-        return config, Wishes(parsed.ray, **wanted)
+        return config, Ray(parsed.ray, **wanted)
     for name, value in wanted.items():
-        if value != getattr(Wishes(), name):
+        if value != getattr(Ray(), name):
             raise ConfigError(f"--{name.replace('_', '-')} means nothing without --ray")
     hosts = alone or parsed.redis or parsed.run
     if parsed.token_file and not (parsed.listen or hosts):
@@ -269,11 +270,11 @@ def parse_train(
         raise ConfigError("--replace-run means nothing without --redis")
     check_listening(parsed)
     if parsed.listen:
-        return config, gate(parsed, parsed.redis or parsed.run or alone)
+        return config, listen(parsed, parsed.redis or parsed.run or alone)
     if not hosts:
         return config, None
     token = shared_token(parsed.token_file, make=True)
-    return config, Meeting(
+    return config, Redis(
         redis_url(parsed.redis), parsed.run, actors=not alone, token=token, replace_run=parsed.replace_run
     )
 
@@ -370,7 +371,7 @@ def resumed(config: Config, wanted: Resume) -> Config:
     return dataclasses.replace(config, stop=dataclasses.replace(config.stop, **given))
 
 
-def meeting(wanted: Resume, folder: Path) -> Meeting | Gate | Wishes | None:
+def resume_placement(wanted: Resume, folder: Path) -> Placement | None:
     """Where other hosts may join a resumed run, or the cluster that it goes on on; None: nowhere."""
     hosts = wanted.listen or wanted.redis or wanted.run_name
     if wanted.ray and hosts:
@@ -385,13 +386,13 @@ def meeting(wanted: Resume, folder: Path) -> Meeting | Gate | Wishes | None:
         raise ConfigError("--token-file means nothing without --listen, --redis or --run")
     check_listening(wanted)
     if wanted.listen:
-        return gate(wanted, wanted.redis or wanted.run_name, make=False)
+        return listen(wanted, wanted.redis or wanted.run_name, make=False)
     if not (wanted.redis or wanted.run_name):
         if wanted.replace_run:
             raise ConfigError("--replace-run means nothing without --redis")
         return None
     token = shared_token(wanted.token_file)
-    return Meeting(redis_url(wanted.redis), wanted.run_name, actors=None, token=token, replace_run=wanted.replace_run)
+    return Redis(redis_url(wanted.redis), wanted.run_name, actors=None, token=token, replace_run=wanted.replace_run)
 
 
 def check(config: Config) -> None:

@@ -359,22 +359,6 @@ class WiringConfig:
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """Where the hosts of a run meet. No part of a configuration: the URL holds a password and is written nowhere."""
-
-    url: str = field(repr=False)
-    """Of a Redis server: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://."""
-    run: str = ""
-    """What the run is called there; empty: as its run folder."""
-    actors: bool | None = True
-    """Whether the learner's machine brings actors too; None: as the resumed run did."""
-    token: str = field(default="", repr=False)
-    """Shared with the hosts, for which the run's record is signed with it; empty: it is not signed."""
-    replace_run: bool = False
-    """Whether what the server keeps of another run of that name, without a learner, may be deleted."""
-
-
-@dataclass(frozen=True)
 class Config:
     """A whole run. Complete and re-runnable from config.toml."""
 

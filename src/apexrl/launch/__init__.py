@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apexrl.launch.ray.resources import Wishes
-from apexrl.links.tokens import Gate
+from apexrl.config.placement import Listen, Placement, Ray
 
 if TYPE_CHECKING:
-    from apexrl.config import Config, Meeting
+    from apexrl.config import Config
     from apexrl.launch.run_claim import Claim
     from apexrl.run.status import Observer
 
@@ -25,7 +24,7 @@ def launch(
     observers: Sequence[Observer] = (),
     resume: Path | None = None,
     env: Callable[..., Any] | None = None,
-    meeting: Meeting | Gate | Wishes | None = None,
+    placement: Placement | None = None,
     claim: Claim | None = None,
 ) -> dict[str, Any]:
     """Run ``config`` to its end and return the summary, which is also in the run folder.
@@ -35,8 +34,7 @@ def launch(
         observers: told of everything, from this thread.
         resume: the folder of a run to go on with: counters, weights, optimizer, RNG, and the replay when it was saved.
         env: makes the environment, in place of ``config.env.env``.
-        meeting: where other hosts may bring actors, or environment workers; or a Ray cluster; None: a run on this
-            machine alone.
+        placement: where the run lives; None: on this machine alone.
         claim: a run folder that is locked already, in place of ``resume``; who made it closes it.
 
     Raises:
@@ -59,26 +57,26 @@ def launch(
 
         with closing(run_claim.resume(resume, config)) as own:
             check_ahead(config.stop, own.folder)
-            return launch(config, observers, None, env, meeting, own)
+            return launch(config, observers, None, env, placement, own)
     if env is not None:
         config = replace(config, env=replace(config.env, env=env))
     with Interrupts() as interrupts:
-        if isinstance(meeting, Wishes):
+        if isinstance(placement, Ray):
             from apexrl.launch.ray import ray_run as on_ray
 
-            return on_ray.cluster(config, meeting, observers, claim, interrupts, began)
-        if isinstance(meeting, Gate):
+            return on_ray.cluster(config, placement, observers, claim, interrupts, began)
+        if isinstance(placement, Listen):
             from apexrl.launch import gateway_run
 
-            return gateway_run.learn(config, meeting, observers, claim, interrupts, began)
-        if meeting is not None:
+            return gateway_run.learn(config, placement, observers, claim, interrupts, began)
+        if placement is not None:
             if config.wiring.autotune:
                 from apexrl.errors import ConfigError
 
                 raise ConfigError("--autotune tunes one machine: with --redis, leave it out")
             from apexrl.launch import redis_run
 
-            return redis_run.learn(config, meeting, observers, claim, interrupts, began)
+            return redis_run.learn(config, placement, observers, claim, interrupts, began)
         from apexrl.launch import local_run
 
         launcher = local_run.serial if config.serial else local_run.processes

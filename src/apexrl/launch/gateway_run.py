@@ -11,6 +11,7 @@ from typing import Any
 
 from apexrl.agents import AGENTS
 from apexrl.config import AgentConfig, Config, convert
+from apexrl.config.placement import Listen
 from apexrl.errors import ConfigError
 from apexrl.launch.host_agreement import own_name
 from apexrl.launch.local_run import supervise
@@ -20,7 +21,6 @@ from apexrl.launch.supervisor import Interrupts, Supervisor, preloaded
 from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.tcp.gateway_messages import Record
 from apexrl.links.tcp.handshake import LEAST_TOKEN
-from apexrl.links.tokens import Gate
 from apexrl.run.atomic_files import read_text, replace_text
 from apexrl.run.folder import RunFolder, default_name, spec_to_json, versions
 from apexrl.run.status import Observer
@@ -29,13 +29,13 @@ from apexrl.topologies.host_cut import with_slots
 from apexrl.topologies.remote_envs import gateway_side, inference_of
 
 GATE_PRELOAD = ("msgspec", "apexrl.links.tcp.gateway_server")
-_IDENTITY = "gate.json"
+_IDENTITY = "listen.json"
 """In the run folder: which of all runs it is, so that workers of a resumed one go on."""
 
 
 def learn(
     config: Config,
-    gate: Gate,
+    listen: Listen,
     observers: Sequence[Observer],
     claim: Claim | None,
     interrupts: Interrupts,
@@ -46,13 +46,13 @@ def learn(
     Raises:
         ConfigError: it cannot be a run over several hosts, or nobody can listen there.
     """
-    config = _for_many(config, gate)
+    config = _for_many(config, listen)
     wire = topology(config.topology)
     run_id = _known(None if claim is None else claim.folder) or str(uuid.uuid4())
     with closing(Supervisor(config, interrupts, (*preloaded(config), *GATE_PRELOAD))) as supervisor:
         seen = supervisor.probe()
         whole = wire(config, seen)
-        program = gateway_side(whole, {"gate": gate, "record": make_record(config, run_id, whole, seen)})
+        program = gateway_side(whole, {"listen": listen, "record": make_record(config, run_id, whole, seen)})
 
         def first(ledger: Ledger, board: ControlBoard) -> None:
             path, text = ledger.folder.path / _IDENTITY, json.dumps({"run_id": run_id}) + "\n"
@@ -77,7 +77,7 @@ def make_record(config: Config, run_id: str, program: Program, seen: Probe) -> R
     )
 
 
-def _for_many(config: Config, gate: Gate) -> Config:
+def _for_many(config: Config, listen: Listen) -> Config:
     """``config`` settled for a run over several hosts.
 
     Raises:
@@ -88,13 +88,13 @@ def _for_many(config: Config, gate: Gate) -> Config:
     if config.wiring.autotune:
         raise ConfigError("--autotune tunes one machine: with --listen, leave it out")
     try:
-        _ = gate.address
+        _ = listen.address
     except ValueError:
-        raise ConfigError(f"--listen {gate.listen!r} is no HOST:PORT (an IPv6 address stands in brackets)") from None
-    if gate.tls:
-        gate.tls.context()
-    if len(gate.token) < LEAST_TOKEN:
-        raise ConfigError(f"the token has {len(gate.token)} characters; at least {LEAST_TOKEN} keep others out")
+        raise ConfigError(f"--listen {listen.listen!r} is no HOST:PORT (an IPv6 address stands in brackets)") from None
+    if listen.tls:
+        listen.tls.context()
+    if len(listen.token) < LEAST_TOKEN:
+        raise ConfigError(f"the token has {len(listen.token)} characters; at least {LEAST_TOKEN} keep others out")
     if callable(config.env.env):  # other hosts must find it by its name
         convert.import_callable(convert.describe_callable(config.env.env), "--listen")
     return with_slots(replace(config, name=config.name or default_name(config)))

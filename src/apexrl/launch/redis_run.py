@@ -10,7 +10,8 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from apexrl.config import Config, Meeting, convert
+from apexrl.config import Config, convert
+from apexrl.config.placement import Redis
 from apexrl.errors import ConfigError
 from apexrl.launch.actor_host import HOST_PRELOAD
 from apexrl.launch.beacon import Beacon
@@ -43,11 +44,11 @@ class Identity:
     """Whether the learner's machine brings actors too."""
 
     @classmethod
-    def of(cls, config: Config, meeting: Meeting, folder: RunFolder | None) -> Identity:
+    def of(cls, config: Config, placement: Redis, folder: RunFolder | None) -> Identity:
         """A new one, or that of the run in ``folder``, which stands there."""
         known = cls.read(folder) if folder is not None else None
-        name = meeting.run or (known.name if known else folder.path.name if folder is not None else config.name)
-        actors = meeting.actors if meeting.actors is not None else known is None or known.actors
+        name = placement.run or (known.name if known else folder.path.name if folder is not None else config.name)
+        actors = placement.actors if placement.actors is not None else known is None or known.actors
         return cls(check_name(name), known.run_id if known else str(uuid.uuid4()), actors)
 
     def write(self, folder: RunFolder) -> None:
@@ -69,7 +70,7 @@ class Identity:
 
 def learn(
     config: Config,
-    meeting: Meeting,
+    placement: Redis,
     observers: Sequence[Observer],
     claim: Claim | None,
     interrupts: Interrupts,
@@ -78,34 +79,36 @@ def learn(
     """The learner's side, from its place on the server to the summary.
 
     Args:
-        meeting: with ``actors``, this machine is an actor host too, with ``config.actor.actors``.
+        placement: with ``actors``, this machine is an actor host too, with ``config.actor.actors``.
 
     Raises:
         LinkError: the server cannot be reached, or is not fit for a run.
         HeldError: the run has a learner.
         ConfigError: it cannot be such a run, or the server keeps another one of that name.
     """
-    config = _for_many(config, meeting)
+    config = _for_many(config, placement)
     if claim is not None:
         config = replace(config, out=str(claim.folder.path.parent))  # of the actors here: beside it
     before = claim is not None and (not claim.begins or claim.folder.hosts_path.exists())
-    identity = Identity.of(config, meeting, None if claim is None else claim.folder)
+    identity = Identity.of(config, placement, None if claim is None else claim.folder)
     wire = topology(config.topology)
-    server = Server(meeting.url)
+    server = Server(placement.url)
     server.check()
     with ExitStack() as stack:
-        companion = stack.enter_context(closing(Companion(meeting.url, identity, config))) if identity.actors else None
+        companion = (
+            stack.enter_context(closing(Companion(placement.url, identity, config))) if identity.actors else None
+        )
         preload = (*preloaded(config), *HOST_PRELOAD)
         hurried = ("interrupted", "replaced")
         supervisor = stack.enter_context(closing(Supervisor(config, interrupts, preload, hurried)))
         seen = supervisor.probe()
         whole = wire(config, seen)
         record = make_record(config, identity, whole, seen)
-        if meeting.token:
-            record = sign(record, meeting.token)
+        if placement.token:
+            record = sign(record, placement.token)
         if claim is not None and not claim.folder.hosts_path.exists():  # who dies now finds its place again
             identity.write(claim.folder)
-        place = LearnerPlace.take(server, record, config.hosts.lease_seconds, meeting.replace_run)
+        place = LearnerPlace.take(server, record, config.hosts.lease_seconds, placement.replace_run)
         remote = {"server": server, "keys": place.keys, "run_id": identity.run_id, "fence": place.taken}
         beacon = stack.enter_context(closing(Beacon(place, config)))
         program = learner_side(whole, remote, resumed=before)
@@ -147,7 +150,7 @@ def make_record(config: Config, identity: Identity, program: Program, seen: Prob
     )
 
 
-def _for_many(config: Config, meeting: Meeting) -> Config:
+def _for_many(config: Config, placement: Redis) -> Config:
     """``config`` settled for a run over several hosts.
 
     Raises:
@@ -157,4 +160,4 @@ def _for_many(config: Config, meeting: Meeting) -> Config:
         raise ConfigError("--serial runs everything in one process: leave it out, or --redis")
     if callable(config.env.env):  # other hosts must find it by its name
         convert.import_callable(convert.describe_callable(config.env.env), "--redis")
-    return with_slots(replace(config, name=config.name or meeting.run or default_name(config)))
+    return with_slots(replace(config, name=config.name or placement.run or default_name(config)))

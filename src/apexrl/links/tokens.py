@@ -1,43 +1,18 @@
-"""Where a run listens for workers of other hosts, and their token: from the environment or a file, never a flag."""
+"""The token that hosts share: read from the environment or a file, never from a flag."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from apexrl.errors import ConfigError
-from apexrl.links.tcp.tls import ServerTls
 
 TOKEN: Final = "APEXRL_TOKEN"
 """Environment variable that holds it."""
 
 _MOST_BYTES = 4096
-
-
-@dataclass(frozen=True)
-class Gate:
-    """Where environment workers of other hosts ask. No part of a configuration: the token is written nowhere."""
-
-    listen: str
-    """HOST:PORT; an empty host: this machine alone; 0.0.0.0: all its addresses; an IPv6 address stands in brackets."""
-    token: str = field(repr=False)
-    """That whoever asks must know."""
-    tls: ServerTls | None = None
-    """How this run shows who it is; None: without TLS."""
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """(host, port). Raises ValueError when ``listen`` is no such thing."""
-        host, colon, port = self.listen.rpartition(":")
-        if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-            raise ValueError(self.listen)
-        bare = host.removeprefix("[").removesuffix("]")
-        if (":" in bare) != (host != bare):
-            raise ValueError(self.listen)
-        return bare or "127.0.0.1", int(port)
 
 
 def shared_token(file: str, make: bool = False) -> str:

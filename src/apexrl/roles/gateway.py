@@ -8,8 +8,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from apexrl.config import Config
+from apexrl.config.placement import Listen
 from apexrl.errors import ConfigError
-from apexrl.links.tokens import Gate
 from apexrl.protocols import Context
 from apexrl.run.status import Level
 
@@ -32,33 +32,33 @@ class InferenceGateway:
     in the link's memory which lives there have been; workers and hosts come again by themselves.
 
     Args:
-        gate: where to listen, and the token.
+        listen: where to listen, and the token.
         record: what other hosts are told of the run.
         first: slot of a remote worker; those before it are this host's.
     """
 
     def __init__(
-        self, context: Context, *, config: Config, inference: InferenceLink, gate: Gate, record: Record, first: int
+        self, context: Context, *, config: Config, inference: InferenceLink, listen: Listen, record: Record, first: int
     ) -> None:
         self._context = context
         self._texts: queue.Queue[tuple[str, Level]] = queue.Queue(_MOST_TEXTS)
         self._untold = 0  # texts for which there was no room
         self._gateway = self._listen(
-            gate,
+            listen,
             link=inference,
-            token=gate.token,
+            token=listen.token,
             record=record,
             first=first,
             lease_seconds=config.hosts.lease_seconds,
             tell=self._tell,
-            tls=gate.tls.context() if gate.tls else None,
+            tls=listen.tls.context() if listen.tls else None,
         )
         self._totals = {"env_steps": 0, "episodes": 0}
         self._next_report = context.clock() + _REPORT_SECONDS
         host, port = self._gateway.address
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         free = inference.workers - first
-        pin = f" --tls-fingerprint {gate.tls.fingerprint}" if gate.tls else ""
+        pin = f" --tls-fingerprint {listen.tls.fingerprint}" if listen.tls else ""
         text = f"other hosts may bring {free} environment workers: apexrl envs --connect {where}{pin}"
         context.send("log", text=text, level="info")
 
@@ -77,10 +77,10 @@ class InferenceGateway:
         self._flush()
         self._report()
 
-    def _listen(self, gate: Gate, **more: Any) -> Gateway:
+    def _listen(self, listen: Listen, **more: Any) -> Gateway:
         from apexrl.links.tcp.gateway_server import Gateway
 
-        host, port = gate.address
+        host, port = listen.address
         deadline = time.monotonic() + _TAKEN_SECONDS
         while True:
             try:
@@ -90,7 +90,7 @@ class InferenceGateway:
                     time.sleep(0.1)
                     continue
                 why = "something else listens there" if error.errno == errno.EADDRINUSE else str(error)
-                raise ConfigError(f"nobody can listen at --listen {gate.listen}: {why}") from None
+                raise ConfigError(f"nobody can listen at --listen {listen.listen}: {why}") from None
 
     def _flush(self) -> bool:
         steps, returns, lengths = self._gateway.news()

@@ -14,11 +14,11 @@ from plain_roles import Actor, Learner
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from apexrl.config import ActorConfig, Config
+from apexrl.config.placement import Ray
 from apexrl.launch.ray import cluster, driver, ray_slots
 from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.group_plan import most_actors, plan
 from apexrl.launch.ray.ray_actors import Hello, Look, Report
-from apexrl.launch.ray.resources import Wishes
 from apexrl.launch.run_ledger import Base, Ledger
 from apexrl.launch.supervisor import Interrupts
 from apexrl.links.local.control_board import RUN
@@ -127,7 +127,7 @@ class World:
     waits: int = 0  # calls
     refused: dict[int, str] = field(default_factory=dict)  # what home says of groups that take no weights
 
-    def connect(self, _: Wishes, local_cpus: float) -> World:
+    def connect(self, _: Ray, local_cpus: float) -> World:
         self.local_cpus = local_cpus
         return self
 
@@ -227,11 +227,11 @@ def run(
     watcher, deadline = Watcher(until), time.monotonic() + 60.0
     watcher.until = lambda watcher: until(watcher) or time.monotonic() > deadline
     folder = RunFolder.create(config)
-    wishes = Wishes("made:1", replay_shards=shards, wait_seconds=0.0)
-    with Interrupts() as interrupts, closing(Driver(config, wishes, interrupts)) as run:
+    placement = Ray("made:1", replay_shards=shards, wait_seconds=0.0)
+    with Interrupts() as interrupts, closing(Driver(config, placement, interrupts)) as run:
         ledger = Ledger(config, folder, [watcher], Base(), time.monotonic())
         try:
-            run.settle(plan(config, wishes, 2))
+            run.settle(plan(config, placement, 2))
             run.run(whole, ledger)
             assert run._sums["env_steps"] == sum(place.total("env_steps") for place in run._places()) > 0
         finally:

@@ -13,9 +13,9 @@ import ray
 from plain_roles import Actor, Learner
 
 from apexrl.config import ActorConfig, Config, StopConfig
+from apexrl.config.placement import Ray
 from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.group_plan import most_actors, plan
-from apexrl.launch.ray.resources import Wishes
 from apexrl.launch.run_ledger import Base, Ledger
 from apexrl.launch.supervisor import Interrupts
 from apexrl.run.folder import RunFolder
@@ -89,12 +89,12 @@ def run(
     """``actors`` at first and at most, in groups with a shard each, for at most eight minutes."""
     own = ActorConfig(actors=actors[0], actor_slots=actors[1])
     config = Config(name="run", out=str(out), actor=own, stop=StopConfig(minutes=8.0), stall_timeout=stall_timeout)
-    wishes = Wishes(address=address, actor_cpus=actor_cpus, shard_cpus=0.5, learner_cpus=1.0, replay_shards=shards)
+    placement = Ray(address=address, actor_cpus=actor_cpus, shard_cpus=0.5, learner_cpus=1.0, replay_shards=shards)
     folder = RunFolder.create(config)
-    with Interrupts() as interrupts, closing(Driver(config, wishes, interrupts)) as driver:
+    with Interrupts() as interrupts, closing(Driver(config, placement, interrupts)) as driver:
         watcher = Watcher(driver.namespace, act)
         ledger = Ledger(config, folder, [watcher], Base(), time.monotonic())
-        driver.settle(plan(config, wishes, 2))
+        driver.settle(plan(config, placement, 2))
         driver.run(program(config, deeds, learner), ledger)
     ledger.close()
     watcher.summary = json.loads(folder.summary_path.read_text())

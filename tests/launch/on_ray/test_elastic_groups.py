@@ -13,11 +13,11 @@ from fake_cluster import Process, Watcher, World, make_up, run
 from ray.exceptions import ActorUnavailableError, RayActorError
 
 from apexrl.config import ActorConfig, Config
+from apexrl.config.placement import Ray
 from apexrl.errors import WorkerError
 from apexrl.launch.ray import driver, elastic_groups
 from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.ray_actors import Ground, Hello, RoleProcess
-from apexrl.launch.ray.resources import Wishes
 from apexrl.launch.supervisor import Interrupts
 
 
@@ -250,9 +250,9 @@ def test_places_are_given_back_even_where_nobody_can_be_killed(
 
 
 def test_a_ray_of_its_own_begins_with_room_for_the_least(world: World, tmp_path: Path) -> None:
-    wishes = Wishes("local")
+    placement = Ray("local")
     for slots in (2, 64):
         config = Config(name="run", out=str(tmp_path), actor=ActorConfig(actors=2, actor_slots=slots))
         with Interrupts() as interrupts:
-            Driver(config, wishes, interrupts).close()
-        assert world.local_cpus == wishes.learner_cpus + wishes.shard_cpus + 2 * wishes.actor_cpus
+            Driver(config, placement, interrupts).close()
+        assert world.local_cpus == placement.learner_cpus + placement.shard_cpus + 2 * placement.actor_cpus

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from apexrl.config import ActorConfig, Config, WiringConfig
+from apexrl.config.placement import Ray
 from apexrl.errors import ConfigError
 from apexrl.launch.ray.group_plan import check_room, places, plan
-from apexrl.launch.ray.resources import Wishes
 from apexrl.replay import Field, Replay
 from apexrl.replay.sharded.shard import Shard
 
@@ -18,12 +18,12 @@ def config(least: int, most: int = 0) -> Config:
 
 
 def test_a_run_of_one_size_has_a_group_for_each_node() -> None:
-    dealt = plan(config(5), Wishes(), nodes=2)
+    dealt = plan(config(5), Ray(), nodes=2)
     assert dealt.slots == ((0, 2, 4), (1, 3))
     assert dealt.base == 2
     assert dealt.least == dealt.most == 5
-    assert len(plan(config(5), Wishes(replay_shards=4), nodes=2).slots) == 4
-    assert len(plan(config(2), Wishes(), nodes=9).slots) == 2  # no group is without an actor
+    assert len(plan(config(5), Ray(replay_shards=4), nodes=2).slots) == 4
+    assert len(plan(config(2), Ray(), nodes=9).slots) == 2  # no group is without an actor
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 50])
@@ -34,7 +34,7 @@ def test_a_run_begins_with_its_first_slots_and_every_slot_is_dealt_once(
     least: int, most: int, shards: int, queues: int, nodes: int
 ) -> None:
     """The ladder of ε is even over the first slots, however many come later."""
-    dealt = plan(config(least, most), Wishes(replay_shards=shards), nodes, queues)
+    dealt = plan(config(least, most), Ray(replay_shards=shards), nodes, queues)
     first = [slot for slots in dealt.slots[: dealt.base] for slot in slots]
     assert sorted(first) == list(range(least))
     assert sorted(slot for slots in dealt.slots for slot in slots) == list(range(most))
@@ -45,20 +45,20 @@ def test_a_run_begins_with_its_first_slots_and_every_slot_is_dealt_once(
 
 
 def test_groups_that_come_later_are_as_large_as_the_first() -> None:
-    dealt = plan(config(8, 32), Wishes(), nodes=2)
+    dealt = plan(config(8, 32), Ray(), nodes=2)
     assert [len(slots) for slots in dealt.slots] == [4] * 8
     assert dealt.base == 2
 
 
 def test_places_hold_a_shard_and_its_actors() -> None:
-    wishes = Wishes(actor_cpus=0.5, shard_cpus=2.0, learner_cpus=3.0, learner_gpus=1.0)
-    assert places(config(3), wishes, plan(config(3), wishes, nodes=2)) == [
+    placement = Ray(actor_cpus=0.5, shard_cpus=2.0, learner_cpus=3.0, learner_gpus=1.0)
+    assert places(config(3), placement, plan(config(3), placement, nodes=2)) == [
         {"CPU": 3.0, "GPU": 1.0},
         {"CPU": 3.0},
         {"CPU": 2.5},
     ]
     several = Config(topology="impala", actor=ActorConfig(actors=4), wiring=WiringConfig(learners=2))
-    assert places(several, wishes, plan(several, wishes, 2, queues=2))[0] == {"CPU": 6.0, "GPU": 2.0}
+    assert places(several, placement, plan(several, placement, 2, queues=2))[0] == {"CPU": 6.0, "GPU": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,12 @@ def test_what_cannot_be_dealt_is_refused_by_its_setting(
     least: int, most: int, shards: int, queues: int, what: str
 ) -> None:
     with pytest.raises(ConfigError, match=what):
-        plan(config(least, most), Wishes(replay_shards=shards), 2, queues)
+        plan(config(least, most), Ray(replay_shards=shards), 2, queues)
 
 
 def test_a_run_must_be_able_to_learn_before_it_has_grown() -> None:
     """And to go on: a full shard lacks up to a chunk less one item, here 2 of 100."""
-    dealt = plan(config(2, 8), Wishes(), nodes=2)  # two shards of eight
+    dealt = plan(config(2, 8), Ray(), nodes=2)  # two shards of eight
     check_room(dealt, [{"capacity": 800, "min_size": 196}])
     check_room(dealt, [{"capacity": 800, "min_size": 200, "remover": "proportional"}])  # removes items one by one
     check_room(dealt, [{"capacity": 8, "sampler": "fifo"}])
@@ -89,7 +89,7 @@ def test_a_run_must_be_able_to_learn_before_it_has_grown() -> None:
         check_room(dealt, [{"capacity": 800, "min_size": 197}])
     with pytest.raises(ConfigError, match="190 items"):  # a chunk of sequences holds up to twice as many
         check_room(dealt, [{"capacity": 800, "min_size": 196, "kind": "sequence"}])
-    whole = plan(config(2), Wishes(), nodes=2)
+    whole = plan(config(2), Ray(), nodes=2)
     check_room(whole, [{"capacity": 800, "min_size": 778}])
     with pytest.raises(ConfigError, match="778 items"):
         check_room(whole, [{"capacity": 800, "min_size": 800}])
@@ -102,7 +102,7 @@ def test_a_full_shard_holds_at_least_what_was_counted_on() -> None:
             writer.extend({"number": np.asarray([row])}, priorities=np.ones(1))
             size = shard.draw(1).standing.size
             least = min(least, size) if row >= 100 else least
-    dealt = plan(config(1), Wishes(), nodes=1)
+    dealt = plan(config(1), Ray(), nodes=1)
     check_room(dealt, [{"capacity": 100, "min_size": least}])
     with pytest.raises(ConfigError):
         check_room(dealt, [{"capacity": 100, "min_size": least + 1}])

@@ -11,9 +11,9 @@ pytest.importorskip("ray", reason="needs the extra ray", exc_type=ImportError)
 
 from apexrl.config import Config
 from apexrl.config.convert import override
+from apexrl.config.placement import Ray
 from apexrl.launch.ray.group_plan import places
 from apexrl.launch.ray.preflight import fitting
-from apexrl.launch.ray.resources import Wishes
 
 
 class Nodes:
@@ -38,9 +38,9 @@ class Nodes:
     ],
 )
 def test_nodes_that_are_too_small_for_a_group_are_not_counted(cpus: Any, actors: int, groups: list[float]) -> None:
-    config, wishes = override(Config(), {"actors": actors}), Wishes("auto")
-    decided = fitting(config, wishes, Nodes(*cpus))  # type: ignore[arg-type]
-    assert [place["CPU"] for place in places(config, wishes, decided)[1:]] == groups
+    config, placement = override(Config(), {"actors": actors}), Ray("auto")
+    decided = fitting(config, placement, Nodes(*cpus))  # type: ignore[arg-type]
+    assert [place["CPU"] for place in places(config, placement, decided)[1:]] == groups
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,6 @@ def test_nodes_that_are_too_small_for_a_group_are_not_counted(cpus: Any, actors:
 )
 def test_a_learners_part_of_a_gpu_lies_on_one(each: float, learners: int, gpus: float | None) -> None:
     config = override(Config(), {"topology": "impala", "learners": learners, "actors": 4})
-    wishes = Wishes("auto", learner_gpus=each)
-    home = places(config, wishes, fitting(config, wishes, Nodes(8, 8)))[0]  # type: ignore[arg-type]
+    placement = Ray("auto", learner_gpus=each)
+    home = places(config, placement, fitting(config, placement, Nodes(8, 8)))[0]  # type: ignore[arg-type]
     assert home.get("GPU") == gpus

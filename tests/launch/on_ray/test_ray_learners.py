@@ -17,9 +17,9 @@ from short_runs import Watcher
 from apexrl.agents import with_agent
 from apexrl.config import Config
 from apexrl.config.convert import override
+from apexrl.config.placement import Ray
 from apexrl.launch import launch
 from apexrl.launch.ray import shard_clients
-from apexrl.launch.ray.resources import Wishes
 from apexrl.presets import with_topology
 from apexrl.run import checkpoint
 from apexrl.run.status import RunStatus, WorkerStatus
@@ -77,10 +77,10 @@ class Killer:
         return False
 
 
-def run(address: str, config: Config, killer: Killer, **wishes: Any) -> tuple[dict[str, Any], Watcher]:
+def run(address: str, config: Config, killer: Killer, **placement: Any) -> tuple[dict[str, Any], Watcher]:
     watcher = Watcher("", killer)
     small = {"actor_cpus": 0.25, "shard_cpus": 0.25, "learner_cpus": 0.5, "wait_seconds": 60.0}
-    summary = launch(config, [watcher], meeting=Wishes(address, **{**small, **wishes}))
+    summary = launch(config, [watcher], placement=Ray(address, **{**small, **placement}))
     assert summary["stopped_by"] == "callback", watcher.texts
     assert killer.versions == sorted(killer.versions)
     return summary, watcher

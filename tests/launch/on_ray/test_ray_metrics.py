@@ -31,11 +31,11 @@ from short_runs import program
 from apexrl.cli import ray_status
 from apexrl.cli.main import main
 from apexrl.config import ActorConfig, Config, StopConfig
+from apexrl.config.placement import Ray
 from apexrl.launch.ray import ray_metrics
 from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.group_plan import plan
 from apexrl.launch.ray.ray_metrics import Figures, GroupRecord, Meters, Record
-from apexrl.launch.ray.resources import Wishes
 from apexrl.launch.run_ledger import Base, Ledger
 from apexrl.launch.supervisor import Interrupts
 from apexrl.run.folder import RunFolder
@@ -69,12 +69,12 @@ class Watcher:
 def run(address: str, out: Path, done: Callable[[RunStatus], bool]) -> RunFolder:
     """Two actors in two groups, until ``done`` says so, or for eight minutes."""
     config = Config(name="seen", out=str(out), actor=ActorConfig(actors=2), stop=StopConfig(minutes=8.0))
-    wishes = Wishes(address=address, actor_cpus=0.5, shard_cpus=0.5, replay_shards=2)
+    placement = Ray(address=address, actor_cpus=0.5, shard_cpus=0.5, replay_shards=2)
     folder = RunFolder.create(config)
-    with Interrupts() as interrupts, closing(Driver(config, wishes, interrupts)) as driver:
+    with Interrupts() as interrupts, closing(Driver(config, placement, interrupts)) as driver:
         ledger = Ledger(config, folder, [RunLog(folder.path), Watcher(done)], Base(), time.monotonic())
         ledger.open()
-        driver.settle(plan(config, wishes, 2))
+        driver.settle(plan(config, placement, 2))
         with closing(Figures(driver.namespace, folder)) as told:
             told.write()
             driver.run(program(config, {}), ledger, told)

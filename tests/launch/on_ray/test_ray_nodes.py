@@ -15,9 +15,9 @@ from plain_roles import Scribe
 from short_runs import Watcher, run
 
 from apexrl.config import ActorConfig, Config
+from apexrl.config.placement import Ray
 from apexrl.errors import ConfigError
 from apexrl.launch.ray.driver import Driver
-from apexrl.launch.ray.resources import Wishes
 from apexrl.launch.supervisor import Interrupts
 from apexrl.run.ownership import Lives
 from apexrl.run.status import RunStatus
@@ -169,10 +169,10 @@ def test_a_node_whose_workers_have_another_version_is_refused_by_name(nodes: Any
     (forged / "METADATA").write_text("Metadata-Version: 2.1\nName: apexrl\nVersion: 9.9\n")
     nodes.add(env_vars={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parent}"})
     config = Config(actor=ActorConfig(actors=3))
-    wishes = Wishes(nodes.address, shard_cpus=0.5, replay_shards=3, wait_seconds=60.0)
+    placement = Ray(nodes.address, shard_cpus=0.5, replay_shards=3, wait_seconds=60.0)
     refused = pytest.raises(ConfigError, match=r"node \S+ has apexrl 9\.9, and this process has apexrl \d")
     try:
-        with Interrupts() as interrupts, closing(Driver(config, wishes, interrupts)) as driver, refused:
+        with Interrupts() as interrupts, closing(Driver(config, placement, interrupts)) as driver, refused:
             driver.probe()
     finally:
         nodes.lose(nodes.newest)

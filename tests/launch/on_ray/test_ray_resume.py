@@ -16,7 +16,8 @@ import ray
 
 import apexrl
 from apexrl.cli.main import main
-from apexrl.launch.ray.resources import Wishes, resumed
+from apexrl.config.placement import Ray
+from apexrl.launch.ray.resources import resumed
 from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
 
@@ -33,10 +34,10 @@ def where(folder: Path) -> str:
 
 
 def test_a_run_goes_on_on_the_cluster_where_it_was(cluster: str, tmp_path: Path) -> None:
-    wishes = Wishes(cluster, actor_cpus=0.5, shard_cpus=0.5, replay_shards=1, wait_seconds=60.0)
+    placement = Ray(cluster, actor_cpus=0.5, shard_cpus=0.5, replay_shards=1, wait_seconds=60.0)
     run = apexrl.train(
         "cartpole",
-        ray=wishes,
+        ray=placement,
         show=False,
         out=str(tmp_path),
         name="run",
@@ -54,11 +55,11 @@ def test_a_run_goes_on_on_the_cluster_where_it_was(cluster: str, tmp_path: Path)
     assert before["updates"] > 0
     assert not ray.is_initialized()
 
-    assert resumed(run.path, "") == wishes
+    assert resumed(run.path, "") == placement
     assert main.main(["resume", str(run.path), "--env-steps", str(before["env_steps"] + 3000)]) == main.OK
     after = RunFolder.open(run.path).summary()
     assert where(run.path) != namespace
-    assert resumed(run.path, "") == wishes
+    assert resumed(run.path, "") == placement
     assert after["stopped_by"] == "env_steps"
     assert after["env_steps"] >= before["env_steps"] + 3000
     assert after["updates"] > before["updates"]

@@ -22,12 +22,12 @@ from short_runs import Watcher, run
 from apexrl.agents import with_agent
 from apexrl.config import ActorConfig, Config
 from apexrl.config.convert import override
+from apexrl.config.placement import Ray
 from apexrl.errors import ConfigError, LinkError, NonFiniteError
 from apexrl.launch import launch
 from apexrl.launch.ray import preflight
 from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.ray_actors import Hello
-from apexrl.launch.ray.resources import Wishes
 from apexrl.launch.supervisor import Interrupts
 from apexrl.presets import with_topology
 from apexrl.run.status import RunStatus
@@ -90,8 +90,8 @@ def test_what_another_life_would_repeat_ends_the_run(cluster: str, tmp_path: Pat
 
 def test_what_the_cluster_does_not_have_is_said_within_seconds(cluster: str) -> None:
     config = Config(actor=ActorConfig(actors=2))
-    wishes = Wishes(address=cluster, learner_gpus=3.0, replay_shards=1, wait_seconds=1.0)
-    with Interrupts() as interrupts, closing(Driver(config, wishes, interrupts)) as driver:
+    placement = Ray(address=cluster, learner_gpus=3.0, replay_shards=1, wait_seconds=1.0)
+    with Interrupts() as interrupts, closing(Driver(config, placement, interrupts)) as driver:
         began = time.monotonic()
         with pytest.raises(ConfigError, match=r"wants 4 CPU, 3 GPU in 2 places .* with 2 CPU, 0 GPU.*--learner-gpus"):
             driver.probe()
@@ -101,7 +101,7 @@ def test_what_the_cluster_does_not_have_is_said_within_seconds(cluster: str) -> 
 def test_more_shards_than_actors_are_refused(cluster: str) -> None:
     config = Config(actor=ActorConfig(actors=2))
     with Interrupts() as interrupts, pytest.raises(ConfigError, match="--replay-shards 3 want an actor each"):
-        Driver(config, Wishes(cluster, replay_shards=3), interrupts)
+        Driver(config, Ray(cluster, replay_shards=3), interrupts)
 
 
 def test_other_versions_on_a_node_are_refused_by_name() -> None:
@@ -117,7 +117,7 @@ def test_other_versions_on_a_node_are_refused_by_name() -> None:
 @pytest.mark.parametrize("address", ["nonsense", "ray://127.0.0.1:10001", ":6379", "host:port"])
 def test_what_is_no_address_of_a_cluster_is_refused(address: str) -> None:
     with Interrupts() as interrupts, pytest.raises(ConfigError, match="say auto, local, or HOST:PORT"):
-        Driver(Config(), Wishes(address), interrupts)
+        Driver(Config(), Ray(address), interrupts)
 
 
 def test_nobody_at_an_address_is_said_with_what_to_do() -> None:
@@ -125,7 +125,7 @@ def test_nobody_at_an_address_is_said_with_what_to_do() -> None:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     with Interrupts() as interrupts, pytest.raises(LinkError, match=f"{address}.*ray start --head"):
-        Driver(Config(), Wishes(address), interrupts)
+        Driver(Config(), Ray(address), interrupts)
 
 
 def test_somebody_else_at_an_address_is_said_within_seconds() -> None:
@@ -135,7 +135,7 @@ def test_somebody_else_at_an_address_is_said_within_seconds() -> None:
         said.start()
         address = f"127.0.0.1:{other.getsockname()[1]}"
         with Interrupts() as interrupts, pytest.raises(LinkError, match=f"{address}: who listens there is no head"):
-            Driver(Config(), Wishes(address), interrupts)
+            Driver(Config(), Ray(address), interrupts)
         said.join(60.0)
 
 
@@ -143,5 +143,5 @@ def test_somebody_else_at_an_address_is_said_within_seconds() -> None:
 def test_a_topology_that_cannot_be_spread_is_refused_before_there_is_a_folder(cluster: str, tmp_path: Path) -> None:
     config = with_agent(with_topology(override(Config(), {"out": str(tmp_path), "name": "run"}), "a3c"), "a2c")
     with pytest.raises(ConfigError, match="topology a3c cannot run on Ray"):
-        launch(override(config, {"env": "CartPole-v1", "actors": 1}), meeting=Wishes(cluster, learner_cpus=0.5))
+        launch(override(config, {"env": "CartPole-v1", "actors": 1}), placement=Ray(cluster, learner_cpus=0.5))
     assert not (tmp_path / "run").exists()

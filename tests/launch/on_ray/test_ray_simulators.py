@@ -19,8 +19,8 @@ from short_runs import Watcher
 
 from apexrl.config import Config
 from apexrl.config.convert import override
+from apexrl.config.placement import Ray
 from apexrl.launch import launch
-from apexrl.launch.ray.resources import Wishes
 from apexrl.run.status import RunStatus
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -74,7 +74,7 @@ def kill_an_actor(out: Path) -> tuple[list[int], list[int]]:
     }
     config = override(Config(), settings)
     config = replace(config, env=replace(config.env, env_kwargs={"pid_file": str(pids)}))
-    launch(config, [Watcher("", act)], meeting=Wishes("local"))
+    launch(config, [Watcher("", act)], placement=Ray("local"))
     return before, lived
 
 

@@ -25,8 +25,8 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from apexrl.config.placement import Ray
 from apexrl.errors import ConfigError, LinkError
-from apexrl.launch.ray.resources import Wishes
 
 _LOOK_SECONDS = 0.2
 _REACH_SECONDS = 5.0
@@ -42,8 +42,8 @@ _CONCURRENCY = {"data": 1, "weights": 1, "life": 1, "talk": 1}
 class Cluster:
     """A connection to a Ray cluster, and the places that this run has there. Close it always."""
 
-    def __init__(self, wishes: Wishes, local_cpus: float) -> None:
-        self._wishes = wishes
+    def __init__(self, placement: Ray, local_cpus: float) -> None:
+        self._placement = placement
         self._ours = not ray.is_initialized()
         self._group: PlacementGroup | None = None
         self._more: dict[int, PlacementGroup] = {}  # of places that the run can do without, by their bundle's number
@@ -52,16 +52,16 @@ class Cluster:
             self._connect(local_cpus)
 
     def _connect(self, local_cpus: float) -> None:
-        local = self._wishes.address == "local"
-        if self._wishes.address not in ("auto", "local"):
-            _reach(self._wishes.address)
+        local = self._placement.address == "local"
+        if self._placement.address not in ("auto", "local"):
+            _reach(self._placement.address)
         how: dict[str, Any] = {"num_cpus": math.ceil(local_cpus), "include_dashboard": False} if local else {}
         main = threading.current_thread() is threading.main_thread()
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if main else {}
         logging.getLogger("ray").setLevel(logging.ERROR)
         try:
             ray.init(
-                address=self._wishes.address,
+                address=self._placement.address,
                 namespace=self.namespace,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
@@ -70,7 +70,7 @@ class Cluster:
         except (ConnectionError, ValueError, RuntimeError, RayError) as error:
             lines = str(error).strip().splitlines()
             raise LinkError(
-                f"no Ray cluster at {self._wishes.address!r}: {lines[0] if lines else error!r}. Start one with "
+                f"no Ray cluster at {self._placement.address!r}: {lines[0] if lines else error!r}. Start one with "
                 "`ray start --head`, name its address, or take --ray local. If it is there and wants a token: set "
                 "RAY_AUTH_MODE=token, with its ~/.ray/auth_token on this machine"
             ) from error
@@ -93,7 +93,7 @@ class Cluster:
                 is.
             KeyboardInterrupt: ``stopped()``.
         """
-        deadline = time.monotonic() + self._wishes.wait_seconds
+        deadline = time.monotonic() + self._placement.wait_seconds
         near = self._near(bundles[0])
         if near is not None:
             soon = min(deadline, time.monotonic() + _NEAR_SECONDS)
@@ -188,11 +188,11 @@ class Cluster:
         ]
         return (
             f"this run wants {wanted} in {len(bundles)} places of at most {largest}, and within "
-            f"{self._wishes.wait_seconds:g} s the cluster did not have that free. It is: "
+            f"{self._placement.wait_seconds:g} s the cluster did not have that free. It is: "
             f"{'; '.join(nodes) or 'empty'}. Take fewer --actors, less --actor-cpus or --learner-gpus"
             + (
                 ""
-                if self._wishes.address == "local"
+                if self._placement.address == "local"
                 else ", or from Python, for a cluster that grows, larger wait_seconds"
             )
         )

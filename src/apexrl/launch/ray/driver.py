@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import ActorDiedError, NodeDiedError, RayError, RayTaskError
 
 from apexrl.config import Config
+from apexrl.config.placement import Ray
 from apexrl.errors import ApexrlError, WorkerError
 from apexrl.launch.probe import revive
 from apexrl.launch.ray import run_totals
@@ -21,7 +22,6 @@ from apexrl.launch.ray.preflight import HELLO_SECONDS, compare, receive, reserve
 from apexrl.launch.ray.ray_actors import Errand, Ground, Look, News, Report, RoleProcess
 from apexrl.launch.ray.ray_metrics import Figures
 from apexrl.launch.ray.ray_slots import Group, Place, cut
-from apexrl.launch.ray.resources import Wishes
 from apexrl.launch.ray.shard_clients import life_name
 from apexrl.launch.restart_budget import REFILL_SECONDS, Ending
 from apexrl.launch.run_ledger import Ledger
@@ -43,19 +43,19 @@ _SILENT_SECONDS = 60.0  # after which a group's memory that does not answer is l
 class Driver:
     """One run on a cluster. Make it, ``probe``, then ``run``; ``close`` always."""
 
-    def __init__(self, config: Config, wishes: Wishes, interrupts: Interrupts) -> None:
+    def __init__(self, config: Config, placement: Ray, interrupts: Interrupts) -> None:
         self._config = config
-        self._wishes = wishes
+        self._placement = placement
         self._interrupts = interrupts
-        self._plan = plan(config, wishes, 1, queues(config))  # on one machine, until it is known
-        wanted = sum(place["CPU"] for place in places(config, wishes, self._plan)[: self._plan.base + 1])
-        self._cluster = Cluster(wishes, local_cpus=wanted)
+        self._plan = plan(config, placement, 1, queues(config))  # on one machine, until it is known
+        wanted = sum(place["CPU"] for place in places(config, placement, self._plan)[: self._plan.base + 1])
+        self._cluster = Cluster(placement, local_cpus=wanted)
         self.namespace = self._cluster.namespace  # of the run's named actors: shard-0.0, shard-1.0 …
         self._groups: list[Group] = []
         self._failure: ApexrlError | None = None
         self._stop_at: float | None = None
         self._word = RUN
-        self._longest = max(HELLO_SECONDS, wishes.wait_seconds)  # for a process to begin
+        self._longest = max(HELLO_SECONDS, placement.wait_seconds)  # for a process to begin
         self._heeded = self._hung_calls = 0
         self._come: set[Any] = set()  # references that were ready when this turn began
         self._refusing: set[int] = set()  # groups that took no weights when home was asked last
@@ -74,7 +74,7 @@ class Driver:
 
     def probe(self) -> Probe:
         """Reserve the run's places, and look at environment and agent; see ``reception.receive``."""
-        seen, self._plan = receive(self._config, self._wishes, self._cluster, self._interrupts)
+        seen, self._plan = receive(self._config, self._placement, self._cluster, self._interrupts)
         return seen
 
     def check(self, program: Program) -> None:
@@ -83,7 +83,7 @@ class Driver:
 
     def settle(self, plan: Plan) -> None:
         """Reserve places for these groups without looking at anything: for programs of one's own."""
-        reserve(self._config, self._wishes, plan, self._cluster, self._interrupts)
+        reserve(self._config, self._placement, plan, self._cluster, self._interrupts)
         self._plan = plan
 
     def run(self, program: Program, ledger: Ledger, figures: Figures | None = None) -> None:
@@ -91,7 +91,7 @@ class Driver:
         self._ledger, self._figures = ledger, figures
         self._groups = cut(program, self._plan, self._cluster.namespace)
         self._replays = sampling(program)
-        bundles = places(self._config, self._wishes, self._plan)[1:]
+        bundles = places(self._config, self._placement, self._plan)[1:]
         self._growth = Growth(self._cluster, self._plan, self._groups[1:], bundles, ledger.tell)
         shown = polled = -1.0
         while not all(place.gone for place in self._places()):
@@ -171,7 +171,7 @@ class Driver:
 
     def _found(self, group: Group, now: float) -> None:
         """Start a group: the process that holds its memory first."""
-        cpus = self._wishes.shard_cpus if group.number else 0.0
+        cpus = self._placement.shard_cpus if group.number else 0.0
         name = life_name(group.name, group.lives) if group.number else None
         group.born_at = now
         group.ground = self._cluster.actor(Ground, group.number, cpus, name=name).remote(group.program, group.gated)
@@ -260,14 +260,14 @@ class Driver:
 
     def _begin(self, group: Group, place: Place, now: float) -> None:
         """Start a life."""
-        wishes, node, generation = self._wishes, place.node, place.generation + 1
+        placement, node, generation = self._placement, place.node, place.generation + 1
         life = self._ledger.number(place.name) if node.fenced else 0
         if life is None:
             place.restart_at = now + _NUMBER_SECONDS
             return
-        cpus, gpus = wishes.actor_cpus if group.number else 0.0, 0.0
+        cpus, gpus = placement.actor_cpus if group.number else 0.0, 0.0
         if node.name in LEARNERS:
-            cpus, gpus = wishes.learner_cpus, wishes.learner_gpus
+            cpus, gpus = placement.learner_cpus, placement.learner_gpus
         errand = Errand(
             name=place.name,
             role=node.name,

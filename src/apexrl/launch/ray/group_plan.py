@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from apexrl.config import Config
+from apexrl.config.placement import Ray
 from apexrl.errors import ConfigError
-from apexrl.launch.ray.resources import Wishes
 from apexrl.replay.options import CHUNK
 from apexrl.topologies.ray_cut import learners
 
@@ -42,7 +42,7 @@ def most_actors(config: Config) -> int:
     return max(config.actor.actors, config.actor.actor_slots)
 
 
-def plan(config: Config, wishes: Wishes, nodes: int, queues: int = 1) -> Plan:
+def plan(config: Config, placement: Ray, nodes: int, queues: int = 1) -> Plan:
     """Deal the slots out. Those that the run begins with are the first, for which the ladder of ε was made even.
 
     Args:
@@ -52,7 +52,7 @@ def plan(config: Config, wishes: Wishes, nodes: int, queues: int = 1) -> Plan:
     Raises:
         ConfigError: so many groups cannot be had; the message names the setting.
     """
-    least, most, shards = config.actor.actors, most_actors(config), int(wishes.replay_shards)
+    least, most, shards = config.actor.actors, most_actors(config), int(placement.replay_shards)
     if shards > most:
         raise ConfigError(
             f"--replay-shards {shards} want an actor each, and --actors is {most}: raise it, or take fewer shards"
@@ -87,15 +87,15 @@ def plan(config: Config, wishes: Wishes, nodes: int, queues: int = 1) -> Plan:
     return Plan((*first, *later), base)
 
 
-def places(config: Config, wishes: Wishes, plan: Plan) -> list[dict[str, float]]:
+def places(config: Config, placement: Ray, plan: Plan) -> list[dict[str, float]]:
     """What Ray is to reserve: for home, and for each group of actors with its shard."""
     count = learners(config)
-    each = wishes.learner_gpus
+    each = placement.learner_gpus
     gpus = each * count
     if 0 < each < 1 < gpus:  # beyond one, Ray reserves whole ones only, and a learner's part lies on one of them
         gpus = math.ceil(count / math.floor(1 / each + 1e-9))
-    home = {"CPU": wishes.learner_cpus * count} | ({"GPU": float(gpus)} if gpus else {})
-    return [home, *({"CPU": wishes.shard_cpus + len(slots) * wishes.actor_cpus} for slots in plan.slots)]
+    home = {"CPU": placement.learner_cpus * count} | ({"GPU": float(gpus)} if gpus else {})
+    return [home, *({"CPU": placement.shard_cpus + len(slots) * placement.actor_cpus} for slots in plan.slots)]
 
 
 def enough(plan: Plan, replays: Sequence[Mapping[str, Any]], groups: Collection[int]) -> bool:

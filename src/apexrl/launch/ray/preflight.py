@@ -10,12 +10,12 @@ import ray
 from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError
 
 from apexrl.config import Config
+from apexrl.config.placement import Ray
 from apexrl.errors import ConfigError, EnvError, WorkerError
 from apexrl.launch.probe import revive
 from apexrl.launch.ray.cluster import Cluster
 from apexrl.launch.ray.group_plan import Plan, places, plan
 from apexrl.launch.ray.ray_actors import Hello, hello, probe_on
-from apexrl.launch.ray.resources import Wishes
 from apexrl.launch.supervisor import Interrupts
 from apexrl.run.folder import versions
 from apexrl.topologies import Probe
@@ -27,15 +27,15 @@ _COMPARED = ("apexrl", "torch", "numpy", "gymnasium")
 _NOT_INSTALLED = ("No module named", "failed to import", "Failed to import")
 
 
-def receive(config: Config, wishes: Wishes, cluster: Cluster, interrupts: Interrupts) -> tuple[Probe, Plan]:
+def receive(config: Config, placement: Ray, cluster: Cluster, interrupts: Interrupts) -> tuple[Probe, Plan]:
     """What the probe saw in the learner's place, and who works in which group.
 
     Raises:
         ConfigError: the cluster does not have the places, or its nodes have other versions than this process.
         EnvError, ApexrlError: what the probe met.
     """
-    decided = fitting(config, wishes, cluster)
-    reserve(config, wishes, decided, cluster, interrupts)
+    decided = fitting(config, placement, cluster)
+    reserve(config, placement, decided, cluster, interrupts)
     greetings = [cluster.task(hello, place).remote() for place in range(decided.base + 1)]
     for greeting in _await(greetings, HELLO_SECONDS, "the nodes do not start processes", interrupts):
         compare(greeting)
@@ -48,25 +48,25 @@ def receive(config: Config, wishes: Wishes, cluster: Cluster, interrupts: Interr
     return seen, decided
 
 
-def fitting(config: Config, wishes: Wishes, cluster: Cluster) -> Plan:
+def fitting(config: Config, placement: Ray, cluster: Cluster) -> Plan:
     """The plan for as many nodes as could take a group of its size each; small ones are not counted."""
-    nodes = len(cluster.nodes({"CPU": wishes.shard_cpus + wishes.actor_cpus}))
-    first = plan(config, wishes, nodes, queues(config))
+    nodes = len(cluster.nodes({"CPU": placement.shard_cpus + placement.actor_cpus}))
+    first = plan(config, placement, nodes, queues(config))
     for fewer in range(nodes, 0, -1):
-        decided = plan(config, wishes, fewer, queues(config))
-        largest = max(place["CPU"] for place in places(config, wishes, decided)[1 : decided.base + 1])
+        decided = plan(config, placement, fewer, queues(config))
+        largest = max(place["CPU"] for place in places(config, placement, decided)[1 : decided.base + 1])
         if len(cluster.nodes({"CPU": largest})) >= decided.base:
             return decided
     return first
 
 
-def reserve(config: Config, wishes: Wishes, decided: Plan, cluster: Cluster, interrupts: Interrupts) -> None:
+def reserve(config: Config, placement: Ray, decided: Plan, cluster: Cluster, interrupts: Interrupts) -> None:
     """Reserve the places of home and of the groups that the run begins with.
 
     Raises:
         ConfigError: the cluster does not have them.
     """
-    bundles = places(config, wishes, decided)[: decided.base + 1]
+    bundles = places(config, placement, decided)[: decided.base + 1]
     cluster.reserve(bundles, lambda: interrupts.count > 0)
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from apexrl.config import Config
+from apexrl.config.placement import Ray
 from apexrl.errors import ConfigError
 from apexrl.launch.local_run import record
 from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.group_plan import most_actors
 from apexrl.launch.ray.ray_metrics import Figures
-from apexrl.launch.ray.resources import Wishes, remember
+from apexrl.launch.ray.resources import remember
 from apexrl.launch.run_claim import Claim
 from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.supervisor import Interrupts
@@ -26,7 +27,7 @@ from apexrl.topologies.program import Program
 
 def cluster(
     config: Config,
-    wishes: Wishes,
+    placement: Ray,
     observers: Sequence[Observer],
     claim: Claim | None,
     interrupts: Interrupts,
@@ -47,14 +48,14 @@ def cluster(
             raise ConfigError(f"{what}: leave it out, or --ray")
     wire = topology(config.topology)
     config = replace(config, out=str(Path(config.out).resolve()))  # nodes have working directories of their own
-    with closing(Driver(config, wishes, interrupts)) as driver:
+    with closing(Driver(config, placement, interrupts)) as driver:
         seen = driver.probe()
         slots = replace(config.actor, actors=most_actors(config))
         program = wire(replace(config, actor=slots), seen)
         driver.check(program)  # refused before there is a folder
 
         def body(ledger: Ledger, nothing: Wiring) -> None:
-            ledger.note("wishes.json", lambda: remember(wishes, ledger.folder.path, ledger.folder.lives.check))
+            ledger.note("ray.json", lambda: remember(placement, ledger.folder.path, ledger.folder.lives.check))
             try:
                 with closing(Figures(driver.namespace, ledger.folder)) as figures:
                     ledger.note("ray.json", figures.write)

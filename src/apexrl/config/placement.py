@@ -1,0 +1,94 @@
+"""Where a run's parts live: on this machine alone (None), also on hosts that join through Redis or TCP, or on Ray.
+
+A placement is not part of the configuration: it names machines, and may hold a password or a token.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
+
+from apexrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from apexrl.links.tcp.tls import ServerTls
+
+_RAY_FLAGS = ("actor_cpus", "learner_gpus", "replay_shards")  # the others can be set from Python only
+
+
+@dataclass(frozen=True)
+class Redis:
+    """The learner's side of a run that other hosts join through a Redis server, with actors."""
+
+    url: str = field(repr=False)
+    """redis://USER:PASSWORD@HOST:PORT, with TLS rediss://."""
+    run: str = ""
+    """The run's name on the server; empty: the name of its folder."""
+    actors: bool | None = True
+    """Whether the learner's machine brings actors too; None: as the resumed run did."""
+    token: str = field(default="", repr=False)
+    """Secret shared with the hosts, which signs the run's record; empty: the record is not signed."""
+    replace_run: bool = False
+    """Delete what the server keeps of another run of that name which has no learner."""
+
+
+@dataclass(frozen=True)
+class Listen:
+    """The learner's side of a run that other hosts join over TCP, with environment workers."""
+
+    listen: str
+    """HOST:PORT. An empty host is this machine alone, 0.0.0.0 all its addresses; brackets around an IPv6 address."""
+    token: str = field(repr=False)
+    """Secret that a host must know to join."""
+    tls: ServerTls | None = None
+    """The run's certificate; None: no TLS."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """(host, port). Raises ValueError when ``listen`` is not HOST:PORT."""
+        host, colon, port = self.listen.rpartition(":")
+        if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+            raise ValueError(self.listen)
+        bare = host.removeprefix("[").removesuffix("]")
+        if (":" in bare) != (host != bare):
+            raise ValueError(self.listen)
+        return bare or "127.0.0.1", int(port)
+
+
+@dataclass(frozen=True)
+class Ray:
+    """A run on a Ray cluster, and the resources that it asks for."""
+
+    address: str = "auto"
+    """``auto``: the cluster that this machine belongs to; ``local``: a new one on this machine alone, which ends with
+    the run; else HOST:PORT of a cluster's head."""
+    actor_cpus: float = 1.0
+    """Processors that Ray reserves for each actor; below one for simulators that mostly wait."""
+    learner_cpus: float = 1.0
+    """Processors for the learner and the evaluator beside it."""
+    learner_gpus: float = 0.0
+    """GPUs for the learner."""
+    replay_shards: int = 0
+    """Actor groups, each with a shard of the replay; 0: one per node, and no more than there are actors."""
+    shard_cpus: float = 1.0
+    """Processors for each shard."""
+    wait_seconds: float = 10.0
+    """Seconds to wait for these resources (a cluster that scales by itself needs minutes)."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a value that no cluster can provide; the message names it."""
+        for entry in fields(self)[1:]:
+            name, value = entry.name, getattr(self, entry.name)
+            flag = f"--{name.replace('_', '-')}" if name in _RAY_FLAGS else f"Ray {name}"
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+                raise ConfigError(f"{flag} must be a number from 0 on, not {value!r}")
+            if name in ("learner_cpus", "shard_cpus") and not value:
+                raise ConfigError(f"{flag} must be more than 0: Ray schedules nothing without resources")
+            if name == "replay_shards" and value != int(value):
+                raise ConfigError(f"{flag} must be a whole number, not {value}")
+            if name == "learner_gpus" and value > 1 and value != int(value):
+                raise ConfigError(f"{flag} {value:g}: beyond one, Ray gives whole GPUs only")
+
+
+Placement = Redis | Listen | Ray
