@@ -125,8 +125,8 @@ def test_a_run_that_was_on_no_cluster_is_resumed_on_one_if_it_is_said(tmp_path: 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"address": "auto", "many": 1}', '{"actor_cpus": "two"}'])
 def test_a_note_that_cannot_be_read_is_said_with_what_to_do(tmp_path: Path, text: str) -> None:
-    (tmp_path / "ray.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"ray\.json cannot be read .*: delete it, and say --ray again"):
+    (tmp_path / "placement.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"placement\.json cannot be read .*: delete it, and say --ray again"):
         resumed(tmp_path, "")
 
 

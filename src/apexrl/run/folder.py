@@ -13,7 +13,7 @@ runs/NAME/
   autotune.png         with --autotune: what was tried, and what it gave
   hosts.json           of a run over several hosts: its name and id on the Redis server
   ray.json             of a run on Ray: the cluster's address, and the run's namespace there
-  ray.json             … and what it asks of a Ray cluster, for a resume
+  placement.json       of a run on Ray: the address and resources that it asked for, for a resume
   summary.json         written last
 """
 

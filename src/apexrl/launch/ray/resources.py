@@ -18,7 +18,7 @@ from apexrl.run.atomic_files import read_text, replace_text
 HERE = "none"
 """In place of a cluster's address: a run that was on one is resumed on this machine alone."""
 
-_FILE = "ray.json"  # in the run folder
+_FILE = "placement.json"  # in the run folder
 
 
 def remember(placement: Ray, folder: Path, check: Callable[[], None] = lambda: None) -> None:
