@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+from apexrl import roles
 from apexrl.errors import EnvError, NonFiniteError
 from apexrl.links.local.tunable_count import Knob
 from apexrl.protocols import Context
@@ -79,16 +81,20 @@ class Counts:
         self._context.send("log", text=f"closed {self._context.name} {'hurried' if self._context.hurried() else ''}")
 
 
-class Actor(Counts): ...
+class Actor(Counts):
+    traits = roles.Actor.traits
 
 
 class Learner(Counts):
+    traits = replace(roles.Learner.traits, writes_checkpoints=False)
+
     def step(self) -> bool:
         self._context.count(updates=1)
         return super().step()
 
 
-class Evaluator(Counts): ...
+class Evaluator(Counts):
+    traits = replace(roles.Evaluator.traits, writes_to_folder=False)
 
 
 class Turned(Learner):

@@ -182,7 +182,7 @@ def test_the_run_may_stop_while_workers_come(tmp_path: Path, script: Callable[..
 def test_the_run_may_stop_while_workers_leave(
     tmp_path: Path, script: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(supervisor._GRACE_SECONDS, "actor", 0.3)
+    monkeypatch.setattr(Actor, "traits", replace(Actor.traits, grace_seconds=0.3))
     script(3, 1, 1, 1)
 
     def act(status: RunStatus) -> bool:

@@ -22,6 +22,7 @@ from apexrl.launch.run_ledger import Base, Ledger
 from apexrl.launch.supervisor import PRELOAD, Interrupts, Supervisor, preloaded
 from apexrl.launch.wiring import Wiring
 from apexrl.links.local.control_board import HURRY, STOP, ControlBoard
+from apexrl.roles.role_traits import RoleTraits
 from apexrl.run.folder import RunFolder
 from apexrl.topologies.program import Program
 
@@ -259,7 +260,7 @@ def test_the_death_of_the_fork_server_ends_everything(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(supervisor._GRACE_SECONDS, "actor", 0.3)
+    monkeypatch.setattr(Actor, "traits", replace(Actor.traits, grace_seconds=0.3))
     watcher = supervise(tmp_path, {"1.0": "never stops"})
     assert watcher.texts.count("actor-1 did not stop in time and was killed") == 1
     assert watcher.summary["stopped_by"] == "env_steps"
@@ -311,7 +312,8 @@ def test_whoever_writes_the_replay_has_the_time_for_it(
 ) -> None:
     """Of several learners none owns the replay: its own role does, and saves it after Ctrl-C too."""
     boss: Any = SimpleNamespace(_board=SimpleNamespace(stop=word), _config=override(Config(), {"save_replay": save}))
-    slot: Any = SimpleNamespace(node=SimpleNamespace(name=name, keeps=keeps))
+    traits = RoleTraits(writes_replay=name == "replay", writes_checkpoints=keeps)
+    slot: Any = SimpleNamespace(node=SimpleNamespace(name=name, traits=traits))
     grace = Supervisor._grace(boss, slot)
     assert grace == seconds if seconds else grace != supervisor._REPLAY_GRACE_SECONDS
 

@@ -20,14 +20,18 @@ from apexrl.report.live_panel import (
     panel,
     sparkline,
 )
+from apexrl.roles import Actor, Learner
 from apexrl.run.status import PolicyLag, RunStatus, WorkerStatus
 
 FOLDER = Path("runs/cartpole-1")
 
 
 def a_status(actors: int = 2) -> RunStatus:
-    workers = [WorkerStatus("learner-0", "learner", 0, 100, "learning", 0, 412.3, 0.1)]
-    workers += [WorkerStatus(f"actor-{i}", "actor", i, 200 + i, "acting", 0, 4000.0, 0.1) for i in range(actors)]
+    workers = [WorkerStatus("learner-0", "learner", 0, 100, "learning", 0, 412.3, 0.1, Learner.traits.work)]
+    workers += [
+        WorkerStatus(f"actor-{i}", "actor", i, 200 + i, "acting", 0, 4000.0, 0.1, Actor.traits.work)
+        for i in range(actors)
+    ]
     workers[-1].state, workers[-1].restarts, workers[-1].pid = "restarting", 3, None
     return RunStatus(
         phase="training",

@@ -40,9 +40,9 @@ def test_workers_and_the_keeper_share_parameters_and_nothing_travels_to_a_learne
 
 
 def test_the_keeper_alone_writes_checkpoints() -> None:
-    assert [name for name, node in nodes().items() if node.keeps] == ["parameter_server"]
+    assert [name for name, node in nodes().items() if node.traits.writes_checkpoints] == ["parameter_server"]
     apex = {node.name: node for node in topology("apex")(Config(), Probe(SPEC, {}, 64)).nodes}
-    assert [name for name, node in apex.items() if node.keeps] == ["learner"]
+    assert [name for name, node in apex.items() if node.traits.writes_checkpoints] == ["learner"]
 
 
 def test_statistics_of_ones_own_are_not_shared() -> None:

@@ -37,7 +37,7 @@ def test_one_server_has_the_model_and_workers_have_environments() -> None:
     assert {"weights", "replay"}.isdisjoint(worker.ports)
     assert worker.ports["inference"] is server.ports["inference"]
     assert server.ports["weights"] is nodes["evaluator"].ports["weights"]
-    assert server.keeps
+    assert server.traits.writes_checkpoints
     assert (server.env_timeout, worker.env_timeout) == (None, 9.0)
     assert worker.nice > server.nice == 0
 

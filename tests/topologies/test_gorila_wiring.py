@@ -97,7 +97,7 @@ def test_workers_of_a3c_send_to_the_same_servers_without_hogwild() -> None:
 def test_servers_alone_write_checkpoints(name: str, agent: str, probe: Probe) -> None:
     changes: dict[str, Any] = {"hogwild": False} if name == "a3c" else {}
     found = nodes(name, agent, probe, **changes)
-    assert [role for role, node in found.items() if node.keeps] == ["parameter_server"]
+    assert [role for role, node in found.items() if node.traits.writes_checkpoints] == ["parameter_server"]
 
 
 def test_what_it_cannot_run_is_refused() -> None:

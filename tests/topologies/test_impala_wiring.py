@@ -76,8 +76,8 @@ def test_several_learners_have_a_queue_each_and_one_board() -> None:
     found = nodes(topology("impala")(config_for(actors=5, learners=2), able))
     assert {name: node.count for name, node in found.items()} == {"learner": 2, "actor": 5, "evaluator": 1}
     learner, actor = found["learner"], found["actor"]
-    assert learner.keeps
-    assert not actor.keeps
+    assert learner.traits.writes_checkpoints
+    assert not actor.traits.writes_checkpoints
     assert learner.ports["queue_0"] is actor.ports["queue_0"] is not actor.ports["queue_1"]
     assert learner.ports["weights"] is actor.ports["weights"] is found["evaluator"].ports["weights"]
     link = learner.ports["averaging"]

@@ -42,7 +42,7 @@ def test_home_keeps_every_role_but_the_actors() -> None:
     assert list(home) == ["learner", "evaluator"]
     assert home["learner"].ports["replay"] is sampler
     assert home["learner"].ports["weights"] is home["evaluator"].ports["weights"]
-    assert home["learner"].keeps
+    assert home["learner"].traits.writes_checkpoints
     assert not any(isinstance(port, ReplayLink) for node in home.values() for port in node.ports.values())
 
 

@@ -18,15 +18,14 @@ from apexrl.links.local.control_board import DROPPED
 from apexrl.links.local.role_context import InlineContext, InlineRun
 from apexrl.protocols import Role
 from apexrl.run.metrics import RateMeter
-from apexrl.run.status import OTHER_WORK, WORK, WorkerStatus
-from apexrl.topologies.program import BatchesLink, Program, ReplayLink
+from apexrl.run.status import WorkerStatus
+from apexrl.topologies.program import BatchesLink, Node, Program, ReplayLink
 
 STEPS_PER_SECOND = 10_000.0
 """Environment steps that count as one second for periods (evaluations, checkpoints): a usual speed of a small run."""
 
 _STUCK_ROUNDS = 2000
 _SHOW_SECONDS = 0.25
-_UNCOUPLED_UPDATES = 1  # learner updates per round when nothing couples them to the actors' steps
 
 
 def run_serial(program: Program, ledger: Ledger, wiring: Wiring, interrupts: Interrupts) -> None:
@@ -35,7 +34,7 @@ def run_serial(program: Program, ledger: Ledger, wiring: Wiring, interrupts: Int
     shared = InlineRun(lambda name, kind, values: ledger.hear(kind, _detached(values)), STEPS_PER_SECOND)
     base = ledger.base
     shared.totals.update(env_steps=base.env_steps, updates=base.updates, episodes=base.episodes)
-    members: list[tuple[InlineContext, Role]] = []
+    members: list[tuple[Node, InlineContext, Role]] = []
     for node in program.nodes:
         for index in range(node.count):
             context = InlineContext(
@@ -46,21 +45,16 @@ def run_serial(program: Program, ledger: Ledger, wiring: Wiring, interrupts: Int
                 generation=0,
                 seed=slot_seed(config.seed, node.name, index, 0, base.env_steps),
                 folder=ledger.folder.path,
-                life=ledger.folder.lives.grant(f"{node.name}-{index}") if node.fenced else 0,
+                life=ledger.folder.lives.grant(f"{node.name}-{index}") if node.traits.fenced else 0,
             )
-            members.append((context, node.factory(context, **wiring.ports(node))))
-    turns = {
-        "actor": 1,
-        "worker": 1,
-        "gradient_learner": 1,
-        "learner": _STUCK_ROUNDS if _held(program) else _UNCOUPLED_UPDATES,
-    }
-    rates = {context.name: RateMeter() for context, _ in members}
+            members.append((node, context, node.factory(context, **wiring.ports(node))))
+    limited = _limited(program)
+    rates = {context.name: RateMeter() for _, context, _ in members}
     stuck = 0
     shown = float("-inf")
 
     def show() -> None:
-        workers = [_status(context, rates[context.name]) for context, _ in members]
+        workers = [_status(node, context, rates[context.name]) for node, context, _ in members]
         ledger.tick(
             time.monotonic(),
             totals=shared.totals.__getitem__,
@@ -74,8 +68,9 @@ def run_serial(program: Program, ledger: Ledger, wiring: Wiring, interrupts: Int
 
     while ledger.stop_reason is None:
         moved = False
-        for context, role in members:
-            left = turns.get(context.role, -1)  # an evaluation is finished before anybody else goes on
+        for node, _, role in members:
+            traits = node.traits
+            left = _STUCK_ROUNDS if limited and traits.serial_limited else traits.serial_steps or -1
             while left != 0 and ledger.stop_reason is None and not interrupts.count and role.step():
                 moved = True
                 left -= 1
@@ -95,27 +90,28 @@ def run_serial(program: Program, ledger: Ledger, wiring: Wiring, interrupts: Int
     ledger.training_ends(time.monotonic())
     shared.stopping = True
     shared.hurried = ledger.stop_reason == "interrupted"
-    for _, role in members:
+    for _, _, role in members:
         role.close()
     show()
 
 
-def _held(program: Program) -> bool:
-    """Whether something tells learners when they have had enough: a limiter, or a queue that is empty."""
+def _limited(program: Program) -> bool:
+    """Whether a limiter or a queue decides how many updates follow a step of the actors."""
     ports = [port for node in program.nodes for port in node.ports.values()]
     replays = [port.replay if isinstance(port, BatchesLink) else port for port in ports]
     options = [replay.options for replay in replays if isinstance(replay, ReplayLink)]
     return any(one.get("sampler") == "fifo" or one.get("samples_per_insert", 0.0) > 0 for one in options)
 
 
-def _status(context: InlineContext, rate: RateMeter) -> WorkerStatus:
-    work = WORK.get(context.role, OTHER_WORK)
+def _status(node: Node, context: InlineContext, rate: RateMeter) -> WorkerStatus:
+    work = node.traits.work
     return WorkerStatus(
         name=context.name,
         role=context.role,
         index=context.index,
         state=work.activity,
         rate=rate.add(time.monotonic(), context.counts[work.counter]),
+        work=work,
     )
 
 

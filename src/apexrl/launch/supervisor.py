@@ -50,10 +50,6 @@ PRELOAD = (
 _TICK_SECONDS = 0.1
 _FIRST_TICK_SECONDS = 0.02  # until the first environment step, so that its time is known closely
 _SHOW_SECONDS = 0.25
-_TEN_SECONDS = "actor env_worker inference_server rollout_worker policy_worker worker gradient_learner gateway"
-_GRACE_SECONDS = dict.fromkeys(_TEN_SECONDS.split(), 10.0) | {"intake": 20.0, "uplink": 30.0}
-"""From the stop to the kill; others: no limit."""
-
 _STARTER_SECONDS = 5.0  # without a sign of the fork server, after which nothing is asked of it
 _LEAVE_SECONDS = 20.0  # from being asked to leave, while the run goes on, to the kill
 _KEEPER_GRACE_SECONDS = 120.0  # of the role that writes checkpoints
@@ -209,7 +205,7 @@ class Supervisor:
 
     def _begin(self, slot: Slot, now: float) -> None:
         """Start a life, if one that writes into the run folder can have its number."""
-        life = self._ledger.number(slot.name) if slot.node.fenced else 0
+        life = self._ledger.number(slot.name) if slot.node.traits.fenced else 0
         if life is None:
             slot.restart_at = now + _NUMBER_SECONDS
             return
@@ -291,7 +287,7 @@ class Supervisor:
                 slot.last_error = ""
             else:
                 self._ledger.tell(f"{slot.name} did not stop in good order: {slot.headline}", "warning")
-            if slot.errors and slot.node.keeps and self._failure is None:
+            if slot.errors and slot.node.traits.writes_checkpoints and self._failure is None:
                 trace = slot.errors[-1]["traceback"]
                 self._failure = self._fatal(slot) or WorkerError(f"{slot.name} failed at the end:\n{trace}")
             return
@@ -399,11 +395,12 @@ class Supervisor:
     def _grace(self, slot: Slot) -> float:
         """Seconds from the stop in which a worker may wind up."""
         hurry = self._board.stop == HURRY
-        if self._config.learner.save_replay and (slot.node.keeps or slot.node.name == "replay"):
+        traits = slot.node.traits
+        if self._config.learner.save_replay and (traits.writes_checkpoints or traits.writes_replay):
             return _REPLAY_GRACE_SECONDS
-        if slot.node.keeps:
+        if traits.writes_checkpoints:
             return _HURRIED_KEEPER_SECONDS if hurry else _KEEPER_GRACE_SECONDS
-        return _HURRIED_GRACE_SECONDS if hurry else _GRACE_SECONDS.get(slot.node.name, float("inf"))
+        return _HURRIED_GRACE_SECONDS if hurry else traits.grace_seconds
 
     def _kill(self, slot: Slot) -> None:
         """Kill a worker with everything it started."""
@@ -430,7 +427,7 @@ class Supervisor:
                 slot.gone = True
         elif self._board.stop == RUN:
             self._ledger.stop("interrupted")
-            keeps = any(slot.node.keeps for slot in self._slots)
+            keeps = any(slot.node.traits.writes_checkpoints for slot in self._slots)
             last = "writing the final checkpoint" if keeps else "handing over what there is"
             self._ledger.tell(f"interrupted: {last} (Ctrl-C again ends at once)", "warning")
         else:

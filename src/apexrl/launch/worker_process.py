@@ -19,8 +19,8 @@ from apexrl.errors import AgentError, ConfigError, FencedError, NonFiniteError, 
 from apexrl.launch.stall_dump import dump_on_request
 from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.local.role_context import SharedContext
+from apexrl.roles.role_traits import traits_of
 from apexrl.run.atomic_files import Quiet
-from apexrl.run.status import OTHER_WORK, WORK
 from apexrl.topologies.program import Factory
 
 FATAL = (NonFiniteError, ConfigError, SpecError, AgentError, FencedError)
@@ -81,7 +81,7 @@ def work(channel: socket.socket, assignment: Assignment) -> int:
 
 def run_role(context: SharedContext, factory: Factory, ports: Mapping[str, Any]) -> int:
     """Make a role and let it step until it is told to stop; returns the exit code. An error becomes a message."""
-    activity = WORK.get(context.role, OTHER_WORK).activity
+    activity = traits_of(factory).work.activity
     try:
         role = factory(context, **ports)
         while not context.should_stop():

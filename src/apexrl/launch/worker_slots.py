@@ -16,7 +16,7 @@ from apexrl.links.local import worker_messages
 from apexrl.links.local.control_board import STATES, ControlBoard
 from apexrl.links.local.stall_detector import Standstill
 from apexrl.run.metrics import RateMeter
-from apexrl.run.status import WORK, WorkerState, WorkerStatus
+from apexrl.run.status import WorkerState, WorkerStatus
 from apexrl.shared import available_memory
 from apexrl.topologies.program import Node
 
@@ -137,8 +137,7 @@ class Slot:
 
     @property
     def work_done(self) -> int:
-        work = WORK.get(self.node.name)
-        return self.row.counter(work.counter) if work else 0
+        return self.row.counter(self.node.traits.work.counter)
 
     def hangs(self, now: float, stall_timeout: float) -> bool:
         """Whether the environment call in progress has taken longer than it may, or the loop does not go on; ``hung``
@@ -177,6 +176,7 @@ class Slot:
             restarts=self.restarts,
             rate=self._rate.add(now, self.work_done),
             heartbeat_age_seconds=max(0.0, now - self.row.heartbeat),
+            work=self.node.traits.work,
         )
 
     @property

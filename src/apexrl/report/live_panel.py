@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from apexrl.run.atomic_files import Quiet
-from apexrl.run.status import OTHER_WORK, WORK, Level, Observer, RunStatus, WorkerStatus
+from apexrl.run.status import Level, Observer, RunStatus, WorkerStatus
 
 if TYPE_CHECKING:
     from apexrl.config import Config, StopConfig
@@ -250,9 +250,8 @@ class View:
 
     def _workers(self, width: int) -> RenderableType:
         workers = self.status.workers
-        steps = {role for role, work in WORK.items() if work.counter == "env_steps"}
-        actors = [worker for worker in workers if worker.role in steps]
-        rows = [worker for worker in workers if worker.role not in steps]
+        actors = [worker for worker in workers if worker.work.counter == "env_steps"]
+        rows = [worker for worker in workers if worker.work.counter != "env_steps"]
         crowded = len(actors) > ROWS_SHOWN
         rows += [w for w in actors if w.state in ("hung", "failed", "restarting")][:ROWS_SHOWN] if crowded else actors
         table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
@@ -419,8 +418,7 @@ def _worker_row(worker: WorkerStatus) -> tuple[RenderableType, ...]:
     state = Text.assemble((f"● {worker.state}", _COLOURS[worker.state]))
     if worker.restarts:
         state.append(f" ({worker.restarts})", style="yellow")
-    unit = WORK.get(worker.role, OTHER_WORK).unit
-    rate = Text(f"{number(worker.rate)} {unit}" if worker.rate else "–")
+    rate = Text(f"{number(worker.rate)} {worker.work.unit}" if worker.rate else "–")
     age = worker.heartbeat_age_seconds
     seen = Text(f"{age:.1f} s ago", style="red" if age > 10 else "dim")
     return worker.name, state, rate, Text(str(worker.pid or "–"), style="dim"), seen

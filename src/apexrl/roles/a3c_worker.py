@@ -18,8 +18,10 @@ from apexrl.roles.env_player import Player
 from apexrl.roles.hogwild import InPlace
 from apexrl.roles.parameter_client import ParameterClient
 from apexrl.roles.policy_lag import LagMeter, lags_of
+from apexrl.roles.role_traits import RoleTraits
 from apexrl.roles.unroll_builder import UnrollBuilder
 from apexrl.roles.update_pace import Anneal
+from apexrl.run.status import Work
 from apexrl.spec import EnvSpec
 
 _REPORT_SECONDS = 0.5
@@ -46,6 +48,8 @@ class Worker:
         parameters: in shared memory.
         gradients: the way to their servers; None: they are changed in place.
     """
+
+    traits = RoleTraits("worker", Work("env_steps", "steps/s", "acting"), grace_seconds=10.0, serial_steps=1)
 
     def __init__(
         self,

@@ -13,6 +13,8 @@ from apexrl.errors import AgentError, WaitTimeout
 from apexrl.protocols import Agent, Arrays, Context, Item, Prioritizing, StepWriter, WeightsReader
 from apexrl.roles.env_player import VERSION as VERSION
 from apexrl.roles.env_player import Player
+from apexrl.roles.role_traits import RoleTraits
+from apexrl.run.status import Work
 from apexrl.spec import Array, EnvSpec, Field
 
 if TYPE_CHECKING:
@@ -53,6 +55,8 @@ class Actor:
     Slot ``index`` of the run owns M rungs that span the ladder of ε or σ, whoever serves in it; environments and
     exploration noise are seeded anew in every generation.
     """
+
+    traits = RoleTraits("actor", Work("env_steps", "steps/s", "acting"), grace_seconds=10.0, serial_steps=1)
 
     def __init__(
         self, context: Context, *, config: Config, spec: EnvSpec, replay: Replay, weights: WeightsReader

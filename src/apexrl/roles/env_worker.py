@@ -10,6 +10,8 @@ import numpy as np
 from apexrl.config import Config
 from apexrl.protocols import Context
 from apexrl.roles.env_splits import EnvGroups
+from apexrl.roles.role_traits import RoleTraits
+from apexrl.run.status import Work
 from apexrl.spec import Array, EnvSpec, Field
 
 if TYPE_CHECKING:
@@ -60,6 +62,8 @@ def group_sizes(config: Config) -> tuple[int, ...]:
 
 class EnvWorker:
     """SEED's actor (Espeholt et al. 2020, §3.1) with Sample Factory's double buffering (``EnvGroups``)."""
+
+    traits = RoleTraits("env_worker", Work("env_steps", "steps/s", "acting"), grace_seconds=10.0)
 
     def __init__(
         self, context: Context, *, config: Config, spec: EnvSpec, inference: InferenceLink | RemoteInference

@@ -13,8 +13,10 @@ from apexrl.protocols import Agent, Context, State, WeightsReader
 from apexrl.roles import checkpointing
 from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.env_arrays import zeroed
+from apexrl.roles.role_traits import RoleTraits
 from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
+from apexrl.run.status import Work
 from apexrl.spec import Array, EnvSpec
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ class Evaluator:
     The final figure is unbiased: its seeds chose neither the weights nor the moment to stop.
     """
 
-    fenced = True
+    traits = RoleTraits("evaluator", Work("evaluations", "evals/s", "evaluating"), writes_to_folder=True)
 
     def __init__(self, context: Context, *, config: Config, spec: EnvSpec, weights: WeightsReader) -> None:
         from apexrl.agents import agent_class

@@ -11,7 +11,8 @@ from apexrl.config import Config
 from apexrl.config.placement import Listen
 from apexrl.errors import ConfigError
 from apexrl.protocols import Context
-from apexrl.run.status import Level
+from apexrl.roles.role_traits import RoleTraits
+from apexrl.run.status import Level, Work
 
 if TYPE_CHECKING:
     from apexrl.links.local.inference import InferenceLink
@@ -36,6 +37,8 @@ class InferenceGateway:
         record: what other hosts are told of the run.
         first: slot of a remote worker; those before it are this host's.
     """
+
+    traits = RoleTraits("gateway", Work("env_steps", "steps/s", "carrying"), grace_seconds=10.0)
 
     def __init__(
         self, context: Context, *, config: Config, inference: InferenceLink, listen: Listen, record: Record, first: int

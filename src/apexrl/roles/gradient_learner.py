@@ -17,7 +17,9 @@ from apexrl.roles.batch_source import DirectBatches, Unsent
 from apexrl.roles.learner import obituary, torch_device, write_back
 from apexrl.roles.parameter_client import ParameterClient
 from apexrl.roles.policy_lag import AgeLimit, LagMeter, lags_of
+from apexrl.roles.role_traits import RoleTraits
 from apexrl.roles.update_pace import Pace
+from apexrl.run.status import Work
 from apexrl.spec import EnvSpec
 
 if TYPE_CHECKING:
@@ -44,6 +46,10 @@ class GradientLearner:
     Batches whose loss is an outlier are left out, as there, but their priorities are written back. What counts as the
     loss is the mean weighted error, which every agent has at hand for every batch.
     """
+
+    traits = RoleTraits(
+        "gradient_learner", Work("gradients", "gradients/s", "learning"), grace_seconds=10.0, serial_steps=1
+    )
 
     def __init__(
         self,

@@ -9,6 +9,8 @@ from apexrl.protocols import Agent, Context, WeightsReader
 from apexrl.roles.actor import FIRST_VERSION, wanted_priorities
 from apexrl.roles.inference_batches import InferenceBatches
 from apexrl.roles.learner import torch_device
+from apexrl.roles.role_traits import RoleTraits
+from apexrl.run.status import Work
 from apexrl.spec import EnvSpec
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ class InferenceServer:
     A server that takes a dead one's place answers what it finds. The steps that were under way are lost; recurrent
     states and streams begin anew, in the midst of episodes, the one like the other.
     """
+
+    traits = RoleTraits("inference_server", Work("batches", "batches/s", "serving"), grace_seconds=10.0)
 
     def __init__(
         self,

@@ -12,7 +12,9 @@ from apexrl.config import Config
 from apexrl.errors import FrameError, LinkError, OwnershipError, WaitTimeout
 from apexrl.protocols import Context
 from apexrl.roles.host_messages import HostMessages
+from apexrl.roles.role_traits import RoleTraits
 from apexrl.roles.uplink import COUNTED, LIVES
+from apexrl.run.status import Work
 
 if TYPE_CHECKING:
     from apexrl.links.redis.experience_stream import Received
@@ -41,6 +43,8 @@ class Intake:
         streams: the most environments of all other hosts together.
         fence: of the learner's place; where another learner has a newer one, this intake touches nothing any more.
     """
+
+    traits = RoleTraits("intake", Work("chunks", "chunks/s", "carrying"), grace_seconds=20.0)
 
     def __init__(
         self,

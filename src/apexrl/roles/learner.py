@@ -12,9 +12,11 @@ from apexrl.roles import checkpointing
 from apexrl.roles.actor import FIRST_VERSION
 from apexrl.roles.batch_source import DirectBatches, PrefetchedBatches, Ready, Unsent
 from apexrl.roles.policy_lag import AgeLimit, LagMeter, lags_of
+from apexrl.roles.role_traits import RoleTraits
 from apexrl.roles.sync_group import Group
 from apexrl.roles.update_pace import Anneal, Pace
 from apexrl.run.folder import RunFolder
+from apexrl.run.status import Work
 from apexrl.spec import Array, EnvSpec
 
 if TYPE_CHECKING:
@@ -43,7 +45,13 @@ class Learner:
     updates and writes checkpoints for all.
     """
 
-    keeps = True
+    traits = RoleTraits(
+        "learner",
+        Work("gradients", "updates/s", "learning"),
+        serial_steps=1,
+        serial_limited=True,
+        writes_checkpoints=True,
+    )
 
     def __init__(
         self,

@@ -11,9 +11,11 @@ from apexrl.roles import checkpointing
 from apexrl.roles.actor import FIRST_VERSION
 from apexrl.roles.inference_batches import InferenceBatches
 from apexrl.roles.learner import pinned
+from apexrl.roles.role_traits import RoleTraits
 from apexrl.roles.shared_model import Model
 from apexrl.roles.thread_pool import Crew
 from apexrl.roles.trainer import Trainer, TrainingBatches
+from apexrl.run.status import Work
 from apexrl.spec import EnvSpec
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ class ModelServer:
     checkpoint, and streams begin anew. What waits in the queue survives.
     """
 
-    keeps = True
+    traits = RoleTraits("model_server", Work("updates", "updates/s", "learning"), writes_checkpoints=True)
 
     def __init__(
         self,

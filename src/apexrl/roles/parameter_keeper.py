@@ -8,6 +8,8 @@ from apexrl.config import Config
 from apexrl.links.local.shared_parameters import SharedParameters
 from apexrl.protocols import Context, WeightsReader, WeightsWriter
 from apexrl.roles import checkpointing
+from apexrl.roles.role_traits import RoleTraits
+from apexrl.run.status import Work
 from apexrl.spec import EnvSpec
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ class ParameterKeeper:
     Where workers have statistics of their own, no checkpoint holds them: resumed workers begin with new ones.
     """
 
-    keeps = True
+    traits = RoleTraits("parameter_server", Work("published", "publications/s", "serving"), writes_checkpoints=True)
 
     def __init__(
         self, context: Context, *, config: Config, spec: EnvSpec, parameters: SharedParameters, weights: Weights

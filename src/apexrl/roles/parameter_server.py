@@ -11,6 +11,8 @@ from apexrl.links.local.parameter_slices import ONLINE, TARGET, Floats, Part
 from apexrl.links.local.sharded_parameters import ShardedParameters, ShardMemory
 from apexrl.protocols import Context
 from apexrl.roles import checkpointing
+from apexrl.roles.role_traits import RoleTraits
+from apexrl.run.status import Work
 from apexrl.spec import EnvSpec
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class ParameterServer:
     The last shard also counts the run's updates and writes its checkpoints, of all shards' vectors as they are.
     """
 
-    keeps = True
+    traits = RoleTraits("parameter_server", Work("published", "publications/s", "serving"), writes_checkpoints=True)
 
     def __init__(
         self,

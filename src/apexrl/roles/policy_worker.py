@@ -15,6 +15,8 @@ from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.actor import FIRST_VERSION, VERSION
 from apexrl.roles.inference_batches import InferenceMeter, Waiting
 from apexrl.roles.learner import torch_device
+from apexrl.roles.role_traits import RoleTraits
+from apexrl.run.status import Work
 from apexrl.spec import EnvSpec, is_observation
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ class PolicyWorker:
     recurrent states come with the request and go back with the answer. So it may die at any time: who comes in its
     place answers what it finds, and until then the other policy workers do (``Seats``).
     """
+
+    traits = RoleTraits("policy_worker", Work("batches", "batches/s", "serving"), grace_seconds=10.0)
 
     def __init__(
         self, context: Context, *, config: Config, spec: EnvSpec, inference: InferenceLink, weights: WeightsReader

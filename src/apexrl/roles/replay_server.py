@@ -8,6 +8,8 @@ from apexrl.config import Config
 from apexrl.protocols import Context
 from apexrl.roles import checkpointing
 from apexrl.roles.batch_source import Unsent
+from apexrl.roles.role_traits import RoleTraits
+from apexrl.run.status import Work
 
 if TYPE_CHECKING:
     from apexrl.replay import BatchServer
@@ -21,7 +23,7 @@ class ReplayServer:
     When it dies, its successor makes sum tree and order again from shared memory: items and learners stay.
     """
 
-    fenced = True
+    traits = RoleTraits("replay", Work("batches", "batches/s", "serving"), writes_replay=True, writes_to_folder=True)
 
     def __init__(self, context: Context, *, config: Config, batches: BatchServer) -> None:
         self._context = context

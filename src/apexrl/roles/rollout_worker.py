@@ -13,6 +13,8 @@ from apexrl.protocols import Context, StepWriter
 from apexrl.roles.actor import VERSION
 from apexrl.roles.env_splits import EnvGroups
 from apexrl.roles.env_worker import SIMULATORS_SECONDS
+from apexrl.roles.role_traits import RoleTraits
+from apexrl.run.status import Work
 from apexrl.spec import Array, EnvSpec, Field, is_observation
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ class RolloutWorker:
     Next actions are asked for before the last step is written. Where the replay takes no more, the step stays in hand,
     and its environments with it; others go on.
     """
+
+    traits = RoleTraits("rollout_worker", Work("env_steps", "steps/s", "acting"), grace_seconds=10.0)
 
     def __init__(
         self, context: Context, *, config: Config, spec: EnvSpec, inference: InferenceLink, replay: Replay

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from apexrl.config import Config
 from apexrl.errors import FrameError, SpecError
 from apexrl.protocols import Context
+from apexrl.roles.role_traits import RoleTraits
+from apexrl.run.status import Work
 
 if TYPE_CHECKING:
     from apexrl.links.redis.experience_stream import ExperienceSender
@@ -42,6 +44,8 @@ class Uplink:
     When experience finds no way, slots fill and actors wait, as they do at home. Weights are pulled once for all actors
     here, by a thread, onto the board that they read.
     """
+
+    traits = RoleTraits("uplink", Work("chunks", "chunks/s", "carrying"), grace_seconds=30.0)
 
     def __init__(
         self,

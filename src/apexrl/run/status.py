@@ -35,34 +35,15 @@ to be killed; ``failed``: given up on."""
 
 
 class Work(NamedTuple):
-    """What a role does, for whoever counts and shows it."""
+    """What a role's progress is counted in."""
 
-    counter: str  # that tells how much of it is done
-    unit: str  # of its rate
-    activity: WorkerState
+    counter: str  # of the control board
+    unit: str  # of the rate
+    activity: WorkerState  # while it works
 
-
-WORK: Final[Mapping[str, Work]] = {
-    "actor": Work("env_steps", "steps/s", "acting"),
-    "learner": Work("gradients", "updates/s", "learning"),  # of several, only the first counts updates
-    "evaluator": Work("evaluations", "evals/s", "evaluating"),
-    "worker": Work("env_steps", "steps/s", "acting"),
-    "env_worker": Work("env_steps", "steps/s", "acting"),
-    "model_server": Work("updates", "updates/s", "learning"),
-    "inference_server": Work("batches", "batches/s", "serving"),
-    "rollout_worker": Work("env_steps", "steps/s", "acting"),
-    "policy_worker": Work("batches", "batches/s", "serving"),
-    "gradient_learner": Work("gradients", "gradients/s", "learning"),
-    "parameter_server": Work("published", "publications/s", "serving"),
-    "replay": Work("batches", "batches/s", "serving"),
-    "gateway": Work("env_steps", "steps/s", "carrying"),
-    "intake": Work("chunks", "chunks/s", "carrying"),
-    "uplink": Work("chunks", "chunks/s", "carrying"),
-}
-"""Of every role that there is, by its name."""
 
 OTHER_WORK: Final = Work("env_steps", "/s", "acting")
-"""Of a role that somebody else wrote."""
+"""Work of a role that does not say what it does."""
 
 Level = Literal["info", "warning", "error"]
 
@@ -98,6 +79,8 @@ class WorkerStatus:
     batches of a replay, chunks of an intake or uplink."""
     heartbeat_age_seconds: float = 0.0
     """Seconds since the worker's last sign of life."""
+    work: Work = OTHER_WORK
+    """What ``rate`` counts."""
 
 
 @dataclass(slots=True)

@@ -41,14 +41,14 @@ def a3c(config: Config, probe: Probe) -> Program:
         parameters = program.link(SharedParameters, sizes=sizes)
         weights: Any = program.weights(probe.weights_nbytes)
         keeping = {**settings, "parameters": parameters, "weights": weights}
-        program.role(ParameterKeeper, name="parameter_server", **keeping, **sturdy)
+        program.role(ParameterKeeper, **keeping, **sturdy)
         program.role(Worker, **working, parameters=parameters)
     else:
         links = sharded(program, config, probe, senders=room(config))
         weights = links["parameters"]
         program.role(Worker, **working, **links)
         serving = {**settings, **links, "count": config.wiring.parameter_servers}
-        program.role(ParameterServer, name="parameter_server", **serving, **sturdy)
+        program.role(ParameterServer, **serving, **sturdy)
     program.role(Evaluator, **settings, weights=weights, **fragile)
     return program
 

@@ -34,7 +34,7 @@ def apex(config: Config, probe: Probe) -> Program:
     else:
         batches = program.batches(replay, learners=learners, **served(config))
         together = averaging(program, config, probe)
-        program.role(ReplayServer, name="replay", config=config, batches=batches, restarts=restarts)
+        program.role(ReplayServer, config=config, batches=batches, restarts=restarts)
         program.role(Learner, **learning, replay=batches, averaging=together, count=learners)
     acting = {"count": actors.actors, "most": room(config), "least": actors.min_actors, **fragile}
     program.role(Actor, **settings, replay=replay, weights=weights, **acting)

@@ -52,11 +52,9 @@ def ga3c(config: Config, probe: Probe) -> Program:
     fragile["nice"] = 5
 
     restarts = config.learner.learner_restarts
-    program.role(
-        ModelServer, name="model_server", **settings, **central, **threads, inference=inference, restarts=restarts
-    )
+    program.role(ModelServer, **settings, **central, **threads, inference=inference, restarts=restarts)
     workers: dict[str, Any] = {"count": actors.actors, "most": room(config), "least": actors.min_actors}
     workers["inference"] = inference
-    program.role(EnvWorker, name="env_worker", **settings, **workers, **fragile)
+    program.role(EnvWorker, **settings, **workers, **fragile)
     program.role(Evaluator, **settings, weights=weights, **fragile)
     return program

@@ -43,17 +43,17 @@ def gorila(config: Config, probe: Probe) -> Program:
         replay = program.replay(**prioritized(config, probe))
         given = {"batch_size": config.learner.batch_size, "beta": config.replay.beta}
         batches = program.batches(replay, learners=wiring.learners, **given)
-        program.role(ReplayServer, name="replay", config=config, batches=batches, **sturdy)
-        program.role(GradientLearner, name="gradient_learner", batches=batches, **learning)
+        program.role(ReplayServer, config=config, batches=batches, **sturdy)
+        program.role(GradientLearner, batches=batches, **learning)
         program.role(Actor, replay=replay, **acting)
     else:
         share = _share(config)
         options = [{**prioritized(share, probe), "seed": config.seed + i} for i in range(wiring.learners)]
         own = queue_ports([program.replay(**replay) for replay in options])
-        program.role(OfQueue(GradientLearner), name="gradient_learner", **own, **learning)
-        program.role(OfQueue(Actor), name="actor", **own, **acting)
+        program.role(OfQueue(GradientLearner), **own, **learning)
+        program.role(OfQueue(Actor), **own, **acting)
     serving = {**settings, **links, "count": wiring.parameter_servers}
-    program.role(ParameterServer, name="parameter_server", **serving, **sturdy)
+    program.role(ParameterServer, **serving, **sturdy)
     program.role(Evaluator, **settings, weights=weights, **fragile)
     return program
 

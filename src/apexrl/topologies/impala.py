@@ -41,8 +41,8 @@ def impala(config: Config, probe: Probe) -> Program:
         several = queue_ports(queues)
         together: dict[str, Any] = {"averaging": averaging(program, config, probe)}
         learner, actor = OfQueue(Learner), OfQueue(Actor)
-        program.role(learner, name="learner", count=learners, restarts=restarts, **settings, **several, **together)
-        program.role(actor, name="actor", **settings, **acting, **several)
+        program.role(learner, count=learners, restarts=restarts, **settings, **several, **together)
+        program.role(actor, **settings, **acting, **several)
     program.role(Evaluator, **settings, **fragile)
     return program
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from apexrl.config import Config
 from apexrl.protocols import Item, Place, Role
+from apexrl.roles.role_traits import RoleTraits, traits_of
 from apexrl.spec import EnvSpec, Field
 
 Factory = Callable[..., Role]
@@ -144,15 +145,8 @@ class Node:
         return list(zip(self.indices, self.generations, strict=True))
 
     @property
-    def fenced(self) -> bool:
-        """Whether it writes into the run folder, so that each of its lives needs a number of its own (``ownership``).
-        The class of such a role that does not keep checkpoints says ``fenced = True``."""
-        return self.keeps or bool(getattr(self.factory, "fenced", False))
-
-    @property
-    def keeps(self) -> bool:
-        """Whether it writes the run's checkpoints: the class of such a role says ``keeps = True``."""
-        return bool(getattr(self.factory, "keeps", False))
+    def traits(self) -> RoleTraits:
+        return traits_of(self.factory)
 
 
 @dataclass
@@ -206,10 +200,10 @@ class Program:
     ) -> Node:
         """Add ``count`` workers of one role; ``ports`` become keyword arguments of ``factory``.
 
-        ``name``: of the role; default: the factory's, in lower case. ``most``: workers that there may come to be;
+        ``name``: of the role; default: as its traits say. ``most``: workers that there may come to be;
         ``least``: that are enough.
         """
-        name = name or getattr(factory, "__name__", type(factory).__name__).lower()
+        name = name or traits_of(factory).name or getattr(factory, "__name__", type(factory).__name__).lower()
         if any(node.name == name for node in self.nodes):
             raise ValueError(f"the program has a role {name!r} already; raise its count instead")
         node = Node(name, factory, count, ports, restarts, env_timeout, nice, most=most, least=least)

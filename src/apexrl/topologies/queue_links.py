@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from apexrl.protocols import Context, Role
+from apexrl.roles.role_traits import RoleTraits, traits_of
 from apexrl.topologies.program import Factory, ReplayLink
 
 
@@ -28,12 +29,8 @@ class OfQueue:
     role: Factory
 
     @property
-    def keeps(self) -> bool:
-        return bool(getattr(self.role, "keeps", False))
-
-    @property
-    def fenced(self) -> bool:
-        return bool(getattr(self.role, "fenced", False))
+    def traits(self) -> RoleTraits:
+        return traits_of(self.role)
 
     def __call__(self, context: Context, **ports: Any) -> Role:
         queues = [ports.pop(name) for name in queue_names(ports)]

@@ -48,9 +48,7 @@ def gateway_side(program: Program, remote: Mapping[str, Any]) -> Program:
     side = Program(config, nodes)
     inference = port(link)
     restarts = config.learner.learner_restarts
-    side.role(
-        InferenceGateway, name="gateway", config=config, inference=inference, first=actors, restarts=restarts, **remote
-    )
+    side.role(InferenceGateway, config=config, inference=inference, first=actors, restarts=restarts, **remote)
     return side
 
 

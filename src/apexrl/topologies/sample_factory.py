@@ -57,7 +57,7 @@ def sample_factory(config: Config, probe: Probe) -> Program:
     workers: dict[str, Any] = {"count": actors.actors, "most": room(config), "least": actors.min_actors}
     workers["inference"] = inference
     program.role(Learner, **central, replay=slots)
-    program.role(PolicyWorker, name="policy_worker", **central, **policies)
-    program.role(RolloutWorker, name="rollout_worker", **settings, **workers, replay=slots, **fragile)
+    program.role(PolicyWorker, **central, **policies)
+    program.role(RolloutWorker, **settings, **workers, replay=slots, **fragile)
     program.role(Evaluator, **settings, weights=weights, **fragile)
     return program

@@ -38,9 +38,9 @@ def seed(config: Config, probe: Probe) -> Program:
     fragile["nice"] = 5
 
     program.role(Learner, **settings, **central)
-    program.role(InferenceServer, name="inference_server", **settings, **central, inference=inference)
+    program.role(InferenceServer, **settings, **central, inference=inference)
     workers: dict[str, Any] = {"count": actors.actors, "most": room(config), "least": actors.min_actors}
     workers["inference"] = inference
-    program.role(EnvWorker, name="env_worker", **settings, **workers, **fragile)
+    program.role(EnvWorker, **settings, **workers, **fragile)
     program.role(Evaluator, **settings, weights=weights, **fragile)
     return program

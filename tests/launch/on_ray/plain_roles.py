@@ -16,6 +16,7 @@ from apexrl.errors import FencedError, LinkError, NonFiniteError, WaitTimeout
 from apexrl.protocols import Context
 from apexrl.replay.sharded.batch_bundles import Loads
 from apexrl.roles import checkpointing
+from apexrl.roles.role_traits import RoleTraits
 
 BATCH = 16
 
@@ -81,7 +82,7 @@ class Count:
 class Learner:
     """Samples all shards, writes priorities back, publishes weights, and says what it saw and where it is."""
 
-    keeps = True
+    traits = RoleTraits(writes_checkpoints=True)
 
     def __init__(self, context: Context, *, replay: Loads, weights: Any) -> None:
         self._context = context
@@ -128,7 +129,7 @@ class Scribe:
     """A learner whose agent is written all the time, and that notes in the run folder what became of it, by its life's
     number. It samples, so as to be a learner."""
 
-    keeps = True
+    traits = RoleTraits(writes_checkpoints=True)
 
     def __init__(self, context: Context, *, replay: Loads, weights: Any) -> None:
         self._learner = Learner(context, replay=replay, weights=weights)

@@ -261,7 +261,7 @@ class Driver:
     def _begin(self, group: Group, place: Place, now: float) -> None:
         """Start a life."""
         placement, node, generation = self._placement, place.node, place.generation + 1
-        life = self._ledger.number(place.name) if node.fenced else 0
+        life = self._ledger.number(place.name) if node.traits.fenced else 0
         if life is None:
             place.restart_at = now + _NUMBER_SECONDS
             return
@@ -275,7 +275,7 @@ class Driver:
             generation=generation,
             seed=slot_seed(self._config.seed, node.name, place.index, generation, self._ledger.base.env_steps),
             folder=self._ledger.folder.path.resolve(),
-            keeps=node.keeps,
+            keeps=node.traits.writes_checkpoints,
             factory=node.factory,
             nice=node.nice,
             life=life,
@@ -309,7 +309,7 @@ class Driver:
             self._ledger.tell(text, "warning")
         every = (
             _PERIOD_SECONDS
-            if place.node.fenced
+            if place.node.traits.fenced
             else max(_PERIOD_SECONDS, sum(len(g.places) for g in self._groups) / _POLLS_PER_SECOND)
         )
         if place.polled is None and now - place.asked_at >= every:
@@ -367,7 +367,7 @@ class Driver:
             place.gone = True
             if status == 0:
                 place.last_error = ""
-            elif place.node.keeps and self._failure is None:
+            elif place.node.traits.writes_checkpoints and self._failure is None:
                 ended = WorkerError(f"{place.name} failed at the end:\n{place.last_error}")
                 self._failure = self._fatal(place) or ended
             else:

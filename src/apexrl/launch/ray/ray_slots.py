@@ -14,7 +14,7 @@ from apexrl.launch.worker_slots import in_full
 from apexrl.links.local.control_board import COUNTERS, STATES
 from apexrl.links.local.stall_detector import Standstill
 from apexrl.run.metrics import RateMeter
-from apexrl.run.status import OTHER_WORK, WORK, WorkerState, WorkerStatus
+from apexrl.run.status import WorkerState, WorkerStatus
 from apexrl.topologies.program import Node, Program
 from apexrl.topologies.ray_cut import group_side, home_side, sampling
 
@@ -67,7 +67,7 @@ class Place:
 
     def grace(self, hurry: bool) -> float:
         """Seconds that it has for its end."""
-        if self.node.keeps:
+        if self.node.traits.writes_checkpoints:
             return _HURRIED_KEEPER_SECONDS if hurry else _KEEPER_SECONDS
         if self.node.name == "evaluator" and not hurry:
             return float("inf")  # its last evaluation has a limit of its own
@@ -99,7 +99,7 @@ class Place:
 
     def lapse(self, now: float) -> str:
         """What to say when a writer's lease has run out for want of answers, and when it was renewed; else empty."""
-        if not self.node.fenced or not self.report.pid:
+        if not self.node.traits.fenced or not self.report.pid:
             return ""
         paused = now - self.heard_at > LEASE_SECONDS
         if paused == self._paused:
@@ -122,7 +122,7 @@ class Place:
         why = self.hung or why
         self.last_error = self.errors[-1]["traceback"].rstrip() if self.errors and not self.hung else why
         self.restart_at = now + self.patience.pause_seconds
-        if self.node.fenced and not sure:
+        if self.node.traits.fenced and not sure:
             self.restart_at = max(self.restart_at, self.heard_at + LEASE_SECONDS)
 
     def total(self, counter: str) -> int:
@@ -135,8 +135,7 @@ class Place:
 
     @property
     def work_done(self) -> int:
-        work = WORK.get(self.node.name)
-        return self.total(work.counter) if work else 0
+        return self.total(self.node.traits.work.counter)
 
     @property
     def headline(self) -> str:
@@ -155,7 +154,6 @@ class Place:
             state = "restarting" if self.generation >= 0 else "starting"
         elif self.hung:
             state = "hung"
-        work = WORK.get(self.node.name, OTHER_WORK)
         return WorkerStatus(
             name=self.name,
             role=self.node.name,
@@ -163,8 +161,9 @@ class Place:
             pid=self.report.pid or None,
             state=state,
             restarts=self.restarts,
-            rate=self._rate.add(now, self.total(work.counter)),
+            rate=self._rate.add(now, self.work_done),
             heartbeat_age_seconds=max(0.0, now - self.heard_at),
+            work=self.node.traits.work,
         )
 
 
