@@ -31,7 +31,8 @@ class Warm:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.settimeout(_LONGEST_ANSWER_SECONDS)
         path = [os.path.dirname(__file__), *(entry for entry in sys.path if entry)]
-        code = f"import sys; sys.path[:] = {path!r}; import warm; warm.serve({theirs.fileno()}, {list(PRELOAD)!r})"
+        serve = f"serve({theirs.fileno()}, {list(PRELOAD)!r})"
+        code = f"import sys; sys.path[:] = {path!r}; import preloaded_process; preloaded_process.{serve}"
         environment = dict(os.environ) | dict.fromkeys(SINGLE_THREADED, "1")
         with theirs:
             line = [sys.executable, "-c", code]
