@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from pathlib import Path
 
-import report
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.lib import report
 
 DOCS = Path(__file__).parent.parent / "docs"
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from apexrl.cli.main import main
+import apexrl
+from apexrl.cli import main
 from apexrl.config import Config, convert
 from apexrl.config.placement import Redis
 from apexrl.errors import EnvError, SnapshotError, WorkerError
@@ -269,10 +270,10 @@ def test_help_shows_what_topology_and_agent_read(told: Any) -> None:
     assert "topology impala and agent impala read" in " ".join(impala.replace("│", " ").split())
 
 
-@pytest.mark.parametrize("module", ["config", "arguments", "host_arguments"])
+@pytest.mark.parametrize("module", ["config/schema", "cli/train_flags", "cli/host_flags"])
 def test_help_breaks_lines_between_sentences_only(module: str) -> None:
     """In a flag's help the parser keeps the line breaks of the source."""
-    tree = ast.parse((Path(convert.__file__).with_name(module + ".py")).read_text(encoding="utf-8"))
+    tree = ast.parse((Path(apexrl.__file__).parent / f"{module}.py").read_text(encoding="utf-8"))
     groups = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     said = [
         (entry.target.id, after.value.value)
@@ -456,7 +457,7 @@ def test_help_of_commands_for_several_hosts(name: str, capsys: pytest.CaptureFix
 
 
 def test_the_command_needs_no_redis_package_until_it_is_asked_for_one() -> None:
-    code = "import sys; sys.modules['redis'] = None; from apexrl import cli, api; cli.main(sys.argv[1:])"
+    code = "import sys; sys.modules['redis'] = None; import apexrl.api, apexrl.cli.main as m; m.main(sys.argv[1:])"
     told = {
         "--help": "apexrl",
         "learner cartpole --redis redis://h --run r": "pip install 'apexrl[train,redis]'",

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import apexrl
-from apexrl.cli.main import main
+from apexrl.cli import main
 from apexrl.run.metrics import read_rows
 from apexrl.run.status import RunStatus
 

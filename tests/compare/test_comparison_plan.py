@@ -13,7 +13,7 @@ import pytest
 from fake_runs import FakeRuns, a_plan, nothing, quiet, told
 
 from apexrl import compare, topologies
-from apexrl.cli.main import main
+from apexrl.cli import main
 from apexrl.compare.plan import EQUAL, Arm, Plan, differences, several_agents
 from apexrl.config import Config, convert
 from apexrl.presets import PRESETS, with_agent, with_topology

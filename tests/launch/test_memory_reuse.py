@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import ctypes, resource, sys, threading
-from apexrl.launch.worker import keep_memory
+from apexrl.launch.worker_process import keep_memory
 
 def faults():
     return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt

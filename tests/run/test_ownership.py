@@ -26,7 +26,7 @@ STATE = {"w": np.zeros(3, np.float32)}
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from apexrl.ownership import RunLock
+from apexrl.run.ownership import RunLock
 lock = RunLock(Path(sys.argv[1]))
 if "fork" in sys.argv:  # a child that lives on, as one of multiprocessing's
     if os.fork() == 0:

@@ -16,8 +16,7 @@ from rich.console import Console
 
 import apexrl
 from apexrl.agents import agent_class
-from apexrl.cli import ray_status
-from apexrl.cli.main import main
+from apexrl.cli import main, ray_status
 from apexrl.config import AgentConfig, Config, EnvConfig
 from apexrl.config.placement import Ray
 from apexrl.envs import make_vector

@@ -28,8 +28,7 @@ import ray
 from rich.console import Console
 from short_runs import program
 
-from apexrl.cli import ray_status
-from apexrl.cli.main import main
+from apexrl.cli import main, ray_status
 from apexrl.config import ActorConfig, Config, StopConfig
 from apexrl.config.placement import Ray
 from apexrl.launch.ray import ray_metrics

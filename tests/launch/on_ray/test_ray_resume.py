@@ -15,7 +15,7 @@ pytest.importorskip("ray.cluster_utils", reason="needs the extra ray", exc_type=
 import ray
 
 import apexrl
-from apexrl.cli.main import main
+from apexrl.cli import main
 from apexrl.config.placement import Ray
 from apexrl.launch.ray.resources import resumed
 from apexrl.run import checkpoint

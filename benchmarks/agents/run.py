@@ -1,0 +1,17 @@
+"""Benchmarks of agents: ``python benchmarks/agents/run.py QUESTION [--help]``."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.lib.questions import answer
+
+QUESTIONS = {
+    "learning": "What does every agent reach, within how many steps?",
+    "sb3": "The same updates from the same steps: how long, beside Stable-Baselines3?",
+    "updates": "How many updates on the Atari network, beside a plain PyTorch loop?",
+}
+
+if __name__ == "__main__":
+    answer("agents", QUESTIONS)
