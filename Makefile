@@ -120,7 +120,7 @@ fuzz:
 
 bench: $(VENV)/.dev
 	$(PIP) $(PEERS)
-	$(BIN)/python benchmarks/replay.py $(ARGS)
+	$(BIN)/python benchmarks/replay/run.py speed $(ARGS)
 
 examples: $(VENV)/.dev
 	@for example in examples/*.py; do \

@@ -1,4 +1,4 @@
-"""The auto-tuner on simulated throughput. All figures are of fixed seeds; ``benchmarks/tuner.py`` has many more."""
+"""The auto-tuner on simulated throughput. All figures are of fixed seeds; ``benchmarks/tuner/run.py`` has many more."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from apexrl.links.redis.fences import FENCE
 from apexrl.links.redis.scripts import PRELUDE
 
 READERS: Final = 16
-"""Hosts that read at once (benchmarks/redis_scale.py: with more, all together are no faster)."""
+"""Hosts that read at once (benchmarks/hosts/thousand_hosts.py: with more, all together are no faster)."""
 TURN_SECONDS: Final = 10
 """That a turn lasts without a sign of life of its reader."""
 
