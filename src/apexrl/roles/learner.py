@@ -113,45 +113,48 @@ class Learner:
         self._saving = checkpointing.Saving(context, settings.checkpoint_seconds, kept=settings.checkpoints_kept)
 
     def step(self) -> bool:
-        """One update. False: the replay has no batch yet, ``updates_per_second`` says wait, or other learners do."""
+        """Make one update.
+
+        Returns:
+            False: there is no batch yet, ``updates_per_second`` says wait, or the other learners are still at theirs.
+        """
         if self._held is None and not self._pace.due():
             return False
         ready = self._held or self._batches.next()
-        learned = None if ready is None else self._update(ready)
-        if ready is None or learned is None:
+        if ready is None:
+            self._report()
+            return False
+        batch, group = ready.batch, self._group
+        try:
+            if group is None:
+                self._anneal.tell(self._agent)
+                learned: Learned | None = self._agent.update(ready.prepared)
+            else:
+                learned = group.update(ready.prepared)
+        except NonFiniteError as error:
+            raise NonFiniteError(obituary(self._context, error, self._version, batch)) from error
+        if learned is None:
             self._held = ready
             self._report()
             return False
+        self._held = None
+        if group is not None and group.made_at != self._version:  # the first learner was restarted
+            if self._ages is not None:
+                self._ages.shift(group.made_at - self._version)
+            self._version = group.made_at
         self._pace.spend()
-        batch, self._held = ready.batch, None
         lags, aged = lags_of(batch, self._version, self._item, ready.fresh)
         self._lag.add(lags)
         self._context.count(gradients=1, updates=int(self._leads), aged_steps=aged)
-        self._version += 1
         if learned.priorities is not None:
             name = self._config.agent.agent
-            write_back(self._context, name, self._batches, batch, self._version - 1, learned.priorities)
-        if learned.metrics:
-            self._metrics = learned.metrics
+            write_back(self._context, name, self._batches, batch, self._version, learned.priorities)
+        self._version += 1
+        self._metrics = learned.metrics or self._metrics
         if self._version % self._config.learner.publish_period_updates == 0:
             self._publish()
         self._report()
         return True
-
-    def _update(self, ready: Ready) -> Learned | None:
-        """The agent's, or the group's. None: the others of the group are still at theirs."""
-        try:
-            if self._group is None:
-                self._anneal.tell(self._agent)
-                return self._agent.update(ready.prepared)
-            learned = self._group.update(ready.prepared)
-        except NonFiniteError as error:
-            raise NonFiniteError(obituary(self._context, error, self._version, ready.batch)) from error
-        if learned is not None and self._group.made_at != self._version:  # the first learner began anew
-            if self._ages is not None:
-                self._ages.shift(self._group.made_at - self._version)
-            self._version = self._group.made_at
-        return learned
 
     def close(self) -> None:
         """The last weights, the final checkpoint, and the replay when it is to be kept."""
