@@ -10,12 +10,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard native/*.h native/*.cc)
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-ray check check-model bench examples clean
+.PHONY: help install train test test-ray check check-model docs reference bench examples clean
 .PHONY: check-native check-clang check-tidy check-aarch64 fuzz
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
-	@echo "make install, check, check-model, check-native, fuzz, test-ray, bench, examples, clean;"
+	@echo "make install, check, check-model, check-native, fuzz, test-ray, docs, reference, bench, examples, clean;"
 	@echo "make train PRESET=catch ARGS='--actors 4'"
 
 $(BIN)/python:
@@ -53,7 +53,7 @@ test test-ray: export PYTHONDONTWRITEBYTECODE :=
 test: check
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m 'not cluster'
 
-# Whole runs on a Ray of several nodes on this machine, with its metrics; some ten minutes.
+# Whole runs on a Ray of several nodes on this machine; about ten minutes.
 test-ray: $(VENV)/.dev
 	$(PIP) 'ray[default]'
 	RAY_worker_niceness=0 $(BIN)/python -m pytest tests/launch/on_ray
@@ -117,6 +117,15 @@ fuzz:
 	@mkdir -p $(OUT)/corpus
 	$(CLANG) $(STRICT) $(SANITIZED) -fsanitize=fuzzer,address,undefined native/tests/fuzz_chunks.cc native/power.cc -o $(OUT)/fuzz
 	$(OUT)/fuzz -runs=$(FUZZ_RUNS) -entropic=0 -max_len=300 -print_final_stats=1 -artifact_prefix=$(OUT)/ $(OUT)/corpus
+
+# The site in build/site; a broken link fails.
+docs: $(VENV)/.dev
+	$(PIP) mkdocs-material
+	$(BIN)/mkdocs build --strict --quiet
+
+# The generated pages of docs/reference; a test holds them up to date.
+reference: $(VENV)/.dev
+	$(BIN)/python tools/reference.py
 
 bench: $(VENV)/.dev
 	$(PIP) $(PEERS)
