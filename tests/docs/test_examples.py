@@ -1,4 +1,4 @@
-"""What README and examples/ show is run as it stands there."""
+"""What README, docs/how-to/add-a-network.md and examples/ show is run as it stands there."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ EXAMPLES = ROOT / "examples"
 IMPORTS = "import numpy as np\nfrom apexrl.protocols import Acted, Learned\n\n"
 
 
-def blocks():
-    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+def blocks(page="README.md"):
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
 
 
 def test_the_readme_agent_learns(tmp_path, monkeypatch):
@@ -56,12 +56,12 @@ def test_the_readme_agent_learns(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("preset", "agent"), [("cartpole", "dueling_dqn"), ("cartpole", "c51"), ("pendulum", "sac")])
-def test_the_readme_network_learns(preset, agent, tmp_path, monkeypatch):
-    (code,) = [block for block in blocks() if "class Normed" in block]
+def test_the_network_of_the_guide_learns(preset, agent, tmp_path, monkeypatch):
+    (code,) = [block for block in blocks("docs/how-to/add-a-network.md") if "class Normed" in block]
     assert len([line for line in code.splitlines() if line.strip()]) <= 20
-    assert code in (ROOT / "examples" / "own_network.py").read_text(encoding="utf-8")
-    monkeypatch.delitem(sys.modules, "readme_network", raising=False)
-    (tmp_path / "readme_network.py").write_text("import numpy as np\nfrom torch import nn\n\n" + code)
+    assert code[code.index("class Normed") :] in (ROOT / "examples" / "own_network.py").read_text(encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "guide_network", raising=False)
+    (tmp_path / "guide_network.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     settings = {
         "agent": agent,
@@ -71,7 +71,7 @@ def test_the_readme_network_learns(preset, agent, tmp_path, monkeypatch):
         "out": str(tmp_path),
         "serial": True,
     }
-    run = apexrl.train(preset, network="readme_network:Normed", env_steps=600, eval_episodes=1, show=False, **settings)
+    run = apexrl.train(preset, network="guide_network:Normed", env_steps=600, eval_episodes=1, show=False, **settings)
     assert run.summary["updates"] > 10
     weights = apexrl.load(run, "latest").agent.weights()  # the best may be the first
     for part, start in (("weight", 1.0), ("bias", 0.0)):  # where LayerNorm begins

@@ -1,4 +1,4 @@
-"""Every page of the tutorial works as it stands there: its files are written, its commands and programs run in order."""
+"""Every page of the tutorial works as it stands there: files are written, commands and programs run, in order."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from doc_pages import DOCS
+
 from redis_server import RedisServer
 
 TUTORIAL = DOCS / "tutorial"
@@ -42,7 +43,7 @@ def environment(machine: Path, **more: str) -> dict[str, str]:
     return {**os.environ, "PATH": f"{machine / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(machine), **more}
 
 
-def do(machine: Path, language: str, code: str, **more: str) -> str:
+def do(machine: Path, language: str, code: str, check: bool = True, **more: str) -> str:
     """Run one block there and return what it prints; a Python block whose first line names a file is written to it."""
     named = re.match(r"# (\w+\.py)\n", code)
     if language == "python" and named:
@@ -56,7 +57,7 @@ def do(machine: Path, language: str, code: str, **more: str) -> str:
     done = subprocess.run(
         command, cwd=machine, env=environment(machine, **more), capture_output=True, text=True, timeout=300
     )
-    assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
+    assert not check or done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
@@ -86,8 +87,8 @@ def test_two_machines_train_one_run(machine):
         at = {"APEXRL_REDIS_URL": server.url}
         with started(machine, learner, **at) as first, started(machine, actor, **at) as second:
             until = time.monotonic() + 120.0
-            while "acting" not in (shown := do(machine, "sh", status, **at)):
-                assert first.poll() is None
+            while "acting" not in (shown := do(machine, "sh", status, check=False, **at)):
+                assert first.poll() is None, first.communicate()[0]
                 assert time.monotonic() < until, shown
             do(machine, "sh", stop, **at)
             assert first.wait(timeout=60.0) == 0, first.communicate()[0]
