@@ -1,7 +1,7 @@
-// What the files that know Python share: borrowed buffers, and segments as they are pickled.
+// Shared by the bindings: borrowed buffers, and the pickled form of segments.
 //
 // Values that are not plain (another dtype, a list, strides, a wrong shape) are not explained in native code: the call
-// answers kIrregular, and the Python side converts them or says in words what is wrong.
+// answers WriteStatus::irregular, and the Python side converts them or reports what is wrong.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -17,11 +17,16 @@ namespace nb = nanobind;
 
 namespace apexrl {
 
-constexpr int kIrregular = -1;    // a value is not a plain array of the declared kind
-constexpr int kBadPriority = -2;  // a priority is NaN, infinite or negative
-constexpr int kBusy = -3;         // another thread is inside this writer
-constexpr int kBadReward = -4;    // a reward is NaN or infinite
-constexpr int kYielded = -5;      // this process let another one own the replay
+// The Python member of an enum's value, without nanobind's look-up, which costs as much as a small append. Borrowed from
+// the enum's class, which the module keeps; needs no GIL.
+template <typename E>
+inline PyObject* members[16] = {};
+template <typename E>
+nb::handle member(E value) { return members<E>[size_t(value)]; }
+template <typename E>
+void keep_members(E last) {
+  for (size_t i = 0; i <= size_t(last); ++i) members<E>[i] = nb::cast(E(i)).ptr();
+}
 
 // A borrowed C-contiguous buffer.
 class Buffer {
@@ -81,27 +86,27 @@ inline nb::tuple segment_state(const Segment& s) {
   return nb::make_tuple(int(getpid()), s.fd(), nb::bytes(reinterpret_cast<const char*>(s.uuid().data()), 16), s.path());
 }
 
-// [N] float32 or float64 raw magnitudes to (|p|+eps)^alpha; answers 0, kIrregular or kBadPriority with `bad`.
-inline int power_priorities(PyObject* object, size_t n, const Geometry& g, std::vector<double>& out, size_t& bad) {
+// [N] float32 or float64 raw magnitudes to (|p|+eps)^alpha; answers ok, irregular, or bad_priority with its row `bad`.
+inline WriteStatus power_priorities(PyObject* object, size_t n, const Geometry& g, std::vector<double>& out, size_t& bad) {
   Buffer buffer;
-  if (!buffer.get(object) || buffer.view().ndim != 1 || buffer.size() != n) return kIrregular;
+  if (!buffer.get(object) || buffer.view().ndim != 1 || buffer.size() != n) return WriteStatus::irregular;
   out.resize(n);
   if (buffer.is('f', 8)) {
     std::copy_n(buffer.data<double>(), n, out.data());
   } else if (buffer.is('f', 4)) {
     std::copy_n(buffer.data<float>(), n, out.data());
   } else {
-    return kIrregular;
+    return WriteStatus::irregular;
   }
   constexpr double kLargest = 1e150;  // sums of squares of these stay finite
   bool fine = true;
   for (size_t i = 0; i < n; ++i) fine &= out[i] >= 0.0 && out[i] <= kLargest;
   if (!fine) {
     for (bad = 0; out[bad] >= 0.0 && out[bad] <= kLargest; ++bad) {}
-    return kBadPriority;
+    return WriteStatus::bad_priority;
   }
   powers(out.data(), out.data(), n, g.eps, g.alpha);
-  return 0;
+  return WriteStatus::ok;
 }
 
 struct FieldType {

@@ -12,7 +12,7 @@ class PyInbox {
   PyInbox(std::shared_ptr<PyReplay> replay, uint32_t streams, std::shared_ptr<Segment> receipts)
       : replay_(std::move(replay)), inbox_(replay_->replay->segment(), streams, std::move(receipts)) {}
 
-  int lease() { return inbox_.leased() ? 0 : int(inbox_.lease()); }
+  WriteStatus lease() { return inbox_.leased() ? WriteStatus::ok : inbox_.lease(); }
   void release() { inbox_.release(); }
   bool leased() const { return inbox_.leased(); }
   void close(uint32_t stream) {
@@ -20,25 +20,25 @@ class PyInbox {
     if (inbox_.leased()) inbox_.close(stream);
   }
   // -> (answer, why it was refused)
-  std::tuple<int, const char*> commit(uint32_t stream, const HeadTuple& head, nb::handle body, size_t offset,
+  std::tuple<CommitStatus, const char*> commit(uint32_t stream, const HeadTuple& head, nb::handle body, size_t offset,
                                       uint32_t account, uint64_t sequence, uint64_t item) {
     Buffer buffer;
     const auto& [source, life, first, positions, rows, cells, items, bytes] = head;
     if (!buffer.get(body.ptr(), PyBUF_C_CONTIGUOUS)) throw std::invalid_argument("a body is contiguous bytes");
     const size_t size = size_t(buffer.view().len);
     if (stream >= inbox_.streams() || account >= inbox_.accounts()) throw nb::index_error("no such stream or account");
-    if (offset > size || bytes > size - offset) return {int(Commit::refused), "its body is cut off"};
-    if (!inbox_.leased()) return {int(Commit::closed), nullptr};
+    if (offset > size || bytes > size - offset) return {CommitStatus::refused, "its body is cut off"};
+    if (!inbox_.leased()) return {CommitStatus::closed, nullptr};
     const char* why = nullptr;
     const ChunkHead chunk{source, life, first, positions, rows, cells, items, bytes};
     nb::gil_scoped_release release;
     auto answer = inbox_.commit(stream, chunk, buffer.data<uint8_t>() + offset, bytes, account, sequence, item, why);
-    const auto owner = answer == Commit::wait ? replay_->replay->owner() : nullptr;
+    const auto owner = answer == CommitStatus::wait ? replay_->replay->owner() : nullptr;
     if (owner != nullptr) {  // the owner of this process serves its own workers at once
       owner->serve();
       answer = inbox_.commit(stream, chunk, buffer.data<uint8_t>() + offset, bytes, account, sequence, item, why);
     }
-    return {int(answer), why};
+    return {answer, why};
   }
   bool all_settled() {
     replay_->serve_here();
@@ -58,6 +58,12 @@ class PyInbox {
 }  // namespace
 
 void bind_chunks(nb::module_& m) {
+  nb::enum_<CommitStatus>(m, "CommitStatus")
+      .value("done", CommitStatus::done)
+      .value("wait", CommitStatus::wait)
+      .value("closed", CommitStatus::closed)
+      .value("repeated", CommitStatus::repeated)
+      .value("refused", CommitStatus::refused);
   // -> (status, heads, bodies one after the other)
   m.def("take_chunks", [](PyReplay& r, double linger, uint64_t most, uint64_t allowed) {
     static thread_local std::vector<ChunkHead> chunks;
@@ -73,7 +79,7 @@ void bind_chunks(nb::module_& m) {
       for (const ChunkHead& c : chunks)
         heads.append(nb::make_tuple(c.source, c.life, c.first, c.positions, c.rows, c.cells, c.items, c.bytes));
     const bool some = status == SampleStatus::ok;
-    return nb::make_tuple(int(status), heads, nb::bytes(reinterpret_cast<const char*>(out.data()), some ? out.size() : 0));
+    return nb::make_tuple(status, heads, nb::bytes(reinterpret_cast<const char*>(out.data()), some ? out.size() : 0));
   }, nb::arg("replay"), nb::arg("linger"), nb::arg("most"), nb::arg("allowed"));
   m.def("receipts_bytes", &Receipts::bytes, nb::arg("accounts"));
 

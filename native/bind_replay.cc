@@ -56,6 +56,39 @@ std::vector<FieldType> field_types(nb::list fields, std::vector<Column>* columns
 }  // namespace
 
 void bind_replay(nb::module_& m) {
+  nb::enum_<Kind>(m, "Kind")
+      .value("rows", Kind::rows)
+      .value("transition", Kind::transition)
+      .value("sequence", Kind::sequence)
+      .value("unroll", Kind::unroll);
+  nb::enum_<Sampler>(m, "Sampler").value("prioritized", Sampler::prioritized).value("fifo", Sampler::fifo);
+  nb::enum_<Remover>(m, "Remover").value("fifo", Remover::fifo).value("proportional", Remover::proportional);
+  nb::enum_<Normalize>(m, "Normalize")
+      .value("batch", Normalize::batch)
+      .value("buffer", Normalize::buffer)
+      .value("none", Normalize::none);
+  nb::enum_<SampleStatus>(m, "SampleStatus")
+      .value("ok", SampleStatus::ok)
+      .value("too_few", SampleStatus::too_few)
+      .value("limited", SampleStatus::limited)
+      .value("all_zero", SampleStatus::all_zero)
+      .value("closed", SampleStatus::closed)
+      .value("yielded", SampleStatus::yielded);
+  nb::enum_<WriteStatus>(m, "WriteStatus")
+      .value("ok", WriteStatus::ok)
+      .value("wait", WriteStatus::wait)
+      .value("closed", WriteStatus::closed)
+      .value("no_lane", WriteStatus::no_lane)
+      .value("no_streams", WriteStatus::no_streams)
+      .value("publish", WriteStatus::publish)
+      .value("irregular", WriteStatus::irregular)
+      .value("bad_priority", WriteStatus::bad_priority)
+      .value("busy", WriteStatus::busy)
+      .value("bad_reward", WriteStatus::bad_reward)
+      .value("yielded", WriteStatus::yielded);
+  keep_members(SampleStatus::yielded);
+  keep_members(WriteStatus::yielded);
+
   nb::class_<Outputs>(m, "Outputs");
   nb::class_<Owner::Snapshot>(m, "Snapshot")
       .def_ro("max_priority", &Owner::Snapshot::largest)
@@ -77,9 +110,9 @@ void bind_replay(nb::module_& m) {
             const auto small = [&](const char* name) { return nb::cast<uint32_t>(sizes[name]); };
             const auto real = [&](const char* name) { return nb::cast<double>(sizes[name]); };
             Geometry g{};
-            g.kind = Kind(small("kind"));
-            g.sampler = Sampler(small("sampler"));
-            g.remover = Remover(small("remover"));
+            g.kind = nb::cast<Kind>(sizes["kind"]);
+            g.sampler = nb::cast<Sampler>(sizes["sampler"]);
+            g.remover = nb::cast<Remover>(sizes["remover"]);
             g.independent = small("independent");
             g.capacity = whole("capacity");
             g.most = whole("most");
@@ -151,12 +184,12 @@ void bind_replay(nb::module_& m) {
       .def("outputs", &make_outputs, nb::arg("n"), nb::arg("columns"), nb::arg("next_columns"),
            nb::arg("reward").none(), nb::arg("discount").none(), nb::arg("mask").none(), nb::arg("first").none(),
            nb::arg("keys"), nb::arg("probabilities"), nb::arg("weights"))
-      .def("sample", [](PyReplay& r, Outputs& out, double beta, int normalize, bool outstanding) {
+      .def("sample", [](PyReplay& r, Outputs& out, double beta, Normalize normalize, bool outstanding) {
         const auto owner = r.replay->owner();
-        if (owner == nullptr) return int(SampleStatus::yielded);
+        if (owner == nullptr) return member(SampleStatus::yielded);
         nb::gil_scoped_release release;
-        return int(owner->sample(beta, out, Normalize(normalize), outstanding));
-      }, nb::arg("outputs"), nb::arg("beta"), nb::arg("normalize") = 0, nb::arg("outstanding") = false)
+        return member(owner->sample(beta, out, normalize, outstanding));
+      }, nb::arg("outputs"), nb::arg("beta"), nb::arg("normalize") = Normalize::batch, nb::arg("outstanding") = false)
       .def("done", [](PyReplay& r, uint64_t items, bool lost) {
         const auto owner = r.replay->owner();
         nb::gil_scoped_release release;
@@ -169,18 +202,18 @@ void bind_replay(nb::module_& m) {
       })
       .def("update", [](PyReplay& r, nb::handle keys, nb::handle priorities) {  // -> (status, applied or bad, stale)
         const auto owner = r.replay->owner();
-        if (owner == nullptr) return std::make_tuple(kYielded, size_t(0), size_t(0));
+        if (owner == nullptr) return std::make_tuple(member(WriteStatus::yielded), size_t(0), size_t(0));
         Buffer k;
-        if (!k.get(keys.ptr()) || !k.vector('u', 8)) return std::make_tuple(kIrregular, size_t(0), size_t(0));
+        if (!k.get(keys.ptr()) || !k.vector('u', 8)) return std::make_tuple(member(WriteStatus::irregular), size_t(0), size_t(0));
         static thread_local std::vector<double> powered;
         size_t bad = 0;
-        const int status =
+        const WriteStatus status =
             power_priorities(priorities.ptr(), k.size(), r.replay->view().geometry(), powered, bad);
-        if (status != 0) return std::make_tuple(status, bad, size_t(0));
+        if (status != WriteStatus::ok) return std::make_tuple(member(status), bad, size_t(0));
         size_t applied = 0, stale = 0;
         nb::gil_scoped_release release;
         const bool done = owner->update(k.data<uint64_t>(), powered.data(), k.size(), applied, stale);
-        return std::make_tuple(done ? 0 : kYielded, applied, stale);
+        return std::make_tuple(member(done ? WriteStatus::ok : WriteStatus::yielded), applied, stale);
       })
       .def("wait", [](PyReplay& r, double seconds) {
         const auto owner = r.replay->owner();

@@ -12,16 +12,16 @@ class PyWriter {
   PyWriter(std::shared_ptr<PyReplay> replay, uint32_t streams)
       : replay_(std::move(replay)), streams_(streams) {}
 
-  int lease() {
-    if (writer_ && writer_->leased()) return 0;
+  WriteStatus lease() {
+    if (writer_ && writer_->leased()) return WriteStatus::ok;
     if (writer_) {  // inherited by fork: the parent's
       writer_.release();
       busy_.clear();
     }
     writer_ = std::make_unique<Writer>(replay_->replay->segment(), streams_);
-    const Status status = writer_->lease();
-    if (status != Status::ok) writer_.reset();
-    return int(status);
+    const WriteStatus status = writer_->lease();
+    if (status != WriteStatus::ok) writer_.reset();
+    return status;
   }
   void release() {
     if (writer_ && !writer_->leased()) writer_.release();
@@ -32,46 +32,46 @@ class PyWriter {
   int lane() const { return leased() ? writer_->lane() : -1; }
 
   // -> (next row, status, row of a bad priority)
-  std::tuple<size_t, int, size_t> extend(const nb::dict& values, nb::handle priorities, size_t start) {
+  std::tuple<size_t, nb::handle, size_t> extend(const nb::dict& values, nb::handle priorities, size_t start) {
     Busy busy(busy_);
-    if (!busy) return {start, kBusy, 0};
-    if (!leased()) return {start, int(Status::closed), 0};
+    if (!busy) return {start, member(WriteStatus::busy), 0};
+    if (!leased()) return {start, member(WriteStatus::closed), 0};
     std::vector<Buffer> buffers(replay_->fields.size());
     size_t n = 0, bad = 0;
     bool first = true;
-    if (!replay_->columns(values, 0, buffers, data_, n, first) || start > n) return {start, kIrregular, 0};
+    if (!replay_->columns(values, 0, buffers, data_, n, first) || start > n) return {start, member(WriteStatus::irregular), 0};
     const Geometry& g = replay_->replay->view().geometry();
     const double* powered = nullptr;
     if (!priorities.is_none()) {
-      const int status = power_priorities(priorities.ptr(), n, g, powered_, bad);
-      if (status != 0) return {start, status, bad};
+      const WriteStatus status = power_priorities(priorities.ptr(), n, g, powered_, bad);
+      if (status != WriteStatus::ok) return {start, member(status), bad};
       powered = powered_.data();
     }
     std::optional<nb::gil_scoped_release> release;
     if (uint64_t(g.record) * (n - start) > (1 << 18) || g.slot_bytes > (1 << 18)) release.emplace();
-    Status status = writer_->extend(data_.data(), powered, n, start);
-    const auto owner = status == Status::wait ? replay_->replay->owner() : nullptr;
-    for (size_t before = n + 1; owner != nullptr && status == Status::wait && before != start;) {
+    WriteStatus status = writer_->extend(data_.data(), powered, n, start);
+    const auto owner = status == WriteStatus::wait ? replay_->replay->owner() : nullptr;
+    for (size_t before = n + 1; owner != nullptr && status == WriteStatus::wait && before != start;) {
       before = start;
       owner->serve();
       status = writer_->extend(data_.data(), powered, n, start);
     }
-    return {start, int(status), 0};
+    return {start, member(status), 0};
   }
 
   // -> (stored, status, pending items, bad row). `which`: int64 array of stream numbers, or None for all.
-  std::tuple<bool, int, size_t, size_t> append(const nb::dict& values, nb::handle reward, nb::handle terminated,
+  std::tuple<bool, nb::handle, size_t, size_t> append(const nb::dict& values, nb::handle reward, nb::handle terminated,
                                                nb::handle truncated, nb::handle which) {
     Busy busy(busy_);
-    if (!busy) return {false, kBusy, 0, 0};
-    if (!leased()) return {false, int(Status::closed), 0, 0};
+    if (!busy) return {false, member(WriteStatus::busy), 0, 0};
+    if (!leased()) return {false, member(WriteStatus::closed), 0, 0};
     std::vector<Buffer> buffers(replay_->fields.size());
     Buffer r, te, tr, w;
     size_t n = 0;
     bool first = true;
     if (!r.get(reward.ptr()) || !te.get(terminated.ptr()) || !tr.get(truncated.ptr()) ||
         !(r.vector('f', 4) || r.vector('f', 8)) || !te.vector('b', 1) || !tr.vector('b', 1))
-      return {false, kIrregular, 0, 0};
+      return {false, member(WriteStatus::irregular), 0, 0};
     n = r.size();
     reward_.resize(n);
     if (r.is('f', 4)) {
@@ -81,32 +81,32 @@ class PyWriter {
     }
     first = false;
     if (te.size() != n || tr.size() != n || !replay_->columns(values, 3, buffers, data_, n, first))
-      return {false, kIrregular, 0, 0};
+      return {false, member(WriteStatus::irregular), 0, 0};
     const int64_t* streams = nullptr;
     if (!which.is_none()) {
-      if (!w.get(which.ptr()) || !w.vector('i', 8) || w.size() != n) return {false, kIrregular, 0, 0};
+      if (!w.get(which.ptr()) || !w.vector('i', 8) || w.size() != n) return {false, member(WriteStatus::irregular), 0, 0};
       streams = w.data<int64_t>();
       named_.resize(streams_);
       ++call_;
       for (size_t i = 0; i < n; ++i) {
         if (streams[i] < 0 || streams[i] >= int64_t(streams_) || named_[size_t(streams[i])] == call_)
-          return {false, kIrregular, 0, 0};
+          return {false, member(WriteStatus::irregular), 0, 0};
         named_[size_t(streams[i])] = call_;
       }
     } else if (n != streams_) {
-      return {false, kIrregular, 0, 0};
+      return {false, member(WriteStatus::irregular), 0, 0};
     }
     for (size_t i = 0; i < n; ++i)
-      if (!std::isfinite(reward_[i])) return {false, kBadReward, 0, i};
+      if (!std::isfinite(reward_[i])) return {false, member(WriteStatus::bad_reward), 0, i};
     bool stored = false;
     auto append = [&] {
       return writer_->append(data_.data(), reward_.data(), te.data<uint8_t>(), tr.data<uint8_t>(), streams, n, stored);
     };
-    Status status = append();
+    WriteStatus status = append();
     // The owner here hands out one slot at a time when they are short; every stream may need one.
-    for (uint32_t tries = 0; tries <= streams_ && !stored && status == Status::wait && replay_->serve_here(); ++tries)
+    for (uint32_t tries = 0; tries <= streams_ && !stored && status == WriteStatus::wait && replay_->serve_here(); ++tries)
       status = append();
-    return {stored, int(status), writer_->pending_count(), 0};
+    return {stored, member(status), writer_->pending_count(), 0};
   }
 
   size_t pending() { return leased() ? writer_->pending(pending_) : 0; }
@@ -137,18 +137,18 @@ class PyWriter {
     }
   }
   // -> (status, bad row)
-  std::tuple<int, size_t> publish(nb::handle priorities) {
+  std::tuple<WriteStatus, size_t> publish(nb::handle priorities) {
     Busy busy(busy_);
-    if (!busy) return {kBusy, 0};
-    if (!leased()) return {int(Status::closed), 0};
+    if (!busy) return {WriteStatus::busy, 0};
+    if (!leased()) return {WriteStatus::closed, 0};
     if (priorities.is_none()) {
       writer_->publish(nullptr);
-      return {0, 0};
+      return {WriteStatus::ok, 0};
     }
     size_t bad = 0;
-    const int status = power_priorities(priorities.ptr(), writer_->pending_count(),
-                                        replay_->replay->view().geometry(), powered_, bad);
-    if (status == 0) writer_->publish(powered_.data());
+    const WriteStatus status = power_priorities(priorities.ptr(), writer_->pending_count(),
+                                                 replay_->replay->view().geometry(), powered_, bad);
+    if (status == WriteStatus::ok) writer_->publish(powered_.data());
     return {status, bad};
   }
 

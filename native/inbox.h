@@ -72,16 +72,16 @@ inline const char* flaw_of(const View& view, const ChunkHead& c, const uint8_t* 
   return items == c.items ? nullptr : "its items are not as many as it says";
 }
 
-enum class Commit : int { done = 0, wait = 1, closed = 2, repeated = 3, refused = 4 };
+enum class CommitStatus { done, wait, closed, repeated, refused };
 
 class Inbox {
  public:
   Inbox(std::shared_ptr<Segment> segment, uint32_t streams, std::shared_ptr<Segment> receipts)
       : view_(segment->data()), lease_(std::move(segment), streams), receipts_(std::move(receipts)), stream_(streams) {}
 
-  Status lease() {
-    const Status status = lease_.take_lane();
-    if (status != Status::ok) return status;
+  WriteStatus lease() {
+    const WriteStatus status = lease_.take_lane();
+    if (status != WriteStatus::ok) return status;
     std::fill(stream_.begin(), stream_.end(), Stream{});
     receipts_.recover(view_);  // the lane's last worker is dead: nothing more is published in its name
     return status;
@@ -104,17 +104,17 @@ class Inbox {
     s = Stream{};
   }
 
-  // Commits chunk number `sequence` of an account's sender, whose first item is its number `item`. With Commit::wait
+  // Commits chunk number `sequence` of an account's sender, whose first item is its number `item`. With CommitStatus::wait
   // a part may be committed already: the call is to be repeated, and goes on there.
-  Commit commit(uint32_t i, const ChunkHead& c, const uint8_t* body, uint64_t bytes, uint32_t account, uint64_t sequence,
+  CommitStatus commit(uint32_t i, const ChunkHead& c, const uint8_t* body, uint64_t bytes, uint32_t account, uint64_t sequence,
                 uint64_t item, const char*& why) {
     why = nullptr;
-    if (view_.header().closed.load(std::memory_order_relaxed)) return Commit::closed;
+    if (view_.header().closed.load(std::memory_order_relaxed)) return CommitStatus::closed;
     Account& books = receipts_.account(account);
     const uint64_t progress = books.progress.load(std::memory_order_relaxed);
     if (sequence < progress >> 16) {
       books.repeated.fetch_add(std::min(c.items, 65535u), std::memory_order_relaxed);
-      return Commit::repeated;
+      return CommitStatus::repeated;
     }
     why = flaw_of(view_, c, body, bytes);
     const uint64_t expected = books.next_item.load(std::memory_order_relaxed);
@@ -125,19 +125,19 @@ class Inbox {
     const bool joined = progress == 0 && expected == item;  // at work before our time
     if (why == nullptr && from == 0 && !joined && (item - expected > kAhead || sequence - (progress >> 16) > kAhead)) why = "it is numbered too far ahead";
     if (why == nullptr && (sequence >= uint64_t(1) << 40 || item >= uint64_t(1) << 50)) why = "its number is out of range";
-    if (why != nullptr) return Commit::refused;
+    if (why != nullptr) return CommitStatus::refused;
     const uint64_t missing = books.missing.load(std::memory_order_relaxed) + (from == 0 ? item - expected : 0);
     uint32_t before = 0;  // items of positions before `from`
     for (uint32_t p = 0; p < from; ++p) before += staged_of(c, body, p) >= 0.0;
     while (from < c.positions) {
-      if (lease_.room() == 0) return Commit::wait;
+      if (lease_.room() == 0) return CommitStatus::wait;
       const int64_t n = place(i, c, body, from, before, Entry{account, 0, item, books.committed.load(std::memory_order_relaxed), missing}, sequence);
-      if (n < 0) return Commit::wait;
+      if (n < 0) return CommitStatus::wait;
       for (int64_t k = 0; k < n; ++k) before += staged_of(c, body, from + uint32_t(k)) >= 0.0;
       from += uint32_t(n);
     }
     lease_.announce();
-    return Commit::done;
+    return CommitStatus::done;
   }
 
  private:

@@ -13,13 +13,19 @@
 
 namespace apexrl {
 
-enum class Status : int {
-  ok = 0,
-  wait = 1,         // no slot, or the limiter holds inserts back: wait() and call again
-  closed = 2,       // the replay was closed
-  no_lane = 3,      // every lane is leased
-  no_streams = 4,   // the replay has fewer streams left than asked for
-  publish = 5,      // (streams) complete items wait for their priorities: publish() first
+// What became of a write. Python uses the same names (bind.cc).
+enum class WriteStatus {
+  ok,
+  wait,          // no slot, or the limiter holds inserts back: wait() and call again
+  closed,        // the replay was closed
+  no_lane,       // every lane is leased
+  no_streams,    // the replay has fewer streams left than needed
+  publish,       // (streams) complete items wait for their priorities: publish() first
+  irregular,     // answered by the bindings alone, as all below: a value is not a plain array of the declared type
+  bad_priority,  // a priority is NaN, infinite or negative
+  busy,          // another thread uses this writer
+  bad_reward,    // a reward is NaN or infinite
+  yielded,       // this process let another one own the replay
 };
 
 class Lease {
@@ -34,10 +40,10 @@ class Lease {
   bool held() const { return lane_ >= 0 && fork_ == fork_generation(); }  // else given back, or a parent's
 
   // Takes a lane that nobody alive holds. A dead predecessor's published rows are handed over first.
-  Status take_lane() {
+  WriteStatus take_lane() {
     const auto& g = view_.geometry();
-    if (header().closed.load(std::memory_order_acquire)) return Status::closed;
-    if (g.kind != Kind::rows && streams_in_use() + streams_ > g.streams) return Status::no_streams;
+    if (header().closed.load(std::memory_order_acquire)) return WriteStatus::closed;
+    if (g.kind != Kind::rows && streams_in_use() + streams_ > g.streams) return WriteStatus::no_streams;
     for (int pass = 0; pass < 2; ++pass)  // lanes that were never used or were given back first
       for (uint32_t l = 0; l < g.lanes; ++l) {
         Lane& lane = view_.lane(l);
@@ -52,13 +58,13 @@ class Lease {
         if (g.kind != Kind::rows && streams_in_use() > g.streams) {  // another was leased at the same moment
           lane.active.store(0, std::memory_order_release);
           segment_->unlock(kLaneLock + l);
-          return Status::no_streams;
+          return WriteStatus::no_streams;
         }
         lane_ = int(l);
         fork_ = fork_generation();
-        return Status::ok;
+        return WriteStatus::ok;
       }
-    return Status::no_lane;
+    return WriteStatus::no_lane;
   }
 
   // Gives the lane back; what was published stays.

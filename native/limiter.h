@@ -10,7 +10,7 @@
 
 namespace apexrl {
 
-enum class SampleStatus : int { ok = 0, too_few = 1, limited = 2, all_zero = 3, closed = 4, yielded = 5 };
+enum class SampleStatus { ok, too_few, limited, all_zero, closed, yielded };
 
 // The owner's side. Workers only compare `inserted` with `insert_limit`.
 class Limiter {

@@ -1,6 +1,6 @@
 // The worker's side of a replay: fills slots and publishes prefixes of them. One thread at a time.
 //
-// No call here waits: what needs a slot or room that is not there returns Status::wait, and the caller decides.
+// No call here waits: what needs a slot or room that is not there returns WriteStatus::wait, and the caller decides.
 #pragma once
 
 #include <deque>
@@ -27,9 +27,9 @@ class Writer {
   int lane() const { return lease_.lane(); }
   bool leased() const { return lease_.held(); }
 
-  Status lease() {
-    const Status status = lease_.take_lane();
-    if (status != Status::ok) return status;
+  WriteStatus lease() {
+    const WriteStatus status = lease_.take_lane();
+    if (status != WriteStatus::ok) return status;
     stream_.assign(streams_, Stream{});
     const Geometry& g = view_.geometry();
     if (g.kind == Kind::rows && (stream_[0].slot = lease_.left_open(0)) >= 0)
@@ -52,19 +52,19 @@ class Writer {
 
   // Copies rows [start, n) from contiguous columns; `start` advances past what was stored. `powered`: (|p|+eps)^alpha
   // per row, or null for the largest so far.
-  Status extend(const uint8_t* const* columns, const double* powered, size_t n, size_t& start) {
+  WriteStatus extend(const uint8_t* const* columns, const double* powered, size_t n, size_t& start) {
     const auto& g = view_.geometry();
     Header& h = header();
     Stream& stream = stream_[0];
-    Status status = Status::ok;
+    WriteStatus status = WriteStatus::ok;
     const size_t before = start;
     while (start < n) {
-      if (h.closed.load(std::memory_order_relaxed)) { status = Status::closed; break; }
+      if (h.closed.load(std::memory_order_relaxed)) { status = WriteStatus::closed; break; }
       const uint64_t room = lease_.room();
-      if (room == 0) { status = Status::wait; break; }
+      if (room == 0) { status = WriteStatus::wait; break; }
       if (stream.slot < 0) {
         stream.slot = lease_.take(0);
-        if (stream.slot < 0) { status = Status::wait; break; }
+        if (stream.slot < 0) { status = WriteStatus::wait; break; }
         lease_.settle(0, stream.slot);
         stream.rows = 0;
       }
@@ -102,17 +102,17 @@ class Writer {
   // --- streams
 
   // One step of each named stream (`which` null: streams 0 … n-1). All or nothing: on any status but ok and publish
-  // nothing was stored. Status::publish with `stored`: stored, and items now wait for publish().
-  Status append(const uint8_t* const* columns, const float* reward, const uint8_t* terminated,
+  // nothing was stored. WriteStatus::publish with `stored`: stored, and items now wait for publish().
+  WriteStatus append(const uint8_t* const* columns, const float* reward, const uint8_t* terminated,
                 const uint8_t* truncated, const int64_t* which, size_t n, bool& stored) {
     const auto& g = view_.geometry();
     Header& h = header();
     stored = false;
-    if (h.closed.load(std::memory_order_relaxed)) return Status::closed;
-    if (lease_.room() <= pending_) return pending_ > 0 ? Status::publish : Status::wait;
+    if (h.closed.load(std::memory_order_relaxed)) return WriteStatus::closed;
+    if (lease_.room() <= pending_) return pending_ > 0 ? WriteStatus::publish : WriteStatus::wait;
     for (size_t i = 0; i < n; ++i) {
-      const Status status = make_room(which ? uint32_t(which[i]) : uint32_t(i));
-      if (status != Status::ok) return status;
+      const WriteStatus status = make_room(which ? uint32_t(which[i]) : uint32_t(i));
+      if (status != WriteStatus::ok) return status;
     }
     for (uint32_t c = 0; c < g.columns; ++c) {
       const Column& column = h.column[c];
@@ -146,7 +146,7 @@ class Writer {
       full = full || s.complete == s.limit;
     }
     stored = true;
-    return full ? Status::publish : Status::ok;
+    return full ? WriteStatus::publish : WriteStatus::ok;
   }
 
   // Complete items that wait for their priorities, in the order that publish() expects.
@@ -241,13 +241,13 @@ class Writer {
   }
 
   // Gives stream `i` a row to write. A complete slot is left once the steps that the next chunk repeats are copied.
-  Status make_room(uint32_t i) {
+  WriteStatus make_room(uint32_t i) {
     const auto& g = view_.geometry();
     Stream& s = stream_[i];
-    if (s.slot >= 0 && s.complete < s.limit) return Status::ok;
-    if (s.slot >= 0 && s.published < s.limit) return Status::publish;
+    if (s.slot >= 0 && s.complete < s.limit) return WriteStatus::ok;
+    if (s.slot >= 0 && s.published < s.limit) return WriteStatus::publish;
     const int64_t slot = lease_.take(i);
-    if (slot < 0) return pending_ > 0 ? Status::publish : Status::wait;
+    if (slot < 0) return pending_ > 0 ? WriteStatus::publish : WriteStatus::wait;
     if (s.slot < 0) {
       lease_.settle(i, slot);
       s.rows = g.behind;
@@ -275,7 +275,7 @@ class Writer {
     s.limit = g.chunk;
     s.complete = s.published = s.cells = 0;
     complete(s);
-    return Status::ok;
+    return WriteStatus::ok;
   }
 
   // Counts the positions whose windows the newest row has completed, and marks those where an item begins.

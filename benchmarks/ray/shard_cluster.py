@@ -22,7 +22,7 @@ import ray
 
 from apexrl.launch.ray.shard_clients import RayEnd, life_name
 from apexrl.replay import Field, Replay
-from apexrl.replay.sharded.shard import Drawn, Shard, Written
+from apexrl.replay.sharded.shard import DrawResult, Shard, UpdateResult
 from apexrl.replay.sharded.sharded_replay import ShardedReplay
 from benchmarks.replay.rows import CYCLE, ROWS, steps
 
@@ -76,11 +76,11 @@ class Host:
         """For writers on this machine."""
         return self._replay
 
-    def draw(self, count: int, until: int | None, node: str) -> Drawn:
+    def draw(self, count: int, until: int | None, node: str) -> DrawResult:
         """As from another ``node`` than this, whoever asks."""
         return self._shard.draw(count, until)
 
-    def update(self, life: str, keys: Any, priorities: Any) -> Written:
+    def update(self, life: str, keys: Any, priorities: Any) -> UpdateResult:
         return self._shard.update(life, keys, priorities)
 
     def put(self, values: Mapping[str, Any], priorities: Any) -> int:

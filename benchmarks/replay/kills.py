@@ -176,7 +176,7 @@ def aftermath(replay: Replay, traffic: Traffic, findings: Findings) -> None:
             except WaitTimeout as error:
                 findings.leaks.append(f"slots: {error}")
                 return
-    if replay._check() != 0.0:
+    if replay.core.native.check() != 0.0:
         findings.leaks.append("the sums or counts of the tree are wrong")
 
 

@@ -275,7 +275,7 @@ class Round:
         deadline = time.monotonic() + 4.0
         while self.replay.stats()["lanes_active"] > len(self.writers):
             assert time.monotonic() < deadline, "the lane of a killed writer does not come back"
-            self.replay._own()
+            self.replay.core.own()
             time.sleep(0.01)
 
     def save_and_load(self) -> None:

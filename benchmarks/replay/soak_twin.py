@@ -82,7 +82,7 @@ class Twin:
         """The tags of all items, if that can be known."""
         if not self.exact:
             return None
-        replay._own()  # until somebody does, more than the capacity may lie there
+        replay.core.own()  # until somebody does, more than the capacity may lie there
         while len(self.appended) > len(replay):
             self.changed.pop(self.appended.popleft(), None)
         return np.array(self.appended)
@@ -128,7 +128,7 @@ class Twin:
         assert stats["sampled"] == self.counts["sampled"]
         assert stats["updates_applied"] == self.counts["applied"]
         assert stats["updates_stale"] == self.counts["stale"]
-        assert replay._check() == 0.0, "the sums or counts of the tree are wrong"
+        assert replay.core.native.check() == 0.0, "the sums or counts of the tree are wrong"
 
 
 def item_tags(batch: Batch, options: Mapping[str, Any]) -> Array:

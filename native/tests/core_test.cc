@@ -107,7 +107,7 @@ void random_rows(unsigned seed) {
   const auto owner = replay->own(holder);
   CHECK(owner != nullptr && replay->own(holder).get() == owner.get());
   Writer writer(replay->segment(), 1), other(replay->segment(), 1);
-  CHECK(writer.lease() == Status::ok && other.lease() == Status::ok);
+  CHECK(writer.lease() == WriteStatus::ok && other.lease() == WriteStatus::ok);
   uint64_t next = 1;
   std::vector<double> powered;
   for (int call = 0; call < 200; ++call) {
@@ -120,7 +120,7 @@ void random_rows(unsigned seed) {
     }
     Writer& w = call % 3 ? writer : other;
     for (size_t start = 0; start < n;) {
-      if (w.extend(rows.data().data(), random() % 2 ? powered.data() : nullptr, n, start) == Status::wait) owner->serve();
+      if (w.extend(rows.data().data(), random() % 2 ? powered.data() : nullptr, n, start) == WriteStatus::wait) owner->serve();
     }
     if (next > 1) {
       Drawn drawn(1 + random() % 64, 1, false);
@@ -144,7 +144,7 @@ void random_streams(unsigned seed) {
   int holder = 0;
   const auto owner = replay->own(holder);
   Writer writer(replay->segment(), streams);
-  CHECK(writer.lease() == Status::ok);
+  CHECK(writer.lease() == WriteStatus::ok);
   Rows rows(streams);
   std::vector<float> reward(streams, 1.0f);
   std::vector<uint8_t> terminated(streams), truncated(streams);
@@ -157,9 +157,9 @@ void random_streams(unsigned seed) {
     }
     bool stored = false;
     while (!stored) {
-      const Status status = writer.append(rows.data().data(), reward.data(), terminated.data(), truncated.data(),
+      const WriteStatus status = writer.append(rows.data().data(), reward.data(), terminated.data(), truncated.data(),
                                           nullptr, streams, stored);
-      if (status == Status::publish) {
+      if (status == WriteStatus::publish) {
         std::vector<double> powered(writer.pending(pending), 1.5);
         writer.publish(powered.data());
       } else if (!stored) {
@@ -204,7 +204,7 @@ void random_chunks(unsigned seed) {
   const auto sender = here->own(holder), owner = there->own(holder);
   Writer writer(here->segment(), streams);
   Inbox inbox(there->segment(), streams, Segment::create(Receipts::bytes(1)));
-  CHECK(writer.lease() == Status::ok && inbox.lease() == Status::ok);
+  CHECK(writer.lease() == WriteStatus::ok && inbox.lease() == WriteStatus::ok);
   Rows rows(streams);
   std::vector<uint8_t> state(size_t(24) * streams, 7), ends(streams), none(streams);
   const std::vector<float> reward(streams, 1.0f);
@@ -220,9 +220,9 @@ void random_chunks(unsigned seed) {
     auto data = rows.data();
     if (kind != Kind::transition) data.push_back(state.data());
     for (bool stored = false; !stored;) {
-      const Status status = writer.append(data.data(), reward.data(), ends.data(), none.data(), nullptr, streams, stored);
-      if (status == Status::publish) writer.publish(std::vector<double>(writer.pending(pending), 1.5).data());
-      CHECK(status != Status::wait);
+      const WriteStatus status = writer.append(data.data(), reward.data(), ends.data(), none.data(), nullptr, streams, stored);
+      if (status == WriteStatus::publish) writer.publish(std::vector<double>(writer.pending(pending), 1.5).data());
+      CHECK(status != WriteStatus::wait);
     }
     if (random() % 10 != 0 || sender->take_chunks(0, 1 + random() % 50'000, 4000, heads, bodies) != SampleStatus::ok) continue;
     size_t at = 0;
@@ -231,8 +231,8 @@ void random_chunks(unsigned seed) {
       at += head.bytes;
       const auto commit = [&](const ChunkHead& h, const std::vector<uint8_t>& bytes) {
         const char* why = nullptr;
-        Commit answer = Commit::wait;
-        while ((answer = inbox.commit(uint32_t(h.source) % streams, h, bytes.data(), bytes.size(), 0, sequence, items, why)) == Commit::wait)
+        CommitStatus answer = CommitStatus::wait;
+        while ((answer = inbox.commit(uint32_t(h.source) % streams, h, bytes.data(), bytes.size(), 0, sequence, items, why)) == CommitStatus::wait)
           owner->serve();
         return answer;
       };
@@ -242,16 +242,16 @@ void random_chunks(unsigned seed) {
         *words[random() % 4] ^= 1u << random() % 32;
         std::vector<uint8_t> bytes = body;
         if (random() % 2) bytes.resize(random() % (2 * body.size()));
-        CHECK(commit(bad, bytes) == Commit::refused);
+        CHECK(commit(bad, bytes) == CommitStatus::refused);
       }
-      CHECK(commit(head, body) == Commit::done && commit(head, body) == Commit::repeated);
-      CHECK(commit(head, std::vector<uint8_t>()) == Commit::repeated);
+      CHECK(commit(head, body) == CommitStatus::done && commit(head, body) == CommitStatus::repeated);
+      CHECK(commit(head, std::vector<uint8_t>()) == CommitStatus::repeated);
       ++sequence;
       items += head.items;
       if (random() % 4) continue;
       std::vector<uint8_t> bytes = body;  // of bodies: refused, or something that an actor might have sent
       bytes[random() % (head.rows * sizeof(StepHead) + head.positions * sizeof(double))] ^= uint8_t(1u << random() % 8);
-      if (commit(head, bytes) == Commit::done) ++sequence, items += head.items;
+      if (commit(head, bytes) == CommitStatus::done) ++sequence, items += head.items;
       CHECK(owner->check() == 0.0);
     }
   }
@@ -277,13 +277,13 @@ void threads(Sampler sampler, Remover remover) {
   for (unsigned w = 0; w < 3; ++w)
     all.emplace_back([&, w] {
       Writer writer(replay->segment(), 1);
-      CHECK(writer.lease() == Status::ok);
+      CHECK(writer.lease() == WriteStatus::ok);
       Rows rows(37);
       uint64_t next = uint64_t(w + 1) * 1'000'000;
       while (!stop) {
         for (size_t i = 0; i < 37; ++i) rows.fill(i, next++);
         for (size_t start = 0; start < 37 && !stop;)
-          if (writer.extend(rows.data().data(), nullptr, 37, start) == Status::wait) writer.wait(1'000'000);
+          if (writer.extend(rows.data().data(), nullptr, 37, start) == WriteStatus::wait) writer.wait(1'000'000);
       }
     });
   all.emplace_back([&] {
@@ -333,14 +333,14 @@ void stream_threads(Kind kind) {
       std::vector<ItemRef> pending;
       for (uint64_t t = 1; !stop;) {
         Writer writer(replay->segment(), 2);
-        if (writer.lease() != Status::ok) continue;
+        if (writer.lease() != WriteStatus::ok) continue;
         for (int n = 0; n < 200 && !stop; ++n, ++t) {
           const uint8_t terminated[2] = {random() % 20 == 0, 0}, truncated[2] = {0, random() % 20 == 0};
           for (size_t s = 0; s < 2; ++s) rows.fill(s, t);
           for (bool stored = false; !stored && !stop;) {
-            const Status status = writer.append(rows.data().data(), reward, terminated, truncated, nullptr, 2, stored);
-            if (status == Status::publish) writer.publish(std::vector<double>(writer.pending(pending), 1.5).data());
-            if (status == Status::wait) writer.wait(1'000'000);
+            const WriteStatus status = writer.append(rows.data().data(), reward, terminated, truncated, nullptr, 2, stored);
+            if (status == WriteStatus::publish) writer.publish(std::vector<double>(writer.pending(pending), 1.5).data());
+            if (status == WriteStatus::wait) writer.wait(1'000'000);
           }
           if (random() % 4 == 0) writer.publish(nullptr);
         }

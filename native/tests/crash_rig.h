@@ -125,7 +125,7 @@ class Worker {
         streams_(rows() ? 1 : kStreams),
         writer_(replay.segment(), streams_),
         next_(number * kTags + 2) {
-    CHECK(writer_.lease() == Status::ok);
+    CHECK(writer_.lease() == WriteStatus::ok);
   }
   // About n items.
   void write(uint64_t n, const Help& help) {
@@ -145,10 +145,10 @@ class Worker {
       size_t start = 0;
       for (int tries = 0; start < count; ++tries) {
         const size_t before = start;
-        const Status status = writer_.extend(rows.data().data(), priority.data(), count, start);
+        const WriteStatus status = writer_.extend(rows.data().data(), priority.data(), count, start);
         for (size_t i = before; i < start; ++i) acknowledge(next_++);
-        CHECK((status == Status::ok || status == Status::wait) && tries < 10'000);
-        if (status == Status::wait && !help()) return;
+        CHECK((status == WriteStatus::ok || status == WriteStatus::wait) && tries < 10'000);
+        if (status == WriteStatus::wait && !help()) return;
       }
     }
   }
@@ -163,10 +163,10 @@ class Worker {
       for (uint32_t s = 0; s < kStreams; ++s) rows.set(s, next_ + s);
       bool stored = false;
       for (int tries = 0; !stored; ++tries) {
-        const Status status =
+        const WriteStatus status =
             writer_.append(rows.data().data(), reward, terminated, truncated, nullptr, kStreams, stored);
-        CHECK((status == Status::ok || status == Status::wait || status == Status::publish) && tries < 10'000);
-        if (status == Status::publish) publish();
+        CHECK((status == WriteStatus::ok || status == WriteStatus::wait || status == WriteStatus::publish) && tries < 10'000);
+        if (status == WriteStatus::publish) publish();
         else if (!stored && !help()) return publish();
       }
       if (t % 6 == 0) publish();

@@ -254,17 +254,17 @@ std::vector<Parcel> pack(const Flavour& flavour) {
 // An intake's life: commits every parcel but `lost`, whatever a predecessor has committed.
 void bring(Replay& replay, const std::shared_ptr<Segment>& receipts, const std::vector<Parcel>& parcels, size_t lost) {
   Inbox inbox(replay.segment(), kStreams, receipts);
-  CHECK(inbox.lease() == Status::ok);
+  CHECK(inbox.lease() == WriteStatus::ok);
   for (const Parcel& parcel : parcels) {
     if (parcel.sequence == lost) continue;
     const char* why = nullptr;
-    Commit answer = Commit::wait;
-    for (int tries = 0; answer == Commit::wait && tries < 2000; ++tries) {
+    CommitStatus answer = CommitStatus::wait;
+    for (int tries = 0; answer == CommitStatus::wait && tries < 2000; ++tries) {
       if (tries > 0) inbox.wait(1'000'000);
       answer = inbox.commit(uint32_t(parcel.head.source & 1), parcel.head, parcel.body.data(), parcel.body.size(), 1,
                             parcel.sequence, parcel.item, why);
     }
-    CHECK(answer == Commit::done || answer == Commit::repeated);
+    CHECK(answer == CommitStatus::done || answer == CommitStatus::repeated);
   }
 }
 

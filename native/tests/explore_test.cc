@@ -54,14 +54,14 @@ class Rig {
 };
 
 // Rows carry their number.
-Status put(Writer& writer, uint64_t first, size_t n, bool wait = true) {
+WriteStatus put(Writer& writer, uint64_t first, size_t n, bool wait = true) {
   std::vector<uint64_t> rows(n);
   for (size_t i = 0; i < n; ++i) rows[i] = first + i;
   const uint8_t* columns[] = {reinterpret_cast<const uint8_t*>(rows.data())};
   size_t start = 0;
   for (;;) {
-    const Status status = writer.extend(columns, nullptr, n, start);
-    if (status != Status::wait || !wait) return status;
+    const WriteStatus status = writer.extend(columns, nullptr, n, start);
+    if (status != WriteStatus::wait || !wait) return status;
     writer.wait(1'000'000'000);
   }
 }
@@ -118,8 +118,8 @@ void lease(Rig& rig) {
   std::unique_ptr<Writer> writers[2];
   const auto work = [&](int i) {
     writers[i] = std::make_unique<Writer>(rig.segment(), 1);
-    expect(writers[i]->lease() == Status::ok, "no lane");
-    expect(put(*writers[i], uint64_t(i), 1, false) == Status::ok, "no slot");
+    expect(writers[i]->lease() == WriteStatus::ok, "no lane");
+    expect(put(*writers[i], uint64_t(i), 1, false) == WriteStatus::ok, "no slot");
   };
   explore::run({{2, [&] { work(0); }}, {3, [&] { work(1); }}});
   expect(writers[0]->lane() != writers[1]->lane(), "two workers have one lane");
@@ -136,9 +136,9 @@ void reclaim(Rig& rig) {
   const auto& segment = rig.segment();
   explore::Thread worker{2, [&] {
     writer = new Writer(segment, 1);
-    if (writer->lease() != Status::ok) return;
+    if (writer->lease() != WriteStatus::ok) return;
     for (uint64_t i = 0; i < 3; ++i, ++stored)
-      if (put(*writer, i, 1, false) != Status::ok) return;
+      if (put(*writer, i, 1, false) != WriteStatus::ok) return;
   }};
   worker.may_die = true;
   worker.after_death = [&] { segment->unlock(kLaneLock); };

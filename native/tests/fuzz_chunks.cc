@@ -90,7 +90,7 @@ class Rig {
     std::memcpy(replay->segment()->data(), first_.data(), first_.size());
     std::memset(receipts->data(), 0, receipts->nbytes());
     inbox = std::make_unique<Inbox>(replay->segment(), streams_, receipts);
-    CHECK(inbox->lease() == Status::ok);
+    CHECK(inbox->lease() == WriteStatus::ok);
   }
   void own() {
     int holder = 0;
@@ -260,25 +260,25 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const uint64_t progress = entry.progress.load(), committed = entry.committed.load();
     const uint64_t inserted = view.header().inserted.load(), next_item = entry.next_item.load();
     const bool sound = flaw_of(view, sent.head, body.data(), body.size()) == nullptr;
-    Commit answer = Commit::wait;
+    CommitStatus answer = CommitStatus::wait;
     const char* why = nullptr;
-    for (int turn = 0; turn < 20 && answer == Commit::wait; ++turn) {
+    for (int turn = 0; turn < 20 && answer == CommitStatus::wait; ++turn) {
       answer = rig.inbox->commit(flavour == 4 ? 0 : lane, sent.head, body.data(), body.size(), account, number, item, why);
-      if (answer == Commit::wait && !sampled) break;
-      if (answer == Commit::wait) sample(rig);
-      counts.waited += answer == Commit::wait;
+      if (answer == CommitStatus::wait && !sampled) break;
+      if (answer == CommitStatus::wait) sample(rig);
+      counts.waited += answer == CommitStatus::wait;
     }
-    stored |= answer != Commit::refused && answer != Commit::repeated;
-    if (answer == Commit::refused) {
+    stored |= answer != CommitStatus::refused && answer != CommitStatus::repeated;
+    if (answer == CommitStatus::refused) {
       ++counts.refused;
       CHECK(why != nullptr && entry.progress.load() == progress && entry.committed.load() == committed);
       CHECK(view.header().inserted.load() == inserted && entry.next_item.load() == next_item);
-    } else if (answer == Commit::repeated) {
+    } else if (answer == CommitStatus::repeated) {
       ++counts.repeated;
       CHECK(number < progress >> 16 && view.header().inserted.load() == inserted);
     } else {
       CHECK(sound && why == nullptr && flavour != 4);
-      if (answer == Commit::wait) break;  // nobody makes room
+      if (answer == CommitStatus::wait) break;  // nobody makes room
       ++counts.done;
       counts.joined += first == next && next > 0;
       CHECK(entry.progress.load() == (number + 1) << 16 && entry.next_item.load() == item + sent.head.items);

@@ -57,7 +57,7 @@ void put(Writer& writer, uint64_t first, size_t n) {
   for (size_t i = 0; i < n; ++i) values[i] = first + i;
   const uint8_t* columns[] = {reinterpret_cast<const uint8_t*>(values.data())};
   size_t start = 0;
-  CHECK(writer.extend(columns, nullptr, n, start) == Status::ok && start == n);
+  CHECK(writer.extend(columns, nullptr, n, start) == WriteStatus::ok && start == n);
 }
 
 struct Taken {
@@ -114,7 +114,7 @@ void wrong_words_harm_no_process() {
         auto owner = taken_in ? replay->own(holder) : nullptr;
         {
           Writer writer(replay->segment(), 1);
-          CHECK(writer.lease() == Status::ok);
+          CHECK(writer.lease() == WriteStatus::ok);
           put(writer, 0, 5);
           if (owner) owner->serve();
           put(writer, 5, 3);
@@ -137,7 +137,7 @@ void wrong_words_harm_no_process() {
           }
         }
         Writer next(replay->segment(), 1);  // after the first, on its lane
-        CHECK(next.lease() == Status::ok);
+        CHECK(next.lease() == WriteStatus::ok);
         owner.reset();
         replay->disown();
         owner = replay->own(holder);
@@ -328,7 +328,7 @@ void owner_without_memory_gives_the_replay_up() {
   int holder = 0;
   auto owner = replay->own(holder);
   Writer writer(replay->segment(), 1);
-  CHECK(writer.lease() == Status::ok);
+  CHECK(writer.lease() == WriteStatus::ok);
   const View& view = replay->view();
   view.lane(0).process.store(1);  // as of another process: the owner's thread serves it
   put(writer, 0, 5);
@@ -350,7 +350,7 @@ void fifo_fills_by_single_rows() {
   auto replay = make(Sampler::fifo, 1000);
   for (uint64_t i = 0; i < 1000; ++i) {
     Writer writer(replay->segment(), 1);
-    CHECK(writer.lease() == Status::ok);
+    CHECK(writer.lease() == WriteStatus::ok);
     put(writer, i, 1);
   }
   int holder = 0;
@@ -361,7 +361,7 @@ void fifo_fills_by_single_rows() {
   for (uint64_t i = 0; i < 1000; ++i) CHECK(taken.values[i] == i);
   for (uint64_t i = 0; i < 40; ++i) {  // and what it empties is used again
     Writer writer(replay->segment(), 1);
-    CHECK(writer.lease() == Status::ok);
+    CHECK(writer.lease() == WriteStatus::ok);
     put(writer, i, 1);
   }
   CHECK(owner->size() == 40 && owner->check() == 0.0);
@@ -373,7 +373,7 @@ void chunks_and_batches_take_turns() {
   int holder = 0;
   const auto owner = replay->own(holder);
   Writer writer(replay->segment(), 1);
-  CHECK(writer.lease() == Status::ok);
+  CHECK(writer.lease() == WriteStatus::ok);
   uint64_t written = 0, came = 0;
   const auto write = [&](size_t n) {
     for (; n > 0; --n, ++written) {
@@ -381,9 +381,9 @@ void chunks_and_batches_take_turns() {
       const float reward = 1.0f;
       const uint8_t no = 0;
       for (bool stored = false; !stored;) {
-        const Status status = writer.append(columns, &reward, &no, &no, nullptr, 1, stored);
-        CHECK(stored || status == Status::publish);
-        if (status == Status::publish) writer.publish(nullptr);
+        const WriteStatus status = writer.append(columns, &reward, &no, &no, nullptr, 1, stored);
+        CHECK(stored || status == WriteStatus::publish);
+        if (status == WriteStatus::publish) writer.publish(nullptr);
       }
     }
     writer.publish(nullptr);

@@ -134,7 +134,7 @@ def left():
 
 before = left()
 replay = Replay(100, {"x": Field((), "float32")}, writers=2)
-descriptor = replay._native.state()[1]
+descriptor = replay.core.native.state()[1]
 assert not os.get_inheritable(descriptor) and os.fstat(descriptor).st_nlink == 0
 def work(replay):
     with replay.writer() as writer:

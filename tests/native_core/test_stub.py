@@ -14,6 +14,7 @@ def test_stub_names_equal_the_module():
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
             declared = {item.name for item in node.body if isinstance(item, ast.FunctionDef) and item.name[0] != "_"}
+            declared |= {item.targets[0].id for item in node.body if isinstance(item, ast.Assign)}  # members of an enum
             actual = {name for name in vars(getattr(_native, node.name)) if not name.startswith("_")}
             assert declared == actual, node.name
     declared = {n.name for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}

@@ -70,7 +70,7 @@ def test_what_cannot_be_kept_is_refused_with_the_numbers():
 
 def test_the_default_streams_are_no_more_than_the_capacity_has_room_for():
     with Replay(100, FIELDS, kind="transition", writers=8) as replay:
-        assert replay._options["streams"] == 100
+        assert replay.core.options["streams"] == 100
         replay.writer(streams=16)
         with pytest.raises(ConfigError, match="101"):
             replay.writer(streams=101)

@@ -153,7 +153,7 @@ def test_priorities_travel():
         offset, item = offset + head.nbytes, item + head.items
     batch = there.sample(256, beta=1.0)
     np.testing.assert_allclose(batch.probabilities, batch.data["number"] / np.arange(64).sum())
-    assert there._check() < 1e-9
+    assert there.core.native.check() < 1e-9
 
 
 def test_a_chunk_is_committed_once():
@@ -210,7 +210,7 @@ def test_a_resumed_run_counts_from_where_hosts_are_by_now():
     assert receipts.count("host", [9000, 70], first=False) == [0, 0]
     assert receipts.count("host", [9010, 71], first=False) == [10, 1]
     assert receipts.count("new", [6, 1], first=True) == [6, 1]
-    head, body, _ = sound_chunk()
+    head, body, *_ = sound_chunk()
     there = Replay(4096, fields("transition"), streams=4, **KINDS["transition"])
     sink = ChunkSink(there, receipts, 4)
     sink.open()
@@ -220,7 +220,7 @@ def test_a_resumed_run_counts_from_where_hosts_are_by_now():
 
 def test_streams_that_ended_do_not_keep_what_is_old():
     """An open chunk is never evicted: those of hosts that left are closed, and their items go in their turn."""
-    head, body, _ = sound_chunk()
+    head, body, *_ = sound_chunk()
     there = Replay(4096, fields("transition"), streams=65, **KINDS["transition"])
     sink = ChunkSink(there, Receipts(100), 64)
     sink.open()
@@ -296,12 +296,13 @@ def test_a_slot_being_written_waits_for_more():
 
 
 def sound_chunk(kind="transition"):
-    here, source, _, _, sink = pair(kind, 4096)
+    """A chunk, a sink for it, and the sink's replay."""
+    here, source, there, _, sink = pair(kind, 4096)
     simulator, writer = Simulator(2, 3, kind), here.writer(streams=2)
     for _ in range(60):
         writer.append(simulator.step())
     heads, body = source.take(2**20, 0.0)
-    return heads[0], body[: heads[0].nbytes], sink
+    return heads[0], body[: heads[0].nbytes], sink, there
 
 
 @pytest.mark.parametrize(
@@ -318,7 +319,7 @@ def sound_chunk(kind="transition"):
     ],
 )
 def test_a_head_that_lies_is_refused(change, why):
-    head, body, sink = sound_chunk()
+    head, body, sink, _ = sound_chunk()
     with pytest.raises(FrameError, match=why):
         sink.commit("host/1", 0, 0, change(head), body)
     assert sink.commit("host/1", 0, 0, head, body)
@@ -329,8 +330,7 @@ def test_a_head_that_lies_is_refused(change, why):
 @given(data=st.data())
 def test_a_damaged_body_is_refused_or_harmless(kind, data):
     """Whatever the bytes: no crash, and what is taken can be sampled."""
-    head, body, sink = sound_chunk(kind)
-    there = sink._replay
+    head, body, sink, there = sound_chunk(kind)
     damaged = bytearray(body)
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, min(len(body), head.rows * 8 + head.positions * 8) - 1))
@@ -371,7 +371,7 @@ def test_a_chunk_that_claims_another_place_is_not_mixed_with_what_is_there():
 
 
 def test_numbers_out_of_order_are_refused():
-    head, body, sink = sound_chunk()
+    head, body, sink, _ = sound_chunk()
     assert sink.commit("host/1", 0, 100, head, body)
     with pytest.raises(FrameError, match="numbered before"):
         sink.commit("host/1", 1, 50, head, body)

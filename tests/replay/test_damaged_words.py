@@ -12,7 +12,7 @@ import pytest
 from apexrl import _native
 from apexrl.errors import ConfigError, SpecError
 from apexrl.replay import Field, Replay
-from apexrl.replay.served.batch_client import FULL, ServedMemory
+from apexrl.replay.served.batch_client import FULL, BatchMemory
 from apexrl.shared.weights_board import WeightsBoard
 
 
@@ -98,7 +98,7 @@ def test_memory_that_is_too_small_is_refused(server):
     memory = server._memory
     small = _native.Segment(64)
     with pytest.raises(ConfigError, match=small.name):
-        ServedMemory(memory.layout, memory.learners, memory.batch_size, memory.prefetch, small)
+        BatchMemory(memory.layout, memory.learners, memory.batch_size, memory.prefetch, small)
 
 
 def test_a_layout_larger_than_its_board_is_refused():
@@ -117,6 +117,6 @@ def test_a_layout_larger_than_its_board_is_refused():
 def test_columns_that_are_not_the_fields_are_refused():
     with Replay(100, {"number": Field((), "int64")}) as replay:
         with Replay(100, {"number": Field((4,), "int64")}) as other:
-            fields = other._layout.native()
+            fields = other.core.layout.native()
         with pytest.raises(RuntimeError, match="its columns are not its fields"):
-            _native.Replay.attach(replay._native.state(), fields)
+            _native.Replay.attach(replay.core.native.state(), fields)

@@ -27,7 +27,7 @@ with open("handle.tmp", "wb") as file:
 os.rename("handle.tmp", "handle")
 sys.stdin.read()  # as while a learner is at an update: the native thread alone serves
 replay.sample(4)
-print("sampled", len(replay) > 1900, replay._native.closed, flush=True)
+print("sampled", len(replay) > 1900, replay.core.native.closed, flush=True)
 """
 USER = """
 import os, pickle
@@ -124,7 +124,7 @@ def test_a_child_that_has_the_makers_pid_neither_ends_the_replay_nor_keeps_its_s
             replay.close()
             os._exit(0 if published >= 9 else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert not replay._native.closed
+        assert not replay.core.native.closed
         assert len(replay) == 4 + 10
 
 

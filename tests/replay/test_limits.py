@@ -87,8 +87,8 @@ def test_lists_are_converted_only_without_loss(value, message):
     [
         (["x"], {}, "a mapping of names to Field"),
         ({f"x{i}": Field((), "f4") for i in range(129)}, {}, "more than 128 fields"),
-        ({"x": Field((1000, 1000), "f8")}, {"capacity": 2**36}, "cannot make this replay"),
-        ({"x": Field((), "f4")}, {"directory": "/does/not/exist"}, "cannot make this replay"),
+        ({"x": Field((1000, 1000), "f8")}, {"capacity": 2**36}, "cannot create this replay"),
+        ({"x": Field((), "f4")}, {"directory": "/does/not/exist"}, "cannot create this replay"),
     ],
 )
 def test_what_cannot_be_made_is_a_config_error(fields, options, message):

@@ -68,7 +68,7 @@ def test_a_million_updates_leave_no_residue():
         for _ in range(100):
             keys = replay.sample(10_000).keys
             assert replay.update_priorities(keys, 10.0 ** rng.uniform(-12, 12, 10_000)).stale == 0
-        assert replay._check() == 0.0
+        assert replay.core.native.check() == 0.0
         writer = replay.writer()
         writer.extend(rows(20_000, 20_000), priorities=np.ones(20_000))  # all that was huge or tiny has gone
         batch = replay.sample(5_000)
@@ -283,9 +283,9 @@ def test_sampler_and_remover_are_separate():
 
 def test_counters_go_on_beyond_32_bits():
     with make(capacity=256, min_size=10, samples_per_insert=2.0, insert_band=50.0) as replay:
-        native = replay._native
+        native = replay.core.native
         native.restore_counters(2**33, 2**34, 2**33 - 200, 1.0)
-        replay._own()  # as after a load
+        replay.core.own()  # as after a load
         writer = replay.writer()
         writer.extend(rows(0, 500), priorities=np.ones(500))
         batch = replay.sample(64)
@@ -295,12 +295,12 @@ def test_counters_go_on_beyond_32_bits():
         np.testing.assert_allclose(stats["observed_samples_per_insert"], 2.0, rtol=1e-6)
         assert len(replay) > 240
         assert replay.update_priorities(batch.keys, np.ones(64)) == (64, 0)
-        assert replay._check() == 0.0
+        assert replay.core.native.check() == 0.0
 
 
 def test_generations_beyond_32_bits_make_distinct_keys():
     with make(capacity=64) as replay:
-        replay._native.finish_restore(2**33)  # every slot is free, of a generation as after years
+        replay.core.native.finish_restore(2**33)  # every slot is free, of a generation as after years
         writer, seen = replay.writer(), set()
         for first in range(0, 640, 64):
             writer.extend(rows(first, 64), priorities=np.ones(64))
@@ -356,7 +356,7 @@ def test_a_call_touches_what_it_handles_and_not_the_whole_replay(normalize):
 def test_unwritten_rows_are_never_sampled():
     with make(capacity=2000, writers=3) as replay:
         stats = replay.stats()
-        data = replay._native.segment().array()
+        data = replay.core.native.segment().array()
         data[stats["bytes"] - stats["slots"] * stats["slot_bytes"] : stats["bytes"]] = 0xA5
         writers = [replay.writer() for _ in range(3)]
         for i, writer in enumerate(writers):  # three slots, none of them full

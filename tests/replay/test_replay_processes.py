@@ -70,7 +70,7 @@ def sample_for_ever(replay, counter):
 
 def poison(replay):
     """Fill the memory of all slots, as if it had held something else."""
-    segment = replay._native.segment()
+    segment = replay.core.native.segment()
     stats = replay.stats()
     data = segment.array()
     data[stats["bytes"] - stats["slots"] * stats["slot_bytes"] : stats["bytes"]] = 0xA5
@@ -174,7 +174,7 @@ def test_killed_writers_harm_nobody():
             time.sleep(0.05)
         assert replay.stats()["lanes_active"] == 0
         assert 5000 - 64 < len(replay) <= 5000
-        assert replay._check() == 0.0
+        assert replay.core.native.check() == 0.0
 
 
 STREAM_FIELDS = {"observation": Field((40,), "uint16"), "action": Field((), "int64")}
@@ -213,11 +213,11 @@ def test_killed_stream_writers_tear_nothing():
                 assert ((later[:, -1] > t) & (later[:, -1] <= t + 2)).all()
             os.kill(process.pid, signal.SIGKILL)
             process.join(60)
-        assert replay._check() == 0.0
+        assert replay.core.native.check() == 0.0
 
 
 def lose_a_lock(replay, answers):
-    answers.send(replay._native.segment().holder(0))
+    answers.send(replay.core.native.segment().holder(0))
 
 
 def test_a_stale_handle_costs_no_lock():
@@ -272,7 +272,7 @@ def test_killed_owners_lose_nothing():
         assert stats["epoch"] == 21
         assert stats["inserted"] >= inserted > 0
         assert 3000 - 64 < len(replay) <= 3000
-        assert replay._check() == 0.0
+        assert replay.core.native.check() == 0.0
 
 
 def test_nothing_published_is_lost_with_the_owner():

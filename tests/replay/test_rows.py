@@ -148,7 +148,7 @@ def test_random_calls_equal_the_twin(data):
                     largest = max(largest, p)
             size = len(replay)
             assert size == number if number < capacity else capacity - chunk < size <= capacity
-            assert replay._check() == 0.0
+            assert replay.core.native.check() == 0.0
 
 
 def test_keys_cannot_hit_a_successor():
@@ -167,7 +167,7 @@ def test_keys_cannot_hit_a_successor():
         assert (fresh.probabilities[successors] < 0.5).all()
         bogus = np.array([0, 1, 2**63, 2**64 - 1], np.uint64)
         assert replay.update_priorities(bogus, np.ones(4)).stale >= 3
-        assert replay._check() == 0.0
+        assert replay.core.native.check() == 0.0
 
 
 def test_outputs_own_their_memory_and_batches_may_be_in_flight():
@@ -312,7 +312,7 @@ def test_bad_priorities_are_refused_by_row(bad):
             replay.update_priorities(batch.keys, priorities)
         with pytest.raises(PriorityError, match="row 0"):
             replay.update_priorities(batch.keys, np.full(10, bad, "f8"))
-        assert replay._check() == 0.0
+        assert replay.core.native.check() == 0.0
         np.testing.assert_allclose(replay.sample(10).probabilities, 0.1)
 
 

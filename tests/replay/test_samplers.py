@@ -291,7 +291,7 @@ def test_proportional_removal_keeps_books_and_memory():
             done = replay.update_priorities(batch.keys, rng.random(64))
             applied, stale = applied + done.applied, stale + done.stale
             assert len(replay) == min(512, 100 * (turn + 1))
-            assert replay._check() == 0.0
+            assert replay.core.native.check() == 0.0
         stats = replay.stats()
         assert stats["evicted"] == 100 * 400 - 512
         assert stale > 1000

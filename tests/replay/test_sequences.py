@@ -142,7 +142,7 @@ def test_random_streams_equal_the_twin(data):
             assert_items(batch.data, twins, kind, length, stride, burn_in, stack)
             size, chunk = len(replay), replay.stats()["chunk_items"]
             assert size == complete if complete <= capacity else capacity - chunk < size <= capacity
-            assert replay._check() == 0.0
+            assert replay.core.native.check() == 0.0
             magnitudes = rng.random(32)
             assert replay.update_priorities(batch.keys, magnitudes) == (32, 0)
         writer._priority_fn = priority  # the same items as the priority function sees them

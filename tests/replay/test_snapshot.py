@@ -50,7 +50,7 @@ def test_a_loaded_replay_goes_on_exactly(tmp_path):
             loaded.writer().extend(rows(1200, 600))  # all that was saved is gone now
             assert loaded.update_priorities(old, np.full(400, 99.0)).applied == 0
             assert loaded.sample(400).data["number"].min() >= 1200
-            assert loaded._check() == 0.0
+            assert loaded.core.native.check() == 0.0
 
 
 def test_streams_are_saved_with_their_open_chunks(tmp_path):
@@ -130,7 +130,9 @@ def test_every_kind_goes_on_exactly(tmp_path, options):
                     at = np.arange(2)[:, None] * 1000 + t
                     step = {"observation": np.repeat(at, 2, 1).astype("f4"), "state": np.repeat(at, 3, 1).astype("f4")}
                     flags = {"reward": rng.random(2), "terminated": rng.random(2) < 0.1, "truncated": [False, False]}
-                    writer.append({**{name: step[name] for name in replay._layout.names() if name in step}, **flags})
+                    writer.append(
+                        {**{name: step[name] for name in replay.core.layout.names() if name in step}, **flags}
+                    )
             else:
                 writer.extend(rows(int(rng.integers(0, 9999)), 25), priorities=rng.random(25) + 0.01)
             if len(replay) >= 10:
@@ -171,7 +173,7 @@ def test_every_kind_goes_on_exactly(tmp_path, options):
                     np.testing.assert_array_equal(a[name], b[name], err_msg=name)
             with loaded.writer(**streams) as writer:  # where new items go in memory may differ from now on
                 assert len(play(loaded, writer, 20, 3)) > 20
-            assert loaded._check() == 0.0
+            assert loaded.core.native.check() == 0.0
 
 
 def write_for_ever(replay, seed):
@@ -198,7 +200,7 @@ def test_saving_goes_on_beside_writers(tmp_path):
                     )
                     assert before <= loaded.stats()["inserted"]
                     assert 0 < len(loaded) <= 20_000
-                    assert loaded._check() == 0.0
+                    assert loaded.core.native.check() == 0.0
             assert replay.stats()["inserted"] > before  # nobody waited for the file
         finally:
             for process in processes:
@@ -257,7 +259,7 @@ def test_zeroed_counts_are_no_end(tmp_path):
         for first in range(0, 200_000, 20_000):
             replay.writer().extend(rows(first, 20_000))
         replay.save(path)
-        entry_bytes = replay._native.snapshot_entry_bytes
+        entry_bytes = replay.core.native.snapshot_entry_bytes
     whole = path.read_bytes()
     at = 16 + int.from_bytes(whole[8:16], "little") + 4
     blocks = 0
@@ -310,6 +312,6 @@ def test_letting_go_while_saving_is_an_error(tmp_path, monkeypatch):
             plain(*arguments)
 
         monkeypatch.setattr(snapshot, "_write", write)
-        with pytest.raises(OwnershipError, match="let go of the replay while it was being saved"):
+        with pytest.raises(OwnershipError, match="stopped owning the replay while it saved it"):
             replay.save(tmp_path / "s")
         assert (tmp_path / "s").read_bytes() == whole

@@ -19,7 +19,7 @@ def make(kind, capacity=2048):
 
 def write_one_item(replay, number):
     with replay.writer(streams=1) as writer:
-        for t in range(5 if replay._options.get("length") else 2):
+        for t in range(5 if replay.core.options.get("length") else 2):
             writer.append(
                 {"number": [10 * number + t], "reward": [0.0], "terminated": [False], "truncated": [False]}, timeout=5.0
             )
@@ -40,7 +40,7 @@ def test_single_items_of_many_writers_fill_the_capacity(kind):
         for number in range(100):  # what it empties is used again
             write_one_item(replay, number)
         assert first_steps(replay.sample(100, timeout=5.0)) == [10 * n for n in range(100)]
-        assert replay._check() == 0.0
+        assert replay.core.native.check() == 0.0
         assert replay.stats()["slots_used"] <= 2048 + 100
 
 
@@ -70,10 +70,10 @@ def test_a_snapshot_of_part_filled_slots_fills_up_again(kind, tmp_path):
         for number in range(300, 1500):
             write_one_item(replay, number)
         assert first_steps(replay.sample(1500, timeout=5.0)) == [10 * n for n in range(1500)]
-        assert replay._check() == 0.0
+        assert replay.core.native.check() == 0.0
 
 
 def test_what_it_needs_when_full_is_told_by_its_items():
     with make("transition") as queue, Replay(2048, {"number": Field((), "int64")}, kind="transition") as replay:
-        needs, other = (one._native.counters()["bytes_when_full"] for one in (queue, replay))
+        needs, other = (one.core.native.counters()["bytes_when_full"] for one in (queue, replay))
         assert needs < 2 * other

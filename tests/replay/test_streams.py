@@ -96,7 +96,7 @@ def test_random_streams_equal_the_twin(data):
             size, chunk = len(replay), replay.stats()["chunk"]
             # Chunks still being written are never evicted, so several streams may keep a little less.
             assert size == complete if complete <= capacity else capacity - chunk < size <= capacity
-            assert replay._check() == 0.0
+            assert replay.core.native.check() == 0.0
 
 
 def test_every_item_appears_once():

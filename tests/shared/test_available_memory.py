@@ -151,7 +151,7 @@ def test_what_a_full_replay_takes_is_what_was_said():
             writer.extend({"x": np.zeros((20_000, 104), "u1")})
         replay.sample(1)
         stats = replay.stats()
-        taken = os.fstat(replay._native.state()[1]).st_blocks * 512
+        taken = os.fstat(replay.core.native.state()[1]).st_blocks * 512
     assert stats["evicted"] > 0
     assert 0.95 * taken < stats["bytes_when_full"] < 1.1 * taken
 
@@ -200,7 +200,7 @@ RESTORED = textwrap.dedent("""
     with open(place + "/other", "wb", buffering=0) as file:
         file.write(bytes(used.f_bavail * used.f_frsize - (2 << 20)))
     try:
-        replay._native.finish_restore(1)  # of a snapshot that held nothing
+        replay.core.native.finish_restore(1)  # of a snapshot that held nothing
     except RuntimeError as error:
         print(error)
     else:

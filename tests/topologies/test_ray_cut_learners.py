@@ -19,7 +19,7 @@ from apexrl.links.local.gradient_averaging import Averaging
 from apexrl.links.local.sharded_parameters import ShardedParameters
 from apexrl.protocols import Item, Place
 from apexrl.replay import Replay
-from apexrl.replay.sharded.shard import Here, Shard
+from apexrl.replay.sharded.shard import LocalClient, Shard
 from apexrl.replay.sharded.sharded_replay import ShardedReplay
 from apexrl.shared.weights_board import WeightsBoard
 from apexrl.spec import ActionSpec, EnvSpec, Field
@@ -232,7 +232,7 @@ def test_shards_of_one_learner_are_sampled_as_one_replay_and_those_of_others_nev
         priorities.append(own)
     for learner, rule in enumerate(sampling(whole)):
         mine = range(learner, 5, 2)
-        sampler = ShardedReplay([Here(shards[group]) for group in mine], **rule)
+        sampler = ShardedReplay([LocalClient(shards[group]) for group in mine], **rule)
         names = np.concatenate([1000 * group + np.arange(len(priorities[group])) for group in mine])
         masses = np.concatenate([priorities[group] for group in mine])
         assert len(sampler) == 0

@@ -1,15 +1,16 @@
-"""A replay in shared memory: NumPy in, NumPy out, for any number of processes.
+"""Prioritized replay in shared memory, for any number of processes of one host.
 
     from apexrl.replay import Field, Replay
 
-Imports NumPy and nothing of PyTorch, Gymnasium or the rest of apexrl's roles.
+It takes and gives NumPy arrays, and imports neither PyTorch nor Gymnasium.
 """
 
 from apexrl.replay.batch import Batch, Updated
+from apexrl.replay.pending import PendingItems
 from apexrl.replay.replay import Replay
 from apexrl.replay.served.batch_client import ServedBatches
 from apexrl.replay.served.batch_server import BatchServer
-from apexrl.replay.writer import PendingItems, Writer
+from apexrl.replay.writer import Writer
 from apexrl.spec import Field
 
 __all__ = ["Batch", "BatchServer", "Field", "PendingItems", "Replay", "ServedBatches", "Updated", "Writer"]

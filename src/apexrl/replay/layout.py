@@ -13,7 +13,7 @@ from apexrl.errors import SpecError
 from apexrl.spec import Array, Field, is_observation
 
 Kind = Literal["rows", "transition", "sequence", "unroll"]
-KINDS: tuple[Kind, ...] = ("rows", "transition", "sequence", "unroll")  # in the order of native/layout.h
+KINDS: tuple[Kind, ...] = ("rows", "transition", "sequence", "unroll")
 BUILT_IN = {"reward": "float32", "terminated": "bool", "truncated": "bool"}
 
 

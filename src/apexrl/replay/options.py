@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from apexrl import _native
 from apexrl.errors import ConfigError
 from apexrl.replay.layout import KINDS
 
@@ -160,9 +161,9 @@ def native_sizes(options: dict[str, Any]) -> dict[str, Any]:
             name: options[name]
             for name in ("gamma", "eps", "remover_alpha", "min_size", "samples_per_insert", "insert_band")
         },
-        "kind": KINDS.index(kind),
-        "sampler": int(options["sampler"] == "fifo"),
-        "remover": int(options["remover"] == "proportional"),
+        "kind": _native.Kind[kind],
+        "sampler": _native.Sampler.fifo if options["sampler"] == "fifo" else _native.Sampler.prioritized,
+        "remover": _native.Remover[options["remover"]],
         "independent": int(options["draws"] == "independent"),
         "most": capacity if options["trim_every"] == 1 else capacity + max(1, capacity // SOFT),
         "chunk_items": cells or chunk,

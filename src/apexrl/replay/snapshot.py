@@ -1,9 +1,9 @@
-"""A replay in one file: a JSON head, then blocks of slots with their priorities, each with its checksum.
+"""The snapshot file of a replay: a JSON head, then blocks of slots with their priorities and checksums.
 
     magic 8 | head bytes u64 | head JSON | crc32c u32 | { entries u64 | crc32c u32 | entries … |
     crc32c u32 }… | 0 u64 | crc32c u32 | magic 8
 
-Slots go back to where they were, so keys that were handed out before the save stay good after a load.
+A load restores each slot to its former position, so keys from before the save stay valid.
 """
 
 from __future__ import annotations
@@ -14,43 +14,42 @@ import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apexrl import _native
 from apexrl.errors import OwnershipError, SnapshotError
+from apexrl.replay.core import ReplayCore
 from apexrl.replay.layout import Layout
+from apexrl.replay.options import OPTIONS, checked
 from apexrl.run.atomic_files import remove_leftovers, replacing
-
-if TYPE_CHECKING:
-    from apexrl.replay.replay import Replay
 
 _MAGIC = b"APEXSNP3"
 _END = b"APEXEND3"
 _LIMITER = ("min_size", "samples_per_insert", "insert_band", "error_buffer", "diff_offset")
-_BLOCK = 8 << 20  # bytes copied at a time, during which the owner serves nobody else
+_BLOCK = 8 << 20  # bytes copied at a time; meanwhile the owner serves no other call
 
 
-def save(replay: Replay, path: Path, check: Callable[[], None]) -> None:
-    """Write the owner's replay. The previous file stays until the new one is complete on disk, and if ``check`` raises
-    then."""
+def save(core: ReplayCore, path: Path, check: Callable[[], None]) -> None:
+    """Write the replay that this process owns. The previous file stays until the new one is complete on disk and
+    ``check`` returned."""
     try:
-        _save(replay, path, check)
+        _save(core, path, check)
     except OSError as error:
         raise SnapshotError(
-            f"cannot write the replay snapshot {path}: {error.strerror}; what was there is kept"
+            f"cannot write the replay snapshot {path}: {error.strerror}; the previous file is kept"
         ) from error
 
 
-def _save(replay: Replay, path: Path, check: Callable[[], None]) -> None:
-    native = replay._native
+def _save(core: ReplayCore, path: Path, check: Callable[[], None]) -> None:
+    native = core.native
     while (snapshot := native.snapshot()) is None:
-        replay._own()
+        core.own()
     counters = native.counters()
     head = {
-        "layout": replay._layout.to_json(replay._options),
+        "layout": core.layout.to_json(core.options),
         "counters": {
             "inserted": snapshot.inserted,
             "sampled": snapshot.sampled,
@@ -72,7 +71,7 @@ def _save(replay: Replay, path: Path, check: Callable[[], None]) -> None:
     with (
         replacing(path, check) as temporary,
         temporary.open("wb", buffering=0) as file,
-        ThreadPoolExecutor(1, "snapshot") as disk,  # writes one block while the next is copied
+        ThreadPoolExecutor(1, "snapshot") as disk,  # writes a block while the next one is copied
     ):
         _write(file, _MAGIC + struct.pack("<Q", len(text)) + text + struct.pack("<I", _native.crc32c(text)))
         writing: Future[None] = disk.submit(lambda: None)
@@ -80,7 +79,7 @@ def _save(replay: Replay, path: Path, check: Callable[[], None]) -> None:
             blocks.reverse()
             entries = native.snapshot_block(snapshot, blocks[0])
             if entries < 0:
-                raise OwnershipError(f"this process let go of the replay while it was being saved to {path}")
+                raise OwnershipError(f"this process stopped owning the replay while it saved it to {path}")
             if entries == 0:
                 break
             part = blocks[0][: entries * entry_bytes]
@@ -104,8 +103,8 @@ def _counted(entries: int) -> bytes:
     return count + struct.pack("<I", _native.crc32c(count))
 
 
-def load(path: Path, check_memory: bool) -> Replay:
-    """Make a replay from a file that ``save`` wrote."""
+def load(path: Path, check_memory: bool) -> ReplayCore:
+    """Create a replay from a file that ``save`` wrote."""
     try:
         file = path.open("rb", buffering=0)
     except OSError as error:
@@ -119,9 +118,7 @@ def load(path: Path, check_memory: bool) -> Replay:
             raise SnapshotError(f"the replay of {path} cannot be restored: {error}") from None
 
 
-def _load(file: io.FileIO, path: Path, check_memory: bool) -> Replay:
-    from apexrl.replay.replay import Replay
-
+def _load(file: io.FileIO, path: Path, check_memory: bool) -> ReplayCore:
     magic, length = struct.unpack("<8sQ", _read(file, 16, path))
     if magic != _MAGIC:
         raise SnapshotError(f"{path} is not a replay snapshot of this version of apexrl")
@@ -132,21 +129,21 @@ def _load(file: io.FileIO, path: Path, check_memory: bool) -> Replay:
         raise SnapshotError(f"{path} is corrupt: the checksum of its head does not match")
     head = json.loads(text)
     entry_bytes = int(head["entry_bytes"])
-    # The end is looked at first: a truncated file is refused before memory is filled.
+    # The end is read first, so that a truncated file is refused before memory is filled.
     here, size = file.tell(), path.stat().st_size
     file.seek(max(here, size - 20))
     if _read(file, 20, path) != _counted(0) + _END:
-        raise SnapshotError(f"{path} is truncated or corrupt: it does not end as a snapshot does")
+        raise SnapshotError(f"{path} is truncated or corrupt: its end mark is missing")
     file.seek(here)
 
     layout, options = Layout.from_json(head["layout"])
     fields = {column.name: column.field for column in layout.columns}
-    arguments = {k: v for k, v in options.items() if k not in ("chunk", "streams_chosen")}
+    arguments = {name: options[name] for name in OPTIONS}
     if layout.kind == "rows" or not options["streams_chosen"]:
         arguments["streams"] = None
-    replay = Replay(fields=fields, **arguments, check_memory=check_memory)
+    core = ReplayCore.create(fields, checked(arguments), "", check_memory)
+    native = core.native
     try:
-        native = replay._native
         if native.snapshot_entry_bytes != entry_bytes or native.counters()["slots"] != head["slots"]:
             raise SnapshotError(f"{path} was written with another memory layout; load it with the apexrl that wrote it")
         for part, entries in _blocks(file, path, entry_bytes, size):
@@ -154,19 +151,20 @@ def _load(file: io.FileIO, path: Path, check_memory: bool) -> Replay:
         native.finish_restore(int(head["largest_generation"]))
         kept: dict[str, Any] = head["counters"]
         native.restore_counters(kept["inserted"], kept["sampled"], kept["evicted"], kept["max_priority"])
-        replay._own()
+        core.own()
         native.restore_draws(head["batches"], head["rng"])
         limiter = [head["limiter"][k] for k in _LIMITER]
         native.set_limiter(*limiter[:3])
         native.restore_limiter(*limiter[3:])
     except BaseException:
-        replay.close()
+        native.shut()
+        native.disown()
         raise
-    return replay
+    return core
 
 
 def _blocks(file: io.FileIO, path: Path, entry_bytes: int, size: int) -> Iterator[tuple[NDArray[np.uint8], int]]:
-    """Each verified block and its number of entries. The array is used again for the one after the next."""
+    """Each verified block and its number of entries. Two arrays take turns."""
     buffers = [np.empty(0, np.uint8) for _ in range(2)]
 
     def read() -> tuple[NDArray[np.uint8], int]:
@@ -186,14 +184,14 @@ def _blocks(file: io.FileIO, path: Path, entry_bytes: int, size: int) -> Iterato
             raise SnapshotError(f"{path} is corrupt: the checksum of a block does not match")
         return part, entries
 
-    with ThreadPoolExecutor(1, "snapshot") as disk:  # reads one block while another is put in its place
+    with ThreadPoolExecutor(1, "snapshot") as disk:  # reads a block while the previous one is restored
         part, entries = read()
         while entries:
             following = disk.submit(read)
             yield part, entries
             part, entries = following.result()
     if file.tell() != size - 8:
-        raise SnapshotError(f"{path} is corrupt: it goes on after its last block")
+        raise SnapshotError(f"{path} is corrupt: there is data after its last block")
 
 
 def _write(file: io.FileIO, data: bytes | memoryview) -> None:

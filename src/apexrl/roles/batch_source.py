@@ -141,7 +141,7 @@ class PrefetchedBatches:
         Raises:
             PriorityError, SpecError: as the replay would, but here, where it is known which update made them.
         """
-        from apexrl.replay.sharded.shard_keys import checked
+        from apexrl.replay.priorities import checked
 
         checked(keys, priorities)
         self._write_backs.append((np.array(keys), priorities))  # a view would hold the whole batch

@@ -14,7 +14,7 @@ import ray
 
 from apexrl.errors import FencedError, LinkError, NonFiniteError, WaitTimeout
 from apexrl.protocols import Context
-from apexrl.replay.sharded.batch_bundles import Loads
+from apexrl.replay.sharded.bundled_batches import BundledBatches
 from apexrl.roles import checkpointing
 from apexrl.roles.role_traits import RoleTraits
 
@@ -84,7 +84,7 @@ class Learner:
 
     traits = RoleTraits(writes_checkpoints=True)
 
-    def __init__(self, context: Context, *, replay: Loads, weights: Any) -> None:
+    def __init__(self, context: Context, *, replay: BundledBatches, weights: Any) -> None:
         self._context = context
         self._replay = replay
         self._weights = weights
@@ -118,7 +118,7 @@ class Learner:
             with suppress(LinkError):  # the driver is late, on a busy machine
                 checkpointing.write(self._context, self._agent, keep=2)
         made = self._context.total("updates")
-        self._about["near"] = sum(end._near is not None for end in self._replay._replay._ends)  # type: ignore[attr-defined]
+        self._about["near"] = sum(end._near is not None for end in self._replay._replay._clients)  # type: ignore[attr-defined]
         self._context.send("seen", updates=made, slots=self._seen, **self._about, **self._replay.stats())
         return True
 
@@ -131,7 +131,7 @@ class Scribe:
 
     traits = RoleTraits(writes_checkpoints=True)
 
-    def __init__(self, context: Context, *, replay: Loads, weights: Any) -> None:
+    def __init__(self, context: Context, *, replay: BundledBatches, weights: Any) -> None:
         self._learner = Learner(context, replay=replay, weights=weights)
         self._context = context
         self._notes = context.folder / f"notes-{context.fence.life}.txt"

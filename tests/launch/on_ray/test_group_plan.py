@@ -100,7 +100,7 @@ def test_a_full_shard_holds_at_least_what_was_counted_on() -> None:
         shard, writer, least = Shard(replay), replay.writer(), 100
         for row in range(400):
             writer.extend({"number": np.asarray([row])}, priorities=np.ones(1))
-            size = shard.draw(1).standing.size
+            size = shard.draw(1).status.size
             least = min(least, size) if row >= 100 else least
     dealt = plan(config(1), Ray(), nodes=1)
     check_room(dealt, [{"capacity": 100, "min_size": least}])

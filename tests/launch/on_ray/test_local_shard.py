@@ -26,7 +26,7 @@ from apexrl.launch.ray.local_shard import Lent, NearShard
 from apexrl.launch.ray.ray_actors import Ground
 from apexrl.launch.ray.shard_clients import RayAnswer, RayEnd
 from apexrl.replay import Field, Replay
-from apexrl.replay.sharded.shard import Drawn, Shard, Standing
+from apexrl.replay.sharded.shard import DrawResult, Shard, ShardStatus
 from apexrl.run.status import RunStatus
 
 pytestmark = [
@@ -41,7 +41,7 @@ class Process:
     """A group's, which lends its replay to whoever asks."""
 
     def __init__(self, replay: Replay) -> None:
-        self.state = replay.__reduce__()[1]
+        self.state = replay.handle
         self.dead: Exception | None = None
         self.called: list[str] = []
         self.draw = SimpleNamespace(remote=self._draw)
@@ -50,7 +50,7 @@ class Process:
     def _draw(self, count: int, until: int | None, node: str) -> Any:
         self.called.append(f"draw from {node}")
         if not node:
-            return Drawn({}, np.zeros(0, np.uint64), np.zeros(0), Standing(50, 50.0, 50, "far", 0, 1))
+            return DrawResult({}, np.zeros(0, np.uint64), np.zeros(0), ShardStatus(50, 50.0, 50, "far", 0, 1))
         return Lent(self.state, "its life", count, until)
 
     def _lives(self) -> Any:
@@ -91,12 +91,12 @@ def test_a_lent_shard_is_sampled_here_and_its_process_only_asked_whether_it_live
     drawn = early[0].take()
     assert len(drawn.keys) == 8
     assert end._near is not None
-    standing = early[1].take().standing
-    assert (standing.size, standing.sampled, standing.life) == (50, 8, drawn.standing.life)
+    standing = early[1].take().status
+    assert (standing.size, standing.sampled, standing.generation) == (50, 8, drawn.status.generation)
     assert process.called == ["draw from here"] * 2
     for _ in range(3):
         assert len(end.draw(8, None).take().keys) == 8
-    assert end.update(drawn.standing.life, drawn.keys, np.full(8, 2.0)).take().updated == (8, 0)
+    assert end.update(drawn.status.generation, drawn.keys, np.full(8, 2.0)).take().updated == (8, 0)
     assert set(process.called[2:]) == {"lives"}
 
 
@@ -132,7 +132,7 @@ def test_memory_out_of_reach_is_called(end: RayEnd, replay: Replay) -> None:
     first = end.draw(8, None)
     with pytest.raises(ClosedError):
         first.take()
-    assert end.draw(8, None).take().standing.life == "far"
+    assert end.draw(8, None).take().status.generation == "far"
     assert end._near is None
     assert end._handle.called == ["draw from here", "draw from "]
 
@@ -144,7 +144,7 @@ def test_what_a_former_process_lends_is_not_taken(end: RayEnd, replay: Replay) -
     with pytest.raises(ClosedError, match="lost"):
         late.take()
     assert end._near is None
-    assert not replay._native.owned
+    assert not replay.core.native.owned
     answer = RayAnswer(end, process, RayActorError())
     with pytest.raises(ClosedError):
         answer.take()
@@ -154,28 +154,28 @@ def test_what_a_former_process_lends_is_not_taken(end: RayEnd, replay: Replay) -
 def test_a_group_lends_its_shard_and_takes_it_back_when_nobody_has_it(replay: Replay) -> None:
     ground: Any = Ground.__new__(Ground)
     ground._shard, ground._node, ground._lent = Shard(replay), "here", False
-    life = ground._shard.life
+    life = ground._shard.generation
     before = ground.draw(8, None, "elsewhere")
     lent = ground.draw(8, None, "here")
     assert (lent.life, lent.rows) == (life, 8)
-    assert not replay._native.owned
+    assert not replay.core.native.owned
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as sampler:
         assert sampler.submit(sample, lent).result() == life
         with pytest.raises(ClosedError, match="owns this replay"):
             ground.draw(8, None, "elsewhere")
         meanwhile = ground.update(life, before.keys, np.ones(8))
         assert meanwhile.updated == (0, 8)  # it is the sampler's to write them
-        assert (meanwhile.standing.life, meanwhile.standing.size) == (life, 50)
+        assert (meanwhile.status.generation, meanwhile.status.size) == (life, 50)
     after = ground.draw(8, None, "elsewhere")
-    assert (after.standing.life, after.standing.sampled) == (life, 8 + 8 + 8)
+    assert (after.status.generation, after.status.sampled) == (life, 8 + 8 + 8)
     assert ground.update(life, before.keys, np.ones(8)).updated == (8, 0)
 
 
 def sample(lent: Lent) -> str:
     """In a process of its own, which owns the replay from then on."""
     KEPT.append(NearShard(None, lent))
-    standing: Standing = KEPT[0].draw(lent.rows, lent.until).take().standing
-    return standing.life
+    standing: ShardStatus = KEPT[0].draw(lent.rows, lent.until).take().status
+    return standing.generation
 
 
 def test_a_broken_connection_is_no_death(end: RayEnd) -> None:
@@ -183,7 +183,7 @@ def test_a_broken_connection_is_no_death(end: RayEnd) -> None:
     first = end.draw(8, None).take()
     process.dead = ActorUnavailableError("the connection broke", b"x" * 16)
     for _ in range(4):
-        assert end.draw(8, None).take().standing.life == first.standing.life
+        assert end.draw(8, None).take().status.generation == first.status.generation
     assert "lives" in process.called
 
 

@@ -159,7 +159,7 @@ def test_all_ends_of_a_process_share_one_look_at_who_is_there(monkeypatch: pytes
     (own, _) = shard_clients.samplers(100, "mine", [{"capacity": 10}, {"capacity": 10}])
     replay: Any = pickle.loads(pickle.dumps(own))
     replay = replay._replay  # which loads are taken of
-    assert [end._name for end in replay._ends] == [f"shard-{k}" for k in range(0, 100, 2)]
-    assert [end._find() for end in replay._ends] == [True] + [False] * 49
-    assert replay._ends[0]._handle == "mine/shard-0.0"
+    assert [end._name for end in replay._clients] == [f"shard-{k}" for k in range(0, 100, 2)]
+    assert [end._find() for end in replay._clients] == [True] + [False] * 49
+    assert replay._clients[0]._handle == "mine/shard-0.0"
     assert len(looks) == 1

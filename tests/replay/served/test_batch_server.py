@@ -101,7 +101,7 @@ def test_a_batch_is_the_learners_until_it_lets_go():
         with Serving(replay.serve(learners=1, batch_size=32, prefetch=2)) as serving:
             learner = serving.server.learner(0)
             first, second = learner.sample(), learner.sample()
-            with pytest.raises(WaitTimeout, match="all 2 are still held"):
+            with pytest.raises(WaitTimeout, match="all 2 batches are still held"):
                 learner.sample(timeout=0.2)
             view = first.data["image"][:3]  # a view holds its batch too
             ids = first.data["id"][:3].copy()
@@ -192,21 +192,21 @@ def test_what_is_wrong_is_named():
             with pytest.raises(ConfigError, match=f"{name}=0"):
                 replay.serve(**{"learners": 1, "batch_size": 8, name: 0})
         server = replay.serve(learners=1, batch_size=50)
-        with pytest.raises(ConfigError, match="places 0 … 0"):
+        with pytest.raises(ConfigError, match="out of range 0 … 0"):
             server.learner(1)
         waiting = server.learner(0)
         with pytest.raises(WaitTimeout, match="no process serves"):
             waiting.sample(timeout=0.05)
         with Serving(server):
             learner = pickle.loads(pickle.dumps(server.learner(0)))
-            with pytest.raises(OwnershipError, match="holds the place"):
+            with pytest.raises(OwnershipError, match=r"is learner \d already"):
                 learner.sample()  # the handle above holds it in this process
             waiting.close()
             assert len(learner.sample()) == 50
     with make(min_size=100) as replay:
         server = replay.serve(learners=1, batch_size=50)
         server.step(0.0)  # it serves before anybody asks
-        with Serving(server), pytest.raises(WaitTimeout, match="its replay holds too little"):
+        with Serving(server), pytest.raises(WaitTimeout, match="its replay holds too few"):
             server.learner(0).sample(timeout=0.3)
 
 
@@ -216,7 +216,7 @@ def test_bad_priorities_are_refused_before_they_are_sent():
         with Serving(replay.serve(learners=1, batch_size=50)) as serving:
             learner = serving.server.learner(0)
             batch = learner.sample()
-            with pytest.raises(ConfigError, match="batches have 50 items"):
+            with pytest.raises(ConfigError, match="must be left out or 50"):
                 learner.sample(64)
             with pytest.raises(ConfigError, match="beta=-1"):
                 learner.sample(beta=-1)
@@ -376,7 +376,7 @@ def test_a_place_is_free_when_its_handle_is_gone():
             learner = serving.server.learner(0)
             batch = learner.sample()
             learner.close()
-            with pytest.raises(OwnershipError, match=f"process {os.getpid()} holds the place"):
+            with pytest.raises(OwnershipError, match=f"process {os.getpid()} is learner"):
                 serving.server.learner(0).sample()
             del batch
             learner.close()

@@ -13,7 +13,7 @@ from open_replays import kept
 
 from apexrl.errors import ClosedError, WaitTimeout
 from apexrl.replay import Field, Replay
-from apexrl.replay.sharded.shard import Answer, Here, Shard
+from apexrl.replay.sharded.shard import Answer, LocalClient, Shard
 from apexrl.replay.sharded.sharded_replay import ShardedReplay
 
 
@@ -25,7 +25,7 @@ class Absent:
     """An end without a shard, until there is one."""
 
     def __init__(self) -> None:
-        self.end: Here | None = None
+        self.end: LocalClient | None = None
 
     def draw(self, count: int, until: int | None) -> Answer:
         return Nobody() if self.end is None else self.end.draw(count, until)
@@ -49,7 +49,7 @@ def test_those_that_are_there_take_in_what_all_may_together(monkeypatch: pytest.
     absent = [Absent() for _ in range(7)]
     first, second = empty(), empty()
     rule: dict[str, Any] = {"capacity": 2048, "min_size": 40, "samples_per_insert": 4.0, "insert_band": 0.5}
-    replay = ShardedReplay([*absent[:3], Here(first), *absent[3:]], ahead=2, **rule)
+    replay = ShardedReplay([*absent[:3], LocalClient(first), *absent[3:]], ahead=2, **rule)
     stop = threading.Event()
 
     def write(shard: Shard) -> None:
@@ -66,7 +66,7 @@ def test_those_that_are_there_take_in_what_all_may_together(monkeypatch: pytest.
         for _ in range(100):
             replay.sample(8, timeout=20.0)
         assert replay.stats()["shards"] == 1
-        absent[0].end = Here(second)
+        absent[0].end = LocalClient(second)
         for _ in range(50):
             replay.sample(8, timeout=20.0)
             if replay.stats()["shards"] == 2:  # it was told: until then its writers write what they like
@@ -95,7 +95,7 @@ def test_a_shard_that_nobody_writes_into_does_not_keep_its_share(monkeypatch: py
     monkeypatch.setattr("apexrl.replay.sharded.shard_state.IDLE_SECONDS", 0.2)
     first, second = empty(), empty()
     rule: dict[str, Any] = {"capacity": 512, "min_size": 200, "samples_per_insert": 4.0, "insert_band": 0.1}
-    replay = ShardedReplay([Here(first), Here(second)], **rule)
+    replay = ShardedReplay([LocalClient(first), LocalClient(second)], **rule)
     writers = [shard.replay.writer() for shard in (first, second)]
 
     def write(*whose: int) -> None:
@@ -124,21 +124,21 @@ def test_a_shard_that_nobody_writes_into_does_not_keep_its_share(monkeypatch: py
     time.sleep(0.3)
     with pytest.raises(WaitTimeout):
         replay.sample(8, timeout=0.3)
-    assert not any(one.idle for one in replay._known)  # neither has begun: nobody waits for the other
+    assert not any(one.idle for one in replay._shards)  # neither has begun: nobody waits for the other
     sample(20, 0)
     monkeypatch.setattr("apexrl.replay.sharded.shard_state.IDLE_SECONDS", 5.0)
     sample(200, 0)  # in two minutes: it does not wait anew for every batch
     assert first.replay.stats()["inserted"] >= (200 * 4.0 - 80.0 + 8 * 220) / 4.0
     assert over() <= 2  # each shard may round its share up
-    asleep = replay._known[1]
+    asleep = replay._shards[1]
     assert asleep.idle
     left = asleep.limit - asleep.inserted
     assert 0 < left <= 110  # its share of the first 220
     end = time.monotonic() + 0.5
     while time.monotonic() < end:
         write(0, 1)
-        replay._look(time.monotonic(), 0.0)
-        replay._listen(time.monotonic())
+        replay._poll(time.monotonic(), 0.0)
+        replay._read_answers(time.monotonic())
         assert over() <= left + 2
     assert not asleep.idle
     assert over() > 2  # it did come on top …

@@ -11,7 +11,7 @@ import pytest
 from open_replays import filled
 
 from apexrl.errors import ClosedError, WaitTimeout
-from apexrl.replay.sharded.shard import Answer, Here, Shard
+from apexrl.replay.sharded.shard import Answer, LocalClient, Shard
 from apexrl.replay.sharded.sharded_replay import ShardedReplay
 
 
@@ -20,7 +20,7 @@ class Losable:
 
     def __init__(self, make: Callable[[], Shard]) -> None:
         self._make = make
-        self.end: Here | None = Here(make())
+        self.end: LocalClient | None = LocalClient(make())
 
     def draw(self, count: int, until: int | None) -> Answer:
         return Lost() if self.end is None else self.end.draw(count, until)
@@ -29,7 +29,7 @@ class Losable:
         return Lost() if self.end is None else self.end.update(*args)
 
     def come_back(self) -> None:
-        self.end = Here(self._make())
+        self.end = LocalClient(self._make())
 
 
 class Lost:
@@ -43,7 +43,7 @@ class Lost:
 def test_a_lost_shard_costs_its_items_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("apexrl.replay.sharded.sharded_replay._LOST_SECONDS", 0.0)
     fragile = Losable(lambda: filled(np.ones(100), 0))
-    replay = ShardedReplay([fragile, Here(filled(np.ones(60), 100))], capacity=200, ahead=2)
+    replay = ShardedReplay([fragile, LocalClient(filled(np.ones(60), 100))], capacity=200, ahead=2)
     before = replay.sample(32, timeout=5.0)
     assert (before.data["number"] < 100).any()
     fragile.end = None
@@ -67,7 +67,7 @@ def test_a_lost_shard_costs_its_items_and_nothing_else(monkeypatch: pytest.Monke
 
 def test_a_shard_that_came_back_unseen_is_another_one() -> None:
     fragile = Losable(lambda: filled(np.ones(100), 0))
-    replay = ShardedReplay([fragile, Here(filled(np.ones(100), 100))], capacity=200)
+    replay = ShardedReplay([fragile, LocalClient(filled(np.ones(100), 100))], capacity=200)
     before = replay.sample(32, timeout=5.0)
     fragile.come_back()
     replay.sample(32, timeout=5.0)
@@ -79,7 +79,7 @@ class Held:
     """An end whose answers come when the test says so."""
 
     def __init__(self, shard: Shard) -> None:
-        self.end = Here(shard)
+        self.end = LocalClient(shard)
         self.held: list[Later] = []
         self.hold = False
 
@@ -116,9 +116,9 @@ def test_a_late_word_of_a_life_that_is_over_changes_nothing(lost: bool) -> None:
     one.hold = True
     replay.update_priorities(batch.keys, np.ones(32))  # its answer stays under way
     (late,) = one.held
-    one.hold, one.end = False, Here(filled(np.ones(60), 100))
-    replay._known[0].look = None
-    replay._look(time.monotonic() + 1.0, 0.0)
+    one.hold, one.end = False, LocalClient(filled(np.ones(60), 100))
+    replay._shards[0].poll = None
+    replay._poll(time.monotonic() + 1.0, 0.0)
     replay.sample(32, timeout=5.0)
     stats = replay.stats()
     assert (stats["size"], stats["inserted"], stats["lost_shards"], stats["lost_items"]) == (60, 160, 1, 100)
@@ -129,17 +129,17 @@ def test_a_late_word_of_a_life_that_is_over_changes_nothing(lost: bool) -> None:
     now = replay.stats()
     names = ("size", "inserted", "shards", "lost_shards", "lost_items")
     assert [now[name] for name in names] == [60, 160, 1, 1, 100]
-    assert not replay._known[0].updates
+    assert not replay._shards[0].updates
 
 
 def test_a_late_answer_does_not_bring_a_lost_shard_back() -> None:
     one = Held(filled(np.ones(100), 0))
-    replay = ShardedReplay([one, Here(filled(np.ones(50), 100))], capacity=200)
+    replay = ShardedReplay([one, LocalClient(filled(np.ones(50), 100))], capacity=200)
     batch = replay.sample(32, timeout=5.0)
     one.hold = True
     replay.update_priorities(batch.keys, np.ones(32))
     (late,) = one.held
-    known = replay._known[0]
+    known = replay._shards[0]
     known.lose(known.epoch, time.monotonic())
     late.there = True
     replay.sample(32, timeout=5.0)
@@ -153,8 +153,8 @@ def test_a_sampler_without_any_shard_waits_and_does_not_spin(monkeypatch: pytest
     replay.sample(8, timeout=5.0)
     fragile.end = None
     turns = []
-    listen = replay._listen
-    monkeypatch.setattr(replay, "_listen", lambda now: (turns.append(now), listen(now)))
+    listen = replay._read_answers
+    monkeypatch.setattr(replay, "_read_answers", lambda now: (turns.append(now), listen(now)))
     with pytest.raises(WaitTimeout, match="1 of 1 shards are lost"):
         replay.sample(8, timeout=0.3)
     assert len(turns) < 200  # each waits 5 ms

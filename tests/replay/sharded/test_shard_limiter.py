@@ -12,9 +12,9 @@ import pytest
 from open_replays import filled
 
 from apexrl.errors import WaitTimeout
-from apexrl.replay.sharded.shard import Here, Shard
+from apexrl.replay.sharded.shard import LocalClient, Shard
 from apexrl.replay.sharded.shard_limiter import ShardLimiter
-from apexrl.replay.sharded.shard_state import Known
+from apexrl.replay.sharded.shard_state import ShardState
 from apexrl.replay.sharded.sharded_replay import ShardedReplay
 
 
@@ -22,15 +22,15 @@ def test_the_limiter_counts_all_shards_together() -> None:
     shards = [filled(np.ones(0), 0), filled(np.ones(0), 0)]
     writers = [shard.replay.writer() for shard in shards]
     replay = ShardedReplay(
-        [Here(shard) for shard in shards], capacity=1000, min_size=40, samples_per_insert=2.0, insert_band=1.0
+        [LocalClient(shard) for shard in shards], capacity=1000, min_size=40, samples_per_insert=2.0, insert_band=1.0
     )
     for writer in writers:
         with pytest.raises(WaitTimeout, match="items, fewer than the 40"):
             replay.sample(10, timeout=0.05)
         for row in range(30):  # each call lets a few more in
             writer.extend({"number": np.asarray([row])}, priorities=np.ones(1), timeout=5.0)
-            replay._look(time.monotonic(), 0.0)
-            replay._listen(time.monotonic())
+            replay._poll(time.monotonic(), 0.0)
+            replay._read_answers(time.monotonic())
     sampled = 0
     with pytest.raises(WaitTimeout, match="limiter waits"):
         while True:
@@ -48,7 +48,7 @@ def test_the_band_is_a_fraction_of_what_was_asked_for_and_at_least_a_batch(
     min_size: int, band: float, batches: int
 ) -> None:
     """Batches of 10 are given while 2 · inserted − sampled stays within it, above 2 · min_size."""
-    known = Known(size=50, inserted=50)
+    known = ShardState(size=50, inserted=50)
     limiter = ShardLimiter([known], 50, min_size, 2.0, band)
     given = 0
     while given < 20 and limiter.may_sample(10):
@@ -60,7 +60,7 @@ def test_the_band_is_a_fraction_of_what_was_asked_for_and_at_least_a_batch(
 def test_writers_wait_when_they_are_far_ahead_of_the_sampler() -> None:
     shards = [filled(np.ones(30), 0), filled(np.ones(30), 0)]
     writer = shards[0].replay.writer()
-    replay = ShardedReplay([Here(s) for s in shards], capacity=1000, min_size=40, samples_per_insert=2.0)
+    replay = ShardedReplay([LocalClient(s) for s in shards], capacity=1000, min_size=40, samples_per_insert=2.0)
     replay.sample(10, timeout=5.0)
     with pytest.raises(WaitTimeout):
         for _ in range(1000):
@@ -74,7 +74,7 @@ def test_writers_wait_when_they_are_far_ahead_of_the_sampler() -> None:
 def test_writers_of_all_shards_together_stay_within_the_band(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("apexrl.replay.sharded.shard_state.IDLE_SECONDS", 1e6)  # a waiting writer is not idle
     shards = [filled(np.ones(0), 0) for _ in range(3)]
-    ends = [Here(shard) for shard in shards]
+    ends = [LocalClient(shard) for shard in shards]
     replay = ShardedReplay(ends, capacity=192, min_size=40, samples_per_insert=4.0, insert_band=0.5, ahead=2)
     with pytest.raises(WaitTimeout):
         replay.sample(8, timeout=0.0)  # from here on shards are told
@@ -110,7 +110,7 @@ def test_a_new_sampler_goes_on_where_the_one_before_it_died() -> None:
     rule: dict[str, Any] = {"capacity": 1000, "min_size": 40, "samples_per_insert": 4.0, "insert_band": 0.5}
 
     def sampler() -> ShardedReplay:
-        return ShardedReplay([Here(shard) for shard in shards], **rule)
+        return ShardedReplay([LocalClient(shard) for shard in shards], **rule)
 
     def go_on(replay: ShardedReplay, batches: int) -> int:
         """Batches that came, while writers write whatever they may."""

@@ -10,7 +10,7 @@ from open_replays import filled, kept
 
 from apexrl.errors import ClosedError, WaitTimeout
 from apexrl.replay import Field, Replay
-from apexrl.replay.sharded.shard import Shard, Soon
+from apexrl.replay.sharded.shard import LazyDraw, Shard
 
 
 def queue(items: int, patience: float) -> Shard:
@@ -27,13 +27,13 @@ def add(shard: Shard, items: int) -> None:
 
 def test_items_are_as_of_when_they_are_looked_for() -> None:
     shard = filled(np.ones(100), 0)
-    early = Soon(shard, 64)
+    early = LazyDraw(shard, 64)
     first = shard.draw(100)
     keys = np.unique(first.keys)
     only = first.data["number"][np.flatnonzero(first.keys == keys[0])[0]]
     values = np.zeros(len(keys))
     values[0] = 1.0
-    shard.update(shard.life, keys, values)
+    shard.update(shard.generation, keys, values)
     untouched = 100 - len(keys)
     drawn = early.take()
     assert early.take() is drawn  # once
@@ -43,21 +43,21 @@ def test_items_are_as_of_when_they_are_looked_for() -> None:
 
 
 def test_how_it_stands_comes_at_once() -> None:
-    look = Soon(queue(5, 60.0), 0)
+    look = LazyDraw(queue(5, 60.0), 0)
     assert look.ready(0.0)
     assert len(look.take().keys) == 0
-    assert look.take().standing.size == 5
+    assert look.take().status.size == 5
 
 
 def test_nothing_comes_at_once_from_an_empty_shard_that_is_no_queue() -> None:
-    empty = Soon(filled(np.ones(0), 0), 8)
+    empty = LazyDraw(filled(np.ones(0), 0), 8)
     assert empty.ready(0.0)
     assert len(empty.take().keys) == 0
 
 
 def test_a_queue_has_its_time_to_hold_what_it_is_asked_for() -> None:
     shard = queue(5, 60.0)
-    soon = Soon(shard, 8)
+    soon = LazyDraw(shard, 8)
     assert not soon.ready(0.0)
     add(shard, 3)
     assert soon.ready(0.0)
@@ -65,25 +65,25 @@ def test_a_queue_has_its_time_to_hold_what_it_is_asked_for() -> None:
 
 
 def test_then_what_there_is_will_do() -> None:
-    soon = Soon(queue(5, 0.05), 8)
+    soon = LazyDraw(queue(5, 0.05), 8)
     deadline = time.monotonic() + 60.0
     while not soon.ready(0.01):
         assert time.monotonic() < deadline
     drawn = soon.take()
     assert len(drawn.keys) == 5
-    assert drawn.standing.size == 0
+    assert drawn.status.size == 0
 
 
 def test_the_time_of_a_queue_begins_when_it_is_first_looked_at() -> None:
     """What is asked ahead has waited behind another batch, and shall not come in pieces for that."""
-    soon = Soon(queue(5, 0.5), 8)
+    soon = LazyDraw(queue(5, 0.5), 8)
     time.sleep(0.7)
     assert not soon.ready(0.0)
 
 
 def test_a_shard_that_is_let_go_of_is_lost() -> None:
     shard = queue(5, 60.0)
-    soon, after, look = Soon(shard, 8), Soon(shard, 2), Soon(shard, 0)
+    soon, after, look = LazyDraw(shard, 8), LazyDraw(shard, 2), LazyDraw(shard, 0)
     assert not soon.ready(0.0)
     shard.replay.close()
     for answer in (soon, after, look):
@@ -102,7 +102,7 @@ def test_what_may_be_inserted_is_as_said_whoever_said_it_before() -> None:
     assert inserted(first, 600) == 600
     for _ in range(2):  # an even number of words before it, and an odd one
         first.release()
-        first = Shard(replay, life=first.life)
+        first = Shard(replay, generation=first.generation)
         first.admit(1100)
         assert inserted(first, 200) == 200
     assert inserted(first, 1000) == 1100 - 1001
@@ -128,7 +128,7 @@ def test_the_same_memory_is_the_same_life_whoever_samples_it() -> None:
     first = filled(np.ones(50), 0)
     drawn = first.draw(8)
     first.release()
-    second = Shard(first.replay, life=first.life)
-    written = second.update(drawn.standing.life, drawn.keys, np.full(8, 2.0))
+    second = Shard(first.replay, generation=first.generation)
+    written = second.update(drawn.status.generation, drawn.keys, np.full(8, 2.0))
     assert written.updated == (8, 0)
-    assert written.standing.moment > drawn.standing.moment
+    assert written.status.moment > drawn.status.moment

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from apexrl.errors import ConfigError, WaitTimeout
 from apexrl.replay import BatchServer, Field, Replay
 from apexrl.replay.layout import Layout
-from apexrl.replay.sharded.shard import Here, Shard
+from apexrl.replay.sharded.shard import LocalClient, Shard
 from apexrl.replay.sharded.sharded_replay import ShardedReplay
 
 FIELDS = {"number": Field((), "int64"), "pair": Field((2,), "float32")}
@@ -42,7 +42,7 @@ def shards_of(stack: ExitStack, priorities: NDArray[np.float64], sizes: Sequence
 
 
 def sampler(shards: Sequence[Shard], **options: Any) -> ShardedReplay:
-    return ShardedReplay([Here(shard) for shard in shards], capacity=1000, layout=LAYOUT, **options)
+    return ShardedReplay([LocalClient(shard) for shard in shards], capacity=1000, layout=LAYOUT, **options)
 
 
 @contextmanager
@@ -122,8 +122,8 @@ def test_keys_of_the_sampler_before_mean_nothing_to_its_successor(stack: ExitSta
         after = sampler(shards)
     else:
         after = pickle.loads(pickle.dumps(sampler_without_ends()))
-        after._ends = before._ends
-        assert after._limiter._known is after._known
+        after._clients = before._clients
+        assert after._limiter._shards is after._shards
         before._keys._serial = 0  # as that of the copy was, on its way
     keys = [before.sample(8, timeout=5.0).keys for _ in range(5)]
     others = [after.sample(8, timeout=5.0).keys for _ in range(5)]
@@ -133,14 +133,14 @@ def test_keys_of_the_sampler_before_mean_nothing_to_its_successor(stack: ExitSta
 
 def sampler_without_ends() -> ShardedReplay:
     """As it travels: shards are found where it arrives."""
-    replay = ShardedReplay([Here.__new__(Here)] * 2, capacity=1000, layout=LAYOUT)
+    replay = ShardedReplay([LocalClient.__new__(LocalClient)] * 2, capacity=1000, layout=LAYOUT)
     replay._keys._serial = 0
     return replay
 
 
 def test_what_cannot_be_served_or_saved_is_refused(stack: ExitStack) -> None:
     shards = shards_of(stack, np.ones(60), [20, 40])
-    ends = [Here(shard) for shard in shards]
+    ends = [LocalClient(shard) for shard in shards]
     with pytest.raises(ConfigError, match="layout="):
         ShardedReplay(ends, capacity=100).serve(2, 8)
     with pytest.raises(ConfigError, match="fifo replay cannot be served"):

@@ -13,7 +13,7 @@ import pytest
 
 from apexrl.errors import WaitTimeout
 from apexrl.replay import Field, Replay
-from apexrl.replay.sharded.shard import QUEUE_SECONDS, Answer, Drawn, Shard
+from apexrl.replay.sharded.shard import QUEUE_SECONDS, Answer, DrawResult, Shard
 from apexrl.replay.sharded.sharded_replay import ShardedReplay
 
 FAR = 60.0  # seconds: only bounds a hang
@@ -55,13 +55,13 @@ class Silent:
 
 
 class Later:
-    def __init__(self, future: Future[Drawn]) -> None:
+    def __init__(self, future: Future[DrawResult]) -> None:
         self._future = future
 
     def ready(self, timeout: float) -> bool:
         return bool(wait([self._future], timeout)[0])
 
-    def take(self) -> Drawn:
+    def take(self) -> DrawResult:
         return self._future.result()
 
 
@@ -95,8 +95,8 @@ def in_pieces(replay: Replay, pieces: list[int], go: threading.Event) -> threadi
 
 def test_queues_that_hold_nothing_are_asked_in_turn(ends: list[Apart]) -> None:
     replay = ShardedReplay(ends, capacity=64, sampler="fifo")
-    for one in replay._known:
-        one.life = "its first"
+    for one in replay._shards:
+        one.generation = "its first"
     asked = [replay._from_queues(1).tolist() for _ in range(4)]
     assert asked[0] != asked[1]
     assert asked == asked[:2] * 2

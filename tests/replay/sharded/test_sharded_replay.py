@@ -15,7 +15,7 @@ from open_replays import ALPHA, close_all, filled, kept
 
 from apexrl.errors import ConfigError, PriorityError, WaitTimeout
 from apexrl.replay import Field, Replay
-from apexrl.replay.sharded.shard import Answer, Given, Here, Shard
+from apexrl.replay.sharded.shard import Answer, LocalClient, ReadyAnswer, Shard
 from apexrl.replay.sharded.sharded_replay import ShardedReplay
 
 
@@ -23,7 +23,7 @@ def spread(priorities: NDArray[np.float64], shards: Sequence[int], **options: An
     """One sharded replay over items cut as ``shards`` says."""
     ends, first = [], 0
     for i, size in enumerate(shards):
-        ends.append(Here(filled(priorities[first : first + size], first, seed=i)))
+        ends.append(LocalClient(filled(priorities[first : first + size], first, seed=i)))
         first += size
     return ShardedReplay(ends, capacity=max(64, len(priorities)), **options)
 
@@ -81,12 +81,12 @@ class Stale:
     """An end whose shard has more mass than its answers say: news of it are late."""
 
     def __init__(self, shard: Shard, factor: float) -> None:
-        self._end, self._factor = Here(shard), factor
+        self._end, self._factor = LocalClient(shard), factor
 
     def draw(self, count: int, until: int | None) -> Answer:
         answer = self._end.draw(count, until)
-        standing = answer.take().standing
-        return Given(answer.take()._replace(standing=standing._replace(mass=standing.mass * self._factor)))
+        standing = answer.take().status
+        return ReadyAnswer(answer.take()._replace(status=standing._replace(mass=standing.mass * self._factor)))
 
     def update(self, *args: Any) -> Answer:
         return self._end.update(*args)
@@ -96,7 +96,7 @@ def test_weights_correct_for_a_mass_that_was_known_wrongly() -> None:
     """Σ over draws of f(i) / (N P(i)) is the plain mean of f, whatever the shards were thought to weigh."""
     priorities = np.random.default_rng(2).exponential(size=300) + 0.05
     halves = [filled(priorities[:150], 0, seed=1), filled(priorities[150:], 150, seed=2)]
-    replay = ShardedReplay([Stale(halves[0], 4.0), Here(halves[1])], capacity=300, seed=3)
+    replay = ShardedReplay([Stale(halves[0], 4.0), LocalClient(halves[1])], capacity=300, seed=3)
     total = rows = 0.0
     for _ in range(600):
         batch = replay.sample(32, beta=1.0, normalize="none", timeout=5.0)
@@ -158,7 +158,7 @@ def queue(numbers: range) -> Shard:
 
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_queues_give_every_item_once(ahead: int) -> None:
-    ends = [Here(queue(range(37))), Here(queue(range(37, 37))), Here(queue(range(37, 60)))]
+    ends = [LocalClient(queue(range(37))), LocalClient(queue(range(37, 37))), LocalClient(queue(range(37, 60)))]
     replay = ShardedReplay(ends, capacity=64, sampler="fifo", ahead=ahead)
     seen: list[int] = []
     with pytest.raises(WaitTimeout, match="fewer than the 8"):
@@ -173,7 +173,7 @@ def test_queues_give_every_item_once(ahead: int) -> None:
         assert own == sorted(own)
 
 
-class Frozen(Here):
+class Frozen(LocalClient):
     """Gives what cannot be written to, as an object store does."""
 
     def draw(self, count: int, until: int | None) -> Answer:
@@ -183,8 +183,8 @@ class Frozen(Here):
         return answer
 
 
-@pytest.mark.parametrize("end", [Here, Frozen])
-def test_a_batch_of_one_shard_is_the_callers(end: type[Here]) -> None:
+@pytest.mark.parametrize("end", [LocalClient, Frozen])
+def test_a_batch_of_one_shard_is_the_callers(end: type[LocalClient]) -> None:
     """Its arrays go through as they are, where they may be written to."""
     replay = ShardedReplay([end(filled(np.ones(100), 0))], capacity=100, ahead=2)
     batches = [replay.sample(16) for _ in range(4)]
@@ -202,7 +202,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         ShardedReplay([], capacity=10)
     limited = Replay(64, {"number": Field((), "int64")}, samples_per_insert=2.0)
     kept(limited)
-    with pytest.raises(ConfigError, match="no limiter of its own"):
+    with pytest.raises(ConfigError, match="cannot have a limiter of its own"):
         Shard(limited)
     replay = spread(np.ones(10), [10])
     with pytest.raises(ConfigError, match="normalize"):

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from ray.exceptions import ActorUnavailableError, RayError
 
 from apexrl.replay import Replay
-from apexrl.replay.sharded.shard import QUEUE_SECONDS, Answer, Given, Shard, Soon
+from apexrl.replay.core import Handle
+from apexrl.replay.sharded.shard import QUEUE_SECONDS, Answer, LazyDraw, ReadyAnswer, Shard
 
 _PULSE_SECONDS = 0.5  # between questions whether the process is there that holds the memory
 
@@ -24,14 +25,14 @@ def node_id() -> str:
 class Lent(NamedTuple):
     """A shard's answer to a draw from its own node: draw it yourself."""
 
-    replay: tuple[Any, ...]  # what ``Replay`` pickles as, to be attached by whoever can
+    replay: Handle  # of the replay, for a process of this node
     life: str  # of the shard
     rows: int
     until: int | None
 
 
 class NearShard:
-    """Samples a group's replay in this process, which owns it from now on (``replay.sharded.shard.ShardEnd``).
+    """Samples a group's replay in this process, which owns it from now on (``replay.sharded.shard.ShardClient``).
 
     Its memory would outlive the group, with items of actors who are gone: so the life of the process that holds it is
     the shard's.
@@ -47,7 +48,7 @@ class NearShard:
 
     def __init__(self, handle: Any, lent: Lent) -> None:
         self._handle = handle
-        self._shard = Shard(Replay._attach(*lent.replay), QUEUE_SECONDS, lent.life)
+        self._shard = Shard(Replay.attach(lent.replay), QUEUE_SECONDS, lent.life)
         self._pulse: Any = None
         self._asked = time.monotonic()
 
@@ -70,10 +71,10 @@ class NearShard:
 
     def draw(self, count: int, until: int | None) -> Answer:
         self._shard.admit(until)
-        return Soon(self._shard, count)
+        return LazyDraw(self._shard, count)
 
     def update(self, life: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Answer:
-        return Given(self._shard.update(life, keys, priorities))
+        return ReadyAnswer(self._shard.update(life, keys, priorities))
 
     def close(self) -> None:
         """Let go of the memory."""

@@ -35,7 +35,7 @@ from apexrl.links.local.role_context import SharedContext
 from apexrl.links.local.sharded_parameters import ShardedParameters
 from apexrl.protocols import Role
 from apexrl.replay import Replay
-from apexrl.replay.sharded.shard import QUEUE_SECONDS, Drawn, Shard, Written
+from apexrl.replay.sharded.shard import QUEUE_SECONDS, DrawResult, Shard, UpdateResult
 from apexrl.run.folder import versions
 from apexrl.run.ownership import lease_clock
 from apexrl.shared.weights_board import WeightsBoard
@@ -124,23 +124,23 @@ class Ground:
         return True
 
     @_apart("data")
-    def draw(self, count: int, until: int | None, node: str) -> Drawn | Lent:
+    def draw(self, count: int, until: int | None, node: str) -> DrawResult | Lent:
         """See ``Shard.draw``; whoever asks from this very ``node`` is lent the replay itself, and draws there."""
         assert self._shard is not None
         if node == self._node:
             self._shard.release()
             self._lent = True
-            return Lent(self._shard.replay.__reduce__()[1], self._shard.life, count, until)
+            return Lent(self._shard.replay.handle, self._shard.generation, count, until)
         if self._lent:
             try:
-                self._shard = Shard(self._shard.replay, QUEUE_SECONDS, self._shard.life)
+                self._shard = Shard(self._shard.replay, QUEUE_SECONDS, self._shard.generation)
             except OwnershipError as error:  # it is killed, or will be: there is one sampler at a time
                 raise ClosedError(str(error)) from None
             self._lent = False
         return self._shard.draw(count, until)
 
     @_apart("data")
-    def update(self, life: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Written:
+    def update(self, life: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> UpdateResult:
         """See ``Shard.update``; while another process samples, only how the shard stands."""
         assert self._shard is not None
         return self._shard.update("" if self._lent else life, keys, priorities)

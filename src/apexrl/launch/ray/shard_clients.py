@@ -15,8 +15,8 @@ from ray.util import list_named_actors
 
 from apexrl.errors import ClosedError, OwnershipError
 from apexrl.launch.ray.local_shard import Lent, NearShard, node_id
-from apexrl.replay.sharded.batch_bundles import Loads
-from apexrl.replay.sharded.shard import Answer, Drawn
+from apexrl.replay.sharded.bundled_batches import BundledBatches
+from apexrl.replay.sharded.shard import Answer, DrawResult
 from apexrl.replay.sharded.sharded_replay import ShardedReplay
 
 _AHEAD = 2  # batches asked for before they are wanted: a call to another node is under way for longer than an update
@@ -35,7 +35,7 @@ def samplers(shards: int, namespace: str, options: Sequence[Mapping[str, Any]]) 
 
 class Sampler:
     """Stands for the replay among a learner's ports; arrives in its process as a ``ShardedReplay``, of which it takes
-    ``Loads`` unless it is a queue.
+    ``BundledBatches`` unless it is a queue.
 
     Args:
         names: of the shards; their actors are called by ``life_name``.
@@ -50,10 +50,10 @@ class Sampler:
         return (_sharded, self._arguments)
 
 
-def _sharded(names: list[str], namespace: str, options: dict[str, Any]) -> ShardedReplay | Loads:
+def _sharded(names: list[str], namespace: str, options: dict[str, Any]) -> ShardedReplay | BundledBatches:
     listing = Listing(namespace)
     replay = ShardedReplay([RayEnd(name, namespace, listing) for name in names], ahead=_AHEAD, **options)
-    return replay if options.get("sampler") == "fifo" else Loads(replay, options.get("seed", 0))
+    return replay if options.get("sampler") == "fifo" else BundledBatches(replay, options.get("seed", 0))
 
 
 def life_name(shard: str, life: int) -> str:
@@ -83,7 +83,7 @@ class Listing:
 
 
 class RayEnd:
-    """A shard that a named Ray actor holds (``sharded.shard.ShardEnd``). One that turns out to be on this node is
+    """A shard that a named Ray actor holds (``sharded.shard.ShardClient``). One that turns out to be on this node is
     sampled here; others are called."""
 
     def __init__(self, name: str, namespace: str, listing: Listing | None = None) -> None:
@@ -107,7 +107,7 @@ class RayEnd:
         near = self._here()
         return self._call("update", life, keys, priorities) if near is None else near.update(life, keys, priorities)
 
-    def adopt(self, lent: Lent, handle: Any) -> Drawn:
+    def adopt(self, lent: Lent, handle: Any) -> DrawResult:
         """What was asked of ``handle`` is here: it is sampled by this process from now on.
 
         Raises:
@@ -123,7 +123,7 @@ class RayEnd:
             except ClosedError:  # if it has not gone, as where its process is in another container
                 self._reach = ""
                 raise
-        drawn: Drawn = self._near.draw(lent.rows, lent.until).take()
+        drawn: DrawResult = self._near.draw(lent.rows, lent.until).take()
         return drawn
 
     def forget(self, handle: Any) -> None:

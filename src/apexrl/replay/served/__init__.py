@@ -1,1 +1,1 @@
-"""A replay that one process samples for several learners."""
+"""One process samples a replay and serves the batches to several learners of its host."""

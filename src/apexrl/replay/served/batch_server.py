@@ -1,73 +1,66 @@
-"""Serving sampled batches to several learners of this host: Gorila's global replay, data-parallel Ape-X."""
+"""The batch server: samples a replay for several learners of its host (Gorila, data-parallel Ape-X)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from apexrl.errors import ClosedError, ConfigError, OwnershipError, PriorityError, WaitTimeout
-from apexrl.replay.served.batch_client import EMPTY, FULL, LEARNER_LOCK, LOST, SERVER_LOCK, ServedBatches, ServedMemory
-from apexrl.replay.served.batch_sources import source_of
+from apexrl.replay.batch import ArraySet
+from apexrl.replay.core import Normalize
+from apexrl.replay.served.batch_client import ServedBatches
+from apexrl.replay.served.batch_memory import EMPTY, FULL, LEARNER_LOCK, LOST, SERVER_LOCK, BatchMemory
+from apexrl.replay.served.batch_sources import Servable
 from apexrl.shared.segment import process_name
 
-if TYPE_CHECKING:
-    from apexrl.replay.batch import ArraySet
-    from apexrl.replay.replay import Normalize, Replay
-    from apexrl.replay.sharded.batch_bundles import Loads
-    from apexrl.replay.sharded.sharded_replay import ShardedReplay
-
-_LOOK_SECONDS = 0.2  # between looks at who of the learners lives
-_STARVED_SECONDS = 0.005  # to wait for items
+_CHECK_SECONDS = 0.2  # between checks for learners that died
+_STARVED_SECONDS = 0.005  # how long to wait for items
 
 
 class BatchServer:
-    """Keeps ``prefetch`` sampled batches ready for each learner and writes back the priorities that they send.
+    """Keeps ``prefetch`` sampled batches ready for each learner and writes the priorities that learners send.
 
-    The process that calls ``step`` serves, and owns the replay; another may take over when it has ended. Picklable, as
-    are the ``learner(i)`` handles. Batches are sampled only for learners that are there.
+    The process that calls ``step`` serves, and owns the replay. Another process may take over when it has ended. The
+    server and its ``learner(i)`` handles are picklable. Batches are sampled only for learners that are connected.
 
     Args:
-        replay: to sample from: one of this host's, or one that is spread over shards.
-        learners: places for learners.
+        replay: to sample from: a ``Replay`` of this host, or a sharded one.
+        learners: the most learners.
         batch_size, beta, normalize: as for ``Replay.sample``; a learner may ask for another ``beta``.
         prefetch: batches ready or held per learner, at least two: a loop holds one while it asks for the next.
     """
 
     def __init__(
         self,
-        replay: Replay | ShardedReplay | Loads,
+        replay: Servable,
         learners: int,
         batch_size: int,
         beta: float = 0.4,
         prefetch: int = 2,
         normalize: Normalize = "batch",
-        memory: ServedMemory | None = None,
+        memory: BatchMemory | None = None,
     ) -> None:
         for name, value, least in (("learners", learners, 1), ("batch_size", batch_size, 1), ("prefetch", prefetch, 2)):
             if not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}={value!r} must be an integer of at least {least}")
-        if not 0.0 <= beta <= 100.0:
-            raise ConfigError(f"beta={beta} must be a number from 0 on (1: full correction)")
-        self._source = source = source_of(replay, self)
-        if source.fifo and batch_size > replay.capacity:
-            raise ConfigError(
-                f"batch_size={batch_size} is more than the {replay.capacity} items that this replay holds"
-            )
+        self._source = replay.batch_source()
+        self._source.check_batch(batch_size, beta, normalize)
+        self._source.closes(self)
         self.replay = replay
         self._arguments = (learners, batch_size, beta, prefetch, normalize)
         self._normalize: Normalize = normalize
         if memory is None:
-            memory = ServedMemory(source.layout, learners, batch_size, prefetch)
+            memory = BatchMemory(self._source.layout, learners, batch_size, prefetch)
             for i in range(learners):
                 memory.beta(i)[0] = beta
         self._memory = memory
         self._serving = False
         self._sets: list[list[ArraySet]] = []
-        self._out: set[tuple[int, int]] = set()  # batches given out and not yet seen empty again
+        self._out: set[tuple[int, int]] = set()  # (learner, batch) that were filled and not yet seen empty again
         self._serials = [0] * learners
         self._first = 0
-        self._looked = 0.0
+        self._checked = 0.0
         self._counters = dict.fromkeys(
             ("batches", "priorities_applied", "priorities_stale", "lost_batches", "damaged_words"), 0
         )
@@ -76,13 +69,14 @@ class BatchServer:
         return (BatchServer, (self.replay, *self._arguments, self._memory))
 
     def learner(self, index: int) -> ServedBatches:
-        """The handle of learner ``index``, 0 … learners − 1, for whatever local process."""
+        """The handle of learner ``index``, 0 … learners − 1, for any local process."""
         if not 0 <= index < self._memory.learners:
-            raise ConfigError(f"learner {index} is out of range: there are places 0 … {self._memory.learners - 1}")
+            raise ConfigError(f"learner {index} is out of range 0 … {self._memory.learners - 1}: serve more learners=")
         return ServedBatches(self._memory, index)
 
     def step(self, timeout: float = 0.1) -> bool:
-        """Write back what learners sent and sample what they miss. False: nothing happened within ``timeout`` seconds.
+        """Write priorities that learners sent and fill their empty batches. False: there was nothing to do within
+        ``timeout`` seconds.
 
         Raises:
             OwnershipError: another living process serves, or owns the replay.
@@ -90,23 +84,23 @@ class BatchServer:
         """
         deadline = time.monotonic() + timeout
         try:
-            while not (worked := self._step(min(timeout, _LOOK_SECONDS))):
+            while not (worked := self._step(min(timeout, _CHECK_SECONDS))):
                 if time.monotonic() >= deadline:
                     break
             return worked
         except ClosedError:
-            self.close()  # the replay was closed: learners shall know
+            self.close()  # the replay was closed: tell the learners
             raise
 
     def _step(self, timeout: float) -> bool:
         self._begin()
         memory = self._memory
         seen = memory.segment.load(memory.SERVER_BELL)
-        worked = self._write_back()
-        self._bury()
+        worked = self._write_priorities()
+        self._reclaim()
         starved = False
         self._first += 1
-        for k in range(memory.prefetch):  # one for each learner, then a second: a limiter's few are shared
+        for k in range(memory.prefetch):  # one for each learner before a second: the limiter may allow only a few
             for i in range(memory.learners):
                 learner = (self._first + i) % memory.learners
                 if starved or not memory.segment.load(memory.leased(learner)):
@@ -132,12 +126,12 @@ class BatchServer:
             self.step()
 
     def stats(self) -> dict[str, int]:
-        """Of this process: batches sampled, priorities applied and stale, batches lost with learners that died, words
-        in shared memory that no sound learner writes (what they belong to is dropped)."""
+        """Counts of this process: batches sampled, priorities applied and stale, batches lost with learners that died,
+        and damaged words in shared memory (the message or value is dropped)."""
         return dict(self._counters)
 
     def close(self) -> None:
-        """End it for every learner; the replay stays. Of a fifo replay, batches that no learner took count as lost."""
+        """Stop serving every learner; the replay stays open. Batches of a fifo replay that no learner took are lost."""
         segment, memory = self._memory.segment, self._memory
         if self._serves():
             for learner, k in sorted(self._out):
@@ -159,21 +153,21 @@ class BatchServer:
     def _begin(self) -> None:
         memory, segment = self._memory, self._memory.segment
         if segment.load(memory.CLOSED):
-            raise ClosedError("this server was closed")
+            raise ClosedError("this batch server was closed")
         if self._serves():
             return
         if not segment.try_lock(SERVER_LOCK):
             server = process_name(segment.holder(SERVER_LOCK))
-            raise OwnershipError(f"{server} serves these batches, and only one may")
+            raise OwnershipError(f"{server} already serves these batches: stop it first, or call step() there")
         self._serving = True
         native = self._source.native
         self._sets = [[memory.arrays(i, k, native) for k in range(memory.prefetch)] for i in range(memory.learners)]
-        places = list(range(memory.prefetch))
+        batches = list(range(memory.prefetch))
         self._out = {
-            (i, k) for i in range(memory.learners) for k in places if segment.load(memory.state(i, k)) != EMPTY
+            (i, k) for i in range(memory.learners) for k in batches if segment.load(memory.state(i, k)) != EMPTY
         }
-        for i in range(memory.learners):  # go on where a predecessor was
-            self._serials[i] = segment.load(memory.serial(i, memory.in_order(i, places)[-1]))
+        for i in range(memory.learners):  # continue the numbers of an earlier server
+            self._serials[i] = segment.load(memory.serial(i, memory.in_order(i, batches)[-1]))
         self._source.begin(len(self._out) * memory.batch_size)
 
     def _fill(self, learner: int, k: int) -> bool:
@@ -197,7 +191,7 @@ class BatchServer:
         memory.segment.ring(memory.bell(learner))
         return True
 
-    def _write_back(self) -> bool:
+    def _write_priorities(self) -> bool:
         memory, segment = self._memory, self._memory.segment
         worked = False
         for learner in range(memory.learners):
@@ -211,11 +205,11 @@ class BatchServer:
                 n = int(cast("Any", count[0]))
                 try:
                     if n > memory.batch_size:
-                        raise PriorityError(f"a message of {n} priorities, where a batch has {memory.batch_size} items")
+                        raise PriorityError(f"a message has {n} priorities, a batch {memory.batch_size} items")
                     done = self.replay.update_priorities(keys[:n], magnitudes[:n])
                     self._counters["priorities_applied"] += done.applied
                     self._counters["priorities_stale"] += done.stale
-                except PriorityError:  # a learner refuses such before it sends them
+                except PriorityError:  # a learner checks priorities before it sends them
                     self._counters["damaged_words"] += 1
                 read = (read + 1) % 2**32
                 segment.store(memory.read(learner), read)
@@ -223,15 +217,15 @@ class BatchServer:
                 worked = True
         return worked
 
-    def _bury(self) -> None:
-        """Take back what learners held that have died."""
+    def _reclaim(self) -> None:
+        """Reclaim the batches of learners that died."""
         now = time.monotonic()
-        if now - self._looked < _LOOK_SECONDS:
+        if now - self._checked < _CHECK_SECONDS:
             return
-        self._looked = now
+        self._checked = now
         memory, segment = self._memory, self._memory.segment
         for learner in range(memory.learners):
-            # Under the learner's lock: nobody takes the place meanwhile.
+            # While this holds the learner's lock, no process can take the learner's slot.
             if not segment.load(memory.leased(learner)) or not segment.try_lock(LEARNER_LOCK + learner):
                 continue
             try:
@@ -252,5 +246,5 @@ class BatchServer:
         self._done(lost=True)
 
     def _done(self, lost: bool) -> None:
-        """A batch is no longer out; of a fifo replay others' items may be drawn again."""
+        """No learner holds the batch any more; a fifo replay may then give out as many items."""
         self._source.done(self._memory.batch_size, lost)

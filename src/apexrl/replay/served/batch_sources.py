@@ -1,94 +1,114 @@
-"""Where a server's batches come from (``batch_server``): a replay that it owns, or one that is spread over shards."""
+"""Where a server gets its batches: a replay of this process, or a sharded one."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import os
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from apexrl import _native
-from apexrl.replay.batch import ArraySet
+from apexrl.replay.batch import ArraySet, Updated
+from apexrl.replay.core import Closable, Normalize, ReplayCore
 from apexrl.replay.layout import Layout
-from apexrl.replay.replay import Replay
-
-if TYPE_CHECKING:
-    from apexrl.replay.replay import Normalize
-    from apexrl.replay.served.batch_server import BatchServer
-    from apexrl.replay.sharded.batch_bundles import Loads
-    from apexrl.replay.sharded.sharded_replay import ShardedReplay
 
 
-class Source(Protocol):
-    """What a server asks of a replay."""
+class BatchSource(Protocol):
+    """What a server needs to sample."""
 
     layout: Layout
     native: _native.Replay | None
-    """To gather into a server's arrays, where the items are in this host's memory."""
+    """Gathers directly into the server's arrays; None: the items are not in this host's memory."""
     fifo: bool
 
+    def check_batch(self, batch_size: int, beta: float, normalize: Normalize) -> object:
+        """ConfigError: there are no such batches."""
+        ...
+
+    def closes(self, server: Closable) -> None:
+        """Close ``server`` together with the replay."""
+        ...
+
     def begin(self, out: int) -> None:
-        """This process serves from now on; ``out`` items of a fifo replay are with learners."""
+        """This process serves from now on. Learners hold ``out`` items of a fifo replay."""
         ...
 
     def fill(self, arrays: ArraySet, size: int, beta: float, normalize: Normalize) -> None:
-        """Sample a batch into ``arrays``. WaitTimeout: it cannot be had just now."""
+        """Sample a batch into ``arrays``. WaitTimeout: there is none at the moment."""
         ...
 
     def done(self, items: int, lost: bool) -> None:
-        """So many items of a fifo replay are with learners no more."""
+        """Learners no longer hold so many items of a fifo replay."""
         ...
 
     def wait(self, timeout: float) -> None:
-        """… until a batch could be had, at most ``timeout`` seconds."""
+        """Wait until there may be a batch, at most ``timeout`` seconds."""
         ...
 
 
-class Owned:
-    """A replay in this host's memory (``Source``)."""
+class Servable(Protocol):
+    """A replay that batches can be served from."""
 
-    def __init__(self, replay: Replay, server: BatchServer) -> None:
-        replay._servers.add(server)  # which ends with it
-        self._replay = replay
-        self.layout = replay._layout
-        self.native: _native.Replay | None = replay._native
-        self.fifo = replay._options["sampler"] == "fifo"
+    @property
+    def capacity(self) -> int: ...
+    def batch_source(self) -> BatchSource: ...
+    def update_priorities(self, keys: Any, priorities: Any) -> Updated: ...
+    def save(self, path: str | os.PathLike[str], check: Callable[[], None] = ...) -> None: ...
+
+
+class LocalSource:
+    """Batches of a replay in this host's memory."""
+
+    def __init__(self, core: ReplayCore) -> None:
+        self._core = core
+        self.layout = core.layout
+        self.native: _native.Replay | None = core.native
+        self.fifo = core.fifo
+        self.check_batch = core.check_batch
+
+    def closes(self, server: Closable) -> None:
+        self._core.servers.add(server)
 
     def begin(self, out: int) -> None:
-        self._replay._own()
-        # Batches of a fifo replay that outlived a predecessor were counted as lost with it.
-        self._replay._native.adopt(out if self.fifo else 0)
+        self._core.own()
+        # Batches of a fifo replay that outlived an earlier server were counted as lost when it died.
+        self._core.native.adopt(out if self.fifo else 0)
 
     def fill(self, arrays: ArraySet, size: int, beta: float, normalize: Normalize) -> None:
-        self._replay._fill(arrays.outputs, size, beta, normalize, timeout=0.0, outstanding=True)
+        self._core.fill(arrays.outputs, size, beta, normalize, timeout=0.0, outstanding=True)
 
     def done(self, items: int, lost: bool) -> None:
         if self.fifo:
-            self._replay._native.done(items, lost)
+            self._core.native.done(items, lost)
 
     def wait(self, timeout: float) -> None:
-        self._replay._native.wait(timeout)
+        self._core.native.wait(timeout)
 
 
-class Spread:
-    """A replay of several shards, which is no queue (``Source``)."""
+class Sharded(Protocol):
+    """A replay of several shards."""
+
+    def check_batch(self, batch_size: int, beta: float, normalize: Normalize) -> None: ...
+    def fill(self, arrays: ArraySet, batch_size: int, beta: float, normalize: Normalize, timeout: float) -> None: ...
+    def wait(self, timeout: float) -> None: ...
+
+
+class ShardedSource:
+    """Batches of a sharded replay, which is not fifo."""
 
     fifo = False
     native: _native.Replay | None = None
 
-    def __init__(self, replay: ShardedReplay | Loads) -> None:
-        assert replay.layout is not None  # or it would not be served
+    def __init__(self, replay: Sharded, layout: Layout) -> None:
         self._replay = replay
-        self.layout = replay.layout
+        self.layout = layout
+        self.check_batch = replay.check_batch
+        self.wait = replay.wait
 
-    def begin(self, out: int) -> None: ...  # shards answer whoever asks
+    def closes(self, server: Closable) -> None: ...  # a sharded replay is not closed
+
+    def begin(self, out: int) -> None: ...  # shards answer any sampler
 
     def fill(self, arrays: ArraySet, size: int, beta: float, normalize: Normalize) -> None:
         self._replay.fill(arrays, size, beta, normalize, timeout=0.0)
 
-    def done(self, items: int, lost: bool) -> None: ...
-
-    def wait(self, timeout: float) -> None:
-        self._replay.wait(timeout)
-
-
-def source_of(replay: Replay | ShardedReplay | Loads, server: BatchServer) -> Source:
-    """``replay`` as what ``server`` asks for."""
-    return Owned(replay, server) if isinstance(replay, Replay) else Spread(replay)
+    def done(self, items: int, lost: bool) -> None: ...  # only fifo replays count the items that learners hold

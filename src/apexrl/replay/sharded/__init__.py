@@ -1,1 +1,1 @@
-"""One replay whose items lie in several processes."""
+"""A replay whose items are spread over several processes."""

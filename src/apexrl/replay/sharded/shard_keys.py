@@ -1,4 +1,4 @@
-"""Keys of batches that were drawn from several shards: which shard's item every row is."""
+"""Keys of batches drawn from several shards: they tell which shard an item came from."""
 
 from __future__ import annotations
 
@@ -10,76 +10,54 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apexrl.errors import PriorityError, SpecError
-from apexrl.replay.sharded.shard import Drawn
-from apexrl.replay.writer import as_priorities
+from apexrl.replay.sharded.shard import DrawResult
 
-_ROW_BITS = 24  # of a key: the row of its batch; above them, the batch's number
-ROWS_MAX = (1 << _ROW_BITS) - 1  # of a batch
-_FIRST_BITS = 39  # of a sampler's first batch's number, which is drawn: keys of the sampler before it name none of its
-_REMEMBERED = 1024  # batches whose priorities may still come
-_LARGEST_PRIORITY = 1e150
+_ROW_BITS = 24  # the low bits of a key are the row in its batch, the others the batch's number
+MAX_ROWS = (1 << _ROW_BITS) - 1  # of a batch
+_FIRST_BITS = 39  # the first batch's number is random, so that keys of an earlier sampler match no batch of this one
+_REMEMBERED = 1024  # batches whose priorities can still be written
 
 
-class Origin(NamedTuple):
-    """Rows that one shard gave."""
+class ShardRows(NamedTuple):
+    """The rows of a request that one shard gave."""
 
     shard: int
-    life: str
-    keys: NDArray[np.uint64]  # [N] that the shard knows
-    rows: NDArray[np.bool_]  # [B] which of the asked keys they are
+    generation: str
+    keys: NDArray[np.uint64]  # [N], the shard's own
+    rows: NDArray[np.bool_]  # [B], which of the request's keys they are
 
 
 class ShardKeys:
-    """Makes the keys of batches, and remembers of the last 1024 what lies behind them."""
+    """Makes the keys of batches, and remembers the shards' keys of the last 1024 batches."""
 
     def __init__(self) -> None:
         self._serial = secrets.randbits(_FIRST_BITS)
-        self._behind: OrderedDict[int, list[tuple[int, int, str, NDArray[np.uint64]]]] = OrderedDict()
+        self._batches: OrderedDict[int, list[tuple[int, int, str, NDArray[np.uint64]]]] = OrderedDict()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """In another process it is another sampler."""
+        """A copy in another process is another sampler."""
         self.__dict__.update(state)
         self._serial = secrets.randbits(_FIRST_BITS)
 
-    def make(self, rows: int, parts: Sequence[tuple[int, Drawn]]) -> NDArray[np.uint64]:
-        """uint64 [rows] of a batch whose rows are those of ``parts``, shard by shard; of none if nobody may ask."""
+    def make(self, rows: int, parts: Sequence[tuple[int, DrawResult]]) -> NDArray[np.uint64]:
+        """uint64 [rows], the keys of a batch that consists of ``parts`` in order. Without parts, they are not kept."""
         self._serial += 1
-        first, behind = 0, []
+        first, batch = 0, []
         for shard, drawn in parts:
-            behind.append((shard, first, drawn.standing.life, np.array(drawn.keys)))
+            batch.append((shard, first, drawn.status.generation, np.array(drawn.keys)))
             first += len(drawn.keys)
-        if behind:
-            self._behind[self._serial] = behind
-            if len(self._behind) > _REMEMBERED:
-                self._behind.popitem(last=False)
+        if batch:
+            self._batches[self._serial] = batch
+            if len(self._batches) > _REMEMBERED:
+                self._batches.popitem(last=False)
         return (np.uint64(self._serial) << np.uint64(_ROW_BITS)) + np.arange(rows, dtype=np.uint64)
 
-    def origins(self, keys: NDArray[np.uint64]) -> Iterator[Origin]:
-        """Whose ``keys`` (uint64 [B]) are; those that are not remembered are nobody's."""
-        serials, rows = keys >> np.uint64(_ROW_BITS), keys & np.uint64(ROWS_MAX)
+    def by_shard(self, keys: NDArray[np.uint64]) -> Iterator[ShardRows]:
+        """``keys`` (uint64 [B]) by the shard that they came from. Keys that are not remembered are left out."""
+        serials, rows = keys >> np.uint64(_ROW_BITS), keys & np.uint64(MAX_ROWS)
         for serial in np.unique(serials).tolist():
             here = serials == serial
-            for shard, first, life, own in self._behind.get(serial, ()):
+            for shard, first, generation, own in self._batches.get(serial, ()):
                 mine = here & (rows >= first) & (rows < first + len(own))
                 if mine.any():
-                    yield Origin(shard, life, own[(rows[mine] - np.uint64(first)).astype(np.intp)], mine)
-
-
-def checked(keys: Any, priorities: Any) -> tuple[NDArray[np.uint64], NDArray[np.float64]]:
-    """Keys and raw magnitudes as they can be sent.
-
-    Raises:
-        SpecError: they are no keys, or not as many priorities.
-        PriorityError: a value is NaN, infinite or negative; the row is named.
-    """
-    keys = np.ascontiguousarray(keys)
-    if keys.ndim != 1 or keys.dtype != np.uint64:
-        raise SpecError(f"keys must be the uint64 [B] of a batch, got {keys.dtype} {list(keys.shape)}")
-    values = np.asarray(as_priorities(priorities, len(keys)), np.float64)
-    bad = np.flatnonzero(~((values >= 0.0) & (values <= _LARGEST_PRIORITY)))
-    if bad.size:
-        raise PriorityError(
-            f"priority of row {bad[0]} is {values[bad[0]]}: priorities are finite magnitudes |δ| from 0 to 1e150"
-        )
-    return keys, values
+                    yield ShardRows(shard, generation, own[(rows[mine] - np.uint64(first)).astype(np.intp)], mine)

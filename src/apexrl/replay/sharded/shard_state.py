@@ -1,4 +1,4 @@
-"""What the sampler of several shards knows of each, and of batches on their way (``replay.sharded.sharded_replay``)."""
+"""The state that a sharded replay keeps of each shard, and of requested batches."""
 
 from __future__ import annotations
 
@@ -7,110 +7,113 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from apexrl.replay.sharded.shard import Answer, Drawn, Standing
+from apexrl.replay.sharded.shard import Answer, DrawResult, ShardStatus
 
-IDLE_SECONDS = 1.0  # in which a shard takes nothing in while others might have, before they may in its place
+IDLE_SECONDS = 1.0  # a shard that inserts nothing for so long while others do is idle
 
 
-class Part(NamedTuple):
-    """Rows of a batch that a shard was asked for."""
+class DrawRequest(NamedTuple):
+    """Rows of a batch that were requested from one shard."""
 
     shard: int
     rows: int
-    chance: float  # of the shard, when it was chosen
-    epoch: int  # of what was known of it then
-    answer: Answer  # of Drawn
+    probability: float  # of the shard, when it was chosen
+    epoch: int  # the shard's, then
+    answer: Answer  # of DrawResult
 
 
 @dataclass(eq=False)
-class Plan:
-    """A batch on its way."""
+class BatchPlan:
+    """A batch whose rows are being requested."""
 
     rows: int
-    parts: list[Part] = field(default_factory=list)
-    got: list[tuple[int, float, Drawn]] = field(default_factory=list)  # shard, its chance, rows
+    requests: list[DrawRequest] = field(default_factory=list)
+    got: list[tuple[int, float, DrawResult]] = field(default_factory=list)  # shard, its probability, its rows
 
     @property
     def missing(self) -> int:
-        """Rows that nobody was asked for."""
-        return self.rows - sum(part.rows for part in self.parts) - sum(len(got[2].keys) for got in self.got)
+        """Rows that are not requested from any shard."""
+        return self.rows - sum(request.rows for request in self.requests) - sum(len(got[2].keys) for got in self.got)
 
 
 @dataclass
-class Known:
-    """What is known of one shard.
+class ShardState:
+    """What the sampler knows of one shard.
 
-    Answers come in any order, also those of a life that is over. So whoever asks keeps ``epoch``, which rises with
-    every loss and every new life, and what was asked in an earlier one neither loses the shard again nor revives it.
+    Answers arrive in any order, also those of an earlier generation. So a request keeps the ``epoch`` at which it was
+    made, which rises with every loss and every new generation. The answer to a request of an earlier epoch neither
+    marks the shard as lost again nor as alive.
     """
 
     size: int = 0
     mass: float = 0.0
-    inserted: int = 0  # of all of its lives
-    life: str = ""
+    inserted: int = 0  # in all of its generations
+    generation: str = ""
     moment: int = 0
-    before: int = 0  # inserted in earlier lives
-    limit: int = 0  # that this life may insert
+    before: int = 0  # inserted in earlier generations
+    limit: int = 0  # that this generation may insert
     lost: bool = False
     losses: int = 0
     lost_items: int = 0
     epoch: int = 0
-    past: set[str] = field(default_factory=set)  # lives that another one followed
-    heard: float = -1e9  # monotonic seconds
-    look: tuple[Answer, int] | None = None  # and the epoch of the question, here and below
-    looked: float = -1e9
-    asked: int = 0  # rows under way
-    updates: deque[tuple[Answer, int, int]] = field(default_factory=deque)  # with their number
-    took: float = -1e9  # when it was last seen to have taken something in
-    raised: float = -1e9  # when it was last granted something
-    idle: bool = False  # it takes in nothing of what it was granted, and samples are short
-    dry: bool = False  # of a queue: it gave less than it was asked for the last time
+    past: set[str] = field(default_factory=set)  # generations that have ended
+    answered_at: float = -1e9  # monotonic seconds, as all times here
+    poll: tuple[Answer, int] | None = None  # status request under way, and its epoch
+    polled_at: float = -1e9
+    requested: int = 0  # rows
+    updates: deque[tuple[Answer, int, int]] = field(default_factory=deque)  # answer, epoch, number of keys
+    inserted_at: float = -1e9  # when the last insert was noticed
+    granted_at: float = -1e9
+    idle: bool = False  # it does not insert what it was granted, while too few items are there to sample
+    dry: bool = False  # fifo: its last answer had fewer items than were requested
 
     @property
     def granted(self) -> int:
-        """Items that it may ever take in; what a lost or idle one did not, others may."""
+        """Items that it may ever insert. What a lost or idle shard left is granted to others."""
         return self.inserted if self.lost or self.idle else max(self.before + self.limit, self.inserted)
 
     def grant(self, share: int, now: float) -> None:
-        """Its present life may take in ``share`` items more. It is not idle before it has left that alone, too."""
+        """Let its present generation insert ``share`` more items."""
         self.limit = max(self.limit, self.inserted - self.before) + share
-        self.raised, self.idle = now, False
+        self.granted_at, self.idle = now, False
 
-    def judge(self, others: Sequence[Known], asked: float, short: float) -> None:
-        """Whether it is idle, by its answer to a question of ``asked``; samples have been short since ``short``."""
-        moved = max(self.took, self.raised)
-        if self.lost or self.limit <= self.inserted - self.before or asked - max(moved, short) < IDLE_SECONDS:
+    def update_idle(self, others: Sequence[ShardState], polled_at: float, short_since: float) -> None:
+        """Decide whether it is idle, by a status requested at ``polled_at``; items are short since ``short_since``."""
+        moved = max(self.inserted_at, self.granted_at)
+        if self.lost or self.limit <= self.inserted - self.before or polled_at - max(moved, short_since) < IDLE_SECONDS:
             return
-        self.idle = any(other.took > moved and not other.lost for other in others if other is not self)
+        self.idle = any(other.inserted_at > moved and not other.lost for other in others if other is not self)
 
     def lose(self, epoch: int, now: float) -> None:
-        """A question of ``epoch`` came back unanswered."""
+        """A request of ``epoch`` failed."""
         if epoch != self.epoch:
             return
         if not self.lost:
-            self.losses += bool(self.life)  # what was never seen has yet to come
+            self.losses += bool(self.generation)  # one that was never seen has not started yet
             self.lost_items += self.size
             self.epoch += 1
-        self.lost, self.idle, self.size, self.mass, self.heard = True, False, 0, 0.0, now
+        self.lost, self.idle, self.size, self.mass, self.answered_at = True, False, 0, 0.0, now
 
-    def enter(self, standing: Standing, epoch: int, now: float) -> int:
-        """How it said to stand. Returns items that it had given before it was known here."""
+    def enter(self, status: ShardStatus, epoch: int, now: float) -> int:
+        """Record its status. Returns the items that it had given to earlier samplers."""
         earlier = 0
-        if standing.life in self.past or (standing.life == self.life and self.lost and epoch != self.epoch):
+        if status.generation in self.past or (
+            status.generation == self.generation and self.lost and epoch != self.epoch
+        ):
             return 0
-        if standing.life != self.life:
-            if self.life:
-                self.lose(self.epoch, now)  # if it died and came back between two calls
-                self.past.add(self.life)
+        if status.generation != self.generation:
+            if self.generation:
+                self.lose(self.epoch, now)  # it died and restarted between two calls
+                self.past.add(self.generation)
             else:
-                earlier = standing.sampled
-            self.life, self.before, self.moment, self.limit = standing.life, self.inserted, 0, 0
+                earlier = status.sampled
+            self.generation, self.before, self.moment, self.limit = status.generation, self.inserted, 0, 0
             self.epoch += 1
-        self.lost, self.heard = False, now
-        if standing.moment >= self.moment:  # or newer answers were faster
-            inserted = self.before + standing.inserted
+        self.lost, self.answered_at = False, now
+        if status.moment >= self.moment:  # otherwise a newer answer arrived before this one
+            inserted = self.before + status.inserted
             if inserted != self.inserted:
-                self.took, self.idle = now, False
-            self.moment = standing.moment
-            self.size, self.mass, self.inserted = standing.size, standing.mass, inserted
+                self.inserted_at, self.idle = now, False
+            self.moment = status.moment
+            self.size, self.mass, self.inserted = status.size, status.mass, inserted
         return earlier

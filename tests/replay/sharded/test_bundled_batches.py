@@ -1,4 +1,4 @@
-"""Batches dealt out of loads: probabilities and weights as without, priorities to their items, loads that fit."""
+"""Bundled batches: probabilities and weights as without bundles, priorities to their items, sizes of bundles."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from open_replays import ALPHA, kept
 from apexrl.errors import ConfigError, PriorityError, SpecError
 from apexrl.replay import Field, Replay
 from apexrl.replay.layout import Layout
-from apexrl.replay.sharded import batch_bundles
-from apexrl.replay.sharded.batch_bundles import Loads
-from apexrl.replay.sharded.shard import Here, Shard
+from apexrl.replay.sharded import bundled_batches
+from apexrl.replay.sharded.bundled_batches import BundledBatches
+from apexrl.replay.sharded.shard import LocalClient, Shard
 from apexrl.replay.sharded.sharded_replay import ShardedReplay
 
 FIELDS = {"number": Field((), "int64")}
@@ -22,9 +22,9 @@ FIELDS = {"number": Field((), "int64")}
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds, as loads see them."""
+    """The clock that bundles read."""
     now = [100.0]
-    monkeypatch.setattr(batch_bundles.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(bundled_batches.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -38,9 +38,11 @@ def shards_of(priorities: NDArray[np.float64], cuts: list[int], **options: Any) 
     return found
 
 
-def spread(priorities: NDArray[np.float64], cuts: list[int], **options: Any) -> Loads:
-    ends = [Here(shard) for shard in shards_of(priorities, cuts, draws="independent")]
-    return Loads(ShardedReplay(ends, capacity=1000, stratified=False, layout=Layout(FIELDS, "rows", 1, 0), **options))
+def spread(priorities: NDArray[np.float64], cuts: list[int], **options: Any) -> BundledBatches:
+    ends = [LocalClient(shard) for shard in shards_of(priorities, cuts, draws="independent")]
+    return BundledBatches(
+        ShardedReplay(ends, capacity=1000, stratified=False, layout=Layout(FIELDS, "rows", 1, 0), **options)
+    )
 
 
 def test_items_are_drawn_as_from_one_replay_and_weighted_so(clock: list[float]) -> None:
@@ -56,7 +58,7 @@ def test_items_are_drawn_as_from_one_replay_and_weighted_so(clock: list[float]) 
         numbers = batch.data["number"]
         np.testing.assert_allclose(batch.probabilities, chances[numbers], rtol=1e-6)
         raw = (200 * chances[numbers]) ** -0.5
-        np.testing.assert_allclose(batch.weights, raw / raw.max(), rtol=1e-5)  # its own maximum, not the load's
+        np.testing.assert_allclose(batch.weights, raw / raw.max(), rtol=1e-5)  # its own maximum, not the bundle's
         counts += np.bincount(numbers, minlength=200)
     expected = size * batches * chances
     keep = expected > 5
@@ -89,10 +91,10 @@ def test_priorities_reach_their_items_when_the_load_is_used_up(clock: list[float
         values = 1.0 + numbers % 5 + turn % 3
         replay.update_priorities(batch.keys, values)
         wanted[numbers] = values
-    load = replay._batches
-    assert load == 32
+    size = replay._batches
+    assert size == 32
     waiting = sum(map(len, replay._keys))
-    assert 0 < waiting < load * 8
+    assert 0 < waiting < size * 8
     clock[0] += 1.0  # so long ago that it is not waited for any more
     replay.update_priorities(batch.keys, values)
     assert not replay._keys
@@ -107,7 +109,7 @@ def test_priorities_reach_their_items_when_the_load_is_used_up(clock: list[float
     assert replay.unsent == 0
 
 
-def test_loads_are_as_large_as_what_is_used_soon(clock: list[float]) -> None:
+def test_bundles_are_as_large_as_what_is_used_soon(clock: list[float]) -> None:
     replay = spread(np.ones(100), [50])
     sizes: list[int] = []
 
@@ -125,7 +127,7 @@ def test_loads_are_as_large_as_what_is_used_soon(clock: list[float]) -> None:
 
 
 def test_large_batches_come_one_by_one(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
-    monkeypatch.setattr(batch_bundles, "_MOST_BYTES", 8 * 10 * 4)
+    monkeypatch.setattr(bundled_batches, "_MAX_BYTES", 8 * 10 * 4)
     replay = spread(np.ones(100), [50])
     for _ in range(50):
         replay.sample(10)
@@ -134,7 +136,7 @@ def test_large_batches_come_one_by_one(monkeypatch: pytest.MonkeyPatch, clock: l
 
 def test_a_load_of_one_batch_is_handed_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of images are megabytes: dealing them out would copy them once more."""
-    monkeypatch.setattr(batch_bundles, "_MOST_BYTES", 0)
+    monkeypatch.setattr(bundled_batches, "_MAX_BYTES", 0)
     replay = spread(np.arange(1.0, 101.0), [50], ahead=1)
     made: list[Any] = []
     draw = replay._replay.sample

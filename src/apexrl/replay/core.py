@@ -1,0 +1,238 @@
+"""One process's access to a replay: the native handle, its layout and options, and ownership."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from apexrl import _native
+from apexrl._native import SampleStatus, WriteStatus
+from apexrl.errors import ClosedError, ConfigError, OwnershipError, WaitTimeout
+from apexrl.replay.layout import Layout
+from apexrl.replay.options import native_sizes
+from apexrl.shared.available_memory import require
+from apexrl.shared.segment import process_name
+from apexrl.spec import Field
+
+if TYPE_CHECKING:
+    from apexrl.replay.writer import Writer
+
+_SIGNAL_SECONDS = 0.1  # longest native wait, so that Python can handle signals
+_YIELD_SECONDS = 5.0  # how long to wait for a provisional owner to release the replay
+_OK, _YIELDED = SampleStatus.ok, WriteStatus.yielded  # globals, for the fast paths
+_NORMALIZE = {mode.name: mode for mode in _native.Normalize}
+
+Normalize = Literal["batch", "buffer", "none"]
+Handle = tuple[tuple[int, int, bytes, str], int]
+"""Names a replay to other processes of this host: the segment's state, and the token of the process that created it."""
+
+# The writers of all handles that this process has of a replay, by the uuid of its memory.
+_WRITERS: weakref.WeakValueDictionary[bytes, weakref.WeakSet[Writer]] = weakref.WeakValueDictionary()
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+class ReplayCore:
+    """A replay as this process holds it. ``Replay``, writers, snapshots, servers and shards work through it.
+
+    Pickling it to another local process attaches to the same memory there.
+
+    Attributes:
+        native: the native replay.
+        layout: of its items.
+        options: as checked by ``options.checked``.
+        creator: token of the process that created the replay; closing it there ends it for everybody.
+        closed: this handle was closed.
+        writers: made through this handle.
+        servers: closed together with this handle.
+        capacity, fifo: of the options.
+    """
+
+    def __init__(self, native: _native.Replay, layout: Layout, options: dict[str, Any], creator: int) -> None:
+        self.native = native
+        self.layout = layout
+        self.options = options
+        self.creator = creator
+        self.closed = False
+        self.writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+        self.servers: weakref.WeakSet[Closable] = weakref.WeakSet()
+        self.capacity: int = options["capacity"]
+        self.fifo: bool = options["sampler"] == "fifo"
+        self._process_writers = _WRITERS.setdefault(native.segment().uuid, weakref.WeakSet())
+        self._owner_checked = (0.0, 0, False)  # monotonic time, by which process, whether another process owns it
+
+    @staticmethod
+    def create(fields: Mapping[str, Field], options: dict[str, Any], directory: str, check_memory: bool) -> ReplayCore:
+        """Allocate a new replay. ``options`` must be checked."""
+        layout = Layout(fields, options["kind"], options["stack"], options["burn_in"] + options["length"])
+        try:
+            native = _native.Replay.create(
+                fields=layout.native(), sizes=native_sizes(options), json=layout.to_json(options), directory=directory
+            )
+        except (ValueError, RuntimeError) as error:
+            raise ConfigError(f"cannot create this replay: {error}") from None
+        if check_memory:
+            require(
+                native.segment(),
+                native.counters()["bytes_when_full"],
+                f"this replay of {options['capacity']:,} items",
+                "make its capacity smaller (capacity=, --capacity), or skip this check with check_memory=False "
+                "(--no-check-memory)",
+            )
+        else:
+            native.segment().promise(0)
+        return ReplayCore(native, layout, options, _native.process_token())
+
+    @staticmethod
+    def attach(handle: Handle) -> ReplayCore:
+        """Attach to a replay of another process. ClosedError: it is gone."""
+        state, creator = handle
+        try:
+            layout, options = Layout.from_json(_native.Replay.describe(state))
+            native = _native.Replay.attach(state, layout.native())
+        except RuntimeError as error:
+            raise ClosedError(str(error)) from None
+        return ReplayCore(native, layout, options, creator)
+
+    @property
+    def handle(self) -> Handle:
+        return self.native.state(), self.creator
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (ReplayCore.attach, (self.handle,))
+
+    def __len__(self) -> int:
+        self.publish_local()
+        return int(self.native.size())
+
+    def __bool__(self) -> bool:
+        return True
+
+    # --- ownership
+
+    def own(self) -> None:
+        """Become the owner. OwnershipError: another living process is; ClosedError: the replay was closed."""
+        if self.closed or self.native.closed:
+            raise ClosedError("this replay was closed")
+        holder = self.native.own()
+        deadline = time.monotonic() + _YIELD_SECONDS
+        while holder and self.native.counters()["provisional"] and time.monotonic() < deadline:
+            time.sleep(0.002)  # the creator owns it only to evict items, and yields to a sampler
+            holder = self.native.own()
+        if holder:
+            raise OwnershipError(
+                f"{process_name(holder)} owns this replay, and only the owner may sample it. Sample in that process, "
+                "wait until it has ended, or let it serve batches with serve()"
+            )
+
+    def own_to_evict(self) -> bool:
+        """Own a full replay provisionally if this process created it and nobody samples. True: it does so now."""
+        return (
+            self.creator == _native.process_token()
+            and not self.closed
+            and not self.native.owned
+            and not self.fifo
+            and self.native.counters()["samples_per_insert"] == 0
+            and self.native.own(provisional=True) == 0
+        )
+
+    @property
+    def owned_elsewhere(self) -> bool:
+        """Whether another process owns the replay. The answer is at most a second old."""
+        now, process = time.monotonic(), _native.process_token()
+        if now - self._owner_checked[0] > 1.0 or self._owner_checked[1] != process:
+            self._owner_checked = (now, process, self.native.owned_elsewhere)
+        return self._owner_checked[2]
+
+    # --- writers of this process
+
+    def add_writer(self, writer: Writer) -> None:
+        self.writers.add(writer)
+        self._process_writers.add(writer)
+
+    def publish_local(self) -> None:
+        """Publish what was appended in this process through any handle, so that it can be sampled at once."""
+        while True:
+            try:
+                writers = list(self._process_writers)
+                break
+            except RuntimeError:  # another thread added a writer during the iteration
+                continue
+        for writer in writers:
+            writer.publish_for_sampler()
+
+    # --- the owner
+
+    def fill(
+        self,
+        outputs: _native.Outputs,
+        batch_size: int,
+        beta: float,
+        normalize: Normalize,
+        timeout: float,
+        outstanding: bool = False,
+    ) -> None:
+        """Sample into existing arrays. Arguments and errors are those of ``Replay.sample``."""
+        native = self.native
+        if not native.owned or self.closed:
+            self.own()
+        mode = self.check_batch(batch_size, beta, normalize)
+        self.publish_local()
+        status = native.sample(outputs, beta, mode, outstanding)
+        if status is _OK:
+            return
+        deadline = time.monotonic() + timeout
+        while status is not _OK:
+            if status is SampleStatus.closed:
+                raise ClosedError("this replay was closed")
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise WaitTimeout(f"{self._why_no_sample(status, batch_size)} (waited {timeout} s)")
+            if status is SampleStatus.yielded:
+                self.own()
+            else:
+                native.wait(min(left, _SIGNAL_SECONDS))
+            if self.closed:
+                raise ClosedError("this replay was closed")
+            status = native.sample(outputs, beta, mode, outstanding)
+
+    def check_batch(self, batch_size: int, beta: float, normalize: Normalize) -> _native.Normalize:
+        """ConfigError: this replay has no such batches."""
+        mode = _NORMALIZE.get(normalize) if isinstance(normalize, str) else None
+        if not 0.0 <= beta <= 100.0:
+            raise ConfigError(f"beta={beta} must be between 0 and 100 (1: full correction)")
+        if mode is None:
+            raise ConfigError(f"normalize={normalize!r} must be one of 'batch', 'buffer', 'none'")
+        if self.fifo and batch_size > self.capacity:
+            raise ConfigError(
+                f"batch_size={batch_size} is more than the {self.capacity} items that this fifo replay holds"
+            )
+        return mode
+
+    def update(self, keys: Any, priorities: Any) -> tuple[WriteStatus, int, int]:
+        """Write priorities. Answers (status, items written or the bad row, stale keys)."""
+        while True:
+            if not self.native.owned or self.closed:
+                self.own()
+            try:
+                answer = self.native.update(keys, priorities)
+            except TypeError:
+                return WriteStatus.irregular, 0, 0
+            if answer[0] is not _YIELDED:
+                return answer
+
+    def _why_no_sample(self, status: SampleStatus, batch_size: int) -> str:
+        counters = self.native.counters()
+        if status is SampleStatus.too_few:
+            needed = max(1, counters["min_size"], batch_size if self.fifo else 0)
+            return f"the replay holds {len(self)} items, fewer than the {needed} needed to sample"
+        if status is SampleStatus.all_zero:
+            return "every priority in the replay is zero, and items of priority zero are never sampled: use eps > 0"
+        return (
+            f"the limiter waits for inserts: {counters['sampled']} sampled and {counters['inserted']} inserted, "
+            f"at {counters['samples_per_insert']} samples per insert"
+        )
