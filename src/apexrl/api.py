@@ -129,26 +129,17 @@ def train(
         from apexrl.presets import preset
 
         config = preset(config).config if config else Config()
-    from apexrl import topologies
-    from apexrl.agents import check_identity, check_in_use, check_read
     from apexrl.launch.ray.resources import in_range
+    from apexrl.topologies.validation import validate
 
     overrides = in_range(overrides, bool(ray))
-    config = _with_names(config, overrides)
-
-    topologies.check_name(config.topology)
-    topologies.check_agent(config.topology, config.agent.agent)
-    topologies.check_read(config.topology, overrides)
-    check_read(config.agent.agent, overrides)
     if env is not None:
         overrides["env"] = env
-    config = convert.override(config, overrides)
-    topologies.check_fixed(config)
-    check_in_use(config, overrides)
-    check_identity(config.agent)
+    config = convert.override(_with_names(config, overrides), overrides)
     observers: list[Observer] = [Calls(callback) for callback in callbacks]
     placement = _placement(redis, run, listen, token, tls, ray, replace_run=replace_run)
     again: dict[str, Any] = {"resume_or_start": True} if resume_or_start else {}
+    config = validate(config, overrides, elsewhere=bool(listen))
     return _run(config, observers=[*panels(show), *observers], placement=placement, **again)
 
 
@@ -183,6 +174,7 @@ def resume(
         **overrides: what shall differ from its ``config.toml``, most often what ends it: ``minutes=30``.
     """
     from apexrl.launch.ray.resources import in_range
+    from apexrl.topologies.validation import validate
 
     folder = RunFolder.open(path)
     observers: list[Observer] = [Calls(callback) for callback in callbacks]
@@ -190,6 +182,7 @@ def resume(
     folder.check_links()
     config = convert.override(folder.config(), in_range(overrides, isinstance(placement, Ray)))
     config = entrusted(config, (*_given(trust), *named(overrides)), str(folder.config_path))
+    config = validate(config, overrides, elsewhere=bool(listen))
     return _run(config, observers=[*panels(show), *observers], resume=folder.path, placement=placement)
 
 
@@ -288,11 +281,12 @@ def run(
         placement: where other hosts may join; None: nowhere.
         resume_or_start: see ``train``.
     """
-    from apexrl.agents import check_identity
     from apexrl.launch import launch
+    from apexrl.presets import check_installed
+    from apexrl.topologies.validation import validate
 
-    convert.check(config, elsewhere=isinstance(placement, Listen))
-    check_identity(config.agent)
+    config = validate(config, elsewhere=isinstance(placement, Listen))
+    check_installed(config)
     remember = Remember(on_folder)
     with ExitStack() as stack:
         where: dict[str, Any] = {} if placement is None else {"placement": placement}

@@ -12,9 +12,10 @@ from signal_runs import Game, act, asks
 
 from apexrl import agents, presets
 from apexrl.agents import AGENTS, agent_class, check_identity, check_in_use, check_read, unread
-from apexrl.agents.setting_relevance import READS, idle
+from apexrl.agents.setting_relevance import READS, SOME, idle
 from apexrl.config import AgentConfig, Config, convert
 from apexrl.config.convert import flat, override
+from apexrl.config.settings import as_flag
 from apexrl.errors import AgentError, ConfigError
 from apexrl.presets import PRESETS, with_agent
 
@@ -23,7 +24,6 @@ KEPT = {  # of the replay, from which all but unrolls are drawn, and of the acto
     *("min_size", "samples_per_insert", "insert_band", "random_start"),
 }
 OWN = {entry.name for entry in dataclasses.fields(AgentConfig)} | {"epsilon", "epsilon_alpha", "sigma", "sigma_alpha"}
-SOME = set().union(*READS.values())
 
 
 # Names over configurations
@@ -45,7 +45,7 @@ def test_a_name_sets_what_it_stands_for_and_keeps_the_rest_of_the_preset(preset:
     config = with_agent(known.config, name)
     stood = {**AGENTS[name].settings, **known.agents.get(name, {})}
     assert flat(config) == {**flat(known.ground), **stood, "agent": name}
-    convert.check(config)
+    convert.check_values(config)
     check_identity(config.agent)
 
 
@@ -169,6 +169,8 @@ OTHER: dict[str, Any] = {
     "target_period_updates": 1,
     "optimizer": "rmsprop",
     "optimizer_eps": 0.3,
+    "learning_rate": 0.01,
+    "gradient_clip": 1e-4,
     "first_moment_decay": 0.3,
     "rmsprop_decay": 0.3,
     "momentum": 0.9,
@@ -286,8 +288,8 @@ def test_what_another_setting_switches_off_changes_nothing_and_is_refused(
     assert changed == plain
     check_in_use(start, off)
     ((switch, value),) = off.items()
-    (flag, _) = convert.as_flag(*next(iter(change.items()))).split()
-    words = f"^{flag} means nothing with {convert.as_flag(switch, value)}: leave it out, or change the other"
+    (flag, _) = as_flag(*next(iter(change.items()))).split()
+    words = f"^{flag} means nothing with {as_flag(switch, value)}: leave it out, or change the other"
     with pytest.raises(ConfigError, match=words):
         check_in_use(config, [*off, *change])
     if on:
@@ -313,7 +315,7 @@ def test_exploration_is_offered_to_those_who_heed_it(name: str) -> None:
 
 def test_every_setting_of_some_has_another_value() -> None:
     assert OTHER.keys() | FLIPPED | EXPLORATION | TOLD | KEPT | {"distribution"} == SOME
-    assert {AGENTS[name].where for name in AGENTS} == READS.keys()
+    assert AGENTS.keys() == READS.keys()
     assert SOME <= OWN | KEPT
 
 

@@ -93,11 +93,11 @@ def test_a_stop_rule_can_be_taken_away(started: list[Any]) -> None:
 def test_an_environment_of_ones_own(started: list[Any]) -> None:
     config = the_config(
         "--env", "my.sim:Plant-v0", "--env-kwargs", "seconds", "0.5", "name", "a b", "on", "true", "sizes", "[1, 2]",
-        "--agent", "my.agents:Mine", runs=started,
+        "--agent", "apexrl.agents.dqn:DQN", runs=started,
     )  # fmt: skip
     assert config.env.env == "my.sim:Plant-v0"
     assert config.env.env_kwargs == {"seconds": 0.5, "name": "a b", "on": True, "sizes": [1, 2]}
-    assert config.agent.agent == "my.agents:Mine"
+    assert config.agent.agent == "apexrl.agents.dqn:DQN"
     assert config.preset == ""
 
 
@@ -270,7 +270,10 @@ def test_help_shows_what_topology_and_agent_read(told: Any) -> None:
     assert "topology impala and agent impala read" in " ".join(impala.replace("│", " ").split())
 
 
-@pytest.mark.parametrize("module", ["config/schema", "cli/train_flags", "cli/host_flags"])
+@pytest.mark.parametrize(
+    "module",
+    ["config/schema", "config/agent_settings", "config/topology_settings", "cli/train_flags", "cli/host_flags"],
+)
 def test_help_breaks_lines_between_sentences_only(module: str) -> None:
     """In a flag's help the parser keeps the line breaks of the source."""
     tree = ast.parse((Path(apexrl.__file__).parent / f"{module}.py").read_text(encoding="utf-8"))

@@ -12,7 +12,8 @@ from rich.console import Console
 from apexrl.agents import AGENTS
 from apexrl.cli.listing import SETS, SUBJECTS, show
 from apexrl.config import Config
-from apexrl.config.convert import as_flag, flat
+from apexrl.config.convert import flat
+from apexrl.config.settings import as_flag
 from apexrl.errors import ConfigError
 from apexrl.presets import PRESETS
 from apexrl.presets.known import Preset

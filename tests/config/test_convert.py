@@ -11,6 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from apexrl.config import AgentConfig, Config, EnvConfig, LearnerConfig, StopConfig, convert
+from apexrl.config.settings import settings_of
 from apexrl.config.trust import entrusted
 from apexrl.errors import ConfigError
 from apexrl.presets import PRESETS
@@ -59,7 +60,7 @@ def test_presets_round_trip(name: str) -> None:
 
 def test_every_setting_is_written() -> None:
     text = convert.to_toml(Config(stop=StopConfig(stop_at_return=1.0), agent=AgentConfig(target_entropy=-1.0)))
-    for name in convert._flat_names():
+    for name in convert.known_settings():
         assert f"\n{name} = " in "\n" + text or f".{name}]" in text, name
 
 
@@ -162,7 +163,7 @@ def _hint(name: str) -> Any:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_in_range(name: str) -> None:
-    convert.check(PRESETS[name].config)
+    convert.check_values(PRESETS[name].config)
 
 
 @pytest.mark.parametrize(
@@ -182,14 +183,14 @@ def test_presets_are_in_range(name: str) -> None:
         ({"remover": "proportional", "alpha": 0.0}, "--remover proportional needs priorities"),
         ({"trim_every": 0}, "--trim-every must be at least 1"),
         ({"v_min": 3.0, "v_max": 3.0}, "--v-min 3 must be less than --v-max 3"),
-        ({"critic_hidden": (0,)}, "--critic-hidden must be numbers of units"),
+        ({"critic_hidden": (0,)}, "--critic-hidden must be numbers, each at least 1, not"),
         ({"value_clip": -0.1}, "--value-clip must be 0 or more"),
         ({"anneal": True}, "--anneal lets the step size fall .* say how many with --env-steps"),
     ],
 )
 def test_values_out_of_range_are_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        convert.check(convert.override(Config(), values))
+        convert.check_values(convert.override(Config(), values))
 
 
 INF, NAN = float("inf"), float("nan")
@@ -224,18 +225,18 @@ EDGES: dict[str, list[Any]] = {
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
 def test_what_an_agent_cannot_mean_is_refused_by_its_flag(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"^--{name.replace('_', '-')} must be "):
-        convert.check(convert.override(Config(), {name: value}))
+        convert.check_values(convert.override(Config(), {name: value}))
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in EDGES.items() for value in values])
 def test_the_ends_of_a_range_belong_to_it(name: str, value: Any) -> None:
-    convert.check(convert.override(Config(), {name: value}))
+    convert.check_values(convert.override(Config(), {name: value}))
 
 
 def test_every_number_of_the_agent_has_a_range() -> None:
-    known = {name for _, _, names in convert._RANGES for name in names.split()}
-    numbers = {name for name, hint in get_type_hints(AgentConfig).items() if hint not in (str, bool)}
-    assert {name for name in numbers if get_origin(get_type_hints(AgentConfig)[name]) is not Literal} <= known
+    for name, setting in settings_of(AgentConfig).items():
+        number = setting.hint not in (str, bool) and get_origin(setting.hint) not in (Literal, dict)
+        assert bool(setting.rules) == number, name
 
 
 def test_flat_is_what_override_takes() -> None:
@@ -246,7 +247,7 @@ def test_flat_is_what_override_takes() -> None:
 @pytest.mark.parametrize("name", ["../up", "a/b", ".", "..", "-flag/", "new\nline"])
 def test_names_that_are_no_folder_names(name: str) -> None:
     with pytest.raises(ConfigError, match="is no plain folder name"):
-        convert.check(Config(name=name))
+        convert.check_values(Config(name=name))
 
 
 def test_other_groups_are_kept() -> None:

@@ -393,7 +393,7 @@ def test_a_knob_is_turned_inside_a_worker(
 def test_taking_turns_in_one_process_is_refused() -> None:
     config = convert.override(Config(), {"serial": True, "autotune": True})
     with pytest.raises(ConfigError, match="--serial cannot go with --autotune"):
-        convert.check(config)
+        convert.check_values(config)
 
 
 def test_several_hosts_are_refused(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import pytest
 from apexrl import agents, presets, topologies
 from apexrl.config import Config, WiringConfig
 from apexrl.config.convert import flat, from_toml, override, to_toml
+from apexrl.config.settings import names_of
+from apexrl.config.topology_settings import LearnersSettings, QueueSettings
 from apexrl.errors import AgentError, ConfigError
 from apexrl.launch.probe import probe
 from apexrl.presets import preset, with_topology
@@ -29,7 +31,9 @@ def two(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two topologies of which each runs what the other does not."""
     entries = {
         "apex": Topology("a", "b", kinds=("transition", "sequence"), ignores=("stack",)),
-        "impala": Topology("c", "d", "impala", ("unroll",), needs=("gradients",), reads=("queue_batches", "learners")),
+        "impala": Topology(
+            "c", "d", "impala", ("unroll",), needs=("gradients",), reads=(QueueSettings, LearnersSettings)
+        ),
     }
     monkeypatch.setattr(topologies, "TOPOLOGIES", entries)
 
@@ -39,7 +43,7 @@ def test_an_entry_names_what_there_is(name: str) -> None:
     about = TOPOLOGIES[name]
     assert set(about.kinds) <= {"transition", "sequence", "unroll"}
     assert set(about.needs) <= set(OPTIONAL)
-    assert set(about.reads) <= WIRING
+    assert names_of(about.reads) <= WIRING
     assert set(about.ignores) <= flat(Config()).keys() - WIRING
     assert topologies.runs(name, about.agent)
     assert about.agent in agents.AGENTS

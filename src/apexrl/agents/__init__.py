@@ -9,7 +9,9 @@ from typing import Any
 from apexrl.agents.catalogue import AGENTS, AgentInfo
 from apexrl.agents.setting_relevance import check_in_use, check_read, unread
 from apexrl.config import AgentConfig, Config
-from apexrl.config.convert import as_flag, did_you_mean, flat, override
+from apexrl.config.convert import flat, override
+from apexrl.config.outside import installed
+from apexrl.config.settings import as_flag, did_you_mean
 from apexrl.errors import AgentError, ConfigError
 from apexrl.spec import Field
 
@@ -30,16 +32,17 @@ METHODS = ("act", "update", "weights", "load", "state_dict", "load_state_dict")
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that is neither a shipped agent nor ``package.module:Class``.
+    """Refuse a name that is not of a shipped agent, nor of an installed package's, nor ``package.module:Class``.
 
     Raises:
         ConfigError: the message names the nearest.
     """
-    if name in AGENTS:
+    known = [*AGENTS, *installed("agents")]
+    if name in known:
         return
     if ":" not in name:
         raise ConfigError(
-            f"there is no agent {name!r}{did_you_mean(name, AGENTS)}. Shipped: {', '.join(AGENTS)}; "
+            f"there is no agent {name!r}{did_you_mean(name, known)}. Known: {', '.join(known)}; "
             "one of your own is 'package.module:Class'"
         )
     module, _, cls = name.partition(":")
@@ -68,12 +71,14 @@ def with_agent(
     """
     check_name(name)
     if name not in AGENTS:
-        return override(config, {"agent": name})
+        kept = config.agent.agent_settings if name == config.agent.agent else {}
+        return override(config, {"agent": name, "agent_settings": kept})
     before, tuned = config.agent.agent, tuned or {}
     own = flat(ground or Config())
     brought = (*(AGENTS[before].settings if before in AGENTS else ()), *tuned.get(before, ()))
     back = {key: own[key] for key in brought}
-    return override(config, {**back, **AGENTS[name].settings, **tuned.get(name, {}), "agent": name})
+    wanted = {**AGENTS[name].settings, **tuned.get(name, {}), "agent": name, "agent_settings": {}}
+    return override(config, {**back, **wanted})
 
 
 def check_identity(config: AgentConfig) -> None:
@@ -117,7 +122,7 @@ def recorded(agent: Any) -> dict[str, Field]:
 
 
 def agent_class(name: str) -> type[Any]:
-    """The class that ``name`` means: a shipped agent, or ``package.module:Class`` of your own.
+    """The class that ``name`` means: a shipped agent, one of an installed package, or ``package.module:Class``.
 
     Constructed as ``AgentClass(spec: EnvSpec, config: AgentConfig, device: str, seed: int)``.
 
@@ -126,7 +131,8 @@ def agent_class(name: str) -> type[Any]:
         AgentError: the class lacks methods of ``protocols.Agent``.
     """
     check_name(name)
-    module_name, _, class_name = (AGENTS[name].where if name in AGENTS else name).partition(":")
+    where = AGENTS[name].where if name in AGENTS else installed("agents")[name].value if ":" not in name else name
+    module_name, _, class_name = where.partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -5,6 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+from apexrl.config.agent_settings import (
+    ActorCriticSettings,
+    CategoricalSettings,
+    CriticSettings,
+    DistributionSettings,
+    MunchausenSettings,
+    NoisySettings,
+    OptimizerSettings,
+    RecurrentSettings,
+    SoftSettings,
+    TargetSettings,
+    ValueSettings,
+)
+from apexrl.config.schema import ActionNoiseSettings, EpsilonSettings, ReplaySettings
+
 
 class AgentInfo(NamedTuple):
     """One shipped agent."""
@@ -16,6 +31,8 @@ class AgentInfo(NamedTuple):
     # Flat names of `apexrl.config`: what the agent's name stands for. Of the agent's own settings only such as it
     # reads; what another agent's name has set goes back before these are set (`agents.with_agent`).
     settings: Mapping[str, Any]
+    # Families of settings that it reads, and single ones by name. What no agent names here, all of them read.
+    reads: tuple[type[Any] | str, ...]
     identity: tuple[str, ...] = ()  # of the settings those without which it would be another agent
     item: Literal["transition", "sequence", "unroll"] = "transition"  # what it learns from (`protocols.Item.kind`)
     by_gradients: bool = True  # gradients alone make it what it is; else it has running statistics, too
@@ -24,6 +41,14 @@ class AgentInfo(NamedTuple):
 _DISCRETE = "Discrete, MultiDiscrete or MultiBinary actions"
 _BOX = "bounded Box actions"
 _ANY = "Discrete, MultiDiscrete, MultiBinary or bounded Box actions"
+
+# What an agent's class reads. Unrolls are queued, not kept to be drawn again; and their policy is random by itself.
+_KEPT = (OptimizerSettings, ReplaySettings, "n_step", "random_start")
+_VALUES = (*_KEPT, ValueSettings, TargetSettings, EpsilonSettings, "huber")
+_DQN = (*_VALUES, NoisySettings, MunchausenSettings, DistributionSettings, CategoricalSettings)
+_SOFT = (*_KEPT, CriticSettings, SoftSettings, "huber")
+_DETERMINISTIC = (*_KEPT, CriticSettings, TargetSettings, ActionNoiseSettings)
+_GRADIENTS = (OptimizerSettings, ActorCriticSettings, "recurrent_units")
 
 # The switches of Q-learning, all off, and Ape-X's ε: a name below turns on its own.
 _PLAIN: dict[str, Any] = {
@@ -90,6 +115,7 @@ AGENTS: dict[str, AgentInfo] = {
         _DISCRETE,
         "Mnih et al. 2015, Human-level control through deep reinforcement learning, Nature 518",
         _PLAIN,
+        reads=_DQN,
     ),
     "double_dqn": AgentInfo(
         "apexrl.agents.dqn:DQN",
@@ -97,6 +123,7 @@ AGENTS: dict[str, AgentInfo] = {
         _DISCRETE,
         "van Hasselt et al. 2016, Deep Reinforcement Learning with Double Q-learning, arXiv 1509.06461",
         _PLAIN | {"double": True},
+        reads=_DQN,
         identity=("double",),
     ),
     "dueling_dqn": AgentInfo(
@@ -105,6 +132,7 @@ AGENTS: dict[str, AgentInfo] = {
         _DISCRETE,
         "Wang et al. 2016, Dueling Network Architectures, arXiv 1511.06581; Horgan et al. 2018, arXiv 1803.00933",
         _PLAIN | {"double": True, "dueling": True},
+        reads=_DQN,
         identity=("double", "dueling"),
     ),
     "c51": AgentInfo(
@@ -113,6 +141,7 @@ AGENTS: dict[str, AgentInfo] = {
         _DISCRETE,
         "Bellemare et al. 2017, A Distributional Perspective on Reinforcement Learning, arXiv 1707.06887",
         _PLAIN | {"distribution": "categorical"},
+        reads=_DQN,
         identity=("distribution",),
     ),
     "qr_dqn": AgentInfo(
@@ -121,6 +150,7 @@ AGENTS: dict[str, AgentInfo] = {
         _DISCRETE,
         "Dabney et al. 2018, Distributional Reinforcement Learning with Quantile Regression, arXiv 1710.10044",
         _PLAIN | {"distribution": "quantile"},
+        reads=_DQN,
         identity=("distribution",),
     ),
     "iqn": AgentInfo(
@@ -129,6 +159,7 @@ AGENTS: dict[str, AgentInfo] = {
         _DISCRETE,
         "Dabney et al. 2018, Implicit Quantile Networks, arXiv 1806.06923",
         _PLAIN | {"distribution": "implicit_quantile"},
+        reads=_DQN,
         identity=("distribution",),
     ),
     "noisy_dqn": AgentInfo(
@@ -137,6 +168,7 @@ AGENTS: dict[str, AgentInfo] = {
         _DISCRETE,
         "Fortunato et al. 2018, Noisy Networks for Exploration, arXiv 1706.10295",
         _PLAIN | {"noisy": True, "epsilon": 0.0},
+        reads=_DQN,
         identity=("noisy",),
     ),
     "rainbow": AgentInfo(
@@ -155,6 +187,7 @@ AGENTS: dict[str, AgentInfo] = {
             "alpha": 0.5,
             "beta": 0.4,  # constant, as in Ape-X; theirs rises to 1
         },
+        reads=_DQN,
         identity=("double", "dueling", "noisy", "distribution"),
     ),
     "munchausen_dqn": AgentInfo(
@@ -163,6 +196,7 @@ AGENTS: dict[str, AgentInfo] = {
         _DISCRETE,
         "Vieillard et al. 2020, Munchausen Reinforcement Learning, arXiv 2007.14430",
         _PLAIN | {"munchausen": True, "n_step": 1},
+        reads=_DQN,
         identity=("munchausen",),
     ),
     "sac": AgentInfo(
@@ -171,6 +205,7 @@ AGENTS: dict[str, AgentInfo] = {
         _BOX,
         "Haarnoja et al. 2018, Soft Actor-Critic Algorithms and Applications, arXiv 1812.05905",
         _ACTOR_CRITIC | _POLYAK | _LEARNED,
+        reads=(*_SOFT, TargetSettings),
     ),
     "discrete_sac": AgentInfo(
         "apexrl.agents.discrete_sac:DiscreteSAC",
@@ -179,6 +214,7 @@ AGENTS: dict[str, AgentInfo] = {
         "Christodoulou 2019, Soft Actor-Critic for Discrete Action Settings, arXiv 1910.07207",
         # step sizes, batch and replay are the preset's, as n-step and priorities are
         _POLYAK | _LEARNED | {"optimizer": "adam", "policy_period_updates": 1},
+        reads=(*_SOFT, TargetSettings),
     ),
     "crossq": AgentInfo(
         "apexrl.agents.crossq:CrossQ",
@@ -195,6 +231,7 @@ AGENTS: dict[str, AgentInfo] = {
             "min_size": 5_000,
             "publish_period_updates": 100,  # ours: the critics travel too, 17 MB each
         },
+        reads=_SOFT,
         by_gradients=False,
     ),
     "r2d2": AgentInfo(
@@ -228,6 +265,7 @@ AGENTS: dict[str, AgentInfo] = {
             "min_size": 1_250,  # sequences: Ape-X's 50 000 steps
             "samples_per_insert": 0.4,  # sequences: every step is trained on 0.8 times, as theirs were
         },
+        reads=(*_VALUES, RecurrentSettings),
         item="sequence",
     ),
     "a2c": AgentInfo(
@@ -248,6 +286,7 @@ AGENTS: dict[str, AgentInfo] = {
             "gradient_clip": 40.0,
             "batch_size": 16,  # unrolls: A3C's 16 workers, A2C's 16 environments
         },
+        reads=_GRADIENTS,
         identity=("correction", "surrogate"),
         item="unroll",
     ),
@@ -271,6 +310,7 @@ AGENTS: dict[str, AgentInfo] = {
             "gradient_clip": 40.0,
             "batch_size": 32,
         },
+        reads=_GRADIENTS,
         identity=("correction", "surrogate"),
         item="unroll",
     ),
@@ -296,6 +336,7 @@ AGENTS: dict[str, AgentInfo] = {
             "gradient_clip": 0.5,
             "batch_size": 8,  # unrolls: 8 environments
         },
+        reads=_GRADIENTS,
         identity=("correction", "surrogate"),
         item="unroll",
     ),
@@ -322,6 +363,7 @@ AGENTS: dict[str, AgentInfo] = {
             "batch_size": 32,  # unrolls: 1024 steps
             "max_policy_lag": 1000,
         },
+        reads=_GRADIENTS,
         identity=("correction", "surrogate"),
         item="unroll",
     ),
@@ -331,6 +373,7 @@ AGENTS: dict[str, AgentInfo] = {
         _BOX,
         "Lillicrap et al. 2016, Continuous control with deep reinforcement learning, arXiv 1509.02971",
         _DDPG,
+        reads=(*_DETERMINISTIC, "residual", "huber"),
     ),
     "bires_ddpg": AgentInfo(
         "apexrl.agents.ddpg:DDPG",
@@ -338,6 +381,7 @@ AGENTS: dict[str, AgentInfo] = {
         _BOX,
         "Zhang et al. 2019, Deep Residual Reinforcement Learning, arXiv 1905.01072",
         _DDPG | {"residual": 0.05},  # the authors' main runs
+        reads=(*_DETERMINISTIC, "residual", "huber"),
         identity=("residual",),
     ),
     "td3": AgentInfo(
@@ -349,6 +393,7 @@ AGENTS: dict[str, AgentInfo] = {
         _ACTOR_CRITIC
         | _POLYAK
         | {"policy_period_updates": 2, "target_noise": 0.2, "target_noise_clip": 0.5, "sigma": 0.1},
+        reads=(*_DETERMINISTIC, "target_noise", "target_noise_clip", "huber"),
     ),
     "d4pg": AgentInfo(
         "apexrl.agents.d4pg:D4PG",
@@ -374,5 +419,6 @@ AGENTS: dict[str, AgentInfo] = {
             "remover_alpha": -0.4,
             "trim_every": 100,
         },
+        reads=(*_DETERMINISTIC, CategoricalSettings),
     ),
 }

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from apexrl.agents import AGENTS, AgentInfo
 from apexrl.config import Config
-from apexrl.config.convert import as_flag, did_you_mean, flat
+from apexrl.config.convert import flat
+from apexrl.config.settings import as_flag, did_you_mean, flag, settings_of
 from apexrl.errors import ConfigError
 from apexrl.presets import PRESETS, Preset
 from apexrl.run.folder import env_name
@@ -141,7 +142,7 @@ def _of_topology(name: str) -> list[str]:
         notes.append(f"and with {' '.join(as_flag(*one) for one in about.fixed.items())}: {', '.join(otherwise)}")
     notes.append(f"takes {about.agent} where it must choose")
     if about.reads:
-        notes.append("has " + " ".join("--" + setting.replace("_", "-") for setting in about.reads))
+        notes.append("has " + " ".join(flag(name) for kind in about.reads for name in settings_of(kind)))
     return [*notes, about.source]
 
 

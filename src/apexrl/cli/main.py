@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from apexrl.config import Config
-from apexrl.config.convert import did_you_mean, from_toml
+from apexrl.config.convert import from_toml
+from apexrl.config.settings import did_you_mean
 from apexrl.config.trust import entrusted
 from apexrl.errors import AgentError, ApexrlError, ConfigError, EnvError, HeldError, SpecError
 
@@ -118,7 +119,6 @@ def _train(words: list[str]) -> int:
 
     again = train_flags.resumes_or_starts(words)
     config, placement = train_flags.parse_train(words, *_starting_point(words))
-    train_flags.check(config)
     return _run(config, None, placement, again)
 
 
@@ -128,7 +128,6 @@ def _learner(words: list[str]) -> int:
 
     again = train_flags.resumes_or_starts(words)
     config, placement = train_flags.parse_train(words, *_starting_point(words, "learner"), "learner")
-    train_flags.check(config)
     return _run(config, None, placement, again)
 
 
@@ -365,8 +364,6 @@ def _compare(words: list[str]) -> int:
         until_goal=wanted.until_goal,
         change=change,
     )
-    for arm in plan.arms:
-        train_flags.check(arm.config)
     report = compare.compare(plan, wanted.out or compare.default_out(plan))
     return INTERRUPTED if report.interrupted else FAILED if report.failed else OK
 

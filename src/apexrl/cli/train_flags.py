@@ -5,29 +5,31 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import tyro
 
 from apexrl.cli.host_flags import Address, File, Modules, RunName, Url, check_listening, listen, redis_url
-from apexrl.config import Config
-from apexrl.config.convert import flat
+from apexrl.config import AgentConfig, Config
+from apexrl.config.convert import flat, override
 from apexrl.config.placement import Placement, Ray, Redis
+from apexrl.config.settings import settings_of
 from apexrl.config.trust import entrusted, named
 from apexrl.errors import ConfigError
 from apexrl.launch.ray import resources
 from apexrl.launch.ray.resources import HERE, actors_range
 from apexrl.links.tokens import shared_token
+from apexrl.topologies.validation import check_read, own_settings, validate
 
 T = TypeVar("T")
 
-TRAIN_MODULES = frozenset(
-    {"gymnasium", "matplotlib", "msgspec", "rich", "safetensors", "tensorboard", "tomli_w", "torch"}
-)
-"""What the extra ``train`` brings, by import name, for a helpful word when it is missing."""
+OWN = frozenset(("agent_settings", "topology_settings"))
+"""Settings that hold those which an agent or a topology of your own declares, each of which is a flag."""
 
 _FLAT = (tyro.conf.OmitArgPrefixes,)
 _GROUPS: dict[str, Any] = {
@@ -224,8 +226,8 @@ def parse_train(
     agent, topology = start.agent.agent, start.topology
     words = _with_range(words)
     given = [_setting(word) for word in words]
-    topologies.check_read(topology, given)
-    agents.check_read(agent, given)
+    check_read(start, given)
+    _check_own_agent(start, words, given, word)
     what = "Learn, with actors that other hosts bring," if alone else "Train"
     description = (
         f"{what} {word}. Every setting below is a flag; its value here is {word}'s."
@@ -239,7 +241,7 @@ def parse_train(
         f"\n\nShown is what topology {topology} and agent {agent} read; with --topology NAME or --agent NAME before "
         "--help, what others do."
     )
-    kind, values = _offering(start, agents.unread(agent) | topologies.unread(topology))
+    kind, values = _offering(start, agents.unread(agent) | topologies.unread(topology), own_settings(start))
     parsed = tyro.cli(
         kind,
         prog=f"apexrl {command} {word}".strip(),
@@ -250,8 +252,8 @@ def parse_train(
         registry=_registry(),
     )
     config = Config(**{name: _plain(getattr(parsed, name)) for name in values})
-    agents.check_in_use(config, given)
-    config = _trusted(config, parsed.trust, given, word)
+    config = override(config, {name: vars(getattr(parsed, name)) for name in OWN if hasattr(parsed, name)})
+    config = validate(_trusted(config, parsed.trust, given, word), given, elsewhere=bool(parsed.listen))
     if alone and config.actor.actor_slots:  # how many actors a host brings unless it says so
         actors = min(config.actor.actors, config.actor.actor_slots)
         config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, actors=actors))
@@ -283,6 +285,14 @@ def resumes_or_starts(words: Sequence[str]) -> bool:
     """Whether ``--resume-or-start`` is among the flags of ``train`` or ``learner``."""
     said = [word for word in words if _setting(word) == "resume_or_start"]
     return bool(said) and not said[-1].startswith("--no-")
+
+
+def _check_own_agent(start: Config, words: Sequence[str], given: Sequence[str], word: str) -> None:
+    """Refuse to import, for the sake of its flags, an agent that only the file ``word`` names and nobody trusts."""
+    if word.endswith(".toml") and "agent" not in given:
+        pairs = zip(words, [*words[1:], ""], strict=True)
+        trust = [after if one == "--trust" else one[8:] for one, after in pairs if one.partition("=")[0] == "--trust"]
+        entrusted(Config(agent=AgentConfig(agent=start.agent.agent)), trust, word, env=False)
 
 
 def _trusted(config: Config, trust: Sequence[str], given: Sequence[str], word: str) -> Config:
@@ -329,25 +339,32 @@ def _setting(word: str) -> str:
     return word.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_") if word[:2] == "--" else ""
 
 
-def _offering(start: Config, unread: Container[str]) -> tuple[type[_Train], dict[str, Any]]:
-    """``_Train`` without flags for the settings in ``unread``, and what ``start`` has for its fields."""
+def _offering(start: Config, unread: Set[str], own: Mapping[str, type[Any]]) -> tuple[type[_Train], dict[str, Any]]:
+    """``_Train`` with flags for settings in ``own``, without those in ``unread``, and its values from ``start``."""
     values = {entry.name: getattr(start, entry.name) for entry in dataclasses.fields(Config)}
     groups: list[tuple[str, Any, Any]] = []
     for name, value in values.items():
         if dataclasses.is_dataclass(value):
-            kind = _without(type(value), unread)
+            kind = _without(type(value), unread | OWN)
             groups.append((name, kind, dataclasses.field(default_factory=kind)))
             values[name] = kind(**{entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)})
+    has = {**start.agent.agent_settings, **start.wiring.topology_settings}
+    for place, kind in own.items():
+        known = {
+            name: setting.converted(has[name]) if name in has else setting.default
+            for name, setting in settings_of(kind).items()
+        }
+        filled = {name: tyro.MISSING if value is dataclasses.MISSING else value for name, value in known.items()}
+        groups.append((place, kind, dataclasses.field(default=kind(**filled))))
     return dataclasses.make_dataclass("Train", groups, bases=(_Train,), frozen=True), values
 
 
-def _without(kind: type[Any], unread: Container[str]) -> type[Any]:
+def _without(kind: type[Any], unread: Set[str]) -> type[Any]:
     """A dataclass like ``kind``, some of whose fields are no flags."""
-    hints = typing.get_type_hints(kind)
     hidden = [
-        (entry.name, Annotated[hints[entry.name], tyro.conf.Suppress], dataclasses.field(default=entry.default))
-        for entry in dataclasses.fields(kind)
-        if entry.name in unread
+        (name, Annotated[one.hint, tyro.conf.Suppress], dataclasses.field(default_factory=partial(copy, one.default)))
+        for name, one in settings_of(kind).items()
+        if name in unread
     ]
     if not hidden:
         return kind
@@ -393,27 +410,6 @@ def resume_placement(wanted: Resume, folder: Path) -> Placement | None:
         return None
     token = shared_token(wanted.token_file)
     return Redis(redis_url(wanted.redis), wanted.run_name, actors=None, token=token, replace_run=wanted.replace_run)
-
-
-def check(config: Config) -> None:
-    """Refuse what is known to be wrong before any process starts.
-
-    Raises:
-        ConfigError: an unknown agent or topology, an agent or a setting that the topology cannot run, one with settings
-            that make another of it, or an extra that is not installed.
-    """
-    from apexrl import agents, presets, topologies
-
-    agents.check_name(config.agent.agent)
-    agents.check_identity(config.agent)
-    topologies.check_name(config.topology)
-    topologies.check_agent(config.topology, config.agent.agent)
-    topologies.check_fixed(config)
-    preset = presets.PRESETS.get(config.preset)
-    if preset and preset.missing and preset.config.env.env == config.env.env:
-        raise ConfigError(
-            f"preset {config.preset} needs an extra that is not installed; run: pip install 'apexrl[{preset.extra}]'"
-        )
 
 
 def _registry() -> tyro.constructors.ConstructorRegistry:

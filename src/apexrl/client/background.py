@@ -53,7 +53,7 @@ class Carrier:
         self.config: Config = entrusted(
             convert.from_toml(record.config, f"the record of {origin}"), allowed, origin, env=False
         )
-        convert.check(self.config, elsewhere=True)
+        convert.check_values(self.config, elsewhere=True)
         self._make_links()
         self._place = HostPlace.join(server, record, 1, "client", self.config.hosts.lease_seconds)
         self._pid = os.getpid()

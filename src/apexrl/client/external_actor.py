@@ -305,8 +305,9 @@ def make_agent(carrier: Carrier) -> Agent:
         AgentError: it cannot be made for this environment.
     """
     from apexrl.agents import agent_class, recorded
+    from apexrl.topologies.validation import with_own_settings
 
-    settings = carrier.config.agent
+    settings = with_own_settings(carrier.config).agent
     agent: Agent = agent_class(settings.agent)(carrier.spec, settings, "cpu", carrier.seed)
     own, theirs = (
         {name: (field.shape, field.dtype) for name, field in fields.items()}

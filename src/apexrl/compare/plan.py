@@ -11,8 +11,10 @@ from typing import Any, Final
 from apexrl import agents, presets, topologies
 from apexrl.agents import setting_relevance
 from apexrl.config import Config, EnvConfig, EvaluatorConfig, convert
+from apexrl.config.settings import as_flag
 from apexrl.errors import ConfigError
 from apexrl.run.folder import env_name
+from apexrl.topologies.validation import validate
 
 EQUAL: Final = (
     *vars(EnvConfig()),
@@ -126,13 +128,12 @@ def plan(
         config = change(alike)
         goal = config.stop.stop_at_return
         config = convert.override(config, {**wanted, "stop_at_return": goal if until_goal else None})
-        convert.check(config)
-        agents.check_identity(config.agent)
         arm = Arm(replace(config, seed=1, name="", out=""), put_aside)
         if why := topologies.obstacle(config):
             left_out[arm.label] = why
         else:
-            arms.append(arm)
+            presets.check_installed(config)
+            arms.append(replace(arm, config=validate(arm.config)))
     _check_all_there("--topologies", "topology", names, {arm.topology for arm in arms}, left_out)
     _check_all_there("--agents", "agent", others, {arm.agent for arm in arms}, left_out)
     if until_goal and goal is None:
@@ -209,7 +210,7 @@ def terms(plan: Plan) -> str:
     parts = [
         env_name(config),
         f"{actors.actors} × {actors.envs_per_actor} environments",
-        config.agent.network or convert.as_flag("hidden", config.agent.hidden)[2:],
+        config.agent.network or as_flag("hidden", config.agent.hidden)[2:],
         f"{len(plan.seeds)} {'seeds' if len(plan.seeds) > 1 else 'seed'}",
         f"each run {' or '.join(limits)}{until}",
     ]

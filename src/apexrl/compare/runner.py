@@ -14,7 +14,7 @@ from apexrl.compare.outcome import Outcome, finished, outcome, what
 from apexrl.compare.plan import Arm, Plan
 from apexrl.compare.progress import Show
 from apexrl.config import Config
-from apexrl.config.convert import did_you_mean
+from apexrl.config.settings import did_you_mean
 from apexrl.errors import ApexrlError, ConfigError, EnvError
 from apexrl.run.folder import RunFolder
 from apexrl.run.status import Observer

@@ -17,7 +17,8 @@ from apexrl.compare.charts import PICTURES
 from apexrl.compare.outcome import Outcome
 from apexrl.compare.plan import EQUAL, Arm, differences, several_agents, terms, told
 from apexrl.config import Config
-from apexrl.config.convert import as_flag, flat
+from apexrl.config.convert import flat
+from apexrl.config.settings import as_flag
 from apexrl.report.live_panel import clock, count, number
 from apexrl.run.atomic_files import replace_text
 from apexrl.run.folder import env_name, versions

@@ -1,8 +1,8 @@
 """The configuration of a run."""
 
+from apexrl.config.agent_settings import AgentConfig
 from apexrl.config.schema import (
     ActorConfig,
-    AgentConfig,
     Config,
     EnvConfig,
     EvaluatorConfig,
@@ -10,8 +10,8 @@ from apexrl.config.schema import (
     LearnerConfig,
     ReplayConfig,
     StopConfig,
-    WiringConfig,
 )
+from apexrl.config.topology_settings import WiringConfig
 
 __all__ = [
     "ActorConfig",

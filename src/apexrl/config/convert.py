@@ -1,4 +1,4 @@
-"""Settings in other forms than dataclasses: a ``Config`` as TOML and back (exactly), and changed by flat names.
+"""A configuration is written as TOML and read back (exactly), changed by flat names, and checked value by value.
 
 An environment given as a Python callable is written as ``{ callable = "module:qualname" }`` and imported again when
 read; one that cannot be imported by name (a lambda, a local function, one of ``__main__``) is noted the same way and
@@ -10,19 +10,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import math
 import re
 import tomllib
-import types
 import typing
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from apexrl.config import Config
+from apexrl.config.outside import is_outside
+from apexrl.config.settings import Setting, did_you_mean, settings_of, spell_type
 from apexrl.errors import ConfigError
-
-_MISSING = object()
 
 
 def to_toml(config: Config, comment: str = "") -> str:
@@ -90,12 +87,6 @@ def import_callable(name: str, origin: str = "config.toml") -> Callable[..., Any
     return typing.cast("Callable[..., Any]", found)
 
 
-def did_you_mean(name: str, known: typing.Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` or nothing, to end a message with."""
-    close = get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
 def _to_table(value: Any) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for entry in dataclasses.fields(value):
@@ -122,46 +113,28 @@ def _plain(item: Any) -> Any:
 
 
 def _from_table(kind: type[Any], table: Mapping[str, Any], where: str) -> Any:
-    hints = typing.get_type_hints(kind)
-    if unknown := [name for name in table if name not in hints]:
-        raise ConfigError(f"{where}: unknown setting {unknown[0]!r}{did_you_mean(unknown[0], hints)}")
+    known = settings_of(kind)
     values: dict[str, Any] = {}
     for name, item in table.items():
-        converted = _convert(hints[name], item, f"{where}: {name}")
-        if converted is _MISSING:
-            raise ConfigError(f"{where}: {name} = {item!r} is not of type {_spell(hints[name])}")
-        values[name] = converted
+        if name not in known:
+            raise ConfigError(f"{where}: unknown setting {name!r}{did_you_mean(name, known)}")
+        if name in _GROUPS and kind is Config:
+            if not isinstance(item, dict):
+                raise ConfigError(f"{where}: {name} = {item!r} is not of type {_GROUPS[name].__name__}")
+            values[name] = _from_table(_GROUPS[name], item, f"{where}: {name}")
+        else:
+            values[name] = _value(known[name], item, f"{where}: ")
     return kind(**values)
 
 
-def _convert(hint: Any, item: Any, where: str) -> Any:
-    """``item`` as ``hint`` asks for it, or ``_MISSING`` when it is of another type."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if dataclasses.is_dataclass(hint):
-        return _from_table(typing.cast("type[Any]", hint), item, where) if isinstance(item, dict) else _MISSING
-    if origin in (typing.Union, types.UnionType):
-        converted = (_convert(choice, item, where) for choice in arguments)
-        return next((value for value in converted if value is not _MISSING), _MISSING)
-    if origin is typing.Literal:
-        return item if item in arguments else _MISSING
-    if origin is tuple:
-        if not isinstance(item, list):
-            return _MISSING
-        parts = tuple(_convert(arguments[0], part, where) for part in item)
-        return _MISSING if _MISSING in parts else parts
-    if origin is dict:
-        return item if isinstance(item, dict) else _MISSING
-    if hint is float:
-        return float(item) if isinstance(item, (int, float)) and not isinstance(item, bool) else _MISSING
-    if hint is int:
-        return item if isinstance(item, int) and not isinstance(item, bool) else _MISSING
-    if isinstance(item, dict) and set(item) == {"callable"} and hint not in (str, bool):
-        return LazyCallable(str(item["callable"]), where)
-    return item if isinstance(hint, type) and hint is not type(None) and isinstance(item, hint) else _MISSING
-
-
-def _spell(hint: Any) -> str:
-    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+def _value(setting: Setting, item: Any, where: str = "") -> Any:
+    if setting.name != "env":
+        return setting.converted(item, where)
+    if isinstance(item, dict) and set(item) == {"callable"}:
+        return LazyCallable(str(item["callable"]), where.removesuffix(": "))
+    if not isinstance(item, str) and not callable(item):
+        raise ConfigError(f"{where}env = {item!r} is not of type {spell_type(setting.hint)}")
+    return item
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,93 +152,56 @@ class LazyCallable:
 def override(config: Config, values: Mapping[str, Any]) -> Config:
     """``config`` with settings changed by their flat names: ``{"actors": 4, "learning_rate": 1e-3}``.
 
+    A name that is none of apexrl's may be one that an agent or a topology of your own declares: ``validate`` looks.
+
     Raises:
         ConfigError: an unknown setting (the message names the nearest) or a value of the wrong type.
     """
+    known = known_settings()
     changes: dict[str, dict[str, Any]] = {}
-    known = _flat_names()
     for name, value in values.items():
-        if name not in known:
-            raise ConfigError(f"unknown setting {name!r}{did_you_mean(name, known)}")
-        group, hint = known[name]
-        if not callable(value):
-            plain = list(value) if isinstance(value, tuple) else value
-            value = None if value is None and type(None) in typing.get_args(hint) else _convert(hint, plain, name)
-        if value is _MISSING:
-            raise ConfigError(f"{name} = {values[name]!r} is not of type {_spell(hint)}")
-        changes.setdefault(group, {})[name] = value
+        if name in known:
+            group, setting = known[name]
+            changes.setdefault(group, {})[name] = _value(setting, value)
     for group, changed in changes.items():
         if group:
             changed = {group: dataclasses.replace(getattr(config, group), **changed)}
         config = dataclasses.replace(config, **changed)
+    if others := {name: value for name, value in values.items() if name not in known}:
+        if is_outside("agents", config.agent.agent):
+            own = {**config.agent.agent_settings, **others}
+            return dataclasses.replace(config, agent=dataclasses.replace(config.agent, agent_settings=own))
+        if is_outside("topologies", config.topology):
+            own = {**config.wiring.topology_settings, **others}
+            return dataclasses.replace(config, wiring=dataclasses.replace(config.wiring, topology_settings=own))
+        raise ConfigError(f"unknown setting {(name := next(iter(others)))!r}{did_you_mean(name, known)}")
     return config
 
 
 @functools.cache
-def _flat_names() -> dict[str, tuple[str, Any]]:
-    """Every setting's flat name -> (its group or "", its type)."""
-    names: dict[str, tuple[str, Any]] = {}
-    for entry, hint in typing.get_type_hints(Config).items():
-        if dataclasses.is_dataclass(hint):
-            names |= {name: (entry, inner) for name, inner in typing.get_type_hints(hint).items()}
-        else:
-            names.setdefault(entry, ("", hint))
-    return names
+def known_settings() -> Mapping[str, tuple[str, Setting]]:
+    """Every setting of apexrl by its flat name -> (its group in ``Config`` or "", the setting)."""
+    found = {name: ("", setting) for name, setting in settings_of(Config).items() if name not in _GROUPS}
+    for group, kind in _GROUPS.items():
+        found |= {name: (group, setting) for name, setting in settings_of(kind).items()}
+    return found
+
+
+_GROUPS: Mapping[str, Any] = {
+    name: hint for name, hint in typing.get_type_hints(Config).items() if dataclasses.is_dataclass(hint)
+}
 
 
 def flat(config: Config) -> dict[str, Any]:
     """Every setting's flat name -> its value."""
     return {
-        name: getattr(getattr(config, group) if group else config, name) for name, (group, _) in _flat_names().items()
+        name: getattr(getattr(config, group) if group else config, name)
+        for name, (group, _) in known_settings().items()
     }
 
 
-# Settings by what they may be. NaN fulfils none of these.
-_RANGES: list[tuple[str, Callable[[Any], bool], str]] = [
-    (
-        "at least 1",
-        lambda value: value >= 1,
-        "envs_per_actor pull_period stack target_period_updates policy_period_updates batch_size "
-        "publish_period_updates learner_threads checkpoints_kept eval_episodes eval_envs min_size capacity trim_every "
-        "image_units recurrent_units sequence_length sequence_stride cosines unroll_length epochs minibatches "
-        "queue_batches learners parameter_servers policy_workers predictors trainers training_min_batch min_actors",
-    ),
-    ("between 1 and 1,000", lambda value: 1 <= value <= 1_000, "n_step"),
-    ("at least 2", lambda value: value >= 2, "atoms quantiles quantile_samples"),
-    (
-        "positive",
-        lambda value: 0 < value < math.inf,
-        "learning_rate initial_temperature munchausen_temperature env_timeout checkpoint_seconds eval_period_seconds "
-        "window_mb lease_seconds patience_minutes priority_eps rho_clip c_clip clip_ratio autotune_seconds "
-        "noisy_sigma optimizer_eps",
-    ),
-    (
-        "0 or more",
-        lambda value: 0 <= value < math.inf,
-        "reward_clip max_episode_steps gradient_clip huber policy_learning_rate temperature "
-        "temperature_learning_rate residual target_noise target_noise_clip rescaling_eps alpha beta "
-        "samples_per_insert insert_band epsilon_alpha sigma_alpha actor_restarts actor_slots send_period "
-        "learner_restarts updates_per_second env_steps minutes value_coefficient value_clip entropy_coefficient "
-        "probability_floor max_policy_lag max_gradient_lag outlier_deviations inference_batch inference_wait_ms "
-        "splits stall_timeout",
-    ),
-    (
-        "between 0 and 1",
-        lambda value: 0 <= value <= 1,
-        "gamma epsilon sigma rmsprop_decay polyak priority_eta munchausen_alpha gae_lambda",
-    ),
-    ("from 0 up to, not including, 1", lambda value: 0 <= value < 1, "first_moment_decay momentum"),
-    ("from 0 up to, not including, 2^63", lambda value: 0 <= value < 2**63, "seed"),
-    ("0 … 255", lambda value: 0 <= value <= 255, "burn_in"),
-    ("0 or less", lambda value: -math.inf < value <= 0, "munchausen_clip"),
-    ("a finite number", math.isfinite, "v_min v_max remover_alpha"),
-    ("a finite number", lambda value: value is None or math.isfinite(value), "target_entropy"),
-    ("numbers of units, at least 1 each", lambda value: all(units >= 1 for units in value), "hidden critic_hidden"),
-]
-
-
-def check(config: Config, elsewhere: bool = False) -> None:
-    """Refuse values that no run could mean, whoever the agent is.
+def check_values(config: Config, elsewhere: bool = False) -> None:
+    """Refuse values that are out of range, or contradict each other, whichever agent and topology read them.
 
     Args:
         elsewhere: other hosts may bring all that steps environments.
@@ -274,19 +210,15 @@ def check(config: Config, elsewhere: bool = False) -> None:
         ConfigError: a value is out of range or two contradict each other; the message names the flag.
     """
     values = flat(config)
-    for words, holds, names in _RANGES:
-        for name in names.split():
-            if not holds(values[name]):
-                raise ConfigError(f"{_flag(name)} must be {words}, not {values[name]}")
-    agent, replay, actor, learner = config.agent, config.replay, config.actor, config.learner
+    for name, (_, setting) in known_settings().items():
+        setting.check(values[name])
+    agent, replay, actor = config.agent, config.replay, config.actor
     if actor.actors < 1 - elsewhere:
         raise ConfigError(f"--actors must be at least 1, not {actor.actors}")
     if actor.min_actors > max(1, actor.actors):
         raise ConfigError(f"--min-actors {actor.min_actors} are more than the --actors {actor.actors} that there are")
     if config.name and (not re.fullmatch(r"[\w.+=@-][\w.+=@ -]*", config.name) or config.name in {".", ".."}):
         raise ConfigError(f"--name {config.name!r} is no plain folder name: use letters, digits, '-', '_' and '.'")
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", learner.device):
-        raise ConfigError(f"--device must be auto, cpu, cuda, cuda:N or mps, not {learner.device!r}")
     if config.serial and actor.vector == "threads":
         raise ConfigError(
             "--serial cannot go with --vector threads: which environment is ready first is no matter of the seed. "
@@ -316,17 +248,3 @@ def check(config: Config, elsewhere: bool = False) -> None:
         raise ConfigError(
             f"--min-size {replay.min_size} is more than --capacity {replay.capacity}: it is never reached"
         )
-
-
-def as_flag(name: str, value: Any) -> str:
-    """A setting as it would be given on the command line: ``--no-double``, ``--hidden 64 64``."""
-    flag = _flag(name)
-    if isinstance(value, bool):
-        return flag if value else f"--no-{flag[2:]}"
-    if isinstance(value, float):
-        return f"{flag} {value:g}"
-    return " ".join([flag, *map(str, value if isinstance(value, tuple) else [value])])
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -133,12 +133,13 @@ def load_agent(
         ConfigError: settings of the folder make another agent than its name says, or it names one that may not be run.
         SnapshotError: there are no weights, or they cannot be read, or are of another agent.
     """
-    from apexrl.agents import agent_class, check_identity
+    from apexrl.agents import agent_class
+    from apexrl.topologies.validation import validate
 
     spec = folder.spec()
     if config is None:
         config = trusted_config(folder, trust, env, looks=spec is None)
-    check_identity(config.agent)
+    config = validate(config)
     spec = spec or _look(config)
     found = _find(folder, checkpoint)
     _check_size(config, spec, found)

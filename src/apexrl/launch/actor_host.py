@@ -42,6 +42,7 @@ from apexrl.run.folder import env_name, spec_to_json, versions
 from apexrl.run.status import Level, Observer
 from apexrl.topologies import Probe, topology
 from apexrl.topologies.host_cut import actor_side, replay_of
+from apexrl.topologies.validation import validate
 
 HOST_PRELOAD: Final = ("redis", "apexrl.links.redis.experience_stream", "apexrl.links.redis.weights_channel")
 
@@ -129,9 +130,8 @@ def local_config(
     actor = replace(config.actor, actors=wanted, actor_slots=record.actor_slots)
     actor = replace(actor, min_actors=min(actor.min_actors, actor.actors))
     env: EnvConfig = replace(config.env, env_kwargs={**config.env.env_kwargs, **env_kwargs})
-    config = replace(config, name=folder, out=out, actor=actor, env=env, stop=StopConfig())
-    convert.check(config)
-    return config
+    config = replace(config, name=folder, out=out, actor=actor, env=env)
+    return replace(validate(config), stop=StopConfig())
 
 
 def compare(record: RunRecord, seen: Probe, config: Config) -> None:

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from apexrl.agents import AGENTS
+from apexrl.agents import AGENTS, with_agent
 from apexrl.config import AgentConfig, Config, HostsConfig, StopConfig, convert
 from apexrl.config.trust import entrusted
 from apexrl.errors import ApexrlError, ConfigError, EnvError, ExhaustedError, FrameError, LinkError, SpecError
@@ -41,6 +41,7 @@ from apexrl.roles.env_worker import reply_fields, request_fields
 from apexrl.run.folder import env_name, spec_to_json, versions
 from apexrl.run.status import Level, Observer, RunStatus
 from apexrl.topologies.remote_envs import envs_side
+from apexrl.topologies.validation import validate
 
 ENVS_PRELOAD: Final = (
     "gymnasium",
@@ -121,13 +122,14 @@ def local_config(
     """
     config = convert.from_toml(record.config, origin)
     known = config.agent.agent if config.agent.agent in AGENTS else AgentConfig().agent
-    config = entrusted(replace(config, agent=AgentConfig(agent=known)), trust, origin)  # no agent is called here
+    config = replace(config, agent=with_agent(Config(), known).agent)  # no agent is called here
+    config = entrusted(config, trust, origin)
     folder = re.sub(r"[^\w.+=@-]", "-", f"{record.name}@{own_name()}")
     actor = replace(config.actor, actors=actors_here(actors, max(1, config.actor.actors), origin))
     actor = replace(actor, min_actors=min(actor.min_actors, actor.actors))
     env = replace(config.env, env_kwargs={**config.env.env_kwargs, **env_kwargs})
     config = replace(config, name=folder, out=out, actor=actor, env=env, stop=StopConfig())
-    convert.check(replace(config, actor=replace(actor, actor_slots=0)))
+    validate(replace(config, actor=replace(actor, actor_slots=0)))
     if sum(record.splits) != actor.envs_per_actor:
         raise ConfigError(f"{origin} has groups of {record.splits} environments, and {actor.envs_per_actor} of them")
     return config

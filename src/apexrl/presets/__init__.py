@@ -10,13 +10,14 @@ from typing import Any
 
 from apexrl import agents, topologies
 from apexrl.config import Config
-from apexrl.config.convert import did_you_mean, flat, override
+from apexrl.config.convert import flat, override
+from apexrl.config.settings import did_you_mean
 from apexrl.errors import ConfigError
 from apexrl.presets.continuous import CONTINUOUS
 from apexrl.presets.discrete import DISCRETE
 from apexrl.presets.known import Preset
 
-__all__ = ["PRESETS", "Preset", "names", "preset", "with_agent", "with_topology"]
+__all__ = ["PRESETS", "Preset", "check_installed", "names", "preset", "with_agent", "with_topology"]
 
 PRESETS: dict[str, Preset] = DISCRETE | CONTINUOUS
 
@@ -38,6 +39,15 @@ def preset(name: str) -> Preset:
             "For another environment: apexrl train --env ID"
         )
     return PRESETS[name]
+
+
+def check_installed(config: Config) -> None:
+    """Raises ConfigError where the environment of its preset needs an extra that is not installed."""
+    known = PRESETS.get(config.preset)
+    if known and known.missing and known.config.env.env == config.env.env:
+        raise ConfigError(
+            f"preset {config.preset} needs an extra that is not installed; run: pip install 'apexrl[{known.extra}]'"
+        )
 
 
 def with_agent(config: Config, name: str) -> Config:

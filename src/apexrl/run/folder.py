@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from apexrl.config import Config, convert
+from apexrl.config.settings import did_you_mean
 from apexrl.errors import ConfigError, SnapshotError, SpecError
 from apexrl.run.atomic_files import read_text, replace_text
 from apexrl.run.ownership import Lives
@@ -357,7 +358,7 @@ def _make_unique(out: Path, name: str) -> Path:
 def _runs_nearby(path: Path) -> str:
     parent = path.parent if path.parent.is_dir() else Path("runs")
     names = [entry.parent.name for entry in parent.glob("*/config.toml")] if parent.is_dir() else []
-    if hint := convert.did_you_mean(path.name, names):
+    if hint := did_you_mean(path.name, names):
         return hint
     newest = sorted(names)[-3:]
     return f" Runs in {parent}: {', '.join(newest)}" if newest else f" There are no runs in {parent}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +10,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 from apexrl.agents import AGENTS
-from apexrl.config import Config, WiringConfig, convert
+from apexrl.config import Config, WiringConfig
+from apexrl.config import topology_settings as families
+from apexrl.config.convert import flat
+from apexrl.config.settings import as_flag, flag, names_of
 from apexrl.errors import AgentError, ConfigError
 from apexrl.topologies.program import BatchesLink, Node, Probe, Program, ReplayLink, WeightsLink
 
@@ -50,17 +52,19 @@ class Topology(NamedTuple):
     """Nothing but gradients changes its agents: none with running statistics."""
     fixed: Mapping[str, Any] = MappingProxyType({})
     """Flat names of settings of which it runs no other value."""
-    reads: tuple[str, ...] = ()
-    """Of ``config.WiringConfig``; the others mean nothing to it."""
+    reads: tuple[type[Any], ...] = ()
+    """Families of ``config.topology_settings``; the others mean nothing to it."""
     ignores: tuple[str, ...] = ()
     """Flat names of other settings that mean nothing to it."""
+    settings: type[Any] | None = None
+    """Of a topology from outside this package: a dataclass that declares settings of its own."""
 
 
 TOPOLOGIES = {
     "apex": Topology(
         "many actors explore and prioritise, a learner or several sample a prioritized replay",
         "Horgan et al. 2018, arXiv 1803.00933",
-        reads=("learners",),
+        reads=(families.LearnersSettings,),
     ),
     "ga3c": Topology(
         "one model without replicas: predictor threads answer environments, trainer threads learn from what came of it",
@@ -69,15 +73,7 @@ TOPOLOGIES = {
         kinds=("unroll",),
         needs=("networks",),
         by_gradients=True,  # an agent in each thread, which have their networks in common and nothing else
-        reads=(
-            "queue_batches",
-            "inference_batch",
-            "inference_wait_ms",
-            "splits",
-            "predictors",
-            "trainers",
-            "training_min_batch",
-        ),
+        reads=(families.QueueSettings, families.InferenceSettings, families.GA3CSettings),
         ignores=("pull_period", "prefetch"),
     ),
     "impala": Topology(
@@ -85,7 +81,7 @@ TOPOLOGIES = {
         "Espeholt et al. 2018, arXiv 1802.01561",
         agent="impala",
         kinds=("unroll",),
-        reads=("queue_batches", "learners"),
+        reads=(families.QueueSettings, families.LearnersSettings),
     ),
     "a3c": Topology(
         "workers act, and change parameters in shared memory by their own gradients, without a lock",
@@ -95,7 +91,7 @@ TOPOLOGIES = {
         needs=("gradients", "apply", "networks"),
         by_gradients=True,
         fixed={"epochs": 1, "minibatches": 1},  # a worker takes one gradient of an unroll
-        reads=("hogwild", "shared_statistics", "parameter_servers", "max_gradient_lag"),
+        reads=(families.A3CSettings, families.ParameterServerSettings),
         ignores=(
             "batch_size",
             "prefetch",
@@ -113,7 +109,7 @@ TOPOLOGIES = {
         agent="dqn",
         needs=("gradients", "networks"),
         by_gradients=True,
-        reads=("learners", "parameter_servers", "replay", "max_gradient_lag", "outlier_deviations"),
+        reads=(families.LearnersSettings, families.ParameterServerSettings, families.GorilaSettings),
         ignores=("prefetch",),
     ),
     "seed": Topology(
@@ -121,7 +117,7 @@ TOPOLOGIES = {
         "Espeholt et al. 2020, arXiv 1910.06591",
         agent="impala",
         kinds=("transition", "sequence", "unroll"),
-        reads=("queue_batches", "inference_batch", "inference_wait_ms", "splits"),
+        reads=(families.QueueSettings, families.InferenceSettings),
         ignores=("pull_period",),
     ),
     "sample_factory": Topology(
@@ -129,13 +125,12 @@ TOPOLOGIES = {
         "Petrenko et al. 2020, arXiv 2006.11751",
         agent="appo",
         kinds=("unroll",),
-        reads=("queue_batches", "inference_batch", "inference_wait_ms", "splits", "policy_workers"),
+        reads=(families.QueueSettings, families.InferenceSettings, families.SampleFactorySettings),
         ignores=("pull_period",),
     ),
 }
 
-_EVERY = ("autotune", "autotune_seconds")  # of WiringConfig: means something to all of them
-_WIRING = {entry.name for entry in dataclasses.fields(WiringConfig)}.difference(_EVERY)
+_WIRING = names_of([WiringConfig]) - names_of([families.AutotuneSettings])  # all topologies read the latter
 
 
 def check_name(name: str) -> None:
@@ -231,7 +226,7 @@ def check_probed(name: str, agent: str, probe: Probe) -> None:
 def unread(name: str) -> set[str]:
     """Flat names of the settings that mean nothing to topology ``name``, whoever the agent is."""
     about = TOPOLOGIES[name]
-    return _WIRING.difference(about.reads).union(about.ignores)
+    return (_WIRING - names_of(about.reads)).union(about.ignores)
 
 
 def check_read(name: str, given: Iterable[str]) -> None:
@@ -244,9 +239,8 @@ def check_read(name: str, given: Iterable[str]) -> None:
     for setting in given:
         if setting in nothing:
             others = ", ".join(other for other in TOPOLOGIES if setting not in unread(other))
-            flag = "--" + setting.replace("_", "-")
             instead = f", or choose one of {others}" if others else ""
-            raise ConfigError(f"{flag} means nothing to topology {name}: leave it out{instead}")
+            raise ConfigError(f"{flag(setting)} means nothing to topology {name}: leave it out{instead}")
 
 
 def _obstacle(name: str, kind: str, by_gradients: bool) -> str:
@@ -270,7 +264,7 @@ def _refusal(name: str, agent: str, kind: str, by_gradients: bool) -> str:
 
 def _unfixed(config: Config) -> tuple[str, str]:
     """Flags of what its topology wants otherwise: as they are, and as they would have to be; empty: all is well."""
-    flat, fixed = convert.flat(config), TOPOLOGIES[config.topology].fixed
-    off = [name for name, value in fixed.items() if flat[name] != value]
-    has, wants = (" ".join(convert.as_flag(name, of[name]) for name in off) for of in (flat, fixed))
+    values, fixed = flat(config), TOPOLOGIES[config.topology].fixed
+    off = [name for name, value in fixed.items() if values[name] != value]
+    has, wants = (" ".join(as_flag(name, of[name]) for name in off) for of in (values, fixed))
     return has, wants

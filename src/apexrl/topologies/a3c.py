@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from apexrl.config import Config, WiringConfig
-from apexrl.config.convert import as_flag
+from apexrl.config.settings import as_flag
 from apexrl.errors import ConfigError
 from apexrl.links.local.shared_parameters import SharedParameters
 from apexrl.protocols import STATISTICS

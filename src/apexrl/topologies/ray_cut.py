@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from apexrl.config import Config
+from apexrl.config.topology_settings import GorilaSettings, LearnersSettings, QueueSettings
 from apexrl.errors import ConfigError
 from apexrl.replay.layout import Layout
 from apexrl.topologies import TOPOLOGIES, host_cut
@@ -39,13 +40,13 @@ class Cut:
 
 def learners(config: Config) -> int:
     """How many learners the run has."""
-    return config.wiring.learners if "learners" in TOPOLOGIES[config.topology].reads else 1
+    return config.wiring.learners if LearnersSettings in TOPOLOGIES[config.topology].reads else 1
 
 
 def queues(config: Config) -> int:
     """How many replays its actors write into: the least number of groups."""
     reads = TOPOLOGIES[config.topology].reads
-    own = "queue_batches" in reads or ("replay" in reads and config.wiring.replay == "local")
+    own = QueueSettings in reads or (GorilaSettings in reads and config.wiring.replay == "local")
     return learners(config) if own else 1
 
 

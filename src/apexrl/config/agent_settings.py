@@ -1,0 +1,251 @@
+"""The settings of agents, a dataclass for each family of them.
+
+``agents.catalogue`` says which families an agent reads. "Ape-X" is Horgan et al. 2018 (arXiv 1803.00933), Table 1 and
+appendix C; where a default is ours, it says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from apexrl.config.settings import Needs, Range
+
+
+@dataclass(frozen=True)
+class AgentChoice:
+    """Which agent and which encoder."""
+
+    agent: str = "dueling_dqn"
+    """A shipped agent's name, which as --agent or train(agent=…) brings its settings; or package.module:Class."""
+    network: str = ""
+    """package.module:Class of your own encoder; empty: an MLP for vectors, convolutions for images."""
+    agent_settings: dict[str, Any] = field(default_factory=dict)
+    """Settings that an agent of your own declares (its attribute ``Settings``), by name."""
+
+
+@dataclass(frozen=True)
+class LearningSettings:
+    """What every agent has: discount, encoder sizes, loss of TD errors."""
+
+    n_step: Annotated[int, Range(1, 1_000)] = 3
+    """Environment steps of reward before bootstrapping (Ape-X: 3)."""
+    gamma: Annotated[float, Range(0, 1)] = 0.99
+    """Discount per environment step (Ape-X: 0.99)."""
+    hidden: Annotated[tuple[int, ...], Range(1)] = (256, 256)
+    """Units of the fully connected layers for vector observations (rl-zoo's CartPole DQN: 256, 256)."""
+    image_units: Annotated[int, Range(1)] = 512
+    """Units of the fully connected layer behind convolutions (Mnih et al. 2015: 512)."""
+    huber: Annotated[float, Range(0), Needs("distribution", unless=("categorical",))] = 0.0
+    """κ of the Huber loss, in TD-error units; 0 is the plain ½δ² (Ape-X). Quantile losses take 0 as 1 (their paper)."""
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """The optimizer of every network."""
+
+    optimizer: Literal["adam", "rmsprop", "adagrad", "sgd"] = "adam"
+    """rmsprop has ε inside its root, as TensorFlow's, Ape-X's and A3C's; adagrad: Gorila's."""
+    centered: Annotated[bool, Needs("optimizer", ("rmsprop",))] = True
+    """rmsprop divides by the standard deviation of gradients (Ape-X), not by their root mean square (A3C, IMPALA)."""
+    momentum: Annotated[float, Range(0, below=1), Needs("optimizer", ("rmsprop", "sgd"))] = 0.0
+    """Of sgd and rmsprop (Ape-X, A3C and IMPALA on Atari: 0)."""
+    learning_rate: Annotated[float, Range(above=0)] = 1e-3
+    """Step size (Ape-X on Atari: 2.5e-4 / 4)."""
+    optimizer_eps: Annotated[float, Range(above=0), Needs("optimizer", ("adam", "rmsprop", "adagrad"))] = 1e-8
+    """Added to the denominator; inside its root for rmsprop (Ape-X: 1.5e-7; PyTorch's Adam: 1e-8)."""
+    first_moment_decay: Annotated[float, Range(0, below=1), Needs("optimizer", ("adam",))] = 0.9
+    """Adam's β1 (Kingma & Ba 2015: 0.9)."""
+    rmsprop_decay: Annotated[float, Range(0, 1), Needs("optimizer", ("rmsprop",))] = 0.95
+    """Decay of RMSProp's running averages (Ape-X: 0.95)."""
+    gradient_clip: Annotated[float, Range(0)] = 40.0
+    """Largest global L2 norm of a gradient; 0 turns it off (Ape-X: 40)."""
+
+
+@dataclass(frozen=True)
+class TargetSettings:
+    """Target networks."""
+
+    target_period_updates: Annotated[int, Range(1), Needs("polyak", (0.0,))] = 2500
+    """Learner updates between copies to the target network (Ape-X: 2500 learner updates)."""
+    polyak: Annotated[float, Range(0, 1)] = 0.0
+    """τ: instead of copies, the target moves by this fraction with every update (of the policy, if any); 0: copies."""
+
+
+@dataclass(frozen=True)
+class ValueSettings:
+    """Q-learning: DQN and R2D2."""
+
+    double: bool = True
+    """The online network chooses the next action, the target network values it (van Hasselt et al. 2016)."""
+    dueling: bool = True
+    """Value and advantage heads (Wang et al. 2016)."""
+
+
+@dataclass(frozen=True)
+class NoisySettings:
+    """Exploration by noisy layers."""
+
+    noisy: bool = False
+    """Noisy layers explore instead of ε (Fortunato et al. 2018)."""
+    noisy_sigma: Annotated[float, Range(above=0), Needs("noisy")] = 0.5
+    """σ0, their initial noise (Fortunato et al.: 0.5)."""
+
+
+@dataclass(frozen=True)
+class MunchausenSettings:
+    """Munchausen's targets."""
+
+    munchausen: bool = False
+    """Soft targets with a scaled log-policy added to the reward (Vieillard et al. 2020)."""
+    munchausen_alpha: Annotated[float, Range(0, 1), Needs("munchausen")] = 0.9
+    """Weight of the log-policy (Vieillard et al.: 0.9)."""
+    munchausen_temperature: Annotated[float, Range(above=0), Needs("munchausen")] = 0.03
+    """τ of the softmax policy (Vieillard et al.: 0.03)."""
+    munchausen_clip: Annotated[float, Range(at_most=0), Needs("munchausen")] = -1.0
+    """l0, the least that τ·log π may be (Vieillard et al.: −1)."""
+
+
+@dataclass(frozen=True)
+class DistributionSettings:
+    """Which distribution of the return is learned."""
+
+    distribution: Literal["expected", "categorical", "quantile", "implicit_quantile"] = "expected"
+    """What is learned of the return: its mean; C51's categories; QR-DQN's quantiles; IQN's quantile function."""
+    quantiles: Annotated[int, Range(2), Needs("distribution", ("quantile",))] = 200
+    """Quantiles that QR-DQN learns (Dabney et al. 2018a: 200)."""
+    quantile_samples: Annotated[int, Range(2), Needs("distribution", ("implicit_quantile",))] = 64
+    """Fractions τ that IQN draws for each of its two states (Dabney et al. 2018b: 64); it acts on half of them."""
+    cosines: Annotated[int, Range(1), Needs("distribution", ("implicit_quantile",))] = 64
+    """Cosines in IQN's embedding of τ (Dabney et al. 2018b: 64)."""
+
+
+@dataclass(frozen=True)
+class CategoricalSettings:
+    """Categories of the return: C51 and D4PG."""
+
+    atoms: Annotated[int, Range(2), Needs("distribution", ("categorical",))] = 51
+    """Categories of the categorical distribution (C51: 51)."""
+    v_min: Annotated[float, Range(), Needs("distribution", ("categorical",))] = -10.0
+    """Least return that the categories cover (C51: −10, for clipped rewards)."""
+    v_max: Annotated[float, Range(), Needs("distribution", ("categorical",))] = 10.0
+    """Greatest return that they cover (C51: 10)."""
+
+
+@dataclass(frozen=True)
+class CriticSettings:
+    """Agents with critics and a policy that learn from transitions: deterministic and soft ones."""
+
+    critic_hidden: Annotated[tuple[int, ...], Range(1)] = ()
+    """Units of the critics' layers; empty: as hidden, which is then the policy's alone."""
+    policy_learning_rate: Annotated[float, Range(0)] = 0.0
+    """Step size of the policy; 0: learning_rate, which is then the critics' alone."""
+    policy_period_updates: Annotated[int, Range(1)] = 1
+    """Critic updates per update of policy and targets (TD3: 2, CrossQ: 3)."""
+
+
+@dataclass(frozen=True)
+class DeterministicSettings:
+    """What some of the deterministic policies have: TD3, and DDPG with residuals."""
+
+    target_noise: Annotated[float, Range(0)] = 0.2
+    """TD3: standard deviation of the noise on target actions, in half widths of the action's range (0.2)."""
+    target_noise_clip: Annotated[float, Range(0), Needs("target_noise", unless=(0.0,))] = 0.5
+    """TD3: the most that noise may be, in the same unit (0.5)."""
+    residual: Annotated[float, Range(0)] = 0.0
+    """BiResDDPG's η: weight of the residual error (authors: 0.05; 0 is DDPG). tf2rl's is this one divided by γ."""
+
+
+@dataclass(frozen=True)
+class SoftSettings:
+    """Entropy of soft actor-critics: SAC, discrete SAC and CrossQ."""
+
+    temperature: Annotated[float, Range(0)] = 0.0
+    """SAC's α; 0: learned (Haarnoja et al. 2018b)."""
+    initial_temperature: Annotated[float, Range(above=0), Needs("temperature", (0.0,))] = 1.0
+    """SAC's first α where it is learned (SB3: 1)."""
+    temperature_learning_rate: Annotated[float, Range(0), Needs("temperature", (0.0,))] = 0.0
+    """Step size of log α; 0: learning_rate."""
+    target_entropy: Annotated[float | None, Range(), Needs("temperature", (0.0,))] = None
+    """SAC: nats that α is steered to; None: −dim(A) for boxes, 0.89·log n for n discrete actions (CleanRL)."""
+
+
+@dataclass(frozen=True)
+class RecurrentSettings:
+    """R2D2: recurrent values from sequences."""
+
+    sequence_length: Annotated[int, Range(1)] = 80
+    """Steps of a sequence that are trained on (R2D2: 80)."""
+    sequence_stride: Annotated[int, Range(1)] = 40
+    """Steps between the starts of sequences (R2D2: 40)."""
+    burn_in: Annotated[int, Range(0, 255)] = 40
+    """Steps before them that only warm the recurrent state (R2D2: 40)."""
+    recurrent_units: Annotated[int, Range(1), Needs("recurrent")] = 512
+    """Units of the LSTM (R2D2: 512)."""
+    rescaling_eps: Annotated[float, Range(0)] = 1e-3
+    """ε of the value rescaling h (R2D2: 1e-3); 0: values are not rescaled."""
+    priority_eta: Annotated[float, Range(0, 1)] = 0.9
+    """η: a sequence's priority is η·max|δ| + (1 − η)·mean|δ| (R2D2: 0.9)."""
+
+
+@dataclass(frozen=True)
+class ActorCriticSettings:
+    """Policy gradients from unrolls: A2C, IMPALA, PPO and APPO."""
+
+    unroll_length: Annotated[int, Range(1)] = 20
+    """Steps of an unroll (IMPALA on Atari: 20, A3C: 5)."""
+    correction: Literal["none", "vtrace"] = "none"
+    """For the policy lag of unrolls: none, GAE as if there were none; or V-trace (Espeholt et al. 2018)."""
+    gae_lambda: Annotated[float, Range(0, 1)] = 1.0
+    """λ of GAE and of V-trace's traces (PPO: 0.95); 1: returns of all steps up to the unroll's end (A3C, IMPALA)."""
+    rho_clip: Annotated[float, Range(above=0), Needs("correction", ("vtrace",))] = 1.0
+    """V-trace's ρ̄ (IMPALA: 1)."""
+    c_clip: Annotated[float, Range(above=0), Needs("correction", ("vtrace",))] = 1.0
+    """V-trace's c̄ (IMPALA: 1)."""
+    surrogate: Literal["log_prob", "clipped"] = "log_prob"
+    """What the policy climbs: A·log π (A3C, IMPALA), or PPO's clipped ratio."""
+    clip_ratio: Annotated[float, Range(above=0), Needs("surrogate", ("clipped",))] = 0.2
+    """PPO's ε: how far the ratio to the policy that acted may go (Schulman et al. 2017: 0.2)."""
+    probability_floor: Annotated[float, Range(0), Needs("surrogate", ("log_prob",))] = 0.0
+    """ε of A·log(π + ε): actions that the policy has since all but ruled out move it no more (GA3C: 1e-6); 0: none."""
+    value_coefficient: Annotated[float, Range(0)] = 0.5
+    """Weight of the values' ½δ² (IMPALA and CleanRL's PPO: 0.5).
+    With large returns the value loss dominates the layers that policy and values share."""
+    separate_values: Annotated[bool, Needs("recurrent", (False,))] = False
+    """Values have layers of their own, of the same sizes as the policy's (CleanRL and SB3 for vectors: yes)."""
+    value_clip: Annotated[float, Range(0)] = 0.0
+    """How far an update may take a value from where it was, in units of return; 0: anywhere (OpenAI's PPO: 0.2)."""
+    entropy_coefficient: Annotated[float, Range(0)] = 0.01
+    """Weight of the entropy (A3C and IMPALA on Atari: 0.01)."""
+    normalize_advantages: bool = False
+    """Advantages of a minibatch have mean 0 and deviation 1 (PPO)."""
+    summed_loss: bool = False
+    """Losses are sums over unrolls and steps (IMPALA), not means; step size and clip are to be read accordingly."""
+    epochs: Annotated[int, Range(1)] = 1
+    """Times that an update goes over its batch (PPO on Atari: 4)."""
+    minibatches: Annotated[int, Range(1)] = 1
+    """Gradient steps of one epoch, each on its share of the steps; of the unrolls, if recurrent (PPO on Atari: 4)."""
+    recurrent: bool = False
+    """An LSTM of recurrent_units between encoder and heads."""
+    anneal: bool = False
+    """The step size falls from learning_rate to 0 while the run makes its --env-steps (A3C, IMPALA, PPO on Atari)."""
+
+
+@dataclass(frozen=True)
+class AgentConfig(  # a dataclass has the fields of its last base first
+    ActorCriticSettings,
+    RecurrentSettings,
+    SoftSettings,
+    DeterministicSettings,
+    CriticSettings,
+    CategoricalSettings,
+    DistributionSettings,
+    MunchausenSettings,
+    NoisySettings,
+    ValueSettings,
+    TargetSettings,
+    OptimizerSettings,
+    LearningSettings,
+    AgentChoice,
+):
+    """The learning rule and its network; apexrl list NAME says which settings an agent's name stands for."""

@@ -1,0 +1,113 @@
+"""Whether a configuration can run: names, values, and which settings its agent and its topology read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import MISSING, replace
+from typing import Any
+
+from apexrl import agents, topologies
+from apexrl.config import Config
+from apexrl.config.convert import check_values, flat, known_settings
+from apexrl.config.outside import is_outside
+from apexrl.config.settings import as_flag, did_you_mean, flag, settings_of
+from apexrl.errors import ConfigError
+
+
+def validate(config: Config, given: Iterable[str] = (), elsewhere: bool = False) -> Config:
+    """Refuse a configuration that cannot run, or has settings that somebody gave in vain. Starts no process.
+
+    An agent or a topology of your own is imported: ``config.trust`` comes first where somebody else wrote the names.
+
+    Args:
+        config: everything.
+        given: flat names of the settings that somebody gave: each of them must mean something.
+        elsewhere: other hosts may bring all that steps environments.
+
+    Returns:
+        The same, with all the settings that an agent or a topology of your own declares.
+
+    Raises:
+        ConfigError: the message names the flag, and what to do.
+        AgentError: a class of your own is no agent.
+    """
+    given = tuple(given)
+    agent, topology = config.agent.agent, config.topology
+    agents.check_name(agent)
+    topologies.check_name(topology)
+    topologies.check_agent(topology, agent)
+    check_read(config, given)
+    config = with_own_settings(config, given)
+    check_values(config, elsewhere)
+    topologies.check_fixed(config)
+    agents.check_in_use(config, given)
+    agents.check_identity(config.agent)
+    return config
+
+
+def check_read(config: Config, given: Iterable[str]) -> None:
+    """Refuse settings that somebody has ``given`` and that its agent or its topology never reads.
+
+    Raises:
+        ConfigError: the message names those that do.
+    """
+    topologies.check_read(config.topology, given)
+    agents.check_read(config.agent.agent, given)
+
+
+def own_settings(config: Config) -> dict[str, type[Any]]:
+    """The dataclasses with which an agent or a topology of your own declares settings, by the field that holds them.
+
+    Raises:
+        ConfigError: there is no such agent; or what declares its settings is no dataclass, or has a name of apexrl's.
+    """
+    found = {}
+    agent = config.agent.agent
+    if is_outside("agents", agent):
+        found["agent_settings"] = (f"agent {agent}", getattr(agents.agent_class(agent), "Settings", None))
+    found["topology_settings"] = (
+        f"topology {config.topology}",
+        getattr(topologies.TOPOLOGIES.get(config.topology), "settings", None),
+    )
+    for owner, kind in found.values():
+        if kind is None:
+            continue
+        if not isinstance(kind, type) or not hasattr(kind, "__dataclass_fields__"):
+            raise ConfigError(f"{owner}: its settings, {kind!r}, are no dataclass: write @dataclass above the class")
+        if taken := settings_of(kind).keys() & known_settings().keys():
+            raise ConfigError(f"{owner}: apexrl has a setting {min(taken)!r} already: read that, or take another name")
+    return {place: kind for place, (_, kind) in found.items() if kind is not None}
+
+
+def with_own_settings(config: Config, given: Iterable[str] = ()) -> Config:
+    """``config`` with all the settings that an agent or a topology of your own declares, checked.
+
+    Raises:
+        ConfigError: a setting that neither declares, a value of the wrong type or out of range, or one of ``given``
+            that another setting keeps from being read.
+    """
+    kinds = own_settings(config)
+    values = {**config.agent.agent_settings, **config.wiring.topology_settings}
+    known = {name for kind in kinds.values() for name in settings_of(kind)}
+    if unknown := [name for name in values if name not in known]:
+        near = did_you_mean(unknown[0], {*known, *known_settings()})
+        raise ConfigError(
+            f"unknown setting {unknown[0]!r}{near}: neither apexrl nor agent {config.agent.agent} declares it"
+        )
+    own: dict[str, dict[str, Any]] = {"agent_settings": {}, "topology_settings": {}}
+    for place, kind in kinds.items():
+        for name, setting in settings_of(kind).items():
+            value = setting.converted(values[name]) if name in values else setting.default
+            if value is MISSING:
+                raise ConfigError(f"say {flag(name)}: it has no default")
+            setting.check(value)
+            needs = setting.needs
+            if needs and name in given and not needs.met(has := {**flat(config), **values}.get(needs.switch)):
+                raise ConfigError(f"{flag(name)} means nothing with {as_flag(needs.switch, has)}: change the other")
+            if value is not None or setting.default is not None:  # TOML has no word for None
+                own[place][name] = value
+    return replace(
+        config,
+        agent=replace(config.agent, agent_settings=own["agent_settings"]),
+        wiring=replace(config.wiring, topology_settings=own["topology_settings"]),
+    )
