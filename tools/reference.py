@@ -38,9 +38,8 @@ def code(text: object) -> str:
 
 
 def settings() -> str:
-    from apexrl.config.settings import settings_of
-
     from apexrl.config import Config
+    from apexrl.config.settings import settings_of
 
     parts = [
         "Every setting is a flag of `apexrl train`, a keyword of `apexrl.train`, and a line of `config.toml`. "
