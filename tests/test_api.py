@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import apexrl
-from apexrl import api
 from apexrl.agents import agent_class
 from apexrl.config import AgentConfig, Config, EnvConfig
 from apexrl.envs import make_vector
 from apexrl.errors import ConfigError, EnvError, SnapshotError, SpecError, WorkerError
 from apexrl.evaluation.trained_agent import LoadedAgent
+from apexrl.report import run_charts
 from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder, make_summary
 from apexrl.run.metrics import RunLog
@@ -298,4 +298,4 @@ def test_a_curve_that_fails_does_not_hide_how_the_run_ended(
 
 
 def test_no_curve_without_metrics(tmp_path: Path) -> None:
-    assert not api.draw_curve(a_run(tmp_path), SMALL)
+    assert not run_charts.draw_curve(a_run(tmp_path), SMALL)

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from apexrl import presets, topologies
-from apexrl.api import Watch, run
+from apexrl.api import run
 from apexrl.config import Config, convert
+from apexrl.run.observers import IdleObserver
 from apexrl.run.status import RunStatus
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -52,7 +53,7 @@ def configured(case: Case, topology: str, agent: str, seed: int, out: str) -> Co
     return convert.override(config, wanted)
 
 
-class Consumption(Watch):
+class Consumption(IdleObserver):
     """Stops the run when the window is over."""
 
     def __init__(self, case: Case) -> None:

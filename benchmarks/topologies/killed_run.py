@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from apexrl import presets
-from apexrl.api import Watch, run
+from apexrl.api import run
 from apexrl.config import convert
 from apexrl.errors import ApexrlError
+from apexrl.run.observers import IdleObserver
 from apexrl.run.status import RunStatus
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -29,7 +30,7 @@ FIRST, APART = 8_000, 8_000  # environment steps until the first kill, and betwe
 KILLS = {FORK_SERVER: 1, SUPERVISOR: 1, NOBODY: 0}  # others: 3
 
 
-class Killer(Watch):
+class Killer(IdleObserver):
     """Kills a worker of ``role`` at certain environment steps."""
 
     def __init__(self, role: str) -> None:

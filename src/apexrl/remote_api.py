@@ -1,4 +1,4 @@
-"""The library's face for hosts that work for a run whose learner is on another one: ``join``, ``join_envs``."""
+"""The public functions for hosts that help a run on another host: ``join``, ``join_envs``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from apexrl.api import Callback, Calls, Remember, Run, panels
+from apexrl.api import Run, panels
 from apexrl.config.placement import Listen
 from apexrl.errors import ConfigError
 from apexrl.links.tcp.tls import ClientTls
+from apexrl.run.observers import Callback, CallbackObserver, FolderObserver
 from apexrl.run.status import Observer
 
 
@@ -27,34 +28,33 @@ def join(
     observers: Sequence[Observer] = (),
     on_folder: Callable[[Path], None] | None = None,
 ) -> Run:
-    """Bring actors to a run whose learner works on another host, and wait until it is over.
+    """Run actors on this host for a run whose learner is on another host, until the run ends.
 
     Args:
         url: of the Redis server.
-        run: the run's name there; it may be started later.
-        actors: actor processes; 0: as many as its configuration says.
-        out: folder of run folders: this host's part of the run gets one, with logs and a summary.
-        env_kwargs: keyword arguments of the environment that are different on this host.
-        trust: modules of yours of which the run may name an environment, an agent or a network.
-        token: shared with the learner, which signs what it tells the hosts; then the run may name what it likes.
-        callbacks: as for ``train``, with this host's part of the run.
+        run: the run's name on that server; the run may be started later.
+        actors: actor processes; 0: as many as the run's configuration says.
+        out: folder of run folders; this host's part of the run gets its own, with logs and a summary.
+        env_kwargs: keyword arguments of the environment that differ on this host.
+        trust: your own modules from which the run may name an environment, an agent or a network.
+        token: shared with the learner, which signs the run's record with it; then the run may name any module.
+        callbacks: as for ``train``, with the status of this host's part of the run.
         show: as for ``train``.
-        observers: who else watches.
-        on_folder: told the path of the run folder as soon as there is one.
+        observers: informed about this host's part of the run.
+        on_folder: called with the path of the run folder once it exists.
 
     Raises:
-        LinkError: the server cannot be reached, or is not fit; or learner or server stayed away for too long.
-        ConfigError, EnvError: the environment is another one here, or cannot be made; the message names this host. Or
-            the run names something to be called here that is not of a trusted module.
-        ExhaustedError: the run has too few slots free.
+        LinkError: the server cannot be reached or is not suitable, or the learner or the server was away for too long.
+        ConfigError, EnvError: the environment differs here or cannot be made (the message names this host), or the run
+            names code of a module that is not trusted.
+        ExhaustedError: the run has too few free slots.
     """
     from apexrl import launch
 
-    remember = Remember(on_folder)
-    watching = [remember, *panels(show), *observers, *(Calls(callback) for callback in callbacks)]
-    summary = launch.join(url, run, watching, actors=actors, out=out, env_kwargs=env_kwargs, trust=trust, token=token)
-    assert remember.path is not None, "launch told no observer of its folder"
-    return Run(remember.path, summary)
+    def run_here(watching: Sequence[Observer]) -> dict[str, Any]:
+        return launch.join(url, run, watching, actors=actors, out=out, env_kwargs=env_kwargs, trust=trust, token=token)
+
+    return _observed(run_here, callbacks, show, observers, on_folder)
 
 
 def join_envs(
@@ -71,34 +71,47 @@ def join_envs(
     observers: Sequence[Observer] = (),
     on_folder: Callable[[Path], None] | None = None,
 ) -> Run:
-    """Bring environment workers to a run that listens on another host, and wait until it is over.
+    """Run environment workers on this host for a run that listens on another host, until the run ends.
 
-    Its topology is ``seed`` or ``ga3c``.
+    The run's topology is ``seed`` or ``ga3c``.
 
     Args:
-        address: HOST:PORT at which the run listens, or will.
+        address: HOST:PORT at which the run listens, now or later.
         token: of the run.
-        tls: ``apexrl.links.tcp.tls.ClientTls``, by which the run is known; None: it listens without TLS.
-        actors: worker processes; 0: as many as the run has on its own, at least 1.
+        tls: ``apexrl.links.tcp.tls.ClientTls``, which verifies the run's certificate; None: no TLS.
+        actors: worker processes; 0: as many as the run has on its own host, at least 1.
         out, env_kwargs, callbacks, show, observers, on_folder: as for ``join``.
-        trust: modules of yours of which the run may name an environment.
+        trust: your own modules from which the run may name an environment.
 
     Raises:
-        LinkError: this host is refused, nobody started the run, or it stayed away for too long.
-        ConfigError, EnvError: the environment is another one here, or cannot be made; the message names this host. Or
-            the run names something to be called here that is not of a trusted module.
-        ExhaustedError: the run has too few slots free.
+        LinkError: this host was refused, or the run was not started in time or away for too long.
+        ConfigError, EnvError: as for ``join``.
+        ExhaustedError: the run has too few free slots.
     """
     from apexrl import launch
 
     try:
         where = Listen(address, token).address
     except ValueError:
-        raise ConfigError(f"{address!r} is no HOST:PORT (an IPv6 address stands in brackets)") from None
-    remember = Remember(on_folder)
-    watching = [remember, *panels(show), *observers, *(Calls(callback) for callback in callbacks)]
-    summary = launch.join_envs(
-        where, token, watching, tls=tls, actors=actors, out=out, env_kwargs=env_kwargs, trust=trust
-    )
-    assert remember.path is not None, "launch told no observer of its folder"
-    return Run(remember.path, summary)
+        raise ConfigError(f"{address!r} is not HOST:PORT (write an IPv6 address in brackets)") from None
+
+    def run_here(watching: Sequence[Observer]) -> dict[str, Any]:
+        return launch.join_envs(
+            where, token, watching, tls=tls, actors=actors, out=out, env_kwargs=env_kwargs, trust=trust
+        )
+
+    return _observed(run_here, callbacks, show, observers, on_folder)
+
+
+def _observed(
+    run_here: Callable[[Sequence[Observer]], dict[str, Any]],
+    callbacks: Sequence[Callback],
+    show: bool,
+    observers: Sequence[Observer],
+    on_folder: Callable[[Path], None] | None,
+) -> Run:
+    """Run this host's part to its end, watched by the panel, the observers and the callbacks."""
+    folder = FolderObserver(on_folder)
+    summary = run_here([folder, *panels(show), *observers, *map(CallbackObserver, callbacks)])
+    assert folder.path is not None, "launch reported no folder to its observers"
+    return Run(folder.path, summary)

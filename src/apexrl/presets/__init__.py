@@ -17,7 +17,7 @@ from apexrl.presets.continuous import CONTINUOUS
 from apexrl.presets.discrete import DISCRETE
 from apexrl.presets.known import Preset
 
-__all__ = ["PRESETS", "Preset", "check_installed", "names", "preset", "with_agent", "with_topology"]
+__all__ = ["PRESETS", "Preset", "check_installed", "names", "preset", "with_agent", "with_names", "with_topology"]
 
 PRESETS: dict[str, Preset] = DISCRETE | CONTINUOUS
 
@@ -48,6 +48,13 @@ def check_installed(config: Config) -> None:
         raise ConfigError(
             f"preset {config.preset} needs an extra that is not installed; run: pip install 'apexrl[{known.extra}]'"
         )
+
+
+def with_names(config: Config, topology: str = "", agent: str = "") -> Config:
+    """``config`` with the topology and the agent of those names; an empty name changes nothing."""
+    if topology:
+        return with_topology(config, topology, agent)
+    return with_agent(config, agent) if agent else config
 
 
 def with_agent(config: Config, name: str) -> Config:

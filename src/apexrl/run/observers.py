@@ -1,0 +1,52 @@
+"""Observers of a run that do one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from apexrl.run.status import Level, RunStatus
+
+if TYPE_CHECKING:
+    from apexrl.config import Config
+
+Callback = Callable[[RunStatus], bool | None]
+"""Called with every status, a few times a second, in the calling process; returning True asks the run to stop."""
+
+
+class IdleObserver:
+    """Ignores everything; subclasses override what they need."""
+
+    def started(self, config: Config, folder: Path) -> None: ...
+
+    def update(self, status: RunStatus) -> bool | None: ...
+
+    def event(self, kind: str, values: dict[str, Any]) -> None: ...
+
+    def message(self, text: str, level: Level = "info") -> None: ...
+
+    def finished(self, summary: dict[str, Any]) -> None: ...
+
+
+class CallbackObserver(IdleObserver):
+    """Passes every status to a callback."""
+
+    def __init__(self, callback: Callback) -> None:
+        self._callback = callback
+
+    def update(self, status: RunStatus) -> bool | None:
+        return self._callback(status)
+
+
+class FolderObserver(IdleObserver):
+    """Remembers the run folder."""
+
+    def __init__(self, on_folder: Callable[[Path], None] | None = None) -> None:
+        self.path: Path | None = None
+        self._on_folder = on_folder
+
+    def started(self, config: Config, folder: Path) -> None:
+        self.path = folder
+        if self._on_folder is not None:
+            self._on_folder(folder)
