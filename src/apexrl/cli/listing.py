@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from apexrl.agents import AGENTS, AgentInfo
 from apexrl.config import Config
 from apexrl.config.convert import flat
+from apexrl.config.outside import installed
 from apexrl.config.settings import as_flag, did_you_mean, flag, settings_of
 from apexrl.errors import ConfigError
 from apexrl.presets import PRESETS, Preset
 from apexrl.run.folder import env_name
-from apexrl.topologies import TOPOLOGIES, runs
+from apexrl.topologies import TOPOLOGIES, info, runs
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,7 +87,7 @@ def _of_one(name: str) -> list[Section]:
     """What goes by this name: it may be an agent's and a topology's."""
     sections = [_of_needs(AGENTS[name].needs, {name: AGENTS[name]}, True)] if name in AGENTS else []
     sections += [_presets(True, (name,))] if name in PRESETS else []
-    return sections + (_topologies(True, (name,)) if name in TOPOLOGIES else [])
+    return sections + (_topologies(True, (name,)) if name in (*TOPOLOGIES, *installed("topologies")) else [])
 
 
 def _presets(full: bool, names: Sequence[str] = tuple(PRESETS)) -> Section:
@@ -107,8 +108,8 @@ def _of_preset(preset: Preset, full: bool) -> list[str]:
 
 def _agents(full: bool) -> list[Section]:
     groups: dict[str, dict[str, AgentInfo]] = {}
-    for name, info in AGENTS.items():
-        groups.setdefault(info.needs, {})[name] = info
+    for name, agent in AGENTS.items():
+        groups.setdefault(agent.needs, {})[name] = agent
     return [_of_needs(needs, group, full) for needs, group in groups.items()]
 
 
@@ -119,20 +120,21 @@ def _of_needs(needs: str, group: Mapping[str, AgentInfo], full: bool) -> Section
         return Section(title, [Entry(name, info.description) for name, info in group.items()])
     defaults = flat(Config())
     entries = []
-    for name, info in group.items():
-        own = [as_flag(key, value) for key, value in info.settings.items() if value != defaults[key]]
-        entries.append(Entry(name, info.description, [info.citation], " ".join(own)))
+    for name, agent in group.items():
+        own = [as_flag(key, value) for key, value in agent.settings.items() if value != defaults[key]]
+        entries.append(Entry(name, agent.description, [agent.citation], " ".join(own)))
     return Section(title, entries, [SETS])
 
 
-def _topologies(full: bool, names: Sequence[str] = tuple(TOPOLOGIES)) -> list[Section]:
-    entries = [Entry(name, TOPOLOGIES[name].summary, _of_topology(name) if full else []) for name in names]
+def _topologies(full: bool, names: Sequence[str] = ()) -> list[Section]:
+    names = names or [*TOPOLOGIES, *installed("topologies")]
+    entries = [Entry(name, info(name).summary, _of_topology(name) if full else []) for name in names]
     return [Section("Topologies: --topology NAME", entries)]
 
 
 def _of_topology(name: str) -> list[str]:
     """Whom it runs, which flags are its own, and whose it is."""
-    about = TOPOLOGIES[name]
+    about = info(name)
     able = [agent for agent in AGENTS if runs(name, agent)]
     defaults = flat(Config())
     otherwise = [agent for agent in able if _differs(about.fixed, {**defaults, **AGENTS[agent].settings})]
@@ -141,8 +143,8 @@ def _of_topology(name: str) -> list[str]:
     if otherwise:
         notes.append(f"and with {' '.join(as_flag(*one) for one in about.fixed.items())}: {', '.join(otherwise)}")
     notes.append(f"takes {about.agent} where it must choose")
-    if about.reads:
-        notes.append("has " + " ".join(flag(name) for kind in about.reads for name in settings_of(kind)))
+    if own := [*about.reads, *([about.settings] if about.settings else [])]:
+        notes.append("has " + " ".join(flag(name) for kind in own for name in settings_of(kind)))
     return [*notes, about.source]
 
 

@@ -59,7 +59,7 @@ def modules(config: Config, imports: bool = True) -> tuple[str, ...]:
 
 def named(values: Mapping[str, Any]) -> tuple[str, ...]:
     """The modules that settings name which somebody here has given by their flat names."""
-    texts = [values.get(name) for name in ("env", "agent", "network")]
+    texts = [values.get(name) for name in ("env", "agent", "network", "topology")]
     texts += _texts(values.get("env_kwargs"))
     return tuple(_module(text) for text in texts if isinstance(text, str) and ":" in text and _plain(_module(text)))
 
@@ -79,8 +79,8 @@ def entrusted(config: Config, trust: Sequence[str], origin: str, env: bool = Tru
         what a module has imported from elsewhere is not trusted with it.
 
     Raises:
-        ConfigError: it names an agent, a network or an environment that may not be run, or an environment is given a
-            name to import; or it asks for numbers that no run has; or ``trust`` holds what is no module's name.
+        ConfigError: it names an agent, a network, a topology or an environment that may not be run, or gives an
+            environment a name to import; or it asks for numbers that no run has; or ``trust`` holds what is no module.
     """
     trusted = (trust,) if isinstance(trust, str) else tuple(trust)
     for name in trusted:
@@ -143,8 +143,8 @@ def _named(config: Config) -> list[str]:
 
 
 def _own(config: Config) -> dict[str, str]:
-    """The classes of one's own that an agent is made of: what each is -> its name. Shipped agents have none."""
-    named = {"agent": config.agent.agent, "network": config.agent.network}
+    """What a configuration names that is none of apexrl's own: what each is -> its name."""
+    named = {"agent": config.agent.agent, "network": config.agent.network, "topology": config.topology}
     return {what: name for what, name in named.items() if ":" in name or (what == "network" and name)}
 
 

@@ -87,7 +87,7 @@ def with_topology(config: Config, name: str, agent: str = "") -> Config:
         config = with_agent(config, agent)
         topologies.check_agent(name, agent)
         return _tuned(config)
-    own, known = topologies.TOPOLOGIES[name].agent, PRESETS.get(config.preset)
+    own, known = topologies.info(name).agent, PRESETS.get(config.preset)
     tuned = [known.agent, *sorted(known.agents, key=lambda other: other != own)] if known else []
     choices = (with_agent(config, other) for other in (config.agent.agent, *tuned, own))
     return _tuned(next(choice for choice in choices if not topologies.obstacle(choice)))

@@ -1,4 +1,8 @@
-"""Topologies: how the roles are wired. Each is one function of its own module, ``(Config, Probe) -> Program``."""
+"""Topologies: how the roles are wired. Each is one function of its own module, ``(Config, Probe) -> Program``.
+
+A topology may also come from outside: from a package with an entry point in the group ``apexrl.topologies``, or from
+any module, by the name ``package.module:function``. ``declare`` says what ``apexrl`` must know of it.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from apexrl.agents import AGENTS
 from apexrl.config import Config, WiringConfig
 from apexrl.config import topology_settings as families
 from apexrl.config.convert import flat
+from apexrl.config.outside import installed
 from apexrl.config.settings import as_flag, flag, names_of
 from apexrl.errors import AgentError, ConfigError
 from apexrl.topologies.program import BatchesLink, Node, Probe, Program, ReplayLink, WeightsLink
@@ -30,6 +35,8 @@ __all__ = [
     "check_fixed",
     "check_name",
     "check_read",
+    "declare",
+    "info",
     "obstacle",
     "runs",
     "topology",
@@ -59,6 +66,9 @@ class Topology(NamedTuple):
     settings: type[Any] | None = None
     """Of a topology from outside this package: a dataclass that declares settings of its own."""
 
+
+Wire = Callable[[Config, Probe], Program]
+"""Wires a topology."""
 
 TOPOLOGIES = {
     "apex": Topology(
@@ -133,35 +143,80 @@ TOPOLOGIES = {
 _WIRING = names_of([WiringConfig]) - names_of([families.AutotuneSettings])  # all topologies read the latter
 
 
+def declare(about: Topology) -> Callable[[Wire], Wire]:
+    """A decorator for the function of a topology from outside this package: says what must be known of it."""
+
+    def declared(wire: Wire) -> Wire:
+        wire.about = about  # type: ignore[attr-defined]
+        return wire
+
+    return declared
+
+
 def check_name(name: str) -> None:
-    """Refuse a name that is no topology's.
+    """Refuse a name that is not of a shipped topology, nor of an installed package's, nor ``package.module:function``.
 
     Raises:
         ConfigError: the message names the nearest.
     """
-    if name not in TOPOLOGIES:
-        near = get_close_matches(name, TOPOLOGIES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(TOPOLOGIES)}"
-        raise ConfigError(f"there is no topology {name!r}; {hint}")
+    known = [*TOPOLOGIES, *installed("topologies")]
+    if name not in known and not all(name.partition(":")):
+        near = get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        raise ConfigError(f"there is no topology {name!r}; {hint} One of your own is 'package.module:function'")
 
 
-def topology(name: str) -> Callable[[Config, Probe], Program]:
+def info(name: str) -> Topology:
+    """What is known of topology ``name``. One from outside is imported.
+
+    Raises:
+        ConfigError: there is no such topology.
+    """
+    if name in TOPOLOGIES:
+        return TOPOLOGIES[name]
+    wire = _function(name)
+    summary = (wire.__doc__ or "").strip().partition("\n")[0]
+    undeclared = Topology(summary, wire.__module__, kinds=("transition", "sequence", "unroll"), reads=(WiringConfig,))
+    about: Topology = getattr(wire, "about", undeclared)
+    return about
+
+
+def topology(name: str) -> Wire:
     """The function that wires ``name``. Called, it refuses what that cannot run (``check_fixed``, ``check_probed``).
 
     Raises:
         ConfigError: there is no such topology.
     """
-    check_name(name)
-    module = importlib.import_module(f"apexrl.topologies.{name}")
-    page = cast("Callable[[Config, Probe], Program]", getattr(module, name))
+    wire = _function(name)
 
-    @functools.wraps(page)
+    @functools.wraps(wire)
     def wired(config: Config, probe: Probe) -> Program:
         check_fixed(config)
         check_probed(name, config.agent.agent, probe)
-        return page(config, probe)
+        return wire(config, probe)
 
     return wired
+
+
+def _function(name: str) -> Wire:
+    """The function of topology ``name``, imported.
+
+    Raises:
+        ConfigError: there is no such topology, module or function.
+    """
+    check_name(name)
+    shipped = f"apexrl.topologies.{name}:{name}"
+    where = shipped if name in TOPOLOGIES else name if ":" in name else installed("topologies")[name].value
+    module_name, _, function_name = where.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), function_name, None)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"topology {name!r}: there is no module {error.name!r}; it must be installed or in the current folder"
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"topology {name!r}: module {module_name} has no function {function_name!r}")
+    return cast("Wire", found)
 
 
 def runs(name: str, agent: str) -> bool:
@@ -171,8 +226,8 @@ def runs(name: str, agent: str) -> bool:
 
 def obstacle(config: Config) -> str:
     """Why its topology cannot run its agent, to be read after "which"; empty where nothing is known against it."""
-    info, name = AGENTS.get(config.agent.agent), config.topology
-    found = _obstacle(name, info.item, info.by_gradients) if info else ""
+    agent, name = AGENTS.get(config.agent.agent), config.topology
+    found = _obstacle(name, agent.item, agent.by_gradients) if agent else ""
     has, fixed = _unfixed(config)
     return found or (f"has {has}, and not {fixed}" if has else "")
 
@@ -195,7 +250,7 @@ def check_fixed(config: Config) -> None:
     """
     has, fixed = _unfixed(config)
     if has:
-        kind = AGENTS[config.agent.agent].item if config.agent.agent in AGENTS else TOPOLOGIES[config.topology].kinds[0]
+        kind = AGENTS[config.agent.agent].item if config.agent.agent in AGENTS else info(config.topology).kinds[0]
         others = [name for name, about in TOPOLOGIES.items() if not about.fixed and kind in about.kinds]
         raise ConfigError(
             f"topology {config.topology} runs agents with {fixed} alone, and not with {has}: set them so, or use "
@@ -211,21 +266,21 @@ def check_probed(name: str, agent: str, probe: Probe) -> None:
             topologies that can run it.
         AgentError: it lacks what the topology needs of it.
     """
-    if probe.item.kind not in TOPOLOGIES[name].kinds:
+    if probe.item.kind not in info(name).kinds:
         raise ConfigError(_refusal(name, agent, probe.item.kind, True))
-    missing = [member for member in TOPOLOGIES[name].needs if member not in probe.offers]
+    missing = [member for member in info(name).needs if member not in probe.offers]
     if missing:
         raise AgentError(
             f"topology {name} cannot run agent {agent}, which lacks {', '.join(missing)}: see apexrl.protocols.Agent "
             "for what that is, or choose another --topology"
         )
-    if TOPOLOGIES[name].by_gradients and not probe.places:
+    if info(name).by_gradients and not probe.places:
         raise ConfigError(_refusal(name, agent, probe.item.kind, False))
 
 
 def unread(name: str) -> set[str]:
     """Flat names of the settings that mean nothing to topology ``name``, whoever the agent is."""
-    about = TOPOLOGIES[name]
+    about = info(name)
     return (_WIRING - names_of(about.reads)).union(about.ignores)
 
 
@@ -245,7 +300,7 @@ def check_read(name: str, given: Iterable[str]) -> None:
 
 def _obstacle(name: str, kind: str, by_gradients: bool) -> str:
     """Why topology ``name`` cannot run an agent that learns from ``kind``; empty where it can."""
-    about = TOPOLOGIES[name]
+    about = info(name)
     if kind not in about.kinds:
         return f"learns from {kind}s and not from {' or '.join(f'{other}s' for other in about.kinds)}"
     if about.by_gradients and not by_gradients:
@@ -264,7 +319,7 @@ def _refusal(name: str, agent: str, kind: str, by_gradients: bool) -> str:
 
 def _unfixed(config: Config) -> tuple[str, str]:
     """Flags of what its topology wants otherwise: as they are, and as they would have to be; empty: all is well."""
-    values, fixed = flat(config), TOPOLOGIES[config.topology].fixed
+    values, fixed = flat(config), info(config.topology).fixed
     off = [name for name, value in fixed.items() if values[name] != value]
     has, wants = (" ".join(as_flag(name, of[name]) for name in off) for of in (values, fixed))
     return has, wants

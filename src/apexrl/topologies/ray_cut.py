@@ -16,7 +16,7 @@ from apexrl.config import Config
 from apexrl.config.topology_settings import GorilaSettings, LearnersSettings, QueueSettings
 from apexrl.errors import ConfigError
 from apexrl.replay.layout import Layout
-from apexrl.topologies import TOPOLOGIES, host_cut
+from apexrl.topologies import host_cut, info
 from apexrl.topologies.parameter_server_links import board
 from apexrl.topologies.program import BatchesLink, KnobLink, Link, Node, Program, ReceiptsLink, ReplayLink, WeightsLink
 from apexrl.topologies.queue_links import queue_names
@@ -40,12 +40,12 @@ class Cut:
 
 def learners(config: Config) -> int:
     """How many learners the run has."""
-    return config.wiring.learners if LearnersSettings in TOPOLOGIES[config.topology].reads else 1
+    return config.wiring.learners if LearnersSettings in info(config.topology).reads else 1
 
 
 def queues(config: Config) -> int:
     """How many replays its actors write into: the least number of groups."""
-    reads = TOPOLOGIES[config.topology].reads
+    reads = info(config.topology).reads
     own = QueueSettings in reads or (GorilaSettings in reads and config.wiring.replay == "local")
     return learners(config) if own else 1
 

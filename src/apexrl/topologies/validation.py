@@ -67,7 +67,7 @@ def own_settings(config: Config) -> dict[str, type[Any]]:
         found["agent_settings"] = (f"agent {agent}", getattr(agents.agent_class(agent), "Settings", None))
     found["topology_settings"] = (
         f"topology {config.topology}",
-        getattr(topologies.TOPOLOGIES.get(config.topology), "settings", None),
+        topologies.info(config.topology).settings,
     )
     for owner, kind in found.values():
         if kind is None:
