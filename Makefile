@@ -121,7 +121,7 @@ fuzz:
 # The site in build/site; a broken link fails.
 docs: $(VENV)/.dev
 	$(PIP) mkdocs-material
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # The generated pages of docs/reference; a test holds them up to date.
 reference: $(VENV)/.dev

@@ -52,9 +52,48 @@ def settings() -> str:
         if not dataclasses.is_dataclass(group):
             single.append(setting)
             continue
-        parts += [f"## {name}", paragraph(group), settings_table(settings_of(typing.cast(Any, group)).values())]
+        parts += [f"## {name}", paragraph(group)]
+        by_family = families(typing.cast("type[Any]", group))
+        for family, found in by_family:
+            if family is not None:
+                parts += [f"### {family.__name__}", paragraph(family)]
+            elif len(by_family) > 1:
+                parts += ["### Others"]
+            parts += [*readers([setting.name for setting in found]), settings_table(found)]
     parts += ["## The run", settings_table(single)]
     return page("Settings", *parts)
+
+
+def families(group: type[Any]) -> list[tuple[type[Any] | None, list[Any]]]:
+    """The settings of a group by the dataclasses that declare them; without a name, where that is the group itself."""
+    from apexrl.config.settings import settings_of
+
+    declared = settings_of(group)
+    bases = [base for base in reversed(group.__mro__[1:]) if dataclasses.is_dataclass(base)]
+    found: list[tuple[type[Any] | None, list[Any]]] = [
+        (base, [declared[name] for name in settings_of(base) if name in inspect.get_annotations(base)])
+        for base in bases
+    ]
+    own = [setting for name, setting in declared.items() if not any(name in settings_of(base) for base in bases)]
+    return [(family, settings) for family, settings in [*found, (None, own)] if settings]
+
+
+def readers(names: list[str]) -> list[str]:
+    """Which agents and topologies read any of these settings; nothing where all do."""
+    from apexrl.agents import AGENTS
+    from apexrl.agents import unread as unread_by_agent
+    from apexrl.topologies import TOPOLOGIES
+    from apexrl.topologies import unread as unread_by_topology
+
+    lines = []
+    for what, all_names, unread in (
+        ("Agents", AGENTS, unread_by_agent),
+        ("Topologies", TOPOLOGIES, unread_by_topology),
+    ):
+        reading = [name for name in all_names if not set(names) <= set(unread(name))]
+        if reading and len(reading) < len(all_names):
+            lines.append(f"{what} that read some of these: {', '.join(map(code, reading))}.")
+    return lines
 
 
 def paragraph(value: Any) -> str:
@@ -264,9 +303,9 @@ def signature(value: Callable[..., Any]) -> str:
     try:
         spelled = str(inspect.signature(value))
     except (TypeError, ValueError):
-        return "(…)"
+        return ""
     return (
-        re.sub(r"<[\w.]+ object at 0x\w+>|<factory>", "…", spelled.replace("'", ""))
+        re.sub(r"<(?:[^<>]|<[^<>]*>)* at 0x\w+>|<factory>", "…", spelled.replace("'", ""))
         .replace("self, ", "")
         .replace("(self)", "()")
     )

@@ -30,17 +30,17 @@ def test_every_page_is_reached_from_another(page):
     assert any(re.search(linked, other.read_text(encoding="utf-8")) for other in LINKING if other != page)
 
 
-def exists(path):
-    """Whether a path in the documentation's notation is there: of the repository, or of the package."""
-    return any(list(base.glob(path)) for base in (ROOT, ROOT / "src" / "apexrl"))
+def exists(path, page):
+    """Whether a path in the documentation's notation is there: of the repository, the package, or the page's folder."""
+    return any(list(base.glob(path)) for base in (ROOT, ROOT / "src" / "apexrl", page.parent))
 
 
 @pytest.mark.parametrize("page", [page for page in LINKING if page not in HISTORY], ids=name)
 def test_files_that_pages_name_exist(page):
     text = page.read_text(encoding="utf-8")
     folders = "|".join(["src", "docs", "tests", "native", "examples", "benchmarks", "tools", *ROOMS])
-    named = re.findall(rf"(?<![\w/.])((?:{folders})/[\w/*-]+\.(?:py|md|h|cc|toml|yaml))\b", text)
-    assert [path for path in named if not exists(path)] == []
+    named = re.findall(rf"(?<![\w/.])((?:{folders})/[a-z0-9_/*-]+\.(?:py|md|h|cc|toml|yaml))\b", text)
+    assert [path for path in named if not exists(path, page)] == []
 
 
 @pytest.mark.parametrize("page", [page for page in LINKING if page not in HISTORY], ids=name)

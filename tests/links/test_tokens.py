@@ -20,9 +20,7 @@ def test_the_environment_says_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN, " a token of this test \n")
     assert read_token("") == "a token of this test"
     assert TOKEN not in os.environ
-    with pytest.raises(
-        ConfigError, match="set APEXRL_TOKEN, or give --token-file FILE, copied from the learner's host"
-    ):
+    with pytest.raises(ConfigError, match="set APEXRL_TOKEN, or --token-file FILE, copied from the learner's host"):
         read_token("")
 
 

@@ -14,7 +14,7 @@ from apexrl.agents.parameter_layout import places
 from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.links.local.gradient_ring import GradientLink
-from apexrl.links.local.parameter_slices import ParameterSlices
+from apexrl.links.local.parameter_slices import Shards
 from apexrl.links.local.sharded_parameters import ShardedParameters
 from apexrl.links.local.shared_parameters import SharedParameters
 from apexrl.roles import ParameterServer, Worker
@@ -37,7 +37,7 @@ class Run:
     def __init__(self, stage: Any, config: Config, shards: int, senders: int = 1) -> None:
         self.stage, self.config = stage, config
         agent = self.agent()
-        self.shards = ParameterSlices(sizes(agent), places(agent), shards)
+        self.shards = Shards(sizes(agent), places(agent), shards)
         self.parameters = ShardedParameters(self.shards)
         self.gradients = GradientLink(self.shards, senders)
         self.ports: dict[str, Any] = {

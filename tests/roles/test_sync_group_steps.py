@@ -15,7 +15,7 @@ from apexrl import agents
 from apexrl.agents.named_vectors import sizes
 from apexrl.config import Config
 from apexrl.config.convert import override
-from apexrl.links.local.gradient_averaging import GradientAveraging
+from apexrl.links.local.gradient_averaging import Averaging
 from apexrl.protocols import Learned
 from apexrl.roles.sync_group import Group, _flat
 from apexrl.spec import ActionSpec, Array, EnvSpec, Field
@@ -78,13 +78,13 @@ def make(name: str, seed: int) -> Any:
     return agents.agent_class(name)(case.spec, config.agent, "cpu", seed)
 
 
-def link_for(agent: Any, members: int = 2) -> GradientAveraging:
+def link_for(agent: Any, members: int = 2) -> Averaging:
     vectors = sizes(agent)
     gradient = sum(size for name, size in vectors.items() if name.endswith("/online"))
-    return GradientAveraging(members, gradient, sum(vectors.values()), shared=False)
+    return Averaging(members, gradient, sum(vectors.values()), shared=False)
 
 
-def begin(agent: Any, link: GradientAveraging, index: int, version: int = 1) -> Group:
+def begin(agent: Any, link: Averaging, index: int, version: int = 1) -> Group:
     context: Any = SimpleNamespace(index=index, patience=0.0)
     return Group(context, agent, link, version)
 

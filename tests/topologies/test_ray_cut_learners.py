@@ -15,7 +15,7 @@ import pytest
 from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.errors import ConfigError
-from apexrl.links.local.gradient_averaging import GradientAveraging
+from apexrl.links.local.gradient_averaging import Averaging
 from apexrl.links.local.sharded_parameters import ShardedParameters
 from apexrl.protocols import Item, Place
 from apexrl.replay import Replay
@@ -62,7 +62,7 @@ def test_every_learner_of_impala_samples_what_its_own_groups_hold() -> None:
     assert {name: node.count for name, node in home.items()} == {"learner": 2, "evaluator": 1}
     assert [serving(home["learner"], index) for index in range(2)] == samplers
     assert isinstance(home["learner"].ports["averaging"], Link)
-    assert home["learner"].ports["averaging"].make is GradientAveraging
+    assert home["learner"].ports["averaging"].make is Averaging
     assert home["learner"].ports["weights"] is home["evaluator"].ports["weights"]
     assert not replays_of(home_side(whole, samplers))
 

@@ -25,7 +25,7 @@ from apexrl.errors import ApexrlError, WorkerError
 from apexrl.launch.contained_observers import complain
 from apexrl.launch.restart_budget import EARLY_SECONDS, Ending, Patience, ending_of
 from apexrl.launch.stall_dump import START, stood_still
-from apexrl.links.local.stall_detector import StallDetector
+from apexrl.links.local.stall_detector import Standstill
 from apexrl.run.status import Level, RunStatus
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Companion:
             raise
         finally:
             os.close(theirs)
-        self._beats, self._beaten, self._still = ours, 0, StallDetector()
+        self._beats, self._beaten, self._still = ours, 0, Standstill()
         self._restart_at, self._began, self._why = None, time.monotonic(), ""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # its end is noticed, with what it said

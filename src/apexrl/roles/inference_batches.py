@@ -21,7 +21,7 @@ from apexrl.roles.env_arrays import PerEnv
 from apexrl.spec import Array, EnvSpec, is_observation
 
 if TYPE_CHECKING:
-    from apexrl.links.local.inference import InferenceLink, Requests, RequestServer
+    from apexrl.links.local.inference import InferenceLink, Requests, ServerEnd
     from apexrl.replay import Replay
 
 _REPORT_SECONDS = 0.5
@@ -48,7 +48,7 @@ class Waiting:
         link: whose requests ``end`` sees.
     """
 
-    def __init__(self, context: Context, config: Config, link: InferenceLink, end: RequestServer) -> None:
+    def __init__(self, context: Context, config: Config, link: InferenceLink, end: ServerEnd) -> None:
         self._context = context
         self._end = end
         self._sizes = np.array([len(rows) for rows in link.rows_of])
@@ -60,7 +60,7 @@ class Waiting:
         """Numbers of groups, by rising number; none: nobody has asked.
 
         Args:
-            pending: which groups wait at this moment (``RequestServer.pending``), and may be taken.
+            pending: which groups wait at this moment (``ServerEnd.pending``), and may be taken.
             put_off: of these, who could not be answered at the last try: nobody else is made to wait with them.
         """
         patience = self._context.patience

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from apexrl.links.local.gradient_averaging import GradientAveraging
+    from apexrl.links.local.gradient_averaging import Averaging
     from apexrl.replay import Batch, BatchServer, Replay
 
     class Weights(WeightsWriter, WeightsReader): ...
@@ -61,7 +61,7 @@ class Learner:
         spec: EnvSpec,
         replay: Replay | BatchServer,
         weights: Weights,
-        averaging: GradientAveraging | None = None,
+        averaging: Averaging | None = None,
     ) -> None:
         import torch
 

@@ -20,7 +20,7 @@ from apexrl.spec import EnvSpec
 
 if TYPE_CHECKING:
     from apexrl.links.local.inference import InferenceLink
-    from apexrl.links.local.tunable_count import TunableCount
+    from apexrl.links.local.tunable_count import Knob
     from apexrl.replay import Replay
     from apexrl.roles.shared_model import Weights
 
@@ -54,8 +54,8 @@ class ModelServer:
         inference: InferenceLink,
         replay: Replay,
         weights: Weights,
-        predictors: TunableCount,
-        trainers: TunableCount,
+        predictors: Knob,
+        trainers: Knob,
     ) -> None:
         import torch
 

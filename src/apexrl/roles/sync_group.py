@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from apexrl.agents.trained_network import Gradients
-    from apexrl.links.local.gradient_averaging import GradientAveraging
+    from apexrl.links.local.gradient_averaging import Averaging
 
     Steps: TypeAlias = Generator[Gradients, Mapping[str, Tensor], Learned]
 
@@ -34,7 +34,7 @@ class Group:
         version: of the first update, as far as this learner knows; the first learner's holds.
     """
 
-    def __init__(self, context: Context, agent: Any, link: GradientAveraging, version: int) -> None:
+    def __init__(self, context: Context, agent: Any, link: Averaging, version: int) -> None:
         from apexrl.links.local.gradient_averaging import LEADER
 
         self._agent = agent

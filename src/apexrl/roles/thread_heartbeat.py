@@ -7,7 +7,7 @@ import threading
 import time
 
 from apexrl.errors import WorkerError
-from apexrl.links.local.stall_detector import StallDetector
+from apexrl.links.local.stall_detector import Standstill
 
 _FIRST = 3.0  # times the limit for a thread's first turn, as for a worker's beginning
 
@@ -23,7 +23,7 @@ class Turns:
         self._limit = stall_timeout
         self._first = True
         self._begun = 0
-        self._still = StallDetector()
+        self._still = Standstill()
 
     def begin(self, first: bool = False) -> None:
         """(the thread) A turn begins."""

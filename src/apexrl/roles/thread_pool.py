@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from apexrl.roles.thread_heartbeat import Turns
 
 if TYPE_CHECKING:
-    from apexrl.links.local.tunable_count import TunableCount
+    from apexrl.links.local.tunable_count import Knob
 
 _IDLE_SECONDS = 0.001
 _END_SECONDS = 10.0  # for a step under way
@@ -41,7 +41,7 @@ class Crew:
     def __init__(
         self,
         name: str,
-        count: TunableCount,
+        count: Knob,
         make: Callable[[int], Member],
         trouble: threading.Event,
         stall_timeout: float = 0.0,

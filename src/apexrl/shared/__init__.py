@@ -1,1 +1,1 @@
-"""Shared memory of one machine: segments and the weights board. Needs only NumPy."""
+"""What processes share on one machine: memory segments and the weights board. Needs NumPy alone."""

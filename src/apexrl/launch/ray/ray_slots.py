@@ -12,7 +12,7 @@ from apexrl.launch.restart_budget import Ending, Patience
 from apexrl.launch.stall_dump import START, hung_call, stood_still
 from apexrl.launch.worker_slots import in_full
 from apexrl.links.local.control_board import COUNTERS, STATES
-from apexrl.links.local.stall_detector import StallDetector
+from apexrl.links.local.stall_detector import Standstill
 from apexrl.run.metrics import RateMeter
 from apexrl.run.status import WorkerState, WorkerStatus
 from apexrl.topologies.program import Node, Program
@@ -41,7 +41,7 @@ class Place:
         self.hung = ""  # why it was killed, or is about to be, if it hung
         self.stacks: Any = None  # … and where it was, when it comes
         self.kill_at = 0.0
-        self._silence = StallDetector()
+        self._silence = Standstill()
         self._paused = False  # it writes nothing into the run folder, as it was not heard
         self.errors: list[dict[str, Any]] = []
         self.last_error = ""
@@ -54,7 +54,7 @@ class Place:
         self.generation += 1
         self.restarts += self.generation > 0
         self.handle, self.life, self.polled, self.hung, self.stacks = handle, None, None, "", None
-        self._silence = StallDetector()
+        self._silence = Standstill()
         self._paused = False
         self.errors = []
         self.report = Report({})
@@ -210,7 +210,7 @@ class Group:
         self.up = False
         self.where: Hello | None = None  # it is, or was
         self.looked: Any = None
-        self.silence = StallDetector()  # of its memory
+        self.silence = Standstill()  # of its memory
         self.asked_at = self.restart_at = self.born_at = 0.0
         self.look = Look({}, 0, 0)
         self.capacity = 0

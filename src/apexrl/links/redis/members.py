@@ -31,10 +31,10 @@ from apexrl.links.redis.values import (
     printable,
 )
 
-__all__ = ["HostDigest", "HostLease", "Message", "MessageReader", "SlotLease", "renewal_pause"]
+__all__ = ["HostDigest", "HostPlace", "Message", "Messages", "SlotLease", "renewal_pause"]
 
 MOST_MESSAGES: Final = 1000
-"""MessageReader of all members together that may wait at the server for the learner's host."""
+"""Messages of all members together that may wait at the server for the learner's host."""
 
 RENEWAL_SECONDS: Final = 1.0
 RENEWALS_PER_SECOND: Final = 400
@@ -67,7 +67,7 @@ def renewal_pause(orders: Orders, lease_seconds: float) -> float:
     return min(seconds, lease_seconds / 4) * random.uniform(0.9, 1.0)
 
 
-class HostLease:
+class HostPlace:
     """A member of a run. ``outbox`` is for any thread, all else for one.
 
     Attributes:
@@ -96,7 +96,7 @@ class HostLease:
     @classmethod
     def join(
         cls, server: Server, record: RunRecord, actors: int = 1, kind: Kind = "host", ttl: float = 10.0
-    ) -> HostLease:
+    ) -> HostPlace:
         """Lease ``actors`` slots, the lowest free ones; all or none.
 
         Args:
@@ -206,7 +206,7 @@ class Message(NamedTuple):
     values: dict[str, Any]
 
 
-class MessageReader:
+class Messages:
     """The learner host's end of all members' messages. One reader; each message is given out at most once.
 
     Attributes:

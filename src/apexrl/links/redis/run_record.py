@@ -31,7 +31,7 @@ from apexrl.links.redis.values import (
 )
 from apexrl.run.ownership import lease_clock
 
-__all__ = ["LearnerDigest", "LearnerLease", "Orders", "RunRecord", "find_run", "host_name", "stop_run"]
+__all__ = ["LearnerDigest", "LearnerPlace", "Orders", "RunRecord", "find_run", "host_name", "stop_run"]
 
 FINISHED_DAYS: Final = 7
 """Days that the record of a finished run stays for `apexrl status`."""
@@ -61,7 +61,7 @@ class Orders(NamedTuple):
     """Slots that others leased while no renewal came through; the place has others now, or fewer."""
 
 
-class LearnerLease:
+class LearnerPlace:
     """The one learner of a run. For one thread; every call may raise ``LinkError``, and may then be repeated.
 
     Args:
@@ -97,7 +97,7 @@ class LearnerLease:
         self._pruned_at = time.monotonic()
 
     @classmethod
-    def take(cls, server: Server, record: RunRecord, ttl: float = 10.0, replace: bool = False) -> LearnerLease:
+    def take(cls, server: Server, record: RunRecord, ttl: float = 10.0, replace: bool = False) -> LearnerPlace:
         """Become the learner of ``record.name``.
 
         Args:

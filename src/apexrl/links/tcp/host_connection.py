@@ -19,7 +19,7 @@ _ANSWER_SECONDS: Final = 10.0
 _T = TypeVar("_T", bound=messages.Message)
 
 
-class HostConnection:
+class HostEnd:
     """For one thread. A connection that broke is made anew with ``connect``.
 
     Args:
