@@ -113,11 +113,13 @@ def test_the_closed_gradient_is_that_of_the_weighted_loss(seed: int, kind: int, 
     fractions = torch.rand(8, n, generator=generator) if own and kind == 2 else None
     action = torch.randint(3, (8,), generator=generator)
     weights = torch.rand(8, generator=generator)
-    (expected,) = torch.autograd.grad(returns.loss(z, fractions, action, target, weights), z)
-    found, priorities = returns.differentiate(z.detach(), fractions, action, target, weights)
+    losses = returns.losses(z, fractions, action, target)
+    assert losses.shape == (8,)
+    (expected,) = torch.autograd.grad((weights * losses).mean(), z)
+    found, priorities = returns.gradient(z.detach(), fractions, action, target, weights)
     torch.testing.assert_close(found, expected)
-    assert priorities.shape == (8,)
-    heavier, unweighted = returns.differentiate(z.detach(), fractions, action, target, 3 * weights)
+    torch.testing.assert_close(priorities, returns.errors(z, action, target))
+    heavier, unweighted = returns.gradient(z.detach(), fractions, action, target, 3 * weights)
     torch.testing.assert_close(heavier, 3 * found)  # the weights are on the loss
     assert torch.equal(unweighted, priorities)  # and not on the priorities
 

@@ -10,7 +10,8 @@ import pytest
 from signal_runs import Game, act, asks
 
 from apexrl.agents import AGENTS
-from apexrl.agents.named_vectors import Vectors, bind, networks, refresh, sizes, vectors
+from apexrl.agents.named_vectors import Vectors, bind, networks, sizes, vectors
+from apexrl.agents.trained_agent import refresh
 from apexrl.errors import AgentError, SpecError
 from apexrl.protocols import STATISTICS
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from apexrl.errors import SpecError
-from apexrl.losses import critics_loss, policy_loss, soft_target, soft_value, temperature_gradient
+from apexrl.losses import critics_loss, policy_loss, soft_target, soft_value, temperature_loss
 from apexrl.networks.squashed_gaussian import LOG_STD_MAX, LOG_STD_MIN, gaussian, squash, tanh_correction
 
 
@@ -108,16 +108,17 @@ def test_policy_loss_pulls_towards_the_smaller_critic() -> None:
 
 
 @pytest.mark.parametrize("target", [-1.0, 0.3])
-def test_temperature_gradient_is_that_of_its_loss(target: float) -> None:
+def test_temperature_loss(target: float) -> None:
     log_alpha, log_prob = floats(0.4).requires_grad_(), floats([-2.0, 0.5, -0.1])
-    loss = -log_alpha * (log_prob + target).mean()
-    (expected,) = torch.autograd.grad(loss, [log_alpha])
-    torch.testing.assert_close(temperature_gradient(log_prob, target), expected)
+    expected = -log_alpha * (log_prob + target).mean()
+    torch.testing.assert_close(temperature_loss(log_alpha, log_prob, target), expected)
 
 
 def test_temperature_falls_while_the_entropy_is_above_its_target() -> None:
-    assert float(temperature_gradient(floats([-2.0, -2.0]), target_entropy=1.0)) > 0  # entropy 2: descent lowers α
-    assert float(temperature_gradient(floats([-0.5, -0.5]), target_entropy=1.0)) < 0
+    log_alpha = floats(0.4).requires_grad_()
+    for log_prob, sign in ((floats([-2.0, -2.0]), 1.0), (floats([-0.5, -0.5]), -1.0)):  # entropy 2: descent lowers α
+        (slope,) = torch.autograd.grad(temperature_loss(log_alpha, log_prob, target_entropy=1.0), log_alpha)
+        assert float(slope.sign()) == sign
 
 
 def test_soft_value_is_an_expectation_over_all_actions() -> None:
@@ -145,7 +146,7 @@ def test_the_softmax_of_values_maximises_the_soft_value() -> None:
         (lambda: soft_target(torch.ones(4), torch.ones(4), torch.ones(4), torch.ones(4), HALF), "next_q"),
         (lambda: critics_loss(torch.ones(2, 4), torch.ones(2)), "weights"),
         (lambda: policy_loss(torch.ones(2, 4), torch.ones(4, 1), HALF), "log_prob"),
-        (lambda: temperature_gradient(torch.ones(4, 1), 1.0), "log_prob"),
+        (lambda: temperature_loss(torch.ones(4, 1), 1.0), "log_prob"),
         (lambda: soft_value(torch.ones(2, 4, 3), torch.ones(4, 2), HALF), "log_probs"),
         (lambda: soft_value(torch.ones(2, 4, 3, dtype=torch.int64), torch.ones(4, 3), HALF), "q is"),
     ],

@@ -11,8 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from apexrl import agents
-from apexrl.agents.named_vectors import refresh, sizes, vectors
+from apexrl.agents.named_vectors import sizes, vectors
 from apexrl.agents.parameter_layout import places
+from apexrl.agents.trained_agent import refresh
 from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.errors import NonFiniteError, WaitTimeout

@@ -15,10 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from apexrl.agents import trained_agent
 from apexrl.agents.box_actions import ActionBox
-from apexrl.agents.rng_state import pack_generator, unpack_generator
+from apexrl.agents.rng_state import RandomGenerator, acting_generator, pack, restore, seeded_layers
 from apexrl.agents.sequence_batch import C, H
-from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained, held, not_finite
+from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained, not_finite
 from apexrl.agents.transition_batch import as_array, on_device
 from apexrl.agents.unroll_batch import Unrolls, unrolls
 from apexrl.config import AgentConfig
@@ -91,7 +92,7 @@ class ActorCritic:
         self.item = Item("unroll", config.unroll_length)
         self._config = config
         self._device = torch.device(device)
-        self._rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
+        self._rng = acting_generator(seed)
         self._box = ActionBox(spec.action, config.agent) if spec.action.box else None
         self._policy: Distribution
         if self._box is not None:
@@ -99,8 +100,7 @@ class ActorCritic:
         else:
             self._policy, free = Categorical(spec.action.nvec or (spec.action.n,), vector=bool(spec.action.nvec)), 0
         self._units = config.recurrent_units if config.recurrent else 0
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # the CPU's alone, where layers are made
+        with seeded_layers(seed):
             outputs = self._policy.outputs - free
             network = PolicyValue(
                 spec,
@@ -114,6 +114,7 @@ class ActorCritic:
             ).to(self._device)
         self._network = Trained("", network, config)
         self.networks: dict[str, Trained[Any]] = {GROUP: self._network}
+        self.generators: dict[str, RandomGenerator] = {"rng": self._rng}
         self.updates = 0  # learner updates made
 
     @property
@@ -191,7 +192,7 @@ class ActorCritic:
             self.apply(groups)
             return Learned(None, metrics)
         live = self._network.vectors()
-        before, drawn = {name: vector.clone() for name, vector in live.items()}, pack_generator(self._rng)
+        before, drawn = {name: vector.clone() for name, vector in live.items()}, pack(self._rng)
         steps = self.steps(prepared)
         try:
             gradients = next(steps)
@@ -203,7 +204,7 @@ class ActorCritic:
         except NonFiniteError:
             for name, vector in live.items():
                 vector.copy_(before[name])
-            self._rng = unpack_generator(drawn)
+            restore(self._rng, drawn)
             raise
 
     def steps(self, prepared: Unrolls) -> Generator[Gradients, Mapping[str, Tensor], Learned]:
@@ -252,17 +253,15 @@ class ActorCritic:
     def _gradients(self, batch: Unrolls, aims: Aims | None, measured: bool) -> Gradients:
         """``gradients``, with targets and advantages as given, or this pass's; with metrics where ``measured``."""
         network = self._network
-        gradient = network.gradient  # attached from here on
         now = self._evaluate(batch)
         aims = self._aims(batch, now) if aims is None else aims
-        ratio = (now.log_prob - batch.log_prob).clamp(max=LOG_RATIO_MAX).exp()
-        loss = self._loss(batch, now, aims, ratio)
+        loss = self.loss(batch, now, aims)
         network.differentiate(loss)
-        gradient_norm = network.clip(self._config.gradient_clip, self.updates)
+        gradient_norm = network.clip(self.updates)
         metrics: dict[str, float] = {}
         if measured:
-            metrics = {"loss": float(loss.detach()), **self._metrics(batch, now, ratio), "gradient_norm": gradient_norm}
-        return Gradients({GROUP: gradient}, None, metrics)
+            metrics = {"loss": float(loss.detach()), **self._metrics(batch, now), "gradient_norm": gradient_norm}
+        return Gradients({GROUP: network.gradient}, None, metrics)
 
     def _evaluate(self, batch: Unrolls) -> Evaluated:
         """The network's word on every observation; an LSTM runs anew from the state that the actor had."""
@@ -290,13 +289,13 @@ class ActorCritic:
             raise not_finite(worst, self.updates)
         return Aims(*found, now.values[:-1].detach())
 
-    def _loss(self, batch: Unrolls, now: Evaluated, aims: Aims, ratio: Tensor) -> Tensor:
+    def loss(self, batch: Unrolls, now: Evaluated, aims: Aims) -> Tensor:
         """Surrogate + c_v·½(V − target)² − c_e·H, summed over the steps that may be learned from; unless the sum is
         wanted, over the number of all steps, so that steps too old make the step shorter (Sample Factory)."""
         config = self._config
         advantage = normalized_advantage(aims.advantage, batch.fresh) if config.normalize_advantages else aims.advantage
         if config.surrogate == "clipped":
-            surrogate = clipped_surrogate(ratio, advantage, config.clip_ratio)
+            surrogate = clipped_surrogate(self._ratio(batch, now), advantage, config.clip_ratio)
         else:
             surrogate = gradient_surrogate(now.log_prob, advantage, config.probability_floor)
         values = now.values[: len(batch.mask)]
@@ -308,14 +307,19 @@ class ActorCritic:
         total = torch.where(batch.fresh, losses, 0.0).sum()
         return total if config.summed_loss else total / batch.mask.sum().clamp(min=1)
 
+    @staticmethod
+    def _ratio(batch: Unrolls, now: Evaluated) -> Tensor:
+        """π(a|s) / μ(a|s) of every step, [T, B]."""
+        return (now.log_prob - batch.log_prob).clamp(max=LOG_RATIO_MAX).exp()
+
     @property
     def _measures(self) -> bool:
         """Whether this update has metrics: one in so many gradient steps."""
         return self.updates % max(1, METRICS_PERIOD_UPDATES // (self._config.epochs * self._config.minibatches)) == 0
 
-    def _metrics(self, batch: Unrolls, now: Evaluated, ratio: Tensor) -> dict[str, float]:
+    def _metrics(self, batch: Unrolls, now: Evaluated) -> dict[str, float]:
         """Means over the steps: V, entropy, an estimate of KL(μ‖π), the share of clipped ratios, V-trace's ρ."""
-        config = self._config
+        config, ratio = self._config, self._ratio(batch, now)
         means = {"value": now.values[: len(batch.mask)], "entropy": now.entropy, "kl": batch.log_prob - now.log_prob}
         if config.surrogate == "clipped":
             means["clipped"] = ((ratio - 1.0).abs() > config.clip_ratio).float()
@@ -323,32 +327,5 @@ class ActorCritic:
             means["rho"] = ratio.clamp(max=config.rho_clip)
         return {name: float(values.detach()[batch.mask].mean()) for name, values in means.items()}
 
-    # Weights and state
-
-    def weights(self) -> dict[str, Array]:
-        """The network: parameter name -> float32 copy."""
-        return self._network.weights()
-
-    def load(self, weights: Arrays) -> None:
-        """Take a network.
-
-        Raises:
-            SpecError: the names or shapes are of another network.
-        """
-        self._network.load(weights)
-
-    def state_dict(self) -> dict[str, Array]:
-        """Parameters, optimizer, counters and RNG as flat named arrays."""
-        counters = {"updates": np.array(self.updates, np.int64), "rng": pack_generator(self._rng)}
-        return self._network.state_dict() | counters
-
-    def load_state_dict(self, state: Arrays) -> None:
-        """Go on exactly where ``state_dict`` was taken.
-
-        Raises:
-            SnapshotError: something is missing: the state is of another agent or optimizer.
-            SpecError: arrays are of another network.
-        """
-        self._network.load_state_dict(state)
-        self.updates = int(held(state, "updates"))
-        self._rng = unpack_generator(held(state, "rng"))
+    weights, load = trained_agent.weights, trained_agent.load
+    state_dict, load_state_dict = trained_agent.state_dict, trained_agent.load_state_dict

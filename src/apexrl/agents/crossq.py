@@ -48,6 +48,3 @@ class CrossQ(SAC):
         commit(self._critics.network)
         if "policy" in groups:
             commit(self._policy.network)
-
-    def _follow(self) -> None:
-        """There is nothing that follows."""

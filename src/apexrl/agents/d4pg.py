@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from apexrl.agents.deterministic import CriticLoss, Deterministic
+from apexrl.agents.deterministic import Deterministic
 from apexrl.agents.return_heads import support_of
+from apexrl.agents.trained_network import Loss
 from apexrl.agents.transition_batch import Transitions
 from apexrl.config import AgentConfig
 from apexrl.losses.deterministic import ascent_loss
@@ -36,14 +37,14 @@ class D4PG(Deterministic):
         """D_KL(Φ(R + d·Z(s', μ(s'))) ‖ Z(s, a)), the critic's loss."""
         return categorical_divergence(now[0], self._target_distribution(batch, later[0]))
 
-    def critic_loss(self, batch: Transitions) -> CriticLoss:
+    def critic_loss(self, batch: Transitions) -> Loss:
         """mean(w·D_KL(Φ(R + d·Z⁻(s', μ⁻(s'))) ‖ Z(s, a))): D4PG, algorithm 1, where Z is categorical."""
         with torch.no_grad():
             later = self._mu(self._policy.target, batch.next_observation)
             target = self._target_distribution(batch, self._critic.target(batch.next_observation, later)[0])
         logits = self._critic.network(batch.observation, self._box.to_unit(batch.action))[0]
         divergence = categorical_divergence(logits, target)
-        return CriticLoss((batch.weights * divergence).mean(), divergence.detach(), self._mean(logits.detach()))
+        return Loss((batch.weights * divergence).mean(), divergence.detach(), self._mean(logits.detach()))
 
     def policy_loss(self, batch: Transitions) -> Tensor:
         """A loss whose gradient is that of −mean E[Z(s, μ(s))], with ∂E[Z]/∂a clipped elementwise."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from apexrl.agents.deterministic import CriticLoss, Deterministic
+from apexrl.agents.deterministic import Deterministic
+from apexrl.agents.trained_network import Loss
 from apexrl.agents.transition_batch import Transitions, side_by_side
 from apexrl.config import AgentConfig
 from apexrl.losses.deterministic import bidirectional_loss, critic_target
@@ -28,7 +29,7 @@ class DDPG(Deterministic):
         """|δ1|, of Bi-Res-DDPG too."""
         return (critic_target(batch.reward, batch.discount, later[..., 0]) - now[0, :, 0]).abs()
 
-    def critic_loss(self, batch: Transitions) -> CriticLoss:
+    def critic_loss(self, batch: Transitions) -> Loss:
         """½·mean(w·δ²) with δ = R + d·Q⁻(s', μ⁻(s')) − Q(s, a); with η also ``bidirectional_loss``'s second half."""
         if self._config.residual:
             return self._loss_both_ways(batch)
@@ -38,9 +39,9 @@ class DDPG(Deterministic):
             target = critic_target(batch.reward, batch.discount, critic.target(batch.next_observation, later)[..., 0])
         q = critic.network(batch.observation, self._box.to_unit(batch.action))[0, :, 0]
         delta = target - q
-        return CriticLoss(td_loss(delta, batch.weights, self._config.huber), delta.detach().abs(), q.detach())
+        return Loss(td_loss(delta, batch.weights, self._config.huber), delta.detach().abs(), q.detach())
 
-    def _loss_both_ways(self, batch: Transitions) -> CriticLoss:
+    def _loss_both_ways(self, batch: Transitions) -> Loss:
         critic, policy, config = self._critic, self._policy, self._config
         both = side_by_side(batch.observation, batch.next_observation)
         action = self._box.to_unit(batch.action)
@@ -52,7 +53,7 @@ class DDPG(Deterministic):
         forward = torch.addcmul(batch.reward, batch.discount, target_next) - q
         backward = torch.addcmul(batch.reward, batch.discount, next_q) - target_q
         loss = bidirectional_loss(forward, backward, batch.weights, config.residual, config.huber)
-        return CriticLoss(loss, forward.detach().abs(), q.detach())
+        return Loss(loss, forward.detach().abs(), q.detach())
 
     def policy_loss(self, batch: Transitions) -> Tensor:
         """−mean Q(s, μ(s)): its gradient is the deterministic policy gradient (DDPG, equation 6)."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from apexrl.agents import trained_agent
 from apexrl.agents.box_actions import ActionBox
-from apexrl.agents.network_group import Parts
-from apexrl.agents.rng_state import pack_generator, unpack_generator
-from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained, held
+from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
+from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained
 from apexrl.agents.transition_batch import (
     Observation,
     Transitions,
@@ -22,20 +22,11 @@ from apexrl.agents.transition_batch import (
     fresh_transitions,
     on_device,
     side_by_side,
-    transitions,
 )
 from apexrl.config import AgentConfig
 from apexrl.networks.actor_critic import Critics, Policy
-from apexrl.protocols import Acted, Arrays, Learned, Sampled, State
-from apexrl.spec import Array, EnvSpec, Field
-
-
-class CriticLoss(NamedTuple):
-    """What the critics make of a batch."""
-
-    loss: Tensor  # scalar
-    priorities: Tensor  # [B] how wrong they were
-    values: Tensor  # Q(s, a), of any shape
+from apexrl.protocols import Acted, Arrays, State
+from apexrl.spec import EnvSpec, Field
 
 
 class Deterministic(ABC):
@@ -59,16 +50,15 @@ class Deterministic(ABC):
         self._config = config
         self._device = torch.device(device)
         self._box = ActionBox(spec.action, config.agent)
-        self._rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # the CPU's alone, where layers are made
+        self._rng = acting_generator(seed)
+        with seeded_layers(seed):
             policy = Policy(spec, config.hidden, self._box.size, config.image_units, config.network)
             units = config.critic_hidden or config.hidden
             critic = Critics(spec, units, critics, outputs, config.image_units, config.network)
         self._policy = Trained("policy", policy.to(self._device), config, config.policy_learning_rate, target=True)
         self._critic = Trained("critic", critic.to(self._device), config, target=True)
         self.networks: dict[str, Trained[Any]] = {"policy": self._policy, "critic": self._critic}
-        self._parts = Parts(*self.networks.values())
+        self.generators: dict[str, RandomGenerator] = {"rng": self._rng}
         self.updates = 0  # learner updates made: of the critics
 
     @property
@@ -83,7 +73,7 @@ class Deterministic(ABC):
         """Priorities [B] from the critics' answers, [K, B, O], on (s, a) and on (s', μ(s'))."""
 
     @abstractmethod
-    def critic_loss(self, batch: Transitions) -> CriticLoss:
+    def critic_loss(self, batch: Transitions) -> Loss:
         """What the critics are to minimise."""
 
     @abstractmethod
@@ -120,9 +110,7 @@ class Deterministic(ABC):
 
     # Learning
 
-    def prepare(self, batch: Sampled) -> Transitions:
-        """Hand a batch over to the device; asynchronous on CUDA, no copy on the CPU."""
-        return transitions(batch, self._device)
+    prepare = trained_agent.prepare
 
     def gradients(self, batch: Transitions) -> Gradients:
         """Clipped gradients of the ``critic`` and, every ``policy_period_updates``, of the ``policy``, both at the same
@@ -131,22 +119,22 @@ class Deterministic(ABC):
         Raises:
             NonFiniteError: a TD error or a gradient is NaN or infinite; parameters are as before.
         """
-        config, policy, critic = self._config, self._policy, self._critic
-        loss, errors, values = self.critic_loss(batch)
-        critic.differentiate(loss)
-        priorities = as_array(errors)
-        norm = critic.clip(config.gradient_clip, self.updates, priorities)
+        policy, critic = self._policy, self._critic
+        found = self.critic_loss(batch)
+        critic.differentiate(found.loss)
+        priorities = as_array(found.priorities)
+        norm = critic.clip(self.updates, priorities)
         groups = {"critic": critic.gradient}
-        if (self.updates + 1) % config.policy_period_updates == 0:
+        if (self.updates + 1) % self._config.policy_period_updates == 0:
             policy.differentiate(self.policy_loss(batch))
-            policy.clip(config.gradient_clip, self.updates)
+            policy.clip(self.updates)
             groups["policy"] = policy.gradient
         metrics: dict[str, float] = {}
         if self.updates % METRICS_PERIOD_UPDATES == 0:
             metrics = {
-                "loss": float(loss.detach()),
+                "loss": float(found.loss.detach()),
                 "priority": float(priorities.mean()),
-                "q": float(values.mean()),
+                "q": float(found.q.detach().mean()),
                 "gradient_norm": norm,
             }
         return Gradients(groups, priorities, metrics)
@@ -162,48 +150,10 @@ class Deterministic(ABC):
             self._policy.follow(self.updates)
             self._critic.follow(self.updates)
 
-    def update(self, prepared: Transitions) -> Learned:
-        """One learner update: ``gradients`` and ``apply``.
-
-        Raises:
-            NonFiniteError: as ``gradients``; nothing was changed.
-        """
-        groups, priorities, metrics = self.gradients(prepared)
-        self.apply(groups)
-        return Learned(priorities, metrics)
+    update, weights, load = trained_agent.update, trained_agent.weights, trained_agent.load
+    state_dict, load_state_dict = trained_agent.state_dict, trained_agent.load_state_dict
 
     @staticmethod
     def _mu(policy: Policy, observation: Observation) -> Tensor:
         """μ(s), in −1 … 1, [B, d]."""
         return torch.tanh(policy(observation))
-
-    # Weights and state
-
-    def weights(self) -> dict[str, Array]:
-        """Policy and critics: parameter name -> float32 copy. Actors need the critics for priorities; so does a learner
-        that begins again without a checkpoint."""
-        return self._parts.weights()
-
-    def load(self, weights: Arrays) -> None:
-        """Take policy and critics.
-
-        Raises:
-            SpecError: the names or shapes are of other networks.
-        """
-        self._parts.load(weights)
-
-    def state_dict(self) -> dict[str, Array]:
-        """Parameters, targets, optimizers, counters and RNG as flat named arrays."""
-        counters = {"updates": np.array(self.updates, np.int64), "rng": pack_generator(self._rng)}
-        return self._parts.state_dict() | counters
-
-    def load_state_dict(self, state: Arrays) -> None:
-        """Go on exactly where ``state_dict`` was taken.
-
-        Raises:
-            SnapshotError: something is missing: the state is of another agent or optimizer.
-            SpecError: arrays are of other networks.
-        """
-        self._parts.load_state_dict(state)
-        self.updates = int(held(state, "updates"))
-        self._rng = unpack_generator(held(state, "rng"))

@@ -50,6 +50,11 @@ class Choices:
             return index
         return np.stack(np.unravel_index(index, self._nvec), axis=1).astype(np.int64, copy=False)
 
+    def epsilon_greedy(self, index: Ints, exploration: NDArray[np.float32], rng: np.random.Generator) -> Ints:
+        """Numbers [B], each replaced by a uniformly random one with the probability ε = ``exploration`` [B]."""
+        explore = rng.random(len(index), np.float32) < exploration
+        return np.where(explore, rng.integers(self.n, size=len(index)), index)
+
     def index(self, actions: Tensor) -> Tensor:
         """The environment's actions, [B] or [B, k], as numbers, int64 [B]."""
         if not self._nvec:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,25 +10,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from apexrl.agents import soft_update, trained_agent
 from apexrl.agents.discrete_actions import Choices
-from apexrl.agents.network_group import Parts
-from apexrl.agents.rng_state import pack_generator, unpack_generator
+from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
+from apexrl.agents.soft_update import CriticLoss, PolicyLoss
 from apexrl.agents.temperature import Temperature
-from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained, held
+from apexrl.agents.trained_network import Gradients, Trained
 from apexrl.agents.transition_batch import (
     Transitions,
     as_array,
     fresh_transitions,
     on_device,
     side_by_side,
-    transitions,
 )
 from apexrl.config import AgentConfig
 from apexrl.losses import critics_loss, soft_value
 from apexrl.networks.action_value_critic import ActionValues
 from apexrl.networks.actor_critic import Policy
-from apexrl.protocols import Acted, Arrays, Learned, Sampled, State
-from apexrl.spec import Array, EnvSpec, Field
+from apexrl.protocols import Acted, Arrays, State
+from apexrl.spec import EnvSpec, Field
 
 CRITICS = 2
 ENTROPY_SHARE = 0.89  # of log n: the target entropy (CleanRL; Christodoulou's 0.98 is nearly uniform)
@@ -58,10 +57,9 @@ class DiscreteSAC:
         self._config = config
         self._device = torch.device(device)
         self._choices = Choices(spec.action, config.agent)
-        self._rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
+        self._rng = acting_generator(seed)
         n, hidden = self._choices.n, config.critic_hidden or config.hidden
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # the CPU's alone, where layers are made
+        with seeded_layers(seed):
             policy = Policy(spec, config.hidden, n, config.image_units, config.network)
             critics = ActionValues(spec, hidden, CRITICS, n, config.image_units, config.network)
         self._policy = Trained("policy", policy.to(self._device), config, config.policy_learning_rate)
@@ -73,7 +71,7 @@ class DiscreteSAC:
             "critics": self._critics,
             "temperature": self._temperature.trained,
         }
-        self._parts = Parts(*self.networks.values())
+        self.generators: dict[str, RandomGenerator] = {"rng": self._rng}
         self.updates = 0  # learner updates made
 
     @property
@@ -110,104 +108,46 @@ class DiscreteSAC:
 
     # Learning
 
-    def prepare(self, batch: Sampled) -> Transitions:
-        """Hand a batch over to the device; asynchronous on CUDA, no copy on the CPU."""
-        return transitions(batch, self._device)
+    prepare = trained_agent.prepare
+
+    def critic_loss(self, batch: Transitions, values: Tensor) -> CriticLoss:
+        """Σ_k mean(w·L(y − Q_k(s, a))) with y = R + d·Σ_a' π(a'|s')·(min_k Q⁻_k(s', a') − α·log π(a'|s')).
+
+        Args:
+            values: Q_k(s, ·) [2, B, n], differentiable.
+        """
+        with torch.no_grad():
+            log_probs = torch.log_softmax(self._policy.network(batch.next_observation), dim=1)  # [B, n]
+            next_value = soft_value(self._critics.target(batch.next_observation), log_probs, self._temperature.value)
+            target = torch.addcmul(batch.reward, batch.discount, next_value)  # [B]
+        q = self._taken(values, batch.action)  # [2, B]
+        delta = target - q
+        loss = critics_loss(delta, batch.weights, self._config.huber)
+        entropy = -(log_probs.exp() * log_probs).sum(dim=1).mean()
+        return CriticLoss(loss, delta.detach().abs().mean(dim=0), q, entropy)
+
+    def policy_loss(self, batch: Transitions, values: Tensor) -> PolicyLoss:
+        """−mean(Σ_a π(a|s)·(min_k Q_k(s, a) − α·log π(a|s))).
+
+        Args:
+            values: Q_k(s, ·) [2, B, n], constant.
+        """
+        log_probs = torch.log_softmax(self._policy.network(batch.observation), dim=1)  # [B, n]
+        loss = -soft_value(values, log_probs, self._temperature.value).mean()
+        return PolicyLoss(loss, (log_probs.exp() * log_probs).sum(dim=1))
 
     def gradients(self, batch: Transitions) -> Gradients:
-        """Gradients of the ``critics`` and, every ``policy_period_updates``, of ``policy`` and ``temperature``; |δ| of
-        every row is the mean over both critics.
-
-        Raises:
-            NonFiniteError: δ or a gradient is NaN or infinite; parameters are as before.
-        """
-        config, policy, critics = self._config, self._policy, self._critics
-        temperature = self._temperature.value
-
-        with torch.no_grad():
-            next_log_probs = torch.log_softmax(policy.network(batch.next_observation), dim=1)
-            next_value = soft_value(critics.target(batch.next_observation), next_log_probs, temperature)
-            target = torch.addcmul(batch.reward, batch.discount, next_value)
-        values = critics.network(batch.observation)
-        q = self._taken(values, batch.action)
-        delta = target - q
-        loss = critics_loss(delta, batch.weights, config.huber)
-        critics.differentiate(loss)
-        priorities = as_array(delta.detach().abs().mean(dim=0))
-        norm = critics.clip(config.gradient_clip, self.updates, priorities)
-        groups = {"critics": critics.gradient}
-
-        if (self.updates + 1) % config.policy_period_updates == 0:
-            log_probs = torch.log_softmax(policy.network(batch.observation), dim=1)
-            policy.differentiate(-soft_value(values.detach(), log_probs, temperature).mean())
-            policy.clip(config.gradient_clip, self.updates)
-            expected = (log_probs.exp() * log_probs).sum(dim=1)  # E log π
-            groups |= {"policy": policy.gradient, "temperature": self._temperature.gradient(expected)}
-
-        metrics: dict[str, float] = {}
-        if self.updates % METRICS_PERIOD_UPDATES == 0:
-            metrics = {
-                "loss": float(loss.detach()),
-                "priority": float(priorities.mean()),
-                "q": float(q.detach().mean()),
-                "gradient_norm": norm,
-                "temperature": float(temperature),
-                "entropy": -float((next_log_probs.exp() * next_log_probs).sum(dim=1).mean()),
-            }
-        return Gradients(groups, priorities, metrics)
+        """Clipped gradients of the losses above and of the temperature's: see ``soft_update.gradients``."""
+        values = self._critics.network(batch.observation)
+        found = self.critic_loss(batch, values)
+        return soft_update.gradients(self, found, lambda: self.policy_loss(batch, values.detach()))
 
     def _taken(self, values: Tensor, action: Tensor) -> Tensor:
         """Q(s, a) [K, B] of [K, B, n]."""
         index = self._choices.index(action).expand(values.shape[:2])
         return values.gather(2, index.unsqueeze(2)).squeeze(2)
 
-    def apply(self, groups: Mapping[str, Tensor]) -> None:
-        """One step of each optimizer whose group is there. Target critics move a little with every step of the policy,
-        or are copied every ``target_period_updates``."""
-        self._critics.step(groups["critics"])
-        self.updates += 1
-        if "policy" in groups:
-            self._policy.step(groups["policy"])
-            self._temperature.step(groups["temperature"])
-        if "policy" in groups or not self._config.polyak:
-            self._critics.follow(self.updates)
+    apply = soft_update.apply
 
-    def update(self, prepared: Transitions) -> Learned:
-        """One learner update: ``gradients`` and ``apply``.
-
-        Raises:
-            NonFiniteError: as ``gradients``; nothing was changed.
-        """
-        groups, priorities, metrics = self.gradients(prepared)
-        self.apply(groups)
-        return Learned(priorities, metrics)
-
-    # Weights and state
-
-    def weights(self) -> dict[str, Array]:
-        """The policy, and the critics and α, from which actors compute priorities: name -> float32 copy."""
-        return self._parts.weights()
-
-    def load(self, weights: Arrays) -> None:
-        """Take a policy, critics and α.
-
-        Raises:
-            SpecError: the names or shapes are of other networks.
-        """
-        self._parts.load(weights)
-
-    def state_dict(self) -> dict[str, Array]:
-        """Parameters, targets, optimizers, counters and RNG as flat named arrays."""
-        counters = {"updates": np.array(self.updates, np.int64), "rng": pack_generator(self._rng)}
-        return self._parts.state_dict() | counters
-
-    def load_state_dict(self, state: Arrays) -> None:
-        """Go on exactly where ``state_dict`` was taken.
-
-        Raises:
-            SnapshotError: something is missing: the state is of another agent or optimizer.
-            SpecError: arrays are of other networks.
-        """
-        self._parts.load_state_dict(state)
-        self.updates = int(held(state, "updates"))
-        self._rng = unpack_generator(held(state, "rng"))
+    update, weights, load = trained_agent.update, trained_agent.weights, trained_agent.load
+    state_dict, load_state_dict = trained_agent.state_dict, trained_agent.load_state_dict

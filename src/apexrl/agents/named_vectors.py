@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from apexrl.agents.trained_agent import refresh
 from apexrl.agents.trained_network import Trained
 from apexrl.errors import AgentError, SpecError
 from apexrl.protocols import STATISTICS
@@ -94,11 +95,6 @@ def share(agent: Any, owner: Any, statistics: bool) -> None:
         theirs = owners[group]
         network.bind(theirs.vectors() if statistics else {"online": theirs.parameters.vector})
     refresh(agent)
-
-
-def refresh(agent: Any) -> None:
-    """Tell the agent that its parameters were changed from outside, if it wants to know."""
-    getattr(agent, "refresh", lambda: None)()
 
 
 def _vectors(agent: Any) -> dict[str, Tensor]:

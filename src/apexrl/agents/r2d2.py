@@ -10,17 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from apexrl.agents import trained_agent
 from apexrl.agents.discrete_actions import Choices
-from apexrl.agents.rng_state import pack_generator, unpack_generator
+from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
 from apexrl.agents.sequence_batch import C, H, Sequences, items_time_first, sequences
-from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained, held
+from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained
 from apexrl.agents.transition_batch import as_array, on_device
 from apexrl.config import AgentConfig
 from apexrl.errors import AgentError
 from apexrl.losses import sequence_loss, sequence_priority, sequence_target, unscale
 from apexrl.networks.recurrent import LSTMState, RecurrentQ
-from apexrl.protocols import Acted, Arrays, Item, Learned, Sampled, State
-from apexrl.spec import Array, EnvSpec, Field
+from apexrl.protocols import Acted, Arrays, Item, Sampled, State
+from apexrl.spec import EnvSpec, Field
 
 
 class R2D2:
@@ -49,14 +50,14 @@ class R2D2:
         self._config = config
         self._device = torch.device(device)
         self._choices = Choices(spec.action, config.agent)
-        self._rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # the CPU's alone, where layers are made
+        self._rng = acting_generator(seed)
+        with seeded_layers(seed):
             network = RecurrentQ(
                 spec, config.hidden, config.recurrent_units, config.dueling, config.image_units, config.network
             )
         self._network = Trained("", network.to(self._device), config, target=True)
         self.networks: dict[str, Trained[Any]] = {"q": self._network}
+        self.generators: dict[str, RandomGenerator] = {"rng": self._rng}
         self._stacked = spec.stack > 1
         self.updates = 0  # learner updates made
 
@@ -88,8 +89,7 @@ class R2D2:
         actions = q.argmax(axis=1)
         value = q[np.arange(rows), actions]
         if not greedy:
-            explore = self._rng.random(rows, np.float32) < exploration
-            actions = np.where(explore, self._rng.integers(self._choices.n, size=rows), actions)
+            actions = self._choices.epsilon_greedy(actions, exploration, self._rng)
         extras = {"q": q[np.arange(rows), actions], "value": value, H: state[H], C: state[C]}
         return Acted(self._choices.to_env(actions), extras, {H: h, C: c})
 
@@ -113,35 +113,41 @@ class R2D2:
         """Hand a batch over to the device, time first."""
         return sequences(batch, self._config.burn_in, (H, C), self._device)
 
-    def gradients(self, batch: Sequences) -> Gradients:
-        """The clipped gradient of Σ_t ½δ_t², as group ``q``, and the priority of every sequence.
-
-        Raises:
-            NonFiniteError: δ or the gradient is NaN or infinite; parameters are as before.
-        """
+    def loss(self, batch: Sequences) -> Loss:
+        """mean(w·Σ_t L(y_t − Q(s_t, a_t))) with ``sequence_target`` for y; values are rescaled (section 2.3)."""
         config, network = self._config, self._network
-        q = self._values(network.network, batch)
+        q = self._values(network.network, batch)  # [L + 1, B, n]
         with torch.no_grad():
             next_q = self._values(network.target, batch)
         chosen = (q.detach() if config.double else next_q).argmax(dim=2, keepdim=True)
-        bootstrap = next_q.gather(2, chosen).squeeze(2)
+        bootstrap = next_q.gather(2, chosen).squeeze(2)  # [L + 1, B]
         target = sequence_target(
             batch.reward, batch.discount, batch.mask, bootstrap, config.n_step, config.rescaling_eps
         )
         action = self._choices.index(batch.action.flatten(0, 1)).view(batch.reward.shape)
-        taken = q[:-1].gather(2, action.unsqueeze(2)).squeeze(2)
+        taken = q[:-1].gather(2, action.unsqueeze(2)).squeeze(2)  # [L, B]
         delta = torch.where(batch.mask, target - taken, 0.0)
         loss = sequence_loss(torch.where(batch.fresh, delta, 0.0), batch.weights, config.huber)
-        network.differentiate(loss)
-        priorities = as_array(sequence_priority(delta, batch.mask, config.priority_eta))
-        gradient_norm = network.clip(config.gradient_clip, self.updates, priorities)
+        return Loss(loss, sequence_priority(delta.detach(), batch.mask, config.priority_eta), taken)
+
+    def gradients(self, batch: Sequences) -> Gradients:
+        """The clipped gradient of ``loss``, as group ``q``, and the priority of every sequence.
+
+        Raises:
+            NonFiniteError: δ or the gradient is NaN or infinite; parameters are as before.
+        """
+        network = self._network
+        found = self.loss(batch)
+        network.differentiate(found.loss)
+        priorities = as_array(found.priorities)
+        norm = network.clip(self.updates, priorities)
         metrics: dict[str, float] = {}
         if self.updates % METRICS_PERIOD_UPDATES == 0:
             metrics = {
-                "loss": float(loss.detach()),
+                "loss": float(found.loss.detach()),
                 "priority": float(priorities.mean()),
-                "q": float(unscale(taken.detach(), config.rescaling_eps)[batch.mask].mean()),
-                "gradient_norm": gradient_norm,
+                "q": float(unscale(found.q.detach(), self._config.rescaling_eps)[batch.mask].mean()),
+                "gradient_norm": norm,
             }
         return Gradients({"q": network.gradient}, priorities, metrics)
 
@@ -162,42 +168,5 @@ class R2D2:
         self.updates += 1
         self._network.follow(self.updates)
 
-    def update(self, prepared: Sequences) -> Learned:
-        """One learner update: ``gradients`` and ``apply``.
-
-        Raises:
-            NonFiniteError: as ``gradients``; nothing was changed.
-        """
-        groups, priorities, metrics = self.gradients(prepared)
-        self.apply(groups)
-        return Learned(priorities, metrics)
-
-    # Weights and state
-
-    def weights(self) -> dict[str, Array]:
-        """The online network: parameter name -> float32 copy."""
-        return self._network.weights()
-
-    def load(self, weights: Arrays) -> None:
-        """Take an online network.
-
-        Raises:
-            SpecError: the names or shapes are of another network.
-        """
-        self._network.load(weights)
-
-    def state_dict(self) -> dict[str, Array]:
-        """Parameters, target, optimizer, counters and RNG as flat named arrays."""
-        counters = {"updates": np.array(self.updates, np.int64), "rng": pack_generator(self._rng)}
-        return self._network.state_dict() | counters
-
-    def load_state_dict(self, state: Arrays) -> None:
-        """Go on exactly where ``state_dict`` was taken.
-
-        Raises:
-            SnapshotError: something is missing: the state is of another agent or optimizer.
-            SpecError: arrays are of another network.
-        """
-        self._network.load_state_dict(state)
-        self.updates = int(held(state, "updates"))
-        self._rng = unpack_generator(held(state, "rng"))
+    update, weights, load = trained_agent.update, trained_agent.weights, trained_agent.load
+    state_dict, load_state_dict = trained_agent.state_dict, trained_agent.load_state_dict

@@ -14,18 +14,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from apexrl.agents.accelerated import accelerated
 from apexrl.agents.bootstrap import Targets
 from apexrl.config import AgentConfig
 from apexrl.errors import AgentError
 from apexrl.losses import (
     categorical_divergence,
     categorical_projection,
+    huber_loss,
     quantile_gradient,
     quantile_loss,
     taken,
     td_error,
     td_gradient,
-    td_loss,
 )
 from apexrl.protocols import Arrays
 from apexrl.spec import Array, Field
@@ -64,14 +65,18 @@ class Returns(Protocol):
         """R + d·Z of the later state, [B] or [B, N]."""
         ...
 
-    def differentiate(
-        self, z: Tensor, fractions: Tensor | None, action: Tensor, target: Tensor, weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """∂ ``loss`` / ∂z, like z, and the rows' priorities [B]. ``fractions``: τ [B, N] of an implicit network."""
+    def losses(self, z: Tensor, fractions: Tensor | None, action: Tensor, target: Tensor) -> Tensor:
+        """The loss of every row, [B]. ``fractions``: τ [B, N] of an implicit network."""
         ...
 
-    def loss(self, z: Tensor, fractions: Tensor | None, action: Tensor, target: Tensor, weights: Tensor) -> Tensor:
-        """The mean over the batch of w·loss, a scalar."""
+    def errors(self, z: Tensor, action: Tensor, target: Tensor) -> Tensor:
+        """Their priorities, [B], without gradient."""
+        ...
+
+    def gradient(
+        self, z: Tensor, fractions: Tensor | None, action: Tensor, target: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The accelerator of ``losses``: ∂ mean(w·losses) / ∂z in closed form, like z, and ``errors``."""
         ...
 
     def fields(self, actions: int) -> dict[str, Field]:
@@ -83,7 +88,7 @@ class Returns(Protocol):
         ...
 
     def priorities(self, fresh: Fresh, targets: Targets) -> Tensor:
-        """Of recorded items, [B], on the scale of ``differentiate``'s."""
+        """Of recorded items, [B], on the scale of ``errors``."""
         ...
 
 
@@ -104,14 +109,18 @@ class Expected:
     def backed_up(self, reward: Tensor, discount: Tensor, later: Tensor) -> Tensor:
         return torch.addcmul(reward, discount, later)
 
-    def differentiate(
+    @accelerated
+    def losses(self, z: Tensor, fractions: Tensor | None, action: Tensor, target: Tensor) -> Tensor:
+        return huber_loss(td_error(z, action, target), self._huber)
+
+    def errors(self, z: Tensor, action: Tensor, target: Tensor) -> Tensor:
+        return td_error(z.detach(), action, target).abs()
+
+    def gradient(
         self, z: Tensor, fractions: Tensor | None, action: Tensor, target: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         delta = td_error(z, action, target)
         return td_gradient(delta, action, weights, z.shape[1], self._huber), delta.abs()
-
-    def loss(self, z: Tensor, fractions: Tensor | None, action: Tensor, target: Tensor, weights: Tensor) -> Tensor:
-        return td_loss(td_error(z, action, target), weights, self._huber)
 
     def fields(self, actions: int) -> dict[str, Field]:
         return recorded_means(actions)
@@ -143,15 +152,19 @@ class Categorical:
     def backed_up(self, reward: Tensor, discount: Tensor, later: Tensor) -> Tensor:
         return categorical_projection(reward, discount, later, self._support.to(later.device))
 
-    def differentiate(
+    @accelerated
+    def losses(self, z: Tensor, fractions: Tensor | None, action: Tensor, target: Tensor) -> Tensor:
+        return categorical_divergence(taken(z, action), target)
+
+    def errors(self, z: Tensor, action: Tensor, target: Tensor) -> Tensor:
+        return categorical_divergence(taken(z.detach(), action), target)
+
+    def gradient(
         self, z: Tensor, fractions: Tensor | None, action: Tensor, target: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         logits = taken(z, action)
         slope = (torch.softmax(logits, dim=1) - target) * (weights / len(weights))[:, None]
         return at_action(z, action, slope), categorical_divergence(logits, target)
-
-    def loss(self, z: Tensor, fractions: Tensor | None, action: Tensor, target: Tensor, weights: Tensor) -> Tensor:
-        return (weights * categorical_divergence(taken(z, action), target)).mean()
 
     def fields(self, actions: int) -> dict[str, Field]:
         return {name: Field((self.outputs,), "float32", sampled=False) for name in ("taken", "greedy")}
@@ -192,17 +205,21 @@ class Quantiles:
     def backed_up(self, reward: Tensor, discount: Tensor, later: Tensor) -> Tensor:
         return torch.addcmul(reward[:, None], discount[:, None], later)
 
-    def differentiate(
+    @accelerated
+    def losses(self, z: Tensor, fractions: Tensor | None, action: Tensor, target: Tensor) -> Tensor:
+        asked = self._middles if fractions is None else fractions
+        return quantile_loss(taken(z, action), asked, target, self._huber)
+
+    def errors(self, z: Tensor, action: Tensor, target: Tensor) -> Tensor:
+        return (target.mean(dim=1) - taken(z.detach(), action).mean(dim=1)).abs()
+
+    def gradient(
         self, z: Tensor, fractions: Tensor | None, action: Tensor, target: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         quantiles = taken(z, action)
         asked = self._middles if fractions is None else fractions
         slope = quantile_gradient(quantiles, asked, target, self._huber) * (weights / len(weights))[:, None]
         return at_action(z, action, slope), (target.mean(dim=1) - quantiles.mean(dim=1)).abs()
-
-    def loss(self, z: Tensor, fractions: Tensor | None, action: Tensor, target: Tensor, weights: Tensor) -> Tensor:
-        asked = self._middles if fractions is None else fractions
-        return (weights * quantile_loss(taken(z, action), asked, target, self._huber)).mean()
 
     def fields(self, actions: int) -> dict[str, Field]:
         return recorded_means(actions)

@@ -1,63 +1,68 @@
-"""A generator's state as an array, so that a checkpoint holds nothing but arrays."""
+"""Random generators of agents: made from a seed, and saved as arrays."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from apexrl.errors import SnapshotError
 from apexrl.spec import Array
 
+RandomGenerator = np.random.Generator | torch.Generator
+
 _WORD = (1 << 64) - 1
 
 
-def pack_generator(generator: np.random.Generator) -> NDArray[np.uint64]:
-    """uint64 [6]: PCG64's state and increment (low word, high word each), and its spare half draw."""
+def acting_generator(seed: int) -> np.random.Generator:
+    """The generator of an agent's exploration."""
+    return np.random.default_rng(np.random.SeedSequence([seed, 1]))
+
+
+def noise_generator(seed: int) -> torch.Generator:
+    """PyTorch's generator for a learner's noise. It is on the CPU, so that a run goes on alike on any device."""
+    return torch.Generator().manual_seed(seed)
+
+
+@contextmanager
+def seeded_layers(seed: int) -> Iterator[None]:
+    """Layers made within begin with the weights of this seed; PyTorch's own generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # the CPU's alone, where layers are made
+        yield
+
+
+def pack(generator: RandomGenerator) -> Array:
+    """A generator's state. Of NumPy's PCG64 uint64 [6]: state and increment (low word, high word each), and its spare
+    half draw; of PyTorch's uint8."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy()
     state: Any = generator.bit_generator.state
     words = [word for name in ("state", "inc") for word in (state["state"][name] & _WORD, state["state"][name] >> 64)]
     return np.array([*words, state["has_uint32"], state["uinteger"]], np.uint64)
 
 
-def unpack_generator(packed: Array) -> np.random.Generator:
-    """The inverse of ``pack_generator``.
+def restore(generator: RandomGenerator, packed: Array) -> None:
+    """Put a generator back to the state that ``pack`` gave.
 
     Raises:
-        SnapshotError: not such an array.
+        SnapshotError: the array is no such state.
     """
-    if packed.shape != (6,) or packed.dtype != np.uint64:
-        raise SnapshotError(f"a random generator's state is uint64 [6], not {packed.dtype} {packed.shape}")
+    like = pack(generator)
+    if packed.shape != like.shape or packed.dtype != like.dtype:
+        raise SnapshotError(
+            f"a random generator's state is {like.dtype} {like.shape}, not {packed.dtype} {packed.shape}"
+        )
+    if isinstance(generator, torch.Generator):
+        generator.set_state(torch.from_numpy(np.array(packed)))
+        return
     low, high, inc_low, inc_high, has_uint32, uinteger = (int(word) for word in packed)
-    bits = np.random.PCG64()
-    bits.state = {
+    generator.bit_generator.state = {
         "bit_generator": "PCG64",
         "state": {"state": high << 64 | low, "inc": inc_high << 64 | inc_low},
         "has_uint32": has_uint32,
         "uinteger": uinteger,
     }
-    return np.random.Generator(bits)
-
-
-def noise_generator(seed: int) -> torch.Generator:
-    """PyTorch's generator for a learner's noise. On the CPU: a run goes on alike on any device."""
-    return torch.Generator().manual_seed(seed)
-
-
-def pack_noise(generator: torch.Generator) -> NDArray[np.uint8]:
-    """Its state as an array."""
-    return cast("NDArray[np.uint8]", generator.get_state().numpy())
-
-
-def unpack_noise(packed: Array) -> torch.Generator:
-    """The inverse of ``pack_noise``.
-
-    Raises:
-        SnapshotError: not such an array.
-    """
-    generator = torch.Generator()
-    if packed.dtype != np.uint8 or packed.shape != tuple(generator.get_state().shape):
-        raise SnapshotError(f"the state of a generator of noise is uint8, not {packed.dtype} {packed.shape}")
-    generator.set_state(torch.from_numpy(np.array(packed)))
-    return generator

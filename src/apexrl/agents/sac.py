@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,25 +9,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from apexrl.agents import soft_update, trained_agent
 from apexrl.agents.box_actions import ActionBox
-from apexrl.agents.network_group import Parts
-from apexrl.agents.rng_state import noise_generator, pack_generator, pack_noise, unpack_generator, unpack_noise
+from apexrl.agents.rng_state import RandomGenerator, acting_generator, noise_generator, seeded_layers
+from apexrl.agents.soft_update import CriticLoss, PolicyLoss
 from apexrl.agents.temperature import Temperature
-from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained, held
+from apexrl.agents.trained_network import Gradients, Trained
 from apexrl.agents.transition_batch import (
     Transitions,
     as_array,
     fresh_transitions,
     on_device,
     side_by_side,
-    transitions,
 )
 from apexrl.config import AgentConfig
 from apexrl.losses import critics_loss, policy_loss, soft_target
 from apexrl.networks.actor_critic import Critics, Policy
 from apexrl.networks.squashed_gaussian import gaussian, squash
-from apexrl.protocols import Acted, Arrays, Learned, Sampled, State
-from apexrl.spec import Array, EnvSpec, Field
+from apexrl.protocols import Acted, Arrays, State
+from apexrl.spec import EnvSpec, Field
 
 CRITICS = 2  # the smaller of two values counts (Fujimoto et al. 2018, section 4.2)
 
@@ -58,10 +57,9 @@ class SAC:
         self._config = config
         self._device = torch.device(device)
         self._box = ActionBox(spec.action, config.agent)
-        self._rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
+        self._rng = acting_generator(seed)
         self._noise = noise_generator(seed)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # the CPU's alone, where layers are made
+        with seeded_layers(seed):
             policy, critics = self._networks(spec)
         self._policy = Trained("policy", policy.to(self._device), config, config.policy_learning_rate)
         self._critics = Trained("critics", critics.to(self._device), config, target=self._targets)
@@ -72,7 +70,7 @@ class SAC:
             "critics": self._critics,
             "temperature": self._temperature.trained,
         }
-        self._parts = Parts(*self.networks.values())
+        self.generators: dict[str, RandomGenerator] = {"rng": self._rng, "noise": self._noise}
         self.updates = 0  # learner updates made
 
     def _networks(self, spec: EnvSpec) -> tuple[nn.Module, nn.Module]:
@@ -124,49 +122,37 @@ class SAC:
 
     # Learning
 
-    def prepare(self, batch: Sampled) -> Transitions:
-        """Hand a batch over to the device; asynchronous on CUDA, no copy on the CPU."""
-        return transitions(batch, self._device)
+    prepare = trained_agent.prepare
+
+    def critic_loss(self, batch: Transitions, noise: Tensor) -> CriticLoss:
+        """Σ_k mean(w·L(y − Q_k(s, a))) with y = R + d·(min_k Q⁻_k(s', a') − α·log π(a'|s')).
+
+        Args:
+            noise: [B, d] standard normal, of which the policy makes a'.
+        """
+        with torch.no_grad():
+            next_action, next_log_prob = squash(*gaussian(self._policy.network(batch.next_observation)), noise)
+        q, next_q = self._values(batch, next_action)  # [2, B]
+        target = soft_target(batch.reward, batch.discount, next_q, next_log_prob, self._temperature.value)  # [B]
+        delta = target - q
+        loss = critics_loss(delta, batch.weights, self._config.huber)
+        return CriticLoss(loss, delta.detach().abs().mean(dim=0), q, -next_log_prob.mean())
+
+    def policy_loss(self, batch: Transitions, noise: Tensor) -> PolicyLoss:
+        """mean(α·log π(a|s) − min_k Q_k(s, a)).
+
+        Args:
+            noise: [B, d] standard normal, of which the policy makes a.
+        """
+        action, log_prob = squash(*gaussian(self._policy_output(batch)), noise)
+        q = self._critics.network(batch.observation, action, frozen=True).squeeze(2)  # [2, B]
+        return PolicyLoss(policy_loss(q, log_prob, self._temperature.value), log_prob)
 
     def gradients(self, batch: Transitions) -> Gradients:
-        """Gradients of the ``critics`` and, every ``policy_period_updates``, of ``policy`` and ``temperature``; |δ| of
-        every row is the mean over both critics.
-
-        Raises:
-            NonFiniteError: δ or a gradient is NaN or infinite; parameters are as before.
-        """
-        config, policy, critics = self._config, self._policy, self._critics
+        """Clipped gradients of the losses above and of the temperature's: see ``soft_update.gradients``."""
         noise = torch.randn(2, len(batch.reward), self._box.size, generator=self._noise).to(self._device)
-        temperature = self._temperature.value
-
-        with torch.no_grad():
-            next_action, next_log_prob = squash(*gaussian(policy.network(batch.next_observation)), noise[1])
-        q, next_q = self._values(batch, next_action)
-        delta = soft_target(batch.reward, batch.discount, next_q, next_log_prob, temperature) - q
-        loss = critics_loss(delta, batch.weights, config.huber)
-        critics.differentiate(loss)
-        priorities = as_array(delta.detach().abs().mean(dim=0))
-        norm = critics.clip(config.gradient_clip, self.updates, priorities)
-        groups = {"critics": critics.gradient}
-
-        if (self.updates + 1) % config.policy_period_updates == 0:
-            action, log_prob = squash(*gaussian(self._policy_output(batch)), noise[0])
-            value = critics.network(batch.observation, action, frozen=True).squeeze(2)
-            policy.differentiate(policy_loss(value, log_prob, temperature))
-            policy.clip(config.gradient_clip, self.updates)
-            groups |= {"policy": policy.gradient, "temperature": self._temperature.gradient(log_prob)}
-
-        metrics: dict[str, float] = {}
-        if self.updates % METRICS_PERIOD_UPDATES == 0:
-            metrics = {
-                "loss": float(loss.detach()),
-                "priority": float(priorities.mean()),
-                "q": float(q.detach().mean()),
-                "gradient_norm": norm,
-                "temperature": float(temperature),
-                "entropy": -float(next_log_prob.mean()),
-            }
-        return Gradients(groups, priorities, metrics)
+        found = self.critic_loss(batch, noise[1])
+        return soft_update.gradients(self, found, lambda: self.policy_loss(batch, noise[0]))
 
     def _values(self, batch: Transitions, next_action: Tensor) -> tuple[Tensor, Tensor]:
         """Q(s, a) to be differentiated, and Q⁻(s', a') not to be, each [2, B]."""
@@ -180,60 +166,7 @@ class SAC:
         output: Tensor = self._policy.network(batch.observation)
         return output
 
-    def apply(self, groups: Mapping[str, Tensor]) -> None:
-        """One step of each optimizer whose group is there. Target critics move a little with every step of the policy,
-        or are copied every ``target_period_updates``."""
-        self._critics.step(groups["critics"])
-        self.updates += 1
-        if "policy" in groups:
-            self._policy.step(groups["policy"])
-            self._temperature.step(groups["temperature"])
-        if "policy" in groups or not self._config.polyak:
-            self._follow()
+    apply = soft_update.apply
 
-    def _follow(self) -> None:
-        self._critics.follow(self.updates)
-
-    def update(self, prepared: Transitions) -> Learned:
-        """One learner update: ``gradients`` and ``apply``.
-
-        Raises:
-            NonFiniteError: as ``gradients``; nothing was changed.
-        """
-        groups, priorities, metrics = self.gradients(prepared)
-        self.apply(groups)
-        return Learned(priorities, metrics)
-
-    # Weights and state
-
-    def weights(self) -> dict[str, Array]:
-        """The policy, and the critics and α, from which actors compute priorities: name -> float32 copy."""
-        return self._parts.weights()
-
-    def load(self, weights: Arrays) -> None:
-        """Take a policy, critics and α.
-
-        Raises:
-            SpecError: the names or shapes are of other networks.
-        """
-        self._parts.load(weights)
-
-    def state_dict(self) -> dict[str, Array]:
-        """Parameters, targets, optimizers, counters and RNGs as flat named arrays."""
-        return self._parts.state_dict() | {
-            "updates": np.array(self.updates, np.int64),
-            "rng": pack_generator(self._rng),
-            "noise": pack_noise(self._noise),
-        }
-
-    def load_state_dict(self, state: Arrays) -> None:
-        """Go on exactly where ``state_dict`` was taken.
-
-        Raises:
-            SnapshotError: something is missing: the state is of another agent or optimizer.
-            SpecError: arrays are of other networks.
-        """
-        self._parts.load_state_dict(state)
-        self.updates = int(held(state, "updates"))
-        self._rng = unpack_generator(held(state, "rng"))
-        self._noise = unpack_noise(held(state, "noise"))
+    update, weights, load = trained_agent.update, trained_agent.weights, trained_agent.load
+    state_dict, load_state_dict = trained_agent.state_dict, trained_agent.load_state_dict

@@ -5,15 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from apexrl.agents.deterministic import CriticLoss, Deterministic
-from apexrl.agents.rng_state import noise_generator, pack_noise, unpack_noise
-from apexrl.agents.trained_network import held
+from apexrl.agents.deterministic import Deterministic
+from apexrl.agents.rng_state import noise_generator
+from apexrl.agents.trained_network import Loss
 from apexrl.agents.transition_batch import Transitions
 from apexrl.config import AgentConfig
 from apexrl.losses.deterministic import critic_target, smoothed
 from apexrl.losses.soft import critics_loss
-from apexrl.protocols import Arrays
-from apexrl.spec import Array, EnvSpec
+from apexrl.spec import EnvSpec
 
 
 class TD3(Deterministic):
@@ -22,14 +21,14 @@ class TD3(Deterministic):
 
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
         super().__init__(spec, config, device, seed, critics=2)
-        self._noise = noise_generator(seed)
+        self.generators["noise"] = self._noise = noise_generator(seed)
 
     def errors(self, batch: Transitions, now: Tensor, later: Tensor) -> Tensor:
         """|δ|, mean over both critics."""
         target = critic_target(batch.reward, batch.discount, later[..., 0])
         return (target - now[..., 0]).abs().mean(dim=0)
 
-    def critic_loss(self, batch: Transitions) -> CriticLoss:
+    def critic_loss(self, batch: Transitions) -> Loss:
         """Σ_k ½·mean(w·δ_k²) with δ_k = R + d·min_j Q⁻_j(s', a') − Q_k(s, a) and a' = ``smoothed`` μ⁻(s')."""
         config, critic = self._config, self._critic
         with torch.no_grad():
@@ -40,7 +39,7 @@ class TD3(Deterministic):
         q = critic.network(batch.observation, self._box.to_unit(batch.action))[..., 0]
         delta = target - q
         loss = critics_loss(delta, batch.weights, config.huber)
-        return CriticLoss(loss, delta.detach().abs().mean(dim=0), q.detach())
+        return Loss(loss, delta.detach().abs().mean(dim=0), q.detach())
 
     def policy_loss(self, batch: Transitions) -> Tensor:
         """−mean Q_1(s, μ(s)): the policy climbs the first critic alone (TD3, algorithm 1)."""
@@ -51,12 +50,3 @@ class TD3(Deterministic):
     def _target_noise(self, like: Tensor) -> Tensor:
         noise = torch.randn(like.shape, generator=self._noise).mul_(self._config.target_noise)
         return noise.to(like.device, non_blocking=True)
-
-    def state_dict(self) -> dict[str, Array]:
-        """As ``Deterministic.state_dict``, and the state of the noise."""
-        return super().state_dict() | {"noise": pack_noise(self._noise)}
-
-    def load_state_dict(self, state: Arrays) -> None:
-        """As ``Deterministic.load_state_dict``."""
-        super().load_state_dict(state)
-        self._noise = unpack_noise(held(state, "noise"))

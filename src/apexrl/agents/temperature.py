@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from apexrl.agents.trained_network import Trained
 from apexrl.config import AgentConfig
 from apexrl.errors import ConfigError
-from apexrl.losses import temperature_gradient
+from apexrl.losses import temperature_loss
 
 
 class LogTemperature(nn.Module):
@@ -53,12 +53,15 @@ class Temperature:
         """α, a float32 scalar on the device, without gradient."""
         return self.trained.network.log.detach().exp()
 
+    def loss(self, log_prob: Tensor) -> Tensor:
+        """What α is to minimise, a scalar, from log π [B] of actions that the policy chose."""
+        return temperature_loss(self.trained.network.log, log_prob, self._target_entropy)
+
     def gradient(self, log_prob: Tensor) -> Tensor:
-        """∂/∂log α as a flat vector, from log π [B] of actions that the policy chose; zero where α is fixed."""
-        gradient = self.trained.gradient
+        """∂ ``loss`` / ∂log α as a flat vector; zero where α is fixed."""
         if self._learned:
-            gradient[0] = temperature_gradient(log_prob, self._target_entropy)
-        return gradient
+            self.trained.differentiate(self.loss(log_prob))
+        return self.trained.gradient
 
     def step(self, gradient: Tensor) -> None:
         """One step of its optimizer; none where α is fixed."""

@@ -29,6 +29,14 @@ METRICS_PERIOD_UPDATES = 50  # metrics wait for the device, and cost about a ten
 N = TypeVar("N", bound=nn.Module)
 
 
+class Loss(NamedTuple):
+    """What an agent's ``loss`` returns for a batch."""
+
+    loss: Tensor  # scalar, to be minimised
+    priorities: Tensor  # [B] |δ| of every row, before its importance weight
+    q: Tensor  # the Q-values that the loss is of, of any shape
+
+
 class Gradients(NamedTuple):
     """What ``gradients`` of an agent returns and its ``apply`` takes."""
 
@@ -93,17 +101,17 @@ class Trained(Generic[N]):
         learning = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         loss.backward(inputs=learning)  # type: ignore[no-untyped-call]
 
-    def clip(self, most: float, updates: int, priorities: NDArray[np.float32] | None = None) -> float:
-        """Scale the gradient to a global L2 norm of at most ``most`` (0: leave it); returns the norm before.
+    def clip(self, updates: int, priorities: NDArray[np.float32] | None = None) -> float:
+        """Scale the gradient to a global L2 norm of at most ``gradient_clip`` (0: leave it); returns the norm before.
 
         Args:
             updates: made so far, for the message.
-            priorities: float32 [B], looked through too.
+            priorities: float32 [B], checked too.
 
         Raises:
             NonFiniteError: the gradient, or the priority of a row, is NaN or infinite. Nothing was changed.
         """
-        norm = float(torch.linalg.vector_norm(self.gradient))
+        norm, most = float(torch.linalg.vector_norm(self.gradient)), self._config.gradient_clip
         if not isfinite(norm) or (priorities is not None and not np.isfinite(priorities).all()):
             raise not_finite(priorities, updates)
         if 0.0 < most < norm:
@@ -120,7 +128,9 @@ class Trained(Generic[N]):
 
     def follow(self, updates: int) -> bool:
         """Let the target follow, as ``polyak`` and ``target_period_updates`` say, after that many updates. False: it
-        stayed as it was."""
+        stayed as it was, or there is none."""
+        if not self._has_target:
+            return False
         if self._config.polyak:
             self.target_parameters.vector.lerp_(self.parameters.vector, self._config.polyak)
             return True

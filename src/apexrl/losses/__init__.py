@@ -19,8 +19,9 @@ from apexrl.losses.distributional import (
     quantile_loss,
 )
 from apexrl.losses.recurrent import rescale, sequence_loss, sequence_priority, sequence_target, unscale
-from apexrl.losses.soft import critics_loss, policy_loss, soft_target, soft_value, temperature_gradient
+from apexrl.losses.soft import critics_loss, policy_loss, soft_target, soft_value, temperature_loss
 from apexrl.losses.values import (
+    huber_loss,
     munchausen_reward,
     munchausen_value,
     n_step_return,
@@ -39,6 +40,7 @@ __all__ = [
     "critics_loss",
     "gae",
     "gradient_surrogate",
+    "huber_loss",
     "munchausen_reward",
     "munchausen_value",
     "n_step_return",
@@ -56,7 +58,7 @@ __all__ = [
     "td_error",
     "td_gradient",
     "td_loss",
-    "temperature_gradient",
+    "temperature_loss",
     "unscale",
     "value_loss",
     "vtrace",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from apexrl.losses.shapes import check
+from apexrl.losses.values import huber_loss
 
 
 def rescale(value: Tensor, eps: float) -> Tensor:
@@ -72,7 +73,7 @@ def sequence_target(
 
 
 def sequence_loss(delta: Tensor, weights: Tensor, huber: float = 0.0) -> Tensor:
-    """mean_B w·Σ_t ½δ_t², a scalar; with ``huber`` = κ > 0, κ·(|δ| − ½κ) replaces ½δ² where |δ| > κ (``td_loss``).
+    """mean_B w·Σ_t L(δ_t), a scalar, with ``huber_loss`` for L.
 
     Args:
         delta: [L, B] float, 0 where there is no step.
@@ -81,9 +82,7 @@ def sequence_loss(delta: Tensor, weights: Tensor, huber: float = 0.0) -> Tensor:
     """
     check("delta", delta, (None, None))
     check("weights", weights, (delta.shape[1],))
-    size = delta.abs()
-    clipped = size.clamp(max=huber) if huber else size
-    return (weights * (clipped * (size - 0.5 * clipped)).sum(0)).mean()
+    return (weights * huber_loss(delta, huber).sum(0)).mean()
 
 
 def sequence_priority(delta: Tensor, mask: Tensor, eta: float) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from apexrl.losses.shapes import check
+from apexrl.losses.values import huber_loss
 
 
 def soft_target(reward: Tensor, discount: Tensor, next_q: Tensor, next_log_prob: Tensor, temperature: Tensor) -> Tensor:
@@ -33,7 +34,7 @@ def soft_target(reward: Tensor, discount: Tensor, next_q: Tensor, next_log_prob:
 
 
 def critics_loss(delta: Tensor, weights: Tensor, huber: float = 0.0) -> Tensor:
-    """Σ_k mean_i w_i·½δ_ki², or with the Huber loss instead of ½δ². Haarnoja et al. 2018b, equation 5.
+    """Σ_k mean_i w_i·L(δ_ki), with ``huber_loss`` for L. Haarnoja et al. 2018b, equation 5.
 
     Args:
         delta: [K, B] float, TD errors; gradients flow through it.
@@ -42,10 +43,7 @@ def critics_loss(delta: Tensor, weights: Tensor, huber: float = 0.0) -> Tensor:
     """
     check("delta", delta, (None, None))
     check("weights", weights, (delta.shape[1],))
-    if huber:
-        clipped = delta.abs().clamp(max=huber)
-        return (weights * clipped * (delta.abs() - 0.5 * clipped)).mean(dim=1).sum()
-    return (weights * delta.square()).mean(dim=1).sum() * 0.5
+    return (weights * huber_loss(delta, huber)).mean(dim=1).sum()
 
 
 def policy_loss(q: Tensor, log_prob: Tensor, temperature: Tensor) -> Tensor:
@@ -60,17 +58,18 @@ def policy_loss(q: Tensor, log_prob: Tensor, temperature: Tensor) -> Tensor:
     return (temperature.detach() * log_prob - q.amin(dim=0)).mean()
 
 
-def temperature_gradient(log_prob: Tensor, target_entropy: float) -> Tensor:
-    """∂/∂log α of −log α·mean(log π + H̄), a scalar: the entropy's excess over H̄. α falls while the policy is more
-    random than that.
+def temperature_loss(log_temperature: Tensor, log_prob: Tensor, target_entropy: float) -> Tensor:
+    """−log α·mean(log π + H̄), a scalar: α falls while the policy's entropy is more than H̄.
 
     Haarnoja et al. 2018b, equation 18, with log α in the place of α as in the authors' code and SB3.
 
     Args:
+        log_temperature: log α, a scalar; the gradient flows through it.
         log_prob: [B] float; [B] expectations where the actions are discrete.
+        target_entropy: H̄, in nats.
     """
     check("log_prob", log_prob, (None,))
-    return -(log_prob.detach().mean() + target_entropy)
+    return -log_temperature * (log_prob.detach().mean() + target_entropy)
 
 
 def soft_value(q: Tensor, log_probs: Tensor, temperature: Tensor) -> Tensor:

@@ -48,9 +48,9 @@ class Differentiable(Protocol):
 def differentiable(network: QNetwork) -> Differentiable:
     """The quickest way to differentiate ``network``: by hand when it is a plain MLP."""
     encoder, plain = network.encoder, network.embedding is None and not network.noise_size
-    if plain and isinstance(encoder, ObservationEncoder) and len(encoder.encoders) == 1:
+    if plain and type(network) is QNetwork and type(encoder) is ObservationEncoder and len(encoder.encoders) == 1:
         (only,) = encoder.encoders
-        if isinstance(only, VectorEncoder):
+        if type(only) is VectorEncoder:
             return ByHand(network, only, encoder.names[0])
     return ByAutograd(network)
 

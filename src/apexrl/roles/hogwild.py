@@ -57,7 +57,7 @@ class InPlace:
 
     def pull(self) -> bool:
         """Take a copy of the parameters as they are now. False: nobody has written the first ones yet."""
-        from apexrl.agents.named_vectors import refresh
+        from apexrl.agents.trained_agent import refresh
 
         if not self._parameters.wait(self._context.patience):
             return False

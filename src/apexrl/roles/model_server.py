@@ -139,7 +139,7 @@ class Predictor:
 
     def step(self) -> bool:
         """Answer a batch. False: nobody waits, or the queue takes no more."""
-        from apexrl.agents.named_vectors import refresh
+        from apexrl.agents.trained_agent import refresh
 
         batch = self._batches.next(random=self._random_start and self._model.version == FIRST_VERSION)
         if batch is None:

@@ -46,7 +46,7 @@ class ParameterClient:
         """Give the agent the newest parameters and targets. False: some server has not published its first ones."""
         from torch import from_numpy
 
-        from apexrl.agents.named_vectors import refresh
+        from apexrl.agents.trained_agent import refresh
 
         newer = [name for name, (into, versions) in self._pulled.items() if self._parameters.pull(versions, into, name)]
         for name in newer:

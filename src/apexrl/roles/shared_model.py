@@ -84,7 +84,7 @@ class Model:
         Raises:
             NonFiniteError: the gradient is NaN or infinite; parameters are as before.
         """
-        from apexrl.agents.named_vectors import refresh
+        from apexrl.agents.trained_agent import refresh
 
         try:
             if self._splits:

@@ -101,7 +101,7 @@ class Group:
         """Give, or take, the state that all begin with. False: not all are here yet."""
         import torch
 
-        from apexrl.agents.named_vectors import refresh
+        from apexrl.agents.trained_agent import refresh
 
         if not self._member.gathered(self._patience):
             return False

@@ -1,0 +1,81 @@
+"""The learner update of SAC and discrete SAC, whose losses are in their files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from apexrl.agents.temperature import Temperature
+from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained
+from apexrl.agents.transition_batch import as_array
+from apexrl.config import AgentConfig
+
+
+class CriticLoss(NamedTuple):
+    """What ``critic_loss`` returns for a batch."""
+
+    loss: Tensor  # scalar, to be minimised
+    priorities: Tensor  # [B] |δ|, mean over the critics
+    q: Tensor  # Q(s, a) [K, B]
+    entropy: Tensor  # scalar, nats, of the policy at the later states
+
+
+class PolicyLoss(NamedTuple):
+    """What ``policy_loss`` returns for a batch."""
+
+    loss: Tensor  # scalar, to be minimised
+    log_prob: Tensor  # [B] log π(a|s), or its expectation: what the temperature learns from
+
+
+class SoftAgent(Protocol):
+    """What the functions below need of an agent."""
+
+    _config: AgentConfig
+    _policy: Trained[Any]
+    _critics: Trained[Any]
+    _temperature: Temperature
+    updates: int
+
+
+def gradients(agent: SoftAgent, found: CriticLoss, policy_loss: Callable[[], PolicyLoss]) -> Gradients:
+    """Gradients of the ``critics`` and, every ``policy_period_updates``, of ``policy`` and ``temperature``, all at the
+    same parameters.
+
+    Raises:
+        NonFiniteError: δ or a gradient is NaN or infinite; parameters are as before.
+    """
+    policy, critics, temperature = agent._policy, agent._critics, agent._temperature
+    critics.differentiate(found.loss)
+    priorities = as_array(found.priorities)
+    norm = critics.clip(agent.updates, priorities)
+    groups = {"critics": critics.gradient}
+    if (agent.updates + 1) % agent._config.policy_period_updates == 0:
+        loss, log_prob = policy_loss()
+        policy.differentiate(loss)
+        policy.clip(agent.updates)
+        groups |= {"policy": policy.gradient, "temperature": temperature.gradient(log_prob)}
+    metrics: dict[str, float] = {}
+    if agent.updates % METRICS_PERIOD_UPDATES == 0:
+        metrics = {
+            "loss": float(found.loss.detach()),
+            "priority": float(priorities.mean()),
+            "q": float(found.q.detach().mean()),
+            "gradient_norm": norm,
+            "temperature": float(temperature.value),
+            "entropy": float(found.entropy),
+        }
+    return Gradients(groups, priorities, metrics)
+
+
+def apply(agent: SoftAgent, groups: Mapping[str, Tensor]) -> None:
+    """One step of each optimizer whose group is there. Target critics move a little with every step of the policy, or
+    are copied every ``target_period_updates``."""
+    agent._critics.step(groups["critics"])
+    agent.updates += 1
+    if "policy" in groups:
+        agent._policy.step(groups["policy"])
+        agent._temperature.step(groups["temperature"])
+    if "policy" in groups or not agent._config.polyak:
+        agent._critics.follow(agent.updates)

@@ -1,0 +1,97 @@
+"""Methods that the shipped agents share: one update, weights to publish, checkpoints.
+
+An agent takes them into its class by name (``weights, load = trained_agent.weights, trained_agent.load``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from apexrl.agents.rng_state import RandomGenerator, pack, restore
+from apexrl.agents.trained_network import Gradients, Trained, held
+from apexrl.agents.transition_batch import Transitions, transitions
+from apexrl.protocols import Arrays, Learned, Sampled
+from apexrl.spec import Array
+
+
+class TrainedAgent(Protocol):
+    """What the methods below need of an agent."""
+
+    networks: dict[str, Trained[Any]]  # parameter group -> network
+    generators: dict[str, RandomGenerator]  # name in a checkpoint -> random generator
+    updates: int  # learner updates made
+
+    def gradients(self, batch: Any) -> Gradients: ...
+    def apply(self, groups: Mapping[str, Tensor]) -> None: ...
+
+
+class OnDevice(Protocol):
+    """An agent on one device."""
+
+    _device: torch.device
+
+
+def prepare(agent: OnDevice, batch: Sampled) -> Transitions:
+    """Copy a batch to the device: asynchronously on CUDA, not at all on the CPU."""
+    return transitions(batch, agent._device)
+
+
+def update(agent: TrainedAgent, prepared: Any) -> Learned:
+    """One learner update: ``gradients``, then ``apply``.
+
+    Raises:
+        NonFiniteError: as ``gradients``; nothing was changed.
+    """
+    groups, priorities, metrics = agent.gradients(prepared)
+    agent.apply(groups)
+    return Learned(priorities, metrics)
+
+
+def weights(agent: TrainedAgent) -> dict[str, Array]:
+    """The parameters of all networks: name -> float32 copy."""
+    return {name: array for network in agent.networks.values() for name, array in network.weights().items()}
+
+
+def load(agent: TrainedAgent, weights: Arrays) -> None:
+    """Take parameters that ``weights`` gave.
+
+    Raises:
+        SpecError: the names or shapes are of other networks.
+    """
+    for network in agent.networks.values():
+        network.load(weights)
+    refresh(agent)
+
+
+def state_dict(agent: TrainedAgent) -> dict[str, Array]:
+    """Parameters, targets, optimizers, the update counter and random generators as flat named arrays."""
+    state: dict[str, Array] = {}
+    for network in agent.networks.values():
+        state |= network.state_dict()
+    state["updates"] = np.array(agent.updates, np.int64)
+    return state | {name: pack(generator) for name, generator in agent.generators.items()}
+
+
+def load_state_dict(agent: TrainedAgent, state: Arrays) -> None:
+    """Go on exactly where ``state_dict`` was taken.
+
+    Raises:
+        SnapshotError: something is missing: the state is of another agent or optimizer.
+        SpecError: arrays are of other networks.
+    """
+    for network in agent.networks.values():
+        network.load_state_dict(state)
+    agent.updates = int(held(state, "updates"))
+    for name, generator in agent.generators.items():
+        restore(generator, held(state, name))
+    refresh(agent)
+
+
+def refresh(agent: Any) -> None:
+    """Tell an agent that its parameters were changed from outside, if it has a ``refresh`` for that."""
+    getattr(agent, "refresh", lambda: None)()
