@@ -34,7 +34,7 @@ from apexrl.config.placement import Ray
 from apexrl.launch.ray import ray_metrics
 from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.group_plan import plan
-from apexrl.launch.ray.ray_metrics import Figures, GroupRecord, Meters, Record
+from apexrl.launch.ray.ray_metrics import GroupRecord, Meters, RayMetrics, Record
 from apexrl.launch.run_ledger import Base, Ledger
 from apexrl.launch.supervisor import Interrupts
 from apexrl.run.folder import RunFolder
@@ -74,7 +74,7 @@ def run(address: str, out: Path, done: Callable[[RunStatus], bool]) -> RunFolder
         ledger = Ledger(config, folder, [RunLog(folder.path), Watcher(done)], Base(), time.monotonic())
         ledger.open()
         driver.settle(plan(config, placement, 2))
-        with closing(Figures(driver.namespace, folder)) as told:
+        with closing(RayMetrics(driver.namespace, folder)) as told:
             told.write()
             driver.run(program(config, {}), ledger, told)
         assert ray.is_initialized()
