@@ -134,10 +134,10 @@ def _learner(words: list[str]) -> int:
 def _actor(words: list[str]) -> int:
     """bring actors to a run whose learner works on another host"""
     from apexrl import remote_api
-    from apexrl.cli import host_flags, train_flags
+    from apexrl.cli import flags, host_flags
     from apexrl.links.tokens import shared_token
 
-    wanted = train_flags.parse(host_flags.Actor, words, "actor")
+    wanted = flags.parse(host_flags.Actor, words, "actor")
     url, run = host_flags.redis_url(wanted.redis), host_flags.run_name(wanted.run, "actor")
     if wanted.actors < 0:
         raise ConfigError(f"--actors must be 0 or more, not {wanted.actors}")
@@ -163,10 +163,10 @@ def _actor(words: list[str]) -> int:
 def _envs(words: list[str]) -> int:
     """bring environment workers to a run that listens on another host (topology seed)"""
     from apexrl import remote_api
-    from apexrl.cli import host_flags, train_flags
+    from apexrl.cli import flags, host_flags
     from apexrl.links.tokens import read_token
 
-    wanted = train_flags.parse(host_flags.Envs, words, "envs")
+    wanted = flags.parse(host_flags.Envs, words, "envs")
     if not wanted.connect:
         raise ConfigError("say where the run listens: apexrl envs --connect HOST:PORT")
     if wanted.actors < 0:
@@ -192,9 +192,9 @@ def _envs(words: list[str]) -> int:
 
 def _status(words: list[str]) -> int:
     """show a run, or the runs at a Redis server or on a Ray cluster, and who works in them"""
-    from apexrl.cli import host_flags, train_flags
+    from apexrl.cli import flags, host_flags
 
-    wanted = train_flags.parse(host_flags.Status, words, "status")
+    wanted = flags.parse(host_flags.Status, words, "status")
     if (wanted.redis and (wanted.folder or wanted.ray)) or (wanted.folder and wanted.run):
         raise ConfigError("say one of them: a run folder, --ray or --redis, of which --run NAME chooses a run")
     if wanted.folder or wanted.ray:
@@ -211,9 +211,9 @@ def _status(words: list[str]) -> int:
 
 def _stop(words: list[str]) -> int:
     """end a run over several hosts, in good order"""
-    from apexrl.cli import host_flags, train_flags
+    from apexrl.cli import flags, host_flags
 
-    wanted = train_flags.parse(host_flags.Stop, words, "stop")
+    wanted = flags.parse(host_flags.Stop, words, "stop")
     url, run = host_flags.redis_url(wanted.redis), host_flags.run_name(wanted.run, "stop")
     from apexrl.cli.redis_status import stop
 
@@ -267,9 +267,9 @@ def _given(words: list[str], flag: str) -> str:
 
 def _resume(words: list[str]) -> int:
     """go on with a run that was stopped, in its own folder"""
-    from apexrl.cli import train_flags
+    from apexrl.cli import flags, train_flags
 
-    wanted = train_flags.parse(train_flags.Resume, words, "resume")
+    wanted = flags.parse(train_flags.Resume, words, "resume")
     from apexrl.run.folder import RunFolder
 
     folder = RunFolder.open(wanted.run)
@@ -321,9 +321,9 @@ def _shown(start: Callable[[list[Observer], Callable[[Path], None]], Run]) -> in
 def _eval(words: list[str]) -> int:
     """play greedy episodes with a run's best weights, and film them"""
     from apexrl import api
-    from apexrl.cli import train_flags
+    from apexrl.cli import flags, train_flags
 
-    wanted = train_flags.parse(train_flags.Eval, words, "eval")
+    wanted = flags.parse(train_flags.Eval, words, "eval")
 
     result = api.evaluate(
         wanted.run,
