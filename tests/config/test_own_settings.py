@@ -159,8 +159,11 @@ def test_a_name_of_apexrls_is_not_taken_twice(tmp_path: Path) -> None:
         validate(agents.with_agent(Config(), AGENT))
 
 
-def test_a_file_that_nobody_trusts_imports_no_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "theirs.toml").write_text(f'[agent]\nagent = "{AGENT}"\n')
+@pytest.mark.parametrize("named", [f'[agent]\nagent = "{AGENT}"\n', f'topology = "{AGENT}"\n'])
+def test_a_file_that_nobody_trusts_imports_nothing(
+    named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "theirs.toml").write_text(named)
     assert main(["train", "theirs.toml", "--curiosity", "0.5"]) == 2
     assert "--trust curious_agent" in " ".join(capsys.readouterr().err.split())
     assert "curious_agent" not in sys.modules
