@@ -388,7 +388,7 @@ def test_who_is_no_head_of_a_cluster_is_not_asked_for_minutes(capsys: pytest.Cap
         (["--ray", "local"], 2, "--ray local means a new cluster"),
         (["--ray", "nonsense"], 2, "say auto, local, or HOST:PORT"),
         (["--ray", "127.0.0.1:PORT"], 1, "no Ray cluster at 127.0.0.1:"),
-        (["nowhere", "--redis", "redis://h"], 2, "say one of them"),
+        (["nowhere", "--redis", "redis://h"], 2, "give one of"),
         (["nowhere", "--ray", "auto"], 2, "nowhere is not a run folder"),
         (["nowhere"], 2, "nowhere is not a run folder"),
     ],
