@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from apexrl.links.local.inference import InferenceLink, ServerEnd
+from apexrl.links.local.inference import InferenceLink, RequestServer
 from apexrl.spec import Field
 
 REQUEST = {"observation": Field((3,), "float32"), "starts": Field((), "bool")}
@@ -36,7 +36,7 @@ def expected(number: int, rows: int) -> Any:
     return actions_for((number + np.arange(3 * rows).reshape(rows, 3) / 64.0).astype(np.float32))
 
 
-def serve(server: ServerEnd) -> int:
+def serve(server: RequestServer) -> int:
     """Answer everybody; returns how many groups that were."""
     groups = server.pending()
     if groups:

@@ -39,9 +39,9 @@ from apexrl.cli.redis_status import picture_of_run
 from apexrl.links.local.role_context import InlineContext, InlineRun
 from apexrl.links.redis import weights_channel as of_weights
 from apexrl.links.redis.keys import RunKeys
-from apexrl.links.redis.members import HostPlace, Messages, renewal_pause
+from apexrl.links.redis.members import HostLease, MessageReader, renewal_pause
 from apexrl.links.redis.run_listing import look
-from apexrl.links.redis.run_record import LearnerPlace, Orders
+from apexrl.links.redis.run_record import LearnerLease, Orders
 from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import HostDigest, LearnerDigest, RunRecord
@@ -153,13 +153,13 @@ def membership(hosts: int, seconds: float, adapted: bool, folder: Path) -> dict[
     )  # fmt: skip
     with RedisServer(folder) as server, closing(server.client()) as client:
         link = Server(server.url, 60.0)
-        learner = LearnerPlace.take(link, record, LEASE_SECONDS)
+        learner = LearnerLease.take(link, record, LEASE_SECONDS)
         learner.renew(LearnerDigest())
         over, taken = threading.Event(), threading.Lock()
         began = time.monotonic()
         keeping = threading.Thread(target=_keep, args=(learner, over, (waits := [])), daemon=True)
         keeping.start()
-        members: list[HostPlace] = []
+        members: list[HostLease] = []
         due: list[tuple[float, int]] = []
         latencies: list[float] = []
 
@@ -185,7 +185,7 @@ def membership(hosts: int, seconds: float, adapted: bool, folder: Path) -> dict[
         for thread in workers:
             thread.start()
         for number in range(hosts):
-            members.append(HostPlace.join(link, record, 8, ttl=LEASE_SECONDS))
+            members.append(HostLease.join(link, record, 8, ttl=LEASE_SECONDS))
             with taken:
                 heapq.heappush(due, (time.monotonic(), number))
         joined_s = time.monotonic() - began
@@ -193,7 +193,7 @@ def membership(hosts: int, seconds: float, adapted: bool, folder: Path) -> dict[
         heard: list[str] = []
         run = InlineRun(lambda name, kind, values: heard.append(kind), steps_per_second=1000.0)
         context = InlineContext(run, name="i", role="intake", index=0, generation=0, seed=0, folder=folder)
-        messages, passing, reads = Messages(link, learner.keys), HostMessages(context), []
+        messages, passing, reads = MessageReader(link, learner.keys), HostMessages(context), []
 
         def read() -> None:
             start = time.thread_time()
@@ -243,7 +243,7 @@ def membership(hosts: int, seconds: float, adapted: bool, folder: Path) -> dict[
         }
 
 
-def _keep(learner: LearnerPlace, over: threading.Event, waits: list[float]) -> None:
+def _keep(learner: LearnerLease, over: threading.Event, waits: list[float]) -> None:
     while not over.wait(1.0):
         start = time.monotonic()
         learner.renew(LearnerDigest(weights_version=7))

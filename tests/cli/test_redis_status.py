@@ -13,9 +13,9 @@ from rich.console import Console
 
 from apexrl.cli import redis_status
 from apexrl.errors import ConfigError, LinkError
-from apexrl.links.redis.members import HostPlace
+from apexrl.links.redis.members import HostLease
 from apexrl.links.redis.run_listing import MemberView, RunView
-from apexrl.links.redis.run_record import LearnerPlace
+from apexrl.links.redis.run_record import LearnerLease
 from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.values import HostDigest, LearnerDigest, RunRecord
 from apexrl.run.status import PolicyLag, RunStatus, WorkerStatus
@@ -157,11 +157,11 @@ def test_status_of_a_real_run(redis_server: RedisServer) -> None:
     assert redis_status.show_status(redis_server.url, "nope", console=empty) == 1
     assert f"there is no run nope at {server.address}; no run is there" in text_of(empty)
 
-    learner = LearnerPlace.take(server, a_record())
-    host = HostPlace.join(server, learner.record, 2)
+    learner = LearnerLease.take(server, a_record())
+    host = HostLease.join(server, learner.record, 2)
     learner.renew(LEARNER)
     host.renew(HostDigest(state="acting", env_steps_per_second=55.5, weights_version=1199))
-    other = LearnerPlace.take(server, a_record("other"))
+    other = LearnerLease.take(server, a_record("other"))
     console = plain()
     assert redis_status.show_status(redis_server.url, "cartpole-1", console=console) == 0
     assert re.search(r"● acting +0-1 +2 .* 1199 +1 ", text_of(console))
@@ -184,8 +184,8 @@ def test_status_of_a_real_run(redis_server: RedisServer) -> None:
 
 def test_control_characters_of_others_never_reach_the_terminal(redis_server: RedisServer) -> None:
     server = redis_server.server()
-    learner = LearnerPlace.take(server, a_record())
-    host = HostPlace.join(server, learner.record)
+    learner = LearnerLease.take(server, a_record())
+    host = HostLease.join(server, learner.record)
     learner.renew(LearnerDigest(phase="tr\x1b[2J\nx"))
     evil = b'9 9999999999999 1 {"kind":"\\u001b[31m","host":"\\u001b]0;x\\u0007[bold]","pid":1,"slots":[],"digest":' \
            b'{"state":"\\u001b[2J\\n"}}'  # fmt: skip
@@ -208,8 +208,8 @@ def test_stop_waits_for_the_end(redis_server: RedisServer) -> None:
     server, console = redis_server.server(), plain()
     assert redis_status.stop(redis_server.url, "cartpole-1", console=console) == 1
     assert "there is no run cartpole-1" in text_of(console)
-    learner = LearnerPlace.take(server, a_record())
-    host = HostPlace.join(server, learner.record)
+    learner = LearnerLease.take(server, a_record())
+    host = HostLease.join(server, learner.record)
     assert redis_status.stop(redis_server.url, "cartpole-1", 0.0, console) == 1
     assert "goes on after 0 s: its learner, " in text_of(console)
     codes = []
@@ -229,7 +229,7 @@ def test_stop_waits_for_the_end(redis_server: RedisServer) -> None:
     assert text_of(console).rstrip().endswith("has ended")
     assert redis_status.stop(redis_server.url, "cartpole-1", console=console) == 0
     assert "had ended before" in text_of(console)
-    LearnerPlace.take(server, learner.record).leave()
+    LearnerLease.take(server, learner.record).leave()
     assert redis_status.stop(redis_server.url, "cartpole-1", console=console) == 0
     assert "nobody works at" in text_of(console)
 
@@ -239,7 +239,7 @@ def test_watching_goes_on_while_the_server_is_away(
     redis_server: RedisServer, terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = redis_server.server()
-    learner = LearnerPlace.take(server, a_record())
+    learner = LearnerLease.take(server, a_record())
     learner.renew(LEARNER)
     turns = iter([lambda: None, redis_server.kill, lambda: redis_server.restart(keep_data=False), lambda: None])
 

@@ -18,7 +18,7 @@ from apexrl.config import ActorConfig, AgentConfig, Config, EnvConfig, HostsConf
 from apexrl.errors import LinkError
 from apexrl.launch.redis_run import make_record
 from apexrl.links.local.role_context import InlineContext, InlineRun
-from apexrl.links.redis.run_record import LearnerDigest, LearnerPlace, Orders
+from apexrl.links.redis.run_record import LearnerDigest, LearnerLease, Orders
 from apexrl.links.redis.server import Server
 from apexrl.replay import Replay
 from apexrl.replay.chunks import Receipts
@@ -59,7 +59,7 @@ class LearnerSide:
         identity: Any = SimpleNamespace(name=RUN, run_id=str(uuid.uuid4()))
         told = make_record(config, identity, whole, seen)
         told = msgspec.structs.replace(told, **(record or {}))
-        self.place = LearnerPlace.take(server, told, config.hosts.lease_seconds, replace=True)
+        self.place = LearnerLease.take(server, told, config.hosts.lease_seconds, replace=True)
         self.said: list[tuple[str, dict[str, Any]]] = []
         run = InlineRun(lambda name, kind, values: self.said.append((kind, values)), steps_per_second=1.0)
         self.totals = run.totals

@@ -33,7 +33,7 @@ from apexrl.config import (
 from apexrl.errors import LinkError, OwnershipError
 from apexrl.launch.beacon import Beacon
 from apexrl.links.local.control_board import ControlBoard
-from apexrl.links.redis.run_record import LearnerPlace
+from apexrl.links.redis.run_record import LearnerLease
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import RunRecord
 from apexrl.run import checkpoint
@@ -71,7 +71,7 @@ class Learner:
     """A learner's beacon over the link, and its fence."""
 
     def __init__(self, link: Relay, folder: Path, stack: ExitStack) -> None:
-        place = LearnerPlace.take(Server(f"redis://127.0.0.1:{link.address[1]}"), record(), TTL)
+        place = LearnerLease.take(Server(f"redis://127.0.0.1:{link.address[1]}"), record(), TTL)
         self.board = ControlBoard(1)
         self.told: list[str] = []
         self.beacon = stack.enter_context(
@@ -116,9 +116,9 @@ def test_a_learner_that_was_replaced_while_it_was_cut_off_writes_nothing(
         learner = Learner(link, tmp_path, stack)
         link.cut()
 
-        def successor() -> LearnerPlace | None:
+        def successor() -> LearnerLease | None:
             try:
-                return LearnerPlace.take(redis_server.server(), record(), 60.0)
+                return LearnerLease.take(redis_server.server(), record(), 60.0)
             except OwnershipError:
                 return None
 

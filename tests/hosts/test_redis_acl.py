@@ -18,9 +18,9 @@ import redis
 
 from apexrl.errors import ConfigError, LinkError
 from apexrl.links.redis.keys import RunKeys
-from apexrl.links.redis.members import HostDigest, HostPlace
+from apexrl.links.redis.members import HostDigest, HostLease
 from apexrl.links.redis.run_listing import look
-from apexrl.links.redis.run_record import LearnerPlace, stop_run
+from apexrl.links.redis.run_record import LearnerLease, stop_run
 from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import RunRecord
@@ -185,18 +185,18 @@ def test_what_apexrl_does_as_the_wrong_user_is_refused_in_words(server: RedisSer
     refused = pytest.raises(LinkError, match="does not allow this user")
     for wrong in (actor, reader):
         with refused:
-            LearnerPlace.take(wrong, a_record())
+            LearnerLease.take(wrong, a_record())
         with refused:
             stop_run(wrong, "demo")
-    place = LearnerPlace.take(learner, a_record())
+    place = LearnerLease.take(learner, a_record())
     weights = {"w": np.zeros(4, np.float32)}
     for wrong in (actor, reader):
         uploader = WeightsUploader(wrong, KEYS, run_id="12345678-demo", fence=0)
         with closing(uploader), pytest.raises((LinkError, ConfigError), match="does not allow this user"):
             uploader.publish(weights, 1)
     with refused:
-        HostPlace.join(reader, a_record())
-    member = HostPlace.join(actor, a_record())
+        HostLease.join(reader, a_record())
+    member = HostLease.join(actor, a_record())
     assert member.renew(HostDigest()).learner_alive
     with closing(Connection(reader)) as connection:
         view = look(connection, "demo")
@@ -208,8 +208,8 @@ def test_what_apexrl_does_as_the_wrong_user_is_refused_in_words(server: RedisSer
 
 
 def test_one_user_for_everything_still_works(server: RedisServer) -> None:
-    place = LearnerPlace.take(server.server(), a_record())
-    member = HostPlace.join(server.server(), a_record())
+    place = LearnerLease.take(server.server(), a_record())
+    member = HostLease.join(server.server(), a_record())
     assert member.renew(HostDigest()).learner_alive
     member.leave()
     place.finish({})

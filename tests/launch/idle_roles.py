@@ -13,7 +13,7 @@ from pathlib import Path
 
 from apexrl import roles
 from apexrl.errors import EnvError, NonFiniteError
-from apexrl.links.local.tunable_count import Knob
+from apexrl.links.local.tunable_count import TunableCount
 from apexrl.protocols import Context
 
 
@@ -100,7 +100,7 @@ class Evaluator(Counts):
 class Turned(Learner):
     """Tells where its knob stands."""
 
-    def __init__(self, context: Context, knob: Knob, deeds: dict[str, str]) -> None:
+    def __init__(self, context: Context, knob: TunableCount, deeds: dict[str, str]) -> None:
         super().__init__(context, deeds)
         self._knob = knob
         self._seen = 0

@@ -16,8 +16,8 @@ from apexrl.config import Config, HostsConfig
 from apexrl.errors import LinkError, OwnershipError
 from apexrl.launch.beacon import Beacon
 from apexrl.links.redis.keys import RunKeys
-from apexrl.links.redis.members import HostPlace, Messages
-from apexrl.links.redis.run_record import LearnerPlace, RunRecord, find_run, stop_run
+from apexrl.links.redis.members import HostLease, MessageReader
+from apexrl.links.redis.run_record import LearnerLease, RunRecord, find_run, stop_run
 from apexrl.run.status import RunStatus
 from redis_server import RedisServer
 
@@ -46,31 +46,31 @@ def wait_for(what: Callable[[], Any], seconds: float = 120.0) -> Any:
 
 @pytest.fixture
 def learner(redis_server: RedisServer) -> Iterator[Beacon]:
-    with closing(Beacon(LearnerPlace.take(redis_server.server(), record(), TTL), config())) as beacon:
+    with closing(Beacon(LearnerLease.take(redis_server.server(), record(), TTL), config())) as beacon:
         yield beacon
 
 
 @pytest.fixture
-def place(redis_server: RedisServer, learner: Beacon) -> HostPlace:
-    return HostPlace.join(redis_server.server(), record(), 2, ttl=TTL)
+def place(redis_server: RedisServer, learner: Beacon) -> HostLease:
+    return HostLease.join(redis_server.server(), record(), 2, ttl=TTL)
 
 
 def reason(beacon: Beacon) -> Callable[[], str | None]:
     return lambda: beacon.update(RunStatus())
 
 
-def test_places_are_kept_beyond_their_leases(redis_server: RedisServer, learner: Beacon, place: HostPlace) -> None:
+def test_places_are_kept_beyond_their_leases(redis_server: RedisServer, learner: Beacon, place: HostLease) -> None:
     with closing(Beacon(place, config())) as host:
         time.sleep(1.2 * TTL)
         assert learner.update(RunStatus()) is None
         assert host.update(RunStatus()) is None
         with pytest.raises(OwnershipError, match="has a learner"):
-            LearnerPlace.take(redis_server.server(), record("another-run"), TTL)
-        slots = [slot.index for slot in HostPlace.join(redis_server.server(), record(), 2, ttl=TTL).slots]
+            LearnerLease.take(redis_server.server(), record("another-run"), TTL)
+        slots = [slot.index for slot in HostLease.join(redis_server.server(), record(), 2, ttl=TTL).slots]
     assert slots == [2, 3]
 
 
-def test_the_end_of_the_run_reaches_an_actor_host(redis_server: RedisServer, learner: Beacon, place: HostPlace) -> None:
+def test_the_end_of_the_run_reaches_an_actor_host(redis_server: RedisServer, learner: Beacon, place: HostLease) -> None:
     with closing(Beacon(place, config())) as host:
         told: list[str] = []
         host.announce(lambda text, level: told.append(text))
@@ -83,7 +83,7 @@ def test_the_end_of_the_run_reaches_an_actor_host(redis_server: RedisServer, lea
     assert not ending.is_alive()
 
 
-def test_a_wish_to_stop_reaches_both_sides(redis_server: RedisServer, learner: Beacon, place: HostPlace) -> None:
+def test_a_wish_to_stop_reaches_both_sides(redis_server: RedisServer, learner: Beacon, place: HostLease) -> None:
     with closing(Beacon(place, config())) as host:
         assert stop_run(redis_server.server(), "r") == "asked"
         assert wait_for(reason(host)) == "stopped"
@@ -94,13 +94,13 @@ def test_a_wish_to_stop_reaches_both_sides(redis_server: RedisServer, learner: B
 def test_a_run_without_a_summary_only_leaves_its_place(redis_server: RedisServer, learner: Beacon) -> None:
     learner.close()
     assert find_run(redis_server.server(), "r", timeout=0.0) == record()
-    LearnerPlace.take(redis_server.server(), record(), TTL).leave()
+    LearnerLease.take(redis_server.server(), record(), TTL).leave()
 
 
-def test_another_run_of_the_name_ends_both_sides(redis_server: RedisServer, learner: Beacon, place: HostPlace) -> None:
+def test_another_run_of_the_name_ends_both_sides(redis_server: RedisServer, learner: Beacon, place: HostLease) -> None:
     with closing(Beacon(place, config())) as host, redis_server.client() as client:
         client.delete(RunKeys("r").learner)  # as if this learner had been frozen for longer than its lease
-        LearnerPlace.take(redis_server.server(), record("another-run"), TTL, replace=True).leave()
+        LearnerLease.take(redis_server.server(), record("another-run"), TTL, replace=True).leave()
         assert wait_for(reason(learner)) == "replaced"
         assert wait_for(reason(host)) == "replaced"
         with pytest.raises(OwnershipError, match="has another learner now"):
@@ -109,10 +109,10 @@ def test_another_run_of_the_name_ends_both_sides(redis_server: RedisServer, lear
         assert not learner._thread.is_alive()
 
 
-def test_lost_slots_are_told(redis_server: RedisServer, learner: Beacon, place: HostPlace) -> None:
+def test_lost_slots_are_told(redis_server: RedisServer, learner: Beacon, place: HostLease) -> None:
     with redis_server.client() as client:
         client.hdel(RunKeys("r").slots, "0", "1")  # as if this host had been frozen for longer than its leases
-    others = HostPlace.join(redis_server.server(), record(), 2, ttl=30.0)
+    others = HostLease.join(redis_server.server(), record(), 2, ttl=30.0)
     told: list[str] = []
     with closing(Beacon(place, config())) as host:
         host.announce(lambda text, level: told.append(text))
@@ -123,7 +123,7 @@ def test_lost_slots_are_told(redis_server: RedisServer, learner: Beacon, place: 
 
 
 def test_a_server_that_goes_and_comes_back_is_told_of_and_nothing_ends(
-    redis_server: RedisServer, learner: Beacon, place: HostPlace
+    redis_server: RedisServer, learner: Beacon, place: HostLease
 ) -> None:
     told: list[str] = []
     with closing(Beacon(place, config())) as host:
@@ -139,7 +139,7 @@ def test_a_server_that_goes_and_comes_back_is_told_of_and_nothing_ends(
         host.check()
 
 
-def test_weights_that_cannot_be_published_are_told_on_actor_hosts(learner: Beacon, place: HostPlace) -> None:
+def test_weights_that_cannot_be_published_are_told_on_actor_hosts(learner: Beacon, place: HostLease) -> None:
     told: list[tuple[str, str]] = []
     with closing(Beacon(place, config())) as host:
         host.announce(lambda text, level: told.append((text, level)))
@@ -156,7 +156,7 @@ def test_weights_that_cannot_be_published_are_told_on_actor_hosts(learner: Beaco
     assert told[1:] == [("the learner publishes its weights again", "info")]
 
 
-def test_an_actor_host_does_not_wait_for_ever(redis_server: RedisServer, learner: Beacon, place: HostPlace) -> None:
+def test_an_actor_host_does_not_wait_for_ever(redis_server: RedisServer, learner: Beacon, place: HostLease) -> None:
     learner.close()  # it leaves without ending the run
     told: list[str] = []
     with closing(Beacon(place, config(patience_minutes=0.5 / 60))) as host:
@@ -168,9 +168,9 @@ def test_an_actor_host_does_not_wait_for_ever(redis_server: RedisServer, learner
 
 
 def test_episodes_and_warnings_reach_the_learners_side(
-    redis_server: RedisServer, learner: Beacon, place: HostPlace
+    redis_server: RedisServer, learner: Beacon, place: HostLease
 ) -> None:
-    messages = Messages(redis_server.server(), RunKeys("r"))
+    messages = MessageReader(redis_server.server(), RunKeys("r"))
     with closing(messages), closing(Beacon(place, config())) as host:
         host.announce(host.message)
         host._news.put(("what it found out itself is no news for the learner", "warning"))

@@ -22,9 +22,9 @@ from apexrl.launch.beacon import Beacon
 from apexrl.launch.probe import probe
 from apexrl.launch.supervisor import Interrupts
 from apexrl.links.redis.keys import RunKeys
-from apexrl.links.redis.members import HostPlace
+from apexrl.links.redis.members import HostLease
 from apexrl.links.redis.run_listing import look
-from apexrl.links.redis.run_record import LearnerPlace, RunRecord
+from apexrl.links.redis.run_record import LearnerLease, RunRecord
 from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.weights_channel import WeightsUploader
@@ -67,7 +67,7 @@ def test_a_record_that_names_what_nobody_trusts_is_refused_before_anything_is_ma
     record, _ = a_record(small(tmp_path))
     called = tmp_path / "called"
     hostile = small(tmp_path, env=convert.LazyCallable("subprocess:check_output"), args=f"touch {called}", shell=True)
-    place = LearnerPlace.take(
+    place = LearnerLease.take(
         redis_server.server(), msgspec.structs.replace(record, config=convert.to_toml(hostile)), 10.0
     )
     with pytest.raises(ConfigError, match=r"run r at 127\.0\.0\.1:\d+ wants 'subprocess:check_output' to be called"):
@@ -83,7 +83,7 @@ def test_actors_that_always_fail_end_their_host_and_not_the_run(redis_server: Re
     record, agent = a_record(config)
     server, keys = redis_server.server(), RunKeys("r")
     watcher = Watcher()
-    with closing(Beacon(LearnerPlace.take(server, record, 10.0), config)) as learner:
+    with closing(Beacon(LearnerLease.take(server, record, 10.0), config)) as learner:
         with closing(WeightsUploader(server, keys, run_id=RUN_ID)) as uploader:
             uploader.publish(agent.weights(), 1)
         with pytest.raises(WorkerError, match="all 2 actors fail always") as caught:
@@ -97,7 +97,7 @@ def test_actors_that_always_fail_end_their_host_and_not_the_run(redis_server: Re
         with closing(Connection(server)) as connection:
             seen = look(connection, "r")
         assert (seen.learner_alive, seen.alive, len(seen.members)) == (True, [], 1)
-        assert [slot.index for slot in HostPlace.join(server, record, 2, ttl=1.0).slots] == [0, 1]
+        assert [slot.index for slot in HostLease.join(server, record, 2, ttl=1.0).slots] == [0, 1]
 
 
 @pytest.fixture
@@ -108,8 +108,8 @@ def lasting(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def learner(lasting: RedisServer, tmp_path: Path) -> Iterator[LearnerPlace]:
-    place = LearnerPlace.take(lasting.server(), a_record(small(tmp_path))[0], 10.0)
+def learner(lasting: RedisServer, tmp_path: Path) -> Iterator[LearnerLease]:
+    place = LearnerLease.take(lasting.server(), a_record(small(tmp_path))[0], 10.0)
     yield place
     place.leave()
 
@@ -120,7 +120,7 @@ def patient(minutes: float) -> Config:
 
 
 def test_a_server_that_is_away_while_slots_are_asked_for_is_waited_for(
-    lasting: RedisServer, learner: LearnerPlace
+    lasting: RedisServer, learner: LearnerLease
 ) -> None:
     lasting.kill()
     told = Told(then=lasting.start)
@@ -131,9 +131,9 @@ def test_a_server_that_is_away_while_slots_are_asked_for_is_waited_for(
     place.leave()
 
 
-def test_slots_that_an_outage_left_leased_to_nobody_are_waited_for(lasting: RedisServer, learner: LearnerPlace) -> None:
+def test_slots_that_an_outage_left_leased_to_nobody_are_waited_for(lasting: RedisServer, learner: LearnerLease) -> None:
     record = msgspec.structs.replace(learner.record, actor_slots=2)
-    ghost = HostPlace.join(lasting.server(), record, 2, ttl=60.0)  # as if the reply had never come
+    ghost = HostLease.join(lasting.server(), record, 2, ttl=60.0)  # as if the reply had never come
 
     def expire() -> None:
         with lasting.client() as raw:
@@ -151,7 +151,7 @@ def test_slots_that_an_outage_left_leased_to_nobody_are_waited_for(lasting: Redi
     place.leave()
 
 
-def test_patience_with_a_server_ends(lasting: RedisServer, learner: LearnerPlace) -> None:
+def test_patience_with_a_server_ends(lasting: RedisServer, learner: LearnerLease) -> None:
     lasting.kill()
     told = Told(then=lambda: None)
     with pytest.raises(LinkError, match="connection refused"):
@@ -163,7 +163,7 @@ def test_patience_with_a_server_ends(lasting: RedisServer, learner: LearnerPlace
 
 
 def test_a_server_that_is_away_while_the_run_is_looked_for_is_waited_for(
-    lasting: RedisServer, learner: LearnerPlace
+    lasting: RedisServer, learner: LearnerLease
 ) -> None:
     lasting.kill()
     told = Told(then=lasting.start)
@@ -171,20 +171,20 @@ def test_a_server_that_is_away_while_the_run_is_looked_for_is_waited_for(
     assert told.texts == [f"waiting for run r at 127.0.0.1:{lasting.port}"]
 
 
-def test_another_run_of_the_name_is_not_waited_out_for_ever(lasting: RedisServer, learner: LearnerPlace) -> None:
+def test_another_run_of_the_name_is_not_waited_out_for_ever(lasting: RedisServer, learner: LearnerLease) -> None:
     with pytest.raises(WaitTimeout, match=r"is another one than the one to join \(waited 0\.005 minutes\)"):
         actor_host._find(lasting.server(), "r", "not-this-one", 0.005, Told(then=lambda: None), Interrupts())
     later = msgspec.structs.replace(learner.record, run_id="that-one")
 
     def begin() -> None:
         learner.leave()
-        LearnerPlace.take(lasting.server(), later, 10.0, replace=True)
+        LearnerLease.take(lasting.server(), later, 10.0, replace=True)
 
     assert actor_host._find(lasting.server(), "r", "that-one", 1.0, Told(then=begin), Interrupts()) == later
 
 
 @pytest.mark.parametrize("away", [False, True])
-def test_ctrl_c_ends_every_wait(lasting: RedisServer, learner: LearnerPlace, away: bool) -> None:
+def test_ctrl_c_ends_every_wait(lasting: RedisServer, learner: LearnerLease, away: bool) -> None:
     interrupts = Interrupts()
 
     def interrupt() -> None:
@@ -204,12 +204,12 @@ def test_ctrl_c_ends_every_wait(lasting: RedisServer, learner: LearnerPlace, awa
 
 
 def test_a_host_that_joins_anew_is_as_patient_as_the_run(
-    lasting: RedisServer, learner: LearnerPlace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    lasting: RedisServer, learner: LearnerLease, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     config = replace(small(tmp_path), hosts=HostsConfig(patience_minutes=0.005))
     record = msgspec.structs.replace(learner.record, config=convert.to_toml(config))
     learner.leave()
-    place = LearnerPlace.take(lasting.server(), record, 10.0)
+    place = LearnerLease.take(lasting.server(), record, 10.0)
 
     def work(server: Server, *_: object) -> dict[str, Any]:
         place.finish({})

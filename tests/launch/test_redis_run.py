@@ -23,9 +23,9 @@ from apexrl.errors import ConfigError
 from apexrl.launch import env_host
 from apexrl.launch.actor_host import compare, local_config
 from apexrl.launch.redis_run import Identity, make_record
-from apexrl.links.redis.members import HostPlace
+from apexrl.links.redis.members import HostLease
 from apexrl.links.redis.run_listing import look
-from apexrl.links.redis.run_record import LearnerPlace, RunRecord, find_run
+from apexrl.links.redis.run_record import LearnerLease, RunRecord, find_run
 from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.tcp.gateway_messages import Record
@@ -263,7 +263,7 @@ def test_actor_hosts_come_and_go(start: Start, url: str, tmp_path: Path) -> None
     record = find_run(server, "r", timeout=5.0)
     deadline = time.monotonic() + 240.0
     while True:  # the dead host's slots become free, and those of the living one do not
-        place = HostPlace.join(server, record, 1, ttl=1.0)
+        place = HostLease.join(server, record, 1, ttl=1.0)
         slots = [slot.index for slot in place.slots]
         place.leave()
         if slots == [0]:
@@ -317,7 +317,7 @@ def test_actors_wait_for_a_learner_that_was_killed_and_go_on_with_its_successor(
 
 
 def test_a_run_whose_actors_cannot_make_the_environment_says_where(start: Start, url: str, tmp_path: Path) -> None:
-    place = LearnerPlace.take(Server(url), a_record(small(tmp_path)), 10.0)
+    place = LearnerLease.take(Server(url), a_record(small(tmp_path)), 10.0)
     wrong = start("actor", "--run", "r", "--env-kwargs", "gravity_of", "moon")
     assert wrong.ends() == 2, wrong.said
     assert f"on host {os.uname().nodename}: environment CartPole-v1 cannot be made with" in wrong.said

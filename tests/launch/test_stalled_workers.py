@@ -17,7 +17,7 @@ from test_supervisor import supervise
 from apexrl.config import StopConfig
 from apexrl.errors import WorkerError
 from apexrl.launch import supervisor
-from apexrl.links.local.stall_detector import Standstill
+from apexrl.links.local.stall_detector import StallDetector
 
 LIMIT = 1.5  # seconds; three times that for a beginning
 
@@ -95,7 +95,7 @@ def test_it_can_be_off(tmp_path: Path) -> None:
 
 
 def test_time_in_which_nobody_looked_does_not_count() -> None:
-    still = Standstill()
+    still = StallDetector()
     assert still.look(1.0, 100.0) == 0.0
     assert still.look(1.0, 100.1) == pytest.approx(0.1)
     assert still.look(1.0, 5000.0) == pytest.approx(0.6)  # whoever looks was asleep

@@ -20,7 +20,9 @@ def test_the_environment_says_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN, " a token of this test \n")
     assert read_token("") == "a token of this test"
     assert TOKEN not in os.environ
-    with pytest.raises(ConfigError, match="set APEXRL_TOKEN, or --token-file FILE, copied from the learner's host"):
+    with pytest.raises(
+        ConfigError, match="set APEXRL_TOKEN, or give --token-file FILE, copied from the learner's host"
+    ):
         read_token("")
 
 
@@ -99,8 +101,8 @@ def test_a_resumed_run_makes_no_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"token": "x" * 20}, "token= .* needs listen="),
-        ({"listen": ":0", "token": "x" * 20, "run": "r"}, "run='r' names a run on a Redis server"),
+        ({"token": "x" * 20}, "token= .* means nothing without listen="),
+        ({"listen": ":0", "token": "x" * 20, "run": "r"}, "run='r' is a name on a Redis server"),
         ({"listen": ":0", "redis": "redis://here"}, "give one of them"),
     ],
 )

@@ -16,7 +16,7 @@ from apexrl.config.convert import override
 from apexrl.errors import NonFiniteError
 from apexrl.launch.probe import probe
 from apexrl.links.local.inference import InferenceLink
-from apexrl.links.local.tunable_count import Knob
+from apexrl.links.local.tunable_count import TunableCount
 from apexrl.replay import Replay
 from apexrl.roles import EnvWorker, ModelServer
 from apexrl.roles.env_worker import reply_fields, request_fields, split_sizes
@@ -61,7 +61,7 @@ class House:
         )
         self.replay = Replay(**queue(config, found))
         self.weights = InlineWeights()
-        self.knobs = {"predictors": Knob(2, shared=False), "trainers": Knob(2, shared=False)}
+        self.knobs = {"predictors": TunableCount(2, shared=False), "trainers": TunableCount(2, shared=False)}
         self.server = self.new_server()
         self.workers = [
             EnvWorker(

@@ -18,7 +18,7 @@ from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.errors import NonFiniteError, WaitTimeout
 from apexrl.links.local.gradient_ring import GradientLink
-from apexrl.links.local.parameter_slices import Shards
+from apexrl.links.local.parameter_slices import ParameterSlices
 from apexrl.links.local.sharded_parameters import ShardedParameters
 from apexrl.roles import GradientLearner, ParameterServer
 from apexrl.roles.gradient_learner import Outliers
@@ -91,7 +91,7 @@ class Rig:
     ) -> None:
         self.stage, self.config, self.spec = stage, config, spec
         agent = self.agent()
-        self.shards = Shards(sizes(agent), places(agent), shards)
+        self.shards = ParameterSlices(sizes(agent), places(agent), shards)
         self.parameters = ShardedParameters(self.shards)
         self.gradients = GradientLink(self.shards, len(feeds))
         self.feeds = [Feed(iter(feed)) for feed in feeds]

@@ -15,7 +15,7 @@ from apexrl.agents.named_vectors import sizes
 from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.errors import NonFiniteError
-from apexrl.links.local.gradient_averaging import Averaging
+from apexrl.links.local.gradient_averaging import GradientAveraging
 from apexrl.replay import Replay
 from apexrl.roles import Learner
 from apexrl.roles.actor import VERSION, step_fields
@@ -68,7 +68,7 @@ class Together:
         agent = ActorCritic(SPEC, config.agent)
         vectors = sizes(agent)
         gradient = sum(size for name, size in vectors.items() if name.endswith("/online"))
-        self.link = Averaging(count, gradient, sum(vectors.values()), shared=False)
+        self.link = GradientAveraging(count, gradient, sum(vectors.values()), shared=False)
         self.stage, self.config, self.weights = stage, config, InlineWeights()
         self.queues = [filled(seed, reward=reward) for seed, reward in zip(range(count), rewards, strict=False)]
         self.learners = [self.begin(index) for index in range(count)]

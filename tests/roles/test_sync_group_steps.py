@@ -15,9 +15,9 @@ from apexrl import agents
 from apexrl.agents.named_vectors import sizes
 from apexrl.config import Config
 from apexrl.config.convert import override
-from apexrl.links.local.gradient_averaging import Averaging
+from apexrl.links.local.gradient_averaging import GradientAveraging
 from apexrl.protocols import Learned
-from apexrl.roles.sync_group import SyncGroup, _flat
+from apexrl.roles.sync_group import Group, _flat
 from apexrl.spec import ActionSpec, Array, EnvSpec, Field
 
 T, ROWS = 4, 6
@@ -78,18 +78,18 @@ def make(name: str, seed: int) -> Any:
     return agents.agent_class(name)(case.spec, config.agent, "cpu", seed)
 
 
-def link_for(agent: Any, members: int = 2) -> Averaging:
+def link_for(agent: Any, members: int = 2) -> GradientAveraging:
     vectors = sizes(agent)
     gradient = sum(size for name, size in vectors.items() if name.endswith("/online"))
-    return Averaging(members, gradient, sum(vectors.values()), shared=False)
+    return GradientAveraging(members, gradient, sum(vectors.values()), shared=False)
 
 
-def begin(agent: Any, link: Averaging, index: int, version: int = 1) -> SyncGroup:
+def begin(agent: Any, link: GradientAveraging, index: int, version: int = 1) -> Group:
     context: Any = SimpleNamespace(index=index, patience=0.0)
-    return SyncGroup(context, agent, link, version)
+    return Group(context, agent, link, version)
 
 
-def together(groups: list[SyncGroup], prepared: list[Any]) -> list[Learned]:
+def together(groups: list[Group], prepared: list[Any]) -> list[Learned]:
     """One update of all, who take turns."""
     done: dict[int, Learned] = {}
     for _ in range(100):

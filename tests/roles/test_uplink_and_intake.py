@@ -10,8 +10,8 @@ import pytest
 
 from apexrl.config import Config, HostsConfig
 from apexrl.links.redis.keys import RunKeys
-from apexrl.links.redis.members import HostPlace
-from apexrl.links.redis.run_record import LearnerPlace, RunRecord
+from apexrl.links.redis.members import HostLease
+from apexrl.links.redis.run_record import LearnerLease, RunRecord
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import HostDigest
 from apexrl.replay import Field, Replay
@@ -235,8 +235,8 @@ def test_what_hosts_say_is_passed_on_and_junk_is_not(hosts, redis_server):
         began=0.0,
         local={},
     )
-    learner = LearnerPlace.take(hosts.server, record)
-    place = HostPlace.join(hosts.server, record, 1, "host", 10.0)
+    learner = LearnerLease.take(hosts.server, record)
+    place = HostLease.join(hosts.server, record, 1, "host", 10.0)
     intake = hosts.intake()
     place.outbox.episodes([1.0, 2.5], [3, 4])
     place.outbox.warning("careful", "warning")

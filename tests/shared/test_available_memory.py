@@ -42,7 +42,7 @@ def machine(root, groups=(), mounts="", files=None):
 
 
 def least(root):
-    return min(available_memory.rooms(root), key=lambda room: room.nbytes)
+    return min(available_memory.memory_limits(root), key=lambda room: room.nbytes)
 
 
 def test_without_cgroups_the_machine_bounds(tmp_path):
@@ -104,15 +104,15 @@ def test_a_cgroup_of_version_1_bounds(tmp_path):
 
 
 def test_what_cannot_be_read_bounds_nothing(tmp_path):
-    assert available_memory.rooms(tmp_path) == []
-    assert available_memory.rooms(machine(tmp_path, ["0::/gone"], V2.format(inside="/")))[1:] == []
+    assert available_memory.memory_limits(tmp_path) == []
+    assert available_memory.memory_limits(machine(tmp_path, ["0::/gone"], V2.format(inside="/")))[1:] == []
 
 
 @pytest.fixture
 def rooms(monkeypatch):
     """Sets how much memory there is."""
     return lambda nbytes: monkeypatch.setattr(
-        available_memory, "rooms", lambda: [available_memory.Room(nbytes, "so much is left")]
+        available_memory, "memory_limits", lambda: [available_memory.MemoryLimit(nbytes, "so much is left")]
     )
 
 
@@ -135,7 +135,7 @@ def test_what_was_promised_before_counts_until_it_is_taken(rooms):
     board = _native.Board.create(1_000_000)
     with Replay(3_000, LARGE, writers=1) as first:
         rooms(9_000_000 + _native.Segment.promised() - before)
-        mine = f"beside {_native.Segment.promised() / 2**20:.1f} MiB for what this process made before"
+        mine = f"besides {_native.Segment.promised() / 2**20:.1f} MiB that this process allocated before"
         with pytest.raises(ConfigError, match=re.escape(mine)):
             Replay(9_000, LARGE)
         promised = _native.Segment.promised()

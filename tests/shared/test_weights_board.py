@@ -36,7 +36,7 @@ def test_contract(make):
     got["w"][:] = 9  # ours to change
     assert board.latest(1)[1]["w"][0, 0] == 2
     assert board.latest(5) is None
-    with pytest.raises(SpecError, match="never go back"):
+    with pytest.raises(SpecError, match="must be larger than the newest"):
         board.publish(weights(3), 5)
     with pytest.raises(SpecError, match="other names"):
         board.publish({"w": np.zeros(3, "f4")}, 6)

@@ -18,7 +18,7 @@ from apexrl.config.trust import entrusted
 from apexrl.errors import ApexrlError, ClosedError, ConfigError, LinkError
 from apexrl.links.backoff import Backoff
 from apexrl.links.local.role_context import InlineContext, InlineRun
-from apexrl.links.redis.members import HostDigest, HostPlace, renewal_pause
+from apexrl.links.redis.members import HostDigest, HostLease, renewal_pause
 from apexrl.links.redis.run_record import Orders, RunRecord, find_run
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.signing import trusted_modules
@@ -55,7 +55,7 @@ class Carrier:
         )
         convert.check_values(self.config, elsewhere=True)
         self._make_links()
-        self._place = HostPlace.join(server, record, 1, "client", self.config.hosts.lease_seconds)
+        self._place = HostLease.join(server, record, 1, "client", self.config.hosts.lease_seconds)
         self._pid = os.getpid()
         self.slot = self._place.slots[0].index
         lease = self._place.slots[0]

@@ -33,7 +33,7 @@ from apexrl.launch.supervisor import Interrupts, Supervisor, preloaded
 from apexrl.links.backoff import Backoff
 from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.redis.keys import RunKeys
-from apexrl.links.redis.members import HostPlace
+from apexrl.links.redis.members import HostLease
 from apexrl.links.redis.run_record import RunRecord, find_run, host_name
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.signing import trusted_modules
@@ -231,7 +231,7 @@ def _work(
 
 def _lease(
     server: Server, record: RunRecord, config: Config, tell: Callable[[str, Level], None], interrupts: Interrupts
-) -> HostPlace:
+) -> HostLease:
     """Slots for all actors; those of a host that was just killed are waited for, and a server that is away."""
     lease, patience, backoff = config.hosts.lease_seconds, 60.0 * config.hosts.patience_minutes, Backoff()
     away = full = None  # monotonic seconds since when
@@ -239,7 +239,7 @@ def _lease(
     while True:
         now = time.monotonic()
         try:
-            return HostPlace.join(server, record, config.actor.actors, ttl=lease)
+            return HostLease.join(server, record, config.actor.actors, ttl=lease)
         except LinkError as error:
             away, full = away or now, None  # slots may be leased that we were never told of: they expire
             if now - away > patience:

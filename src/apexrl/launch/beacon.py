@@ -13,8 +13,8 @@ from apexrl.config import Config
 from apexrl.errors import LinkError, OwnershipError
 from apexrl.links.backoff import Backoff
 from apexrl.links.local.control_board import ControlBoard
-from apexrl.links.redis.members import HostPlace, renewal_pause
-from apexrl.links.redis.run_record import LearnerPlace, Orders
+from apexrl.links.redis.members import HostLease, renewal_pause
+from apexrl.links.redis.run_record import LearnerLease, Orders
 from apexrl.links.redis.values import HostDigest, LearnerDigest
 from apexrl.run.ownership import REPLACED, lease_clock
 from apexrl.run.status import Level, RunStatus
@@ -41,7 +41,7 @@ class Beacon:
 
     ours = True
 
-    def __init__(self, place: LearnerPlace | HostPlace, config: Config) -> None:
+    def __init__(self, place: LearnerLease | HostLease, config: Config) -> None:
         self.error: Exception | None = None
         self._place = place
         self._run = place.record.name
@@ -71,7 +71,7 @@ class Beacon:
     def guard(self, board: ControlBoard) -> None:
         """Tell all writers of checkpoints, through ``board``, until when the learner's place is surely its own: a word
         in shared memory, which runs out by itself when this thread cannot renew it."""
-        assert isinstance(self._place, LearnerPlace)
+        assert isinstance(self._place, LearnerLease)
         board.held_until = self._place.held_until
         self._board = board
 
@@ -101,11 +101,11 @@ class Beacon:
     def event(self, kind: str, values: Mapping[str, Any]) -> None:
         if kind in ("intake", "uplink"):
             self._carried = {_CARRIED.get(name, name): number for name, number in values.items()}
-        elif kind == "episodes" and isinstance(self._place, HostPlace):
+        elif kind == "episodes" and isinstance(self._place, HostLease):
             self._place.outbox.episodes(values["returns"], values["lengths"])
 
     def message(self, text: str, level: Level = "info") -> None:
-        if level != "info" and not self._telling and isinstance(self._place, HostPlace):
+        if level != "info" and not self._telling and isinstance(self._place, HostLease):
             self._place.outbox.warning(text, level)
 
     def finished(self, summary: dict[str, Any]) -> None:
@@ -120,7 +120,7 @@ class Beacon:
                 continue
             try:
                 self._heed(self._renew())
-                if self._board is not None and isinstance(self._place, LearnerPlace):
+                if self._board is not None and isinstance(self._place, LearnerLease):
                     self._board.held_until = self._place.held_until
                 backoff.reset()
             except LinkError as error:
@@ -135,7 +135,7 @@ class Beacon:
         self._give_back()
 
     def _renew(self) -> Orders:
-        if isinstance(self._place, LearnerPlace):
+        if isinstance(self._place, LearnerLease):
             return self._place.renew(LearnerDigest.of(self._status, self._carried))
         return self._place.renew(HostDigest.of(self._status, self._carried))
 
@@ -191,7 +191,7 @@ class Beacon:
 
     def _wait_for_others(self) -> None:
         """An actor host without a learner or a server is of no use for ever; a learner goes on with what it has."""
-        if not (self._server_away or self._learner_away) or isinstance(self._place, LearnerPlace):
+        if not (self._server_away or self._learner_away) or isinstance(self._place, LearnerLease):
             return
         now = time.monotonic()
         self._alone_since = now if self._alone_since is None else self._alone_since
@@ -203,7 +203,7 @@ class Beacon:
 
     def _give_back(self) -> None:
         deadline, backoff = time.monotonic() + _FINISH_SECONDS, Backoff()
-        if isinstance(self._place, HostPlace):
+        if isinstance(self._place, HostLease):
             self._place.leave(HostDigest.of(self._status, self._carried))
         elif self._summary is None:
             self._place.leave()

@@ -34,7 +34,7 @@ from apexrl.links.backoff import Backoff
 from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.tcp.gateway_messages import MOST_EPISODES, MOST_TEXT, MOST_TEXTS, Record
 from apexrl.links.tcp.handshake import RefusedError, UnreachableError
-from apexrl.links.tcp.host_connection import HostEnd
+from apexrl.links.tcp.host_connection import HostConnection
 from apexrl.links.tcp.remote_inference import RemoteInference
 from apexrl.links.tcp.tls import ClientTls
 from apexrl.roles.env_worker import reply_fields, request_fields
@@ -100,7 +100,7 @@ def join(
     tell = partial(contained_observers.tell, observers)
     minutes = HostsConfig().patience_minutes
     while True:
-        host = HostEnd(address, token, own_name(), os.getpid(), tls)
+        host = HostConnection(address, token, own_name(), os.getpid(), tls)
         with ExitStack() as stack:
             stack.callback(host.leave)
             record = _find(host, minutes, tell, interrupts)
@@ -135,7 +135,7 @@ def local_config(
     return config
 
 
-def _find(host: HostEnd, minutes: float, tell: Callable[[str, Level], None], interrupts: Interrupts) -> Record:
+def _find(host: HostConnection, minutes: float, tell: Callable[[str, Level], None], interrupts: Interrupts) -> Record:
     """The run's record; waits for the learner."""
     deadline, told, backoff = time.monotonic() + 60.0 * minutes, False, Backoff(least=0.2)
     while True:
@@ -159,7 +159,7 @@ def _find(host: HostEnd, minutes: float, tell: Callable[[str, Level], None], int
 
 
 def _work(
-    host: HostEnd,
+    host: HostConnection,
     record: Record,
     config: Config,
     observers: Sequence[Observer],
@@ -182,7 +182,7 @@ def _work(
                 f"{found}. Install the same versions on both (here: {have}; there: apexrl {record.apexrl})"
             )
         _lease(host, record, config.actor.actors, tell, interrupts)
-        keeper = stack.enter_context(closing(LeaseKeeper(host, record, 60.0 * config.hosts.patience_minutes)))
+        keeper = stack.enter_context(closing(Keeper(host, record, 60.0 * config.hosts.patience_minutes)))
         inference = RemoteInference(
             host.address,
             host.token,
@@ -206,7 +206,7 @@ def _work(
 
 
 def _lease(
-    host: HostEnd, record: Record, wanted: int, tell: Callable[[str, Level], None], interrupts: Interrupts
+    host: HostConnection, record: Record, wanted: int, tell: Callable[[str, Level], None], interrupts: Interrupts
 ) -> None:
     """Slots for all workers; those of a host that was just killed are waited for, and a learner that is away."""
     deadline = time.monotonic() + _FULL_LEASES * record.lease_seconds
@@ -243,7 +243,7 @@ def _pause(seconds: float, interrupts: Interrupts) -> None:
         raise KeyboardInterrupt
 
 
-class LeaseKeeper:
+class Keeper:
     """An observer that keeps a host's slots, from a thread of its own: the supervisor never waits for the learner.
 
     Args:
@@ -253,7 +253,7 @@ class LeaseKeeper:
 
     ours = True
 
-    def __init__(self, host: HostEnd, record: Record, patience_seconds: float) -> None:
+    def __init__(self, host: HostConnection, record: Record, patience_seconds: float) -> None:
         self.error: Exception | None = None
         self._host, self._run_id, self._name = host, record.run_id, record.name
         self._wanted = len(host.leases)

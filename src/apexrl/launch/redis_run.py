@@ -15,7 +15,7 @@ from apexrl.config.placement import Redis
 from apexrl.errors import ConfigError
 from apexrl.launch.actor_host import HOST_PRELOAD
 from apexrl.launch.beacon import Beacon
-from apexrl.launch.local_actor_host import LocalActorHost
+from apexrl.launch.local_actor_host import Companion
 from apexrl.launch.local_run import supervise
 from apexrl.launch.probe import step_spec_to_json
 from apexrl.launch.run_claim import Claim
@@ -23,7 +23,7 @@ from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.supervisor import Interrupts, Supervisor, preloaded
 from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.redis.keys import check_name
-from apexrl.links.redis.run_record import LearnerPlace, RunRecord, host_name
+from apexrl.links.redis.run_record import LearnerLease, RunRecord, host_name
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.signing import sign
 from apexrl.replay.chunks import schema
@@ -96,7 +96,7 @@ def learn(
     server.check()
     with ExitStack() as stack:
         companion = (
-            stack.enter_context(closing(LocalActorHost(placement.url, identity, config))) if identity.actors else None
+            stack.enter_context(closing(Companion(placement.url, identity, config))) if identity.actors else None
         )
         preload = (*preloaded(config), *HOST_PRELOAD)
         hurried = ("interrupted", "replaced")
@@ -108,7 +108,7 @@ def learn(
             record = sign(record, placement.token)
         if claim is not None and not claim.folder.hosts_path.exists():  # who dies now finds its place again
             identity.write(claim.folder)
-        place = LearnerPlace.take(server, record, config.hosts.lease_seconds, placement.replace_run)
+        place = LearnerLease.take(server, record, config.hosts.lease_seconds, placement.replace_run)
         remote = {"server": server, "keys": place.keys, "run_id": identity.run_id, "fence": place.taken}
         beacon = stack.enter_context(closing(Beacon(place, config)))
         program = learner_side(whole, remote, resumed=before)

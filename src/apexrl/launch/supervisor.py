@@ -31,7 +31,7 @@ from apexrl.launch.worker_process import Assignment, work
 from apexrl.launch.worker_slots import Slot, slot_seed
 from apexrl.links.local import worker_messages
 from apexrl.links.local.control_board import DROPPED, HURRY, RUN, STOP, ControlBoard
-from apexrl.links.local.stall_detector import Standstill
+from apexrl.links.local.stall_detector import StallDetector
 from apexrl.topologies.program import Probe, Program
 from apexrl.topologies.queue_links import queue_names
 
@@ -121,7 +121,7 @@ class Supervisor:
         self._tickets: dict[int, Slot] = {}
         self._next_ticket = _PROBE_TICKET + 1
         self._failure: ApexrlError | None = None
-        self._starter = Standstill()  # of the fork server
+        self._starter = StallDetector()  # of the fork server
         self._hung_calls = 0
         self._stop_at: float | None = None
         self._heeded = 0

@@ -63,9 +63,9 @@ class Wiring:
             if hasattr(real, "spoilt_reads"):  # weights are read from it
                 self._boards.append(real)
         elif isinstance(port, KnobLink):
-            from apexrl.links.local.tunable_count import Knob
+            from apexrl.links.local.tunable_count import TunableCount
 
-            real = self._knobs[port.name] = Knob(port.start, self._shared)
+            real = self._knobs[port.name] = TunableCount(port.start, self._shared)
         if real is not port:
             self._links[id(port)] = real
         return real

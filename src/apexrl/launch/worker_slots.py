@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from apexrl.launch.restart_budget import RestartBudget, ending_of
+from apexrl.launch.restart_budget import Patience, ending_of
 from apexrl.launch.stall_dump import START, hung_call, stood_still
 from apexrl.links.local import worker_messages
 from apexrl.links.local.control_board import STATES, ControlBoard
-from apexrl.links.local.stall_detector import Standstill
+from apexrl.links.local.stall_detector import StallDetector
 from apexrl.run.metrics import RateMeter
 from apexrl.run.status import WorkerState, WorkerStatus
 from apexrl.shared import available_memory
@@ -48,7 +48,7 @@ class Slot:
         self.name = f"{node.name}-{index}"
         self.row_number = row
         self.row = board.row(row)
-        self.patience = RestartBudget(node.restarts)
+        self.patience = Patience(node.restarts)
         self.generation = -1
         self.ticket = -1  # of the present life at the fork server
         self.alive = False
@@ -71,7 +71,7 @@ class Slot:
         self._work_at_birth = 0
         self._oom_kills_at_birth = 0
         self._starved = False  # the kernel killed the last life for lack of memory
-        self._call, self._loop = Standstill(), Standstill()
+        self._call, self._loop = StallDetector(), StallDetector()
 
     def begin(self, now: float) -> tuple[socket.socket, int | OSError]:
         """A new life: returns (the worker's end of the channel, a descriptor of its log); the caller closes both. In
@@ -84,7 +84,7 @@ class Slot:
         self._born_at = now
         self._work_at_birth = self.work_done
         self._oom_kills_at_birth = available_memory.oom_kills()
-        self._call, self._loop = Standstill(), Standstill()
+        self._call, self._loop = StallDetector(), StallDetector()
         self.row.begin(0, self.generation)
         self.row.heartbeat = now
         self.channel, theirs = worker_messages.channel()

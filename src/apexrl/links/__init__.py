@@ -1,1 +1,1 @@
-"""Links: how control, experience and weights cross a process (``local``) or a host (``tcp``, ``redis``)."""
+"""Links carry control, experience and weights between processes (``local``) or hosts (``tcp``, ``redis``)."""

@@ -1,4 +1,4 @@
-"""How long to wait before the next attempt at what is away."""
+"""Waiting times between attempts to reconnect."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 
 class Backoff:
-    """How long to wait after the next failure, in seconds: doubling from 0.05 to 2, with jitter."""
+    """Waiting times after failures, in seconds: doubling from 0.05 to 2, with jitter."""
 
     def __init__(self, least: float = 0.05, most: float = 2.0) -> None:
         self._least, self._most = least, most
@@ -15,7 +15,7 @@ class Backoff:
     def next(self) -> float:
         now = self._now
         self._now = min(2.0 * now, self._most)
-        return now * random.uniform(0.75, 1.0)  # hosts that lost the server together do not come back together
+        return now * random.uniform(0.75, 1.0)  # so that hosts do not all reconnect at once
 
     def reset(self) -> None:
         self._now = self._least

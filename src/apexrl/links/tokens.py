@@ -1,4 +1,4 @@
-"""The token that hosts share: read from the environment or a file, never from a flag."""
+"""The token that hosts share, read from the environment or a file, never from a flag."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from typing import Final
 from apexrl.errors import ConfigError
 
 TOKEN: Final = "APEXRL_TOKEN"
-"""Environment variable that holds it."""
+"""The environment variable of the token."""
 
 _MOST_BYTES = 4096
 
 
 def shared_token(file: str, make: bool = False) -> str:
-    """As ``read_token``; empty where neither the environment nor a file says one."""
+    """Like ``read_token``, but empty if neither the environment nor a file gives a token."""
     return read_token(file, make) if file or os.environ.get(TOKEN, "").strip() else ""
 
 
 def read_token(file: str, make: bool = False) -> str:
-    """What ``file`` holds, or else the environment. The variable is taken out of there: simulators need no token.
+    """The token from ``file``, or else from the environment, which is cleared: simulators need no token.
 
     Args:
-        file: path; empty: the environment says it.
-        make: a file that is not there is made, with a new token, for its owner alone.
+        file: path; empty: use the environment.
+        make: create a missing file with a new token, readable only by its owner.
 
     Raises:
-        ConfigError: there is none, or the file cannot be read.
+        ConfigError: there is no token, or the file cannot be read.
     """
     said = os.environ.pop(TOKEN, "").strip()
     if not file:
         if said:
             return said
         raise ConfigError(
-            f"say the token that other hosts must know: set {TOKEN}, or --token-file FILE"
-            + (" (made if it is not there; copy it to them)" if make else ", copied from the learner's host")
+            f"a token that other hosts share is required: set {TOKEN}, or give --token-file FILE"
+            + (" (created if missing; copy it to them)" if make else ", copied from the learner's host")
         )
     path = Path(file).expanduser()
     try:
@@ -52,7 +52,7 @@ def read_token(file: str, make: bool = False) -> str:
 
 
 def _make(path: Path) -> None:
-    """A new token in a file of its owner's alone; one that is there stays."""
+    """Create a file with a new token, readable only by its owner. An existing file stays."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:

@@ -12,7 +12,7 @@ from apexrl._native import SampleStatus, WriteStatus
 from apexrl.errors import ClosedError, ConfigError, OwnershipError, WaitTimeout
 from apexrl.replay.layout import Layout
 from apexrl.replay.options import native_sizes
-from apexrl.shared.available_memory import require
+from apexrl.shared.available_memory import require_memory
 from apexrl.shared.segment import process_name
 from apexrl.spec import Field
 
@@ -76,7 +76,7 @@ class ReplayCore:
         except (ValueError, RuntimeError) as error:
             raise ConfigError(f"cannot create this replay: {error}") from None
         if check_memory:
-            require(
+            require_memory(
                 native.segment(),
                 native.counters()["bytes_when_full"],
                 f"this replay of {options['capacity']:,} items",

@@ -13,7 +13,7 @@ import numpy as np
 
 from apexrl.errors import ApexrlError, LinkError, SnapshotError, SpecError
 from apexrl.links.backoff import Backoff
-from apexrl.links.local.stall_detector import Standstill
+from apexrl.links.local.stall_detector import StallDetector
 from apexrl.protocols import Agent, Context, WeightsReader
 from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
@@ -199,7 +199,7 @@ class Saving:
             thread.join()
 
     def _beat(self, written: threading.Event) -> None:
-        still, told = Standstill(), False
+        still, told = StallDetector(), False
         while not written.wait(_BEAT_SECONDS) and still.look(0.0, time.monotonic()) < _LONGEST_SECONDS:
             self._context.should_stop()
             if still.seconds >= _SLOW_SECONDS and not told:

@@ -17,11 +17,11 @@ from apexrl.errors import WaitTimeout
 from apexrl.protocols import Acted, Context, State, StepWriter
 from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.actor import FIRST_VERSION, VERSION, PriorityFn
-from apexrl.roles.env_arrays import EnvArrays
+from apexrl.roles.env_arrays import PerEnv
 from apexrl.spec import Array, EnvSpec, is_observation
 
 if TYPE_CHECKING:
-    from apexrl.links.local.inference import InferenceLink, Requests, ServerEnd
+    from apexrl.links.local.inference import InferenceLink, Requests, RequestServer
     from apexrl.replay import Replay
 
 _REPORT_SECONDS = 0.5
@@ -48,7 +48,7 @@ class Waiting:
         link: whose requests ``end`` sees.
     """
 
-    def __init__(self, context: Context, config: Config, link: InferenceLink, end: ServerEnd) -> None:
+    def __init__(self, context: Context, config: Config, link: InferenceLink, end: RequestServer) -> None:
         self._context = context
         self._end = end
         self._sizes = np.array([len(rows) for rows in link.rows_of])
@@ -60,7 +60,7 @@ class Waiting:
         """Numbers of groups, by rising number; none: nobody has asked.
 
         Args:
-            pending: which groups wait at this moment (``ServerEnd.pending``), and may be taken.
+            pending: which groups wait at this moment (``RequestServer.pending``), and may be taken.
             put_off: of these, who could not be answered at the last try: nobody else is made to wait with them.
         """
         patience = self._context.patience
@@ -136,8 +136,8 @@ class InferenceBatches:
         self._writers: list[StepWriter | None] = [None] * inference.workers
         self._acted = np.zeros(inference.groups, np.bool_)  # whose last actions are in `_begun`
         self._sizes = np.array([len(rows) for rows in inference.rows_of])
-        self._begun = EnvArrays(inference.envs)  # steps without their results
-        self._state = EnvArrays(inference.envs)
+        self._begun = PerEnv(inference.envs)  # steps without their results
+        self._state = PerEnv(inference.envs)
         self._refused: set[int] = set()  # groups whose steps the replay did not take at the last try
         self._under_way: set[int] = set()  # groups whose actions are being chosen
         self._meter = InferenceMeter(context)

@@ -61,7 +61,7 @@ class Intake:
         fence: int = 0,
     ) -> None:
         from apexrl.links.redis.experience_stream import ExperienceReceiver
-        from apexrl.links.redis.members import Messages
+        from apexrl.links.redis.members import MessageReader
         from apexrl.replay.chunks import ChunkSink
 
         self._context = context
@@ -70,7 +70,7 @@ class Intake:
         self._sink.open()
         self._receiver = ExperienceReceiver(server, keys, run_id=run_id, schema=self._sink.schema, fence=fence)
         self._met = False  # the server has told what it knows of senders
-        self._messages = Messages(server, keys)
+        self._messages = MessageReader(server, keys)
         self._hosts = HostMessages(context)
         self._queue: deque[Delivery] = deque()
         self._refused = self._refused_items = 0

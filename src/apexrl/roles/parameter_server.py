@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from apexrl.config import AgentConfig, Config
 from apexrl.links.local.gradient_ring import Gradient, GradientLink
-from apexrl.links.local.parameter_slices import ONLINE, TARGET, Floats, Part
-from apexrl.links.local.sharded_parameters import ShardedParameters, ShardMemory
+from apexrl.links.local.parameter_slices import ONLINE, TARGET, Floats, SlicePart
+from apexrl.links.local.sharded_parameters import ShardedParameters, SliceMemory
 from apexrl.protocols import Context
 from apexrl.roles import checkpointing
 from apexrl.roles.role_traits import RoleTraits
@@ -178,7 +178,7 @@ class ParameterServer:
 class Slice:
     """What the shard owns of one group: parameters, target and optimizer over shared memory."""
 
-    def __init__(self, part: Part, network: Trained[Any], memory: ShardMemory, config: AgentConfig) -> None:
+    def __init__(self, part: SlicePart, network: Trained[Any], memory: SliceMemory, config: AgentConfig) -> None:
         import torch
 
         def own(name: str) -> torch.Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 from apexrl.agents.exploration import slot_exploration
 from apexrl.config import Config
 from apexrl.errors import AgentError
-from apexrl.links.local.server_assignment import Seats
+from apexrl.links.local.server_assignment import ServerAssignment
 from apexrl.protocols import Agent, Context, State, WeightsReader
 from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.actor import FIRST_VERSION, VERSION
@@ -30,7 +30,7 @@ class PolicyWorker:
 
     It reads what they see from shared memory, and writes there what they are to do and what the agent records of it;
     recurrent states come with the request and go back with the answer. So it may die at any time: who comes in its
-    place answers what it finds, and until then the other policy workers do (``Seats``).
+    place answers what it finds, and until then the other policy workers do (``ServerAssignment``).
     """
 
     traits = RoleTraits("policy_worker", Work("batches", "batches/s", "serving"), grace_seconds=10.0)
@@ -57,8 +57,8 @@ class PolicyWorker:
         )
         self._states = {name for name in inference.request if not is_observation(name)}
         self._end = inference.server(context.index)
-        self._seats = Seats(inference, context.index)
-        self._end.sit(self._seats.held)
+        self._assignment = ServerAssignment(inference, context.index)
+        self._end.answer_partitions(self._assignment.held)
         self._next_look = context.clock()
         self._waiting = Waiting(context, config, inference, self._end)
         self._meter = InferenceMeter(context)
@@ -101,8 +101,8 @@ class PolicyWorker:
         if now < self._next_look:
             return
         self._next_look = now + _LOOK_SECONDS
-        if self._seats.look():
-            self._end.sit(self._seats.held)
+        if self._assignment.update():
+            self._end.answer_partitions(self._assignment.held)
 
     def _pull(self) -> None:
         newest = self._weights.latest(newer_than=self._version)
@@ -113,5 +113,5 @@ class PolicyWorker:
 
     def close(self) -> None:
         """Leave the groups to other policy workers."""
-        self._seats.close()
+        self._assignment.close()
         self._meter.report(last=True)

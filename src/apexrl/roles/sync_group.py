@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from apexrl.agents.trained_network import Gradients
-    from apexrl.links.local.gradient_averaging import Averaging
+    from apexrl.links.local.gradient_averaging import GradientAveraging
 
     Steps: TypeAlias = Generator[Gradients, Mapping[str, Tensor], Learned]
 
 
-class SyncGroup:
+class Group:
     """What an agent's ``update`` is to one learner, to several: gradients are averaged before they are applied.
 
     All have the same parameters and optimizers at every update, to the last bit. A learner that begins anew makes all
@@ -34,7 +34,7 @@ class SyncGroup:
         version: of the first update, as far as this learner knows; the first learner's holds.
     """
 
-    def __init__(self, context: Context, agent: Any, link: Averaging, version: int) -> None:
+    def __init__(self, context: Context, agent: Any, link: GradientAveraging, version: int) -> None:
         from apexrl.links.local.gradient_averaging import LEADER
 
         self._agent = agent

@@ -7,12 +7,12 @@ import threading
 import time
 
 from apexrl.errors import WorkerError
-from apexrl.links.local.stall_detector import Standstill
+from apexrl.links.local.stall_detector import StallDetector
 
 _FIRST = 3.0  # times the limit for a thread's first turn, as for a worker's beginning
 
 
-class ThreadHeartbeat:
+class Turns:
     """One thread's turns. Time in which nobody looks, as the whole process was stopped, does not count.
 
     Args:
@@ -23,7 +23,7 @@ class ThreadHeartbeat:
         self._limit = stall_timeout
         self._first = True
         self._begun = 0
-        self._still = Standstill()
+        self._still = StallDetector()
 
     def begin(self, first: bool = False) -> None:
         """(the thread) A turn begins."""

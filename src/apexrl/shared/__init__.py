@@ -1,1 +1,1 @@
-"""What processes share on one machine: memory segments and the weights board. Needs NumPy alone."""
+"""Shared memory of one machine: segments and the weights board. Needs only NumPy."""

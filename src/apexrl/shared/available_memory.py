@@ -1,4 +1,4 @@
-"""How much memory can still be had here: of the machine, and of the cgroups that hold this process."""
+"""Available memory: of this machine, and of the cgroups of this process."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from pathlib import Path
 from apexrl import _native
 from apexrl.errors import ConfigError
 
-_NO_LIMIT = 2**60  # what cgroup v1 says for none is a little less than 2**63
+_NO_LIMIT = 2**60  # cgroup v1 reports no limit as a little less than 2**63
 _ROOT = Path("/")
 
 
 @dataclass(frozen=True)
-class Room:
-    """``nbytes`` more can be had; ``why`` says by whose word."""
+class MemoryLimit:
+    """``nbytes`` more are available; ``why`` says where that was read."""
 
     nbytes: int
     why: str
 
 
-def rooms(root: Path = _ROOT) -> list[Room]:
-    """What bounds the memory that this process and its children may come to use; the least counts.
+def memory_limits(root: Path = _ROOT) -> list[MemoryLimit]:
+    """The limits on the memory of this process and its children; the smallest applies.
 
     Args:
-        root: where ``proc`` and ``sys`` are.
+        root: directory of ``proc`` and ``sys``.
     """
     return [*_machine(root), *_cgroups(root)]
 
 
-def require(segment: _native.Segment, needs: int, what: str, remedy: str) -> None:
-    """Refuse a segment that could not be filled. What this process promised to others before is counted with it.
+def require_memory(segment: _native.Segment, needs: int, what: str, remedy: str) -> None:
+    """Refuse a segment that could not be filled beside the other segments that this process created.
 
     Args:
-        segment: of which little has been touched.
-        needs: bytes when it is full, with what its users keep beside it.
+        segment: most of it not written yet.
+        needs: bytes when it is full, including what its users keep elsewhere.
 
     Raises:
         ConfigError: with the numbers, and ``remedy``.
@@ -45,18 +45,18 @@ def require(segment: _native.Segment, needs: int, what: str, remedy: str) -> Non
     if (free := segment.free) is not None:
         _check(
             segment.promised_beside,
-            Room(free, f"{size(free)} are free in its directory's file system"),
+            MemoryLimit(free, f"{size(free)} are free in its directory's file system"),
             needs,
             what,
             remedy,
         )
     if segment.in_memory:
-        for room in rooms():
-            _check(_native.Segment.promised(), room, needs, what, remedy)
+        for limit in memory_limits():
+            _check(_native.Segment.promised(), limit, needs, what, remedy)
 
 
 def oom_kills(root: Path = _ROOT) -> int:
-    """Processes that the kernel has killed for lack of memory: in this process's cgroup, or else on this machine."""
+    """Processes that the kernel killed for lack of memory, in this process's cgroup or else on this machine."""
     for kind, _, group in _memberships(root):
         counts = _fields(group / ("memory.events" if kind == "cgroup2" else "memory.oom_control"))
         if "oom_kill" in counts:
@@ -64,16 +64,16 @@ def oom_kills(root: Path = _ROOT) -> int:
     return _fields(root / "proc/vmstat").get("oom_kill", 0)
 
 
-def _check(promised: int, room: Room, needs: int, what: str, remedy: str) -> None:
-    if promised <= room.nbytes:
+def _check(promised: int, limit: MemoryLimit, needs: int, what: str, remedy: str) -> None:
+    if promised <= limit.nbytes:
         return
     others = promised - needs
-    beside = f", beside {size(others)} for what this process made before" if others > needs // 100 else ""
-    raise ConfigError(f"{what} needs {size(needs)} of memory when full{beside}, and {room.why}: {remedy}")
+    beside = f", besides {size(others)} that this process allocated before" if others > needs // 100 else ""
+    raise ConfigError(f"{what} needs {size(needs)} of memory when full{beside}, but {limit.why}: {remedy}")
 
 
 def size(nbytes: int) -> str:
-    """``nbytes`` for a person."""
+    """``nbytes`` with a unit, for messages."""
     value = float(max(0, nbytes))
     for unit in ("bytes", "KiB", "MiB"):
         if value < 1024:
@@ -82,32 +82,32 @@ def size(nbytes: int) -> str:
     return f"{value:,.1f} GiB"
 
 
-def _machine(root: Path) -> Iterator[Room]:
+def _machine(root: Path) -> Iterator[MemoryLimit]:
     fields = _fields(root / "proc/meminfo")
     if (available := fields.get("MemAvailable:")) is not None:
-        yield Room(available * 1024, f"{size(available * 1024)} are available on this machine (MemAvailable)")
+        yield MemoryLimit(available * 1024, f"{size(available * 1024)} are available on this machine (MemAvailable)")
     if _number(root / "proc/sys/vm/overcommit_memory") == 2 and "CommitLimit:" in fields:
         left = (fields["CommitLimit:"] - fields.get("Committed_AS:", 0)) * 1024
-        yield Room(left, f"{size(left)} are left of what the kernel commits (vm.overcommit_memory=2, CommitLimit)")
+        yield MemoryLimit(left, f"{size(left)} may still be committed (vm.overcommit_memory=2, CommitLimit)")
 
 
-def _cgroups(root: Path) -> Iterator[Room]:
-    """The limits of this process's memory cgroups, v1 and v2, and of those that hold them."""
+def _cgroups(root: Path) -> Iterator[MemoryLimit]:
+    """The limits of this process's memory cgroups, v1 and v2, and of their parents."""
     for kind, mount, group in _memberships(root):
         at = group
         while True:
-            room = _v2(at) if kind == "cgroup2" else _v1(at)
-            if room is not None:
-                limit, used = room
+            found = _v2(at) if kind == "cgroup2" else _v1(at)
+            if found is not None:
+                limit, used = found
                 left = max(0, limit - used)
-                yield Room(left, f"{size(left)} are left of the {size(limit)} that the cgroup {at} may use")
+                yield MemoryLimit(left, f"{size(left)} are left of the {size(limit)} that the cgroup {at} may use")
             if at == mount or mount not in at.parents:
                 break
             at = at.parent
 
 
 def _memberships(root: Path) -> Iterator[tuple[str, Path, Path]]:
-    """(kind of file system, where it is mounted, this process's directory there)"""
+    """(kind of file system, mount point, this process's directory there)."""
     paths = {}  # "" (v2) or "memory" (v1) -> path in the hierarchy
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -123,7 +123,7 @@ def _memberships(root: Path) -> Iterator[tuple[str, Path, Path]]:
         mount = root / mounted.lstrip("/")
         if group is None:
             continue
-        below = os.path.relpath(group, inside)  # of a container, its own directory may be what is mounted
+        below = os.path.relpath(group, inside)  # in a container, its own directory may be mounted
         yield kind, mount, mount if below.startswith("..") else mount / below
 
 
@@ -142,7 +142,7 @@ def _v1(group: Path) -> tuple[int, int] | None:
 
 
 def _cache(group: Path, prefix: str) -> int:
-    """Bytes of files that the kernel gives back before it kills anybody."""
+    """Bytes of cached files, which the kernel frees before it kills a process."""
     stat = _fields(group / "memory.stat")
     return stat.get(prefix + "inactive_file", 0) + stat.get(prefix + "active_file", 0)
 
@@ -150,7 +150,7 @@ def _cache(group: Path, prefix: str) -> int:
 def _lines(path: Path) -> list[str]:
     try:
         return path.read_text().splitlines()
-    except OSError:  # another system, or not for us: then it bounds nothing that we know of
+    except OSError:  # another system, or not readable: no known limit
         return []
 
 
@@ -160,6 +160,6 @@ def _fields(path: Path) -> dict[str, int]:
 
 
 def _number(path: Path) -> int | None:
-    """None where there is no file, or it says ``max``."""
+    """None: there is no file, or it says ``max``."""
     text = " ".join(_lines(path)).strip()
     return int(text) if text.isdigit() else None

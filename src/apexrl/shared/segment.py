@@ -1,4 +1,4 @@
-"""Shared memory of other processes: what an unpickled ``_native.Segment`` calls, and what to call its holders."""
+"""Attaching to segments of other processes, and names of processes for messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from apexrl.errors import ClosedError
 
 
 def attach_segment(state: tuple[int, int, bytes, str]) -> _native.Segment:
-    """The segment that ``state`` (pid, descriptor, uuid, path) names; ClosedError when its creator has ended."""
+    """The segment of ``state`` (pid, descriptor, uuid, path). ClosedError: its creator has ended."""
     try:
         return _native.Segment.attach(state)
     except RuntimeError as error:
@@ -15,5 +15,5 @@ def attach_segment(state: tuple[int, int, bytes, str]) -> _native.Segment:
 
 
 def process_name(pid: int) -> str:
-    """What to call the process that ``Segment.holder`` names."""
+    """The process of a ``Segment.holder``, for messages."""
     return f"process {pid}" if pid > 0 else "a process of another container"

@@ -1,6 +1,6 @@
-"""The newest weights, published by one process and read by any number: latest only, versioned, nobody waits.
+"""The weights board: one process publishes weights, any number read the newest, without locks.
 
-A version is one more than the learner updates ever made in the run: 1 has learned nothing. It never goes back.
+A version is one more than the number of learner updates in the run: version 1 has learned nothing. Versions only grow.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class WeightsBoard:
     """Named arrays in shared memory (protocols.WeightsWriter and WeightsReader). Picklable to local processes.
 
     Args:
-        nbytes: room for the weights; memory that is never written costs nothing.
+        nbytes: capacity for the weights; memory that is never written is not allocated.
     """
 
     def __init__(self, nbytes: int) -> None:
         if nbytes < 1:
-            raise SpecError(f"a weights board of {nbytes} bytes holds nothing")
+            raise SpecError(f"a weights board needs at least 1 byte, not {nbytes}")
         self._native = _native.Board.create(nbytes)
         self._layout: list[tuple[str, tuple[int, ...], np.dtype[Any]]] | None = None
 
@@ -45,7 +45,7 @@ class WeightsBoard:
 
     @property
     def capacity(self) -> int:
-        """Bytes of weights that it has room for."""
+        """Bytes of weights that fit."""
         return self._native.capacity
 
     @property
@@ -55,20 +55,18 @@ class WeightsBoard:
 
     @property
     def spoilt_reads(self) -> int:
-        """Reads that were overtaken by the publisher three times in a row and kept the old weights."""
+        """Reads that the publisher overtook three times in a row, so that the old weights were kept."""
         return self._native.spoilt
 
     def publish(self, weights: Mapping[str, Array], version: int) -> None:
-        """Make ``weights`` the newest. One process publishes at a time.
+        """Publish ``weights``. One process publishes at a time.
 
         Raises:
-            SpecError: names, shapes or dtypes differ from the first publication, they do not fit, or the version is
-                not larger than the newest.
+            SpecError: names, shapes or dtypes differ from the first publication, the weights do not fit, or the version
+                is not larger than the newest.
         """
         if version <= self._native.version:
-            raise SpecError(
-                f"weights version {version} is not newer than {self._native.version}: versions never go back"
-            )
+            raise SpecError(f"weights version {version} must be larger than the newest, {self._native.version}")
         arrays = [np.ascontiguousarray(value) for value in weights.values()]
         layout = [
             [name, list(np.shape(value)), array.dtype.str]
@@ -78,7 +76,7 @@ class WeightsBoard:
         if total > self._native.capacity:
             raise SpecError(f"weights of {total} bytes do not fit the board of {self._native.capacity} bytes")
         if not self._native.set_layout(json.dumps(layout).encode()):
-            raise SpecError("these weights have other names, shapes or dtypes than those published before")
+            raise SpecError("these weights have other names, shapes or dtypes than those published first")
         self._native.publish(version, arrays)
 
     def latest(self, newer_than: int = 0) -> tuple[int, dict[str, Array]] | None:
@@ -109,7 +107,7 @@ class WeightsBoard:
         return version, weights
 
     def wait(self, newer_than: int, timeout: float) -> bool:
-        """Wait until something newer is there; False when ``timeout`` seconds passed first."""
+        """Wait until there are newer weights. False: not within ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         while self._native.version <= newer_than:
             left = deadline - time.monotonic()
@@ -120,7 +118,7 @@ class WeightsBoard:
 
 
 class InlineWeights:
-    """The same within one process: the reference semantics, and what ``--serial`` uses."""
+    """A weights board within one process, as ``--serial`` uses."""
 
     def __init__(self) -> None:
         self._newest: tuple[int, dict[str, Array]] | None = None
@@ -135,12 +133,12 @@ class InlineWeights:
 
     def publish(self, weights: Mapping[str, Array], version: int) -> None:
         if version <= self.version:
-            raise SpecError(f"weights version {version} is not newer than {self.version}: versions never go back")
+            raise SpecError(f"weights version {version} must be larger than the newest, {self.version}")
         copies = {name: np.array(value) for name, value in weights.items()}
         if self._newest and {n: (a.shape, a.dtype) for n, a in copies.items()} != {
             n: (a.shape, a.dtype) for n, a in self._newest[1].items()
         }:
-            raise SpecError("these weights have other names, shapes or dtypes than those published before")
+            raise SpecError("these weights have other names, shapes or dtypes than those published first")
         self._newest = (version, copies)
 
     def latest(self, newer_than: int = 0) -> tuple[int, dict[str, Array]] | None:

@@ -8,7 +8,7 @@ from typing import Any
 from apexrl.config import Config
 from apexrl.errors import ConfigError
 from apexrl.links.local.gradient_ring import GradientLink
-from apexrl.links.local.parameter_slices import Shards
+from apexrl.links.local.parameter_slices import ParameterSlices
 from apexrl.links.local.sharded_parameters import ShardedParameters
 from apexrl.topologies.program import Link, Probe, Program, WeightsLink
 
@@ -21,7 +21,7 @@ def sharded(program: Program, config: Config, probe: Probe, senders: int) -> dic
     """
     if config.agent.anneal:
         raise ConfigError("--anneal cannot go with parameter servers, which make steps of one size: set --no-anneal")
-    shards = Shards(probe.vectors, probe.places, config.wiring.parameter_servers)
+    shards = ParameterSlices(probe.vectors, probe.places, config.wiring.parameter_servers)
     return {
         "parameters": program.link(ShardedParameters, shards=shards),
         "gradients": program.link(GradientLink, shards=shards, senders=senders),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from apexrl.config import Config
 from apexrl.errors import AgentError, ConfigError
-from apexrl.links.local.gradient_averaging import Averaging
+from apexrl.links.local.gradient_averaging import GradientAveraging
 from apexrl.topologies.program import Link, Probe, Program
 
 
@@ -31,4 +31,4 @@ def averaging(program: Program, config: Config, probe: Probe) -> Link:
         )
     gradient = sum(size for name, size in probe.vectors.items() if name.endswith("/online"))
     state = sum(probe.vectors.values())
-    return program.link(Averaging, members=config.wiring.learners, gradient=gradient, state=state)
+    return program.link(GradientAveraging, members=config.wiring.learners, gradient=gradient, state=state)

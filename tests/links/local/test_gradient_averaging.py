@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from apexrl.links.local.gradient_averaging import LEADER, Averaging, Member
+from apexrl.links.local.gradient_averaging import LEADER, AveragingMember, GradientAveraging
 
 G, S = 5, 7
 
@@ -20,7 +20,7 @@ def vector(value: float, size: int = G) -> Any:
     return np.full(size, value, np.float32)
 
 
-def joined(link: Averaging, members: list[Member], state: float = 1.0, version: int = 3) -> None:
+def joined(link: GradientAveraging, members: list[AveragingMember], state: float = 1.0, version: int = 3) -> None:
     for member in members:
         member.gathered(0.0)
     assert all(member.gathered(0.0) for member in members)
@@ -32,7 +32,7 @@ def joined(link: Averaging, members: list[Member], state: float = 1.0, version: 
 
 
 def test_all_go_on_with_the_mean() -> None:
-    link = Averaging(3, G, S)
+    link = GradientAveraging(3, G, S)
     members = [link.member(index) for index in range(3)]
     joined(link, members)
     for step in range(1, 6):
@@ -46,7 +46,7 @@ def test_all_go_on_with_the_mean() -> None:
 
 def test_the_mean_is_summed_in_one_order() -> None:
     """In float32 the order matters; all members must use the same one."""
-    link = Averaging(3, 1000, 1)
+    link = GradientAveraging(3, 1000, 1)
     members = [link.member(index) for index in range(3)]
     for member in members:
         member.gathered(0.0)
@@ -66,7 +66,7 @@ def test_the_mean_is_summed_in_one_order() -> None:
 
 
 def test_nobody_goes_on_before_all_have_offered() -> None:
-    link = Averaging(2, G, S)
+    link = GradientAveraging(2, G, S)
     members = [link.member(index) for index in range(2)]
     joined(link, members)
     members[0].offer(vector(1.0))
@@ -77,7 +77,7 @@ def test_nobody_goes_on_before_all_have_offered() -> None:
 
 
 def test_who_begins_anew_makes_all_begin_anew() -> None:
-    link = Averaging(2, G, S)
+    link = GradientAveraging(2, G, S)
     members = [link.member(index) for index in range(2)]
     joined(link, members)
     members[0].offer(vector(1.0))
@@ -91,7 +91,7 @@ def test_who_begins_anew_makes_all_begin_anew() -> None:
 
 
 def test_a_state_of_an_earlier_epoch_is_not_taken() -> None:
-    link = Averaging(2, G, S)
+    link = GradientAveraging(2, G, S)
     members = [link.member(index) for index in range(2)]
     joined(link, members)
     members[0] = link.member(0)
@@ -105,8 +105,8 @@ def test_a_state_of_an_earlier_epoch_is_not_taken() -> None:
 
 
 def test_handles_see_the_same_memory() -> None:
-    link = Averaging(2, G, S)
-    other: Averaging = pickle.loads(pickle.dumps(link))
+    link = GradientAveraging(2, G, S)
+    other: GradientAveraging = pickle.loads(pickle.dumps(link))
     members = [link.member(0), other.member(1)]
     joined(link, members)
     members[0].offer(vector(1.0))
@@ -121,7 +121,7 @@ class Learners(RuleBasedStateMachine):
 
     @initialize(count=st.integers(2, 4))
     def begin(self, count: int) -> None:
-        self.link = Averaging(count, G, S)
+        self.link = GradientAveraging(count, G, S)
         self.members = [self.link.member(index) for index in range(count)]
         self.state = [0.0] * count  # what each has made of it so far
         self.offered: dict[tuple[int, int, int], float] = {}  # epoch, number, member

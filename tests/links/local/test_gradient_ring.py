@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apexrl.links.local.gradient_ring import Gradient, GradientLink, GradientSender
-from apexrl.links.local.parameter_slices import Floats, Shards
+from apexrl.links.local.parameter_slices import Floats, ParameterSlices
 
 SIZES = {"critic/online": 160, "critic/optimizer/steps": 1, "policy/online": 96, "policy/optimizer/steps": 1}
 GROUPS = ("critic", "policy")
@@ -23,7 +23,7 @@ GROUPS = ("critic", "policy")
 
 def link(count: int, senders: int, capacity: int = 2) -> GradientLink:
     """One that crossed a process."""
-    made = GradientLink(Shards(SIZES, {}, count), senders, capacity)
+    made = GradientLink(ParameterSlices(SIZES, {}, count), senders, capacity)
     return pickle.loads(pickle.dumps(made))  # type: ignore[no-any-return]
 
 
@@ -38,7 +38,7 @@ Waiting = tuple[int, dict[str, Floats], bool]
 class Twin:
     """What the link does, in a few lines: (base, groups) of each message in a bounded deque for each pair."""
 
-    def __init__(self, shards: Shards, senders: int, capacity: int) -> None:
+    def __init__(self, shards: ParameterSlices, senders: int, capacity: int) -> None:
         self.shards, self.capacity = shards, capacity
         self.rings = [
             [deque[tuple[int, dict[str, Floats], bool]]() for _ in range(shards.count)] for _ in range(senders)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from apexrl.errors import SpecError
-from apexrl.links.local.inference import Requests, WorkerEnd
+from apexrl.links.local.inference import RequestClient, Requests
 from numbered_requests import (
     GROUPS,
     SPLITS,
@@ -281,7 +281,7 @@ def test_ends_may_be_made_before_the_other_side_is_there() -> None:
     link = make(1, (1,))
     server = link.server()
     assert server.pending() == []
-    first: WorkerEnd = link.worker(0, 0)
+    first: RequestClient = link.worker(0, 0)
     columns = first.room(0)
     assert columns is not None
     write(columns, 7)

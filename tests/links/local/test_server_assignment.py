@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from apexrl.errors import SpecError
 from apexrl.links.local.inference import InferenceLink
-from apexrl.links.local.server_assignment import Seats, dealt
+from apexrl.links.local.server_assignment import ServerAssignment, assigned_partitions
 from numbered_requests import REPLY, REQUEST, SPLITS, ask_on_and_on, expected, serve, write
 
 
@@ -28,11 +28,11 @@ def make(servers: int, workers: int = 1, splits: tuple[int, ...] = SPLITS) -> In
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), min_size=1))))
 def test_every_seat_is_dealt_to_one_living_server_and_each_has_its_own(case: tuple[int, set[int]]) -> None:
     servers, alive = case
-    seats = dealt(sorted(alive), servers)
-    assert seats.keys() == alive
-    assert sorted(seat for some in seats.values() for seat in some) == list(range(servers))
-    assert all(server in some for server, some in seats.items())
-    counts = [len(some) for some in seats.values()]
+    assignment = assigned_partitions(sorted(alive), servers)
+    assert assignment.keys() == alive
+    assert sorted(seat for some in assignment.values() for seat in some) == list(range(servers))
+    assert all(server in some for server, some in assignment.items())
+    counts = [len(some) for some in assignment.values()]
     assert max(counts) - min(counts) <= 1
 
 
@@ -41,7 +41,7 @@ def test_each_server_sees_the_groups_of_its_seats_and_is_woken_by_them() -> None
     servers = [link.server(index) for index in range(2)]
     for index, server in enumerate(servers):
         assert server.expected() == 0
-        server.sit([index])
+        server.answer_partitions([index])
     workers = [link.worker(index, 0) for index in range(2)]
     bells = [link.segment.load(bell) for bell in link.server_bells]
     for worker in workers:
@@ -53,7 +53,7 @@ def test_each_server_sees_the_groups_of_its_seats_and_is_woken_by_them() -> None
     assert [server.pending() for server in servers] == [[0, 2], [1, 3]]
     assert [server.expected() for server in servers] == [4, 2]
     assert [link.segment.load(bell) - before for bell, before in zip(link.server_bells, bells, strict=True)] == [2, 2]
-    servers[0].sit([0, 1])  # the other is no more
+    servers[0].answer_partitions([0, 1])  # the other is no more
     assert serve(servers[0]) == 4
     for worker in workers:
         assert worker.answered() == [0, 1]
@@ -69,10 +69,10 @@ def test_servers_without_groups_are_refused(servers: int) -> None:
 
 def answer_from(link: InferenceLink, index: int, served: Any) -> None:
     """A server process: counts the groups that it has answered, by seat."""
-    seats, server = Seats(link, index), link.server(index)
+    assignment, server = ServerAssignment(link, index), link.server(index)
     while True:
-        if seats.look():
-            server.sit(seats.held)
+        if assignment.update():
+            server.answer_partitions(assignment.held)
         for group in server.pending():
             served[link.servers * index + group % link.servers] += 1
         serve(server)
@@ -107,7 +107,7 @@ def test_killed_servers_are_stood_in_for_and_come_back_to_their_seats() -> None:
             os.kill(servers[lost].pid, signal.SIGKILL)
             servers[lost].join()
             other = 1 - lost
-            grown(2 * other + lost, 2 * other + other)  # both seats
+            grown(2 * other + lost, 2 * other + other)  # both assignment
             servers[lost] = start(answer_from, lost, served)
             grown(0, 3)
             grown(0, 3)  # what the other had in hand is answered

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from apexrl.errors import SpecError
-from apexrl.links.local.parameter_slices import ONLINE, TARGET, Floats, Shards
+from apexrl.links.local.parameter_slices import ONLINE, TARGET, Floats, ParameterSlices
 from apexrl.links.local.sharded_parameters import ShardedParameters
 from apexrl.protocols import Place
 
@@ -24,7 +24,7 @@ PLACES = {"a": Place("q", 0, (100,)), "b": Place("q", 112, (8, 10)), "log": Plac
 
 def made(count: int) -> ShardedParameters:
     """One that crossed a process."""
-    original = ShardedParameters(Shards(SIZES, PLACES, count))
+    original = ShardedParameters(ParameterSlices(SIZES, PLACES, count))
     return pickle.loads(pickle.dumps(original))  # type: ignore[no-any-return]
 
 
@@ -108,7 +108,7 @@ def test_targets_go_their_own_way_for_the_groups_that_have_one() -> None:
 def test_versions_never_go_back() -> None:
     parameters = made(1)
     publish(parameters, 0, 0.0, 2)
-    with pytest.raises(SpecError, match="version 2 is not newer than 2"):
+    with pytest.raises(SpecError, match="version 2 must be larger than the newest, 2"):
         publish(parameters, 0, 1.0, 2)
 
 

@@ -4,11 +4,11 @@ import os
 import pickle
 import time
 
-from apexrl.links.local.tunable_count import Knob
+from apexrl.links.local.tunable_count import TunableCount
 
 
 def test_another_process_sees_it_turn() -> None:
-    knob = Knob(3, shared=True)
+    knob = TunableCount(3, shared=True)
     handle = pickle.dumps(knob)
     told, tell = os.pipe()
     pid = os.fork()
@@ -28,7 +28,7 @@ def test_another_process_sees_it_turn() -> None:
 
 
 def test_within_one_process_it_needs_no_shared_memory() -> None:
-    knob = Knob(2, shared=False)
+    knob = TunableCount(2, shared=False)
     assert knob.value == 2
     knob.value = 5
     assert knob.value == 5

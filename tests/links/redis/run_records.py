@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from apexrl.errors import ExhaustedError, LinkError, OwnershipError
-from apexrl.links.redis.members import HostPlace
+from apexrl.links.redis.members import HostLease
 from apexrl.links.redis.run_listing import RunView, look
-from apexrl.links.redis.run_record import LearnerPlace
+from apexrl.links.redis.run_record import LearnerLease
 from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import RunRecord
@@ -27,12 +27,12 @@ def a_record(**changes: object) -> RunRecord:
     return RunRecord(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def take_soon(server: Server, record: RunRecord) -> LearnerPlace:
+def take_soon(server: Server, record: RunRecord) -> LearnerLease:
     """The place, once its holder's time has run out."""
     ends = time.monotonic() + 120.0
     while True:
         try:
-            return LearnerPlace.take(server, record)
+            return LearnerLease.take(server, record)
         except OwnershipError:
             assert time.monotonic() < ends
             time.sleep(0.02)
@@ -64,12 +64,12 @@ def again(call: Callable[[], T]) -> T:
             time.sleep(0.05)
 
 
-def join_soon(server: Server, record: RunRecord, actors: int) -> HostPlace:
+def join_soon(server: Server, record: RunRecord, actors: int) -> HostLease:
     """Slots, once they are free."""
     ends = time.monotonic() + 120.0
     while True:
         try:
-            return HostPlace.join(server, record, actors)
+            return HostLease.join(server, record, actors)
         except ExhaustedError:
             assert time.monotonic() < ends
             time.sleep(0.02)

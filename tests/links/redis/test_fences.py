@@ -10,20 +10,20 @@ from link_pairs import KEYS, Ends, Intake, body_of, offer, until
 from run_records import a_record
 
 from apexrl.errors import OwnershipError
-from apexrl.links.redis.run_record import LearnerPlace
+from apexrl.links.redis.run_record import LearnerLease
 from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.values import LearnerDigest
 from redis_server import RedisServer, binaries
 
 
-def places(ends: Ends, resumed: bool) -> tuple[LearnerPlace, LearnerPlace]:
+def places(ends: Ends, resumed: bool) -> tuple[LearnerLease, LearnerLease]:
     """A learner that fell silent, and the one that has its place now."""
     record = a_record(name=KEYS.name, run_id="1" * 32)
-    first = LearnerPlace.take(ends.redis.server(), record, ttl=0.001)
+    first = LearnerLease.take(ends.redis.server(), record, ttl=0.001)
     while True:
         try:
             other = a_record(name=KEYS.name, run_id="2" * 32)
-            second = LearnerPlace.take(ends.redis.server(), record if resumed else other, replace=not resumed)
+            second = LearnerLease.take(ends.redis.server(), record if resumed else other, replace=not resumed)
         except OwnershipError:
             continue
         assert second.resumed == resumed
@@ -65,14 +65,14 @@ def test_an_outdated_intake_takes_nothing_from_its_successor(
 def test_an_intake_that_is_overtaken_at_work_neither_acknowledges_nor_reads_on(ends: Ends) -> None:
     sender, intake = ends.sender(), Intake()
     record = a_record(name=KEYS.name)
-    place = LearnerPlace.take(ends.redis.server(), record)
+    place = LearnerLease.take(ends.redis.server(), record)
     old = ends.receiver(fence=place.taken)
     old.receive(0.0)
     offer(sender, range(30))
     got = []
     until(lambda: len(got) > 8, lambda: sender.step(0.0), lambda: got.extend(old.receive(0.0)))
     place.leave()
-    successor = LearnerPlace.take(ends.redis.server(), record)
+    successor = LearnerLease.take(ends.redis.server(), record)
     with pytest.raises(OwnershipError):  # before the successor's intake is there
         old.acknowledge(got[:1], {("m", 1): 1})
         old.receive(0.0)
@@ -90,7 +90,7 @@ def test_an_intake_that_is_overtaken_at_work_neither_acknowledges_nor_reads_on(e
 
 
 def test_an_intake_begun_again_goes_on_where_the_last_one_was(ends: Ends) -> None:
-    place = LearnerPlace.take(ends.redis.server(), a_record(name=KEYS.name))
+    place = LearnerLease.take(ends.redis.server(), a_record(name=KEYS.name))
     sender, intake = ends.sender(), Intake()
     first = ends.receiver(fence=place.taken)
     first.receive(0.0)

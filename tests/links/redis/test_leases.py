@@ -10,9 +10,9 @@ from run_records import a_record, join_soon, seen, take_soon
 
 from apexrl.errors import LinkError, OwnershipError
 from apexrl.links.redis.keys import RunKeys
-from apexrl.links.redis.members import HostPlace, Messages
+from apexrl.links.redis.members import HostLease, MessageReader
 from apexrl.links.redis.run_listing import look
-from apexrl.links.redis.run_record import LearnerPlace, find_run, stop_run
+from apexrl.links.redis.run_record import LearnerLease, find_run, stop_run
 from apexrl.links.redis.scripts import PRUNE, Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import HostDigest, LearnerDigest
@@ -25,15 +25,15 @@ HOUR = 3_600_000
 def test_whoever_lives_can_say_so_on_a_full_server(binary: str, tmp_path: Path) -> None:
     with RedisServer(tmp_path / "r", binary=binary, maxmemory_policy="noeviction") as redis_server:
         server, record = redis_server.server(), a_record()
-        learner, host = LearnerPlace.take(server, record, ttl=60.0), HostPlace.join(server, record, 2, ttl=60.0)
-        messages = Messages(server, host.keys)
+        learner, host = LearnerLease.take(server, record, ttl=60.0), HostLease.join(server, record, 2, ttl=60.0)
+        messages = MessageReader(server, host.keys)
         with redis_server.client() as raw:
             raw.config_set("maxmemory", 1)
             learner.renew(LearnerDigest(updates=7))
             host.outbox.warning("number 1", "warning")
             assert host.renew(HostDigest(env_steps=3)).learner_alive
             assert (seen(server).digest.updates, seen(server).alive[0].digest.env_steps) == (7, 3)
-            late = HostPlace.join(server, record, 1)
+            late = HostLease.join(server, record, 1)
             late.outbox.warning("number 2", "warning")
             late.leave()  # what it had to say finds no room
             assert messages.read() == []
@@ -46,7 +46,7 @@ def test_whoever_lives_can_say_so_on_a_full_server(binary: str, tmp_path: Path) 
             assert host.outbox.dropped == 0
             raw.config_set("maxmemory", 1)
             learner.leave()
-            again = LearnerPlace.take(server, record)
+            again = LearnerLease.take(server, record)
             assert stop_run(server, record.name) == "asked"
             assert again.renew(LearnerDigest()).stop
             host.leave()
@@ -66,7 +66,7 @@ def test_what_is_not_a_matter_of_life_still_finds_the_server_full(binary: str, t
 
 def test_a_clock_that_was_set_back_frees_a_dead_learners_place(server: Server, raw: Any) -> None:
     record = a_record()
-    LearnerPlace.take(server, record, ttl=0.2)
+    LearnerLease.take(server, record, ttl=0.2)
     now = _now(raw)
     raw.hset(RunKeys(record.name).learner, mapping={"seen": now + HOUR, "until": now + HOUR + 200})
     second = take_soon(server, record)
@@ -77,11 +77,11 @@ def test_a_clock_that_was_set_back_frees_a_dead_learners_place(server: Server, r
 
 def test_a_clock_that_was_set_back_lets_a_living_learner_stay(server: Server, raw: Any) -> None:
     record = a_record()
-    first = LearnerPlace.take(server, record, ttl=60.0)
+    first = LearnerLease.take(server, record, ttl=60.0)
     now = _now(raw)
     raw.hset(first.keys.learner, mapping={"seen": now + HOUR, "until": now + HOUR + 60_000})
     with pytest.raises(OwnershipError, match=r"free in \d\d\.\d s"):
-        LearnerPlace.take(server, record, ttl=0.001)
+        LearnerLease.take(server, record, ttl=0.001)
     first.renew(LearnerDigest())
     assert seen(server).learner_alive
     first.leave()
@@ -89,8 +89,8 @@ def test_a_clock_that_was_set_back_lets_a_living_learner_stay(server: Server, ra
 
 def test_a_clock_that_was_set_back_frees_the_slots_of_the_dead(server: Server, raw: Any) -> None:
     record = a_record()
-    learner = LearnerPlace.take(server, record)
-    dead, living = HostPlace.join(server, record, 2, ttl=0.2), HostPlace.join(server, record, 6, ttl=60.0)
+    learner = LearnerLease.take(server, record)
+    dead, living = HostLease.join(server, record, 2, ttl=0.2), HostLease.join(server, record, 6, ttl=60.0)
     now = _now(raw)
     for place, ttl in ((dead, 200), (living, 60_000)):
         for slot in place.slots:
@@ -113,8 +113,8 @@ def test_a_clock_that_was_set_back_frees_the_slots_of_the_dead(server: Server, r
 
 def test_ghosts_of_a_clock_that_was_set_back_do_not_keep_a_run_from_ending(server: Server, raw: Any) -> None:
     record = a_record()
-    learner = LearnerPlace.take(server, record)
-    host = HostPlace.join(server, record)
+    learner = LearnerLease.take(server, record)
+    host = HostLease.join(server, record)
     now = _now(raw)
     heartbeat = raw.hget(host.keys.members, host.member).split(b" ", 2)[2]
     ghost = b"%d %d %b" % (now + HOUR, now + HOUR + 200, heartbeat)

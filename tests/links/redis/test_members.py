@@ -9,9 +9,9 @@ from run_records import join_soon, wait_until
 from apexrl.errors import ClosedError, ExhaustedError, LinkError
 from apexrl.links.redis import members
 from apexrl.links.redis.keys import RunKeys
-from apexrl.links.redis.members import HostPlace, Messages, SlotLease
+from apexrl.links.redis.members import HostLease, MessageReader, SlotLease
 from apexrl.links.redis.run_listing import look
-from apexrl.links.redis.run_record import LearnerPlace, Orders
+from apexrl.links.redis.run_record import LearnerLease, Orders
 from apexrl.links.redis.scripts import PRUNE, Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import HostDigest, LearnerDigest, RunRecord
@@ -25,22 +25,22 @@ def a_record(actor_slots: int = 8) -> RunRecord:
 @pytest.fixture
 def record(server: Server):
     record = a_record()
-    place = LearnerPlace.take(server, record)
+    place = LearnerLease.take(server, record)
     yield record
     place.leave()
 
 
-def indices(place: HostPlace) -> list[int]:
+def indices(place: HostLease) -> list[int]:
     return [slot.index for slot in place.slots]
 
 
 def test_the_lowest_free_slots_are_leased_and_come_back(server: Server, record: RunRecord) -> None:
-    first, second = HostPlace.join(server, record, 3), HostPlace.join(server, record, 2)
+    first, second = HostLease.join(server, record, 3), HostLease.join(server, record, 2)
     assert indices(first) == [0, 1, 2]
     assert indices(second) == [3, 4]
     assert [slot.generation for slot in first.slots + second.slots] == [1] * 5
     first.leave()
-    third = HostPlace.join(server, record, 4)
+    third = HostLease.join(server, record, 4)
     assert third.slots == [SlotLease(0, 2), SlotLease(1, 2), SlotLease(2, 2), SlotLease(5, 1)]
     assert first.generation < second.generation < third.generation
     assert len({first.member, second.member, third.member}) == 3
@@ -49,21 +49,21 @@ def test_the_lowest_free_slots_are_leased_and_come_back(server: Server, record: 
 
 
 def test_all_or_none(server: Server, record: RunRecord) -> None:
-    first = HostPlace.join(server, record, 6)
+    first = HostLease.join(server, record, 6)
     with pytest.raises(ExhaustedError, match=r"has 8 actor slots and 2 free, 3 wanted: start at most 2 \(--actors 2\)"):
-        HostPlace.join(server, record, 3)
-    second = HostPlace.join(server, record, 2)
+        HostLease.join(server, record, 3)
+    second = HostLease.join(server, record, 2)
     with pytest.raises(ExhaustedError, match=r"0 free, 1 wanted: give the learner more \(--actor-slots\)"):
-        HostPlace.join(server, record)
+        HostLease.join(server, record)
     first.leave()
     second.leave()
 
 
 def test_fifty_at_once_get_slots_of_their_own(server: Server) -> None:
     record = a_record(100)
-    learner = LearnerPlace.take(server, record)
-    places: list[HostPlace] = []
-    threads = [threading.Thread(target=lambda: places.append(HostPlace.join(server, record, 2))) for _ in range(50)]
+    learner = LearnerLease.take(server, record)
+    places: list[HostLease] = []
+    threads = [threading.Thread(target=lambda: places.append(HostLease.join(server, record, 2))) for _ in range(50)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -76,7 +76,7 @@ def test_fifty_at_once_get_slots_of_their_own(server: Server) -> None:
 
 
 def test_who_falls_silent_loses_its_slots(server: Server, record: RunRecord) -> None:
-    silent = HostPlace.join(server, record, 8, ttl=0.1)
+    silent = HostLease.join(server, record, 8, ttl=0.1)
     heir = join_soon(server, record, 8)
     assert indices(heir) == indices(silent)
     assert silent.renew(HostDigest()).lost_slots == tuple(range(8))
@@ -90,9 +90,9 @@ def test_who_falls_silent_loses_its_slots(server: Server, record: RunRecord) -> 
 def test_a_late_host_keeps_what_is_free_and_gets_others_for_the_rest(
     server: Server, record: RunRecord, redis_server: RedisServer
 ) -> None:
-    late, other = HostPlace.join(server, record, 2), HostPlace.join(server, record, 1)
+    late, other = HostLease.join(server, record, 2), HostLease.join(server, record, 1)
     expire(redis_server, late)
-    heir = HostPlace.join(server, record, 1)
+    heir = HostLease.join(server, record, 1)
     assert heir.slots == [SlotLease(0, 2)]
     assert late.renew(HostDigest()).lost_slots == (0,)
     assert late.slots == [SlotLease(1, 1), SlotLease(3, 1)]
@@ -104,9 +104,9 @@ def test_a_late_host_keeps_what_is_free_and_gets_others_for_the_rest(
 def test_a_slot_that_another_had_meanwhile_comes_back_with_a_new_generation(
     server: Server, record: RunRecord, redis_server: RedisServer
 ) -> None:
-    late = HostPlace.join(server, record, 1)
+    late = HostLease.join(server, record, 1)
     expire(redis_server, late)
-    HostPlace.join(server, record, 1).leave()
+    HostLease.join(server, record, 1).leave()
     assert late.renew(HostDigest()).lost_slots == ()
     assert late.slots == [SlotLease(0, 3)]
     late.leave()
@@ -114,8 +114,8 @@ def test_a_slot_that_another_had_meanwhile_comes_back_with_a_new_generation(
 
 def test_members_hear_of_the_learner(server: Server) -> None:
     record = a_record()
-    learner = LearnerPlace.take(server, record, ttl=0.1)
-    host = HostPlace.join(server, record)
+    learner = LearnerLease.take(server, record, ttl=0.1)
+    host = HostLease.join(server, record)
     learner.renew(LearnerDigest(weights_version=42))
     orders = host.renew(HostDigest())
     assert orders.weights_version == 42
@@ -124,16 +124,16 @@ def test_members_hear_of_the_learner(server: Server) -> None:
     assert host.renew(HostDigest()).weights_version == 43
     learner.leave()
     assert not host.renew(HostDigest()).learner_alive
-    LearnerPlace.take(server, a_record(), replace=True).leave()
+    LearnerLease.take(server, a_record(), replace=True).leave()
     assert host.renew(HostDigest()).replaced
     with pytest.raises(ClosedError, match="another run has taken the name r"):
-        HostPlace.join(server, record)
+        HostLease.join(server, record)
     host.leave()
 
 
 def test_what_members_say_arrives_once(server: Server, record: RunRecord) -> None:
-    host, client = HostPlace.join(server, record), HostPlace.join(server, record, kind="client")
-    messages = Messages(server, host.keys)
+    host, client = HostLease.join(server, record), HostLease.join(server, record, kind="client")
+    messages = MessageReader(server, host.keys)
     assert messages.read() == []
     host.outbox.episodes([1.0, 2.0], [3, 4])
     for number in range(20):  # more than one renewal takes
@@ -160,7 +160,7 @@ def test_a_queue_that_is_full_loses_nothing_until_the_member_leaves(
     server: Server, record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(members, "MOST_MESSAGES", 10)
-    host, messages = HostPlace.join(server, record), Messages(server, RunKeys(record.name))
+    host, messages = HostLease.join(server, record), MessageReader(server, RunKeys(record.name))
     for number in range(30):
         host.outbox.warning(f"number {number}", "warning")
         host.outbox.episodes([float(number)], [1])
@@ -180,7 +180,7 @@ def test_a_queue_that_is_full_loses_nothing_until_the_member_leaves(
 
 def test_what_members_say_outlives_an_absence_of_the_server(redis_server: RedisServer, record: RunRecord) -> None:
     server = redis_server.server()
-    host, messages = HostPlace.join(server, record), Messages(server, RunKeys(record.name))
+    host, messages = HostLease.join(server, record), MessageReader(server, RunKeys(record.name))
     assert messages.read(0.01) == []
     redis_server.kill()
     assert messages.read() == messages.read() == []
@@ -198,9 +198,9 @@ def test_what_members_say_outlives_an_absence_of_the_server(redis_server: RedisS
 
 def test_all_that_a_thousand_members_say_is_read_at_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     record = a_record(1000)
-    learner = LearnerPlace.take(server, record)
-    host = HostPlace.join(server, record)
-    messages = Messages(server, host.keys)
+    learner = LearnerLease.take(server, record)
+    host = HostLease.join(server, record)
+    messages = MessageReader(server, host.keys)
     for number in range(members.MOST_MESSAGES):  # as many hosts, each with one message
         host.outbox.episodes([float(number)], [1])
         orders = host.renew(HostDigest())
@@ -219,8 +219,8 @@ def test_renewals_are_rarer_the_more_members_there_are() -> None:
 
 
 def test_the_learners_trouble_reaches_members(server: Server) -> None:
-    learner = LearnerPlace.take(server, a_record())
-    host = HostPlace.join(server, learner.record)
+    learner = LearnerLease.take(server, a_record())
+    host = HostLease.join(server, learner.record)
     learner.renew(LearnerDigest(weights_trouble="the server is full"))
     assert host.renew(HostDigest()).weights_trouble == "the server is full"
     learner.renew(LearnerDigest())
@@ -232,7 +232,7 @@ def test_the_learners_trouble_reaches_members(server: Server) -> None:
 def test_what_is_no_message_is_counted_and_skipped(
     server: Server, record: RunRecord, redis_server: RedisServer
 ) -> None:
-    host = HostPlace.join(server, record)
+    host = HostLease.join(server, record)
     good = {"member": "m-1", "kind": "log", "values": b'{"a":1}'}
     hostile = [
         {"x": "y"}, {**good, "values": b"[1]"}, {**good, "values": b"[" * 50_000}, {**good, "values": b"\xff"},
@@ -243,7 +243,7 @@ def test_what_is_no_message_is_counted_and_skipped(
         for entry in hostile:
             raw.xadd(host.keys.messages, entry)
         raw.xadd(host.keys.messages, good)
-        messages = Messages(server, host.keys)
+        messages = MessageReader(server, host.keys)
         assert messages.read() == [("m-1", "log", {"a": 1})]
         assert messages.unreadable == len(hostile)
         raw.delete(host.keys.messages)
@@ -255,8 +255,8 @@ def test_what_is_no_message_is_counted_and_skipped(
 
 def test_the_dead_are_marked_and_vanish(redis_server: RedisServer, server: Server, record: RunRecord) -> None:
     connection = Connection(server)
-    silent, gone = HostPlace.join(server, record, 2, ttl=0.5), HostPlace.join(server, record, 1)
-    living = HostPlace.join(server, record, 1, kind="client", ttl=60.0)
+    silent, gone = HostLease.join(server, record, 2, ttl=0.5), HostLease.join(server, record, 1)
+    living = HostLease.join(server, record, 1, kind="client", ttl=60.0)
     gone.renew(HostDigest(env_steps=7))
     gone.leave()
     wait_until(lambda: "lost" in [member.state for member in look(connection, "r").members])
@@ -280,8 +280,8 @@ def test_the_dead_are_marked_and_vanish(redis_server: RedisServer, server: Serve
 
 def test_thousands_of_slots_fit(server: Server) -> None:
     record = a_record(10_000)
-    learner = LearnerPlace.take(server, record)
-    host = HostPlace.join(server, record, 10_000)
+    learner = LearnerLease.take(server, record)
+    host = HostLease.join(server, record, 10_000)
     assert host.renew(HostDigest()).lost_slots == ()
     assert indices(host) == list(range(10_000))
     host.leave()
@@ -292,19 +292,19 @@ def test_thousands_of_slots_fit(server: Server) -> None:
 def test_every_server_at_hand_runs_the_scripts(binary: str, tmp_path) -> None:
     with RedisServer(tmp_path / "other", binary=binary) as other:
         server, record = other.server(), a_record()
-        learner = LearnerPlace.take(server, record)
-        host = HostPlace.join(server, record, 2)
+        learner = LearnerLease.take(server, record)
+        host = HostLease.join(server, record, 2)
         host.outbox.warning("one", "error")
         assert host.renew(HostDigest()).learner_alive
         assert not learner.renew(LearnerDigest()).stop
-        messages = Messages(server, host.keys)
+        messages = MessageReader(server, host.keys)
         assert messages.read() == [(host.member, "log", {"text": "one", "level": "error", "count": 1})]
         messages.close()
         host.leave()
         learner.finish({})
 
 
-def expire(redis_server: RedisServer, place: HostPlace) -> None:
+def expire(redis_server: RedisServer, place: HostLease) -> None:
     """As if ``place`` had been silent for longer than its leases."""
     with redis_server.client() as raw:
         for slot in place.slots:

@@ -10,9 +10,9 @@ from run_records import a_record, again, seen, take_soon, wait_until
 
 from apexrl.errors import ClosedError, ConfigError, HeldError, LinkError, OwnershipError, WaitTimeout
 from apexrl.links.redis.keys import RunKeys
-from apexrl.links.redis.members import HostPlace
+from apexrl.links.redis.members import HostLease
 from apexrl.links.redis.run_listing import runs
-from apexrl.links.redis.run_record import LearnerPlace, find_run, stop_run
+from apexrl.links.redis.run_record import LearnerLease, find_run, stop_run
 from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import PROTOCOL, HostDigest, LearnerDigest, encode
@@ -31,20 +31,20 @@ def test_names() -> None:
 
 def test_a_second_learner_is_refused_and_told_of_the_first(server: Server) -> None:
     record = a_record()
-    first = LearnerPlace.take(server, record)
+    first = LearnerLease.take(server, record)
     assert not first.resumed
     for other in (record, a_record()):  # the same run once more, and another of the same name
         with pytest.raises(
             OwnershipError, match=r"cartpole-1 at .* has a learner: process \d+ on .*, last heard of \d"
         ):
-            LearnerPlace.take(server, other)
+            LearnerLease.take(server, other)
     first.renew(LearnerDigest())
     first.leave()
 
 
 def test_a_learner_that_falls_silent_loses_its_place_and_hears_of_it(server: Server) -> None:
     record = a_record()
-    first = LearnerPlace.take(server, record, ttl=0.1)
+    first = LearnerLease.take(server, record, ttl=0.1)
     second = take_soon(server, record)
     assert second.resumed
     with pytest.raises(OwnershipError, match="another learner now"):
@@ -52,12 +52,12 @@ def test_a_learner_that_falls_silent_loses_its_place_and_hears_of_it(server: Ser
     first.leave()  # must not free the place of the second
     assert second.renew(LearnerDigest()).learner_alive
     second.leave()
-    third = LearnerPlace.take(server, record)  # a place that was left is free at once
+    third = LearnerLease.take(server, record)  # a place that was left is free at once
     third.leave()
 
 
 def test_one_that_was_late_but_not_replaced_goes_on(server: Server) -> None:
-    place = LearnerPlace.take(server, a_record(), ttl=0.05)
+    place = LearnerLease.take(server, a_record(), ttl=0.05)
     wait_until(lambda: not seen(server).learner_alive)
     place.renew(LearnerDigest())
     assert seen(server).phase == "running"
@@ -69,7 +69,7 @@ def test_only_one_of_many_at_once_becomes_the_learner(server: Server) -> None:
 
     def try_it() -> None:
         try:
-            places.append(LearnerPlace.take(server, record))
+            places.append(LearnerLease.take(server, record))
         except OwnershipError as error:
             refused.append(error)
 
@@ -85,13 +85,13 @@ def test_only_one_of_many_at_once_becomes_the_learner(server: Server) -> None:
 def test_resume_keeps_what_is_under_way_and_a_new_run_clears_it(server: Server, raw: redis.Redis) -> None:
     record = a_record()
     keys = RunKeys(record.name)
-    first = LearnerPlace.take(server, record)
-    host = HostPlace.join(server, record, 2)
+    first = LearnerLease.take(server, record)
+    host = HostLease.join(server, record, 2)
     raw.xadd(keys.steps, {"frame": b"x"})
     raw.hset(keys.committed, "host/1", 7)
     raw.set(keys.weights_part(3, 0), b"w")
     first.leave()
-    resumed = LearnerPlace.take(server, record)
+    resumed = LearnerLease.take(server, record)
     assert resumed.resumed
     assert raw.xlen(keys.steps) == 1
     assert raw.hget(keys.committed, "host/1") == b"7"
@@ -100,7 +100,7 @@ def test_resume_keeps_what_is_under_way_and_a_new_run_clears_it(server: Server, 
 
     other = RunKeys("cartpole-10")
     raw.set(other.weights_part(3, 0), b"w")
-    new = LearnerPlace.take(server, a_record(), replace=True)
+    new = LearnerLease.take(server, a_record(), replace=True)
     assert not new.resumed
     left = {key.decode() for key in raw.keys("*")}
     assert left == {keys.record, keys.state, keys.learner, other.weights_part(3, 0)}
@@ -113,8 +113,8 @@ def test_resume_keeps_what_is_under_way_and_a_new_run_clears_it(server: Server, 
 def test_a_finished_run_tells_its_members_and_leaves_only_its_record(server: Server, raw: redis.Redis) -> None:
     record = a_record()
     keys = RunKeys(record.name)
-    place = LearnerPlace.take(server, record)
-    host = HostPlace.join(server, record)
+    place = LearnerLease.take(server, record)
+    host = HostLease.join(server, record)
     raw.xadd(keys.steps, {"frame": b"x"})
     raw.set(keys.weights_part(1, 0), b"w")
     heard = []
@@ -136,9 +136,9 @@ def test_a_finished_run_tells_its_members_and_leaves_only_its_record(server: Ser
     assert seen(server).phase == "finished"
     assert runs(Connection(server)) == ["cartpole-1"]
     with pytest.raises(ClosedError, match="has ended"):
-        HostPlace.join(server, record)
+        HostLease.join(server, record)
 
-    again = LearnerPlace.take(server, record)  # `apexrl resume`
+    again = LearnerLease.take(server, record)  # `apexrl resume`
     assert again.resumed
     assert all(raw.ttl(key) == -1 for key in raw.keys("*"))
     assert seen(server).phase == "running"
@@ -147,8 +147,8 @@ def test_a_finished_run_tells_its_members_and_leaves_only_its_record(server: Ser
 
 def test_finish_does_not_wait_for_the_dead_and_may_be_repeated(server: Server, raw: redis.Redis) -> None:
     record = a_record()
-    place = LearnerPlace.take(server, record)
-    HostPlace.join(server, record, ttl=0.05)  # says nothing more
+    place = LearnerLease.take(server, record)
+    HostLease.join(server, record, ttl=0.05)  # says nothing more
     raw.hset(place.keys.members, "garbage", b"no heartbeat")
     place.finish({}, timeout=60.0)
     place.finish({}, timeout=60.0)
@@ -157,7 +157,7 @@ def test_finish_does_not_wait_for_the_dead_and_may_be_repeated(server: Server, r
 
 def test_finish_leaves_a_successor_alone(server: Server, raw: redis.Redis) -> None:
     record = a_record()
-    first = LearnerPlace.take(server, record, ttl=0.05)
+    first = LearnerLease.take(server, record, ttl=0.05)
     second = take_soon(server, record)
     raw.xadd(second.keys.steps, {"frame": b"x"})
     first.finish({})
@@ -170,7 +170,7 @@ def test_hosts_wait_for_a_run_and_can_be_stopped(server: Server) -> None:
     record, found = a_record(), []
     waiter = threading.Thread(target=lambda: found.append(find_run(server, record.name, 30.0)))
     waiter.start()
-    place = LearnerPlace.take(server, record)
+    place = LearnerLease.take(server, record)
     waiter.join(30.0)
     assert found == [record]
     with pytest.raises(ClosedError, match="stopped while waiting"):
@@ -195,24 +195,24 @@ def test_another_protocol_is_refused_with_both_versions(server: Server, raw: red
 )  # fmt: skip
 def test_a_record_that_no_host_would_accept_is_not_published(server: Server, wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="no host would accept"):
-        LearnerPlace.take(server, a_record(**wrong))
+        LearnerLease.take(server, a_record(**wrong))
 
 
 def test_stop(server: Server) -> None:
     record = a_record()
     assert stop_run(server, record.name) == "none"
-    place, host = LearnerPlace.take(server, record), HostPlace.join(server, record)
+    place, host = LearnerLease.take(server, record), HostLease.join(server, record)
     assert not place.renew(LearnerDigest()).stop
     assert stop_run(server, record.name) == "asked"
     assert place.renew(LearnerDigest()).stop
     assert host.renew(HostDigest()).stop
     with pytest.raises(ClosedError):
-        HostPlace.join(server, record)
+        HostLease.join(server, record)
     host.leave()
     place.leave()
     assert stop_run(server, record.name) == "deserted"
     assert stop_run(server, record.name) == "finished"
-    again_ = LearnerPlace.take(server, record)
+    again_ = LearnerLease.take(server, record)
     assert not again_.renew(LearnerDigest()).stop
     again_.leave()
 
@@ -221,7 +221,7 @@ def test_what_is_never_written(server: Server, raw: redis.Redis) -> None:
     """NaN in a status becomes nothing; the address of the server, and what it is protected by, is in no key."""
     from apexrl.run.status import RunStatus
 
-    place = LearnerPlace.take(server, a_record())
+    place = LearnerLease.take(server, a_record())
     place.renew(LearnerDigest.of(RunStatus(train_return=float("nan"), env_steps_per_second=float("inf")), {"x": 1}))
     assert seen(server).digest == LearnerDigest()
     assert all(b"redis://" not in raw.dump(key) for key in raw.keys("*"))
@@ -238,7 +238,7 @@ def test_another_run_of_the_name_is_asked_about_and_not_touched(
     server: Server, raw: redis.Redis, finished: bool
 ) -> None:
     first = a_record()
-    place = LearnerPlace.take(server, first)
+    place = LearnerLease.take(server, first)
     raw.xadd(place.keys.steps, {"frame": b"x"})
     raw.set(place.keys.weights_part(3, 0), b"w")
     if finished:
@@ -250,18 +250,18 @@ def test_another_run_of_the_name_is_asked_about_and_not_touched(
     with pytest.raises(
         ConfigError, match=rf"keeps another run cartpole-1, which {ended}.*--replace-run.*another --run"
     ):
-        LearnerPlace.take(server, a_record())
+        LearnerLease.take(server, a_record())
     assert dumped(raw) == before
-    assert LearnerPlace.take(server, first).resumed
+    assert LearnerLease.take(server, first).resumed
     with pytest.raises(HeldError, match="has a learner"):  # whoever lives is not replaced, even where it is wanted
-        LearnerPlace.take(server, a_record(), replace=True)
+        LearnerLease.take(server, a_record(), replace=True)
 
 
 def test_a_living_run_is_not_wiped_by_one_that_a_forgetful_server_lost(server: Server, raw: redis.Redis) -> None:
     """The server came back empty, with its clock set back: whoever began there since then looks older, but lives."""
-    first = LearnerPlace.take(server, a_record(), ttl=0.2)
+    first = LearnerLease.take(server, a_record(), ttl=0.2)
     raw.flushall()
-    second = LearnerPlace.take(server, a_record(), ttl=60.0)
+    second = LearnerLease.take(server, a_record(), ttl=60.0)
     raw.hset(second.keys.state, "taken", first.taken - 1000)
     raw.xadd(second.keys.steps, {"frame": b"x"})
     before = dumped(raw)
@@ -271,7 +271,7 @@ def test_a_living_run_is_not_wiped_by_one_that_a_forgetful_server_lost(server: S
     assert dumped(raw) == before
 
 
-def shut_out(place: LearnerPlace) -> bool:
+def shut_out(place: LearnerLease) -> bool:
     """Whether it has given up."""
     try:
         place.renew(LearnerDigest())
@@ -283,10 +283,10 @@ def shut_out(place: LearnerPlace) -> bool:
 
 
 def test_a_place_that_only_an_old_snapshot_remembers_is_waited_for(server: Server, raw: redis.Redis) -> None:
-    old = LearnerPlace.take(server, a_record(), ttl=0.5)
+    old = LearnerLease.take(server, a_record(), ttl=0.5)
     snapshot = dumped(raw)
     old.leave()
-    new = LearnerPlace.take(server, a_record(), ttl=60.0, replace=True)
+    new = LearnerLease.take(server, a_record(), ttl=60.0, replace=True)
     raw.flushall()
     for key, value in snapshot.items():
         raw.restore(key, 0, value)
@@ -297,13 +297,13 @@ def test_a_place_that_only_an_old_snapshot_remembers_is_waited_for(server: Serve
 
 def test_a_run_that_ends_late_does_not_clear_away_its_successor(server: Server, raw: redis.Redis) -> None:
     record = a_record()
-    first = LearnerPlace.take(server, record)
+    first = LearnerLease.take(server, record)
     ended: list[float] = []
 
     def anybody() -> bool:  # a learner goes on with the run while this one waits for its hosts to leave
         if not ended:
             ended.append(0.0)
-            LearnerPlace.take(server, record)
+            LearnerLease.take(server, record)
             raw.xadd(first.keys.steps, {"frame": b"x"})
         return False
 

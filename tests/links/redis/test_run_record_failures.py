@@ -6,8 +6,8 @@ import redis
 from run_records import a_record, again, seen
 
 from apexrl.errors import LinkError, OwnershipError, WaitTimeout
-from apexrl.links.redis.members import HostPlace
-from apexrl.links.redis.run_record import LearnerPlace, find_run
+from apexrl.links.redis.members import HostLease
+from apexrl.links.redis.run_record import LearnerLease, find_run
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import HostDigest, LearnerDigest, encode
 from redis_server import RedisServer
@@ -16,8 +16,8 @@ from redis_server import RedisServer
 @pytest.mark.parametrize("how", ["flushall", "restart"])
 def test_an_empty_server_gets_everything_again(redis_server: RedisServer, server: Server, how: str) -> None:
     record = a_record()
-    place, host = LearnerPlace.take(server, record), HostPlace.join(server, record, 3)
-    other = HostPlace.join(server, record, 2)
+    place, host = LearnerLease.take(server, record), HostLease.join(server, record, 3)
+    other = HostLease.join(server, record, 2)
     place.renew(LearnerDigest())
     slots, generation = host.slots, host.generation
     if how == "flushall":
@@ -35,7 +35,7 @@ def test_an_empty_server_gets_everything_again(redis_server: RedisServer, server
     assert find_run(server, record.name, 5.0) == record
     view = seen(server)
     assert (view.learner_alive, view.digest.updates, len(view.alive)) == (True, 9, 2)
-    late = HostPlace.join(server, record)
+    late = HostLease.join(server, record)
     assert late.generation > max(generation, other.generation)
     assert late.slots[0].index == 5
     for member in (host, other, late):
@@ -45,12 +45,12 @@ def test_an_empty_server_gets_everything_again(redis_server: RedisServer, server
 
 def test_generations_survive_an_empty_server_that_nobody_else_remembers(server: Server, raw: redis.Redis) -> None:
     record = a_record()
-    place, host = LearnerPlace.take(server, record), HostPlace.join(server, record)
+    place, host = LearnerLease.take(server, record), HostLease.join(server, record)
     place.renew(LearnerDigest())
     host.leave()
     raw.flushall()
     place.renew(LearnerDigest())
-    later = HostPlace.join(server, record)
+    later = HostLease.join(server, record)
     assert later.generation > host.generation
     assert (later.slots[0].index, later.slots[0].generation) == (0, 2)
     later.leave()
@@ -59,9 +59,9 @@ def test_generations_survive_an_empty_server_that_nobody_else_remembers(server: 
 
 def test_an_old_snapshot_does_not_end_a_younger_run(server: Server, raw: redis.Redis) -> None:
     old, new = a_record(), a_record()
-    LearnerPlace.take(server, old).finish({})
+    LearnerLease.take(server, old).finish({})
     snapshot = {key: raw.dump(key) for key in raw.keys("*")}
-    place, host = LearnerPlace.take(server, new, replace=True), HostPlace.join(server, new)
+    place, host = LearnerLease.take(server, new, replace=True), HostLease.join(server, new)
 
     def go_back() -> None:
         raw.flushall()
@@ -81,9 +81,9 @@ def test_an_old_snapshot_does_not_end_a_younger_run(server: Server, raw: redis.R
 
 
 def test_of_two_runs_of_one_name_the_younger_wins(server: Server, raw: redis.Redis) -> None:
-    first = LearnerPlace.take(server, a_record())
+    first = LearnerLease.take(server, a_record())
     raw.flushall()
-    second = LearnerPlace.take(server, a_record())  # before the first could renew
+    second = LearnerLease.take(server, a_record())  # before the first could renew
     with pytest.raises(OwnershipError):
         first.renew(LearnerDigest())
     second.renew(LearnerDigest())
@@ -91,12 +91,12 @@ def test_of_two_runs_of_one_name_the_younger_wins(server: Server, raw: redis.Red
 
 
 def test_a_server_that_is_gone_is_a_link_error_and_may_come_back(redis_server: RedisServer, server: Server) -> None:
-    place = LearnerPlace.take(server, a_record())
+    place = LearnerLease.take(server, a_record())
     redis_server.kill()
     with pytest.raises(LinkError):
         place.renew(LearnerDigest())
     with pytest.raises(LinkError):
-        LearnerPlace.take(server, a_record())
+        LearnerLease.take(server, a_record())
     with pytest.raises(WaitTimeout, match="was not there within"):
         find_run(server, "cartpole-1", 0.2)
     redis_server.restart(keep_data=False)
@@ -112,7 +112,7 @@ GARBAGE = (b"", b"\xff\xfe\x00", b"null", b"{}", b"[" * 100_000, b'{"phase": 1}'
 @pytest.mark.parametrize("kind", ["string", "list", "hash", "stream"])
 def test_garbage_in_every_key_is_healed_and_never_crashes(server: Server, raw: redis.Redis, kind: str) -> None:
     record = a_record()
-    place, host = LearnerPlace.take(server, record), HostPlace.join(server, record, 2)
+    place, host = LearnerLease.take(server, record), HostLease.join(server, record, 2)
     keys = place.keys
     fields = ("phase", "stop", "learner", "token", "until", "seen", "host", "pid", "status", "version", "members",
               "slot:0", "0", "taken", "run_id", host.member)  # fmt: skip
@@ -146,12 +146,12 @@ def test_garbage_in_every_key_is_healed_and_never_crashes(server: Server, raw: r
     raw.hdel(keys.state, "stop")
     host.leave()
     place.leave()
-    assert LearnerPlace.take(server, record).resumed
+    assert LearnerLease.take(server, record).resumed
 
 
 def test_the_record_is_what_was_published_even_after_somebody_changed_it(server: Server, raw: redis.Redis) -> None:
     record = a_record()
-    place = LearnerPlace.take(server, record)
+    place = LearnerLease.take(server, record)
     raw.set(place.keys.record, encode(msgspec.structs.replace(record, actor_slots=7)))
     place.renew(LearnerDigest())
     assert find_run(server, record.name, 5.0) == record

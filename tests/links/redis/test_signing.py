@@ -12,7 +12,7 @@ from apexrl import client
 from apexrl.config import Config, convert
 from apexrl.errors import ConfigError
 from apexrl.launch.actor_host import local_config
-from apexrl.links.redis.run_record import LearnerPlace, RunRecord, find_run
+from apexrl.links.redis.run_record import LearnerLease, RunRecord, find_run
 from apexrl.links.redis.signing import sign, trusted_modules
 from apexrl.links.redis.values import decode, encode
 from apexrl.run.folder import spec_to_json
@@ -101,7 +101,7 @@ def test_a_record_names_no_folder(redis_server: RedisServer, tmp_path: Path) -> 
     there.mkdir()
     spec = spec_to_json(EnvSpec({"observation": Field((4,), "float32")}, ActionSpec(n=2)))
     hostile = record(Config(), spec=spec, local={"fields": {}, "directory": str(there)})
-    place = LearnerPlace.take(redis_server.server(), hostile)
+    place = LearnerLease.take(redis_server.server(), hostile)
     with pytest.raises(ConfigError, match="is none: an option 'directory' of a replay that only passes on"):
         client.connect(redis_server.url, "r", 5.0)
     place.leave()
@@ -111,7 +111,7 @@ def test_a_record_names_no_folder(redis_server: RedisServer, tmp_path: Path) -> 
 
 
 def test_a_client_wants_the_signature_of_its_token(redis_server: RedisServer) -> None:
-    place = LearnerPlace.take(redis_server.server(), sign(record(Config()), TOKEN))
+    place = LearnerLease.take(redis_server.server(), sign(record(Config()), TOKEN))
     assert find_run(redis_server.server(), "r", 5.0).signature
     with pytest.raises(ConfigError, match="signed with another token"):
         client.connect(redis_server.url, "r", 5.0, token=OTHER)

@@ -17,9 +17,9 @@ from apexrl.links.tcp import connected_hosts
 from apexrl.links.tcp.gateway_messages import MOST_EPISODES, MOST_TEXT, MOST_TEXTS, Beat, Record, say
 from apexrl.links.tcp.gateway_server import Gateway
 from apexrl.links.tcp.handshake import RefusedError, UnreachableError
-from apexrl.links.tcp.host_connection import HostEnd
+from apexrl.links.tcp.host_connection import HostConnection
 from apexrl.links.tcp.remote_inference import RemoteInference
-from apexrl.links.tcp.slot_leases import LEASE_BITS, Leases
+from apexrl.links.tcp.slot_leases import LEASE_BITS, SlotLeases
 from free_ports import free_port
 from numbered_requests import REPLY, REQUEST
 
@@ -54,8 +54,8 @@ def clock() -> Time:
     return Time()
 
 
-def leases(over: InferenceLink, clock: Time) -> Leases:
-    return Leases(over, first=2, seconds=10.0, clock=clock)
+def leases(over: InferenceLink, clock: Time) -> SlotLeases:
+    return SlotLeases(over, first=2, seconds=10.0, clock=clock)
 
 
 def test_slots_are_leased_lowest_first_and_come_back_with_silence_or_a_goodbye(clock: Time) -> None:
@@ -131,8 +131,8 @@ class Place:
         tell = lambda text, level: self.told.append(text)  # noqa: E731
         return Gateway(self.link, TOKEN, port=port, tell=tell, **{**self.settings, **changes})
 
-    def host(self, token: str = TOKEN) -> HostEnd:
-        return HostEnd(self.gateway.address, token, "there", 42, connect_seconds=SECONDS)
+    def host(self, token: str = TOKEN) -> HostConnection:
+        return HostConnection(self.gateway.address, token, "there", 42, connect_seconds=SECONDS)
 
     def again(self, **changes: Any) -> None:
         """The gateway dies without a word, and another listens where it did."""
@@ -344,7 +344,7 @@ def test_a_worker_in_a_slot_that_was_leased_to_another_is_refused(place: Place) 
         host.connect()
         host.join(1)
 
-    def remote(host: HostEnd, slots: Any) -> RemoteInference:
+    def remote(host: HostConnection, slots: Any) -> RemoteInference:
         return RemoteInference(
             place.gateway.address, TOKEN, REQUEST, REPLY, SPLITS, RECORD.run_id, host.member, slots, None, SECONDS
         )

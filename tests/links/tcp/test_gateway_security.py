@@ -17,15 +17,15 @@ import pytest
 import trustme
 
 from apexrl.errors import ConfigError, LinkError
-from apexrl.links.local.inference import InferenceLink, ServerEnd
+from apexrl.links.local.inference import InferenceLink, RequestServer
 from apexrl.links.tcp import frames as wire
 from apexrl.links.tcp import handshake_limits
 from apexrl.links.tcp.gateway_messages import Record
 from apexrl.links.tcp.gateway_server import Gateway
 from apexrl.links.tcp.handshake import UnreachableError
-from apexrl.links.tcp.handshake_limits import Greetings
-from apexrl.links.tcp.host_connection import HostEnd
-from apexrl.links.tcp.remote_inference import RemoteEnd, RemoteInference
+from apexrl.links.tcp.handshake_limits import HandshakeLimits
+from apexrl.links.tcp.host_connection import HostConnection
+from apexrl.links.tcp.remote_inference import RemoteInference, RemoteRequestClient
 from apexrl.links.tcp.tls import ClientTls, ServerTls, self_signed
 from numbered_requests import REPLY, REQUEST
 
@@ -51,7 +51,7 @@ class Place:
     def __init__(self, tls: ServerTls | None = None) -> None:
         self.told: list[str] = []
         self._link = InferenceLink(REQUEST, REPLY, 1, SPLITS)
-        self.server: ServerEnd = self._link.server()
+        self.server: RequestServer = self._link.server()
         self.gateway = Gateway(
             self._link,
             TOKEN,
@@ -62,14 +62,14 @@ class Place:
 
     def worker(
         self, tls: ClientTls | None = None, port: int = 0, host: str = "127.0.0.1", generation: int = 0
-    ) -> RemoteEnd:
+    ) -> RemoteRequestClient:
         address = host, port or self.gateway.address[1]
         link = RemoteInference(address, TOKEN, REQUEST, REPLY, SPLITS, tls=tls, connect_seconds=SECONDS)
         return link.worker(0, generation)
 
-    def host(self, tls: ClientTls | None = None, port: int = 0) -> HostEnd:
+    def host(self, tls: ClientTls | None = None, port: int = 0) -> HostConnection:
         address = "127.0.0.1", port or self.gateway.address[1]
-        return HostEnd(address, TOKEN, "there", 42, tls, connect_seconds=SECONDS)
+        return HostConnection(address, TOKEN, "there", 42, tls, connect_seconds=SECONDS)
 
     def serve(self) -> None:
         requests = self.server.read(until(self.server.pending))
@@ -96,7 +96,7 @@ def until(truth: Callable[[], object]) -> object:
     return found
 
 
-def play(place: Place, end: RemoteEnd) -> None:
+def play(place: Place, end: RemoteRequestClient) -> None:
     """A request and its answer."""
     assert end.room(0) is not None
     end.ask(0, 0.0)
@@ -457,7 +457,7 @@ def test_a_host_that_knows_nothing_of_the_run_does_not_connect(given: ClientTls,
 def test_knockers_get_one_line_a_period_with_their_counts() -> None:
     told: list[str] = []
     now = [0.0]
-    greetings = Greetings(lambda text, level: told.append(text), lambda: now[0])
+    greetings = HandshakeLimits(lambda text, level: told.append(text), lambda: now[0])
     for n in range(5000):
         greetings.fail("10.0.0.3", "somebody at 10.0.0.3:1", "it does not know the run's token")
         if n < 300:
@@ -483,7 +483,7 @@ def test_knockers_get_one_line_a_period_with_their_counts() -> None:
 
 def test_unknown_connections_are_bounded_in_all_and_from_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    greetings = Greetings(lambda text, level: None, lambda: now[0])
+    greetings = HandshakeLimits(lambda text, level: None, lambda: now[0])
     of_one = sum(greetings.begin("10.0.0.3") for _ in range(1000))
     assert of_one == handshake_limits.MOST_OF_ADDRESS
     others = sum(greetings.begin(f"10.0.{n}.4") for n in range(1000))

@@ -14,7 +14,7 @@ from apexrl.errors import FrameError, LinkError
 from apexrl.links.tcp import frames as wire
 from apexrl.links.tcp import handshake
 from apexrl.links.tcp.handshake import RefusedError, UnreachableError
-from apexrl.links.tcp.host_connection import HostEnd
+from apexrl.links.tcp.host_connection import HostConnection
 from apexrl.links.tcp.remote_inference import RemoteInference
 from numbered_requests import REPLY, REQUEST
 
@@ -40,7 +40,7 @@ def test_a_refusal_of_somebody_without_the_token_is_shown_and_believed_in_nothin
         address = listener.getsockname()[:2]
         with pytest.raises(RefusedError) as caught:
             if kind == "host":
-                HostEnd(address, TOKEN, "there", 42).connect(RUN)
+                HostConnection(address, TOKEN, "there", 42).connect(RUN)
             else:
                 RemoteInference(address, TOKEN, REQUEST, REPLY, SPLITS).worker(2, 0)
         thread.join(SECONDS)
@@ -67,7 +67,7 @@ def test_a_name_that_was_good_once_is_looked_up_again(
 
     monkeypatch.setattr(socket, "create_connection", fail)
     with pytest.raises(LinkError, match="in words") as caught:
-        HostEnd(("learner-host", 7000), TOKEN, "there", 42).connect(run)
+        HostConnection(("learner-host", 7000), TOKEN, "there", 42).connect(run)
     assert isinstance(caught.value, UnreachableError) == again
 
 

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from apexrl.errors import LinkError
-from apexrl.links.local.inference import InferenceLink, ServerEnd
+from apexrl.links.local.inference import InferenceLink, RequestServer
 from apexrl.links.tcp import frames as wire
 from apexrl.links.tcp import gateway_server, remote_inference
 from apexrl.links.tcp.gateway_server import Gateway
-from apexrl.links.tcp.remote_inference import RemoteEnd, RemoteInference
+from apexrl.links.tcp.remote_inference import RemoteInference, RemoteRequestClient
 from apexrl.spec import Field
 from free_ports import free_port
 
@@ -45,7 +45,7 @@ class Place:
     """A link with its server's end and a gateway."""
 
     link: InferenceLink
-    server: ServerEnd
+    server: RequestServer
     gateway: Gateway
     told: list[str]
 
@@ -70,7 +70,7 @@ def place() -> Iterator[Place]:
     gateway.close()
 
 
-def ask(end: RemoteEnd, split: int, number: int) -> None:
+def ask(end: RemoteRequestClient, split: int, number: int) -> None:
     columns = end.room(split)
     assert columns is not None
     columns["observation"][...] = number + np.arange(SPLITS[split])[:, None]
@@ -78,7 +78,7 @@ def ask(end: RemoteEnd, split: int, number: int) -> None:
     end.ask(split, 0.0)
 
 
-def answer(end: RemoteEnd, split: int) -> list[list[int]]:
+def answer(end: RemoteRequestClient, split: int) -> list[list[int]]:
     def come() -> bool:
         end.wait(0.01)
         return split in end.answered()

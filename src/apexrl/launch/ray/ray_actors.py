@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from apexrl.errors import ClosedError, ConfigError, OwnershipError
 from apexrl.launch.probe import probe
 from apexrl.launch.ray.local_shard import Lent, node_id
-from apexrl.launch.ray.weights_broadcast import WeightsBroadcast, publish
+from apexrl.launch.ray.weights_broadcast import Distribution, publish
 from apexrl.launch.wiring import Wiring
 from apexrl.launch.worker_process import keep_memory, run_role
 from apexrl.links.local import worker_messages
@@ -80,7 +80,7 @@ class Look:
     refused: dict[int, str] = field(default_factory=dict)  # (home) group that takes no weights -> why
 
 
-class GroupMemory:
+class Ground:
     """Holds the memory that the roles of one group share, which is on one node: links at home; shard and weights of a
     group of actors. The group lives and dies with it.
 
@@ -102,9 +102,9 @@ class GroupMemory:
             self._shard.admit(0)
         self._lent = False  # to a sampler on this node
         self._node = node_id()
-        self._distribution: WeightsBroadcast | None = None
+        self._distribution: Distribution | None = None
         if self._shard is None:
-            self._distribution = WeightsBroadcast(self._weights, self._node)
+            self._distribution = Distribution(self._weights, self._node)
             threading.Thread(target=self._keep_distributing, name="weights", daemon=True).start()
 
     def hello(self) -> Hello:
@@ -175,7 +175,7 @@ class GroupMemory:
 
 
 @dataclass(frozen=True)
-class RayAssignment:
+class Errand:
     """All that one life of a role needs to know, but its ports."""
 
     name: str
@@ -216,7 +216,7 @@ class Report:
 class RoleProcess:
     """One life of one role. ``live`` is the life; ``poll`` answers meanwhile."""
 
-    def __init__(self, errand: RayAssignment) -> None:
+    def __init__(self, errand: Errand) -> None:
         self._errand = errand
         self._board = ControlBoard(1)
         if errand.life:

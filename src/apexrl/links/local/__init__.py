@@ -1,1 +1,1 @@
-"""Links between processes of one machine, through shared memory."""
+"""Links between processes of one machine, over shared memory."""

@@ -1,8 +1,8 @@
-"""The control board: who lives, what they count, and whether to stop, in one small shared segment.
+"""The control board: workers' heartbeats and counters and the stop word, in one small shared segment.
 
-Every cell is an aligned 8-byte word with one writer: a worker writes its own row, the supervisor the header, and in
-every row which life of that worker is to leave.
-No lock is needed or taken, and a worker killed at any moment leaves nothing half-written.
+Every cell is an aligned 8-byte word with one writer: a worker writes its own row; the supervisor writes the header, and
+in every row which generation of the worker must leave. There are no locks, and a worker killed at any moment leaves
+nothing half-written.
 """
 
 from __future__ import annotations
@@ -44,17 +44,16 @@ DROPPED = {
     "host_messages": "host_messages",
     "weight_publications": "failed_weights",
 }
-"""What is told as dropped (``RunStatus.dropped``) -> the counter of it. Aged: older than ``max_policy_lag``; stale: as
-``max_gradient_lag`` says, slice by slice; outliers: as ``outlier_deviations``; late: an environment worker's, of a life
-before its present one; unsent: for items of shards of a replay that were lost or are behind; checkpoint writes: those
-that failed, of which each is followed by another; host messages: episodes and warnings of other hosts that were not
-told of; weight publications: attempts to publish weights for other hosts, as checkpoint writes."""
+"""Name in ``RunStatus.dropped`` -> its counter. Host messages: episodes and warnings of other hosts that were lost.
+Aged steps: older than ``max_policy_lag``. Stale gradients: beyond ``max_gradient_lag``, per slice. Outlier batches: by
+``outlier_deviations``. Late requests: of an earlier generation of an environment worker. Unsent priorities: for items
+of shards that are lost or behind. Checkpoint writes and weight publications: failed attempts, which are repeated."""
 
 RUN, STOP, HURRY = 0, 1, 2
-"""Stop word: go on; end in good order; end at once, without a final evaluation."""
+"""Values of the stop word: keep running; finish normally; finish at once, without a final evaluation."""
 
 STATES = ("starting", "acting", "learning", "evaluating", "serving", "carrying", "waiting")
-"""What a worker says it is doing (the rest of ``status.WorkerState`` is for its supervisor to see)."""
+"""What a worker reports to be doing; its supervisor sets the other values of ``status.WorkerState``."""
 
 _CELLS = 32  # 8-byte words per row: 256 bytes, so that two workers never share a cache line
 _STOP, _HELD_UNTIL = 0, 1  # header cells
@@ -93,8 +92,8 @@ class ControlBoard:
 
     @property
     def held_until(self) -> float:
-        """Until when the place of who writes checkpoints, on a server or with Ray's driver, is surely its own, by
-        ``ownership.lease_clock``; 0: it needs none; ``ownership.REPLACED``: another has it."""
+        """Until when the checkpoint writer's lease, with a Redis server or Ray's driver, is certainly valid, by
+        ``ownership.lease_clock``. 0: no lease is needed. ``ownership.REPLACED``: another process has it."""
         return float(self._floats[_HELD_UNTIL])
 
     @held_until.setter
@@ -102,7 +101,7 @@ class ControlBoard:
         self._floats[_HELD_UNTIL] = seconds
 
     def set_base(self, counter: str, value: int) -> None:
-        """Start a counter's total at ``value``: what a resumed run had counted before."""
+        """Start a counter's total at ``value``, the count of the run before it was resumed."""
         self._ints[_COLUMN[counter]] = value
 
     def total(self, counter: str) -> int:
@@ -110,15 +109,15 @@ class ControlBoard:
         column = _COLUMN[counter]
         return int(sum(self._ints[column::_CELLS]))
 
-    def row(self, worker: int) -> Row:
+    def row(self, worker: int) -> WorkerRow:
         """The row of one worker, 0 … workers-1."""
         if not 0 <= worker < self.workers:
             raise IndexError(f"worker {worker} of {self.workers}")
-        return Row(self._ints, self._floats, (worker + 1) * _CELLS)
+        return WorkerRow(self._ints, self._floats, (worker + 1) * _CELLS)
 
 
-class Row:
-    """One worker's cells. The worker writes, the supervisor reads (and clears between two lives)."""
+class WorkerRow:
+    """One worker's cells. The worker writes them; the supervisor reads them, and clears them between generations."""
 
     __slots__ = ("_base", "_floats", "_ints")
 
@@ -128,14 +127,14 @@ class Row:
         self._base = base
 
     def begin(self, pid: int, generation: int) -> None:
-        """A new life in this slot: counters go on, the rest starts afresh. ``pid`` 0: nobody is here."""
+        """Start a new generation: keep the counters, reset the rest. ``pid`` 0: no process."""
         self._ints[self._base + _PID] = pid
         self._ints[self._base + _GENERATION] = generation
         self._ints[self._base + _STATE] = 0
         self._floats[self._base + _BUSY] = 0.0
 
     def dismiss(self, generation: int) -> None:
-        """Ask one life of this worker, and no later one, to end in good order while the run goes on."""
+        """Ask this generation of the worker, and no later one, to finish normally while the run continues."""
         self._ints[self._base + _DISMISSED] = generation + 1
 
     def dismissed(self, generation: int) -> bool:

@@ -1,10 +1,10 @@
-"""Learners that make every update together: each offers its gradient, and all go on with the mean.
+"""Gradient averaging: learners make every update together, each with the mean of all gradients.
 
-One segment. Every member has a line of words that it alone writes, and two places for gradients, used in turn. A
-member that begins anew opens a new *epoch*; whoever sees a newer one drops what is under way and joins it. When all are
-in the same epoch, the first member gives its state to the rest, and they count their updates from there.
+In the shared segment, every member has a line of words that only it writes, and two slots for gradients, used in turn.
+A member that starts opens a new *epoch*. A member that sees a newer epoch drops what it was doing and joins it. When
+all members are in the same epoch, the leader gives its state to the others, and they count updates from there.
 
-Nobody waits for a lock, and every wait ends: a member that was killed is missed until its successor comes.
+There are no locks. All waits have a timeout: a member that was killed is missing until its successor starts.
 """
 
 from __future__ import annotations
@@ -19,53 +19,53 @@ from numpy.typing import NDArray
 from apexrl._native import Segment
 
 LEADER: Final = 0
-"""The member whose state all others take."""
+"""The member whose state the others take."""
 
 _LINE = 64  # bytes
-_EPOCH, _OFFERED, _BELL = 0, 4, 8  # words of a member: its epoch, gradients that it has offered there, rung by others
-# Of the header: whose state lies there; the version that it stands for, and the updates behind it, 8 bytes each
+_EPOCH, _OFFERED, _BELL = 0, 4, 8  # words of a member: epoch, gradients offered in it, bell
+# In the header: the epoch of the state; its version and number of updates, 8 bytes each
 _STATE_EPOCH, _COUNTS = 0, 8
-_SLICE_SECONDS = 0.1  # between looks at signals while waiting
+_SLICE_SECONDS = 0.1  # longest native wait, so that Python can handle signals
 
 Vector = NDArray[np.float32]
 
 
-class Averaging:
-    """Room for the gradients of some learners, and for one state. Picklable to local processes.
+class GradientAveraging:
+    """Memory for the learners' gradients and for one state. Picklable to local processes.
 
     Args:
-        members: how many learners there are.
+        members: number of learners.
         gradient: float32 values of a gradient.
-        state: float32 values of what a learner must know to go on as another would.
-        shared: for processes; else for roles that take turns in one, with the same semantics.
+        state: float32 values of the state that a learner needs to continue like the others.
+        shared: between processes; otherwise between roles that take turns in one.
     """
 
     def __init__(self, members: int, gradient: int, state: int, shared: bool = True) -> None:
         self.members, self.gradient, self.state = members, gradient, state
-        self._place = -(-4 * gradient // _LINE) * _LINE
+        self._slot_bytes = -(-4 * gradient // _LINE) * _LINE
         self._states_at = _LINE * (1 + members)
         self._gradients_at = self._states_at + -(-4 * state // _LINE) * _LINE
-        self._attach(Segment(self._gradients_at + 2 * members * self._place))
+        self._attach(Segment(self._gradients_at + 2 * members * self._slot_bytes))
 
     def _attach(self, segment: Segment) -> None:
         self._segment = segment
         data = segment.array()  # keeps the memory mapped as long as a vector is used
         self._counts = data[_COUNTS : _COUNTS + 16].view(np.int64)
         self._state = data[self._states_at :][: 4 * self.state].view(np.float32)
-        starts = range(self._gradients_at, self._gradients_at + 2 * self.members * self._place, self._place)
+        starts = range(self._gradients_at, self._gradients_at + 2 * self.members * self._slot_bytes, self._slot_bytes)
         self._gradients = [data[start : start + 4 * self.gradient].view(np.float32) for start in starts]
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("members", "gradient", "state", "_place", "_states_at", "_gradients_at", "_segment")
+        names = ("members", "gradient", "state", "_slot_bytes", "_states_at", "_gradients_at", "_segment")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._attach(state["_segment"])
 
-    def member(self, index: int) -> Member:
-        """The place of learner ``index``, for one process at a time. It opens a new epoch."""
-        return Member(self, index)
+    def member(self, index: int) -> AveragingMember:
+        """Learner ``index``, in one process at a time. It opens a new epoch."""
+        return AveragingMember(self, index)
 
     # Words of a member
     def word(self, member: int, which: int) -> int:
@@ -81,7 +81,7 @@ class Averaging:
                 self._segment.ring(_LINE * (1 + member) + _BELL)
 
     def wait(self, member: int, fine: Callable[[], bool], timeout: float) -> bool:
-        """Wait until ``fine()``, which others' words make true; False when ``timeout`` seconds passed first."""
+        """Wait until ``fine()``, which depends on other members' words. False: not within ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         while True:
             seen = self.word(member, _BELL)
@@ -99,21 +99,21 @@ class Averaging:
         self._segment.store(_STATE_EPOCH, epoch)
 
     def state_of(self, epoch: int) -> tuple[Vector, int, int] | None:
-        """(state, version, updates) of that epoch; None: it is not there yet."""
+        """(state, version, updates) of that epoch; None: not given yet."""
         if self._segment.load(_STATE_EPOCH) != epoch:
             return None
         version, updates = self._counts.tolist()
         return self._state, version, updates
 
-    def place(self, member: int, number: int) -> Vector:
-        """Where a member's gradient of that number lies."""
+    def slot(self, member: int, number: int) -> Vector:
+        """The slot of a member's gradient ``number``."""
         return self._gradients[2 * member + number % 2]
 
 
-class Member:
-    """One learner's place among them."""
+class AveragingMember:
+    """One of the learners."""
 
-    def __init__(self, link: Averaging, index: int) -> None:
+    def __init__(self, link: GradientAveraging, index: int) -> None:
         self._link = link
         self._index = index
         self._others = [other for other in range(link.members) if other != index]
@@ -123,19 +123,18 @@ class Member:
         self._enter(max(link.word(member, _EPOCH) for member in range(link.members)) + 1)
 
     def gathered(self, timeout: float) -> bool:
-        """Wait until all are in one epoch. ``joined`` is False from when a newer one was seen."""
+        """Wait until all are in one epoch. ``joined`` becomes False when a newer epoch is seen."""
         return self._link.wait(self._index, self._all_here, timeout)
 
     def give(self, state: Vector, version: int, updates: int) -> None:
-        """The leader's: what all others take, the version of the weights that it stands for, and how many updates its
-        agent has made."""
+        """(leader) Give the state to the others, with its weights' version and its number of updates."""
         self._link.give_state(self._epoch, state, version, updates)
         self.joined = True
         self._link.ring(but=self._index)
 
     def take(self, timeout: float) -> tuple[Vector, int, int] | None:
-        """(state, version, updates) of the leader, the shared memory itself: copy it. None: it did not come in time, or
-        a newer epoch did."""
+        """The leader's (state, version, updates). The state is the shared memory itself: copy it. None: it was not
+        given in time, or a newer epoch began."""
         link, epoch = self._link, self._epoch
         link.wait(self._index, lambda: link.state_of(epoch) is not None or not self._all_here(), timeout)
         found = link.state_of(epoch)
@@ -145,15 +144,15 @@ class Member:
         return found
 
     def offer(self, gradient: Vector) -> None:
-        """Put up this member's next gradient."""
+        """Publish this member's next gradient."""
         self._offered += 1
-        self._link.place(self._index, self._offered)[:] = gradient
+        self._link.slot(self._index, self._offered)[:] = gradient
         self._link.set_word(self._index, _OFFERED, self._offered)
         self._link.ring(but=self._index)
 
     def mean(self, timeout: float) -> Vector | None:
-        """The mean of all members' gradients of the number last offered, summed in their order, so that it is the same
-        to the last bit for all; an array of its own. None: they have not come yet, or ``joined`` is False."""
+        """The mean of all members' gradients with the last offered number, in a new array. Summed in the order of
+        members, it is the same to the last bit for all. None: some are missing, or ``joined`` is False."""
         link, number = self._link, self._offered
 
         def ready() -> bool:
@@ -161,14 +160,14 @@ class Member:
 
         if not link.wait(self._index, ready, timeout) or not self.joined:
             return None
-        total: Vector = link.place(0, number).copy()
+        total: Vector = link.slot(0, number).copy()
         for member in range(1, link.members):
-            total += link.place(member, number)
+            total += link.slot(member, number)
         total /= np.float32(link.members)
         return total if self._all_here() else None
 
     def _all_here(self) -> bool:
-        """Whether all are in one epoch, this member having followed to the newest."""
+        """Join the newest epoch. True: all members are in it."""
         epochs = [self._link.word(member, _EPOCH) for member in range(self._link.members)]
         newest = max(epochs)
         if newest != self._epoch:
@@ -178,6 +177,6 @@ class Member:
 
     def _enter(self, epoch: int) -> None:
         self._epoch, self._offered, self.joined = epoch, 0, False
-        self._link.set_word(self._index, _OFFERED, 0)  # before the epoch: nobody takes an earlier one's for this one's
+        self._link.set_word(self._index, _OFFERED, 0)  # before the epoch, so that no gradient of an earlier one counts
         self._link.set_word(self._index, _EPOCH, epoch)
         self._link.ring(but=self._index)

@@ -1,8 +1,8 @@
-"""Gradients on their way from learners to parameter servers: a bounded ring in shared memory for each pair of them.
+"""Gradients from learners to parameter servers: a bounded ring in shared memory for each pair of them.
 
-A sender's gradient is cut as the servers own the parameters, and each slice carries the version of the parameters that
-it was computed from. A message is written whole before one store makes it visible: what a sender that died had half
-written is never read, and its successor writes over it.
+A gradient is cut into the servers' slices. Each slice carries the version of the parameters that it was computed from.
+A message becomes visible by one store after it is complete: what a dead sender wrote in part is never read, and its
+successor overwrites it.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apexrl._native import Segment
-from apexrl.links.local.parameter_slices import Floats, Shards
+from apexrl.links.local.parameter_slices import Floats, ParameterSlices
 
 CAPACITY = 2
-"""Messages that may wait in a ring (ours: one to apply, one on its way; what waits longer is older)."""
+"""Messages that may wait in a ring: one being applied, one ready. More would make gradients older."""
 
 _LINE = 64  # bytes of a cache line
-_SLICE_SECONDS = 0.1  # between looks at signals while waiting
+_SLICE_SECONDS = 0.1  # longest native wait, so that Python can handle signals
 
 
 class Gradient(NamedTuple):
-    """What one shard gets of one gradient."""
+    """One slice of a gradient."""
 
-    base: int  # version of the shard's parameters that it was computed from
-    groups: dict[str, Floats]  # of those that the gradient has: group -> the shard's part, a copy
-    complete: bool  # it has all groups, those too of which this shard has no part
+    base: int  # version of the slice's parameters that it was computed from
+    groups: dict[str, Floats]  # group -> its part, a copy, for the groups in the gradient
+    complete: bool  # the gradient has all groups, including those without a part in this slice
     sender: int
 
 
@@ -37,13 +37,13 @@ class GradientLink:
     """All rings. Picklable to local processes.
 
     Args:
-        shards: who owns what.
-        senders: learners, or whoever else computes gradients.
+        shards: the division into slices.
+        senders: processes that compute gradients.
         capacity: messages that may wait in one ring.
-        shared: for processes, or for roles that take turns in one: the same memory serves both.
+        shared: between processes, or between roles that take turns in one; both use the same memory.
     """
 
-    def __init__(self, shards: Shards, senders: int, capacity: int = CAPACITY, shared: bool = True) -> None:
+    def __init__(self, shards: ParameterSlices, senders: int, capacity: int = CAPACITY, shared: bool = True) -> None:
         self.shards = shards
         self.senders = senders
         self.capacity = capacity
@@ -59,11 +59,11 @@ class GradientLink:
         self._segment = Segment(end)
 
     def sender(self, index: int) -> GradientSender:
-        """The end of sender ``index``; one process at a time has it."""
+        """For sender ``index``, in one process at a time."""
         return GradientSender([self._ring(index, k) for k in range(self.shards.count)], self.shards)
 
     def receiver(self, shard: int) -> GradientReceiver:
-        """The end of the server of ``shard``; one process at a time has it."""
+        """For the server of ``shard``, in one process at a time."""
         return GradientReceiver([self._ring(index, shard) for index in range(self.senders)], self.shards, shard)
 
     def _ring(self, sender: int, shard: int) -> Ring:
@@ -77,7 +77,7 @@ class Ring:
 
     Args:
         offset: of the ring in the segment.
-        bells: offsets of two words: rung when a message has come, and when one was read.
+        bells: offsets of two words: rung when a message was written, and when one was read.
         size: values of a message.
         nbytes: of a message.
     """
@@ -89,7 +89,7 @@ class Ring:
         self.bells = bells
         self._written, self._read, self._settled = offset, offset + _LINE, offset + _LINE + 4
         self._capacity = capacity
-        self._wrap = 2**32 // capacity * capacity  # where both counts begin again
+        self._wrap = 2**32 // capacity * capacity  # both counts wrap around here
         data = segment.array()  # keeps the memory mapped
         starts = [offset + 2 * _LINE + i * nbytes for i in range(capacity)]
         self._heads: list[NDArray[np.int64]] = [data[start : start + 16].view(np.int64) for start in starts]
@@ -104,7 +104,7 @@ class Ring:
         return self._waiting == 0
 
     def write(self, base: int, mask: int, parts: Sequence[tuple[int, Any]]) -> None:
-        """Put a message into a ring that is not full: values as (where they begin, array)."""
+        """Write a message into a ring that is not full; ``parts``: (position, values)."""
         written = self.segment.load(self._written)
         self._heads[written % self._capacity][:] = base, mask
         values = self._values[written % self._capacity]
@@ -123,7 +123,7 @@ class Ring:
         return base, mask, values
 
     def settle(self) -> None:
-        """Whatever came of the messages that were read, everybody can see it."""
+        """Mark the messages that were read as settled: applied and published, or refused."""
         read = self.segment.load(self._read)
         if self.segment.load(self._settled) != read:
             self.segment.store(self._settled, read)
@@ -131,7 +131,7 @@ class Ring:
 
     @property
     def settled(self) -> bool:
-        """Whether that holds for every message that was written."""
+        """Whether every written message is settled."""
         return self.segment.load(self._settled) == self.segment.load(self._written)
 
     @property
@@ -140,30 +140,30 @@ class Ring:
 
 
 class GradientSender:
-    """One learner's end. A gradient goes to every shard before the next one begins its way."""
+    """Sends one learner's gradients. A gradient is sent to every server before the next one."""
 
-    def __init__(self, rings: Sequence[Ring], shards: Shards) -> None:
+    def __init__(self, rings: Sequence[Ring], shards: ParameterSlices) -> None:
         self._rings = rings
         self._bell = rings[0].bells[1]
         self._shards = shards
         self._groups: Mapping[str, Floats] = {}
         self._mask = 0
         self._versions: Sequence[int] = ()
-        self._unsent: list[int] = []  # shards that have not got the present gradient
+        self._unsent: list[int] = []  # servers that the present gradient was not sent to yet
 
     def begin(self, groups: Mapping[str, Floats], versions: Sequence[int]) -> None:
-        """Set out to send a gradient. It is read, and must not change, until ``finish`` says that it is sent.
+        """Begin to send a gradient. It must not change until ``finish`` returns True.
 
         Args:
-            groups: group -> float32 vector; groups that this gradient leaves as they are may be missing.
-            versions: [shards], of the parameters that it was computed from.
+            groups: group -> float32 vector; groups without a gradient may be missing.
+            versions: of each slice of the parameters that it was computed from.
         """
         self._groups, self._versions = groups, list(versions)
         self._mask = sum(1 << number for number, group in enumerate(self._shards.groups) if group in groups)
         self._unsent = list(range(self._shards.count))
 
     def finish(self, timeout: float) -> bool:
-        """Send what was begun. False: for ``timeout`` seconds some shard took no more; the rest has what it gets."""
+        """Send what was begun. False: some ring stayed full for ``timeout`` seconds; call again to send the rest."""
         segment, deadline = self._rings[0].segment, time.monotonic() + timeout
         while True:
             seen = segment.load(self._bell)
@@ -174,7 +174,7 @@ class GradientSender:
             segment.wait(self._bell, seen, min(left, _SLICE_SECONDS))
 
     def settled(self, timeout: float) -> bool:
-        """Wait until every shard has settled what was sent to it. False: not within ``timeout`` seconds."""
+        """Wait until every server has settled what was sent to it. False: not within ``timeout`` seconds."""
         segment, deadline = self._rings[0].segment, time.monotonic() + timeout
         while True:
             seen = segment.load(self._bell)
@@ -196,9 +196,9 @@ class GradientSender:
 
 
 class GradientReceiver:
-    """One server's end."""
+    """Receives the gradients for one server."""
 
-    def __init__(self, rings: Sequence[Ring], shards: Shards, shard: int) -> None:
+    def __init__(self, rings: Sequence[Ring], shards: ParameterSlices, shard: int) -> None:
         self._rings = rings
         self._bell = rings[0].bells[0]
         self._parts = shards.parts(shard)
@@ -207,11 +207,11 @@ class GradientReceiver:
 
     @property
     def waiting(self) -> bool:
-        """Whether a message is there."""
+        """Whether a message is ready."""
         return not all(ring.empty for ring in self._rings)
 
     def receive(self, timeout: float) -> Gradient | None:
-        """The oldest message of one sender after the other. None: nobody sent one for ``timeout`` seconds."""
+        """The oldest message of the next sender in turn. None: no sender sent one for ``timeout`` seconds."""
         segment, deadline = self._rings[0].segment, time.monotonic() + timeout
         while True:
             seen = segment.load(self._bell)
@@ -226,7 +226,7 @@ class GradientReceiver:
             segment.wait(self._bell, seen, min(left, _SLICE_SECONDS))
 
     def settle(self) -> None:
-        """Tell the senders that what they sent, as far as it was received, is applied and published, or refused."""
+        """Tell the senders that what was received is applied and published, or refused."""
         for ring in self._rings:
             ring.settle()
 

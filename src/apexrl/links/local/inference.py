@@ -1,8 +1,8 @@
-"""Inference as a message: environments ask what to do, a server answers, through shared memory of one machine.
+"""Inference requests over shared memory: environment workers ask for actions, inference servers answer.
 
-The environments of a worker are split into *groups*, which ask by themselves: one group steps while the others wait. A
-message is numbers in columns, one row for each environment of all workers; what the columns are is said by who makes
-the link. Every request carries the generation of the worker's life.
+The environments of a worker are split into *groups* with separate requests: one group steps while the others wait. A
+request or reply is a set of columns with one row per environment; the topology declares the columns. Every request
+carries the generation of its worker.
 
 The memory:
 
@@ -11,18 +11,18 @@ The memory:
     generation [2, groups] | asked_at [2, groups]
     request columns [2, environments, ...] | reply columns [2, environments, ...]
 
-``asked`` counts a group's requests and only its worker writes it; ``answered`` is the number of the last request that
-was answered and only the server writes it. Where they differ, somebody waits. Request k and its reply lie in half k mod
-2 of the columns. So a worker that takes a dead one's place writes its first request beside the one that the server may
-be reading at this moment, and what the server answers to the dead one's request has another number. A server that takes
-a dead one's place finds what was not answered. No lock is taken, and whoever dies between two stores blocks nobody.
+``asked`` counts a group's requests; only its worker writes it. ``answered`` is the number of the last answered request;
+only the server writes it. Where they differ, the worker waits. Request k and its reply use half k mod 2 of the columns.
+So the successor of a dead worker writes its first request beside the one that the server may be reading, and an answer
+to the dead worker's request has another number. The successor of a dead server finds the unanswered requests. There are
+no locks: a process that dies between two stores blocks no other.
 
-Several servers share the groups by *seats*, of which there are as many as servers: group g has seat g mod N. Who has a
-seat, and alone answers its groups, is for ``seats.Seats`` to say; ``serving`` says it to those who ask, so that they
-ring the right bell.
+Several servers share the groups by *partitions*, as many as servers: group g is in partition g mod N.
+``server_assignment`` decides which server answers a partition; ``serving`` tells workers, so that they ring the right
+bell.
 
-In one process (``--serial``) the same memory serves roles that take turns. For workers of other hosts a gateway writes
-here (``inference_gateway``).
+With ``--serial``, the same memory serves roles that take turns in one process. For workers of other hosts, a gateway
+writes here (``links.tcp.gateway_server``).
 """
 
 from __future__ import annotations
@@ -37,23 +37,22 @@ from apexrl._native import Segment
 from apexrl.errors import SpecError
 from apexrl.spec import Array, Field
 
-_LINE = 64  # bytes: what different processes write shares no cache line
+_LINE = 64  # bytes: words of different processes are on different cache lines
 _WORDS = 2**32
 
 
 class InferenceLink:
-    """Where everything stands in the memory. Picklable to local processes while its maker lives.
+    """The layout of the memory. Picklable to local processes while its creator lives.
 
     Args:
-        request: what a worker writes for each environment: name -> Field.
-        reply: what the server answers for each: name -> Field.
-        workers: how many; each has the same groups.
+        request: columns of a request: name -> Field.
+        reply: columns of a reply: name -> Field.
+        workers: number of workers; each has the same groups.
         splits: environments in each group of a worker.
-        servers: that there may be.
-        segment: made by another process; default: a new one.
+        servers: the most servers.
+        segment: created by another process; default: a new one.
 
     Raises:
-        SpecError: there are no workers, a group has no environments, or servers would be without groups.
     """
 
     def __init__(
@@ -66,20 +65,20 @@ class InferenceLink:
         segment: Segment | None = None,
     ) -> None:
         if workers < 1 or not splits or min(splits) < 1:
-            raise SpecError(f"{workers} workers with groups of {list(splits)} environments: each must be at least 1")
+            raise SpecError(f"{workers} workers with groups of {list(splits)} environments: both must be at least 1")
         self.request, self.reply = dict(request), dict(reply)
         self.workers, self.splits = workers, tuple(splits)
         self.groups = workers * len(self.splits)
         if not 1 <= servers <= self.groups:
             raise SpecError(
-                f"{servers} inference servers for {self.groups} groups of environments: 1 to as many as groups"
+                f"{servers} inference servers for {self.groups} groups of environments: use 1 to {self.groups} servers"
             )
         self.servers = servers
         self.envs_per_worker = sum(self.splits)
         self.envs = workers * self.envs_per_worker
         ends = np.cumsum(np.tile(self.splits, workers))
         self.rows_of = [np.arange(end - size, end) for end, size in zip(ends, self.splits * workers, strict=True)]
-        """Numbers of each group's environments in the whole run."""
+        """The numbers of each group's environments in the whole run."""
 
         self._end = 0
         self.server_bells = [self._take(4) for _ in range(servers)]
@@ -109,19 +108,19 @@ class InferenceLink:
 
     @staticmethod
     def make(shared: bool, **options: Any) -> InferenceLink:
-        """For processes, or for roles that take turns in one: both have the same memory."""
+        """A link between processes, or between roles that take turns in one; both use the same memory."""
         return InferenceLink(**options)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (InferenceLink, (self.request, self.reply, self.workers, self.splits, self.servers, self.segment))
 
-    def worker(self, index: int, generation: int) -> WorkerEnd:
-        """The end of worker ``index`` in its ``generation``-th life. One process has it at a time."""
-        return WorkerEnd(self, index, generation)
+    def worker(self, index: int, generation: int) -> RequestClient:
+        """The client of worker ``index`` in its ``generation``, for one process at a time."""
+        return RequestClient(self, index, generation)
 
-    def server(self, index: int = 0) -> ServerEnd:
-        """The end of a server. One process has it at a time."""
-        return ServerEnd(self, index)
+    def server(self, index: int = 0) -> RequestServer:
+        """The server side of server ``index``, for one process at a time."""
+        return RequestServer(self, index)
 
     def _take(self, nbytes: int) -> int:
         offset, self._end = self._end, -(-(self._end + nbytes) // _LINE) * _LINE
@@ -132,22 +131,24 @@ class InferenceLink:
         return self._bytes[offset : offset + nbytes].view(dtype).reshape(shape)
 
 
-class WorkerEnd:
-    """Asks for the groups of one worker, which are numbered from 0."""
+class RequestClient:
+    """Sends the requests of one worker's groups, which are numbered from 0, and reads the answers."""
 
     def __init__(self, link: InferenceLink, worker: int, generation: int) -> None:
         self._link, self._segment = link, link.segment
         self._generation = generation
         self._bell, self._here = link.worker_bells[worker], link.here + 4 * worker
-        self._seen = 0  # of the bell, at the last look
+        self._seen = 0  # the bell's value at the last check
         groups = [worker * len(link.splits) + split for split in range(len(link.splits))]
         self._groups = groups
-        self._asked = [self._segment.load(link.asked + 4 * group) for group in groups]  # a dead predecessor's, at first
+        self._asked = [
+            self._segment.load(link.asked + 4 * group) for group in groups
+        ]  # at first those of a dead predecessor
         self._waiting = [False] * len(groups)  # for an answer
 
     def room(self, split: int) -> dict[str, Array] | None:
-        """Columns [E, ...] for the next request of a group, to write into; None while the server may still read what a
-        dead predecessor wrote there. A group that waits for an answer has none either."""
+        """Columns [E, ...] to write the next request of a group into. None: the server may still read there what a dead
+        predecessor wrote, or the group waits for an answer."""
         link, group = self._link, self._groups[split]
         answered = self._segment.load(link.answered + 4 * group)
         if self._waiting[split] or (self._asked[split] - answered) % _WORDS > 1:
@@ -155,7 +156,7 @@ class WorkerEnd:
         return self._half(link.request_columns, split, self._asked[split] + 1)
 
     def ask(self, split: int, now: float) -> None:
-        """Ask what to do; the columns are written. ``now``: seconds, for whoever measures how long answers take."""
+        """Send the request whose columns are written. ``now``: seconds, to measure how long answers take."""
         link, group = self._link, self._groups[split]
         number = (self._asked[split] + 1) % _WORDS
         link.generations[number % 2, group] = self._generation
@@ -168,21 +169,21 @@ class WorkerEnd:
         self._segment.ring(link.server_bells[serving])
 
     def leave(self) -> None:
-        """Let the server expect nothing of this worker, until it asks again."""
+        """Tell the server to expect no request of this worker until it asks again."""
         self._segment.store(self._here, 0)
 
     def answered(self) -> list[int]:
-        """The groups whose answer has come and was not taken yet."""
+        """The groups whose answer has arrived and was not taken."""
         self._seen = self._segment.load(self._bell)
         return [split for split, waiting in enumerate(self._waiting) if waiting and self._has_come(split)]
 
     def take(self, split: int) -> dict[str, Array]:
-        """The answer that has come: views [E, ...], which hold until the group's next ``ask`` but one."""
+        """The answer that has arrived: views [E, ...], valid until the group's second next ``ask``."""
         self._waiting[split] = False
         return self._half(self._link.reply_columns, split, self._asked[split])
 
     def wait(self, timeout: float) -> None:
-        """Sleep until an answer has come since the last ``answered``, at most ``timeout`` seconds; may wake early."""
+        """Sleep until an answer arrives after the last ``answered``, at most ``timeout`` seconds; may wake early."""
         self._segment.wait(self._bell, self._seen, timeout)
 
     def _has_come(self, split: int) -> bool:
@@ -195,18 +196,18 @@ class WorkerEnd:
 
 
 class Requests(NamedTuple):
-    """Requests of G groups, one after the other; R environments in all."""
+    """Requests of G groups, concatenated; R environments in all."""
 
     groups: list[int]
-    generations: NDArray[np.int64]  # [G], of their workers' lives
-    waited_since: NDArray[np.float64]  # [G] seconds, when they asked
+    generations: NDArray[np.int64]  # [G], of their workers
+    waited_since: NDArray[np.float64]  # [G], seconds
     rows: NDArray[np.int64]  # [R], numbers of the environments in the whole run
     columns: dict[str, Array]  # name -> [R, ...], copies
-    numbers: list[int]  # [G], which request of the group it is
-    places: NDArray[np.int64]  # [R], where the environments' halves of the columns lie
+    numbers: list[int]  # [G], of the group's request
+    places: NDArray[np.int64]  # [R], rows of the columns
 
     def only(self, chosen: NDArray[np.bool_], sizes: NDArray[np.int64]) -> Requests:
-        """Those of the groups for which ``chosen`` [G] is true; ``sizes`` [G] are their environments."""
+        """The requests of the groups for which ``chosen`` [G] is true; ``sizes`` [G]: environments of each."""
         rows = np.repeat(chosen, sizes)
         return Requests(
             [self.groups[i] for i in np.flatnonzero(chosen)],
@@ -219,43 +220,45 @@ class Requests(NamedTuple):
         )
 
 
-class ServerEnd:
-    """Answers all groups; of several servers each those of its seats. A group's number is worker · splits + split."""
+class RequestServer:
+    """Answers all groups, or with several servers those of its partitions. Group number = worker · splits + split."""
 
     def __init__(self, link: InferenceLink, index: int = 0) -> None:
         self._link, self._segment = link, link.segment
         self._index, self._bell = index, link.server_bells[index]
-        self._seen = 0  # of the bell, at the last look
+        self._seen = 0  # the bell's value at the last check
         self._sizes = np.array([len(rows) for rows in link.rows_of])
         self._mine = np.full(link.groups, link.servers == 1)
 
-    def sit(self, seats: Collection[int]) -> None:
-        """From now on answer the groups of these seats, which nobody else answers any more."""
+    def answer_partitions(self, partitions: Collection[int]) -> None:
+        """Answer the groups of these partitions from now on; no other server does any more."""
         link = self._link
-        for seat in seats:
-            self._segment.store(link.serving + 4 * seat, self._index)
-        self._mine = np.isin(np.arange(link.groups) % link.servers, list(seats))
+        for partition in partitions:
+            self._segment.store(link.serving + 4 * partition, self._index)
+        self._mine = np.isin(np.arange(link.groups) % link.servers, list(partitions))
 
     def pending(self) -> list[int]:
-        """The groups that wait for an answer, by rising number."""
+        """The groups that wait for an answer, in ascending order."""
         self._seen = self._segment.load(self._bell)
         asking = (self._link.asked_words != self._link.answered_words) & self._mine
         waiting: list[int] = np.flatnonzero(asking).tolist()
         return waiting
 
     def expected(self) -> int:
-        """Environments of the workers that have asked and did not leave since."""
+        """Number of environments of workers that have asked and not left since."""
         here = np.repeat(self._link.here_words != 0, len(self._link.splits)) & self._mine
         return int(self._sizes[here].sum())
 
     def wait(self, timeout: float) -> None:
-        """Sleep until somebody has asked since the last ``pending``, at most ``timeout`` seconds; may wake early."""
+        """Sleep until a request arrives after the last ``pending``, at most ``timeout`` seconds; may wake early."""
         self._segment.wait(self._bell, self._seen, timeout)
 
     def read(self, groups: Sequence[int]) -> Requests:
         """The newest requests of groups that are pending."""
         link = self._link
-        numbers = [self._segment.load(link.asked + 4 * group) for group in groups]  # what they name is written by now
+        numbers = [
+            self._segment.load(link.asked + 4 * group) for group in groups
+        ]  # loaded before the columns, which are complete then
         halves = np.array(numbers) % 2
         rows = np.concatenate([link.rows_of[group] for group in groups])
         places = rows + np.repeat(halves * link.envs, self._sizes[groups])
@@ -276,7 +279,7 @@ class ServerEnd:
         self.dismiss(requests)
 
     def dismiss(self, requests: Requests) -> None:
-        """Answer with nothing, where nobody lives who asked."""
+        """Mark requests as answered whose worker has died."""
         link = self._link
         for group, number in zip(requests.groups, requests.numbers, strict=True):
             self._segment.store(link.answered + 4 * group, number)

@@ -1,4 +1,4 @@
-"""Which of an agent's parameters each parameter server owns: contiguous slices of all its vectors, of equal size."""
+"""The division of an agent's parameters among parameter servers: contiguous slices of equal size."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from apexrl.protocols import Place
 from apexrl.spec import Array
 
 ALIGNMENT = 64
-"""float32 values between places where a vector may be cut: four cache lines. Vector instructions then meet the same
-values together in a slice as in the whole, so that a sharded step is the whole step to the last bit."""
+"""Vectors are cut at multiples of so many float32 values: four cache lines. Vector instructions then process the same
+values together in a slice as in the whole vector, so that a sliced update equals the whole one to the last bit."""
 
 ONLINE, TARGET = "online", "target"
 
 Floats = NDArray[np.float32]
 
 
-class Part(NamedTuple):
-    """What one shard owns of one group's vector: the values from ``start`` up to, not including, ``stop``."""
+class SlicePart(NamedTuple):
+    """The part of one parameter group's vector that one server owns: values ``start`` to ``stop`` (exclusive)."""
 
     group: str
     start: int
@@ -39,17 +39,17 @@ class Part(NamedTuple):
         return slice(self.start, self.stop)
 
 
-class Shards:
-    """The vectors of all groups, one after the other, cut into ``count`` slices. Picklable.
+class ParameterSlices:
+    """The vectors of all parameter groups, concatenated and cut into ``count`` slices. Picklable.
 
     Args:
-        vectors: name -> values, as ``topologies.Probe.vectors`` says: ``<group>/online``, and of the same size, if the
-            agent has them, ``<group>/target`` and ``<group>/optimizer/<name>``; ``<group>/optimizer/steps``, 1.
-        places: the name of each of the agent's weights -> where it lies in its group's ``online`` vector.
-        count: shards.
+        vectors: name -> number of values, as in ``topologies.Probe.vectors``: ``<group>/online``; of the same size, if
+            the agent has them, ``<group>/target`` and ``<group>/optimizer/<name>``; and ``<group>/optimizer/steps``, 1.
+        places: name of each of the agent's weights -> its position in its group's ``online`` vector.
+        count: number of slices.
 
     Raises:
-        ConfigError: there are more shards than pieces to share out.
+        ConfigError: there are fewer pieces than slices.
     """
 
     def __init__(self, vectors: Mapping[str, int], places: Mapping[str, Place], count: int) -> None:
@@ -59,31 +59,31 @@ class Shards:
         self.groups = {
             name.removesuffix(f"/{ONLINE}"): size for name, size in vectors.items() if name.endswith(f"/{ONLINE}")
         }
-        """Group -> values of its vector, in the order in which messages have them."""
+        """Group -> number of values of its vector, in the order of messages."""
         blocks = {group: -(-size // ALIGNMENT) for group, size in self.groups.items()}
         total = sum(blocks.values())
         if not 1 <= count <= total:
             raise ConfigError(
-                f"--parameter-servers {count}: this agent's parameters can be shared out among 1 … {total} servers, "
-                f"{ALIGNMENT} values each at least"
+                f"--parameter-servers {count} must be between 1 and {total}: each server owns at least {ALIGNMENT} of "
+                "this agent's values"
             )
         bounds = [k * total // count for k in range(count + 1)]
-        self._parts: list[tuple[Part, ...]] = []
+        self._parts: list[tuple[SlicePart, ...]] = []
         for first, last in pairwise(bounds):
             parts, begin = [], 0
             for group, number in blocks.items():
                 start, stop = max(first - begin, 0), min(last - begin, number)
                 if start < stop:
-                    parts.append(Part(group, start * ALIGNMENT, min(stop * ALIGNMENT, self.groups[group])))
+                    parts.append(SlicePart(group, start * ALIGNMENT, min(stop * ALIGNMENT, self.groups[group])))
                 begin += number
             self._parts.append(tuple(parts))
 
-    def parts(self, shard: int) -> tuple[Part, ...]:
-        """What ``shard`` owns, in the order of groups."""
+    def parts(self, shard: int) -> tuple[SlicePart, ...]:
+        """The parts that make up ``shard``, in the order of groups."""
         return self._parts[shard]
 
     def size(self, shard: int) -> int:
-        """Values of one vector that ``shard`` owns."""
+        """Number of values in ``shard``."""
         return sum(part.size for part in self._parts[shard])
 
     @property
@@ -92,12 +92,11 @@ class Shards:
         return tuple(group for group in self.groups if f"{group}/{TARGET}" in self.vectors)
 
     def names(self, group: str) -> list[str]:
-        """The vectors of a group, without its name: ``online``, ``optimizer/steps`` …"""
+        """The names of a group's vectors, without the group: ``online``, ``optimizer/steps`` …"""
         return [name.removeprefix(f"{group}/") for name in self.vectors if name.startswith(f"{group}/")]
 
     def sliced(self, group: str, name: str) -> bool:
-        """Whether a vector lies like the parameters, so that it is cut as they are; every shard has one of its own of
-        the others (``optimizer/steps``)."""
+        """Whether a vector is cut like the parameters. Of the others (``optimizer/steps``) every server has its own."""
         return self.vectors[f"{group}/{name}"] == self.groups[group]
 
     def named(self, online: Mapping[str, Floats]) -> dict[str, Array]:

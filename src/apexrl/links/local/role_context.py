@@ -1,4 +1,4 @@
-"""What a role knows of the run it serves in: over shared memory between processes, or inline in one."""
+"""Contexts of roles: over shared memory between processes, or inline in one process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from apexrl.links.local import worker_messages
-from apexrl.links.local.control_board import COUNTERS, HURRY, RUN, ControlBoard, Row
+from apexrl.links.local.control_board import COUNTERS, HURRY, RUN, ControlBoard, WorkerRow
 from apexrl.run.ownership import Fence
 
 _HEARTBEAT_SECONDS = 0.2
@@ -77,20 +77,20 @@ class SharedContext:
         return _EnvCall(self._env_calls)
 
     def show(self, state: str) -> None:
-        """Tell whoever looks at the board what this worker is doing."""
+        """Write to the board what this worker is doing."""
         self._row.state = state
 
 
 class _EnvCalls:
-    """Shows when the oldest environment call in progress began, so that one which hangs is seen from outside.
+    """Publishes when the oldest environment call in progress began, so that the supervisor can see one that hangs.
 
-    Calls may be made in several threads. One that hangs is seen among any number that come and go.
+    Calls may be made in several threads.
     """
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: WorkerRow) -> None:
         self._row = row
         self._lock = threading.Lock()
-        self._began: dict[_EnvCall, float] = {}  # in the order of time
+        self._began: dict[_EnvCall, float] = {}  # oldest first
 
     def begin(self, call: _EnvCall) -> None:
         with self._lock:
@@ -123,7 +123,7 @@ class _EnvCall:
 
 
 class InlineRun:
-    """What the contexts of one serial run share: counters, the stop flag, the receiver of messages."""
+    """Shared by the contexts of one serial run: counters, the stop flag, the receiver of messages."""
 
     def __init__(self, receive: Callable[[str, str, dict[str, Any]], None], steps_per_second: float) -> None:
         self.totals = dict.fromkeys(COUNTERS, 0)
@@ -185,7 +185,7 @@ class InlineContext:
 
 
 class _NoCall:
-    """Nobody can look at a call from outside in one process."""
+    """In one process, no other process watches a call."""
 
     def __enter__(self) -> None: ...
 

@@ -1,7 +1,7 @@
-"""Parameters that several parameter servers own a slice of each: their memory, and the boards that they publish on.
+"""Parameters divided among several parameter servers: their memory, and the boards that they publish on.
 
-A shard's vectors (parameters, target, optimizer state) lie in shared memory and outlive their server: its successor
-goes on from them. Others read the parameters from boards, as consistent slices; those of different shards may be of
+A slice's vectors (parameters, target, optimizer state) are in shared memory and outlive their server: its successor
+continues with them. Other processes read the parameters from boards, as consistent slices; different slices may have
 different versions, as in DistBelief (Dean et al. 2012) and Gorila (Nair et al. 2015).
 """
 
@@ -16,31 +16,31 @@ from numpy.typing import NDArray
 from apexrl import _native
 from apexrl._native import Segment
 from apexrl.errors import ClosedError, SpecError
-from apexrl.links.local.parameter_slices import ONLINE, TARGET, Floats, Shards
+from apexrl.links.local.parameter_slices import ONLINE, TARGET, Floats, ParameterSlices
 from apexrl.spec import Array
 
 _LINE = 64  # bytes of a cache line, on which every vector begins
-_FILLED, _BEGUN, _DONE, _ENDED, _VERSION, _LAG = 0, 4, 8, 12, 16, 24  # in a shard's first line
-_ATTEMPTS = 3  # at a copy of a shard's vectors, between two of its updates
+_FILLED, _BEGUN, _DONE, _ENDED, _VERSION, _LAG = 0, 4, 8, 12, 16, 24  # words in a slice's first line
+_ATTEMPTS = 3  # to copy a slice's vectors between two updates
 
 
 class ShardedParameters:
-    """All shards. Picklable to local processes. For who reads whole weights it is a ``protocols.WeightsReader``, whose
-    version is that of the shard that is furthest behind.
+    """All slices. Picklable to local processes. As a ``protocols.WeightsReader`` it gives whole weights, with the
+    version of the slice that is furthest behind.
 
     Args:
-        shards: who owns what.
-        shared: for processes, or for roles that take turns in one: the same memory serves both.
+        shards: the division into slices.
+        shared: between processes, or between roles that take turns in one; both use the same memory.
     """
 
-    def __init__(self, shards: Shards, shared: bool = True) -> None:
-        def board(groups: tuple[str, ...], shard: int) -> Board | None:
+    def __init__(self, shards: ParameterSlices, shared: bool = True) -> None:
+        def board(groups: tuple[str, ...], shard: int) -> SliceBoard | None:
             sizes = {part.group: part.size for part in shards.parts(shard) if part.group in groups}
-            return Board(sizes) if sizes else None
+            return SliceBoard(sizes) if sizes else None
 
         self.shards = shards
         count = range(shards.count)
-        self._boards: dict[str, list[Board | None]] = {
+        self._boards: dict[str, list[SliceBoard | None]] = {
             ONLINE: [board(tuple(shards.groups), k) for k in count],
             TARGET: [board(shards.targets, k) for k in count],
         }
@@ -57,23 +57,23 @@ class ShardedParameters:
             self._offsets.append((line, vectors))
         self._segment = Segment(end)
 
-    def memory(self, shard: int) -> ShardMemory:
-        """What the server of ``shard`` owns."""
+    def memory(self, shard: int) -> SliceMemory:
+        """The memory of the server of ``shard``."""
         boards = {name: boards[shard] for name, boards in self._boards.items()}
-        return ShardMemory(self._segment, *self._offsets[shard], boards)
+        return SliceMemory(self._segment, *self._offsets[shard], boards)
 
     @property
     def version(self) -> int:
-        """Of the shard that is furthest behind; 0 until all have published."""
+        """The version of the slice that is furthest behind; 0 until all were published."""
         return min(board.version for board in self._boards[ONLINE] if board is not None)
 
     @property
     def spoilt_reads(self) -> int:
-        """Reads of slices that were overtaken three times and kept the old ones."""
+        """Reads of slices that a writer overtook three times, so that the old values were kept."""
         return sum(board.spoilt_reads for boards in self._boards.values() for board in boards if board is not None)
 
     def latest(self, newer_than: int = 0) -> tuple[int, dict[str, Array]] | None:
-        """The newest (version, weights), by the agent's names, as fresh arrays; None when not all of it is newer."""
+        """The newest (version, weights), by the agent's names, as fresh arrays; None unless every slice is newer."""
         if self.version <= newer_than:
             return None
         online = self.empty()
@@ -82,15 +82,15 @@ class ShardedParameters:
         return (min(versions), self.shards.named(online)) if min(versions) > newer_than else None
 
     def empty(self, name: str = ONLINE) -> dict[str, Floats]:
-        """Group -> a vector to ``pull`` into: of every group, or of those that have a ``target``."""
+        """Group -> a vector to ``pull`` into, for every group or those with a ``target``."""
         groups = self.shards.groups if name == ONLINE else self.shards.targets
         return {group: np.zeros(self.shards.groups[group], np.float32) for group in groups}
 
     def pull(self, versions: list[int], into: Mapping[str, Floats], name: str = ONLINE) -> bool:
-        """Overwrite the slices of ``into`` of which something newer was published. False: none was.
+        """Overwrite the slices of ``into`` that have a newer publication. False: none has.
 
         Args:
-            versions: [shards], of the slices that ``into`` holds; brought up to date.
+            versions: of the slices in ``into``; updated.
             into: group -> vector.
             name: ``online`` or ``target``.
         """
@@ -107,8 +107,8 @@ class ShardedParameters:
         return newer
 
     def collect(self, vectors: Mapping[str, Floats]) -> None:
-        """Fill ``vectors``, named as the agent's, with all that the shards hold. Every slice is as it was between two
-        updates of its shard, unless that made one during each of three attempts."""
+        """Fill ``vectors``, named as the agent's, from all slices. Each slice is copied between two of its updates,
+        unless an update came during each of three attempts."""
         for k in range(self.shards.count):
             memory = self.memory(k)
             copies = memory.copied()
@@ -120,7 +120,7 @@ class ShardedParameters:
 
     @property
     def gradient_lag(self) -> float:
-        """Running mean of the lag of gradients, over all shards, in updates."""
+        """Running mean of the lag of gradients, over all slices, in updates."""
         return sum(self.memory(k).gradient_lag for k in range(self.shards.count)) / self.shards.count
 
     @property
@@ -129,19 +129,19 @@ class ShardedParameters:
         return all(self.memory(k).ended for k in range(self.shards.count))
 
 
-class Board:
-    """One shard's newest slices, each group's of a fixed size. Picklable; one process at a time publishes."""
+class SliceBoard:
+    """The newest publication of one slice; groups have fixed sizes. Picklable. One process at a time publishes."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self.sizes = dict(sizes)
         self._native = _native.Board.create(4 * sum(sizes.values()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Board._attach, (self.sizes, self._native.state()))
+        return (SliceBoard._attach, (self.sizes, self._native.state()))
 
     @staticmethod
-    def _attach(sizes: dict[str, int], state: tuple[int, int, bytes, str]) -> Board:
-        board = Board.__new__(Board)
+    def _attach(sizes: dict[str, int], state: tuple[int, int, bytes, str]) -> SliceBoard:
+        board = SliceBoard.__new__(SliceBoard)
         board.sizes = sizes
         try:
             board._native = _native.Board.attach(state)
@@ -159,7 +159,7 @@ class Board:
 
     def publish(self, slices: Mapping[str, Floats], version: int) -> None:
         if version <= self.version:
-            raise SpecError(f"version {version} is not newer than {self.version}: versions never go back")
+            raise SpecError(f"version {version} must be larger than the newest, {self.version}")
         self._native.publish(version, [slices[group] for group in self.sizes])
 
     def latest(self, newer_than: int = 0) -> tuple[int, dict[str, Floats]] | None:
@@ -173,13 +173,13 @@ class Board:
         return version, {g: values[end - n : end] for (g, n), end in zip(self.sizes.items(), ends, strict=True)}
 
 
-class ShardMemory:
-    """One shard's vectors. Its server alone writes; who reads meanwhile may see an update half made.
+class SliceMemory:
+    """The vectors of one slice. Only its server writes; a concurrent reader may see half of an update.
 
     Args:
         line: offset of the words.
-        vectors: name -> (offset, values).
-        boards: ``online`` and ``target`` -> where they are published; None: there is nothing of that kind.
+        vectors: name -> (offset, number of values).
+        boards: ``online`` and ``target`` -> board to publish on; None: the slice has no such vector.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class ShardMemory:
         segment: Segment,
         line: int,
         vectors: Mapping[str, tuple[int, int]],
-        boards: Mapping[str, Board | None],
+        boards: Mapping[str, SliceBoard | None],
     ) -> None:
         self._segment = segment
         self._line = line
@@ -204,7 +204,7 @@ class ShardMemory:
 
     @property
     def version(self) -> int:
-        """One more than the updates ever made of this shard."""
+        """One more than the number of updates ever made to this slice."""
         return int(self._version[0])
 
     @version.setter
@@ -212,28 +212,28 @@ class ShardMemory:
         self._version[0] = version
 
     def publish(self, name: str = ONLINE) -> None:
-        """Make the parameters, or those of the ``target``, as they are, the newest, with the present version.
+        """Publish the parameters, or the ``target``, with the present version.
 
         Raises:
-            SpecError: something of this version was published before.
+            SpecError: this version was already published.
         """
         board = self._boards[name]
         if board is not None:
             board.publish({group: self.vectors[f"{group}/{name}"] for group in board.sizes}, self.version)
 
     def published_version(self, name: str = ONLINE) -> int:
-        """Of what was published last; 0: nothing yet."""
+        """Version of the last publication; 0: none."""
         board = self._boards[name]
         return 0 if board is None else board.version
 
     def published(self, name: str = ONLINE) -> tuple[int, dict[str, Floats]] | None:
-        """(version, group -> slice) of what was published last; None: nothing yet."""
+        """(version, group -> slice) of the last publication; None: none."""
         board = self._boards[name]
         return None if board is None else board.latest()
 
     @property
     def gradient_lag(self) -> float:
-        """Running mean of the lag of the gradients that came, in updates."""
+        """Running mean of the lag of received gradients, in updates."""
         return float(self._lag[0])
 
     @gradient_lag.setter
@@ -242,15 +242,15 @@ class ShardMemory:
 
     @property
     def filled(self) -> bool:
-        """Whether the vectors hold parameters, and not yet zeros."""
+        """Whether the vectors hold parameters."""
         return bool(self._load(_FILLED))
 
     def fill(self) -> None:
-        """They do now."""
+        """Mark the vectors as filled."""
         self._segment.store(self._line + _FILLED, 1)
 
     def begin_update(self) -> None:
-        """From here to ``end_update`` the vectors are neither before nor after an update."""
+        """Until ``end_update``, the vectors are inconsistent."""
         self._segment.store(self._line + _BEGUN, (self._load(_BEGUN) + 1) % 2**32)
 
     def end_update(self) -> None:
@@ -258,7 +258,7 @@ class ShardMemory:
 
     @property
     def torn(self) -> bool:
-        """Whether an update is in progress, or was when the server died."""
+        """Whether an update is in progress, or was interrupted by the server's death."""
         return self._load(_BEGUN) != self._load(_DONE)
 
     @property

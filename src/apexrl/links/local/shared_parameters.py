@@ -1,7 +1,7 @@
-"""Parameters that several processes change in place: named float32 vectors in one shared segment.
+"""Parameters that several processes update in place: named float32 vectors in one shared segment.
 
-Torn by design (Recht et al. 2011, Hogwild!, arXiv 1106.5730): whoever reads while another writes gets some values from
-before and some from after. No lock is needed or taken, so that a process killed at any moment blocks nobody.
+Reads may be torn by design (Recht et al. 2011, Hogwild!, arXiv 1106.5730): a reader gets some values from before a
+concurrent write and some from after. There are no locks, so a process killed at any moment blocks no other.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from apexrl._native import Segment
 
 _LINE = 64  # bytes of a cache line, on which every vector begins
-_FILLED = 0  # offset of the word that says so
-_SLICE_SECONDS = 0.1  # between looks at signals while waiting
+_FILLED = 0  # offset of a word
+_SLICE_SECONDS = 0.1  # longest native wait, so that Python can handle signals
 
 
 class SharedParameters:
-    """Vectors of sizes that are fixed here. Picklable to local processes, which then see the same memory.
+    """Vectors of fixed sizes. Picklable to local processes, which then share the memory.
 
     Args:
         sizes: name -> float32 values.
-        shared: for processes; else for roles that take turns in one, with the same semantics.
+        shared: between processes; otherwise between roles that take turns in one process.
     """
 
     def __init__(self, sizes: Mapping[str, int], shared: bool = True) -> None:
@@ -55,12 +55,12 @@ class SharedParameters:
 
     @property
     def filled(self) -> bool:
-        """Whether the vectors hold parameters, and not yet zeros."""
+        """Whether the vectors hold parameters."""
         return bool(self._memory.load(_FILLED))
 
     def fill(self, arrays: Mapping[str, NDArray[np.float32]]) -> None:
-        """Write the first parameters, and let those go on who wait for them. Names without a vector here are passed
-        over. One process does this; where it dies in the middle, its successor does it again."""
+        """Write the first parameters and wake processes that wait for them. Names without a vector here are ignored.
+        One process does this; if it dies meanwhile, its successor does it again."""
         for name, array in self.arrays.items():
             array[:] = arrays[name]
         self._memory.ring(_FILLED)
@@ -77,7 +77,7 @@ class SharedParameters:
 
 
 class _Memory:
-    """What ``Segment`` is to processes, to roles that take turns in one: nobody ever waits in vain."""
+    """``Segment`` for roles that take turns in one process."""
 
     def __init__(self, nbytes: int) -> None:
         self._bytes = np.zeros(nbytes, np.uint8)

@@ -1,13 +1,15 @@
-"""A sign of life that stays the same for too long."""
+"""Measures for how long a sign of life has not changed."""
 
 from __future__ import annotations
 
 _LONGEST_TICK_SECONDS = 0.5
 
 
-class Standstill:
-    """Seconds for which a sign stays the same, counted by looks: time in which whoever looks was stopped itself, as on
-    a laptop asleep, does not count."""
+class StallDetector:
+    """Seconds for which a sign of life has not changed.
+
+    Time in which the observer itself was stopped, as on a sleeping laptop, does not count.
+    """
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -15,10 +17,10 @@ class Standstill:
         self._looked_at = float("inf")
 
     def look(self, sign: float, now: float, counts: bool = True) -> float:
-        """The seconds so far. To be asked at every tick.
+        """The seconds so far. Call it at every tick.
 
         Args:
-            counts: it is one in which the sign should change.
+            counts: the sign should change during this tick.
         """
         passed = max(0.0, min(now - self._looked_at, _LONGEST_TICK_SECONDS))
         self._looked_at = now

@@ -1,4 +1,4 @@
-"""A count that is changed while the role that it belongs to works: how many threads of one kind it shall have."""
+"""A thread count that can be changed while its role runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from apexrl._native import Segment
 from apexrl.spec import Array
 
 
-class Knob:
-    """One 8-byte word: a supervisor writes it, any role reads it, and nobody waits. Picklable when shared.
+class TunableCount:
+    """One 8-byte word that a supervisor writes and any role reads, without waiting. Picklable when shared.
 
     Args:
         start: its first value.
-        shared: between processes; else within this one.
+        shared: between processes; otherwise within this one.
     """
 
     def __init__(self, start: int, shared: bool) -> None:

@@ -1,4 +1,4 @@
-"""Messages from a worker to its supervisor: one datagram each, JSON, never blocking.
+"""Messages from a worker to its supervisor: JSON, one datagram each, never blocking.
 
 A datagram arrives whole or not at all, so a worker killed while sending leaves no half message behind.
 """
@@ -17,31 +17,31 @@ MAX_BYTES = 96 * 1024
 
 
 class Message(NamedTuple):
-    """What a worker said: ``episodes``, ``metrics``, ``evaluation``, ``checkpoint``, ``error``, ``log`` …"""
+    """A worker's message. Kinds: ``episodes``, ``metrics``, ``evaluation``, ``checkpoint``, ``error``, ``log`` …"""
 
     kind: str
     values: dict[str, Any]
 
 
 def channel() -> tuple[socket.socket, socket.socket]:
-    """(supervisor's end, worker's end)."""
+    """The sockets of (supervisor, worker)."""
     kind = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM  # macOS has no local SEQPACKET
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     ours.setblocking(False)
     theirs.setblocking(False)
-    for end in (ours, theirs):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_BYTES)
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * MAX_BYTES)
+    for one in (ours, theirs):
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_BYTES)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * MAX_BYTES)
     return ours, theirs
 
 
-def send(end: socket.socket, kind: str, values: dict[str, Any]) -> bool:
-    """Send without waiting. False: the supervisor is behind or gone, or the message too long; it was dropped."""
+def send(channel: socket.socket, kind: str, values: dict[str, Any]) -> bool:
+    """Send without waiting. False: dropped, because the supervisor is behind or gone, or the message is too long."""
     data = msgspec.json.encode((kind, values), enc_hook=_plain)
     if len(data) > MAX_BYTES:
         return False
     try:
-        end.send(data)
+        channel.send(data)
     except (BlockingIOError, BrokenPipeError, ConnectionError):
         return False
     except OSError as error:
@@ -51,12 +51,12 @@ def send(end: socket.socket, kind: str, values: dict[str, Any]) -> bool:
     return True
 
 
-def receive(end: socket.socket) -> list[Message]:
-    """All messages that have arrived; an empty list when there are none, or when the worker's end is closed."""
+def receive(channel: socket.socket) -> list[Message]:
+    """All messages that have arrived; an empty list when there are none, or when the worker's socket is closed."""
     messages: list[Message] = []
     while True:
         try:
-            data = end.recv(MAX_BYTES)
+            data = channel.recv(MAX_BYTES)
         except (BlockingIOError, ConnectionError):
             return messages
         if not data:
@@ -66,7 +66,7 @@ def receive(end: socket.socket) -> list[Message]:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy scalars and arrays as plain numbers and lists."""
+    """NumPy scalars and arrays as numbers and lists."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"a message cannot hold a {type(value).__name__}")

@@ -1,1 +1,1 @@
-"""Between hosts, through a Redis server: experience, weights, control. Needs the ``redis`` extra."""
+"""Links between hosts over a Redis server: experience, weights, control. Needs the ``redis`` extra."""

@@ -1,10 +1,10 @@
-"""What travels through a server: frames of experience and weights, byte for byte. Nothing that arrives is trusted.
+"""The byte format of experience frames and weights on a Redis server. Received bytes are not trusted.
 
     magic 4 | version u8 | kind u8 | packing u8 | 0 | head bytes u32 | body bytes u32 | unpacked body bytes u32
     | crc32c of the body as it is here u32 | head (msgpack) | crc32c of all before u32 | body
 
 Numbers are little-endian. The head is decoded into strict types with bounded lengths; the body is raw (or zlib) and
-opaque here. Whatever is not exactly that raises FrameError before anything of its claimed size is allocated.
+opaque here. Anything else raises FrameError before memory of a claimed size is allocated.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RAW, _ZLIB = 0, 1
 _FIXED = struct.Struct("<4sBBBxIIII")
 _CRC = struct.Struct("<I")
 OVERHEAD_BYTES: Final = _FIXED.size + _CRC.size
-"""Of a frame, beside head and body."""
+"""Bytes of a frame besides its head and body."""
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Text = Annotated[str, Meta(min_length=1, max_length=100)]
@@ -47,7 +47,7 @@ _DTYPE = r"\A(\|[biu]1|<[iuf][248])\Z"
 
 
 class FrameHead(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Who sent which chunks."""
+    """The sender and chunks of a frame."""
 
     run_id: Text
     schema: Annotated[bytes, Meta(max_length=64)]
@@ -64,7 +64,7 @@ class Frame(NamedTuple):
 
     head: FrameHead
     heads: list[ChunkHead]
-    body: memoryview  # of all chunks, one after the other
+    body: memoryview  # of all chunks, concatenated
 
 
 class _ArrayHead(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -97,19 +97,19 @@ def encode_frame(head: FrameHead, body: bytes | memoryview, packed: bool = False
 
 
 def decode_frame(data: bytes, run_id: str, schema: bytes, most_bytes: int = MOST_BODY_BYTES) -> Frame:
-    """What `encode_frame` made for this run; the body is a view of ``data`` unless it was packed.
+    """Decode a frame of `encode_frame` for this run. The body is a view of ``data`` unless it was packed.
 
     Args:
         most_bytes: of the body, unpacked.
 
     Raises:
-        FrameError: it is anything else. The message names the member where one can be read.
+        FrameError: ``data`` is anything else. The message names the member if it can be read.
     """
     text, rest = _open(data, _EXPERIENCE, most_bytes)
     head: FrameHead = _decode(_frame_decoder, text)
     member = head.member
     if not (member.isascii() and member.isprintable()) or " " in member:
-        raise FrameError("the head of a frame cannot be read: its member has a name that none can have")
+        raise FrameError("the head of a frame cannot be read: its member has an invalid name")
     if head.run_id != run_id:
         raise FrameError(f"a frame of member {member} belongs to another run ({head.run_id!r})")
     if head.schema != schema:
@@ -123,7 +123,7 @@ def decode_frame(data: bytes, run_id: str, schema: bytes, most_bytes: int = MOST
 
 
 def encode_weights(run_id: str, version: int, weights: Arrays, packed: bool = False) -> bytes:
-    """All arrays of one version, name by name.
+    """Encode all arrays of one version.
 
     Raises:
         FrameError: an array is not of plain numbers (bool, int, uint, float).
@@ -142,11 +142,11 @@ def encode_weights(run_id: str, version: int, weights: Arrays, packed: bool = Fa
 
 
 def decode_weights(data: bytes | bytearray, run_id: str, most_bytes: int) -> tuple[int, dict[str, Array]]:
-    """(version, arrays) of `encode_weights`. The arrays lie in ``data``, or in memory of their own if that cannot be
-    written or the body was packed.
+    """(version, arrays) of `encode_weights`. The arrays are views of ``data``, or copies if it is read-only or
+    packed.
 
     Raises:
-        FrameError: it is anything else.
+        FrameError: ``data`` is anything else.
     """
     text, rest = _open(data, _WEIGHTS, most_bytes)
     head: _WeightsHead = _decode(_weights_decoder, text)
@@ -214,7 +214,7 @@ def _wrap(kind: int, head: bytes, body: bytes | memoryview, packed: bool) -> byt
 
 
 def _open(data: bytes | bytearray, kind: int, most_bytes: int) -> tuple[memoryview, _Body]:
-    """(head, body still packed): all that can be checked without knowing what is inside."""
+    """(head, body still packed), after all checks that do not depend on the kind."""
     view = memoryview(data)
     if view.nbytes < OVERHEAD_BYTES:
         raise FrameError(f"{view.nbytes} bytes are no frame")

@@ -1,12 +1,11 @@
-"""Experience through a Redis stream: a sender per host, one receiver beside the learner.
+"""Experience over a Redis stream: one sender per host, one receiver on the learner's host.
 
-The sender keeps every frame until the receiver's side has committed it, and sends again what a server may have lost.
-The receiver gives frames out at least once; its caller drops those whose sequence it has committed.
+A sender keeps every frame until the receiver has committed it, and sends it again if the server may have lost it. The
+receiver delivers frames at least once; its caller drops those that it has committed.
 
-The stream has a *life*: its key ends in a token that ``keys.steps`` names. Whoever makes the stream anew makes a new
-token, and a sender appends only to a stream that is there (NOMKSTREAM). So after a server came back empty nothing
-reaches the new stream before its sender knows, and sends all again from the oldest on: frames of one member never
-overtake one another.
+Every creation of the stream is a *generation*: the stream's key ends in a random token, which ``keys.steps`` names. A
+sender appends only to an existing stream (NOMKSTREAM). So after a server restarted empty, a sender notices the new
+generation before it appends, and sends all uncommitted frames from the oldest on: frames of one member stay in order.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What only the newest learner's roles may do, as Lua: each looks who is the newest and acts at once.
+"""Lua scripts that only roles of the newest learner may run: each checks the fence and acts atomically.
 
-A role may outlive its learner: its host was suspended, or its supervisor died. Its *fence* is the ``taken`` of its
-learner's place; where a newer one stands, it must touch nothing any more. 0: without a fence.
+A role may outlive its learner, if its host was suspended or its supervisor died. Its *fence* is the ``taken`` time of
+its learner's lease. If the server has a newer one, the role must not change anything. 0: no fence.
 
-These also work on a full server, which they help to empty.
+The scripts also work on a full server, and free memory there.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ redis.call('SET', KEYS[2], ARGV[3])
 return 'made'
 """
 )
-"""The stream of experience as this learner's intake finds it, or a new one. Senders send again what was in an old one
-and is not committed."""
+"""Finds the experience stream, or creates a new one. Senders then resend what is not committed."""
 
 TELL: Final = (
     FENCE
@@ -71,7 +70,7 @@ end
 return 'told'
 """
 )
-"""First what was committed, then the entries: none goes that its sender was not told of."""
+"""Records what was committed before it deletes entries, so that senders learn of every deleted one."""
 
 SHOW: Final = (
     FENCE
@@ -85,11 +84,11 @@ redis.call('PUBLISH', ARGV[3], ARGV[4])
 return 1
 """
 )
-"""Makes weights whose parts are there the newest."""
+"""Publishes weights whose parts are already stored."""
 
 
 def outdated(server: Server, keys: RunKeys) -> OwnershipError:
-    """The error that an outdated role ends with."""
+    """The error with which a role of a replaced learner ends."""
     return OwnershipError(
         f"run {keys.name} at {server.address} has a newer learner than the one that this process works for: "
         "it leaves the run to that one"

@@ -1,6 +1,6 @@
-"""What a run is called on a server: every key of a run lies under ``apexrl:{NAME}:``.
+"""The Redis keys of a run: all begin with ``apexrl:{NAME}:``.
 
-The braces put all of them into one slot of a Redis Cluster, so that scripts and pipelines may touch several at once.
+The braces put them into one slot of a Redis Cluster, so that scripts and pipelines may use several at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def check_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class RunKeys:
-    """The keys of the run ``name``. Each property is one key; its type on the server stands beside it."""
+    """The keys of the run ``name``. Each property is one key; its docstring begins with the type of its value."""
 
     name: str
 
@@ -49,19 +49,19 @@ class RunKeys:
 
     @classmethod
     def of_record(cls, key: str) -> RunKeys | None:
-        """The run whose record ``key`` is; None when it is nobody's."""
+        """The run whose record has this ``key``; None: it is not the key of a record."""
         found = re.fullmatch(r"apexrl:\{([\w.+=@-]{1,100})\}:record", key, re.ASCII)
         return cls(found[1]) if found else None
 
     @property
     def state(self) -> str:
-        """Hash: ``run_id``, ``taken`` (when the newest learner took its place), ``phase`` (running or finished),
-        ``stop`` (when it was asked for), ``summary``."""
+        """Hash: ``run_id``, ``taken`` (when the newest learner took its lease), ``phase`` (running or finished),
+        ``stop`` (when a stop was requested), ``summary``."""
         return self._key("state")
 
     @property
     def learner(self) -> str:
-        """Hash: who is the learner, seen when, until when, and its newest status."""
+        """Hash: the learner's identity, last heartbeat, lease end and newest status."""
         return self._key("learner")
 
     @property
@@ -71,28 +71,28 @@ class RunKeys:
 
     @property
     def generations(self) -> str:
-        """Hash: ``members`` and ``slot:N`` -> the last generation given out."""
+        """Hash: ``members`` and ``slot:N`` -> the last assigned generation."""
         return self._key("generations")
 
     @property
     def slots(self) -> str:
-        """Hash: slot index -> who leases it, with which generation, until when."""
+        """Hash: slot index -> its member, generation and lease end."""
         return self._key("slots")
 
     @property
     def steps(self) -> str:
-        """String: the life of the stream of experience, members -> intake: ``TAKEN-TOKEN``, after the learner's
-        ``taken`` and anything that was never there before. The stream itself lies under ``steps:LIFE``."""
+        """String: the generation of the experience stream (members -> intake), ``TAKEN-TOKEN``: the learner's ``taken``
+        and a random token. The stream itself has the key ``steps:TAKEN-TOKEN``."""
         return self._key("steps")
 
     @property
     def committed(self) -> str:
-        """Hash: ``member/generation`` -> the sequence up to which the learner's host has everything."""
+        """Hash: ``member/generation`` -> the sequence up to which the learner's host has committed everything."""
         return self._key("committed")
 
     @property
     def messages(self) -> str:
-        """Stream: what members have to say to the learner's terminal and books."""
+        """Stream: members' episodes and warnings, for the learner's metrics and terminal."""
         return self._key("messages")
 
     @property
@@ -106,15 +106,16 @@ class RunKeys:
 
     @property
     def weights_readers(self) -> str:
-        """Hash: reader -> the version that it reads, and until when it has its turn."""
+        """Hash: reader -> the version that it reads, and the end of its turn."""
         return self._key("readers")
 
     @property
     def weights_waiting(self) -> str:
-        """Sorted set: readers that wait for a turn, by when they came."""
+        """Sorted set: readers that wait for a turn, by arrival."""
         return self._key("waiting")
 
     @property
     def doorbell(self) -> str:
-        """Channel: rung with every new version of the weights. Under ``doorbell:READER`` one is told of its turn."""
+        """Channel: notified of every new version of the weights. ``doorbell:READER`` is notified of that reader's
+        turn."""
         return self._key("doorbell")

@@ -1,4 +1,4 @@
-"""Those who bring experience to a run: actor hosts and clients. Slots are leased, and who falls silent loses them."""
+"""Members of a run: actor hosts and clients. They lease actor slots, and lose them if they stop renewing."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from apexrl.links.redis.values import (
     printable,
 )
 
-__all__ = ["HostDigest", "HostPlace", "Message", "Messages", "SlotLease", "renewal_pause"]
+__all__ = ["HostDigest", "HostLease", "Message", "MessageReader", "SlotLease", "renewal_pause"]
 
 MOST_MESSAGES: Final = 1000
 """Messages of all members together that may wait at the server for the learner's host."""
 
 RENEWAL_SECONDS: Final = 1.0
 RENEWALS_PER_SECOND: Final = 400
-"""Of all members together, as far as their leases allow (ours: a tenth of a server's core)."""
+"""Of all members together, as far as their leases allow: a tenth of a server's core."""
 
-_LAST_RENEWALS: Final = 16  # at the end, to deliver what is left
+_LAST_RENEWALS: Final = 16  # at the end, to deliver the remaining messages
 _READ_AT_ONCE: Final = 256
 _MOST_READ: Final = 4 * MOST_MESSAGES
 _POLL_SECONDS: Final = 0.05
@@ -50,7 +50,7 @@ Kind = Literal["host", "client"]
 
 @dataclass(frozen=True, order=True)
 class SlotLease:
-    """An actor's place on the ε ladder.
+    """An actor slot: its index determines the actor's ε.
 
     Attributes:
         index: 0 … actor_slots-1.
@@ -62,19 +62,19 @@ class SlotLease:
 
 
 def renewal_pause(orders: Orders, lease_seconds: float) -> float:
-    """Seconds until a member's next renewal: longer when there are many, and never the same for all of them."""
+    """Seconds until a member's next renewal: longer when there are many members, with jitter."""
     seconds = max(RENEWAL_SECONDS, orders.members / RENEWALS_PER_SECOND)
     return min(seconds, lease_seconds / 4) * random.uniform(0.9, 1.0)
 
 
-class HostPlace:
-    """A member of a run. ``outbox`` is for any thread, all else for one.
+class HostLease:
+    """This host's membership of a run. ``outbox`` is for any thread, the rest for one.
 
     Attributes:
-        member: this life's name; no other will ever have it.
+        member: a unique name.
         generation: grows with every member that joins the run.
-        slots: what is leased now, lowest index first.
-        outbox: what it has to say, delivered with each renewal. After trouble with the server that may arrive twice.
+        slots: the current leases, lowest index first.
+        outbox: messages, delivered with each renewal; after a failure of the connection perhaps twice.
     """
 
     def __init__(
@@ -96,15 +96,15 @@ class HostPlace:
     @classmethod
     def join(
         cls, server: Server, record: RunRecord, actors: int = 1, kind: Kind = "host", ttl: float = 10.0
-    ) -> HostPlace:
+    ) -> HostLease:
         """Lease ``actors`` slots, the lowest free ones; all or none.
 
         Args:
-            ttl: seconds without ``renew`` after which the slots are free for others.
+            ttl: seconds without ``renew`` after which other members may lease the slots.
 
         Raises:
-            ExhaustedError: fewer are free.
-            ClosedError: the run has ended, or another has taken its name.
+            ExhaustedError: fewer slots are free.
+            ClosedError: the run has ended, or another run has taken its name.
             LinkError: the server cannot be reached or refuses.
         """
         connection, keys, name = Connection(server), RunKeys(record.name), record.name
@@ -136,12 +136,11 @@ class HostPlace:
             raise
 
     def renew(self, digest: HostDigest) -> Orders:
-        """Say that this member lives, as often as `renewal_pause` says, and deliver what it has to say. Leases that
-        expired meanwhile are taken again where nobody else has them, else others in their place
-        (``Orders.lost_slots``, ``slots``).
+        """Renew the leases and deliver messages; call it as often as `renewal_pause` says. Leases that expired are
+        taken again, or replaced by others if another member has them (``Orders.lost_slots``, ``slots``).
 
         Raises:
-            LinkError: the server cannot be reached or refuses; try again, nothing is lost yet.
+            LinkError: the server cannot be reached or refuses; nothing is lost, call again.
         """
         self._digest = digest
         keys, held = self.keys, [number for slot in self.slots for number in (slot.index, slot.generation)]
@@ -158,7 +157,7 @@ class HostPlace:
         if reply[0] == b"replaced":
             return Orders(replaced=True, learner_alive=False)
         _, stop, finished, alive, version, trouble, members, told, taken, slots = reply
-        self.outbox.tell(told)  # of the rest a full server took nothing: it is offered again
+        self.outbox.tell(told)  # a full server took no more; the rest is offered again
         self._taken = max(self._taken, int(taken))
         before, self.slots = self.slots, _leases(slots)
         return Orders(
@@ -172,13 +171,13 @@ class HostPlace:
         )
 
     def leave(self, digest: HostDigest | None = None) -> None:
-        """Deliver the last messages and free the slots. Never raises ``LinkError``: what is not given back expires."""
+        """Deliver the last messages and free the slots. Never raises ``LinkError``: leases also expire."""
         keys = self.keys
         with contextlib.suppress(LinkError):
             for _ in range(_LAST_RENEWALS):
                 notes = self.outbox.take()
                 if not notes or self.renew(digest or self._digest).replaced or self.outbox.take() == notes:
-                    break  # all is told, or a full server takes no more
+                    break  # all are delivered, or a full server takes no more
             self.outbox.give_up()
             self._connection.script(
                 LEAVE,
@@ -199,18 +198,18 @@ class HostPlace:
 
 
 class Message(NamedTuple):
-    """What a member said."""
+    """A member's message."""
 
     member: str
     kind: str
     values: dict[str, Any]
 
 
-class Messages:
-    """The learner host's end of all members' messages. One reader; each message is given out at most once.
+class MessageReader:
+    """Reads the messages of all members, on the learner's host. One reader; each message is returned at most once.
 
     Attributes:
-        unreadable: entries that were no messages, and dropped.
+        unreadable: entries that were not messages and were dropped.
     """
 
     def __init__(self, server: Server, keys: RunKeys) -> None:
@@ -221,7 +220,7 @@ class Messages:
         self._next_try = 0.0  # monotonic seconds; later than now after trouble
 
     def read(self, timeout: float = 0.0) -> list[Message]:
-        """What has come, oldest first; none, too, while there is trouble with the server.
+        """Messages that have arrived, oldest first. Empty also while the connection fails.
 
         Args:
             timeout: seconds to wait for the first.

@@ -1,8 +1,7 @@
-"""What a member has to say to the learner's terminal and books, until the server has taken it.
+"""Episodes and warnings that a member keeps until the server has taken them.
 
-However much there is, it stays small: of many episodes the newest stand singly and all of them as count and means, and
-warnings of the same words are counted. So a member makes few messages a renewal, and a server that takes none for a
-while loses none.
+Its size is bounded: the newest episodes are kept one by one and all of them as count and means, and equal warnings are
+counted. So a member sends few messages with a renewal, and loses none while a server takes none.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ EPISODES_SINGLY: Final = 64
 """Of one message."""
 MOST_TEXT: Final = 2000
 """Characters of a warning."""
-_MOST_WARNINGS: Final = 32  # different ones that wait
+_MOST_WARNINGS: Final = 32  # different waiting warnings
 _MOST_AT_ONCE: Final = 8  # messages
 
 
@@ -29,16 +28,16 @@ class Note(NamedTuple):
     kind: str
     data: bytes
     things: int
-    """Episodes or warnings that it tells of."""
+    """Number of episodes or warnings in it."""
 
 
 class Outbox:
     """For several threads. ``said`` = ``told`` + ``dropped`` + ``waiting``, each episode and each warning counted.
 
     Attributes:
-        said: what came in.
-        told: what the server has taken.
-        dropped: what had no room, or could not be said as numbers.
+        said: added.
+        told: taken by the server.
+        dropped: without room, or not finite numbers.
     """
 
     def __init__(self) -> None:
@@ -46,9 +45,9 @@ class Outbox:
         self._dropped_told = 0
         self._lock = threading.Lock()
         self._episodes: deque[tuple[float, int]] = deque()  # the newest
-        self._count, self._returns, self._lengths = 0, 0.0, 0  # of all, and their sums
+        self._count, self._returns, self._lengths = 0, 0.0, 0  # number of all episodes, and their sums
         self._warnings: dict[tuple[str, str], int] = {}
-        self._taken: list[Note] = []  # and perhaps not told
+        self._taken: list[Note] = []  # returned by `take`, perhaps not delivered
 
     @property
     def waiting(self) -> int:
@@ -56,7 +55,7 @@ class Outbox:
             return self._waiting()
 
     def episodes(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
-        """Episodes have ended."""
+        """Add episodes that have ended."""
         with self._lock:
             self.said += len(returns)
             for value, length in zip(returns, lengths, strict=True):
@@ -81,21 +80,21 @@ class Outbox:
                 self.dropped += 1
 
     def take(self) -> list[Note]:
-        """What is to be told next; the same again until it is ``tell``-ed of."""
+        """The next messages to deliver; the same ones until ``tell`` confirms them."""
         with self._lock:
             if not self._taken:
                 self._taken = self._fill()
             return list(self._taken)
 
     def tell(self, notes: int) -> None:
-        """The server has taken the first so many of what ``take`` gave."""
+        """Confirm that the server took the first ``notes`` messages of ``take``."""
         with self._lock:
             for note in self._taken[:notes]:
                 self.told += note.things
             del self._taken[:notes]
 
     def give_up(self) -> None:
-        """Nobody will take what is left."""
+        """Drop everything that is left."""
         with self._lock:
             self.dropped += self._waiting()
             self._taken, self._warnings = [], {}

@@ -1,7 +1,7 @@
-"""Commands packed by hand over one redis-py connection: many per write, replies as they are, no copy of large values.
+"""Pipelined commands over one redis-py connection, without copies of large values.
 
-redis-py's pipelines cost some 20 µs a command and copy every value; frames are many and large. Connecting, TLS,
-authentication and parsing stay redis-py's.
+redis-py's own pipelines cost about 20 µs per command and copy every value, which is too slow for many large frames.
+redis-py still does connecting, TLS, authentication and parsing.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from redis import exceptions
 from apexrl.links.redis.server import Server, ServerFacts, check
 
 _JOINED_BYTES = 64 * 1024
-"""Smaller pieces are joined into one write; larger ones are written from where they lie."""
+"""Smaller pieces are joined into one write; larger ones are written without a copy."""
 
 Words = bytes | str | int
-"""What a command is made of."""
+"""The words of a command."""
 
 
 def command(*words: Words, more: int = 0) -> bytes:
@@ -31,13 +31,13 @@ def command(*words: Words, more: int = 0) -> bytes:
 
 
 class Pipe:
-    """One open connection to a server that was found fit. Not thread-safe. Raises redis-py's errors.
+    """One open connection to a server that passed the checks. Not thread-safe. Raises redis-py's errors.
 
     Args:
-        read_bytes: taken from the socket at a time.
+        read_bytes: to read from the socket at a time.
 
     Raises:
-        LinkError: the server cannot be reached, or is not fit for a run.
+        LinkError: the server cannot be reached, or is not suitable for a run.
     """
 
     def __init__(self, server: Server, read_bytes: int = 65536) -> None:
@@ -48,9 +48,9 @@ class Pipe:
             self._client.close()
             raise
         self._connection: Any = self._client.connection
-        self._whole = True  # nothing went wrong between a command and its reply
+        self._whole = True  # no failure between a command and its reply
         self.owed = 0
-        """Replies that were not read yet."""
+        """Number of replies that are not read yet."""
 
     def close(self) -> None:
         self._client.close()
@@ -71,7 +71,7 @@ class Pipe:
                 writes.append(piece)
         if small:
             writes.append(b"".join(small))
-        if not self._whole:  # redis-py would connect anew, unseen
+        if not self._whole:  # otherwise redis-py would silently reconnect
             raise exceptions.ConnectionError("connection closed by server")
         self._whole = False
         self._connection.send_packed_command(writes, check_health=False)
@@ -79,7 +79,7 @@ class Pipe:
         self.owed += replies
 
     def read(self) -> Any:
-        """The next reply; an error that one command met is returned, trouble of the connection is raised."""
+        """The next reply. An error of one command is returned; an error of the connection is raised."""
         self.owed -= 1
         self._whole = False
         try:
@@ -90,7 +90,7 @@ class Pipe:
         return reply
 
     def drain(self) -> list[Any]:
-        """All replies that are still to come."""
+        """All outstanding replies."""
         return [self.read() for _ in range(self.owed)]
 
     def ask(self, *words: Words) -> Any:
@@ -106,5 +106,5 @@ class Pipe:
         return reply
 
     def arrived(self, timeout: float) -> bool:
-        """Whether something can be read within ``timeout`` seconds (a connection that was closed raises)."""
+        """Whether data arrives within ``timeout`` seconds. Raises if the connection was closed."""
         return bool(self._connection.can_read(timeout))

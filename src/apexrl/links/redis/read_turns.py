@@ -1,8 +1,8 @@
-"""Turns at reading weights, as Lua: few hosts read at once, so what the server holds ready for them stays small.
+"""Lua scripts for turns at reading weights: few hosts read at once, which bounds the server's output buffers.
 
-A turn is a lease by the server's clock: a reader that dies gives its turn up within `TURN_SECONDS`. It is for one
-version, which the publisher leaves there as long as a turn for it lives. Who gets no turn waits in order of arrival,
-and is told through a channel of its own; where nobody listens there any more, the next one is told.
+A turn is a lease by the server's clock: the turn of a dead reader ends within `TURN_SECONDS`. A turn is for one
+version, which the publisher keeps as long as such a turn exists. Other readers wait in order of arrival, and are
+notified on a channel of their own; a waiting reader that no longer listens is skipped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from apexrl.links.redis.scripts import PRELUDE
 READERS: Final = 16
 """Hosts that read at once (benchmarks/hosts/thousand_hosts.py: with more, all together are no faster)."""
 TURN_SECONDS: Final = 10
-"""That a turn lasts without a sign of life of its reader."""
+"""Length of a turn that its reader does not renew."""
 
 _TURNS: Final = (
     PRELUDE

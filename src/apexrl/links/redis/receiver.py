@@ -1,4 +1,4 @@
-"""The receiving end of the stream of experience (`experience_stream` says how the two ends work together)."""
+"""The receiver of the experience stream (`experience_stream` describes the protocol)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from apexrl.links.redis.stream_names import CONSUMER, GROUP, LAST_OF_LIFE, field
 from apexrl.protocols import ChunkHead
 
 MOST_BLOCK = 1.0
-"""Seconds that the server holds a read back for: below every reply timeout."""
+"""Seconds that a read blocks on the server; less than every reply timeout."""
 MOST_ENTRIES = 256
-"""Asked for at a time."""
+"""Entries to request at a time."""
 FIRST_ENTRIES = 4
-"""… as long as nobody knows how large they are."""
+"""Entries to request before their size is known."""
 MOST_TOLD = 1000
 """Entries acknowledged at a time."""
 MOST_MEMBERS = 4096
-"""Lives of members in ``committed``; of more, those that were quiet for longest are forgotten."""
+"""Generations of members in ``committed``; beyond that, those idle for longest are forgotten."""
 
 
 class Received(NamedTuple):
@@ -46,18 +46,18 @@ class Received(NamedTuple):
 
 
 class ExperienceReceiver:
-    """Receives every member's frames, at least once, each member's in order. For one thread; one per run.
+    """Receives the frames of every member at least once, each member's in order. For one thread; one per run.
 
-    What it gave out and was not told to acknowledge comes again: to a successor, and to itself after a cut.
+    Frames that were not acknowledged come again: to a successor, or to itself after a reconnect.
 
-    Every call may raise ``OwnershipError`` where a newer learner has the run: nothing of its run was touched.
+    Every call may raise ``OwnershipError``: a newer learner has the run, and nothing was changed.
 
     Args:
         run_id, schema: frames with others are refused.
-        fence: the ``taken`` of the `LearnerPlace` that this works for; 0: whoever's the run is.
-        most_bytes_per_read: about so much is taken from the server at a time, by the size of the entries before. How
-            large an entry is shows only when it is read: a hostile one may have all that the server takes
-            (``proto-max-bulk-len``, 512 MB), and is then refused.
+        fence: the ``taken`` of the `LearnerLease` that this works for; 0: no fence.
+        most_bytes_per_read: approximate limit, estimated from the size of earlier entries. The size of an entry is
+            known only when it was read: a hostile one may have the server's limit (``proto-max-bulk-len``, 512 MB),
+            and is then refused.
     """
 
     def __init__(
@@ -76,8 +76,10 @@ class ExperienceReceiver:
         self._backoff = Backoff()
         self._not_before = 0.0
         self._life = self._stream = b""
-        self._after = b"0"  # pending entries of ours after this one come first; ">": new ones
-        self._expected_bytes = max(1, most_bytes_per_read // FIRST_ENTRIES)  # of an entry: how many are asked for
+        self._after = b"0"  # read our pending entries after this one; ">": new ones
+        self._expected_bytes = max(
+            1, most_bytes_per_read // FIRST_ENTRIES
+        )  # of an entry, to decide how many to request
         self._done: list[bytes] = []  # entries to be acknowledged
         self._unwritten: dict[str, int] = {}  # of `committed`
         self._table: dict[str, int] = {}  # all of it
@@ -86,14 +88,14 @@ class ExperienceReceiver:
         self._server_id = ""
         self._refusals: deque[str] = deque(maxlen=32)
         self.most_entries = MOST_ENTRIES
-        """Asked for at a time, at most."""
+        """The most entries to request at a time."""
         self.trouble = ""
-        """Why nothing arrives, in words; empty when all is well."""
+        """Why nothing arrives; empty: no problem."""
         self.refused = 0
-        """Entries that were no frames of this run."""
+        """Entries that were not frames of this run."""
 
     def receive(self, timeout: float) -> list[Received]:
-        """Frames that have arrived, waiting up to ``timeout`` seconds for the first. Empty also when in trouble."""
+        """Frames that have arrived, after waiting up to ``timeout`` seconds for the first. Empty also on a failure."""
         deadline = time.monotonic() + timeout
         while True:
             remaining = max(0.0, deadline - time.monotonic())
@@ -109,14 +111,14 @@ class ExperienceReceiver:
                 return received
 
     def hold_back(self, full: bool) -> None:
-        """``full``: what came could not be committed at once. Then one entry at a time is asked for, as nobody can drop
-        what was given out; else more and more."""
+        """``full``: the last frames could not be committed at once. Then request one entry at a time, because received
+        frames cannot be dropped; otherwise request more with every call."""
         self.most_entries = 1 if full else min(2 * self.most_entries, MOST_ENTRIES)
 
     def acknowledge(self, done: Sequence[Received], committed: Mapping[tuple[str, int], int]) -> None:
-        """These frames are committed: their entries go, and senders are told. Does not wait for the server's reply.
+        """Delete the entries of committed frames and tell their senders. Does not wait for the server's reply.
 
-        What cannot be told now is told once the server is back.
+        If the server is away, this is done when it is back.
 
         Args:
             committed: (member, generation) -> the sequence after the last committed chunk, of those that changed.
@@ -130,10 +132,10 @@ class ExperienceReceiver:
                 self._troubled(error)
 
     def known(self) -> dict[tuple[str, int], int]:
-        """What the server says was committed, as `acknowledge` takes it.
+        """The server's record of what was committed, as in `acknowledge`.
 
         Raises:
-            LinkError: it cannot be asked now; ask again.
+            LinkError: the server cannot be reached now; call again.
         """
         if self._pipe is None and time.monotonic() < self._not_before:
             raise LinkError(self.trouble)
@@ -157,7 +159,7 @@ class ExperienceReceiver:
         return told
 
     def depth(self) -> int:
-        """Entries on the server: to be received, or to be acknowledged; 0 when it cannot be asked now."""
+        """Entries on the server that are not acknowledged; 0 if it cannot be reached."""
         try:
             return int(self._ask("XLEN", self._stream)) if self._ready() else 0
         except (*TROUBLE, exceptions.ResponseError) as error:
@@ -171,7 +173,7 @@ class ExperienceReceiver:
         return texts
 
     def close(self) -> None:
-        """Disconnect, after what was acknowledged has reached the server (if it is there)."""
+        """Disconnect, after acknowledgements have reached the server if it can be reached."""
         if self._pipe is not None:
             try:
                 self._tell()
@@ -194,7 +196,7 @@ class ExperienceReceiver:
         return True
 
     def _find_stream(self) -> None:
-        """The stream of the run as it is, or a new one."""
+        """Find the stream of the run, or create one."""
         keys, how = self._keys, b"moved"
         for _ in range(3):
             life = self._present_life()
@@ -210,7 +212,7 @@ class ExperienceReceiver:
         found = life if how == b"adopted" else new
         if found != self._life:
             self._life, self._stream = found, stream_of(keys, found)
-            self._done.clear()  # entries of the old life went with it
+            self._done.clear()  # the old stream's entries are gone
             self._after = b"0" if how == b"adopted" else b">"
             self._unwritten = dict(self._table)
 
@@ -228,7 +230,7 @@ class ExperienceReceiver:
         assert self._pipe is not None
         fresh = self._after == b">"
         block = int(1000 * min(timeout, MOST_BLOCK, 0.5 * self._server.timeout))
-        wait = ("BLOCK", block) if fresh and block else ()  # BLOCK 0 would be for ever
+        wait = ("BLOCK", block) if fresh and block else ()  # BLOCK 0 would block forever
         count = max(1, min(self.most_entries, self._most_read // self._expected_bytes))
         words = ("GROUP", GROUP, CONSUMER, "COUNT", count, *wait, "STREAMS", self._stream, self._after)
         self._pipe.send([command("XREADGROUP", *words)], 1)
@@ -252,7 +254,7 @@ class ExperienceReceiver:
         received = []
         largest = 0
         for entry, values in entries:
-            if values is None:  # dropped by its sender after we were given it
+            if values is None:  # deleted by its sender after it was delivered here
                 self._done.append(entry)
                 continue
             largest = max(largest, sum([len(value) for value in values]))
@@ -289,7 +291,7 @@ class ExperienceReceiver:
             self._forgotten.append(gone)
 
     def _tell(self) -> None:
-        """Send acknowledgements; the reply is read together with the next reply that is waited for."""
+        """Send acknowledgements; their reply is read with the next reply."""
         pipe = self._pipe
         assert pipe is not None
         if pipe.owed:
@@ -304,7 +306,7 @@ class ExperienceReceiver:
         self._told = told
 
     def _settle(self) -> Any:
-        """Read all replies and return the last. What was told and answered need not be told again."""
+        """Read all replies and return the last."""
         assert self._pipe is not None
         replies = self._pipe.drain()
         told, self._told = self._told, None
@@ -351,7 +353,7 @@ class ExperienceReceiver:
 
 
 class _Told(NamedTuple):
-    """What the server is told in one go."""
+    """Acknowledgements sent in one command."""
 
     entries: list[bytes]
     sequences: dict[str, int]

@@ -1,4 +1,4 @@
-"""What a server tells of its runs and their members, for people. Only reads; what cannot be read is counted."""
+"""Read-only listing of the runs on a server and their members, for `apexrl status`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from apexrl.links.redis.values import (
 )
 
 MOST_MEMBERS: Final = 4096
-"""Members of one run that are looked at."""
+"""The most members of one run to read."""
 
 MOST_RUNS: Final = 256
 
 
 @dataclass(frozen=True)
 class MemberView:
-    """One actor host or client, as it described itself last."""
+    """One actor host or client, by its last report."""
 
     member: str
     generation: int
@@ -38,7 +38,7 @@ class MemberView:
     pid: int
     slots: list[int]
     state: Literal["alive", "lost", "left"]
-    """``lost``: silent for longer than its lease; ``left``: it said goodbye. Both vanish from the list in time."""
+    """``lost``: its lease expired; ``left``: it left normally. Both are removed from the list later."""
     age_seconds: float
     """Since its last heartbeat, by the server's clock."""
     digest: HostDigest
@@ -63,7 +63,7 @@ class RunView:
     """Frames of experience at the server: not yet sent to the learner's host, or not yet acknowledged by it."""
     members: list[MemberView] = field(default_factory=list)
     unreadable: int = 0
-    """Keys and entries that are not of this run's making."""
+    """Number of keys and entries that apexrl did not write."""
 
     @property
     def alive(self) -> list[MemberView]:
@@ -71,7 +71,7 @@ class RunView:
 
 
 def look(connection: Connection, name: str) -> RunView:
-    """The run ``name``, with its members: those that live first, then by their lowest slot.
+    """The run ``name`` with its members: live ones first, then by lowest slot.
 
     Raises:
         LinkError: the server cannot be reached or refuses.
@@ -135,7 +135,7 @@ def runs(connection: Connection) -> list[str]:
 
 
 def _member(key: bytes, value: bytes, now: int) -> MemberView | None:
-    """``value``: seen, until (0: it has left), generation and heartbeat, with a space between."""
+    """``value``: last seen, lease end (0: it has left), generation and heartbeat, separated by spaces."""
     parts = value.split(b" ", 3)
     if len(parts) != 4:
         return None

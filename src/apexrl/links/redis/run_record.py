@@ -1,4 +1,4 @@
-"""A run on a server: its record, the one learner's place in it, and how others find or stop it."""
+"""A run on a Redis server: its record, the learner's lease, and finding or stopping a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from apexrl.links.redis.values import (
 )
 from apexrl.run.ownership import lease_clock
 
-__all__ = ["LearnerDigest", "LearnerPlace", "Orders", "RunRecord", "find_run", "host_name", "stop_run"]
+__all__ = ["LearnerDigest", "LearnerLease", "Orders", "RunRecord", "find_run", "host_name", "stop_run"]
 
 FINISHED_DAYS: Final = 7
 """Days that the record of a finished run stays for `apexrl status`."""
@@ -42,33 +42,33 @@ _LOOK_SECONDS: Final = 0.5
 
 
 class Orders(NamedTuple):
-    """What a renewal brings back."""
+    """The answer to a renewal."""
 
     stop: bool = False
-    """Somebody asked the run to stop."""
+    """A stop was requested."""
     finished: bool = False
     """The learner has ended the run."""
     replaced: bool = False
-    """Another run has taken the name; nothing of this one is left."""
+    """Another run has taken the name; this one was deleted."""
     learner_alive: bool = True
     weights_version: int = 0
-    """The learner's newest, as it told last."""
+    """The learner's newest version, by its last report."""
     weights_trouble: str = ""
-    """Why the learner's host cannot publish it, in words; empty when all is well."""
+    """Why the learner's host cannot publish it; empty: no problem."""
     members: int = 0
-    """How many there are, those that fell silent lately among them."""
+    """Number of members, including those that fell silent recently."""
     lost_slots: tuple[int, ...] = ()
-    """Slots that others leased while no renewal came through; the place has others now, or fewer."""
+    """Slots that other members leased while renewals failed; this member has other slots now, or fewer."""
 
 
-class LearnerPlace:
-    """The one learner of a run. For one thread; every call may raise ``LinkError``, and may then be repeated.
+class LearnerLease:
+    """The lease of a run's only learner. For one thread. Every call may raise ``LinkError``, and can then be repeated.
 
     Args:
-        taken: when it took the place, by the server's clock, in milliseconds since 1970; grows with every take.
-            Roles that write for this learner do so with this as their ``fence``: no longer than it is the newest.
-        resumed: the run was there before with this ``run_id``: its books were kept.
-        asked_at: when it asked for the place, by ``lease_clock``.
+        taken: when it took the lease, by the server's clock, in milliseconds since 1970; grows with every take. It is
+            the ``fence`` of roles that write for this learner: they may write while it is the newest.
+        resumed: the run existed before with this ``run_id``, and its state was kept.
+        asked_at: when it requested the lease, by ``lease_clock``.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class LearnerPlace:
         self.taken = taken
         self.resumed = resumed
         self.held_until = asked_at + ttl
-        """Until when nobody else can have taken the place, by ``lease_clock``: the server counted from later on."""
+        """Until when no other learner can have the lease, by ``lease_clock``."""
         self._shut_out_since: float | None = None  # another run with a learner was found under the name
         self._connection = connection
         self._ttl = _milliseconds(ttl)
@@ -97,16 +97,16 @@ class LearnerPlace:
         self._pruned_at = time.monotonic()
 
     @classmethod
-    def take(cls, server: Server, record: RunRecord, ttl: float = 10.0, replace: bool = False) -> LearnerPlace:
+    def take(cls, server: Server, record: RunRecord, ttl: float = 10.0, replace: bool = False) -> LearnerLease:
         """Become the learner of ``record.name``.
 
         Args:
-            ttl: seconds without ``renew`` after which another learner may take the place.
-            replace: a run of that name with another ``run_id`` is cleared away first.
+            ttl: seconds without ``renew`` after which another learner may take the lease.
+            replace: first delete a run of that name with another ``run_id``.
 
         Raises:
-            HeldError: another learner lives; names its host, process and last sign of life.
-            ConfigError: the server keeps another run of that name, and it shall not be replaced.
+            HeldError: another learner lives; the message names its host, process and last heartbeat.
+            ConfigError: the server has another run of that name, and ``replace`` is False.
             LinkError: the server cannot be reached or refuses.
         """
         keys, connection, token = RunKeys(record.name), Connection(server), uuid.uuid4().hex
@@ -132,7 +132,7 @@ class LearnerPlace:
                     f"if it is dead, its place is free in {int(reply[4]) / 1000:.1f} s"
                 )
             if not reply[1]:
-                with contextlib.suppress(LinkError):  # the place is ours; what is old harms nobody
+                with contextlib.suppress(LinkError):  # the lease is taken; old parts do no harm
                     _clear_parts(connection, keys)
         except BaseException:
             connection.close()
@@ -140,11 +140,11 @@ class LearnerPlace:
         return cls(connection, record, ttl, token, int(reply[2]), bool(reply[1]), asked_at)
 
     def renew(self, digest: LearnerDigest) -> Orders:
-        """Say that the learner lives, every second. A server that came back empty gets the run's record again.
+        """Renew the lease, every second. A server that restarted empty gets the run's record again.
 
         Raises:
-            OwnershipError: another learner has the place, or another run the name: end at once.
-            LinkError: the server cannot be reached or refuses; try again, nothing is lost yet.
+            OwnershipError: another learner has the lease, or another run has the name: end at once.
+            LinkError: the server cannot be reached or refuses; nothing is lost, call again.
         """
         status = encode(digest)
         if len(status) > MOST_STATUS_BYTES:
@@ -182,11 +182,11 @@ class LearnerPlace:
         return Orders(stop=bool(stop), weights_version=digest.weights_version)
 
     def finish(self, summary: dict[str, Any], timeout: float = 5.0) -> None:
-        """Tell everybody that the run is over; wait for the members to leave, at most ``timeout`` seconds, and clear
-        away what nobody needs any more. The record stays for a week."""
+        """Mark the run as finished, wait at most ``timeout`` seconds for its members to leave, and delete what is not
+        needed any more. The record stays for a week."""
         keys = self.keys
         if not self._connection.script(END, [keys.learner, keys.state], self.taken, encode(summary)):
-            self._connection.close()  # another has the place: nothing of this is ours
+            self._connection.close()  # another learner has the run
             return
         ends = time.monotonic() + timeout
         while self._anybody() and time.monotonic() < ends:
@@ -196,19 +196,19 @@ class LearnerPlace:
         self._connection.close()
 
     def leave(self) -> None:
-        """Free the place without ending the run: hosts wait for the next learner. Never raises ``LinkError``: a place
-        that cannot be given back expires."""
+        """Release the lease without ending the run: hosts wait for the next learner. Never raises ``LinkError``: the
+        lease also expires."""
         with contextlib.suppress(LinkError):
             self._connection.script(END, [self.keys.learner, self.keys.state], self.taken, "")
         self._connection.close()
 
     def _shut_out_too_long(self, now: float) -> bool:
-        """Whether another run of the name does not go away: a place that a restored server remembers would expire."""
+        """Whether another run keeps the name for longer than a lease that a restored server remembers."""
         self._shut_out_since = now if self._shut_out_since is None else self._shut_out_since
         return now - self._shut_out_since > 2 * self._ttl / 1000
 
     def _anybody(self) -> bool:
-        """Whether a member has not yet left or fallen silent; by the server's clock."""
+        """Whether any member is alive, by the server's clock."""
         seconds, micros = self._connection.command("TIME")
         now = int(seconds) * 1000 + int(micros) // 1000
         entries = self._connection.pipeline([("HVALS", self.keys.members)], refusals=True)[0] or []
@@ -219,11 +219,11 @@ class LearnerPlace:
 def find_run(
     server: Server, name: str, timeout: float = 60.0, stopped: Callable[[], bool] = lambda: False
 ) -> RunRecord:
-    """The record of the run ``name``; waits until a learner has published it, through trouble with the server too.
+    """The record of the run ``name``. Waits until a learner has published it, also while the connection fails.
 
     Raises:
         WaitTimeout: there was none within ``timeout`` seconds.
-        ClosedError: ``stopped`` said so.
+        ClosedError: ``stopped`` returned True.
         ConfigError: the run speaks another protocol: another version of apexrl.
     """
     keys, connection, backoff = RunKeys(name), Connection(server), Backoff()
@@ -257,8 +257,8 @@ def find_run(
 
 
 def stop_run(server: Server, name: str) -> str:
-    """Ask a run to stop. ``asked``; or there is nobody to ask: ``finished`` (before), ``deserted`` (nobody lives; it
-    counts as finished now), ``none`` (no such run)."""
+    """Request a run to stop. Answers ``asked``, ``finished`` (it had finished), ``deserted`` (no process of it lives;
+    it is marked as finished), or ``none`` (no such run)."""
     keys, connection = RunKeys(name), Connection(server)
     try:
         return str(connection.script(STOP, [keys.state, keys.learner, keys.members])[0].decode())
@@ -267,7 +267,7 @@ def stop_run(server: Server, name: str) -> str:
 
 
 def host_name() -> str:
-    """This machine's name, for people."""
+    """This machine's name, for messages."""
     return printable(os.uname().nodename, 64) or "host"
 
 
@@ -287,14 +287,14 @@ def _checked(data: bytes | None, name: str) -> RunRecord | None:
 
 
 def _all(keys: RunKeys) -> list[str]:
-    """Every key of a run but parts of weights and streams; the scripts know the first four by their place."""
+    """Every key of a run except parts of weights and streams; scripts use the first four by position."""
     first = [keys.state, keys.learner, keys.record, keys.generations]
     carried = [keys.steps, keys.committed, keys.messages, keys.weights, keys.weights_readers, keys.weights_waiting]
     return [*first, keys.slots, keys.members, *carried]
 
 
 def _clear_parts(connection: Connection, keys: RunKeys) -> None:
-    """Delete what is left of weights and of experience, by what the server has rather than by what heads say."""
+    """Delete the remaining parts of weights and streams, by the keys that the server has."""
     for prefix in (keys.weights, keys.steps):
         cursor = b""
         while cursor != b"0":

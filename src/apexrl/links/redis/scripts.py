@@ -1,17 +1,17 @@
-"""What must happen at once on the server, as Lua: who is the learner, who leases which slot.
+"""Lua scripts for atomic changes on the server: the learner's lease and the leases of actor slots.
 
-Only the server's clock says what has expired. No key here has a TTL while its run goes on (a server short of memory may
-evict such keys): the moment of expiry is a value. Where that is farther away than the lease is long, the clock was set
-back: then the lease counts from now. A key of another type than ours was written by somebody who does not belong there;
-it is deleted and made again.
+Only the server's clock decides what has expired. Keys have no TTL while their run continues, because a server that is
+short of memory may evict such keys; the time of expiry is a value. If it is farther away than the length of the lease,
+the clock was set back, and the lease counts from now. A key of the wrong type was not written by apexrl; it is deleted
+and created again.
 
-A full server refuses to grow (noeviction). Whoever lives must be able to say so all the same, and whoever stops or
-ends, too: a script that has written before may go on writing. What can wait, messages, waits.
+A full server refuses writes (noeviction). Renewing and ending must work nevertheless: a script that has made one write
+may go on writing. Messages can wait.
 
-``taken`` is when the newest learner took its place. A server restarted from an old snapshot may tell of an earlier run
-of the name, or of an earlier life of this one; who knows of a later ``taken`` knows better.
+``taken`` is when the newest learner took its lease. A server restarted from an old snapshot may have state of an
+earlier run of the name or of an earlier learner; a process that knows a later ``taken`` corrects it.
 
-Scripts are sent whole (EVAL): they are short, and a restarted server has forgotten those it was told by digest.
+Scripts are sent in full (EVAL): they are short, and a restarted server does not know scripts by digest.
 """
 
 from __future__ import annotations
@@ -334,9 +334,9 @@ return entries
 
 
 class Connection:
-    """Runs scripts and commands over a connection of its own: made when first needed, and again after trouble.
+    """Runs scripts and commands over its own connection, opened at first use and again after a failure.
 
-    Not for several threads at once. Whatever goes wrong on the way or on the server becomes a ``LinkError`` in words.
+    Not thread-safe. Every failure of the connection or server is raised as a ``LinkError``.
     """
 
     def __init__(self, server: Server) -> None:
@@ -351,7 +351,7 @@ class Connection:
         return self.pipeline([words])[0]
 
     def pipeline(self, commands: Sequence[Sequence[str | bytes | int]], refusals: bool = False) -> list[Any]:
-        """Several commands in one go; with ``refusals``, a refused one's place in the list is None."""
+        """Several commands at once. With ``refusals``, the reply of a refused command is None."""
         try:
             if self._redis is None:
                 self._redis = self.server.connect()

@@ -1,4 +1,4 @@
-"""The sending end of the stream of experience (`links.redis.experience_stream` says how the two ends work together)."""
+"""The sender of the experience stream (`experience_stream` describes the protocol)."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from apexrl.links.redis.stream_names import LAST_OF_LIFE, field_of, sequence_of,
 from apexrl.protocols import ChunkHead
 
 BATCH_BYTES: Final = 4 * 2**20
-"""Sent before replies are read: bounds what is sent twice after a cut."""
+"""Frames sent before replies are read; bounds what is sent twice after a reconnect."""
 BATCH_FRAMES: Final = 256
 DOUBT_SECONDS, MOST_DOUBT_SECONDS = 5.0, 60.0
-"""Without anything committed, after which the server is asked whether it still has what it took; longer each time."""
+"""Time without a commit after which the sender checks that the server still has its frames; doubled each time."""
 LEAST_PAUSE, MOST_PAUSE = 0.001, 0.05
-"""Seconds between two looks at what was committed."""
+"""Seconds between reads of what was committed."""
 
 _MULTI, _EXEC = command("MULTI"), command("EXEC")
 _THERE: Final = "return #redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])"  # the entry itself may be large
 
 
 class ExperienceSender:
-    """Sends one member's chunks, in order, each once. For one thread. Trouble with the server is waited out.
+    """Sends one member's chunks, in order, each once. For one thread. Failures of the connection are retried.
 
-    ``sent_items`` = ``committed_items`` + ``dropped_items`` + ``uncommitted_items`` at any time. Dropped is what this
-    end gave up. The intake may have had such a frame already and commit it: then it counts as dropped here, and as
-    committed there, where gaps in the numbers say what is really missing.
+    ``sent_items`` = ``committed_items`` + ``dropped_items`` + ``uncommitted_items`` at any time. The intake may still
+    commit a frame that was dropped here: it then counts as dropped here and as committed there. Gaps in the item
+    numbers tell the intake what is really missing.
 
     Args:
-        run_id, member, generation, schema: stand in every frame.
-        window_bytes: kept uncommitted; a frame may exceed it.
-        when_full: ``wait`` (the caller looks at ``room``) or ``drop-oldest``.
+        run_id, member, generation, schema: written into every frame.
+        window_bytes: of uncommitted frames; a single frame may exceed it.
+        when_full: ``wait`` (the caller checks ``room``) or ``drop-oldest``.
         compression: ``none`` or ``zlib``.
-        most_bulk: the server's (`ServerFacts`), until a connection of the sender's own has told.
+        most_bulk: the server's (`ServerFacts`), until the sender's own connection has read it.
     """
 
     def __init__(
@@ -66,19 +66,19 @@ class ExperienceSender:
         self._pipe: Pipe | None = None
         self._backoff = Backoff()
         self._not_before = 0.0
-        self._server_id, self._life = "", b""  # empty: not known
+        self._server_id, self._life = "", b""  # empty: unknown
         self._most_bulk = most_bulk
-        self._append = self._stream = b""  # XADD up to the frame; the stream of this life
+        self._append = self._stream = b""  # XADD up to the frame; key of the present stream
         self._look = command("HGET", keys.committed, self._field) + command("GETRANGE", keys.steps, 0, LAST_OF_LIFE)
         self._queued: deque[_Kept] = deque()
-        self._sent: deque[_Kept] = deque()  # and answered; all of them come before what is queued
+        self._sent: deque[_Kept] = deque()  # and taken by the server, uncommitted; older than those queued
         self._posted: _Posted | None = None
-        self._deletes: list[bytes] = []  # entries of this life that were dropped after they were sent
-        self._sure_until = 0.0  # monotonic seconds; then what was sent is doubted
+        self._deletes: list[bytes] = []  # entries of the present stream that were dropped after they were sent
+        self._sure_until = 0.0  # monotonic time of the next check that the server has what was sent
         self._doubt = DOUBT_SECONDS
         self._sequence = 0
         self.trouble = ""
-        """Why nothing moves, in words; empty when all is well."""
+        """Why nothing is sent; empty: no problem."""
         self.committed_sequence = 0
         self.sent_items = self.committed_items = self.dropped_items = self.uncommitted_items = 0
         self.uncommitted_bytes = 0
@@ -91,29 +91,29 @@ class ExperienceSender:
 
     @property
     def met(self) -> bool:
-        """Whether the server was ever there."""
+        """Whether there ever was a connection."""
         return self._server_id != ""
 
     @property
     def most_frame_bytes(self) -> int:
-        """Bytes of the largest body that may be offered; before the first connection, a guess."""
-        return min(self._most_bulk - 2**16, MOST_BODY_BYTES)  # the head is small beside that
+        """Size of the largest body that may be offered; an estimate before the first connection."""
+        return min(self._most_bulk - 2**16, MOST_BODY_BYTES)  # the head is much smaller
 
     @property
     def room(self) -> int:
-        """Bytes that may still be offered; with ``drop-oldest`` the whole window."""
+        """Bytes that may be offered now; with ``drop-oldest``, the whole window."""
         return self._window if self._drops else max(0, self._window - self.uncommitted_bytes)
 
     def offer(self, heads: Sequence[ChunkHead], body: bytes | memoryview, counts: Mapping[str, int]) -> None:
-        """Take one frame of chunks to be sent. Copies the body once; never waits.
+        """Queue one frame of chunks. Copies the body once; never waits.
 
         Args:
-            body: of all chunks, one after the other.
+            body: of all chunks, concatenated.
             counts: the member's cumulative counters.
 
         Raises:
             LinkError: the frame is larger than ``most_frame_bytes``, or has more than 4096 chunks; nothing was taken.
-            ValueError: the body is not as long as its chunks.
+            ValueError: the body has another length than its chunks.
         """
         nbytes = memoryview(body).nbytes
         if nbytes != sum([head.nbytes for head in heads]) or not heads:
@@ -145,10 +145,10 @@ class ExperienceSender:
         self.uncommitted_bytes += len(frame)
 
     def step(self, timeout: float) -> bool:
-        """Send what is queued and look at what was committed.
+        """Send queued frames and read what was committed.
 
-        Waits up to ``timeout`` seconds, while frames are uncommitted, for something to move (a dead connection may
-        take the server's timeout to be noticed). Returns whether something did. Trouble only sets ``trouble``.
+        While frames are uncommitted, waits up to ``timeout`` seconds for progress (a dead connection may take the
+        server's timeout to be noticed). Returns whether there was progress. Failures only set ``trouble``.
         """
         deadline = time.monotonic() + timeout
         pause = LEAST_PAUSE
@@ -173,14 +173,14 @@ class ExperienceSender:
             pause = min(2.0 * pause, MOST_PAUSE)
 
     def close(self, timeout: float) -> None:
-        """Try for ``timeout`` seconds to have everything committed, then disconnect."""
+        """Wait up to ``timeout`` seconds until everything is committed, then disconnect."""
         deadline = time.monotonic() + timeout
         while self.uncommitted_bytes and time.monotonic() < deadline:
             self.step(deadline - time.monotonic())
         self._disconnect()
 
     def _ready(self) -> bool:
-        """Whether there is a connection and something to say; all that a new server may lack is queued again."""
+        """Whether there is a connection and something to send. Queues again what a new server may lack."""
         if time.monotonic() < self._not_before:
             return False
         if self._pipe is None:
@@ -194,9 +194,9 @@ class ExperienceSender:
         return bool(self.uncommitted_bytes or self._deletes or not self._life)
 
     def _post(self) -> None:
-        """Deletions, one batch (all of it or nothing), and a look, on their way: replies are for `_collect`.
+        """Send deletions, one batch (all or nothing) and a read of what was committed; `_collect` reads the replies.
 
-        One at a time: a batch must not be taken where the one before it was refused.
+        One batch at a time: a batch must not be taken if the one before it was refused.
         """
         pipe = self._pipe
         assert pipe is not None
@@ -213,7 +213,7 @@ class ExperienceSender:
             kept.tried = True
         if whole:
             pieces.append(_EXEC)
-        if doubted is not None:  # before the look, so that what was committed meanwhile is not missed
+        if doubted is not None:  # before the read, so that a concurrent commit is not missed
             pieces.append(command("EVAL", _THERE, 1, self._stream, doubted.entry))
         pieces.append(self._look)
         answers = len(batch) + 2 * whole
@@ -221,7 +221,7 @@ class ExperienceSender:
         self._posted = _Posted(batch, answers, whole, deletes, doubted)
 
     def _collect(self) -> bool:
-        """The replies to what was posted. Whether something moved."""
+        """Read the replies to `_post`. True: there was progress."""
         posted, self._posted = self._posted, None
         if posted is None or self._pipe is None:
             return False
@@ -252,8 +252,8 @@ class ExperienceSender:
         return batch
 
     def _taken(self, batch: list[_Kept], entries: list[bytes | None]) -> bool:
-        """Move a batch from queued to sent, if there was a stream to take it."""
-        if None in entries:  # the stream is gone: wait until the receiver has made another
+        """Move a batch from queued to sent, if the stream existed."""
+        if None in entries:  # the stream is gone: wait until the receiver has created another
             self._life = b""
             self._queue_again()
             return False
@@ -296,11 +296,11 @@ class ExperienceSender:
         return moved
 
     def _judge(self, doubted: _Kept, there: Any) -> None:
-        """Queue again what the server took and has no more, although nobody committed it."""
+        """Queue again what the server lost before it was committed."""
         self._doubt = min(2.0 * self._doubt, MOST_DOUBT_SECONDS)  # a frame that is refused comes to this, too
         self._sure_until = time.monotonic() + self._doubt
         if there == 0 and self._sent and self._sent[-1] is doubted:
-            self._deletes += [kept.entry for kept in self._sent]  # none may overtake those before it
+            self._deletes += [kept.entry for kept in self._sent]  # frames must stay in order
             self._queue_again()
 
     def _release(self, kept: _Kept) -> None:
@@ -319,7 +319,7 @@ class ExperienceSender:
             self._drop(kept)
 
     def _queue_again(self) -> None:
-        """Everything uncommitted is to be sent, from the oldest on."""
+        """Queue everything uncommitted, from the oldest on."""
         self._queued.extendleft(reversed(self._sent))
         self._sent.clear()
 
@@ -341,9 +341,9 @@ class ExperienceSender:
 
 
 class _Posted(NamedTuple):
-    """A round trip whose replies are still to come."""
+    """A round trip whose replies are outstanding."""
 
-    batch: list[_Kept]  # these are still the first of what is queued
+    batch: list[_Kept]  # still the first of the queue
     answers: int  # replies to it
     whole: bool
     deletes: int
@@ -359,5 +359,5 @@ class _Kept:
         self.end = end  # the sequence after its last chunk
         self.items = items
         self.frame = frame
-        self.entry = b""  # its id on the server, when known
+        self.entry = b""  # its id on the server, once known
         self.tried = False  # to send it

@@ -1,7 +1,7 @@
-"""The Redis server of a run: where it is, whether it is fit, and what its errors mean in words.
+"""The Redis server of a run: connecting, checks of its configuration, and error messages.
 
 The URL holds the password. It never appears in a message, a ``repr``, a log or a file; only ``pickle`` (to start local
-processes) carries it.
+processes) contains it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OLDEST_VERSION = (6, 2)
 """The first with XADD NOMKSTREAM; Valkey says 7.2."""
 
 DEFAULT_BULK_BYTES = 512 * 2**20
-"""``proto-max-bulk-len`` of a server that does not tell (managed services refuse CONFIG)."""
+"""``proto-max-bulk-len`` assumed where CONFIG is refused, as by managed services."""
 
 TROUBLE = (
     LinkError,  # from `Server.connect`
@@ -36,16 +36,16 @@ TROUBLE = (
     exceptions.ClusterDownError,
     exceptions.TryAgainError,
 )
-"""What may pass by itself: drop the connection, wait (`Backoff`), try again."""
+"""Errors that may be temporary: close the connection, wait (`Backoff`), try again."""
 
 _OPTIONS = re.compile(r"db|ssl_(ca_certs|ca_path|certfile|keyfile|cert_reqs|check_hostname)")
 
 
 class ServerFacts(NamedTuple):
-    """What a server says of itself."""
+    """A server's properties."""
 
     version: str
-    run_id: str  # another one: the server was restarted, or is another server
+    run_id: str  # changes when the server restarts
     policy: str  # maxmemory-policy
     most_memory: int  # bytes; 0: no limit
     most_bulk: int  # bytes of the largest single value
@@ -55,12 +55,12 @@ class Server:
     """A Redis server by URL (``redis://``, ``rediss://`` for TLS, ``unix://``); picklable; holds no connection.
 
     Args:
-        url: with user and password where the server wants them, percent-encoded; TLS files as a query
+        url: with user and password if the server requires them, percent-encoded; TLS files as a query
             (``?ssl_ca_certs=FILE``, ``ssl_certfile``, ``ssl_keyfile``).
         timeout: seconds that a connection or a reply may take.
 
     Raises:
-        ConfigError: no such URL.
+        ConfigError: the URL is invalid.
     """
 
     def __init__(self, url: str, timeout: float = 10.0) -> None:
@@ -82,7 +82,7 @@ class Server:
             read_bytes: taken from the socket at a time.
 
         Raises:
-            LinkError: it cannot be had; the message says why.
+            LinkError: there is no connection; the message says why.
         """
         try:
             client = redis.Redis.from_url(
@@ -96,7 +96,7 @@ class Server:
         return client
 
     def check(self) -> ServerFacts:
-        """What the server is, if it is fit for a run.
+        """The server's properties, if it is suitable for a run.
 
         Raises:
             LinkError: it cannot be reached, is older than 6.2 or a replica, or may evict streams.
@@ -119,7 +119,7 @@ class Server:
 
 
 def check(client: redis.Redis, address: str) -> ServerFacts:
-    """As `Server.check`, over a connection that is there; redis-py's errors pass through."""
+    """Like `Server.check`, over an open connection. Raises redis-py's errors."""
     told: dict[str, Any] = client.info()
     version = str(told.get("redis_version", "0"))
     if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < OLDEST_VERSION:
@@ -136,7 +136,7 @@ def check(client: redis.Redis, address: str) -> ServerFacts:
 
 
 def explain(error: Exception, address: str) -> LinkError:
-    """A redis-py or socket error as words that say what to do; never holds the password."""
+    """A redis-py or socket error as a message that says what to do, without the password."""
     if isinstance(error, LinkError):
         return error
     text = str(error)
@@ -151,7 +151,7 @@ def explain(error: Exception, address: str) -> LinkError:
 
 _PASSWORD = "{where} refuses this user or password (special characters in the URL are percent-encoded)"
 
-_WORDS = (  # first match wins; `text` only where the server cannot be echoing what we sent it (a password among it)
+_WORDS = (  # first match wins; `text` only where the server cannot echo what we sent, such as a password
     ("unknown command", "{where} lacks a command that runs need; Redis 6.2 or later and Valkey have it"),
     ("without any password configured", "{where} has no password, and the URL gives one: leave it out"),
     ("WRONGPASS|invalid password|invalid username", _PASSWORD),
@@ -196,7 +196,7 @@ def _most_bulk(client: redis.Redis) -> int:
     try:
         told: dict[Any, Any] = client.config_get("proto-max-bulk-len")
         return int(next(iter(told.values())))
-    except (exceptions.ResponseError, StopIteration):  # not for everybody to ask
+    except (exceptions.ResponseError, StopIteration):  # not permitted
         return DEFAULT_BULK_BYTES
 
 
@@ -204,7 +204,7 @@ def _address(url: str) -> str:
     """``host:port`` or a socket's path, for messages.
 
     Raises:
-        ConfigError: this is no URL of a Redis server. The message holds nothing of it: it may hold a password.
+        ConfigError: this is not the URL of a Redis server. The message does not quote it: it may hold a password.
     """
     try:
         parts = urlsplit(url)

@@ -1,5 +1,7 @@
-"""A run's record signed with a token that the learner and the hosts share, so that who writes to the server cannot make
-one. HMAC-SHA256 over the record as it is encoded, without its signature."""
+"""Signatures of run records, so that write access to the server is not enough to forge one.
+
+HMAC-SHA256, with the token that learner and hosts share, over the encoded record without its signature.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ from apexrl.errors import ConfigError
 from apexrl.links.redis.values import RunRecord, encode
 
 LEAST_TOKEN: Final = 16
-"""Characters of a token, so that it cannot be guessed from a signature."""
+"""Least length of a token, so that it cannot be guessed from a signature."""
 
-_PURPOSE: Final = b"apexrl record\n"  # the same token may also open a gate
+_PURPOSE: Final = b"apexrl record\n"  # the same token may also be used for a gateway
 
 
 def sign(record: RunRecord, token: str) -> RunRecord:
@@ -31,10 +33,10 @@ def sign(record: RunRecord, token: str) -> RunRecord:
 
 
 def trusted_modules(record: RunRecord, token: str, trust: Sequence[str], origin: str) -> tuple[str, ...]:
-    """``trust``, and with a token all that the record names, for its learner's user has named that.
+    """``trust``, and with a token all modules that the record names, because the learner's user named them.
 
     Raises:
-        ConfigError: there is a token, and the record is not signed with it.
+        ConfigError: there is a token, but the record is not signed with it.
     """
     given = (trust,) if isinstance(trust, str) else tuple(trust)
     if not token:

@@ -1,4 +1,4 @@
-"""What sender and receiver agree on: the stream of experience and the table of what was committed."""
+"""Keys and fields that the experience sender and receiver share."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from apexrl.links.redis.values import MOST_SEQUENCE
 
 GROUP: Final = "learner"
 CONSUMER: Final = "intake"
-"""One name: what a dead intake had not acknowledged is its successor's own."""
+"""A fixed name, so that a new intake receives what its dead predecessor had not acknowledged."""
 
 LAST_OF_LIFE: Final = 62
-"""Index of the last character of a stream's life that is looked at."""
+"""Index of the last character read of a stream's generation."""
 
 
 def stream_of(keys: RunKeys, life: bytes) -> bytes:
-    """The key of the stream in one of its lives."""
+    """The key of the stream in one of its generations."""
     return b"%b:%b" % (keys.steps.encode(), life)
 
 
@@ -28,12 +28,12 @@ def field_of(member: str, generation: int) -> str:
 
 
 def sequence_of(value: bytes | None) -> int:
-    """A value of ``keys.committed``; 0 when it is none that a sender can have reached."""
+    """A value of ``keys.committed``; 0 if it is invalid."""
     sequence = int(value) if value and len(value) < 17 and value.isdigit() else 0
     return sequence if sequence < MOST_SEQUENCE else 0
 
 
 def depth(client: redis.Redis, keys: RunKeys) -> int:
-    """Frames on the server that were not acknowledged yet. Raises redis-py's errors."""
+    """Number of frames on the server that are not acknowledged. Raises redis-py's errors."""
     life: Any = client.getrange(keys.steps, 0, LAST_OF_LIFE)
     return int(client.xlen(stream_of(keys, life))) if life else 0

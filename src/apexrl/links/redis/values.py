@@ -1,4 +1,4 @@
-"""What a run's keys hold, as strict types. Whatever is read from a server may have been written by anybody."""
+"""The values of a run's keys, as strict types, because any client of the server may have written them."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import msgspec
 from apexrl.run.status import RunStatus
 
 PROTOCOL: Final = 2
-"""Raised when anything that hosts say to one another through a server changes its meaning. A host joins runs of its own
-protocol only; frames of another one are refused."""
+"""Incremented when the meaning of anything on the server changes. A host joins only runs of its own protocol and
+refuses frames of others."""
 
 MOST_SEQUENCE: Final = 2**40
-"""Chunks of one member's life."""
+"""Chunks of one generation of a member."""
 MOST_RECORD_BYTES: Final = 4 << 20
 MOST_STATUS_BYTES: Final = 32 << 10
 MOST_MESSAGE_BYTES: Final = 64 << 10
 MOST_TROUBLE: Final = 200
-"""Characters that say why something does not work."""
+"""Length of a text that says why something does not work."""
 
 Identity = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9-]{8,64}$")]
 Word = Annotated[str, msgspec.Meta(max_length=200)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Measurement = float | None
-"""None stands for NaN, which JSON cannot say."""
+"""None stands for NaN, which JSON does not have."""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """All that another host must know of a run before it joins."""
+    """Everything that another host needs to know of a run before it joins."""
 
     run_id: Identity
     name: Annotated[str, msgspec.Meta(pattern=r"^[\w.+=@-]{1,100}$")]
@@ -38,26 +38,26 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Version of the package that the learner runs."""
     protocol: int = PROTOCOL
     config: str
-    """As in config.toml; with everything resolved that depends on the learner's host."""
+    """As in config.toml, with values that depend on the learner's host resolved."""
     spec: dict[str, Any]
     """The environment's spaces (``EnvSpec`` as plain data)."""
     step_spec: dict[str, Any]
     """The agent's extra fields."""
     schema: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$", max_length=64)]
-    """Digest of what a chunk's body holds, as hex digits."""
+    """Digest of the layout of a chunk's body, as hex digits."""
     weights_nbytes: Count
     actor_slots: Annotated[int, msgspec.Meta(ge=1, le=65536)]
     host: Word
     began: Annotated[float, msgspec.Meta(ge=0.0, le=2.0**33)]
     """Seconds since 1970, by the learner host's clock."""
     local: dict[str, Any]
-    """Options of the replay that an actor host keeps its experience in until it is sent."""
+    """Options of the replay in which an actor host keeps experience until it is sent."""
     signature: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$", max_length=64)] = ""
-    """``signing.sign``; empty: its learner has no token."""
+    """By ``signing.sign``; empty: its learner has no token."""
 
 
 class LearnerDigest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the learner's host says of the run, every second. Rates are per second."""
+    """The learner host's status of the run, every second. Rates are per second."""
 
     phase: Word = "starting"
     elapsed_seconds: float = 0.0
@@ -82,23 +82,23 @@ class LearnerDigest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     committed_items: Count = 0
     """Items that came from other hosts into the replay."""
     missing_items: Count = 0
-    """Items that hosts made and that never came: dropped on purpose, or lost with a host."""
+    """Items of hosts that never arrived: dropped by them, or lost with a host."""
     duplicate_items: Count = 0
-    """Items that came once more and were dropped."""
+    """Items that arrived again and were dropped."""
     refused_frames: Count = 0
-    """Frames that were none of this run's."""
+    """Frames that do not belong to this run."""
     dropped_messages: Count = 0
-    """Episodes and warnings that hosts could not tell of, or that could not be read."""
+    """Episodes and warnings that hosts could not deliver, or that could not be read."""
     weights_published: Count = 0
-    """The newest version that other hosts can have; 0: none yet."""
+    """The newest version available to other hosts; 0: none yet."""
     weights_failures: Count = 0
     """Attempts to publish weights that the server did not take."""
     weights_trouble: Word = ""
-    """Why weights cannot be published now; empty when all is well."""
+    """Why weights cannot be published; empty: no problem."""
 
     @classmethod
     def of(cls, status: RunStatus, carried: Mapping[str, int] | None = None) -> LearnerDigest:
-        """What there is to say of ``status``; ``carried``: the intake's totals, named as the fields here."""
+        """The digest of ``status``; ``carried``: the intake's totals, named as the fields here."""
         lag = status.policy_lag
         return cls(
             phase=status.phase,
@@ -126,10 +126,10 @@ class LearnerDigest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class HostDigest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an actor host or a client says of itself, every second. Rates are per second."""
+    """The status of an actor host or client, every second. Rates are per second."""
 
     state: Word = "starting"
-    """A word of ``status.WorkerState``: ``acting``, ``waiting`` …"""
+    """A ``status.WorkerState``: ``acting``, ``waiting`` …"""
     env_steps: Count = 0
     env_steps_per_second: float = 0.0
     episodes: Count = 0
@@ -142,13 +142,13 @@ class HostDigest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dropped_items: Count = 0
     restarts: Count = 0
     dropped_messages: Count = 0
-    """Episodes and warnings that could not be told of."""
+    """Episodes and warnings that could not be delivered."""
     weights_trouble: Word = ""
-    """Why newer weights cannot be had; empty when all is well."""
+    """Why newer weights cannot be read; empty: no problem."""
 
     @classmethod
     def of(cls, status: RunStatus, carried: Mapping[str, int] | None = None) -> HostDigest:
-        """What there is to say of a host's ``status``; ``carried``: the uplink's totals, named as the fields here."""
+        """The digest of a host's ``status``; ``carried``: the uplink's totals, named as the fields here."""
         states = [worker.state for worker in status.workers if worker.role == "actor"]
         return cls(
             state=max(set(states), key=states.count) if states else "starting",
@@ -163,7 +163,7 @@ class HostDigest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """A member's entry: who it is, and what it says of itself."""
+    """A member's entry: its identity and status."""
 
     kind: Word
     """``host`` or ``client``."""
@@ -177,21 +177,21 @@ T = TypeVar("T")
 
 
 def whole(data: bytes | None) -> int:
-    """A number of the server's; 0 for what is none, or none of ours."""
+    """A number from the server; 0 if it is invalid."""
     return int(data) if data and data.isdigit() and len(data) <= 15 else 0
 
 
 def lives(seen: int, until: int, now: int) -> bool:
-    """Whether who was seen last at ``seen``, with a lease ``until``, lives; server's times in milliseconds.
+    """Whether a member last seen at ``seen``, with a lease ``until``, is alive; server times in milliseconds.
 
-    ``now`` may have been read a little before the others; one farther in the future stands there since the server's
-    clock was set back.
+    ``now`` may have been read a little before the others. A time farther in the future means that the server's clock
+    was set back.
     """
     return seen <= now + 1000 and until > now
 
 
 def decode(data: bytes | None, kind: type[T]) -> T | None:
-    """``data`` as a ``kind``; None when it is no such thing, whatever it is."""
+    """``data`` as a ``kind``; None: it is not one."""
     if data is None:
         return None
     try:
@@ -206,13 +206,13 @@ def encode(value: Any) -> bytes:
 
 
 def printable(text: str | bytes | None, most: int = 80) -> str:
-    """``text`` fit for a terminal: one line, no control characters, at most ``most`` characters."""
+    """``text`` safe for a terminal: one line, no control characters, at most ``most`` characters."""
     words = text.decode("utf-8", "replace") if isinstance(text, bytes) else text or ""
     return "".join(c if c.isprintable() else "?" for c in words[:most])
 
 
 def carried_fields(digest: type[msgspec.Struct], carried: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a role between hosts told, as far as a digest has a field for it."""
+    """The values that ``digest`` has a field for."""
     told = {name: value for name, value in (carried or {}).items() if name in digest.__struct_fields__}
     return {name: printable(v, MOST_TROUBLE) if isinstance(v, str) else int(v) for name, v in told.items()}
 

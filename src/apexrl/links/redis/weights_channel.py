@@ -1,11 +1,11 @@
-"""Weights through a server: the newest version alone, in parts, with a doorbell.
+"""Weights over a Redis server: the newest version in parts, with a notification.
 
-``keys.weights`` is the head: which version, in how many parts. The parts are there before the head is, so whoever comes
-late reads the head and has everything; the doorbell only saves waiting, and a lost ring costs one poll.
+``keys.weights`` is the head: the version and its number of parts. Parts are stored before the head, so a reader of the
+head can read everything. The notification only saves waiting; a lost one costs one poll.
 
-However many hosts there are, the server holds at most three versions (the newest, an older one that is still being
-read, and one on its way in), and `READERS` times `AHEAD` pieces of `PIECE_BYTES` on their way out: hosts read in turns
-(`links.redis.read_turns`), and ask for the next piece when one has come.
+For any number of hosts, the server holds at most three versions (the newest, an older one still being read, and one
+being uploaded), and `READERS` times `AHEAD` pieces of `PIECE_BYTES` in output buffers: hosts read in turns
+(`links.redis.read_turns`), and request another piece when one has arrived.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ PART_BYTES: Final = 2**20 - 2**10
 there; and while a part comes in, the server holds it in a buffer of its own."""
 PIECE_BYTES: Final = 128 * 2**10
 AHEAD: Final = 2
-"""Pieces that a reader asks for before the first has come."""
+"""Pieces that a reader requests before the first has arrived."""
 POLL_SECONDS: Final = 2.0
-"""Between two looks at the head when no bell rings, on average."""
+"""Average time between reads of the head without a notification."""
 WAITING_POLL_SECONDS: Final = 10.0
-"""… of a reader that waits for its turn: it will be told."""
+"""The same for a reader that waits for its turn, which is notified."""
 PATIENCE_SECONDS: Final = 10.0
-"""That publishing waits while two older versions are being read. Then the readers of the later one begin anew."""
+"""How long publishing waits while two older versions are being read; then readers of the later one must restart."""
 ORPHAN_SECONDS: Final = 600
-"""That parts live whose publisher dies before it writes the head."""
+"""Lifetime of parts whose publisher dies before it writes the head."""
 MOST_BYTES: Final = 2**32 - 1
 """Of one version."""
 _MOST_HEAD: Final = 1024
@@ -60,7 +60,7 @@ class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=Fals
     part_bytes: Annotated[int, Meta(ge=1, le=512 * 2**20)]  # of each but the last
     nbytes: Annotated[int, Meta(ge=1, le=MOST_BYTES + 2**20)]
     before: Annotated[list[tuple[Count, Annotated[int, Meta(ge=0, le=2**16)]]], Meta(max_length=4)]
-    """(version, parts) of what is still there of older ones."""
+    """(version, parts) of older versions that are still stored."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -68,10 +68,10 @@ _decoder = msgspec.msgpack.Decoder(_Head)
 
 
 def _read_head(value: bytes) -> _Head | None:
-    """The head on the server; None when there is none.
+    """The decoded head; None: there is none.
 
     Raises:
-        FrameError: it is no head.
+        FrameError: the value is not a head.
     """
     if not value:
         return None
@@ -94,8 +94,8 @@ class WeightsUploader:
     """Publishes a run's weights. For one thread.
 
     Args:
-        run_id: other runs' weights under these keys are replaced.
-        fence: the ``taken`` of the `LearnerPlace` that this works for; 0: whoever's the run is.
+        run_id: weights of other runs under these keys are replaced.
+        fence: the ``taken`` of the `LearnerLease` that this works for; 0: no fence.
         compression: ``none`` or ``zlib``.
     """
 
@@ -109,24 +109,24 @@ class WeightsUploader:
         self._held_since: float | None = None  # monotonic seconds
 
     def publish(self, weights: Arrays, version: int) -> bool:
-        """Make ``version`` the newest; one before it stays for those who are reading it.
+        """Publish ``version``. The previous one stays while it is being read.
 
         Returns:
-            False: two older ones are still being read. Try again soon, with the newest.
+            False: two older versions are still being read. Try again soon, with the newest weights.
 
         Raises:
-            LinkError: the server cannot take it now; try again, with the newest.
-            OwnershipError: a newer learner has the run; its weights stand.
-            FrameError: an array is not of plain numbers, or all of them are more than 4 GiB.
+            LinkError: the server cannot take it now; try again with the newest weights.
+            OwnershipError: a newer learner has the run.
+            FrameError: an array is not of plain numbers, or the weights have more than 4 GiB.
         """
         return bool(self._guarded(lambda pipe: self._publish(pipe, weights, version)))
 
     def published(self) -> int:
-        """The version that the server has of this run; 0 when it has none (it may have lost it: publish again). What
-        nobody reads any more is deleted there.
+        """The version that the server has of this run; 0: none, perhaps because it lost it. Also deletes older versions
+        that are not being read any more.
 
         Raises:
-            LinkError: the server cannot be asked now.
+            LinkError: the server cannot be reached now.
             OwnershipError: a newer learner has the run.
         """
 
@@ -168,7 +168,8 @@ class WeightsUploader:
         return True
 
     def _tidy(self, pipe: Pipe, old: _Head | None, version: int | None = None) -> list[tuple[int, int]] | None:
-        """Delete what nobody reads any more. What is left beside ``version``; None when that is too much to publish."""
+        """Delete versions that are not being read. Answers those left besides ``version``; None: too many to
+        publish."""
         keys = self._keys
         told = pipe.ask("EVAL", BEING_READ, 2, keys.state, keys.weights_readers, self._fence)
         if told is None:
@@ -213,7 +214,7 @@ class WeightsUploader:
             raise explain(error, self._server.address) from None
 
     def _abandon(self, error: Exception) -> None:
-        """Close the connection; on a full server first make room of what came only in part."""
+        """Close the connection; on a full server, first delete parts without a head."""
         with suppress(*TROUBLE, exceptions.ResponseError):
             if self._unshown and self._pipe is not None and isinstance(error, exceptions.OutOfMemoryError):
                 self._pipe.ask("EVAL", DROP, 1 + len(self._unshown), self._keys.state, *self._unshown, self._fence)
@@ -225,7 +226,7 @@ class WeightsDownloader:
     """Pulls the newest weights of a run, for all actors of a host. For one thread.
 
     Args:
-        most_bytes: more than that is refused, before it is fetched.
+        most_bytes: larger weights are refused before they are fetched.
     """
 
     def __init__(self, server: Server, keys: RunKeys, *, run_id: str, most_bytes: int = MOST_BYTES) -> None:
@@ -238,10 +239,10 @@ class WeightsDownloader:
         self._token = uuid.uuid4().hex
         self._has_turn = self._waits = False
         self.trouble = ""
-        """Why none can be had, in words; empty when all is well."""
+        """Why there are none; empty: no problem."""
         self.transfers = 0
         self.refused = 0
-        """Weights that were damaged, hostile, or of another run."""
+        """Number of refused weights: damaged, hostile, or of another run."""
         self.reconnects = -1
 
     @property
@@ -249,9 +250,9 @@ class WeightsDownloader:
         return self._bell is not None
 
     def wait(self, newer_than: int, timeout: float) -> tuple[int, dict[str, Array]] | None:
-        """The newest (version, weights) after ``newer_than``, waiting up to ``timeout`` seconds; None: none came.
+        """The newest (version, weights) after ``newer_than``. None: none within ``timeout`` seconds.
 
-        Trouble with the server is waited out, and told by ``trouble``.
+        Failures of the connection are retried; ``trouble`` describes them.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -282,7 +283,7 @@ class WeightsDownloader:
         self._pipe = self._bell = None
 
     def _rung(self, timeout: float) -> bool:
-        """Whether the bell rang; a connection that is new looks as well."""
+        """Whether there was a notification, or the connection is new."""
         if self._bell is None or self._pipe is None:
             self._pipe = Pipe(self._server, read_bytes=2**20)
             self._bell = Pipe(self._server)
@@ -301,7 +302,7 @@ class WeightsDownloader:
         return rung
 
     def _fetch(self, newer_than: int) -> tuple[int, dict[str, Array]] | None:
-        """The newest, if it is this reader's turn."""
+        """The newest weights, if it is this reader's turn."""
         pipe = self._pipe
         assert pipe is not None
         for _ in range(3):  # an older one may be deleted while it is being read, after `PATIENCE_SECONDS`
@@ -329,7 +330,7 @@ class WeightsDownloader:
         return None
 
     def _parts(self, pipe: Pipe, head: _Head) -> bytearray | None:
-        """All parts in one buffer, or None when one is not there any more, or the turn was over."""
+        """All parts in one buffer. None: one was deleted, or the turn ended."""
         pieces = list(_pieces(head))
         asked: deque[int] = deque()  # replies that are to come: bytes of a piece at most, or 0 of a word about the turn
         blob = bytearray(head.nbytes)
@@ -377,12 +378,12 @@ class WeightsDownloader:
 
     def _leave_turn(self, pipe: Pipe) -> None:
         self._has_turn = False
-        with suppress(*TROUBLE):  # then it ends by itself
+        with suppress(*TROUBLE):  # the turn then expires
             pipe.send([command(*self._turn(LEAVE_TURN))], 1)
 
 
 def _pieces(head: _Head) -> Iterator[tuple[int, int, int]]:
-    """(part, first byte, last byte) of all that is read, in order; of each part a byte more than there should be."""
+    """(part, first byte, last byte) of every read, in order, with one byte more than each part should have."""
     for part in range(head.parts):
         nbytes = min(head.part_bytes, head.nbytes - part * head.part_bytes)
         for first in range(0, nbytes, PIECE_BYTES):
@@ -391,5 +392,5 @@ def _pieces(head: _Head) -> Iterator[tuple[int, int, int]]:
 
 
 def _after(seconds: float) -> float:
-    """In monotonic seconds. Hosts that look at the same moment do not do so the next time."""
+    """Monotonic time in about ``seconds``, with jitter so that hosts do not poll together."""
     return time.monotonic() + seconds * random.uniform(0.75, 1.25)

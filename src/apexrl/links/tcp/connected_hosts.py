@@ -16,7 +16,7 @@ from apexrl.links.tcp.handshake import Caller, welcome
 from apexrl.run.status import Level
 
 if TYPE_CHECKING:
-    from apexrl.links.tcp.slot_leases import Leases
+    from apexrl.links.tcp.slot_leases import SlotLeases
 
 Tell = Callable[[str, Level], None]
 
@@ -28,7 +28,7 @@ _LOOK_SECONDS = 0.02
 _LOOKING_SECONDS = 600.0  # that a host may look at its environment before it wants slots
 
 
-class News:
+class HostCounts:
     """What came from other hosts and was not taken yet. For any number of threads."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class News:
             return found
 
 
-class Members:
+class ConnectedHosts:
     """Hosts, each with a thread for its connection.
 
     Args:
@@ -66,7 +66,7 @@ class Members:
         tell: told who came and went.
     """
 
-    def __init__(self, record: Record | None, leases: Leases, news: News, tell: Tell) -> None:
+    def __init__(self, record: Record | None, leases: SlotLeases, news: HostCounts, tell: Tell) -> None:
         self._record, self._leases, self._news, self._tell = record, leases, news, tell
         self._silence = 0.0 if record is None else record.lease_seconds
         self._lock = threading.Lock()

@@ -17,11 +17,11 @@ import numpy as np
 from apexrl.errors import FrameError, LinkError
 from apexrl.links.local.inference import InferenceLink
 from apexrl.links.tcp import frames as wire
-from apexrl.links.tcp.connected_hosts import Members, News, Tell
+from apexrl.links.tcp.connected_hosts import ConnectedHosts, HostCounts, Tell
 from apexrl.links.tcp.gateway_messages import Record
 from apexrl.links.tcp.handshake import HOST, Caller, Hello, challenge, refuse, welcome
-from apexrl.links.tcp.handshake_limits import Greetings
-from apexrl.links.tcp.slot_leases import LEASE_BITS, Leases
+from apexrl.links.tcp.handshake_limits import HandshakeLimits
+from apexrl.links.tcp.slot_leases import LEASE_BITS, SlotLeases
 
 _SLICE = 0.1  # seconds between looks at whether to end
 _ROOM_SECONDS = 0.001  # between looks at whether the server has read a predecessor's request
@@ -78,11 +78,11 @@ class Gateway:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._open: dict[int, _Connection] = {}  # worker -> its newest connection
-        self._greetings = Greetings(tell)
+        self._greetings = HandshakeLimits(tell)
         self._lives = 0
-        self._news = News()
-        self._leases = Leases(link, first, lease_seconds)
-        self.members = Members(record, self._leases, self._news, tell)
+        self._news = HostCounts()
+        self._leases = SlotLeases(link, first, lease_seconds)
+        self.members = ConnectedHosts(record, self._leases, self._news, tell)
         for worker in range(first, link.workers):
             link.worker(worker, 0).leave()  # whoever asked through a life of this gateway that was killed
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

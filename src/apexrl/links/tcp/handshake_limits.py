@@ -25,7 +25,7 @@ _MOST_ADDRESSES = 256  # with a count of their own, in a period
 _SHOWN = 4
 
 
-class Greetings:
+class HandshakeLimits:
     """For any number of threads.
 
     Args:

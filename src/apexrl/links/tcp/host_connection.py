@@ -19,7 +19,7 @@ _ANSWER_SECONDS: Final = 10.0
 _T = TypeVar("_T", bound=messages.Message)
 
 
-class HostEnd:
+class HostConnection:
     """For one thread. A connection that broke is made anew with ``connect``.
 
     Args:

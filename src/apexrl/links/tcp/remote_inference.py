@@ -51,17 +51,17 @@ class RemoteInference:
         self.run, self.member, self.leases = run, member, dict(leases)
         self.connect_seconds = connect_seconds
 
-    def worker(self, index: int, generation: int) -> RemoteEnd:
+    def worker(self, index: int, generation: int) -> RemoteRequestClient:
         """The end of worker ``index`` in its ``generation``-th life.
 
         Raises:
             LinkError: this worker is refused; the message says why.
         """
-        return RemoteEnd(self, index, generation)
+        return RemoteRequestClient(self, index, generation)
 
 
-class RemoteEnd:
-    """Asks for the groups of one worker, as ``links.local.inference.WorkerEnd`` does, over TCP. For one thread.
+class RemoteRequestClient:
+    """Asks for the groups of one worker, as ``links.local.inference.RequestClient`` does, over TCP. For one thread.
 
     While nobody can be reached nothing is answered, and it is tried again; then what waits is asked once more.
     """

@@ -24,7 +24,7 @@ class _Holder(NamedTuple):
     until: float  # by the clock, unless it renews
 
 
-class Leases:
+class SlotLeases:
     """For any number of threads. What it must know of a life of the gateway that was killed stands in the link.
 
     Args:
