@@ -1,4 +1,4 @@
-"""Launching: from a configuration to a run. The only starter of processes."""
+"""The launcher: turns a configuration into a run. Only this package starts processes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The auto-tuner at work: adds and removes live workers, turns knobs, and measures what that gives.
+"""Auto-tuning of a live run: adds and removes workers, changes thread counts, and measures the throughput.
 
-A window's throughput is √(env steps/s · learner updates/s). Where the two are coupled (``samples_per_insert``, unrolls
-that are learned from once) they rise and fall together, and it stands for either. Where they are not, more actors make
-more steps and take the learner's processor: twice the steps are then worth no more than half the updates, and either
-count alone would drive the other to nothing.
+The throughput of a window is √(env steps/s · learner updates/s). Where the two are coupled (``samples_per_insert``, or
+unrolls that are learned from once) they rise and fall together. Where they are not, more actors make more steps and
+take processor time from the learner: either rate alone would drive the other to zero.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The beacon: says to the server every second that this side of a run lives, and hears there what the others want."""
+"""The heartbeat of a learner or an actor host: renews its lease on the Redis server, and hears from the other side."""
 
 from __future__ import annotations
 

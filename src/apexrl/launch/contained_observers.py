@@ -1,4 +1,4 @@
-"""Whoever watches a run, kept from harming it: what an observer cannot show or store is told elsewhere, and counted."""
+"""Observers that cannot harm a run: what one fails to show or store is reported to the others, and counted."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A host that brings environment workers to a run whose inference server is on another one: ``apexrl envs``.
+"""An environment host (``apexrl envs``): brings environment workers to a run whose inference server is elsewhere.
 
-It is the supervisor, the ledger and the run folder of any run, around environment workers alone. A keeper's thread
-tells the run's gateway that this host lives, what ended here, and hears whether the run is over.
+It has a supervisor, a ledger and a run folder of its own, with environment workers alone. A thread renews the host's
+lease at the run's gateway, reports what ended here, and hears whether the run is over.
 """
 
 from __future__ import annotations

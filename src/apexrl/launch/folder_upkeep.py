@@ -1,4 +1,4 @@
-"""What the keeper of a run reads and writes in its folder while the run goes on."""
+"""Periodic reads and writes of the run folder while the run goes on."""
 
 from __future__ import annotations
 

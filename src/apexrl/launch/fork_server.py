@@ -1,12 +1,11 @@
-"""The fork server: one process that has imported PyTorch once, and from which every worker is forked.
+"""The fork server: a process that has imported PyTorch once, and forks every worker.
 
-A worker then starts in milliseconds and shares the imported pages. As the parent of all workers the server also knows
-from the kernel who lives, and it is the reaper: when the supervisor's end of the socket closes, even by ``kill -9``, it
-kills every worker with the whole of its process group and ends. Simulators that left their group are found by the tag
-that their environment carries.
+A worker then starts in milliseconds and shares the imported pages. As the parent of all workers the server learns from
+the kernel when one ends. When the supervisor's end of the socket closes, even by ``kill -9``, it kills every worker
+with its process group and ends. Simulators that left their group are found by a tag in their environment.
 
-Wire (a local stream socket): ``>I`` length, then a pickled ``Birth``; descriptors travel along. Back come JSON lines
-``{"event": "ready" | "born" | "died" | "failed", …}``.
+Protocol (a local stream socket): ``>I`` length, then a pickled ``Birth``; descriptors are sent along. The answers are
+JSON lines ``{"event": "ready" | "born" | "died" | "failed", …}``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A run to which other hosts may bring environment workers: the learner's side. Theirs is ``launch.env_host``."""
+"""The learner's side of a run that listens for environment hosts (``launch.env_host``)."""
 
 from __future__ import annotations
 

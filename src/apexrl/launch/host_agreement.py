@@ -1,4 +1,4 @@
-"""Whether two hosts mean the same, and what they are called."""
+"""Checks that two hosts of a run agree, and how a host is named."""
 
 from __future__ import annotations
 

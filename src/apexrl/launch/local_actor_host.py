@@ -1,7 +1,7 @@
-"""The actor host that ``apexrl train --redis`` starts beside its learner: one more supervisor, in a process of its own.
+"""The actor host that ``apexrl train --redis`` starts beside its learner, in a process of its own.
 
-What it is to do comes in on its standard input, so that the URL shows in no process list; when that closes, because
-the learner's side has ended, it ends too.
+Its orders come through standard input, so that the URL shows in no list of processes. When that closes, because the
+learner's side has ended, the actor host ends too.
 """
 
 from __future__ import annotations

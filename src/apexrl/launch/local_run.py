@@ -1,4 +1,4 @@
-"""A run from its folder to its summary, in processes or in lock-step."""
+"""A run on this machine, in processes or serial: from its folder to its summary."""
 
 from __future__ import annotations
 

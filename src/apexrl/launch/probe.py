@@ -1,4 +1,4 @@
-"""Looks at an environment and an agent before anything is built for them: shapes, extra fields, size of the weights."""
+"""The probe: makes the environment and the agent once, to learn shapes, extra fields and the size of the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mean return of the latest training episodes, told of one by one or many at once."""
+"""The mean return of the latest training episodes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How often a worker may fail before it is given up, and how long it waits before its next life.
+"""The restart budget of a worker: how often it may fail, and how long it waits before it starts again.
 
-What is allowed is a rate, as in systemd (StartLimitBurst per StartLimitIntervalSec) and in Erlang's supervisors
-(intensity per period): a worker has ``restarts`` to spend, and every ``REFILL_SECONDS`` of a life that worked give
-one back. Ten minutes are those after which Kubernetes forgets how often a container has crashed.
+The budget is a rate, as in systemd (StartLimitBurst per StartLimitIntervalSec) and in Erlang's supervisors (intensity
+per period): a worker has ``restarts`` to spend, and every ``REFILL_SECONDS`` of useful work give one back. Kubernetes
+forgets a container's crashes after the same ten minutes.
 """
 
 from __future__ import annotations

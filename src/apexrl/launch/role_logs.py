@@ -1,4 +1,4 @@
-"""The logs of roles are bounded: one that prints for ever must not fill the disk."""
+"""Limits the size of workers' logs, so that one that prints for ever does not fill the disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taking a run folder: a new one, one to go on with, or whichever of the two is due."""
+"""Claims a run folder: makes a new one, opens one to resume, or whichever is due."""
 
 from __future__ import annotations
 

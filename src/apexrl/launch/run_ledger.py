@@ -1,7 +1,6 @@
-"""The run's books: workers' messages and counters in; statuses, stop reasons and the summary out.
+"""The ledger of a run: takes in messages and counters of workers; gives out statuses, stop reasons and the summary.
 
-One ledger serves every launcher. It knows no processes, and times what happens by no clock: whoever keeps it says what
-time it is.
+Every launcher uses the same ledger. It knows no processes and reads no clock: its caller passes the time.
 """
 
 from __future__ import annotations

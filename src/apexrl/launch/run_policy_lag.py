@@ -1,4 +1,4 @@
-"""The run's policy lag, from what every reporter says of its own: learners, workers, and the lives of each."""
+"""The policy lag of a run, merged from the reports of all learners and workers, over all their generations."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""All roles in lock-step in this process: slow, simple to debug, and the same to the last bit for the same seed.
+"""The serial launcher: all roles in lock-step in this process. Slow, simple to debug, and reproducible to the last bit.
 
-Whatever decides what happens next is a count. Wall-clock time only paces what people see, and the stop rule
-``minutes``, which is a wall-clock wish.
+Only counts decide what happens next. Wall-clock time paces what is shown, and the stop rule ``minutes``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who stands still: a sign of life that stays the same for too long, and a look at such a process before its end."""
+"""Messages about workers that stand still, and stack dumps of them before they are killed."""
 
 from __future__ import annotations
 

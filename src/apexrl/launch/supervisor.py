@@ -1,7 +1,7 @@
 """The supervisor: starts the workers of a program as processes, watches them, restarts them, and stops the run.
 
-It computes nothing and holds no lock that a worker could want. What it shares with workers (replay, weights board,
-control board) is memory that it created; what it hears from them are messages that never block the sender.
+It computes nothing and holds no lock that a worker could want. It shares memory with workers (replay, weights board,
+control board) that it created; their messages to it never block the sender.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""What is believed of throughput at settings that were measured, and near them: a Gaussian process.
+"""A Gaussian process that predicts the throughput of settings from measured ones.
 
     log rate(setting, t) = surface(setting) + level(t) + noise
 
-The surface is a Matérn 5/2 process over the logarithms of the counts, so that doubling is the same step at 2 and at 20;
-what was seen of it long ago counts less. With several counts it may change faster when their proportion does than when
-all grow together: where one of them is too few for the others, that proportion is an edge. The level drifts with time
-and is the same for all settings: a run that slows down as it goes is not taken for a bad setting. The noise is
-estimated from the spread of windows, with everything else (Rasmussen & Williams 2006, Gaussian Processes for Machine
-Learning, chapters 2, 4.2 and 5.4).
+The surface is a Matérn 5/2 process over the logarithms of the counts, so that doubling is the same step at 2 and at 20.
+Old observations of it count less. With several counts it may change faster along their proportion than when all grow
+together. The level drifts with time and is the same for all settings: a run that slows down as it goes is not mistaken
+for a bad setting. The noise is estimated from the spread of windows, together with everything else (Rasmussen &
+Williams 2006, Gaussian Processes for Machine Learning, chapters 2, 4.2 and 5.4).
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""The auto-tuner: how many workers of each kind give the most, found by measuring while they work.
+"""The tuner: decides how many workers of each kind to try next, from the measured throughput.
 
-GA3C (Babaeizadeh et al. 2017, section 4.4) draws a random change, runs it, and keeps it unless its window made less
-than the one before. One noisy window decides there, windows differ in length, and ties drift. Here
+GA3C (Babaeizadeh et al. 2017, section 4.4) makes a random change, runs it, and keeps it unless its window was slower
+than the one before. There one noisy window decides, windows differ in length, and ties drift. Here
 
-- all windows are equally long, and challengers take turns with the best so far (top-two Thompson sampling, Russo 2016);
-- all windows together say what is believed (``throughput_model``): neighbours vouch for one another, the noise is
-  estimated, and a drift of the whole run is not taken for a difference between settings;
-- a change must win by more than what is uncertain about it, else the best so far stays;
-- when nothing is expected to be won any more it settles there, and looks again rarely.
+- all windows are equally long, and challengers alternate with the best so far (top-two Thompson sampling, Russo 2016);
+- a model of all windows (``throughput_model``) estimates the noise, learns from neighbouring settings, and separates a
+  drift of the whole run from a difference between settings;
+- a change must win by more than its uncertainty, else the best so far stays;
+- when no more gain is expected it settles there, and looks again rarely.
 
-Pure: it starts nothing and reads no clock. ``next`` says what to run in the coming window, ``tell`` how much that gave.
+It is pure: it starts nothing and reads no clock. ``next`` gives the setting of the coming window, ``tell`` takes its
+throughput.
 """
 
 from __future__ import annotations

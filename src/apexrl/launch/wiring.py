@@ -1,4 +1,4 @@
-"""Real links for a program's placeholders: a replay and a weights board, shared between processes or inline."""
+"""Makes the links of a program: a replay, a weights board and others, shared between processes or inline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens inside a worker process: make the context and the role, step until told to stop."""
+"""The main function of a worker process: makes the context and the role, and steps it until told to stop."""
 
 from __future__ import annotations
 

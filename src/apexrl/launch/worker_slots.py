@@ -1,4 +1,4 @@
-"""A worker's slot as its supervisor sees it: lives come and go, the slot with its seed, ε and counters stays."""
+"""A worker's slot as its supervisor sees it: workers come and go; seed, ε and counters stay with the slot."""
 
 from __future__ import annotations
 

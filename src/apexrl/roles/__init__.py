@@ -1,4 +1,4 @@
-"""Roles: one loop each, cut into steps. What connects them is the topologies' business, where they run the launcher's.
+"""The roles: one loop each, cut into steps. Topologies connect them; launchers run them.
 
 PyTorch and Gymnasium are imported when a role is made, so that a supervisor can name roles without loading either.
 """

@@ -1,4 +1,4 @@
-"""A3C's worker: acts with a copy of the shared parameters, then changes them by the gradient of what it has seen."""
+"""A3C's worker: acts with a copy of the shared parameters, then changes them by the gradient of its own steps."""
 
 from __future__ import annotations
 

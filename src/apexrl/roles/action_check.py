@@ -1,4 +1,4 @@
-"""Whether an agent's actions are such as its environment takes: said before an environment gets the blame."""
+"""Checks of an agent's actions. They are validated only when cheap, or after a failure."""
 
 from __future__ import annotations
 

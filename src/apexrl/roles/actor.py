@@ -1,4 +1,4 @@
-"""The actor: steps its environments with the newest weights it has, and writes what happened into the replay."""
+"""The actor role: steps environments with the newest weights, and writes experience into the replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the learner's batches come from: sampled when asked for, or ahead of time by a thread."""
+"""Sources of the learner's batches: sampled on demand, or ahead of time by a thread."""
 
 from __future__ import annotations
 

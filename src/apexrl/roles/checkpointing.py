@@ -1,4 +1,4 @@
-"""A run's checkpoints as the role sees them that writes them: taken up when it begins, written now and then."""
+"""Checkpoints as a role writes them: restored when it starts, written periodically and at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays with a row for each environment, of which some are put, taken, or zeroed."""
+"""Named arrays with one row per environment, of which some rows are put, taken, or zeroed."""
 
 from __future__ import annotations
 

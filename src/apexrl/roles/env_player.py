@@ -1,4 +1,4 @@
-"""An agent in M environments: what every role does that acts where its environments are."""
+"""Steps environments with an agent: the part that all roles share which act where their environments are."""
 
 from __future__ import annotations
 

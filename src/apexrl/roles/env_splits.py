@@ -1,4 +1,4 @@
-"""A worker's environments in groups, of which one steps while the others wait for their actions."""
+"""Splits of a worker's environments: one split steps while the others wait for actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environment worker: steps its environments with actions that an inference server chooses. It has no agent."""
+"""The environment worker role: steps environments with actions of an inference server. It has no agent."""
 
 from __future__ import annotations
 

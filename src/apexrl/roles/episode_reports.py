@@ -1,4 +1,4 @@
-"""What becomes of finished episodes: counted, and told to the supervisor a few times a second."""
+"""Reports finished episodes: counts them, and sends returns to the supervisor a few times a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The evaluator: greedy episodes on the newest weights, with environments and seeds of its own."""
+"""The evaluator role: plays greedy episodes with the newest weights, in environments of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gateway: lets environment workers of other hosts ask the inference server of this one, over TCP."""
+"""The gateway role: connects environment workers of other hosts to this host's inference server, over TCP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gorila's learner: takes the gradient of a batch at the servers' newest parameters and sends it to them."""
+"""Gorila's learner role: computes gradients at the newest parameters, and sends them to the parameter servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's side of parameters in shared memory: copied before an unroll, changed in place after it."""
+"""A worker's access to parameters in shared memory: copied before an unroll, changed in place after it."""
 
 from __future__ import annotations
 

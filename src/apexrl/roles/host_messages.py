@@ -1,4 +1,4 @@
-"""What actor hosts say, on its way to the learner's terminal and books: added up, as there may be a thousand."""
+"""Messages of actor hosts, added up on their way to the learner's ledger: there may be a thousand hosts."""
 
 from __future__ import annotations
 

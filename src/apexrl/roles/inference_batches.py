@@ -1,4 +1,4 @@
-"""Batches of environments that wait for actions: gathered, written down as steps, answered."""
+"""Batches of environments that wait for actions: gathered, recorded as steps, answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The inference server: chooses the actions of all environment workers, and writes what happened into the replay."""
+"""The inference server role: chooses the actions of all environment workers, and writes experience into the replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The intake: on the learner's host it brings in what other hosts send, and sends them the weights."""
+"""The intake role, on the learner's host: receives what other hosts send, and sends them the weights."""
 
 from __future__ import annotations
 

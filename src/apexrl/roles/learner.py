@@ -1,4 +1,4 @@
-"""The learner: samples, takes a gradient step, writes priorities back, publishes weights."""
+"""The learner role: samples batches, updates the agent, writes priorities back, publishes weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model server: GA3C's predictors and trainers, threads of one process around one model."""
+"""The model server role: GA3C's predictor and trainer threads around one model, in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A learner's side of parameter servers: it keeps an agent up to date with what they publish, and sends gradients."""
+"""A learner's client of the parameter servers: loads what they publish into an agent, and sends gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parameter keeper: first to write the parameters that workers share, and the one that publishes and saves them."""
+"""The parameter keeper role: initialises the parameters that workers share, publishes and saves them."""
 
 from __future__ import annotations
 

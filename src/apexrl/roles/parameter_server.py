@@ -1,4 +1,4 @@
-"""The parameter server: owns a slice of the parameters and of the optimizer's state, and applies gradients to it."""
+"""The parameter server role: owns a slice of parameters and optimizer state, and applies gradients to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policy lag: how many learner updates old the policy was that chose a step which is now learned from."""
+"""Policy lag: how many learner updates old the policy of a step is when the step is learned from."""
 
 from __future__ import annotations
 

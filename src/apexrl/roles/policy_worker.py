@@ -1,4 +1,4 @@
-"""The policy worker: chooses the actions of rollout workers, and keeps nothing of them."""
+"""The policy worker role: chooses the actions of rollout workers, and keeps no state of theirs."""
 
 from __future__ import annotations
 

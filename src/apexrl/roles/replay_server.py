@@ -1,4 +1,4 @@
-"""The replay role: owns a replay and serves its batches to the learners, where these do not own it themselves."""
+"""The replay role: owns a replay and serves its batches to several learners."""
 
 from __future__ import annotations
 

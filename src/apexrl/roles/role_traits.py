@@ -1,4 +1,4 @@
-"""What a launcher must know of a role before it starts one: a role's class says it in its attribute ``traits``."""
+"""The traits of a role: what a launcher must know before it starts one."""
 
 from __future__ import annotations
 

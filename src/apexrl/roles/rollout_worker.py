@@ -1,4 +1,4 @@
-"""The rollout worker: steps its environments with actions that policy workers choose, and writes what happened."""
+"""The rollout worker role: steps environments with actions of policy workers, and records experience."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one model that all threads of a process act with and change."""
+"""A model that all threads of a process act with and train."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A learner among several that make every update together, each from its own batch (IMPALA's synchronised learners,
-data-parallel Ape-X)."""
+"""A learner in a sync group: several learners make every update together, each from its own batch (IMPALA, Ape-X)."""
 
 from __future__ import annotations
 

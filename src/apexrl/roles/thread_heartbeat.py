@@ -1,4 +1,4 @@
-"""Whether a role's thread still takes turns: the role's own loop goes on while it waits for one that stands still."""
+"""Detects that a thread of a role stands still."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads of one kind inside a role, of which there are as many as a knob says while the role works."""
+"""A pool of threads in a role, whose size may change while the role works."""
 
 from __future__ import annotations
 

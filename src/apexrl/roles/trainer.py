@@ -1,4 +1,4 @@
-"""GA3C's trainers: threads that take unrolls from one queue and change one model by them."""
+"""GA3C's trainer threads: take unrolls from one queue, and train one model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unrolls made where they are learned from: what a fifo replay of ``kind="unroll"`` would give, without the replay."""
+"""Builds unrolls where they are learned from, as a fifo replay of ``kind="unroll"`` would give them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast a learner goes, if the run says so: updates a second, and a step size that falls."""
+"""Limits on a learner: updates per second, and a step size that is annealed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The uplink: on an actor host it stands where the learner stands at home. Experience goes up, weights come down."""
+"""The uplink role, on an actor host: sends experience to the learner's host, and receives the weights."""
 
 from __future__ import annotations
 

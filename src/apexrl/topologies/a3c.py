@@ -1,4 +1,4 @@
-"""A3C: workers act, take gradients and change the shared parameters by them, at the same time."""
+"""A3C: workers act and change the shared parameters by their own gradients, all at the same time."""
 
 from __future__ import annotations
 

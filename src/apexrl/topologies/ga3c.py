@@ -1,4 +1,4 @@
-"""GA3C: environments ask predictors of one model what to do, and trainers of it learn from what came of that."""
+"""GA3C: environments ask predictor threads of one model for actions, and trainer threads train it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gorila: several learners send gradients to parameter servers, which own the network in slices."""
+"""Gorila: several learners send gradients to parameter servers, which own slices of the network."""
 
 from __future__ import annotations
 

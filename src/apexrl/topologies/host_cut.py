@@ -1,8 +1,7 @@
-"""Cuts a program in two where experience and weights cross to another host.
+"""Cuts a program between hosts, where experience and weights cross.
 
-The learner's side keeps every role but the actors and gains an intake. An actor host's side keeps the actors alone, on
-a replay of its own that only passes on, with an uplink in the learner's place. Neither actors nor learner see a
-difference.
+The learner's side keeps every role but the actors, and gains an intake. An actor host's side has the actors alone, with
+a replay that only passes steps on, and an uplink in the learner's place. Actors and learner see no difference.
 """
 
 from __future__ import annotations

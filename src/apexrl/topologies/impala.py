@@ -1,4 +1,4 @@
-"""IMPALA: actors queue unrolls of the policy that they have, learners take each once, weights flow back."""
+"""IMPALA: actors queue unrolls, learners take each once, weights flow back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameter servers and what connects them: what the pages have in common whose gradients travel."""
+"""The links of topologies with parameter servers."""
 
 from __future__ import annotations
 

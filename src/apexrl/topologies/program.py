@@ -1,4 +1,4 @@
-"""A program: which roles run, how many of each, and what connects them. Data only; a launcher brings it to life."""
+"""A program: the roles of a run, their number, and the links between them. Data only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several replays of one kind in a program: each worker of a role serves in one of them."""
+"""Several replays of one kind in a program, of which each worker of a role serves one."""
 
 from __future__ import annotations
 

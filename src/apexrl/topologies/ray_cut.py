@@ -1,8 +1,8 @@
-"""Cuts a program into a home and groups of actors with a shard of the replay each: what a cluster runs.
+"""Cuts a program for Ray: the learner's node, and actor groups with a shard of the replay each.
 
-As between hosts (``topologies.host_cut``), actors know the rest through the replay and the weights alone. Here no chunk
-travels: actors write into the shard of their own group, in shared memory, and home samples all shards. Where every
-learner has a replay of its own, a shard is one of just one of these: group k's of that of learner k mod N.
+As between hosts (``topologies.host_cut``), replay and weights are all that connects actors to the rest. Here no chunk
+travels: actors write into their own group's shard, in shared memory, and the learner's node samples all shards. Where
+every learner has a replay of its own, group k has a shard of that of learner k mod N.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Adds to a program environment workers on other hosts, where its own ask an inference server.
+"""Adds environment workers on other hosts to a program with an inference server.
 
-The learner's side keeps every role and gains a gateway; links get room for workers of all hosts. Another host has the
-environment workers alone. Neither they nor the server see a difference.
+The learner's side keeps every role and gains a gateway; its links get room for the workers of all hosts. Another host
+has environment workers alone. Workers and server see no difference.
 """
 
 from __future__ import annotations

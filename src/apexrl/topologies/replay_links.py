@@ -1,4 +1,4 @@
-"""The replays that experience goes through on its way to a learner: what several topologies' pages have in common."""
+"""Options of the replays that several topologies share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sample Factory: rollout workers step, policy workers choose, and what happened lies where the learner reads it."""
+"""Sample Factory: rollout workers step, policy workers choose, and experience lies where the learner reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SEED: environments ask a server beside the learner what to do, and the server gathers what happened."""
+"""SEED: environments ask a server beside the learner for actions, and the server records the experience."""
 
 from __future__ import annotations
 

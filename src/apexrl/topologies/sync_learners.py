@@ -1,4 +1,4 @@
-"""Learners that make every update together: the link between them, and what they cannot do."""
+"""The link of learners that make every update together, and checks of what they cannot do."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_what_another_still_samples_is_not_there_yet(end: RayEnd, monkeypatch: p
         raise OwnershipError("process 7 owns this replay")
 
     with monkeypatch.context() as patched:
-        patched.setattr(shard_clients, "NearShard", owned)
+        patched.setattr(shard_clients, "LocalShard", owned)
         with pytest.raises(ClosedError, match="process 7 owns"):
             end.draw(8, None).take()
     assert end._near is None

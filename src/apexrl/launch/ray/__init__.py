@@ -1,1 +1,1 @@
-"""The same programs on a Ray cluster: placement, processes and transfer are Ray's; roles, links and books are ours."""
+"""Runs on a Ray cluster. Placement, processes and transfer are Ray's; roles, links and state are apexrl's."""

@@ -1,4 +1,4 @@
-"""The driver's view of a Ray cluster: connect, reserve places, say clearly what cannot be had."""
+"""The driver's connection to a Ray cluster: reserves resources, and explains what cannot be had."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver: a program's groups on a Ray cluster, their lives and ends. What it computes are the run's books."""
+"""The driver: starts, watches, restarts and stops the actor groups of a program on a Ray cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups that a run on a cluster can do without: they begin when there is room, leave with nodes, and come again."""
+"""Actor groups that a run can do without: they start when the cluster has room, and come back when lost."""
 
 from __future__ import annotations
 

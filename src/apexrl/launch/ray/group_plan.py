@@ -1,4 +1,4 @@
-"""How a run's actors are dealt to groups on a cluster: those that it begins with, and those that come with room."""
+"""The plan of a run on Ray: which actors are in which group, and the resources of each group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shard whose memory is on the sampler's own node: sampled as at home. Ray is only asked whether it still lives."""
+"""A shard on the sampler's own node: sampled in shared memory. Ray is asked only whether it still lives."""
 
 from __future__ import annotations
 

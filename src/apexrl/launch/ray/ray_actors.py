@@ -1,7 +1,8 @@
-"""What runs inside Ray's actors: the memory that a group shares, with its shard, and one role each.
+"""The Ray actors: one holds the memory that a group shares, with its shard; the others run one role each.
 
-Ray restarts none of them (``max_restarts`` 0): it would repeat the first life's arguments, with its generation, its
-seeds, and handles of memory that may be gone. The driver starts the next life, under the same limits as at home.
+Ray restarts none of them (``max_restarts`` 0): it would repeat the arguments of the first start, with its generation,
+its seeds, and handles of memory that may be gone. The driver starts the next generation itself, with the same limits
+as on one machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How a run on a cluster stands: a record for whoever asks there, and figures among Ray's own metrics.
+"""The status of a run on Ray: a record for ``apexrl status``, and metrics among Ray's own.
 
-The driver writes both, once a second. The record lies with a named actor in the run's namespace, so it is there as long
-as the driver lives and no longer. It may be asked from every node, without the run folder.
+The driver writes both once a second. A named actor in the run's namespace holds the record, so it lives as long as the
+driver. Every node can ask for it, without the run folder.
 """
 
 from __future__ import annotations

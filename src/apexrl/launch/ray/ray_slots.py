@@ -1,4 +1,4 @@
-"""The driver's books of what runs where: a group with its memory, and in it the workers, over all their lives."""
+"""The driver's state of what runs where: an actor group with its memory, and its workers over all generations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run wants of a Ray cluster: no part of its configuration. Ray itself is not needed to say it."""
+"""Ray's part of a placement: kept in the run folder for a resume, and checked. Needs no Ray package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in the books of a run on a cluster: sums over all groups, with those that were lost."""
+"""Counters of a run on Ray, summed over all groups, with those that were lost."""
 
 from __future__ import annotations
 

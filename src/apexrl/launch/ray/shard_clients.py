@@ -1,4 +1,4 @@
-"""The learners' end of shards that are Ray actors: calls go from process to process, and no batch passes the driver."""
+"""Learners' clients of shards that are Ray actors: calls go from process to process, and no batch passes the driver."""
 
 from __future__ import annotations
 

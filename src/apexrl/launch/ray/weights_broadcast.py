@@ -1,5 +1,6 @@
-"""Home's weights on their way to every group: latest only. To nodes elsewhere through the object store, into which a
-version goes once, and which each node fetches once; into the memory of a group on home's own node directly."""
+"""Sends the learner's newest weights to every group. Other nodes get them through the object store, which takes each
+version once and which each node asks once; a group on the learner's node gets them in memory.
+"""
 
 from __future__ import annotations
 
