@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from apexrl.config.agent_settings import (
-    ActorCriticSettings,
-    CategoricalSettings,
-    CriticSettings,
-    DistributionSettings,
-    MunchausenSettings,
-    NoisySettings,
-    OptimizerSettings,
-    RecurrentSettings,
-    SoftSettings,
-    TargetSettings,
-    ValueSettings,
-)
+from apexrl.config import agent_settings as families
 from apexrl.config.schema import ActionNoiseSettings, EpsilonSettings, ReplaySettings
 
 
 class AgentInfo(NamedTuple):
     """One shipped agent."""
 
-    where: str  # "module:Class"
-    description: str
-    needs: str  # of the environment
-    citation: str
-    # Flat names of `apexrl.config`: what the agent's name stands for. Of the agent's own settings only such as it
-    # reads; what another agent's name has set goes back before these are set (`agents.with_agent`).
-    settings: Mapping[str, Any]
-    # Families of settings that it reads, and single ones by name. What no agent names here, all of them read.
+    where: str
+    """``module:Class``."""
+    needs: str
+    """Of the environment."""
     reads: tuple[type[Any] | str, ...]
-    identity: tuple[str, ...] = ()  # of the settings those without which it would be another agent
-    item: Literal["transition", "sequence", "unroll"] = "transition"  # what it learns from (`protocols.Item.kind`)
-    by_gradients: bool = True  # gradients alone make it what it is; else it has running statistics, too
+    """Families of settings, and single ones by name. What no agent names here, all of them read."""
+    description: str
+    citation: str
+    settings: Mapping[str, Any]
+    """Flat names of ``apexrl.config``: what the agent's name stands for. Of the agent's own settings only such as it
+    reads; what another agent's name has set goes back before these are set (``agents.with_agent``)."""
+    identity: tuple[str, ...] = ()
+    """Of ``settings`` those without which it would be another agent."""
+    item: Literal["transition", "sequence", "unroll"] = "transition"
+    """What it learns from (``protocols.Item.kind``)."""
+    by_gradients: bool = True
+    """Gradients alone make it what it is; else it has running statistics, too."""
 
 
 _DISCRETE = "Discrete, MultiDiscrete or MultiBinary actions"
@@ -43,12 +37,20 @@ _BOX = "bounded Box actions"
 _ANY = "Discrete, MultiDiscrete, MultiBinary or bounded Box actions"
 
 # What an agent's class reads. Unrolls are queued, not kept to be drawn again; and their policy is random by itself.
-_KEPT = (OptimizerSettings, ReplaySettings, "n_step", "random_start")
-_VALUES = (*_KEPT, ValueSettings, TargetSettings, EpsilonSettings, "huber")
-_DQN = (*_VALUES, NoisySettings, MunchausenSettings, DistributionSettings, CategoricalSettings)
-_SOFT = (*_KEPT, CriticSettings, SoftSettings, "huber")
-_DETERMINISTIC = (*_KEPT, CriticSettings, TargetSettings, ActionNoiseSettings)
-_GRADIENTS = (OptimizerSettings, ActorCriticSettings, "recurrent_units")
+_KEPT = (families.OptimizerSettings, ReplaySettings, "n_step", "random_start")
+_VALUES = (*_KEPT, families.ValueSettings, families.TargetSettings, EpsilonSettings, "huber")
+_DQN = (
+    *_VALUES,
+    families.NoisySettings,
+    families.MunchausenSettings,
+    families.DistributionSettings,
+    families.CategoricalSettings,
+)
+_SOFT = (*_KEPT, families.CriticSettings, families.SoftSettings, "huber")
+_DETERMINISTIC = (*_KEPT, families.CriticSettings, families.TargetSettings, ActionNoiseSettings)
+_GRADIENTS = (families.OptimizerSettings, families.ActorCriticSettings, "recurrent_units")
+_dqn = partial(AgentInfo, "apexrl.agents.dqn:DQN", _DISCRETE, _DQN)
+_actor_critic = partial(AgentInfo, "apexrl.agents.actor_critic:ActorCritic", _ANY, _GRADIENTS, item="unroll")
 
 # The switches of Q-learning, all off, and Ape-X's ε: a name below turns on its own.
 _PLAIN: dict[str, Any] = {
@@ -109,72 +111,49 @@ _UNROLLS: dict[str, Any] = {
 _RMSPROP: dict[str, Any] = {"optimizer": "rmsprop", "centered": False, "momentum": 0.0, "rmsprop_decay": 0.99}
 
 AGENTS: dict[str, AgentInfo] = {
-    "dqn": AgentInfo(
-        "apexrl.agents.dqn:DQN",
+    "dqn": _dqn(
         "Q-learning with a target network",
-        _DISCRETE,
         "Mnih et al. 2015, Human-level control through deep reinforcement learning, Nature 518",
         _PLAIN,
-        reads=_DQN,
     ),
-    "double_dqn": AgentInfo(
-        "apexrl.agents.dqn:DQN",
+    "double_dqn": _dqn(
         "DQN whose online network chooses the next action",
-        _DISCRETE,
         "van Hasselt et al. 2016, Deep Reinforcement Learning with Double Q-learning, arXiv 1509.06461",
         _PLAIN | {"double": True},
-        reads=_DQN,
         identity=("double",),
     ),
-    "dueling_dqn": AgentInfo(
-        "apexrl.agents.dqn:DQN",
+    "dueling_dqn": _dqn(
         "double DQN with value and advantage heads; with n-step returns and priorities it is Ape-X DQN",
-        _DISCRETE,
         "Wang et al. 2016, Dueling Network Architectures, arXiv 1511.06581; Horgan et al. 2018, arXiv 1803.00933",
         _PLAIN | {"double": True, "dueling": True},
-        reads=_DQN,
         identity=("double", "dueling"),
     ),
-    "c51": AgentInfo(
-        "apexrl.agents.dqn:DQN",
+    "c51": _dqn(
         "DQN that learns the probabilities of 51 returns; set v_min and v_max to the least and greatest",
-        _DISCRETE,
         "Bellemare et al. 2017, A Distributional Perspective on Reinforcement Learning, arXiv 1707.06887",
         _PLAIN | {"distribution": "categorical"},
-        reads=_DQN,
         identity=("distribution",),
     ),
-    "qr_dqn": AgentInfo(
-        "apexrl.agents.dqn:DQN",
+    "qr_dqn": _dqn(
         "DQN that learns quantiles of the return",
-        _DISCRETE,
         "Dabney et al. 2018, Distributional Reinforcement Learning with Quantile Regression, arXiv 1710.10044",
         _PLAIN | {"distribution": "quantile"},
-        reads=_DQN,
         identity=("distribution",),
     ),
-    "iqn": AgentInfo(
-        "apexrl.agents.dqn:DQN",
+    "iqn": _dqn(
         "DQN that learns the return's whole quantile function",
-        _DISCRETE,
         "Dabney et al. 2018, Implicit Quantile Networks, arXiv 1806.06923",
         _PLAIN | {"distribution": "implicit_quantile"},
-        reads=_DQN,
         identity=("distribution",),
     ),
-    "noisy_dqn": AgentInfo(
-        "apexrl.agents.dqn:DQN",
+    "noisy_dqn": _dqn(
         "DQN that explores by noise in its weights, and learns how much; no ε",
-        _DISCRETE,
         "Fortunato et al. 2018, Noisy Networks for Exploration, arXiv 1706.10295",
         _PLAIN | {"noisy": True, "epsilon": 0.0},
-        reads=_DQN,
         identity=("noisy",),
     ),
-    "rainbow": AgentInfo(
-        "apexrl.agents.dqn:DQN",
+    "rainbow": _dqn(
         "DQN with everything: double, dueling, categorical, noisy, n-step, prioritized by divergence",
-        _DISCRETE,
         "Hessel et al. 2018, Rainbow: Combining Improvements in Deep Reinforcement Learning, arXiv 1710.02298",
         _PLAIN
         | {
@@ -187,39 +166,36 @@ AGENTS: dict[str, AgentInfo] = {
             "alpha": 0.5,
             "beta": 0.4,  # constant, as in Ape-X; theirs rises to 1
         },
-        reads=_DQN,
         identity=("double", "dueling", "noisy", "distribution"),
     ),
-    "munchausen_dqn": AgentInfo(
-        "apexrl.agents.dqn:DQN",
+    "munchausen_dqn": _dqn(
         "DQN with soft targets and the scaled log-policy added to the reward",
-        _DISCRETE,
         "Vieillard et al. 2020, Munchausen Reinforcement Learning, arXiv 2007.14430",
         _PLAIN | {"munchausen": True, "n_step": 1},
-        reads=_DQN,
         identity=("munchausen",),
     ),
     "sac": AgentInfo(
         "apexrl.agents.sac:SAC",
-        "soft actor-critic: two critics, a random policy, a learned temperature",
         _BOX,
+        (*_SOFT, families.TargetSettings),
+        "soft actor-critic: two critics, a random policy, a learned temperature",
         "Haarnoja et al. 2018, Soft Actor-Critic Algorithms and Applications, arXiv 1812.05905",
         _ACTOR_CRITIC | _POLYAK | _LEARNED,
-        reads=(*_SOFT, TargetSettings),
     ),
     "discrete_sac": AgentInfo(
         "apexrl.agents.discrete_sac:DiscreteSAC",
-        "soft actor-critic over discrete actions: expectations where SAC samples",
         _DISCRETE,
+        (*_SOFT, families.TargetSettings),
+        "soft actor-critic over discrete actions: expectations where SAC samples",
         "Christodoulou 2019, Soft Actor-Critic for Discrete Action Settings, arXiv 1910.07207",
         # step sizes, batch and replay are the preset's, as n-step and priorities are
         _POLYAK | _LEARNED | {"optimizer": "adam", "policy_period_updates": 1},
-        reads=(*_SOFT, TargetSettings),
     ),
     "crossq": AgentInfo(
         "apexrl.agents.crossq:CrossQ",
-        "SAC with batch normalisation and wide critics instead of target networks: learns from fewer steps",
         _BOX,
+        _SOFT,
+        "SAC with batch normalisation and wide critics instead of target networks: learns from fewer steps",
         "Bhatt et al. 2024, CrossQ: Batch Normalization in Deep Reinforcement Learning, arXiv 1902.05605",
         _ACTOR_CRITIC
         | _LEARNED
@@ -231,13 +207,13 @@ AGENTS: dict[str, AgentInfo] = {
             "min_size": 5_000,
             "publish_period_updates": 100,  # ours: the critics travel too, 17 MB each
         },
-        reads=_SOFT,
         by_gradients=False,
     ),
     "r2d2": AgentInfo(
         "apexrl.agents.r2d2:R2D2",
-        "Q-learning with an LSTM, from sequences. The paper's network sees --last-action-reward too",
         _DISCRETE,
+        (*_VALUES, families.RecurrentSettings),
+        "Q-learning with an LSTM, from sequences. The paper's network sees --last-action-reward too",
         "Kapturowski et al. 2019, Recurrent Experience Replay in Distributed Reinforcement Learning, ICLR",
         {
             "double": True,
@@ -265,13 +241,10 @@ AGENTS: dict[str, AgentInfo] = {
             "min_size": 1_250,  # sequences: Ape-X's 50 000 steps
             "samples_per_insert": 0.4,  # sequences: every step is trained on 0.8 times, as theirs were
         },
-        reads=(*_VALUES, RecurrentSettings),
         item="sequence",
     ),
-    "a2c": AgentInfo(
-        "apexrl.agents.actor_critic:ActorCritic",
+    "a2c": _actor_critic(
         "policy gradient with returns of 5 steps and an entropy bonus: A3C's agent, and A2C's",
-        _ANY,
         "Mnih et al. 2016, Asynchronous Methods for Deep Reinforcement Learning, arXiv 1602.01783",
         # step size, ε (inside the root) and clip: pfrl's reproduction of A3C on Atari
         _UNROLLS
@@ -286,14 +259,10 @@ AGENTS: dict[str, AgentInfo] = {
             "gradient_clip": 40.0,
             "batch_size": 16,  # unrolls: A3C's 16 workers, A2C's 16 environments
         },
-        reads=_GRADIENTS,
         identity=("correction", "surrogate"),
-        item="unroll",
     ),
-    "impala": AgentInfo(
-        "apexrl.agents.actor_critic:ActorCritic",
+    "impala": _actor_critic(
         "policy gradient with V-trace, which corrects for the policy lag of its unrolls",
-        _ANY,
         "Espeholt et al. 2018, IMPALA: Scalable Distributed Deep-RL, arXiv 1802.01561",
         # appendix G.1, Atari; its step size falls to 0
         _UNROLLS
@@ -310,14 +279,10 @@ AGENTS: dict[str, AgentInfo] = {
             "gradient_clip": 40.0,
             "batch_size": 32,
         },
-        reads=_GRADIENTS,
         identity=("correction", "surrogate"),
-        item="unroll",
     ),
-    "ppo": AgentInfo(
-        "apexrl.agents.actor_critic:ActorCritic",
+    "ppo": _actor_critic(
         "policy gradient that goes over its batch four times, no further than the clipped ratio lets it",
-        _ANY,
         "Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv 1707.06347",
         # CleanRL's for Atari, whose clip is 0.1 and whose step size falls to 0
         _UNROLLS
@@ -336,14 +301,10 @@ AGENTS: dict[str, AgentInfo] = {
             "gradient_clip": 0.5,
             "batch_size": 8,  # unrolls: 8 environments
         },
-        reads=_GRADIENTS,
         identity=("correction", "surrogate"),
-        item="unroll",
     ),
-    "appo": AgentInfo(
-        "apexrl.agents.actor_critic:ActorCritic",
+    "appo": _actor_critic(
         "PPO's clipped ratio and V-trace together, once over a batch that others acted for meanwhile",
-        _ANY,
         "Petrenko et al. 2020, Sample Factory, arXiv 2006.11751",
         # Sample Factory 2's defaults, but that V-trace is on, as in the paper; its ratio's range is [1/1.1, 1.1]
         _UNROLLS
@@ -363,42 +324,41 @@ AGENTS: dict[str, AgentInfo] = {
             "batch_size": 32,  # unrolls: 1024 steps
             "max_policy_lag": 1000,
         },
-        reads=_GRADIENTS,
         identity=("correction", "surrogate"),
-        item="unroll",
     ),
     "ddpg": AgentInfo(
         "apexrl.agents.ddpg:DDPG",
-        "one critic, and a policy that climbs it; Gaussian noise explores",
         _BOX,
+        (*_DETERMINISTIC, "residual", "huber"),
+        "one critic, and a policy that climbs it; Gaussian noise explores",
         "Lillicrap et al. 2016, Continuous control with deep reinforcement learning, arXiv 1509.02971",
         _DDPG,
-        reads=(*_DETERMINISTIC, "residual", "huber"),
     ),
     "bires_ddpg": AgentInfo(
         "apexrl.agents.ddpg:DDPG",
-        "DDPG whose critic learns backwards in time too; residual is the authors' η (tf2rl's is this divided by γ)",
         _BOX,
+        (*_DETERMINISTIC, "residual", "huber"),
+        "DDPG whose critic learns backwards in time too; residual is the authors' η (tf2rl's is this divided by γ)",
         "Zhang et al. 2019, Deep Residual Reinforcement Learning, arXiv 1905.01072",
         _DDPG | {"residual": 0.05},  # the authors' main runs
-        reads=(*_DETERMINISTIC, "residual", "huber"),
         identity=("residual",),
     ),
     "td3": AgentInfo(
         "apexrl.agents.td3:TD3",
-        "DDPG with two critics, noise on target actions, and a policy that moves with every other update",
         _BOX,
+        (*_DETERMINISTIC, "target_noise", "target_noise_clip", "huber"),
+        "DDPG with two critics, noise on target actions, and a policy that moves with every other update",
         "Fujimoto et al. 2018, Addressing Function Approximation Error in Actor-Critic Methods, arXiv 1802.09477",
         # delay, noise and its clip, σ: the paper's; step size, layers and batch: its authors' later code's
         _ACTOR_CRITIC
         | _POLYAK
         | {"policy_period_updates": 2, "target_noise": 0.2, "target_noise_clip": 0.5, "sigma": 0.1},
-        reads=(*_DETERMINISTIC, "target_noise", "target_noise_clip", "huber"),
     ),
     "d4pg": AgentInfo(
         "apexrl.agents.d4pg:D4PG",
-        "DDPG with a distributional critic, five-step returns and priorities: Ape-X DPG's replay. Set --v-min, --v-max",
         _BOX,
+        (*_DETERMINISTIC, families.CategoricalSettings),
+        "DDPG with a distributional critic, five-step returns and priorities: Ape-X DPG's replay. Set --v-min, --v-max",
         "Barth-Maron et al. 2018, Distributed Distributional Deterministic Policy Gradients, arXiv 1804.08617; "
         "Horgan et al. 2018, Distributed Prioritized Experience Replay, arXiv 1803.00933, appendix D",
         _ACTOR_CRITIC
@@ -419,6 +379,5 @@ AGENTS: dict[str, AgentInfo] = {
             "remover_alpha": -0.4,
             "trim_every": 100,
         },
-        reads=(*_DETERMINISTIC, CategoricalSettings),
     ),
 }

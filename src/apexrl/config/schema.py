@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from apexrl.config.agent_settings import AgentConfig
-from apexrl.config.settings import Matches, Needs, Range
+from apexrl.config.settings import Limit, Matches, Needs, Range
 from apexrl.config.topology_settings import WiringConfig
 
 
@@ -75,13 +75,13 @@ class ReplayConfig(ReplaySettings):
 class ActorSettings:
     """Actor processes and their environments."""
 
-    actors: Annotated[int, Range(0)] = 2
+    actors: Annotated[int, Range(0), Limit(4096)] = 2
     """Actor processes (Ape-X: 360)."""
-    envs_per_actor: Annotated[int, Range(1)] = 8
+    envs_per_actor: Annotated[int, Range(1), Limit(65536)] = 8
     """Environments stepped together in one actor process (Ape-X: 1)."""
     vector: Literal["sync", "threads"] = "sync"
     """sync: one after the other; threads: each in its own, served as they come (for simulators that wait)."""
-    actor_slots: Annotated[int, Range(0)] = 0
+    actor_slots: Annotated[int, Range(0), Limit(65536)] = 0
     """Actors that the ε ladder has room for, on all hosts together; on a Ray cluster those that may come to be.
     0: --actors, or 64 when other hosts may join."""
     random_start: bool = False
@@ -132,7 +132,7 @@ class LearnerConfig:
     """Learner updates between publications of the weights (ours: a publication is one copy in memory)."""
     prefetch: Annotated[int, Range(-1)] = -1
     """Batches sampled ahead (Ape-X: 16); −1 chooses 4 on CUDA and 0 on the CPU, where a thread more only takes time."""
-    learner_threads: Annotated[int, Range(1)] = 1
+    learner_threads: Annotated[int, Range(1), Limit(4096)] = 1
     """CPU threads of PyTorch in the learner (ours: the other cores belong to the actors)."""
     device: Annotated[str, Matches(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, cuda, cuda:N or mps")] = "auto"
     """auto (learners and servers take the visible GPUs in turn, or the CPU if there is none), cpu, cuda, cuda:1 …"""
@@ -159,7 +159,7 @@ class EvaluatorConfig:
     """Episodes per evaluation, and fresh ones at the end."""
     eval_period_seconds: Annotated[float, Range(above=0)] = 1.0
     """Seconds between the starts of two evaluations."""
-    eval_envs: Annotated[int, Range(1)] = 10
+    eval_envs: Annotated[int, Range(1), Limit(65536)] = 10
     """Environments that the evaluator steps together."""
     eval_timeout: Annotated[float, Range(above=0)] = 600.0
     """Seconds that one evaluation may take (ours: an episode without a time limit may never end)."""
@@ -183,7 +183,7 @@ class HostsConfig:
 
     send_period: Annotated[float, Range(0)] = 0.1
     """Seconds that a chunk still being written waits before it is sent as it is (ours; full ones go at once)."""
-    window_mb: Annotated[float, Range(above=0)] = 64.0
+    window_mb: Annotated[float, Range(above=0), Limit(1 << 20)] = 64.0
     """Megabytes that one host may have sent, or ready to send, and the learner not yet committed (ours: memory)."""
     when_full: Literal["wait", "drop-oldest"] = "wait"
     """When the window is full: actors wait, or the oldest experience in it is dropped and counted."""

@@ -68,6 +68,13 @@ class Matches:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """The most that a configuration which somebody else wrote may ask of this machine (``config.trust``)."""
+
+    most: int
+
+
+@dataclass(frozen=True)
 class Needs:
     """A setting means something only while another one has one of some values, or none of others."""
 
@@ -92,6 +99,7 @@ class Setting(NamedTuple):
     default: Any
     rules: tuple[Range | Matches, ...]
     needs: Needs | None
+    limit: Limit | None
     description: str
 
     @property
@@ -142,6 +150,7 @@ def _declared(kind: Any) -> Mapping[str, Setting]:
             entry.default_factory() if entry.default_factory is not dataclasses.MISSING else entry.default,
             tuple(one for one in told if isinstance(one, Range | Matches)),
             next((one for one in told if isinstance(one, Needs)), None),
+            next((one for one in told if isinstance(one, Limit)), None),
             described.get(entry.name, ""),
         )
     return found

@@ -1,9 +1,10 @@
 """What a configuration that somebody else may have written can run here: a run folder, a TOML file, a run's record.
 
 Such a configuration is data. It may name environments by their id: those that Gymnasium knows, and those of a package
-that is installed here (``module:Id-v0``: Gymnasium imports the module and makes only what is registered). All else that
-it names, an environment given as a callable, an agent or a network of one's own, a module that is not of an installed
-package, runs only where somebody here has named its module.
+that is installed here (``module:Id-v0``: Gymnasium imports the module and makes only what is registered); and agents and
+topologies that an installed package offers (``config.outside``). All else that it names, an environment given as a
+callable, an agent, a topology or a network of one's own, a module that is not of an installed package, runs only where
+somebody here has named its module.
 """
 
 from __future__ import annotations
@@ -22,20 +23,12 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from apexrl.config import Config
-from apexrl.config.convert import LazyCallable, describe_callable, flat, import_callable
+from apexrl.config.convert import LazyCallable, describe_callable, flat, import_callable, known_settings
+from apexrl.config.settings import flag
 from apexrl.errors import ConfigError
 
 _SOURCES: Final = ("", "src", "lib", "python")
 """Where in a project that is installed as editable its packages lie."""
-
-_LAYERS: Final = ("hidden", "critic_hidden")
-_PROCESSES: Final = "actors learners parameter_servers policy_workers predictors trainers learner_threads"
-_MOST: Final = (
-    dict.fromkeys(_PROCESSES.split(), 4096)
-    | dict.fromkeys(("envs_per_actor", "eval_envs", "actor_slots"), 65536)
-    | dict.fromkeys((*_LAYERS, "image_units", "recurrent_units", "atoms", "quantiles", "window_mb"), 1 << 20)
-)
-"""Numbers that decide how much a machine is asked for."""
 
 _IMPORTABLE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d][\w./-]*")
 """Text that code which is given it may import: ``module:name``."""
@@ -86,10 +79,10 @@ def entrusted(config: Config, trust: Sequence[str], origin: str, env: bool = Tru
     for name in trusted:
         if not _plain(name):
             raise ConfigError(f"--trust {name!r} is no module: name it as Python imports it, as in --trust my_sim.envs")
-    numbers = flat(config)
-    for name, most in _MOST.items():
-        if any(number > most for number in numbers[name]) if name in _LAYERS else numbers[name] > most:
-            raise ConfigError(f"{origin}: --{name.replace('_', '-')} is more than {most}, and no run has that many")
+    for name, value in flat(config).items():
+        limit = known_settings()[name][1].limit
+        if limit and any(number > limit.most for number in (value if isinstance(value, tuple) else (value,))):
+            raise ConfigError(f"{origin}: {flag(name)} is more than {limit.most}, and no run has that many")
     for what, name in _own(config).items():
         _check(name, _module(name), what, trusted, origin, command)
     if not env:
