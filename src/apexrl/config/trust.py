@@ -1,10 +1,10 @@
 """What a configuration that somebody else may have written can run here: a run folder, a TOML file, a run's record.
 
 Such a configuration is data. It may name environments by their id: those that Gymnasium knows, and those of a package
-that is installed here (``module:Id-v0``: Gymnasium imports the module and makes only what is registered); and agents and
-topologies that an installed package offers (``config.outside``). All else that it names, an environment given as a
-callable, an agent, a topology or a network of one's own, a module that is not of an installed package, runs only where
-somebody here has named its module.
+that is installed here (``module:Id-v0``: Gymnasium imports the module and makes only what is registered). It may name
+agents and topologies that an installed package offers (``config.outside``). Anything else runs only if somebody here
+has named its module: an environment given as a callable; an agent, a topology or a network by ``module:name``; an
+environment of a module that is of no installed package.
 """
 
 from __future__ import annotations
