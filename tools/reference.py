@@ -107,9 +107,29 @@ def settings_table(found: Any) -> str:
         limits = ", ".join(map(str, setting.rules))
         needs = code(setting.needs) if setting.needs else ""
         rows.append(
-            (code(setting.flag), kind(setting.hint), default(setting.default), limits, needs, setting.description)
+            (
+                code(setting.flag),
+                kind(setting.hint),
+                default(setting.default),
+                limits,
+                needs,
+                read_by(setting.name),
+                setting.description,
+            )
         )
-    return table(("flag", "type", "default", "range", "needs", "meaning"), rows)
+    return table(("flag", "type", "default", "range", "needs", "read by", "meaning"), rows)
+
+
+def read_by(name: str) -> str:
+    """The agents and topologies that read a setting; empty where all of them do."""
+    from apexrl.agents import AGENTS
+    from apexrl.topologies import TOPOLOGIES
+    from apexrl.topologies.validation import readers
+
+    agents, topologies = readers(name)
+    return ", ".join(
+        [*(agents if len(agents) < len(AGENTS) else []), *(topologies if len(topologies) < len(TOPOLOGIES) else [])]
+    )
 
 
 def kind(hint: Any) -> str:

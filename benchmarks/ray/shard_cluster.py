@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import ray
 
-from apexrl.launch.ray.shard_clients import RayEnd, life_name
+from apexrl.launch.ray.shard_clients import ShardClient, life_name
 from apexrl.replay import Field, Replay
 from apexrl.replay.sharded.shard import DrawResult, Shard, UpdateResult
 from apexrl.replay.sharded.sharded_replay import ShardedReplay
@@ -184,7 +184,7 @@ class Rig:
             _remote(Pen).options(num_cpus=0).remote(replays[k % shards], rows, each, k) for k in range(writers)
         ]
         asked([pen.ready.remote() for pen in self._pens])
-        ends = [RayEnd(f"shard-{k}", namespace) for k in range(shards)]
+        ends = [ShardClient(f"shard-{k}", namespace) for k in range(shards)]
         self.replay = ShardedReplay(ends, capacity=items, min_size=1, ahead=AHEAD, seed=0)
         self._rng = np.random.default_rng(1)
 

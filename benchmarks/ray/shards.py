@@ -28,7 +28,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from apexrl.launch.ray.shard_clients import RayEnd
+from apexrl.launch.ray.shard_clients import ShardClient
 from apexrl.replay import Field
 from apexrl.replay.sharded.sharded_replay import ShardedReplay
 from benchmarks.lib import processes, report
@@ -87,7 +87,7 @@ def _counted(shards: int, priorities: NDArray[np.float64], options: argparse.Nam
         }
         hosts.append(shard_cluster.host(own, k, {**made, "draws": "independent"}, fields))
         shard_cluster.asked([hosts[-1].put.remote({"number": np.arange(low, high)}, priorities[low:high])])
-    ends = [RayEnd(f"shard-{k}", own) for k in range(shards)]
+    ends = [ShardClient(f"shard-{k}", own) for k in range(shards)]
     replay = ShardedReplay(ends, capacity=items, min_size=items, stratified=False, ahead=shard_cluster.AHEAD, seed=5)
     counts = np.zeros(items, np.int64)
     for _ in range(options.draws):

@@ -291,7 +291,7 @@ def run(
             claim = stack.enter_context(closing(_claim(config, placement, observers)))
             if claim.ended:
                 remember.started(config, claim.folder.path)
-                _tell(observers, f"run {claim.folder.path} has ended already: {claim.ended}")
+                _tell(observers, f"run {claim.folder.path} is done: {claim.ended}")
                 return Run(claim.folder.path, None, config)
             config, where = claim.config, {**where, "claim": claim}
         try:
@@ -352,7 +352,7 @@ def _placement(
     if replace_run and not redis:
         raise ConfigError("replace_run= needs a run on a Redis server: give redis= too")
     if listen and redis:
-        raise ConfigError("listen= is for environment workers, redis= for actors: give one of the two")
+        raise ConfigError("listen= is for environment workers, redis= for actors: give one of them")
     if listen and run:
         raise ConfigError(f"run={run!r} names a run on a Redis server; leave it out with listen=")
     if token and not (listen or redis):
@@ -362,7 +362,7 @@ def _placement(
     if run and not redis:
         raise ConfigError(f"run={run!r} names a run on a Redis server: give redis= too")
     if ray and (listen or redis):
-        raise ConfigError("ray= excludes redis= and listen=: give one of the three")
+        raise ConfigError("ray= runs on a cluster, redis= and listen= on hosts: give one of them")
     if listen:
         return Listen(listen, token, tls)
     if redis:

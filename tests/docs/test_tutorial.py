@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from doc_pages import DOCS
 
 from redis_server import RedisServer
+
+pytestmark = pytest.mark.slow
 
 TUTORIAL = DOCS / "tutorial"
 PYTHON = shlex.quote(sys.executable)
@@ -70,13 +73,13 @@ def test_the_page_works_as_it_stands(page, machine):
 
 @contextmanager
 def started(machine: Path, code: str, **more: str) -> Iterator[subprocess.Popen[str]]:
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(["bash", "-euc", code], cwd=machine, env=environment(machine, **more), **pipes)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+    with subprocess.Popen(["bash", "-euc", code], cwd=machine, env=environment(machine, **more), **pipes) as process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_two_machines_train_one_run(machine):

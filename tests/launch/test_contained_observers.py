@@ -276,7 +276,8 @@ def test_a_terminal_that_goes_away_is_an_io_error_and_no_more(live: bool) -> Non
     from rich.console import Console
 
     from apexrl.cli.main import _forget as forget
-    from apexrl.report.live_panel import LivePanel, PlainLines
+    from apexrl.report.live_panel import LivePanel
+    from apexrl.report.plain_lines import PlainLines
 
     master, slave = pty.openpty()
     with os.fdopen(slave, "w") as terminal:

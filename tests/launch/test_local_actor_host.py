@@ -18,7 +18,7 @@ from recording_observer import gone
 from apexrl.config import Config
 from apexrl.errors import WorkerError
 from apexrl.launch import local_actor_host
-from apexrl.launch.local_actor_host import Companion
+from apexrl.launch.local_actor_host import LocalActorHost
 from apexrl.launch.redis_run import Identity
 from apexrl.run.status import RunStatus
 
@@ -33,7 +33,7 @@ class Stage:
         self.texts: list[str] = []
         self.pids: list[int] = []
         self.answer: str | None = None
-        self.one = Companion("redis://nowhere", Identity("run", "id", True), Config(stall_timeout=1.0))
+        self.one = LocalActorHost("redis://nowhere", Identity("run", "id", True), Config(stall_timeout=1.0))
         self.one.announce(lambda text, level: self.texts.append(text))
 
     def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> bool:

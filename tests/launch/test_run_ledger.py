@@ -12,7 +12,7 @@ from recording_observer import Watcher
 from apexrl.config import Config, StopConfig
 from apexrl.errors import ConfigError, FencedError
 from apexrl.launch.run_ledger import Base, Ledger, base_of, check_ahead
-from apexrl.report.live_panel import line
+from apexrl.report.plain_lines import line
 from apexrl.run.folder import RunFolder
 from apexrl.run.metrics import status_scalars
 from apexrl.run.status import RunStatus

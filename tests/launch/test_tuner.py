@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from simulated_throughput import DRIFTS, SHAPES, share, simulate
 
-from apexrl.launch.throughput_model import Surface
+from apexrl.launch.throughput_model import ThroughputModel
 from apexrl.launch.tuner import Tuner
 
 CASES = [
@@ -150,7 +150,7 @@ def test_a_start_out_of_bounds_is_refused(bounds: dict[str, tuple[int, int]], st
         Tuner(bounds, start, 1)
 
 
-def windows_on(surface: Surface, rng: np.random.Generator, noise: float, slope: float, count: int = 60) -> None:
+def windows_on(surface: ThroughputModel, rng: np.random.Generator, noise: float, slope: float, count: int = 60) -> None:
     for i in range(count):
         n = 2 ** (i % 4)
         surface.add((n,), math.exp(slope * math.log2(n) + noise * rng.standard_normal()))
@@ -158,7 +158,7 @@ def windows_on(surface: Surface, rng: np.random.Generator, noise: float, slope: 
 
 @pytest.mark.parametrize("noise", [0.02, 0.08, 0.3])
 def test_the_noise_is_estimated(noise: float) -> None:
-    surface = Surface(1)
+    surface = ThroughputModel(1)
     windows_on(surface, np.random.default_rng(1), noise, slope=0.3)
     assert noise / 2 <= surface.scales.noise <= 2 * noise
 
@@ -167,7 +167,7 @@ def test_differences_are_known_as_well_as_they_were_measured() -> None:
     """Over 100 sets of windows, the true difference lies within 2 standard deviations 95 times in 100, or nearly."""
     within = []
     for seed in range(100):
-        surface = Surface(1)
+        surface = ThroughputModel(1)
         windows_on(surface, np.random.default_rng(seed), 0.1, slope=0.1, count=24)
         means, covariance = surface.posterior(np.array([[2], [4]]))
         spread = math.sqrt(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1])
@@ -176,7 +176,7 @@ def test_differences_are_known_as_well_as_they_were_measured() -> None:
 
 
 def test_a_level_that_falls_is_not_taken_for_the_setting() -> None:
-    surface = Surface(1)
+    surface = ThroughputModel(1)
     rng = np.random.default_rng(1)
     for i in range(60):  # more and more actors while all becomes slower: 1 % a window
         surface.add((4 + i // 15,), math.exp(-0.01 * i + 0.02 * rng.standard_normal()))
@@ -187,7 +187,7 @@ def test_a_level_that_falls_is_not_taken_for_the_setting() -> None:
 
 
 def test_a_window_in_which_the_machine_was_busy_elsewhere_counts_little() -> None:
-    calm, spoilt = Surface(1), Surface(1)
+    calm, spoilt = ThroughputModel(1), ThroughputModel(1)
     for surface in (calm, spoilt):
         rng = np.random.default_rng(2)
         for i in range(40):
@@ -200,7 +200,7 @@ def test_a_window_in_which_the_machine_was_busy_elsewhere_counts_little() -> Non
 def test_settings_in_one_proportion_vouch_for_one_another() -> None:
     """A ridge, four of one count to one of the other, measured at its lower half: what lies beside it is not believed
     to be as good, and what lies further along it is."""
-    surface = Surface(2)
+    surface = ThroughputModel(2)
     rng = np.random.default_rng(1)
     for i in range(80):
         servers, octaves = 1 + i % 3, (-1, 0, 1)[i // 3 % 3]

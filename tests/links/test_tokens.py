@@ -101,8 +101,8 @@ def test_a_resumed_run_makes_no_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"token": "x" * 20}, "token= .* means nothing without listen="),
-        ({"listen": ":0", "token": "x" * 20, "run": "r"}, "run='r' is a name on a Redis server"),
+        ({"token": "x" * 20}, "token= .* needs listen="),
+        ({"listen": ":0", "token": "x" * 20, "run": "r"}, "run='r' names a run on a Redis server"),
         ({"listen": ":0", "redis": "redis://here"}, "give one of them"),
     ],
 )

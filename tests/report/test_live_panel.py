@@ -8,18 +8,9 @@ import pytest
 from rich.console import Console
 
 from apexrl.config import Config, StopConfig
-from apexrl.report.live_panel import (
-    LivePanel,
-    PlainLines,
-    View,
-    clock,
-    closing_line,
-    count,
-    line,
-    number,
-    panel,
-    sparkline,
-)
+from apexrl.report.live_panel import LivePanel, View, panel
+from apexrl.report.number_format import clock, count, number, sparkline
+from apexrl.report.plain_lines import PlainLines, closing_line, line
 from apexrl.roles import Actor, Learner
 from apexrl.run.status import PolicyLag, RunStatus, WorkerStatus
 

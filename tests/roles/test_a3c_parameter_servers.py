@@ -17,8 +17,8 @@ from apexrl.links.local.gradient_ring import GradientLink
 from apexrl.links.local.parameter_slices import ParameterSlices
 from apexrl.links.local.sharded_parameters import ShardedParameters
 from apexrl.links.local.shared_parameters import SharedParameters
-from apexrl.roles import ParameterServer, Worker
-from apexrl.roles.hogwild import InPlace
+from apexrl.roles import A3CWorker, ParameterServer
+from apexrl.roles.hogwild import HogwildParameters
 from apexrl.roles.parameter_client import ParameterClient
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
@@ -52,8 +52,8 @@ class Run:
     def agent(self) -> Any:
         return agent_class("a2c")(SPEC, self.config.agent, "cpu", self.config.seed)
 
-    def worker(self, index: int) -> Worker:
-        return Worker(self.stage.context("worker", index, seed=index + 5), **self.ports)
+    def worker(self, index: int) -> A3CWorker:
+        return A3CWorker(self.stage.context("worker", index, seed=index + 5), **self.ports)
 
     def serve(self) -> None:
         for server in self.servers:
@@ -77,7 +77,7 @@ def test_hogwild_and_servers_make_the_same_update_of_the_same_gradients(
     copy, twin = run.agent(), run.agent()
     shared = SharedParameters(run.shards.vectors, shared=False)
     shared.fill(vectors(twin))
-    in_place = InPlace(make_stage().context("worker"), copy, twin, shared, statistics=True)
+    in_place = HogwildParameters(make_stage().context("worker"), copy, twin, shared, statistics=True)
 
     random = torch.Generator().manual_seed(3)
     for update in range(8):

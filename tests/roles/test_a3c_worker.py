@@ -18,7 +18,7 @@ from apexrl.errors import NonFiniteError
 from apexrl.links.local.shared_parameters import SharedParameters
 from apexrl.protocols import STATISTICS
 from apexrl.replay import Batch
-from apexrl.roles import ParameterKeeper, Worker
+from apexrl.roles import A3CWorker, ParameterKeeper
 from apexrl.run import checkpoint
 from apexrl.shared.weights_board import InlineWeights
 from apexrl.spec import EnvSpec
@@ -74,9 +74,9 @@ class Run:
     def agent(self) -> Any:
         return agent_class("a2c")(self.spec, self.config.agent, "cpu", 3)
 
-    def worker(self, index: int) -> Worker:
+    def worker(self, index: int) -> A3CWorker:
         context = self.stage.context("worker", index, seed=index)
-        return Worker(context, config=self.config, spec=self.spec, parameters=self.parameters)
+        return A3CWorker(context, config=self.config, spec=self.spec, parameters=self.parameters)
 
     def keeper(self, seed: int = 1) -> ParameterKeeper:
         context = self.stage.context("parameter_server", seed=seed)
@@ -92,7 +92,7 @@ class Run:
     def now(self) -> Vectors:
         return {name: array.copy() for name, array in self.parameters.arrays.items()}
 
-    def _note(self, worker: Worker) -> None:
+    def _note(self, worker: A3CWorker) -> None:
         gradients: Callable[[Any], Any] = worker._agent.gradients
         prepare: Callable[[Any], Any] = worker._agent.prepare
 

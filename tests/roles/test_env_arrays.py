@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from apexrl.roles.env_arrays import PerEnv, zeroed
+from apexrl.roles.env_arrays import EnvArrays, zeroed
 
 
 def test_zeroed_rows_are_of_copies() -> None:
@@ -16,7 +16,7 @@ def test_zeroed_rows_are_of_copies() -> None:
 
 @pytest.mark.parametrize("which", [None, np.array([2, 0])])
 def test_rows_are_put_taken_and_cleared(which: np.ndarray | None) -> None:
-    rows = PerEnv(3)
+    rows = EnvArrays(3)
     rows.put(which, {"h": np.array([5, 7, 9])[:2] if which is not None else np.array([7, 6, 5])})
     rows.clear(which, np.array([True, False] if which is not None else [False, False, True]))
     np.testing.assert_array_equal(rows.take(np.array([0, 2]))["h"], [7, 0])

@@ -12,7 +12,7 @@ import torch
 
 from apexrl.errors import PriorityError, WaitTimeout, WorkerError
 from apexrl.replay import Replay
-from apexrl.roles.batch_source import DirectBatches, PrefetchedBatches, Ready, Unsent
+from apexrl.roles.batch_source import DirectBatches, PrefetchedBatches, Ready, UnsentPriorities
 from apexrl.spec import Field
 
 BATCH = 8
@@ -139,11 +139,11 @@ def test_what_shards_never_heard_of_is_counted_once(stage: Any) -> None:
         unsent = 0
 
     context, replay = stage.context("learner"), Spread()
-    unsent = Unsent(context, replay)
+    unsent = UnsentPriorities(context, replay)
     for replay.unsent in (0, 3, 3, 10):
         unsent.count()
     assert stage.run.totals["unsent_priorities"] == 10
-    Unsent(context, object()).count()  # a replay of one piece
+    UnsentPriorities(context, object()).count()  # a replay of one piece
     assert stage.run.totals["unsent_priorities"] == 10
 
 

@@ -17,7 +17,7 @@ from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.links.local.gradient_averaging import GradientAveraging
 from apexrl.protocols import Learned
-from apexrl.roles.sync_group import Group, _flat
+from apexrl.roles.sync_group import SyncGroup, _flat
 from apexrl.spec import ActionSpec, Array, EnvSpec, Field
 
 T, ROWS = 4, 6
@@ -84,12 +84,12 @@ def link_for(agent: Any, members: int = 2) -> GradientAveraging:
     return GradientAveraging(members, gradient, sum(vectors.values()), shared=False)
 
 
-def begin(agent: Any, link: GradientAveraging, index: int, version: int = 1) -> Group:
+def begin(agent: Any, link: GradientAveraging, index: int, version: int = 1) -> SyncGroup:
     context: Any = SimpleNamespace(index=index, patience=0.0)
-    return Group(context, agent, link, version)
+    return SyncGroup(context, agent, link, version)
 
 
-def together(groups: list[Group], prepared: list[Any]) -> list[Learned]:
+def together(groups: list[SyncGroup], prepared: list[Any]) -> list[Learned]:
     """One update of all, who take turns."""
     done: dict[int, Learned] = {}
     for _ in range(100):

@@ -10,8 +10,8 @@ import pytest
 
 from apexrl.errors import WorkerError
 from apexrl.links.local.tunable_count import TunableCount
-from apexrl.roles.thread_heartbeat import Turns
-from apexrl.roles.thread_pool import Crew
+from apexrl.roles.thread_heartbeat import ThreadHeartbeat
+from apexrl.roles.thread_pool import ThreadPool
 
 
 def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -47,7 +47,7 @@ def test_as_many_threads_work_as_the_knob_says_at_any_time() -> None:
         made.append(Counting())
         return made[-1]
 
-    crew = Crew("counter", knob, make, threading.Event())
+    crew = ThreadPool("counter", knob, make, threading.Event())
     crew.staff()
     assert len(made) == 2
     until(lambda: all(one.turns for one in made))
@@ -77,7 +77,7 @@ def test_as_many_threads_work_as_the_knob_says_at_any_time() -> None:
 
 def test_an_error_in_a_thread_reaches_the_role_and_wakes_it() -> None:
     trouble = threading.Event()
-    crew = Crew("failing", TunableCount(1, shared=False), lambda number: Failing(), trouble)
+    crew = ThreadPool("failing", TunableCount(1, shared=False), lambda number: Failing(), trouble)
     crew.staff()
     assert trouble.wait(20.0)
     with pytest.raises(ValueError, match="a bad day"):
@@ -95,7 +95,7 @@ def test_a_thread_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) ->
             return gate.wait(60.0)
 
     monkeypatch.setattr("apexrl.roles.thread_pool._END_SECONDS", 0.05)
-    crew = Crew("stuck", TunableCount(1, shared=False), lambda number: Stuck(), threading.Event())
+    crew = ThreadPool("stuck", TunableCount(1, shared=False), lambda number: Stuck(), threading.Event())
     crew.staff()
     try:
         assert crew.close() == ["stuck-0"]
@@ -113,7 +113,9 @@ def test_a_step_that_takes_too_long_is_the_roles_trouble_and_its_stack_is_told(
             let_go.wait(60.0)
             return True
 
-    crew = Crew("stuck", TunableCount(1, shared=False), lambda number: Stuck(), threading.Event(), stall_timeout=0.1)
+    crew = ThreadPool(
+        "stuck", TunableCount(1, shared=False), lambda number: Stuck(), threading.Event(), stall_timeout=0.1
+    )
     crew.staff()
     asked = 0
     with pytest.raises(WorkerError, match=r"the thread stuck-0 stood still for 0.3 s \(--stall-timeout\)"):
@@ -131,7 +133,7 @@ def test_time_in_which_the_whole_process_was_stopped_is_not_a_turns(monkeypatch:
     """A laptop asleep, ``docker pause``, SIGSTOP for the group."""
     now = 1000.0
     monkeypatch.setattr("apexrl.roles.thread_heartbeat.time.monotonic", lambda: now)
-    turns, thread = Turns(300.0), threading.current_thread()
+    turns, thread = ThreadHeartbeat(300.0), threading.current_thread()
     turns.begin()
     turns.check(thread)
     now += 5000.0

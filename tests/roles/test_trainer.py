@@ -18,7 +18,7 @@ from apexrl.errors import NonFiniteError
 from apexrl.replay import Replay
 from apexrl.roles.actor import VERSION, step_fields
 from apexrl.roles.batch_source import Ready
-from apexrl.roles.shared_model import Model
+from apexrl.roles.shared_model import SharedModel
 from apexrl.roles.trainer import Trainer, TrainingBatches, batch_sizes
 from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
@@ -101,9 +101,9 @@ def test_a_trainer_that_waits_is_woken_by_what_is_written_in_the_same_process(st
     assert len(found[0]) == 1
 
 
-def model(stage: Any, config: Config) -> Model:
+def model(stage: Any, config: Config) -> SharedModel:
     RunFolder(stage._folder).checkpoints.mkdir(parents=True, exist_ok=True)
-    return Model(stage.context("model_server"), config, SPEC, InlineWeights())
+    return SharedModel(stage.context("model_server"), config, SPEC, InlineWeights())
 
 
 def ready(agent: Any, seed: int, version: int = 1, reward: float = 1.0) -> Ready:
@@ -227,7 +227,7 @@ def test_a_successor_goes_on_from_the_checkpoint_with_a_higher_version(stage: An
     whole.publish()
     published = whole._weights.version
     assert published == whole.version == 5
-    after = Model(stage.context("model_server"), settings(), SPEC, whole._weights)
+    after = SharedModel(stage.context("model_server"), settings(), SPEC, whole._weights)
     assert whole._weights.version == after.version == published + 1
     for name, value in after.instance(0, learns=False).weights().items():
         np.testing.assert_array_equal(value, saved[name])

@@ -15,7 +15,7 @@ from apexrl.errors import AgentError
 from apexrl.protocols import Acted, Arrays, State
 from apexrl.replay import Replay
 from apexrl.roles.actor import step_fields
-from apexrl.roles.env_player import Player
+from apexrl.roles.env_player import EnvPlayer
 from apexrl.roles.unroll_builder import UnrollBuilder
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
@@ -69,7 +69,7 @@ def test_the_same_steps_give_the_same_unrolls_as_in_a_fifo_replay(
     fields = step_fields(spec, EXTRAS)
     context = stage.context("worker")
     context.patience = 5.0
-    player = Player(context, config, spec, Scribe(), seed=1)  # type: ignore[arg-type]
+    player = EnvPlayer(context, config, spec, Scribe(), seed=1)  # type: ignore[arg-type]
     builder = UnrollBuilder(ENVS, length, spec, fields, GAMMA)
     replay = Replay(
         1000, fields, kind="unroll", length=length, sampler="fifo", stack=stack, gamma=GAMMA, writers=1, streams=ENVS

@@ -12,7 +12,7 @@ from apexrl.replay.chunks import schema
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, Program, ReplayLink, topology
 from apexrl.topologies.program import Node
-from apexrl.topologies.ray_cut import group_side, home_side, sampling
+from apexrl.topologies.ray_cut import actor_group_side, learner_node_side, sampling
 
 PROBE = Probe(
     EnvSpec({"observation": Field((4,), "float32")}, ActionSpec(n=2)), {"q": Field((2,), "float32", sampled=False)}, 64
@@ -38,7 +38,7 @@ def nodes(side: Program) -> dict[str, Node]:
 
 def test_home_keeps_every_role_but_the_actors() -> None:
     whole, sampler = program(), object()
-    home = nodes(home_side(whole, [sampler]))
+    home = nodes(learner_node_side(whole, [sampler]))
     assert list(home) == ["learner", "evaluator"]
     assert home["learner"].ports["replay"] is sampler
     assert home["learner"].ports["weights"] is home["evaluator"].ports["weights"]
@@ -48,7 +48,7 @@ def test_home_keeps_every_role_but_the_actors() -> None:
 
 def test_groups_share_out_the_slots_and_the_capacity() -> None:
     whole = program()
-    sides = [nodes(group_side(whole, group, 2)) for group in range(2)]
+    sides = [nodes(actor_group_side(whole, group, 2)) for group in range(2)]
     assert [list(side) for side in sides] == [["actor"], ["actor"]]
     assert [side["actor"].indices for side in sides] == [(0, 2, 4), (1, 3)]
     assert [side["actor"].leases for side in sides] == [[(0, 0), (2, 0), (4, 0)], [(1, 0), (3, 0)]]
@@ -62,7 +62,7 @@ def test_groups_share_out_the_slots_and_the_capacity() -> None:
 def test_shards_hold_the_same_items_as_one_replay_would() -> None:
     whole = program()
     own = next(node for node in whole.nodes if node.name == "actor").ports["replay"].options
-    shard = nodes(group_side(whole, 0, 2))["actor"].ports["replay"].options
+    shard = nodes(actor_group_side(whole, 0, 2))["actor"].ports["replay"].options
     assert schema(**own) == schema(**shard)
     with Replay(**shard) as replay:
         assert replay.capacity == 500
@@ -77,7 +77,7 @@ def test_the_limiter_is_that_of_all_shards_together() -> None:
 def test_a_queue_is_cut_too() -> None:
     whole = program("impala", UNROLLS, queue_batches=2)
     assert [one["sampler"] for one in sampling(whole)] == ["fifo"]
-    shard = nodes(group_side(whole, 1, 3))["actor"].ports["replay"].options
+    shard = nodes(actor_group_side(whole, 1, 3))["actor"].ports["replay"].options
     assert shard["sampler"] == "fifo"
     assert shard["capacity"] == 22
     with Replay(**shard) as replay:
@@ -86,7 +86,9 @@ def test_a_queue_is_cut_too() -> None:
 
 def test_slots_may_be_dealt_out_in_another_way() -> None:
     whole = program()
-    sides = [nodes(group_side(whole, group, 3, slots))["actor"] for group, slots in enumerate([(0, 2), (1,), (3, 4)])]
+    sides = [
+        nodes(actor_group_side(whole, group, 3, slots))["actor"] for group, slots in enumerate([(0, 2), (1,), (3, 4)])
+    ]
     assert [[slot for slot, _ in side.leases] for side in sides] == [[0, 2], [1], [3, 4]]
     options = [side.ports["replay"].options for side in sides]
     assert [(one["writers"], one["streams"], one["capacity"]) for one in options] == [

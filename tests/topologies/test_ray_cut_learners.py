@@ -25,7 +25,7 @@ from apexrl.shared.weights_board import WeightsBoard
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, Program, topology
 from apexrl.topologies.program import BatchesLink, Link, Node, ReplayLink, WeightsLink
-from apexrl.topologies.ray_cut import LEARNERS, cut, group_side, home_side, learners, queues, sampling
+from apexrl.topologies.ray_cut import LEARNERS, actor_group_side, cut, learner_node_side, learners, queues, sampling
 
 SPEC = EnvSpec({"observation": Field((4,), "float32")}, ActionSpec(n=2))
 VECTORS = {"q/online": 320, "q/target": 320, "q/optimizer/square_average": 320, "q/optimizer/steps": 1}
@@ -58,15 +58,15 @@ def serving(node: Node, index: int) -> Any:
 def test_every_learner_of_impala_samples_what_its_own_groups_hold() -> None:
     whole = program("impala", learners=2)
     samplers = [object(), object()]
-    home = nodes(home_side(whole, samplers))
+    home = nodes(learner_node_side(whole, samplers))
     assert {name: node.count for name, node in home.items()} == {"learner": 2, "evaluator": 1}
     assert [serving(home["learner"], index) for index in range(2)] == samplers
     assert isinstance(home["learner"].ports["averaging"], Link)
     assert home["learner"].ports["averaging"].make is GradientAveraging
     assert home["learner"].ports["weights"] is home["evaluator"].ports["weights"]
-    assert not replays_of(home_side(whole, samplers))
+    assert not replays_of(learner_node_side(whole, samplers))
 
-    sides = [group_side(whole, group, 5) for group in range(5)]
+    sides = [actor_group_side(whole, group, 5) for group in range(5)]
     assert [len(replays_of(side)) for side in sides] == [1] * 5
     actors = [nodes(side)["actor"] for side in sides]
     assert [actor.indices for actor in actors] == [(0, 5), (1, 6), (2, 7), (3,), (4,)]
@@ -86,7 +86,7 @@ def test_every_learner_of_impala_samples_what_its_own_groups_hold() -> None:
 def test_gorilas_server_and_learners_share_batches_of_all_shards() -> None:
     whole = program("gorila", learners=3, parameter_servers=2)
     sampler = object()
-    home = nodes(home_side(whole, [sampler]))
+    home = nodes(learner_node_side(whole, [sampler]))
     assert set(home) == {"replay", "gradient_learner", "parameter_server", "evaluator"}
     batches = home["replay"].ports["batches"]
     assert isinstance(batches, BatchesLink)
@@ -95,25 +95,25 @@ def test_gorilas_server_and_learners_share_batches_of_all_shards() -> None:
     assert batches.options["learners"] == 3
     parameters = home["parameter_server"].ports["parameters"]
     assert parameters is home["evaluator"].ports["weights"] is home["gradient_learner"].ports["parameters"]
-    assert not replays_of(home_side(whole, [sampler]))
+    assert not replays_of(learner_node_side(whole, [sampler]))
     assert {name for name, node in home.items() if name in LEARNERS} == {"gradient_learner"}
 
 
 def test_apexs_learners_are_served_from_all_shards() -> None:
     whole = program("apex", learners=3)
     sampler = object()
-    home = nodes(home_side(whole, [sampler]))
+    home = nodes(learner_node_side(whole, [sampler]))
     assert {name: node.count for name, node in home.items()} == {"replay": 1, "learner": 3, "evaluator": 1}
     batches = home["replay"].ports["batches"]
     assert batches is home["learner"].ports["replay"]
     assert (batches.replay, batches.options["learners"], batches.options["batch_size"]) == (sampler, 3, 32)
-    assert not replays_of(home_side(whole, [sampler]))
-    assert [len(replays_of(group_side(whole, group, 2))) for group in range(2)] == [1, 1]
+    assert not replays_of(learner_node_side(whole, [sampler]))
+    assert [len(replays_of(actor_group_side(whole, group, 2))) for group in range(2)] == [1, 1]
 
 
 @pytest.mark.parametrize("changes", [{}, {"replay": "local"}], ids=["global", "local"])
 def test_actors_of_gorila_read_whole_weights_from_a_board_of_their_group(changes: dict[str, Any]) -> None:
-    side = group_side(program("gorila", learners=2, parameter_servers=2, **changes), 1, 2)
+    side = actor_group_side(program("gorila", learners=2, parameter_servers=2, **changes), 1, 2)
     (actor,) = side.nodes
     board = actor.ports["weights"]
     assert isinstance(board, WeightsLink)
@@ -134,10 +134,10 @@ def test_actors_of_gorila_read_whole_weights_from_a_board_of_their_group(changes
 def test_local_replays_of_gorila_are_cut_like_queues() -> None:
     whole = program("gorila", learners=2, replay="local")
     samplers = [object(), object()]
-    home = nodes(home_side(whole, samplers))
+    home = nodes(learner_node_side(whole, samplers))
     assert set(home) == {"gradient_learner", "parameter_server", "evaluator"}
     assert [serving(home["gradient_learner"], index) for index in range(2)] == samplers
-    options = [replays_of(group_side(whole, group, 4))[0].options for group in range(4)]
+    options = [replays_of(actor_group_side(whole, group, 4))[0].options for group in range(4)]
     assert [one["capacity"] for one in options] == [250] * 4  # 500 of each learner, in two shards
     rules = sampling(whole)
     assert [(one["capacity"], one["min_size"], one.get("sampler", "")) for one in rules] == [(500, 50, "")] * 2
@@ -147,7 +147,7 @@ def test_local_replays_of_gorila_are_cut_like_queues() -> None:
 def test_what_is_cut_crosses_to_other_processes() -> None:
     """OfQueue, links and layouts are pickled; placeholders that several roles name stay one."""
     whole = program("gorila", learners=2)
-    home = nodes(pickle.loads(pickle.dumps(home_side(whole, ["sampler"]))))
+    home = nodes(pickle.loads(pickle.dumps(learner_node_side(whole, ["sampler"]))))
     assert home["replay"].ports["batches"] is home["gradient_learner"].ports["batches"]
     (rule,) = pickle.loads(pickle.dumps(sampling(whole)))
     assert [column.name for column in rule["layout"].columns] == ["observation", "action", "version"]
@@ -155,7 +155,7 @@ def test_what_is_cut_crosses_to_other_processes() -> None:
 
 def test_fewer_groups_than_learners_with_replays_of_their_own_are_refused() -> None:
     with pytest.raises(ConfigError, match="1 groups are fewer than the 2 replays"):
-        group_side(program("impala", learners=2), 0, 1)
+        actor_group_side(program("impala", learners=2), 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_shards_of_one_learner_are_sampled_as_one_replay_and_those_of_others_nev
     rng = np.random.default_rng(4)
     shards, priorities = [], []
     for group in range(5):
-        (link,) = replays_of(group_side(whole, group, 5))
+        (link,) = replays_of(actor_group_side(whole, group, 5))
         replay = stack.enter_context(Replay(**{**link.options, "n_step": 1, "eps": 0.0}))
         own = rng.exponential(size=40 + 20 * group) ** 2 + 1e-3
         writer = replay.writer(

@@ -1,4 +1,4 @@
-"""Command-line flags of whoever works for a run on another host, and what such runs are known by."""
+"""Command-line flags of hosts that work for a run elsewhere: ``actor``, ``envs``, ``status``, ``stop``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from apexrl.config.placement import Listen
 from apexrl.errors import ConfigError
-from apexrl.links.tcp.tls import ClientTls, ServerTls, self_signed
-from apexrl.links.tokens import read_token
+from apexrl.links.tcp.tls import ClientTls
 
 REDIS_URL = "APEXRL_REDIS_URL"
 """Environment variable in place of ``--redis``, which shows in the list of processes with its password."""
@@ -132,30 +130,6 @@ def run_name(given: str, command: str) -> str:
     return given
 
 
-def listen(wanted: Any, redis: object = "", make: bool = True) -> Listen:
-    """Where environment workers of other hosts may ask, the token that they must know, and TLS.
-
-    Args:
-        wanted: has ``listen``, ``token_file`` and the flags of TLS.
-        redis: whatever says that a Redis server is meant as well.
-        make: a token file, and a certificate of its own, that is not there is made.
-
-    Raises:
-        ConfigError: there is no token, or both are meant; or TLS cannot be as it is wanted.
-    """
-    if redis:
-        raise ConfigError("--listen is for environment workers, --redis and --run for actors: leave out one of them")
-    tls = _server_tls(wanted, make)
-    return Listen(wanted.listen, read_token(wanted.token_file, make), tls)
-
-
-def check_listening(wanted: Any) -> None:
-    """Raises ConfigError when there is a flag of TLS without ``--listen``."""
-    for name in ("tls_self_signed", "tls_cert", "tls_key", "tls_ca"):
-        if getattr(wanted, name) and not wanted.listen:
-            raise ConfigError(f"--{name.replace('_', '-')} means nothing without --listen")
-
-
 def client_tls(wanted: Envs) -> ClientTls | None:
     """How the run is known to a host.
 
@@ -167,19 +141,5 @@ def client_tls(wanted: Envs) -> ClientTls | None:
         return None
     if tls.key and not tls.cert:
         raise ConfigError("--tls-key means nothing without --tls-cert")
-    tls.context()
-    return tls
-
-
-def _server_tls(wanted: Any, make: bool) -> ServerTls | None:
-    if wanted.tls_self_signed and (wanted.tls_cert or wanted.tls_key):
-        raise ConfigError("--tls-self-signed makes a certificate, --tls-cert names one: leave out one of them")
-    if not (wanted.tls_self_signed or wanted.tls_cert):
-        if wanted.tls_ca or wanted.tls_key:
-            raise ConfigError("TLS needs a certificate of this run: --tls-cert FILE, or --tls-self-signed FILE")
-        return None
-    tls = ServerTls(wanted.tls_cert, wanted.tls_key, wanted.tls_ca)
-    if wanted.tls_self_signed:
-        tls = dataclasses.replace(self_signed(wanted.tls_self_signed, make), ca=wanted.tls_ca)
     tls.context()
     return tls

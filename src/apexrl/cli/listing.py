@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from apexrl.agents import AGENTS, AgentInfo
+from apexrl.agents import AGENTS, AgentInfo, unread
+from apexrl.agents.setting_relevance import SOME
 from apexrl.config import Config
-from apexrl.config.convert import flat
+from apexrl.config.convert import flat, known_settings
 from apexrl.config.outside import installed
-from apexrl.config.settings import as_flag, did_you_mean, flag, settings_of
+from apexrl.config.settings import as_flag, did_you_mean, flag, settings_of, spell_type
 from apexrl.errors import ConfigError
 from apexrl.presets import PRESETS, Preset
 from apexrl.run.folder import env_name
 from apexrl.topologies import TOPOLOGIES, info, runs
+from apexrl.topologies.validation import readers
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 SUBJECTS = ("presets", "agents", "topologies")
+_SUBJECT_SETTINGS = {"preset", "agent", "topology"}  # their names are meant for the subjects
 SETS = "Shown is what a name sets, but for defaults. All: apexrl train PRESET --agent NAME --help."
 
 
@@ -76,18 +79,41 @@ def _sections(words: Sequence[str]) -> list[Section]:
         return found
     known = {"presets": lambda full: [_presets(full)], "agents": _agents, "topologies": _topologies}
     if full and words[0] not in known:
+        settings = known_settings().keys() - _SUBJECT_SETTINGS
         raise ConfigError(
-            f"apexrl list knows {', '.join(SUBJECTS)} and their names, not {words[0]!r}"
-            f"{did_you_mean(words[0], (*SUBJECTS, *PRESETS, *AGENTS, *TOPOLOGIES))}"
+            f"apexrl list knows {', '.join(SUBJECTS)}, their names and the settings, not {words[0]!r}"
+            f"{did_you_mean(words[0], (*SUBJECTS, *PRESETS, *AGENTS, *TOPOLOGIES, *settings))}"
         )
     return [section for subject in words or SUBJECTS for section in known[subject](full)]
 
 
 def _of_one(name: str) -> list[Section]:
     """What goes by this name: it may be an agent's and a topology's."""
-    sections = [_of_needs(AGENTS[name].needs, {name: AGENTS[name]}, True)] if name in AGENTS else []
+    sections = [_agent(name)] if name in AGENTS else []
     sections += [_presets(True, (name,))] if name in PRESETS else []
-    return sections + (_topologies(True, (name,)) if name in (*TOPOLOGIES, *installed("topologies")) else [])
+    sections += _topologies(True, (name,)) if name in (*TOPOLOGIES, *installed("topologies")) else []
+    setting = name.removeprefix("--").replace("-", "_")
+    known = setting in known_settings().keys() - _SUBJECT_SETTINGS
+    return sections + ([_setting(setting)] if known and not sections else [])
+
+
+def _agent(name: str) -> Section:
+    """One agent, and the settings that not every agent reads."""
+    section = _of_needs(AGENTS[name].needs, {name: AGENTS[name]}, True)
+    reads = [flag(setting) for setting in known_settings() if setting in SOME and setting not in unread(name)]
+    (entry,) = section.entries
+    return section._replace(entries=[entry._replace(notes=[*entry.notes, f"reads {' '.join(reads)}"])])
+
+
+def _setting(name: str) -> Section:
+    """What a setting may be, and who reads it."""
+    (_, setting), (agents, topologies) = known_settings()[name], readers(name)
+    limits = "".join(f"; {rule}" for rule in setting.rules)
+    notes = [f"{spell_type(setting.hint)}{limits}; default: {setting.default!r}"]
+    notes += [f"means something with {setting.needs}"] if setting.needs else []
+    notes += [f"read by agents {', '.join(agents)}"] if len(agents) < len(AGENTS) else []
+    notes += [f"read by topologies {', '.join(topologies)}"] if len(topologies) < len(TOPOLOGIES) else []
+    return Section("Settings", [Entry(setting.flag, setting.description, notes)])
 
 
 def _presets(full: bool, names: Sequence[str] = tuple(PRESETS)) -> Section:

@@ -1,7 +1,7 @@
-"""The ``apexrl`` command. Light until something is trained: ``--help`` imports neither PyTorch nor Gymnasium.
+"""The ``apexrl`` command. Until something is trained, it imports neither PyTorch nor Gymnasium.
 
-Exit codes: 0 done, 1 the run failed, 2 the command was not understood, 75 another living process trains the run (try
-again later), 130 Ctrl-C (after checkpoint and summary).
+Exit codes: 0 done, 1 the run failed, 2 the command was not understood, 75 another process trains the run (try again
+later), 130 Ctrl-C (after checkpoint and summary).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -22,25 +23,22 @@ from apexrl.config.trust import entrusted
 from apexrl.errors import AgentError, ApexrlError, ConfigError, EnvError, HeldError, SpecError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from apexrl.api import Run
     from apexrl.config.placement import Placement
-    from apexrl.run.status import Observer
 
 TRAIN_MODULES = frozenset(
     ("gymnasium", "matplotlib", "msgspec", "rich", "safetensors", "tensorboard", "tomli_w", "torch", "tyro")
 )
-"""What the extra ``train`` brings, by import name, for a helpful word when it is missing."""
+"""Import names of the extra ``train``."""
 
 OK, FAILED, USAGE, HELD, INTERRUPTED = 0, 1, 2, os.EX_TEMPFAIL, 130
 _NOT_UNDERSTOOD = (ConfigError, EnvError, AgentError, SpecError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code, also where nobody can be told any more."""
+    """Run the command and return its exit code, also when its output is closed."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # it was closed before we began: no file of ours may take its number
+        if getattr(sys, name) is None:  # closed before the start: no other file may take its number
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     try:
         return _main(argv)
@@ -48,12 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except (OSError, ValueError):  # what is left in it would make another exit code of ours
+            except (OSError, ValueError):  # a failing flush at exit would change the exit code
                 _forget(stream)
 
 
 def _forget(stream: TextIO) -> None:
-    """Let what is still to be written to a stream go nowhere."""
+    """Discard what is still to be written to a stream."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -66,7 +64,7 @@ def _main(argv: Sequence[str] | None) -> int:
         sys.path.insert(0, os.getcwd())  # --env my_module:Id-v0 finds my_module.py here, as with `python -m`
     try:
         return _dispatch(words)
-    except SystemExit as stop:  # tyro: 0 after --help, 2 after a mistake that it has explained
+    except SystemExit as stop:  # tyro: 0 after --help, 2 after an error that it has printed
         return stop.code if isinstance(stop.code, int) else USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -87,8 +85,10 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _names_own_code(words: list[str]) -> bool:
-    """Whether the command may name modules of the current folder. Else nothing is imported from there: it may be
-    somebody else's, as run folders are."""
+    """Whether the command may name modules of the current folder.
+
+    Otherwise nothing is imported from there: like a run folder, it may come from somebody else.
+    """
     if words and words[0] in ("train", "learner", "compare") and not any(word.endswith(".toml") for word in words[1:2]):
         return True
     flags = {word.partition("=")[0] for word in words}
@@ -97,7 +97,9 @@ def _names_own_code(words: list[str]) -> bool:
 
 def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        _print_help()
+        from apexrl.cli.help import print_help
+
+        print_help(COMMANDS)
         return OK if words else USAGE
     if words[0] in ("-V", "--version"):
         from apexrl import __version__
@@ -113,90 +115,60 @@ def _dispatch(words: list[str]) -> int:
     return command(words[1:])
 
 
-def _train(words: list[str]) -> int:
+def _train(words: list[str], command: str = "train") -> int:
     """train a preset, a config.toml, or your own environment"""
     from apexrl.cli import train_flags
 
     again = train_flags.resumes_or_starts(words)
-    config, placement = train_flags.parse_train(words, *_starting_point(words))
+    config, placement = train_flags.parse_train(words, *_starting_point(words, command), command)
     return _run(config, None, placement, again)
 
 
 def _learner(words: list[str]) -> int:
-    """train with actors on other hosts, which meet through a Redis server"""
-    from apexrl.cli import train_flags
-
-    again = train_flags.resumes_or_starts(words)
-    config, placement = train_flags.parse_train(words, *_starting_point(words, "learner"), "learner")
-    return _run(config, None, placement, again)
+    """train with actors on other hosts, connected through a Redis server"""
+    return _train(words, "learner")
 
 
 def _actor(words: list[str]) -> int:
-    """bring actors to a run whose learner works on another host"""
+    """run actors for a run whose learner is on another host"""
     from apexrl import remote_api
-    from apexrl.cli import host_flags, train_flags
+    from apexrl.cli import flags, host_flags
     from apexrl.links.tokens import shared_token
 
-    wanted = train_flags.parse(host_flags.Actor, words, "actor")
+    wanted = flags.parse(host_flags.Actor, words, "actor")
     url, run = host_flags.redis_url(wanted.redis), host_flags.run_name(wanted.run, "actor")
     if wanted.actors < 0:
         raise ConfigError(f"--actors must be 0 or more, not {wanted.actors}")
     token = shared_token(wanted.token_file)
 
-    def join(observers: list[Observer], on_folder: Callable[[Path], None]) -> Run:
-        return remote_api.join(
-            url,
-            run,
-            actors=wanted.actors,
-            out=wanted.out,
-            env_kwargs=wanted.env_kwargs,
-            trust=wanted.trust,
-            token=token,
-            show=False,
-            observers=observers,
-            on_folder=on_folder,
-        )
-
-    return _shown(join)
+    given = {name: getattr(wanted, name) for name in ("actors", "out", "env_kwargs", "trust")}
+    return _shown(partial(remote_api.join, url, run, **given, token=token, show=False))
 
 
 def _envs(words: list[str]) -> int:
-    """bring environment workers to a run that listens on another host (topology seed)"""
+    """run environment workers for a run that listens on another host"""
     from apexrl import remote_api
-    from apexrl.cli import host_flags, train_flags
+    from apexrl.cli import flags, host_flags
     from apexrl.links.tokens import read_token
 
-    wanted = train_flags.parse(host_flags.Envs, words, "envs")
+    wanted = flags.parse(host_flags.Envs, words, "envs")
     if not wanted.connect:
-        raise ConfigError("say where the run listens: apexrl envs --connect HOST:PORT")
+        raise ConfigError("give the address at which the run listens: apexrl envs --connect HOST:PORT")
     if wanted.actors < 0:
         raise ConfigError(f"--actors must be 0 or more, not {wanted.actors}")
     token, tls = read_token(wanted.token_file), host_flags.client_tls(wanted)
 
-    def join(observers: list[Observer], on_folder: Callable[[Path], None]) -> Run:
-        return remote_api.join_envs(
-            wanted.connect,
-            token,
-            tls=tls,
-            actors=wanted.actors,
-            out=wanted.out,
-            env_kwargs=wanted.env_kwargs,
-            trust=wanted.trust,
-            show=False,
-            observers=observers,
-            on_folder=on_folder,
-        )
-
-    return _shown(join)
+    given = {name: getattr(wanted, name) for name in ("actors", "out", "env_kwargs", "trust")}
+    return _shown(partial(remote_api.join_envs, wanted.connect, token, tls=tls, **given, show=False))
 
 
 def _status(words: list[str]) -> int:
-    """show a run, or the runs at a Redis server or on a Ray cluster, and who works in them"""
-    from apexrl.cli import host_flags, train_flags
+    """show one run, or all runs of a Redis server or a Ray cluster"""
+    from apexrl.cli import flags, host_flags
 
-    wanted = train_flags.parse(host_flags.Status, words, "status")
+    wanted = flags.parse(host_flags.Status, words, "status")
     if (wanted.redis and (wanted.folder or wanted.ray)) or (wanted.folder and wanted.run):
-        raise ConfigError("say one of them: a run folder, --ray or --redis, of which --run NAME chooses a run")
+        raise ConfigError("give one of: a run folder, --ray or --redis; --run NAME chooses a run of the latter two")
     if wanted.folder or wanted.ray:
         from apexrl.cli import ray_status
 
@@ -210,10 +182,10 @@ def _status(words: list[str]) -> int:
 
 
 def _stop(words: list[str]) -> int:
-    """end a run over several hosts, in good order"""
-    from apexrl.cli import host_flags, train_flags
+    """stop a run over several hosts, after a last checkpoint"""
+    from apexrl.cli import flags, host_flags
 
-    wanted = train_flags.parse(host_flags.Stop, words, "stop")
+    wanted = flags.parse(host_flags.Stop, words, "stop")
     url, run = host_flags.redis_url(wanted.redis), host_flags.run_name(wanted.run, "stop")
     from apexrl.cli.redis_status import stop
 
@@ -221,7 +193,7 @@ def _stop(words: list[str]) -> int:
 
 
 def _starting_point(words: list[str], command: str = "train") -> tuple[Config, str]:
-    """The configuration that the flags change, and its word on the command line; takes that word from ``words``."""
+    """The configuration that the flags change, and its name on the command line, which is removed from ``words``."""
     from apexrl.presets import names, preset
 
     if words and not words[0].startswith("-"):
@@ -230,7 +202,7 @@ def _starting_point(words: list[str], command: str = "train") -> tuple[Config, s
             path = Path(word).expanduser()
             if not path.is_file():
                 raise ConfigError(f"there is no file {path}")
-            # the folder of the first run is taken: a new name is found
+            # the folder of the first run exists: this one gets a new name
             start = dataclasses.replace(from_toml(path.read_text(encoding="utf-8"), str(path)), name="")
             return _with_names(start, words), word
         return _with_names(preset(word).config, words), word
@@ -247,13 +219,10 @@ def _starting_point(words: list[str], command: str = "train") -> tuple[Config, s
 
 
 def _with_names(config: Config, words: list[str]) -> Config:
-    """``config`` with the settings that names stand for, where the flags name another topology or agent."""
-    from apexrl.presets import with_agent, with_topology
+    """``config`` with the topology and the agent that the flags name."""
+    from apexrl.presets import with_names
 
-    topology, agent = _given(words, "--topology"), _given(words, "--agent")
-    if topology:
-        return with_topology(config, topology, agent)
-    return with_agent(config, agent) if agent else config
+    return with_names(config, _given(words, "--topology"), _given(words, "--agent"))
 
 
 def _given(words: list[str], flag: str) -> str:
@@ -266,10 +235,10 @@ def _given(words: list[str], flag: str) -> str:
 
 
 def _resume(words: list[str]) -> int:
-    """go on with a run that was stopped, in its own folder"""
-    from apexrl.cli import train_flags
+    """resume a run in its own folder"""
+    from apexrl.cli import flags, train_flags
 
-    wanted = train_flags.parse(train_flags.Resume, words, "resume")
+    wanted = flags.parse(train_flags.Resume, words, "resume")
     from apexrl.run.folder import RunFolder
 
     folder = RunFolder.open(wanted.run)
@@ -287,14 +256,15 @@ def _run(config: Config, resume: Path | None, placement: Placement | None = None
     if again:
         where["resume_or_start"] = True
 
-    def train(observers: list[Observer], on_folder: Callable[[Path], None]) -> Run:
-        return api.run(config, observers=observers, resume=resume, on_folder=on_folder, **where)
-
-    return _shown(train)
+    return _shown(partial(api.run, config, resume=resume, **where))
 
 
-def _shown(start: Callable[[list[Observer], Callable[[Path], None]], Run]) -> int:
-    """Start a run, or a part of one, and show it; prints its folder at the end."""
+def _shown(start: Callable[..., Run]) -> int:
+    """Start a run, or a part of one, and show it; prints its folder at the end.
+
+    Args:
+        start: called with ``observers`` and ``on_folder``.
+    """
     from apexrl.report.live_panel import panel
 
     path: Path | None = None
@@ -304,7 +274,7 @@ def _shown(start: Callable[[list[Observer], Callable[[Path], None]], Run]) -> in
         path = folder
 
     try:
-        run = start([panel()], remember)
+        run = start(observers=[panel()], on_folder=remember)
     except ApexrlError as error:
         _complain(str(error))
         if isinstance(error, HeldError):
@@ -312,18 +282,18 @@ def _shown(start: Callable[[list[Observer], Callable[[Path], None]], Run]) -> in
         return USAGE if path is None and isinstance(error, _NOT_UNDERSTOOD) else FAILED
     finally:
         if path is not None:
-            with suppress(OSError, ValueError):  # a closed terminal hides nothing of how the run ended
+            with suppress(OSError, ValueError):  # a closed terminal must not hide how the run ended
                 sys.stderr.flush()
                 print(path, flush=True)
     return {"interrupted": INTERRUPTED, "error": FAILED}.get(run.summary["stopped_by"], OK)
 
 
 def _eval(words: list[str]) -> int:
-    """play greedy episodes with a run's best weights, and film them"""
+    """play greedy episodes with a run's best weights, and record videos"""
     from apexrl import api
-    from apexrl.cli import train_flags
+    from apexrl.cli import flags, train_flags
 
-    wanted = train_flags.parse(train_flags.Eval, words, "eval")
+    wanted = flags.parse(train_flags.Eval, words, "eval")
 
     result = api.evaluate(
         wanted.run,
@@ -343,10 +313,10 @@ def _eval(words: list[str]) -> int:
 
 
 def _compare(words: list[str]) -> int:
-    """compare topologies or agents on equal terms; makes a table and pictures"""
+    """compare topologies or agents: a table and pictures"""
     from apexrl.cli import train_flags
 
-    named = ["--env"] if words and not words[0].startswith("-") else []  # the preset alone, as with the other commands
+    named = ["--env"] if words and not words[0].startswith("-") else []  # a preset without --env, as with train
     wanted, rest = train_flags.parse_compare([*named, *words])
 
     def change(config: Config) -> Config:
@@ -369,13 +339,15 @@ def _compare(words: list[str]) -> int:
 
 
 def _list(words: list[str]) -> int:
-    """show presets, agents and topologies; of one of them, all that is to know"""
+    """list presets, agents and topologies, or describe one of them"""
     if "-h" in words or "--help" in words:
         print("usage: apexrl list [presets | agents | topologies | NAME]")
         return OK
+    from rich.console import Console
+
     from apexrl.cli.listing import show
 
-    show(words, _console())
+    show(words, Console(soft_wrap=False))
     return OK
 
 
@@ -391,53 +363,6 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "status": _status,
     "stop": _stop,
 }
-
-_EXAMPLES = (
-    ("apexrl train cartpole", "learn CartPole with two actor processes"),
-    ("apexrl train cartpole --actors 8 --seed 2", "any setting is a flag; see apexrl train cartpole --help"),
-    ("apexrl train --env my_sim:Plant-v0 --minutes 30", "your own environment, from your own module"),
-    ("apexrl eval runs/NAME --video films", "watch what was learned"),
-    ("apexrl compare --env cartpole --topologies apex,impala --minutes 1", "which is better at it, and how fast"),
-    ("apexrl learner cartpole --redis redis://HOST --run cp", "one learner for actors on many hosts …"),
-    ("apexrl actor --redis redis://HOST --run cp --actors 8", "… of which each brings some"),
-)
-
-
-def _print_help() -> None:
-    try:
-        from rich.markup import escape
-    except ModuleNotFoundError:
-        print(f"apexrl COMMAND …, where COMMAND is one of {', '.join(COMMANDS)}; run: pip install 'apexrl[train]'")
-        return
-    start, server = "PRESET | FILE.toml [--flags]", "--redis URL --run NAME"
-    usages = {
-        "train": start,
-        "eval": "RUN [--episodes N] [--video DIR]",
-        "resume": "RUN",
-        "compare": "--env PRESET --topologies A,B --minutes M [--flags]",
-        "list": "[presets | agents | topologies | NAME]",
-        "learner": f"{start} {server}",
-        "actor": f"{server} [--actors N]",
-        "envs": "--connect HOST:PORT [--actors N]",
-        "status": "RUN | --redis URL | --ray auto|HOST:PORT [--run NAME] [--watch]",
-        "stop": server,
-    }
-    lines = ["[bold]apexrl[/]: distributed reinforcement learning. Many actors, one learner, a fast replay.\n"]
-    lines += ["[bold]Usage[/]\n"]
-    for name, command in COMMANDS.items():
-        lines.append(
-            f"  apexrl [bold cyan]{name}[/] [cyan]{escape(usages.get(name, ''))}[/]\n      [dim]{command.__doc__}[/]"
-        )
-    lines += ["\n[bold]Examples[/]\n"]
-    lines += [f"  [green]{example}[/]\n      [dim]{meaning}[/]" for example, meaning in _EXAMPLES]
-    lines += ["\napexrl COMMAND --help tells more; apexrl --version tells the version."]
-    _console().print("\n".join(lines), highlight=False)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(soft_wrap=False)
 
 
 def _complain(text: str) -> None:

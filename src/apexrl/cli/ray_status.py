@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from apexrl.cli.redraw import redraw
 from apexrl.config.placement import Ray
 from apexrl.errors import ApexrlError, ConfigError, LinkError
 from apexrl.launch.ray.resources import here
 from apexrl.links.redis.values import printable
-from apexrl.report.live_panel import clock, count, number
+from apexrl.report.number_format import clock, count, number
+from apexrl.report.table_parts import columns_table, counted, figures_table
 from apexrl.run.atomic_files import read_text
 from apexrl.run.folder import RunFolder
 from apexrl.run.metrics import read_rows
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from apexrl.launch.ray.ray_metrics import Record
 
 ANSWER_SECONDS: Final = 5.0
-WATCH_SECONDS: Final = 1.0
-LOG_SECONDS: Final = 5.0
-"""Between two pictures where there is no terminal to redraw."""
 
 _ROWS: Final = 256
 _LOG_BYTES: Final = 1 << 20  # of a run's log, in which its last status is looked for
@@ -39,6 +37,7 @@ _RUNS: Final = ("run", "state", "driver", "steps", "steps/s", "updates/s", "retu
 _FEW_RUNS: Final = ("run", "state", "steps", "steps/s", "return", "shards", "nodes")
 _WORKERS: Final = ("worker", "state", "node", "pid", "rate", "heard of", "restarts")
 _FEW_WORKERS: Final = ("worker", "state", "node", "rate", "heard of")
+_LEFT: Final = frozenset(("run", "group", "worker", "state", "driver", "node"))
 _WIDE: Final = 100
 _SILENT_SECONDS: Final = 10.0
 _COLOURS: Final = {
@@ -116,7 +115,7 @@ def show_folder(path: str | Path, watch: bool = False, console: Console | None =
             except ApexrlError as error:
                 console.print(_from_log(folder, f"its Ray cluster at {where} does not answer: {error}"))
                 return 0
-    _repeat(lambda: (_from_log(folder, trouble), True), watch, console)
+    _show(lambda: (_from_log(folder, trouble), True), watch, console)
     return 0
 
 
@@ -137,32 +136,18 @@ def _look(
         raise LinkError(str(error).partition(". Start one")[0] + ": start apexrl status on a node of one") from error
     with closing(cluster):
         try:
-            return _repeat(lambda: picture(*records(ANSWER_SECONDS)), watch, console)
+            return _show(lambda: picture(*records(ANSWER_SECONDS)), watch, console)
         except RayError as error:
             raise LinkError(f"the Ray cluster at {address} does not answer any more: {error}") from error
 
 
-def _repeat(picture: Callable[[], tuple[RenderableType, bool]], watch: bool, console: Console) -> int:
+def _show(picture: Callable[[], tuple[RenderableType, bool]], watch: bool, console: Console) -> int:
     drawn, found = picture()
     if not watch:
         console.print(drawn)
         return 0 if found else 1
-    live = Live(console=console, auto_refresh=False) if console.is_terminal and not console.is_dumb_terminal else None
-    try:
-        if live is not None:
-            live.start()
-        while True:
-            if live is not None:
-                live.update(drawn, refresh=True)
-            else:
-                console.print(drawn)
-            time.sleep(LOG_SECONDS if live is None else WATCH_SECONDS)
-            drawn, _ = picture()
-    except KeyboardInterrupt:
-        return 0
-    finally:
-        if live is not None:
-            live.stop()
+    redraw(console, lambda: (picture()[0], None))
+    return 0
 
 
 def _note(folder: RunFolder) -> dict[str, str]:
@@ -208,7 +193,7 @@ def _table_of_runs(records: Sequence[Record], silent: int, address: str, width: 
             "return": number(status.train_return),
             "shards": str(sum(group.state == "up" for group in record.groups[1:])),
             "nodes": str(len({group.host for group in record.groups} - {""})),
-            "restarts": _counted(sum(status.restarts.values())),
+            "restarts": counted(sum(status.restarts.values())),
         }
         table.add_row(*(cells[str(column.header)] for column in table.columns))
     rest = Text(f"{silent} more did not answer, or belong to another version of apexrl", style="yellow")
@@ -230,7 +215,7 @@ def _picture(record: Record, width: int) -> RenderableType:
                 count(value) if shard else "–"
                 for value in (group.size, group.capacity, group.inserted_per_second, group.sampled_per_second)
             ),
-            _counted(group.restarts),
+            counted(group.restarts),
         )
     hosts = {name: group.host for group in record.groups for name in group.workers}
     workers = _columns(_WORKERS if width >= _WIDE else _FEW_WORKERS)
@@ -273,10 +258,8 @@ def _from_log(folder: RunFolder, trouble: str) -> RenderableType:
 
 
 def _numbers(status: RunStatus) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(justify="right", style="bold", no_wrap=True, min_width=9)
-    table.add_column(style="dim")
+    table = figures_table()
+    table.columns[2].style, table.columns[2].no_wrap = "dim", False
     best = f"greedy {number(status.eval_return)}   best {number(status.best_eval_return)}"
     table.add_row("return, training", number(status.train_return), best)
     table.add_row("env steps", count(status.env_steps), f"{count(status.env_steps_per_second)}/s")
@@ -288,7 +271,7 @@ def _numbers(status: RunStatus) -> Table:
     table.add_row("policy lag", number(status.policy_lag.mean), f"p95 {number(status.policy_lag.p95)} updates")
     for what, found in (("restarts", status.restarts), ("dropped", status.dropped)):
         words = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in found.items() if n)
-        table.add_row(what, _counted(sum(found.values())), words)
+        table.add_row(what, counted(sum(found.values())), words)
     return table
 
 
@@ -303,7 +286,7 @@ def _worker(worker: WorkerStatus, host: str) -> dict[str, RenderableType]:
         "pid": Text(str(worker.pid or "–"), style="dim"),
         "rate": number(worker.rate) if worker.rate else "–",
         "heard of": Text(f"{worker.heartbeat_age_seconds:.1f} s ago", style="red" if late else "dim"),
-        "restarts": _counted(worker.restarts),
+        "restarts": counted(worker.restarts),
     }
 
 
@@ -316,21 +299,5 @@ def _state(record: Record) -> Text:
 
 
 def _columns(names: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name in names:
-        left = name in ("run", "group", "worker", "state", "driver", "node")
-        least = {"run": 12, "worker": 10, "state": 12}.get(name, len(name))
-        most = {"node": 20, "driver": 26}.get(name)
-        table.add_column(
-            name,
-            justify="left" if left else "right",
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=least,
-            max_width=most,
-        )
-    return table
-
-
-def _counted(value: int) -> Text:
-    return Text(count(value), style="yellow" if value else "dim")
+    least = {**{name: len(name) for name in names}, "run": 12, "worker": 10, "state": 12}
+    return columns_table(names, _LEFT, least, {"node": 20, "driver": 26})

@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.padding import Padding
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from apexrl.cli.redraw import redraw
 from apexrl.errors import LinkError
 from apexrl.links.backoff import Backoff
 from apexrl.links.redis.keys import check_name
@@ -23,7 +22,8 @@ from apexrl.links.redis.run_record import stop_run
 from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import printable
-from apexrl.report.live_panel import clock, count, number
+from apexrl.report.number_format import clock, count, number
+from apexrl.report.table_parts import columns_table, counted, figures_table, fill_bar
 
 _RUNS: Final = ("run", "state", "learner", "steps", "steps/s", "return", "hosts", "actors")
 _NARROW: Final = ("host", "state", "slots", "steps/s", "heard of")
@@ -32,10 +32,6 @@ _WIDE: Final = (
     "host", "state", "slots", "actors", "steps", "steps/s", "weights", "behind", "unsent", "dropped", "restarts",
     "heard of",
 )  # fmt: skip
-
-WATCH_SECONDS: Final = 1.0
-LOG_SECONDS: Final = 5.0
-"""Between two pictures where there is no terminal to redraw."""
 
 _ROWS_PRINTED: Final = 32
 _LINES_ABOUT: Final = 17  # of a run's picture, without its members
@@ -158,11 +154,8 @@ def table_of_runs(views: Sequence[RunView], address: str, width: int) -> Rendera
     if not views:
         return Text(f"no run is at {address}; start one: apexrl learner PRESET --redis URL --run NAME")
     columns = _RUNS if width >= 76 else [name for name in _RUNS if name not in ("learner", "hosts")]
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name in columns:
-        left = name in ("run", "state", "learner")
-        least = {"run": 10, "state": 12}.get(name, len(name))
-        table.add_column(name, justify="left" if left else "right", no_wrap=True, overflow="ellipsis", min_width=least)
+    least = {**{name: len(name) for name in columns}, "run": 10, "state": 12}
+    table = columns_table(columns, ("run", "state", "learner"), least)
     for view in views:
         digest = view.digest
         word, colour = _phase(view)
@@ -181,32 +174,20 @@ def table_of_runs(views: Sequence[RunView], address: str, width: int) -> Rendera
 
 
 def _watch(console: Console, picture: Callable[[int], tuple[RenderableType, bool]]) -> None:
-    """Until Ctrl-C. A server that is away is waited for, with the last picture left standing."""
-    live = Live(console=console, auto_refresh=False) if console.is_terminal and not console.is_dumb_terminal else None
+    """Redraw until Ctrl-C. While the server is away, the last picture stays."""
     last: RenderableType = Text("")
-    backoff, trouble = Backoff(), Text("")
-    try:
-        if live is not None:
-            live.start()
-        while True:
-            pause = WATCH_SECONDS if live is not None else LOG_SECONDS
-            try:
-                last, _ = picture(max(3, console.height - _LINES_ABOUT))
-                trouble = Text("")
-                backoff.reset()
-            except LinkError as error:
-                trouble, pause = Text(f"{error}; trying again", style="bold red"), backoff.next()
-            shown = Group(last, trouble) if trouble else last
-            if live is not None:
-                live.update(shown, refresh=True)
-            else:
-                console.print(shown)
-            time.sleep(pause)
-    except KeyboardInterrupt:
-        return
-    finally:
-        if live is not None:
-            live.stop()
+    backoff = Backoff()
+
+    def next_picture() -> tuple[RenderableType, float | None]:
+        nonlocal last
+        try:
+            last, _ = picture(max(3, console.height - _LINES_ABOUT))
+        except LinkError as error:
+            return Group(last, Text(f"{error}; trying again", style="bold red")), backoff.next()
+        backoff.reset()
+        return last, None
+
+    redraw(console, next_picture)
 
 
 def _phase(view: RunView) -> tuple[str, str]:
@@ -235,10 +216,7 @@ def _state(view: RunView) -> Text:
 def _numbers(view: RunView, width: int) -> Table:
     digest = view.digest
     room = max(8, min(40, width - 62))
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(justify="right", style="bold", no_wrap=True, min_width=9)
-    table.add_column(no_wrap=True)
+    table = figures_table()
     best = Text(f"greedy {number(digest.eval_return)}   best {number(digest.best_eval_return)}", style="dim")
     table.add_row("return, training", number(digest.train_return), best)
     rate = "cyan" if view.learner_alive else "dim"
@@ -246,12 +224,7 @@ def _numbers(view: RunView, width: int) -> Table:
     updates = Text(f"{count(digest.updates_per_second)}/s", style=rate)
     updates.append(f"   weights {digest.weights_version}", style="dim")
     table.add_row("updates", count(digest.updates), updates)
-    fill = min(1.0, digest.replay_size / digest.replay_capacity) if digest.replay_capacity else 0.0
-    bar = Table.grid(padding=(0, 1))
-    bar.add_row(
-        ProgressBar(total=1.0, completed=fill, width=room, complete_style="cyan", finished_style="cyan"),
-        Text(f"{fill:4.0%} of {count(digest.replay_capacity)}", style="dim"),
-    )
+    bar = fill_bar(digest.replay_size, digest.replay_capacity, room)
     table.add_row("replay", count(digest.replay_size), bar)
     table.add_row("samples per insert", number(digest.samples_per_insert), "")
     p95 = f"p95 {number(digest.policy_lag_p95)}  updates" if digest.policy_lag_p95 is not None else ""
@@ -269,11 +242,8 @@ def _members(view: RunView, width: int, rows: int) -> RenderableType:
     if not view.members:
         return Text("no other host is here; start one: apexrl actor --redis URL --run " + view.name, style="dim")
     columns = _WIDE if width >= 100 else _MIDDLE if width >= 74 else _NARROW
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name in columns:
-        left = name in ("host", "state", "slots")
-        most = {"host": 32 if columns is _WIDE else 18, "slots": 20 if columns is _WIDE else 9}.get(name)
-        table.add_column(name, justify="left" if left else "right", no_wrap=True, overflow="ellipsis", max_width=most)
+    most = {"host": 32, "slots": 20} if columns is _WIDE else {"host": 18, "slots": 9}
+    table = columns_table(columns, ("host", "state", "slots"), most=most)
     version = view.digest.weights_version
     shown = view.members if len(view.members) <= rows else sorted(view.members, key=lambda m: _merit(m, version))
     for member in shown[:rows]:
@@ -320,9 +290,6 @@ def _cells(member: MemberView, version: int) -> dict[str, RenderableType]:
     if member.kind == "client":
         name.append(" client", style="dim")
     late = alive and member.age_seconds > _SILENT_SECONDS
-
-    def counted(value: int) -> Text:
-        return Text(count(value), style="yellow" if value else "dim")
 
     return {
         "host": name,

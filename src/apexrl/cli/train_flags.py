@@ -1,70 +1,37 @@
-"""Command-line flags, made by tyro from the dataclasses of ``apexrl.config``: one flat flag per setting."""
+"""The commands ``train``, ``learner``, ``resume``, ``eval`` and ``compare``: their flags, and what they mean."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import typing
-from collections.abc import Callable, Mapping, Sequence, Set
-from copy import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import tyro
 
-from apexrl.cli.host_flags import Address, File, Modules, RunName, Url, check_listening, listen, redis_url
-from apexrl.config import AgentConfig, Config
+from apexrl.cli.flags import OWN, offering, plain_group, registry
+from apexrl.cli.host_flags import Modules, RunName
+from apexrl.cli.placement_flags import RAY_FLAGS, PlacementFlags, other_hosts
+from apexrl.config import Config
 from apexrl.config.convert import flat, override
-from apexrl.config.placement import Placement, Ray, Redis
-from apexrl.config.settings import settings_of
+from apexrl.config.placement import Placement, Ray
+from apexrl.config.settings import flag
 from apexrl.config.trust import entrusted, named
 from apexrl.errors import ConfigError
 from apexrl.launch.ray import resources
 from apexrl.launch.ray.resources import HERE, actors_range
-from apexrl.links.tokens import shared_token
 from apexrl.topologies.validation import check_read, own_settings, validate
-
-T = TypeVar("T")
-
-OWN = frozenset(("agent_settings", "topology_settings"))
-"""Settings that hold those which an agent or a topology of your own declares, each of which is a flag."""
-
-_FLAT = (tyro.conf.OmitArgPrefixes,)
-_GROUPS: dict[str, Any] = {
-    str(kind.__name__): kind
-    for kind in typing.get_type_hints(Config).values()
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind)
-}
 
 
 @dataclass(frozen=True)
-class _Train(Config):
+class _Train(PlacementFlags, Config):
     preset: Annotated[str, tyro.conf.Suppress] = ""  # the first word, not a flag
-    redis: Url = ""
-    """Redis server where other hosts join: redis[s]://USER:PASSWORD@HOST:PORT. With --run alone: APEXRL_REDIS_URL."""
     run: RunName = ""
-    """What the run is called there; empty: as its run folder."""
-    replace_run: bool = False
-    """Delete what the server keeps of another run of that name, if it has no learner."""
+    """What the run is called on the Redis server; empty: as its run folder."""
     resume_or_start: bool = False
     """Go on with the run of this --name, if it has not ended; begin it if there is none.
     For supervisors (systemd, Slurm, Kubernetes), which repeat the same command until it exits with 0."""
-    listen: Address = ""
-    """Where environment workers of other hosts may ask (topology seed or ga3c; --actors 0: only they).
-    :PORT is this machine alone, 0.0.0.0:PORT all its addresses."""
-    token_file: File = ""
-    """Holds the token that they must know; made if it is not there. Empty: APEXRL_TOKEN says it.
-    With --redis it signs what the hosts are told, for those that have it too."""
-    tls_self_signed: File = ""
-    """Certificate and key with which they know this run; made if not there. Its fingerprint is printed for them."""
-    tls_cert: File = ""
-    """Certificate of this run (PEM), of an authority that they trust."""
-    tls_key: File = ""
-    """Private key of --tls-cert; empty: it stands in that file."""
-    tls_ca: File = ""
-    """Authorities (PEM) of which they must show certificates, too."""
     ray: Annotated[str, tyro.conf.arg(metavar="auto|local|HOST:PORT")] = ""
     """Run on a Ray cluster: this machine's, a new one here, or that with this head.
     With --actors MIN:MAX the run grows and shrinks with it."""
@@ -74,13 +41,10 @@ class _Train(Config):
     """GPUs that Ray reserves for the learner."""
     replay_shards: int = 0
     """Groups of actors with a shard of the replay each, on Ray; 0: one for each node."""
-    trust: Modules = ()
-    """Module or package of your own, of which FILE.toml may name environments, an agent or a network.
-    What it names is refused otherwise, unless a flag names it again. May be given several times."""
 
 
 @dataclass(frozen=True)
-class Resume:
+class Resume(PlacementFlags):
     """Go on with a run that was stopped: weights, optimizer, counters, and the replay when it was saved.
 
     What ended the run would end it again at once, so give the new end.
@@ -94,35 +58,16 @@ class Resume:
     """New limit of minutes of training, those before included; 0: no limit."""
     stop_at_return: float | None = None
     """New mean greedy return at which to stop."""
-    redis: Url = ""
-    """Redis server of a run over several hosts, whose actors then go on. With --run alone, APEXRL_REDIS_URL says it."""
     run_name: Annotated[str, tyro.conf.arg(name="run", metavar="NAME")] = ""
-    """What the run is called there; empty: as before."""
-    replace_run: bool = False
-    """Delete what the server keeps of another run of that name, if it has no learner."""
-    listen: Address = ""
-    """Where environment workers of other hosts may ask; those of the run before go on."""
-    token_file: File = ""
-    """Holds the token that they must know, or that signs what they are told; empty: APEXRL_TOKEN says it."""
-    tls_self_signed: File = ""
-    """Certificate and key with which they know this run; made if not there. Its fingerprint is printed for them."""
-    tls_cert: File = ""
-    """Certificate of this run (PEM), of an authority that they trust."""
-    tls_key: File = ""
-    """Private key of --tls-cert; empty: it stands in that file."""
-    tls_ca: File = ""
-    """Authorities (PEM) of which they must show certificates, too."""
+    """What the run is called on the Redis server; empty: as before."""
     ray: Annotated[str, tyro.conf.arg(metavar="auto|local|HOST:PORT|none")] = ""
-    """Ray cluster to go on on; empty: as before; none: this machine alone."""
+    """Ray cluster to resume on (default: the previous one); none: this machine alone."""
     actor_cpus: float | None = None
     """Processors that Ray reserves for each actor, if not as before; likewise the next two."""
     learner_gpus: float | None = None
     """GPUs that Ray reserves for the learner."""
     replay_shards: int | None = None
     """Groups of actors with a shard of the replay each."""
-    trust: Modules = ()
-    """Module or package of your own, of which the folder may name environments, an agent or a network.
-    May be given several times. All others are refused."""
 
 
 @dataclass(frozen=True)
@@ -172,11 +117,6 @@ class Compare:
     """Folder for runs, table and pictures; empty: comparisons/ENV."""
 
 
-def parse(kind: type[T], words: Sequence[str], command: str) -> T:
-    """Parse the flags of a command; exits with code 2 and an explanation when they are wrong."""
-    return tyro.cli(kind, prog=f"apexrl {command}", args=list(words), registry=_registry())
-
-
 def parse_compare(words: Sequence[str]) -> tuple[Compare, list[str]]:
     """Parse the flags of ``compare``.
 
@@ -187,7 +127,7 @@ def parse_compare(words: Sequence[str]) -> tuple[Compare, list[str]]:
         ConfigError: a flag of ``train`` that comparing leaves no choice about.
     """
     wanted, rest = tyro.cli(
-        Compare, prog="apexrl compare", args=list(words), registry=_registry(), return_unknown_args=True
+        Compare, prog="apexrl compare", args=list(words), registry=registry(), return_unknown_args=True
     )
     instead = {
         "topology": "say --topologies",
@@ -226,8 +166,8 @@ def parse_train(
     agent, topology = start.agent.agent, start.topology
     words = _with_range(words)
     given = [_setting(word) for word in words]
+    _check_imports(start, words, given, word)
     check_read(start, given)
-    _check_own_agent(start, words, given, word)
     what = "Learn, with actors that other hosts bring," if alone else "Train"
     description = (
         f"{what} {word}. Every setting below is a flag; its value here is {word}'s."
@@ -241,44 +181,31 @@ def parse_train(
         f"\n\nShown is what topology {topology} and agent {agent} read; with --topology NAME or --agent NAME before "
         "--help, what others do."
     )
-    kind, values = _offering(start, agents.unread(agent) | topologies.unread(topology), own_settings(start))
+    kind, values = offering(_Train, start, agents.unread(agent) | topologies.unread(topology), own_settings(start))
     parsed = tyro.cli(
         kind,
         prog=f"apexrl {command} {word}".strip(),
         description=description,
         args=list(words),
         default=kind(**values),
-        config=_FLAT,
-        registry=_registry(),
+        config=(tyro.conf.OmitArgPrefixes,),
+        registry=registry(),
     )
-    config = Config(**{name: _plain(getattr(parsed, name)) for name in values})
+    config = Config(**{name: plain_group(getattr(parsed, name)) for name in values})
     config = override(config, {name: vars(getattr(parsed, name)) for name in OWN if hasattr(parsed, name)})
     config = validate(_trusted(config, parsed.trust, given, word), given, elsewhere=bool(parsed.listen))
     if alone and config.actor.actor_slots:  # how many actors a host brings unless it says so
         actors = min(config.actor.actors, config.actor.actor_slots)
         config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, actors=actors))
-    wanted = {name: getattr(parsed, name) for name in ("actor_cpus", "learner_gpus", "replay_shards")}
+    wanted = {name: getattr(parsed, name) for name in RAY_FLAGS}
     if parsed.ray:
         if parsed.listen or parsed.redis or parsed.run or alone:
             raise ConfigError("--ray runs on a cluster, --redis and --listen over hosts: give one of them")
         return config, Ray(parsed.ray, **wanted)
     for name, value in wanted.items():
         if value != getattr(Ray(), name):
-            raise ConfigError(f"--{name.replace('_', '-')} means nothing without --ray")
-    hosts = alone or parsed.redis or parsed.run
-    if parsed.token_file and not (parsed.listen or hosts):
-        raise ConfigError("--token-file means nothing without --listen, --redis or --run")
-    if parsed.replace_run and not hosts:
-        raise ConfigError("--replace-run means nothing without --redis")
-    check_listening(parsed)
-    if parsed.listen:
-        return config, listen(parsed, parsed.redis or parsed.run or alone)
-    if not hosts:
-        return config, None
-    token = shared_token(parsed.token_file, make=True)
-    return config, Redis(
-        redis_url(parsed.redis), parsed.run, actors=not alone, token=token, replace_run=parsed.replace_run
-    )
+            raise ConfigError(f"{flag(name)} means nothing without --ray")
+    return config, other_hosts(parsed, parsed.run, actors=not alone, make=True)
 
 
 def resumes_or_starts(words: Sequence[str]) -> bool:
@@ -287,12 +214,14 @@ def resumes_or_starts(words: Sequence[str]) -> bool:
     return bool(said) and not said[-1].startswith("--no-")
 
 
-def _check_own_agent(start: Config, words: Sequence[str], given: Sequence[str], word: str) -> None:
-    """Refuse to import, for the sake of its flags, an agent that only the file ``word`` names and nobody trusts."""
-    if word.endswith(".toml") and "agent" not in given:
+def _check_imports(start: Config, words: Sequence[str], given: Sequence[str], word: str) -> None:
+    """Refuse to import, for its flags, an agent or a topology that only the file ``word`` names and nobody trusts."""
+    if word.endswith(".toml"):
         pairs = zip(words, [*words[1:], ""], strict=True)
         trust = [after if one == "--trust" else one[8:] for one, after in pairs if one.partition("=")[0] == "--trust"]
-        entrusted(Config(agent=AgentConfig(agent=start.agent.agent)), trust, word, env=False)
+        named = {"agent": start.agent.agent, "topology": start.topology}
+        only_there = {name: value for name, value in named.items() if name not in given}
+        entrusted(override(Config(), only_there), trust, word, env=False)
 
 
 def _trusted(config: Config, trust: Sequence[str], given: Sequence[str], word: str) -> Config:
@@ -316,10 +245,10 @@ def _trusted(config: Config, trust: Sequence[str], given: Sequence[str], word: s
 def _with_range(words: Sequence[str]) -> Sequence[str]:
     """``--actors MIN:MAX`` as the two flags that it stands for, which mean that together with ``--ray`` alone."""
     for place, word in enumerate(words):
-        flag, equals, value = word.partition("=")
+        name, equals, value = word.partition("=")
         end = place + 1 if equals else place + 2
         value = value if equals else "".join(words[place + 1 : end])
-        if flag != "--actors" or ":" not in value:
+        if name != "--actors" or ":" not in value:
             continue
         least, most = actors_range(value)
         names = [_setting(other) for other in words]
@@ -339,45 +268,6 @@ def _setting(word: str) -> str:
     return word.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_") if word[:2] == "--" else ""
 
 
-def _offering(start: Config, unread: Set[str], own: Mapping[str, type[Any]]) -> tuple[type[_Train], dict[str, Any]]:
-    """``_Train`` with flags for settings in ``own``, without those in ``unread``, and its values from ``start``."""
-    values = {entry.name: getattr(start, entry.name) for entry in dataclasses.fields(Config)}
-    groups: list[tuple[str, Any, Any]] = []
-    for name, value in values.items():
-        if dataclasses.is_dataclass(value):
-            kind = _without(type(value), unread | OWN)
-            groups.append((name, kind, dataclasses.field(default_factory=kind)))
-            values[name] = kind(**{entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)})
-    has = {**start.agent.agent_settings, **start.wiring.topology_settings}
-    for place, kind in own.items():
-        known = {
-            name: setting.converted(has[name]) if name in has else setting.default
-            for name, setting in settings_of(kind).items()
-        }
-        filled = {name: tyro.MISSING if value is dataclasses.MISSING else value for name, value in known.items()}
-        groups.append((place, kind, dataclasses.field(default=kind(**filled))))
-    return dataclasses.make_dataclass("Train", groups, bases=(_Train,), frozen=True), values
-
-
-def _without(kind: type[Any], unread: Set[str]) -> type[Any]:
-    """A dataclass like ``kind``, some of whose fields are no flags."""
-    hidden = [
-        (name, Annotated[one.hint, tyro.conf.Suppress], dataclasses.field(default_factory=partial(copy, one.default)))
-        for name, one in settings_of(kind).items()
-        if name in unread
-    ]
-    if not hidden:
-        return kind
-    said = {"__doc__": kind.__doc__}
-    return dataclasses.make_dataclass(kind.__name__, hidden, bases=(kind,), frozen=True, namespace=said)
-
-
-def _plain(value: Any) -> Any:
-    """A group of settings as ``apexrl.config`` has it."""
-    known = _GROUPS.get(type(value).__name__)
-    return value if known is None else known(**{e.name: getattr(value, e.name) for e in dataclasses.fields(known)})
-
-
 def resumed(config: Config, wanted: Resume) -> Config:
     """A run's configuration with the new stop rules of ``resume``."""
     given = {
@@ -389,76 +279,10 @@ def resumed(config: Config, wanted: Resume) -> Config:
 
 
 def resume_placement(wanted: Resume, folder: Path) -> Placement | None:
-    """Where other hosts may join a resumed run, or the cluster that it goes on on; None: nowhere."""
+    """Where other hosts may join a resumed run, or the cluster that it resumes on; None: nowhere."""
     hosts = wanted.listen or wanted.redis or wanted.run_name
     if wanted.ray and hosts:
         raise ConfigError("--ray runs on a cluster, --redis and --listen over hosts: give one of them")
-    names = ("actor_cpus", "learner_gpus", "replay_shards")
-    cluster = resources.resumed(
-        folder, HERE if hosts else wanted.ray, **{name: getattr(wanted, name) for name in names}
-    )
-    if cluster is not None:
-        return cluster
-    if wanted.token_file and not hosts:
-        raise ConfigError("--token-file means nothing without --listen, --redis or --run")
-    check_listening(wanted)
-    if wanted.listen:
-        return listen(wanted, wanted.redis or wanted.run_name, make=False)
-    if not (wanted.redis or wanted.run_name):
-        if wanted.replace_run:
-            raise ConfigError("--replace-run means nothing without --redis")
-        return None
-    token = shared_token(wanted.token_file)
-    return Redis(redis_url(wanted.redis), wanted.run_name, actors=None, token=token, replace_run=wanted.replace_run)
-
-
-def _registry() -> tyro.constructors.ConstructorRegistry:
-    """What tyro cannot guess: keyword arguments of an environment, and an environment that may be a callable."""
-    registry = tyro.constructors.ConstructorRegistry()
-
-    @registry.primitive_rule
-    def kwargs(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
-        if info.type != dict[str, Any]:
-            return None
-        return tyro.constructors.PrimitiveConstructorSpec(
-            nargs="*",
-            metavar="[KEY VALUE]…",
-            instance_from_str=_read_kwargs,
-            is_instance=lambda value: isinstance(value, dict),
-            str_from_instance=lambda value: [w for k, v in value.items() for w in (k, _spell(v))] or ["none"],
-        )
-
-    @registry.primitive_rule
-    def env(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
-        if info.type != str | Callable[..., Any]:
-            return None
-        return tyro.constructors.PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="ID|MODULE:ID",
-            instance_from_str=lambda words: words[0],
-            is_instance=lambda value: isinstance(value, str) or callable(value),
-            str_from_instance=lambda value: [value if isinstance(value, str) else "(callable)"],
-        )
-
-    return registry
-
-
-def _read_kwargs(words: list[str]) -> dict[str, Any]:
-    if len(words) % 2:
-        raise ValueError(f"wants pairs of KEY VALUE, got {len(words)} words: {' '.join(words)}")
-    return {key: _read(value) for key, value in zip(words[::2], words[1::2], strict=True)}
-
-
-def _read(word: str) -> Any:
-    """Numbers, true, false, lists and objects as in JSON; anything else is text."""
-    if word in ("True", "False"):
-        return word == "True"
-    try:
-        value = json.loads(word)
-    except ValueError:
-        return word
-    return word if value is None else value
-
-
-def _spell(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    resources_wanted = {name: getattr(wanted, name) for name in RAY_FLAGS}
+    cluster = resources.resumed(folder, HERE if hosts else wanted.ray, **resources_wanted)
+    return cluster or other_hosts(wanted, wanted.run_name, actors=None, make=False)

@@ -12,7 +12,7 @@ import numpy as np
 from apexrl.compare.outcome import Outcome
 from apexrl.compare.plan import Plan
 from apexrl.report.curves import GREY, STYLE, short
-from apexrl.report.live_panel import count, number
+from apexrl.report.number_format import count, number
 from apexrl.run.atomic_files import replacing
 from apexrl.run.folder import env_name
 

@@ -16,7 +16,8 @@ from rich.text import Text
 from apexrl.compare import tables
 from apexrl.compare.outcome import Outcome
 from apexrl.compare.plan import Arm, Plan, several_agents, terms, told
-from apexrl.report.live_panel import clock, count, number, quiet
+from apexrl.report.number_format import clock, count, number
+from apexrl.report.plain_lines import quiet
 from apexrl.run.status import Level, RunStatus
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from apexrl.compare.plan import EQUAL, Arm, differences, several_agents, terms, 
 from apexrl.config import Config
 from apexrl.config.convert import flat
 from apexrl.config.settings import as_flag
-from apexrl.report.live_panel import clock, count, number
+from apexrl.report.number_format import clock, count, number
 from apexrl.run.atomic_files import replace_text
 from apexrl.run.folder import env_name, versions
 

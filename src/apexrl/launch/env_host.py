@@ -182,7 +182,7 @@ def _work(
                 f"{found}. Install the same versions on both (here: {have}; there: apexrl {record.apexrl})"
             )
         _lease(host, record, config.actor.actors, tell, interrupts)
-        keeper = stack.enter_context(closing(Keeper(host, record, 60.0 * config.hosts.patience_minutes)))
+        keeper = stack.enter_context(closing(LeaseKeeper(host, record, 60.0 * config.hosts.patience_minutes)))
         inference = RemoteInference(
             host.address,
             host.token,
@@ -243,7 +243,7 @@ def _pause(seconds: float, interrupts: Interrupts) -> None:
         raise KeyboardInterrupt
 
 
-class Keeper:
+class LeaseKeeper:
     """An observer that keeps a host's slots, from a thread of its own: the supervisor never waits for the learner.
 
     Args:

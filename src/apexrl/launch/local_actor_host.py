@@ -23,7 +23,7 @@ from apexrl.config import Config
 from apexrl.config.trust import modules
 from apexrl.errors import ApexrlError, WorkerError
 from apexrl.launch.contained_observers import complain
-from apexrl.launch.restart_budget import EARLY_SECONDS, Ending, Patience, ending_of
+from apexrl.launch.restart_budget import EARLY_SECONDS, Ending, RestartBudget, ending_of
 from apexrl.launch.stall_dump import START, stood_still
 from apexrl.links.local.stall_detector import StallDetector
 from apexrl.run.status import Level, RunStatus
@@ -41,7 +41,7 @@ _BEAT_SECONDS: Final = 1.0
 _LEAST_STALL_SECONDS: Final = 5.0
 
 
-class Companion:
+class LocalActorHost:
     """The learner's end: an observer that starts the actor host, again where it was killed or stands still, notes when
     it fails, and waits for it at the end."""
 
@@ -53,7 +53,7 @@ class Companion:
         self._failed = False
         self._tell: Callable[[str, Level], None] = lambda text, level: None
         self._stall_timeout = config.stall_timeout
-        self._patience = Patience(config.actor.actor_restarts)
+        self._patience = RestartBudget(config.actor.actor_restarts)
         self._restart_at: float | None = None  # monotonic seconds, while there is no process
         self._wishes = {
             "url": url,
@@ -182,7 +182,7 @@ class Companion:
         return self._output.read().decode(errors="replace").strip() + "\n"
 
 
-class Lines:
+class LinePrinter:
     """What the actor host says, in lines: messages, and now and then where it is."""
 
     writes = "standard output"
@@ -239,7 +239,7 @@ def main(beats: int) -> None:
 
         threading.Thread(target=wait_for_the_end, name="lifeline", daemon=True).start()
         try:
-            join(**wishes, observers=[Lines(sys.stdout)], interrupts=interrupts, began=began)
+            join(**wishes, observers=[LinePrinter(sys.stdout)], interrupts=interrupts, began=began)
         except KeyboardInterrupt:
             pass
         except ApexrlError as error:

@@ -15,7 +15,7 @@ from apexrl.config.placement import Redis
 from apexrl.errors import ConfigError
 from apexrl.launch.actor_host import HOST_PRELOAD
 from apexrl.launch.beacon import Beacon
-from apexrl.launch.local_actor_host import Companion
+from apexrl.launch.local_actor_host import LocalActorHost
 from apexrl.launch.local_run import supervise
 from apexrl.launch.probe import step_spec_to_json
 from apexrl.launch.run_claim import Claim
@@ -96,7 +96,7 @@ def learn(
     server.check()
     with ExitStack() as stack:
         companion = (
-            stack.enter_context(closing(Companion(placement.url, identity, config))) if identity.actors else None
+            stack.enter_context(closing(LocalActorHost(placement.url, identity, config))) if identity.actors else None
         )
         preload = (*preloaded(config), *HOST_PRELOAD)
         hurried = ("interrupted", "replaced")

@@ -34,7 +34,7 @@ def ending_of(status: int) -> Ending:
     return "killed" if status in (-9, -15, -1) else "failed"
 
 
-class Patience:
+class RestartBudget:
     """One worker's account of failures.
 
     Args:

@@ -55,7 +55,7 @@ _PRIOR = Scales()
 _PRIOR_OCTAVES = Scales(noise=1.5, length=0.5, stretch=1.0, height=0.5, drift=1.0)  # standard deviations of their log2
 
 
-class Surface:
+class ThroughputModel:
     """Throughput as a function of counts, learned from windows.
 
     Args:

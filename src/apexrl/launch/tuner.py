@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apexrl.launch.throughput_model import Floats, Surface
+from apexrl.launch.throughput_model import Floats, ThroughputModel
 
 Verdict = Literal["begins", "kept", "adopted", "settled", "rests", "looks again", "limited"]
 """What a window led to.
@@ -84,7 +84,7 @@ class Tuner:
         self._best = tuple(start[name] for name in self._names)
         self._asked = self._best
         self._tried = {self._best}
-        self._surface = Surface(len(self._names))
+        self._surface = ThroughputModel(len(self._names))
         self._rng = np.random.default_rng(seed)
         self._known: tuple[Any, tuple[NDArray[np.int64], Floats, Floats]] | None = None  # after which window, of what
         self._highest = 0.0  # rate ever told

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from apexrl.launch.restart_budget import Patience, ending_of
+from apexrl.launch.restart_budget import RestartBudget, ending_of
 from apexrl.launch.stall_dump import START, hung_call, stood_still
 from apexrl.links.local import worker_messages
 from apexrl.links.local.control_board import STATES, ControlBoard
@@ -48,7 +48,7 @@ class Slot:
         self.name = f"{node.name}-{index}"
         self.row_number = row
         self.row = board.row(row)
-        self.patience = Patience(node.restarts)
+        self.patience = RestartBudget(node.restarts)
         self.generation = -1
         self.ticket = -1  # of the present life at the fork server
         self.alive = False

@@ -5,7 +5,7 @@ PyTorch and Gymnasium are imported when a role is made, so that a supervisor can
 
 from __future__ import annotations
 
-from apexrl.roles.a3c_worker import Worker
+from apexrl.roles.a3c_worker import A3CWorker
 from apexrl.roles.actor import Actor
 from apexrl.roles.env_worker import EnvWorker
 from apexrl.roles.evaluator import Evaluator
@@ -23,6 +23,7 @@ from apexrl.roles.rollout_worker import RolloutWorker
 from apexrl.roles.uplink import Uplink
 
 __all__ = [
+    "A3CWorker",
     "Actor",
     "EnvWorker",
     "Evaluator",
@@ -38,5 +39,4 @@ __all__ = [
     "ReplayServer",
     "RolloutWorker",
     "Uplink",
-    "Worker",
 ]

@@ -14,8 +14,8 @@ from apexrl.links.local.shared_parameters import SharedParameters
 from apexrl.protocols import Context
 from apexrl.roles import checkpointing
 from apexrl.roles.actor import step_fields
-from apexrl.roles.env_player import Player
-from apexrl.roles.hogwild import InPlace
+from apexrl.roles.env_player import EnvPlayer
+from apexrl.roles.hogwild import HogwildParameters
 from apexrl.roles.parameter_client import ParameterClient
 from apexrl.roles.policy_lag import LagMeter, lags_of
 from apexrl.roles.role_traits import RoleTraits
@@ -27,7 +27,7 @@ from apexrl.spec import EnvSpec
 _REPORT_SECONDS = 0.5
 
 
-class Worker:
+class A3CWorker:
     """A thread of A3C (Mnih et al. 2016, arXiv 1602.01783, algorithm S3), as a process, in M environments (there: 1).
 
     At the start of every unroll it copies the shared parameters, acts T steps in each environment with the copy, takes
@@ -72,15 +72,15 @@ class Worker:
 
         self._context = context
         self._agent = agent = instance()
-        self._parameters: InPlace | ParameterClient
+        self._parameters: HogwildParameters | ParameterClient
         if isinstance(parameters, SharedParameters):
             shares, anneal = config.wiring.shared_statistics, Anneal(context, config)
-            self._parameters = InPlace(context, agent, instance(), parameters, shares, anneal)
+            self._parameters = HogwildParameters(context, agent, instance(), parameters, shares, anneal)
         else:
             assert gradients is not None, "parameters of servers come with the way to them"
             self._parameters = ParameterClient(agent, parameters, gradients, context.index)
         self._envs = config.actor.envs_per_actor
-        self._player = Player(context, config, spec, agent, int(seeds[1]))
+        self._player = EnvPlayer(context, config, spec, agent, int(seeds[1]))
         fields = step_fields(spec, recorded(agent))
         self._unrolls = UnrollBuilder(self._envs, agent.item.length, spec, fields, config.agent.gamma)
         self._copied = False  # for the unrolls that are being made

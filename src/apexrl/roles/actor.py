@@ -12,7 +12,7 @@ from apexrl.config import Config
 from apexrl.errors import AgentError, WaitTimeout
 from apexrl.protocols import Agent, Arrays, Context, Item, Prioritizing, StepWriter, WeightsReader
 from apexrl.roles.env_player import VERSION as VERSION
-from apexrl.roles.env_player import Player
+from apexrl.roles.env_player import EnvPlayer
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.run.status import Work
 from apexrl.spec import Array, EnvSpec, Field
@@ -70,7 +70,7 @@ class Actor:
         self._pull_period = config.actor.pull_period * envs
         self._random_start = config.actor.random_start
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, "cpu", int(seeds[0]))
-        self._player = Player(context, config, spec, self._agent, int(seeds[1]))
+        self._player = EnvPlayer(context, config, spec, self._agent, int(seeds[1]))
         self._writer: StepWriter = replay.writer(streams=envs, priority_fn=wanted_priorities(config, self._agent))
         self._unwritten: dict[str, Array] | None = None
         self._version = 0

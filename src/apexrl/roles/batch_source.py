@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from apexrl.errors import WaitTimeout
 from apexrl.protocols import Agent, Context
 from apexrl.roles.policy_lag import AgeLimit
-from apexrl.roles.thread_heartbeat import Turns
+from apexrl.roles.thread_heartbeat import ThreadHeartbeat
 
 if TYPE_CHECKING:
     from apexrl.replay import Batch, Replay, ServedBatches
@@ -29,7 +29,7 @@ class Ready(NamedTuple):
     """Which steps are young enough to be learned from, as ``AgeLimit`` says it; None: all."""
 
 
-class Unsent:
+class UnsentPriorities:
     """Counts, as a role's own, priorities that never reached the shards of a replay that is spread over some."""
 
     def __init__(self, context: Context, replay: Any) -> None:
@@ -112,7 +112,7 @@ class PrefetchedBatches:
     ) -> None:
         self._direct = direct
         self._device = device
-        self._turns = Turns(stall_timeout)
+        self._turns = ThreadHeartbeat(stall_timeout)
         self._patience = patience
         self._ready: queue.Queue[Ready] = queue.Queue(maxsize=ahead)
         self._taken: Ready | None = None

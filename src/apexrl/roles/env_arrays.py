@@ -22,7 +22,7 @@ def zeroed(arrays: Mapping[str, Array], rows: NDArray[np.bool_] | NDArray[np.int
     return copies
 
 
-class PerEnv:
+class EnvArrays:
     """Named arrays of M environments, of which some rows are put and some are taken. All rows are not copied."""
 
     def __init__(self, num_envs: int) -> None:

@@ -8,7 +8,7 @@ from apexrl.agents.exploration import slot_exploration
 from apexrl.config import Config
 from apexrl.protocols import Agent, Context
 from apexrl.roles.action_check import ActionCheck
-from apexrl.roles.env_arrays import PerEnv, Which
+from apexrl.roles.env_arrays import EnvArrays, Which
 from apexrl.roles.episode_reports import Episodes
 from apexrl.spec import Array, EnvSpec
 
@@ -16,7 +16,7 @@ VERSION = "version"
 """Field in which every step carries the weights version that chose its action."""
 
 
-class Player:
+class EnvPlayer:
     """Steps M environments with an agent's actions and yields what every step was.
 
     With ``vector = "sync"`` all environments are always ready, and ``which`` is None throughout. With ``"threads"``
@@ -49,8 +49,8 @@ class Player:
             self._env = make_vector(config.env, envs, seed, config.actor.vector, context.env_call)
             self._observation = self._env.reset()
         self._frames = FrameStack(spec.stack, envs, spec.observation)
-        self._state = PerEnv(envs)
-        self._begun = PerEnv(envs)
+        self._state = EnvArrays(envs)
+        self._begun = EnvArrays(envs)
         self._versions = np.zeros(envs, np.int64)
         self.seen: dict[str, Array] | None = self._frames.push(self._observation)
         self.which: Which = None if config.actor.vector == "sync" else np.arange(envs)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from apexrl.envs.vector import Stepped
 
 
-class EnvGroups:
+class EnvSplits:
     """Sample Factory's double buffering (Petrenko et al. 2020, §3.2), for those who do not choose actions themselves.
 
     The environments of a group go in lock-step, also with ``vector = "threads"``: then those of all groups that have

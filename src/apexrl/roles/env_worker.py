@@ -9,7 +9,7 @@ import numpy as np
 
 from apexrl.config import Config
 from apexrl.protocols import Context
-from apexrl.roles.env_splits import EnvGroups
+from apexrl.roles.env_splits import EnvSplits
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.run.status import Work
 from apexrl.spec import Array, EnvSpec, Field
@@ -61,7 +61,7 @@ def group_sizes(config: Config) -> tuple[int, ...]:
 
 
 class EnvWorker:
-    """SEED's actor (Espeholt et al. 2020, §3.1) with Sample Factory's double buffering (``EnvGroups``)."""
+    """SEED's actor (Espeholt et al. 2020, §3.1) with Sample Factory's double buffering (``EnvSplits``)."""
 
     traits = RoleTraits("env_worker", Work("env_steps", "steps/s", "acting"), grace_seconds=10.0)
 
@@ -70,7 +70,7 @@ class EnvWorker:
     ) -> None:
         self._context = context
         self._end = inference.worker(context.index, context.generation)
-        self._groups = EnvGroups(context, config, spec, inference.splits)
+        self._groups = EnvSplits(context, config, spec, inference.splits)
         self._unasked: dict[int, dict[str, Array]] = {}  # group -> a request that has no room yet
         for split, envs in enumerate(inference.splits):
             starts, nowhere = np.ones(envs, np.bool_), np.zeros(envs, np.bool_)

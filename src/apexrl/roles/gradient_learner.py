@@ -13,12 +13,12 @@ from apexrl.errors import NonFiniteError
 from apexrl.links.local.gradient_ring import GradientLink
 from apexrl.links.local.sharded_parameters import ShardedParameters
 from apexrl.protocols import Context, Item
-from apexrl.roles.batch_source import DirectBatches, Unsent
+from apexrl.roles.batch_source import DirectBatches, UnsentPriorities
 from apexrl.roles.learner import obituary, torch_device, write_back
 from apexrl.roles.parameter_client import ParameterClient
 from apexrl.roles.policy_lag import AgeLimit, LagMeter, lags_of
 from apexrl.roles.role_traits import RoleTraits
-from apexrl.roles.update_pace import Pace
+from apexrl.roles.update_pace import UpdatePace
 from apexrl.run.status import Work
 from apexrl.spec import EnvSpec
 
@@ -83,9 +83,9 @@ class GradientLearner:
         self._batches = DirectBatches(
             source, self._agent, settings.batch_size, config.replay.beta, context.patience, self._ages
         )
-        self._unsent = Unsent(context, replay)
+        self._unsent = UnsentPriorities(context, replay)
         self._outliers = Outliers(config.wiring.outlier_deviations)
-        self._pace = Pace(context, settings.updates_per_second / config.wiring.learners)
+        self._pace = UpdatePace(context, settings.updates_per_second / config.wiring.learners)
         self._lag = LagMeter(context)
         self._metrics: dict[str, float] = {}
         self._next_report = context.clock() + _REPORT_SECONDS

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class InPlace:
+class HogwildParameters:
     """Hogwild (Recht et al. 2011): ``send`` is one step of the optimizer on everybody's parameters, without a lock.
 
     Args:

@@ -17,7 +17,7 @@ from apexrl.errors import WaitTimeout
 from apexrl.protocols import Acted, Context, State, StepWriter
 from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.actor import FIRST_VERSION, VERSION, PriorityFn
-from apexrl.roles.env_arrays import PerEnv
+from apexrl.roles.env_arrays import EnvArrays
 from apexrl.spec import Array, EnvSpec, is_observation
 
 if TYPE_CHECKING:
@@ -136,8 +136,8 @@ class InferenceBatches:
         self._writers: list[StepWriter | None] = [None] * inference.workers
         self._acted = np.zeros(inference.groups, np.bool_)  # whose last actions are in `_begun`
         self._sizes = np.array([len(rows) for rows in inference.rows_of])
-        self._begun = PerEnv(inference.envs)  # steps without their results
-        self._state = PerEnv(inference.envs)
+        self._begun = EnvArrays(inference.envs)  # steps without their results
+        self._state = EnvArrays(inference.envs)
         self._refused: set[int] = set()  # groups whose steps the replay did not take at the last try
         self._under_way: set[int] = set()  # groups whose actions are being chosen
         self._meter = InferenceMeter(context)

@@ -10,11 +10,11 @@ from apexrl.errors import AgentError, ConfigError, NonFiniteError, PriorityError
 from apexrl.protocols import Agent, Context, Item, Learned, WeightsReader, WeightsWriter
 from apexrl.roles import checkpointing
 from apexrl.roles.actor import FIRST_VERSION
-from apexrl.roles.batch_source import DirectBatches, PrefetchedBatches, Ready, Unsent
+from apexrl.roles.batch_source import DirectBatches, PrefetchedBatches, Ready, UnsentPriorities
 from apexrl.roles.policy_lag import AgeLimit, LagMeter, lags_of
 from apexrl.roles.role_traits import RoleTraits
-from apexrl.roles.sync_group import Group
-from apexrl.roles.update_pace import Anneal, Pace
+from apexrl.roles.sync_group import SyncGroup
+from apexrl.roles.update_pace import Anneal, UpdatePace
 from apexrl.run.folder import RunFolder
 from apexrl.run.status import Work
 from apexrl.spec import Array, EnvSpec
@@ -41,7 +41,7 @@ class Learner:
     than the learner updates ever made in the run, so they never go back: a version counts an attempt, even where a
     restored learner repeats the work. Version 1 means that nothing was learned, also after a restart or a resume.
 
-    With ``averaging`` it is one of several that make every update together (``Group``). The first publishes, counts
+    With ``averaging`` it is one of several that make every update together (``SyncGroup``). The first publishes, counts
     updates and writes checkpoints for all.
     """
 
@@ -100,14 +100,14 @@ class Learner:
         self._batches = (
             PrefetchedBatches(direct, ahead, context.patience, config.stall_timeout, device) if threaded else direct
         )
-        self._group = None if averaging is None else Group(context, self._agent, averaging, self._version)
-        self._unsent = Unsent(context, self._replay)
+        self._group = None if averaging is None else SyncGroup(context, self._agent, averaging, self._version)
+        self._unsent = UnsentPriorities(context, self._replay)
         self._held: Ready | None = None  # a batch whose update the others of the group have not made yet
 
         now = context.clock()
         self._lag = LagMeter(context)
         self._metrics: dict[str, float] = {}
-        self._pace = Pace(context, settings.updates_per_second)
+        self._pace = UpdatePace(context, settings.updates_per_second)
         self._anneal = Anneal(context, config)
         self._next_report = now + _REPORT_SECONDS
         self._saving = checkpointing.Saving(context, settings.checkpoint_seconds, kept=settings.checkpoints_kept)

@@ -12,8 +12,8 @@ from apexrl.roles.actor import FIRST_VERSION
 from apexrl.roles.inference_batches import InferenceBatches
 from apexrl.roles.learner import pinned
 from apexrl.roles.role_traits import RoleTraits
-from apexrl.roles.shared_model import Model
-from apexrl.roles.thread_pool import Crew
+from apexrl.roles.shared_model import SharedModel
+from apexrl.roles.thread_pool import ThreadPool
 from apexrl.roles.trainer import Trainer, TrainingBatches
 from apexrl.run.status import Work
 from apexrl.spec import EnvSpec
@@ -30,7 +30,7 @@ _REPORT_SECONDS = 0.5
 
 class ModelServer:
     """GA3C's server (Babaeizadeh et al. 2017, section 4): predictors answer environments, trainers learn from what came
-    of it, both with one model (``Model``) and in batches of whoever, and whatever, waits.
+    of it, both with one model (``SharedModel``) and in batches of whoever, and whatever, waits.
 
     Predictors write steps into the queue from which trainers take unrolls. When it is full, environments wait for
     their actions. How many threads there are of either kind may change at any time.
@@ -65,7 +65,7 @@ class ModelServer:
         self._config = config
         self._replay = replay
         self._weights = weights
-        self._model = model = Model(context, config, spec, weights)
+        self._model = model = SharedModel(context, config, spec, weights)
         if model.device.startswith("cuda"):
             replay.allocator = pinned  # the gather then writes where the device copies from
         self._asked = asked = InferenceBatches(context, config=config, spec=spec, inference=inference, replay=replay)
@@ -74,8 +74,8 @@ class ModelServer:
         self._trouble = threading.Event()
         watched = self._trouble, config.stall_timeout
         self._crews = (
-            Crew("predictor", predictors, lambda number: Predictor(model, number, asked, random_start), *watched),
-            Crew("trainer", trainers, lambda number: Trainer(model, number, learned, limit), *watched),
+            ThreadPool("predictor", predictors, lambda number: Predictor(model, number, asked, random_start), *watched),
+            ThreadPool("trainer", trainers, lambda number: Trainer(model, number, learned, limit), *watched),
         )
         now = context.clock()
         self._seen = (0, 0)  # updates and batches at the last look
@@ -131,7 +131,7 @@ class Predictor:
     A step's version is the model's when its action was about to be chosen, so no newer than what chose it.
     """
 
-    def __init__(self, model: Model, number: int, batches: InferenceBatches, random_start: bool) -> None:
+    def __init__(self, model: SharedModel, number: int, batches: InferenceBatches, random_start: bool) -> None:
         self._model = model
         self._agent = model.instance(number, learns=False)
         self._batches = batches

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from apexrl.config import Config
 from apexrl.protocols import Context
 from apexrl.roles import checkpointing
-from apexrl.roles.batch_source import Unsent
+from apexrl.roles.batch_source import UnsentPriorities
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.run.status import Work
 
@@ -31,7 +31,7 @@ class ReplayServer:
         self._keep = config.learner.save_replay
         self._timeout = min(context.patience, _LONGEST_WAIT_SECONDS)
         self._served = 0
-        self._unsent = Unsent(context, batches.replay)
+        self._unsent = UnsentPriorities(context, batches.replay)
 
     def step(self) -> bool:
         """Sample what learners miss, write back what they sent. False: there was nothing to do."""

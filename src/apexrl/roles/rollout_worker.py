@@ -11,7 +11,7 @@ from apexrl.config import Config
 from apexrl.errors import WaitTimeout
 from apexrl.protocols import Context, StepWriter
 from apexrl.roles.actor import VERSION
-from apexrl.roles.env_splits import EnvGroups
+from apexrl.roles.env_splits import EnvSplits
 from apexrl.roles.env_worker import SIMULATORS_SECONDS
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.run.status import Work
@@ -58,7 +58,7 @@ class RolloutWorker:
     ) -> None:
         self._context = context
         self._end = inference.worker(context.index, context.generation)
-        self._groups = EnvGroups(context, config, spec, inference.splits)
+        self._groups = EnvSplits(context, config, spec, inference.splits)
         self._writer: StepWriter = replay.writer(streams=inference.envs_per_worker, priority_fn=None)
         envs = np.arange(inference.envs_per_worker)
         self._streams: list[list[int]] = [part.tolist() for part in np.split(envs, np.cumsum(inference.splits)[:-1])]

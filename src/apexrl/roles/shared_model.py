@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     class Weights(WeightsWriter, WeightsReader): ...
 
 
-class Model:
+class SharedModel:
     """Parameters and optimizer of GA3C's one model (Babaeizadeh et al. 2017, section 4): there are no replicas.
 
     An agent is one thread's, with its random numbers and whatever it computes on its way. So every thread has one

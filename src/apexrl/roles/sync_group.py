@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Steps: TypeAlias = Generator[Gradients, Mapping[str, Tensor], Learned]
 
 
-class Group:
+class SyncGroup:
     """What an agent's ``update`` is to one learner, to several: gradients are averaged before they are applied.
 
     All have the same parameters and optimizers at every update, to the last bit. A learner that begins anew makes all

@@ -12,7 +12,7 @@ from apexrl.links.local.stall_detector import StallDetector
 _FIRST = 3.0  # times the limit for a thread's first turn, as for a worker's beginning
 
 
-class Turns:
+class ThreadHeartbeat:
     """One thread's turns. Time in which nobody looks, as the whole process was stopped, does not count.
 
     Args:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from apexrl.roles.thread_heartbeat import Turns
+from apexrl.roles.thread_heartbeat import ThreadHeartbeat
 
 if TYPE_CHECKING:
     from apexrl.links.local.tunable_count import TunableCount
@@ -24,7 +24,7 @@ class Member(Protocol):
         ...
 
 
-class Crew:
+class ThreadPool:
     """The threads ``NAME-0`` … ``NAME-<count-1>`` of a role. All calls are its main thread's.
 
     A member is made when its number is first wanted, and rests when it is wanted no longer. Its thread waits for
@@ -52,7 +52,7 @@ class Crew:
         self._trouble = trouble
         self._members: list[Member] = []
         self._threads: list[threading.Thread | None] = []
-        self._turns: list[Turns] = []
+        self._turns: list[ThreadHeartbeat] = []
         self._stall_timeout = stall_timeout
         self._ending = threading.Event()
         self._errors: list[BaseException] = []
@@ -79,7 +79,7 @@ class Crew:
         while len(self._members) < count:
             self._members.append(self._make(len(self._members)))
             self._threads.append(None)
-            self._turns.append(Turns(self._stall_timeout))
+            self._turns.append(ThreadHeartbeat(self._stall_timeout))
         return self._members[:count]
 
     def check(self) -> None:

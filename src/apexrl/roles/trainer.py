@@ -11,8 +11,8 @@ from apexrl.errors import WaitTimeout
 from apexrl.protocols import Context
 from apexrl.roles.batch_source import Ready
 from apexrl.roles.policy_lag import AgeLimit
-from apexrl.roles.shared_model import Model
-from apexrl.roles.update_pace import Pace
+from apexrl.roles.shared_model import SharedModel
+from apexrl.roles.update_pace import UpdatePace
 
 if TYPE_CHECKING:
     from apexrl.replay import Batch, Replay
@@ -30,7 +30,7 @@ class TrainingBatches:
         self._replay = replay
         self._patience = context.patience
         self._sizes = batch_sizes(config.wiring.training_min_batch, config.learner.batch_size)
-        self._pace = Pace(context, config.learner.updates_per_second)
+        self._pace = UpdatePace(context, config.learner.updates_per_second)
         self._turn = threading.Lock()
 
     def next(self) -> Batch | None:
@@ -71,7 +71,7 @@ class Trainer:
         max_policy_lag: 0: no limit.
     """
 
-    def __init__(self, model: Model, number: int, batches: TrainingBatches, max_policy_lag: int) -> None:
+    def __init__(self, model: SharedModel, number: int, batches: TrainingBatches, max_policy_lag: int) -> None:
         self._model = model
         self._agent = model.instance(number, learns=True)
         self._prepare: Callable[[Any], Any] = getattr(self._agent, "prepare", lambda batch: batch)

@@ -12,7 +12,7 @@ from apexrl.protocols import Context
 _CATCH_UP_SECONDS = 1.0
 
 
-class Pace:
+class UpdatePace:
     """``updates_per_second``; 0 lets the learner run."""
 
     def __init__(self, context: Context, updates_per_second: float) -> None:

@@ -9,7 +9,7 @@ from apexrl.config.settings import as_flag
 from apexrl.errors import ConfigError
 from apexrl.links.local.shared_parameters import SharedParameters
 from apexrl.protocols import STATISTICS
-from apexrl.roles import Evaluator, ParameterKeeper, ParameterServer, Worker
+from apexrl.roles import A3CWorker, Evaluator, ParameterKeeper, ParameterServer
 from apexrl.topologies.parameter_server_links import sharded
 from apexrl.topologies.program import Probe, Program, room
 
@@ -42,11 +42,11 @@ def a3c(config: Config, probe: Probe) -> Program:
         weights: Any = program.weights(probe.weights_nbytes)
         keeping = {**settings, "parameters": parameters, "weights": weights}
         program.role(ParameterKeeper, **keeping, **sturdy)
-        program.role(Worker, **working, parameters=parameters)
+        program.role(A3CWorker, **working, parameters=parameters)
     else:
         links = sharded(program, config, probe, senders=room(config))
         weights = links["parameters"]
-        program.role(Worker, **working, **links)
+        program.role(A3CWorker, **working, **links)
         serving = {**settings, **links, "count": config.wiring.parameter_servers}
         program.role(ParameterServer, **serving, **sturdy)
     program.role(Evaluator, **settings, weights=weights, **fragile)

@@ -50,7 +50,7 @@ def queues(config: Config) -> int:
     return learners(config) if own else 1
 
 
-def home_side(program: Program, samplers: Sequence[Any]) -> Program:
+def learner_node_side(program: Program, samplers: Sequence[Any]) -> Program:
     """Every role but the actors, with ``samplers`` where they had the replays.
 
     Raises:
@@ -63,7 +63,7 @@ def home_side(program: Program, samplers: Sequence[Any]) -> Program:
     return Program(program.config, nodes)
 
 
-def group_side(program: Program, group: int, groups: int, slots: Sequence[int] | None = None) -> Program:
+def actor_group_side(program: Program, group: int, groups: int, slots: Sequence[int] | None = None) -> Program:
     """Group ``group`` of ``groups``: its share of the actors, who keep their slots of the run, and its shard.
 
     Args:

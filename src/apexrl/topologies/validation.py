@@ -55,6 +55,14 @@ def check_read(config: Config, given: Iterable[str]) -> None:
     agents.check_read(config.agent.agent, given)
 
 
+def readers(name: str) -> tuple[list[str], list[str]]:
+    """The shipped agents and the topologies to which a setting means something, whatever their others are."""
+    return (
+        [agent for agent in agents.AGENTS if name not in agents.unread(agent)],
+        [topology for topology in topologies.TOPOLOGIES if name not in topologies.unread(topology)],
+    )
+
+
 def own_settings(config: Config) -> dict[str, type[Any]]:
     """The dataclasses with which an agent or a topology of your own declares settings, by the field that holds them.
 

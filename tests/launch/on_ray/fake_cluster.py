@@ -120,7 +120,7 @@ class World:
     namespace: str = "made-up"
     exceptions: Any = None
     wanted: dict[int, dict[str, float]] = field(default_factory=dict)
-    ray_slots: set[int] = field(default_factory=set)  # of those wanted, that there are
+    places: set[int] = field(default_factory=set)  # of those wanted, that there are
     left: set[int] = field(default_factory=set)
     local_cpus: float = 0.0
     closed: bool = False
@@ -233,7 +233,7 @@ def run(
         try:
             run.settle(plan(config, placement, 2))
             run.run(whole, ledger)
-            assert run._sums["env_steps"] == sum(place.total("env_steps") for place in run._places()) > 0
+            assert run._sums["env_steps"] == sum(place.total("env_steps") for place in run._slots()) > 0
         finally:
             ledger.close()
     assert time.monotonic() < deadline

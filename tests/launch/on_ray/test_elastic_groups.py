@@ -17,7 +17,7 @@ from apexrl.config.placement import Ray
 from apexrl.errors import WorkerError
 from apexrl.launch.ray import driver, elastic_groups
 from apexrl.launch.ray.driver import Driver
-from apexrl.launch.ray.ray_actors import Ground, Hello, RoleProcess
+from apexrl.launch.ray.ray_actors import GroupMemory, Hello, RoleProcess
 from apexrl.launch.supervisor import Interrupts
 
 
@@ -34,8 +34,8 @@ def test_groups_beyond_the_first_begin_when_there_is_room(world: World, tmp_path
     def until(watcher: Watcher) -> bool:
         if not begun and watcher.status.env_steps > 20:
             begun.append(watcher.status.env_steps)
-            assert not world.of(Ground, 3)
-            assert not world.of(Ground, 4)
+            assert not world.of(GroupMemory, 3)
+            assert not world.of(GroupMemory, 4)
             assert len(watcher.status.workers) == 1 + 4  # who has no place is no worker
             world.places.add(4)
         return len(world.of(RoleProcess, 4)) == 2 and all(one.asked > 2 for one in world.of(RoleProcess, 4))
@@ -45,7 +45,7 @@ def test_groups_beyond_the_first_begin_when_there_is_room(world: World, tmp_path
     assert len(world.reserved) == 3
     assert begun
     assert len(watcher.status.workers) == 1 + 6
-    assert not world.of(Ground, 3)
+    assert not world.of(GroupMemory, 3)
     assert any("6 actors have places now, of at most 8" in text for text in watcher.texts)
 
 
@@ -54,15 +54,15 @@ def test_fewer_actors_than_the_least_are_said_once_and_so_are_enough_again(world
     world.places.add(3)
 
     def trouble(process: Process, before: int) -> None:
-        if process.place == 2 and process.kind is Ground:
+        if process.place == 2 and process.kind is GroupMemory:
             process.fails = {} if before else {"look": ActorUnavailableError("its node died", b"x" * 16)}
             process.never = {"hello"} if before == 1 else set()
-        if process.place == 3 and process.kind is Ground:
+        if process.place == 3 and process.kind is GroupMemory:
             process.never = {"hello"}
 
     def until(watcher: Watcher) -> bool:
         if any("fewer than" in text for text in watcher.texts):
-            for process in world.of(Ground, 3):
+            for process in world.of(GroupMemory, 3):
                 process.greet()
         return any("again" in text and "actors have places" in text for text in watcher.texts)
 
@@ -79,7 +79,7 @@ def test_a_group_that_is_not_needed_and_dies_too_often_is_done_without(world: Wo
     world.places.add(3)
 
     def trouble(process: Process, before: int) -> None:
-        if process.place == 3 and process.kind is Ground:
+        if process.place == 3 and process.kind is GroupMemory:
             process.fails = {"look": ActorUnavailableError("its node died", b"x" * 16)}
 
     def until(watcher: Watcher) -> bool:
@@ -91,7 +91,7 @@ def test_a_group_that_is_not_needed_and_dies_too_often_is_done_without(world: Wo
     world.trouble = trouble
     watcher = run(tmp_path, until, most=6, shards=3)
     assert any("shard-2 was lost" in text and "begins again when there is room" in text for text in watcher.texts)
-    lives = len(world.of(Ground, 3))
+    lives = len(world.of(GroupMemory, 3))
     assert lives > 1
     assert world.left == {3}
     assert watcher.status.restarts["shard"] == lives - 1
@@ -118,9 +118,9 @@ def test_a_group_that_is_not_needed_and_whose_actors_fail_always_is_done_without
     assert "the disk is full" in told
     assert ("and 5 restarts are allowed" in told) != fatal
     assert world.left == {3}
-    assert len(world.of(Ground, 3)) == 1
-    assert all(process.killed for process in (*world.of(Ground, 3), *world.of(RoleProcess, 3)))
-    assert world.of(Ground, 0)[0].met[3] is None  # weights go there no more
+    assert len(world.of(GroupMemory, 3)) == 1
+    assert all(process.killed for process in (*world.of(GroupMemory, 3), *world.of(RoleProcess, 3)))
+    assert world.of(GroupMemory, 0)[0].met[3] is None  # weights go there no more
     states = [worker.state for worker in watcher.status.workers if worker.role == "actor"]
     assert states == ["stopped"] * 4 + ["failed"] * 2
     assert all(len(world.of(RoleProcess, place)) == 2 for place in (1, 2))
@@ -149,7 +149,7 @@ def test_an_actor_that_fails_too_often_is_done_without_and_its_group_stays(world
     watcher = run(tmp_path, until, least=3)
     (told,) = [text for text in watcher.texts if "the run goes on without actor-2: it failed 2 times" in text]
     assert "the disk is full" in told
-    assert len(world.of(Ground, 1)) == 1
+    assert len(world.of(GroupMemory, 1)) == 1
     states = {worker.name: worker.state for worker in watcher.status.workers}
     assert states.pop("actor-2") == "failed"
     assert set(states.values()) == {"stopped"}
@@ -161,7 +161,7 @@ def test_a_group_that_is_lost_too_often_is_done_without_and_tried_again(
     monkeypatch.setattr(driver, "REFILL_SECONDS", 1.0)
 
     def trouble(process: Process, before: int) -> None:
-        if process.place == 2 and process.kind is Ground and before <= 5:
+        if process.place == 2 and process.kind is GroupMemory and before <= 5:
             process.fails = {"look": ActorUnavailableError("its memory is bad", b"x" * 16)}
 
     dropped: list[int] = []
@@ -170,20 +170,20 @@ def test_a_group_that_is_lost_too_often_is_done_without_and_tried_again(
         if any("goes on without shard-1 and its actors" in text for text in watcher.texts) and not dropped:
             states = [worker.state for worker in watcher.status.workers if worker.role == "actor"]
             if (len(states), states.count("failed")) == (4, 2):  # in the next status, at the latest
-                dropped.append(len(world.of(Ground, 2)))
+                dropped.append(len(world.of(GroupMemory, 2)))
         return any(one.asked > 2 for one in world.of(RoleProcess, 2))
 
     world.trouble = trouble
     watcher = run(tmp_path, until, least=2)
     assert dropped == [6]  # five restarts are allowed
-    assert len(world.of(Ground, 2)) == 7
+    assert len(world.of(GroupMemory, 2)) == 7
     assert "shard-1 and its actors are tried again" in watcher.texts
-    assert len(world.of(Ground, 1)) == len(world.of(Ground, 0)) == 1
+    assert len(world.of(GroupMemory, 1)) == len(world.of(GroupMemory, 0)) == 1
 
 
 def test_a_group_is_needed_that_leaves_too_few_actors(world: World, tmp_path: Path) -> None:
     def trouble(process: Process, before: int) -> None:
-        if process.place == 2 and process.kind is Ground:
+        if process.place == 2 and process.kind is GroupMemory:
             process.fails = {"look": ActorUnavailableError("its memory is bad", b"x" * 16)}
 
     world.trouble = trouble
@@ -193,12 +193,14 @@ def test_a_group_is_needed_that_leaves_too_few_actors(world: World, tmp_path: Pa
 
 def test_a_lost_node_is_no_failure_of_who_worked_there(world: World, tmp_path: Path) -> None:
     def trouble(process: Process, before: int) -> None:
-        if process.place == 1 and process.kind is Ground and before < 4:
+        if process.place == 1 and process.kind is GroupMemory and before < 4:
             gone = "The actor died because its node has died. Node Id: 1"
             process.fails = {"look": RayActorError(error_msg=gone)}
 
     world.trouble = trouble
-    watcher = run(tmp_path, lambda watcher: len(world.of(Ground, 1)) == 5 and watcher.status.env_steps > 10, restarts=1)
+    watcher = run(
+        tmp_path, lambda watcher: len(world.of(GroupMemory, 1)) == 5 and watcher.status.env_steps > 10, restarts=1
+    )
     assert watcher.status.restarts["shard"] == 4
 
 
@@ -218,7 +220,7 @@ def test_a_node_with_other_versions_that_comes_later_is_left_alone(world: World,
     world.places.add(3)
 
     def trouble(process: Process, before: int) -> None:
-        if process.place == 3 and process.kind is Ground:
+        if process.place == 3 and process.kind is GroupMemory:
             process.never = {"hello"}
             process.greeting.value = (Hello("node7", "id", 1, {"apexrl": "0.0"}),)
 
@@ -228,8 +230,8 @@ def test_a_node_with_other_versions_that_comes_later_is_left_alone(world: World,
     world.trouble = trouble
     watcher = run(tmp_path, until, most=6, shards=3)
     assert world.left == {3}
-    assert world.of(Ground, 3)[0].killed
-    assert len(world.of(Ground, 3)) == 1
+    assert world.of(GroupMemory, 3)[0].killed
+    assert len(world.of(GroupMemory, 3)) == 1
     assert any("goes on without shard-2 and its actors: node node7 has apexrl 0.0" in text for text in watcher.texts)
 
 

@@ -8,7 +8,7 @@ import pytest
 from apexrl.config import ActorConfig, Config, WiringConfig
 from apexrl.config.placement import Ray
 from apexrl.errors import ConfigError
-from apexrl.launch.ray.group_plan import check_room, places, plan
+from apexrl.launch.ray.group_plan import check_room, plan, resource_bundles
 from apexrl.replay import Field, Replay
 from apexrl.replay.sharded.shard import Shard
 
@@ -52,13 +52,13 @@ def test_groups_that_come_later_are_as_large_as_the_first() -> None:
 
 def test_places_hold_a_shard_and_its_actors() -> None:
     placement = Ray(actor_cpus=0.5, shard_cpus=2.0, learner_cpus=3.0, learner_gpus=1.0)
-    assert places(config(3), placement, plan(config(3), placement, nodes=2)) == [
+    assert resource_bundles(config(3), placement, plan(config(3), placement, nodes=2)) == [
         {"CPU": 3.0, "GPU": 1.0},
         {"CPU": 3.0},
         {"CPU": 2.5},
     ]
     several = Config(topology="impala", actor=ActorConfig(actors=4), wiring=WiringConfig(learners=2))
-    assert places(several, placement, plan(several, placement, 2, queues=2))[0] == {"CPU": 6.0, "GPU": 2.0}
+    assert resource_bundles(several, placement, plan(several, placement, 2, queues=2))[0] == {"CPU": 6.0, "GPU": 2.0}
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ from short_runs import Watcher, run
 
 from apexrl.errors import ClosedError, OwnershipError
 from apexrl.launch.ray import local_shard, shard_clients
-from apexrl.launch.ray.local_shard import Lent, NearShard
-from apexrl.launch.ray.ray_actors import Ground
-from apexrl.launch.ray.shard_clients import RayAnswer, RayEnd
+from apexrl.launch.ray.local_shard import Lent, LocalShard
+from apexrl.launch.ray.ray_actors import GroupMemory
+from apexrl.launch.ray.shard_clients import ShardAnswer, ShardClient
 from apexrl.replay import Field, Replay
 from apexrl.replay.sharded.shard import DrawResult, Shard, ShardStatus
 from apexrl.run.status import RunStatus
@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
 
-KEPT: list[NearShard] = []  # of a process
+KEPT: list[LocalShard] = []  # of a process
 
 
 class Process:
@@ -66,7 +66,7 @@ def replay() -> Any:
 
 
 @pytest.fixture
-def end(replay: Replay, monkeypatch: pytest.MonkeyPatch) -> RayEnd:
+def end(replay: Replay, monkeypatch: pytest.MonkeyPatch) -> ShardClient:
     """Of a shard in one process after another, as ``Process``."""
 
     def get(answer: Any) -> Any:
@@ -79,12 +79,12 @@ def end(replay: Replay, monkeypatch: pytest.MonkeyPatch) -> RayEnd:
     monkeypatch.setattr(local_shard, "ray", made_up)
     monkeypatch.setattr(shard_clients, "node_id", lambda: "here")
     monkeypatch.setattr(local_shard, "_PULSE_SECONDS", 0.0)
-    made = RayEnd("shard-0", "mine", SimpleNamespace(lives=lambda name: []))  # type: ignore[arg-type]
+    made = ShardClient("shard-0", "mine", SimpleNamespace(lives=lambda name: []))  # type: ignore[arg-type]
     made._handle = Process(replay)
     return made
 
 
-def test_a_lent_shard_is_sampled_here_and_its_process_only_asked_whether_it_lives(end: RayEnd) -> None:
+def test_a_lent_shard_is_sampled_here_and_its_process_only_asked_whether_it_lives(end: ShardClient) -> None:
     process = end._handle
     early = end.draw(8, None), end.draw(0, None)  # asked before it was known
     assert end._near is None
@@ -100,7 +100,7 @@ def test_a_lent_shard_is_sampled_here_and_its_process_only_asked_whether_it_live
     assert set(process.called[2:]) == {"lives"}
 
 
-def test_it_is_lost_with_its_process(end: RayEnd) -> None:
+def test_it_is_lost_with_its_process(end: ShardClient) -> None:
     process = end._handle
     end.draw(0, None).take()
     ahead = end.draw(8, None)
@@ -112,7 +112,7 @@ def test_it_is_lost_with_its_process(end: RayEnd) -> None:
             lost.take()
 
 
-def test_what_another_still_samples_is_not_there_yet(end: RayEnd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_still_samples_is_not_there_yet(end: ShardClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def owned(*_: Any) -> None:
         raise OwnershipError("process 7 owns this replay")
 
@@ -124,7 +124,7 @@ def test_what_another_still_samples_is_not_there_yet(end: RayEnd, monkeypatch: p
     assert len(end.draw(8, None).take().keys) == 8
 
 
-def test_memory_out_of_reach_is_called(end: RayEnd, replay: Replay) -> None:
+def test_memory_out_of_reach_is_called(end: ShardClient, replay: Replay) -> None:
     """As between nodes: a container may have processes of its own, which others cannot see."""
     (pid, number, token, name), creator = end._handle.state
     assert pid == os.getpid()
@@ -137,7 +137,7 @@ def test_memory_out_of_reach_is_called(end: RayEnd, replay: Replay) -> None:
     assert end._handle.called == ["draw from here", "draw from "]
 
 
-def test_what_a_former_process_lends_is_not_taken(end: RayEnd, replay: Replay) -> None:
+def test_what_a_former_process_lends_is_not_taken(end: ShardClient, replay: Replay) -> None:
     process = end._handle
     late = end.draw(8, None)
     end._handle = Process(replay)
@@ -145,14 +145,14 @@ def test_what_a_former_process_lends_is_not_taken(end: RayEnd, replay: Replay) -
         late.take()
     assert end._near is None
     assert not replay.core.native.owned
-    answer = RayAnswer(end, process, RayActorError())
+    answer = ShardAnswer(end, process, RayActorError())
     with pytest.raises(ClosedError):
         answer.take()
     assert end._handle is not None
 
 
 def test_a_group_lends_its_shard_and_takes_it_back_when_nobody_has_it(replay: Replay) -> None:
-    ground: Any = Ground.__new__(Ground)
+    ground: Any = GroupMemory.__new__(GroupMemory)
     ground._shard, ground._node, ground._lent = Shard(replay), "here", False
     life = ground._shard.generation
     before = ground.draw(8, None, "elsewhere")
@@ -173,12 +173,12 @@ def test_a_group_lends_its_shard_and_takes_it_back_when_nobody_has_it(replay: Re
 
 def sample(lent: Lent) -> str:
     """In a process of its own, which owns the replay from then on."""
-    KEPT.append(NearShard(None, lent))
+    KEPT.append(LocalShard(None, lent))
     standing: ShardStatus = KEPT[0].draw(lent.rows, lent.until).take().status
     return standing.generation
 
 
-def test_a_broken_connection_is_no_death(end: RayEnd) -> None:
+def test_a_broken_connection_is_no_death(end: ShardClient) -> None:
     process = end._handle
     first = end.draw(8, None).take()
     process.dead = ActorUnavailableError("the connection broke", b"x" * 16)

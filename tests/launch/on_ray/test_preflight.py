@@ -12,7 +12,7 @@ pytest.importorskip("ray", reason="needs the extra ray", exc_type=ImportError)
 from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.config.placement import Ray
-from apexrl.launch.ray.group_plan import places
+from apexrl.launch.ray.group_plan import resource_bundles
 from apexrl.launch.ray.preflight import fitting
 
 
@@ -40,7 +40,7 @@ class Nodes:
 def test_nodes_that_are_too_small_for_a_group_are_not_counted(cpus: Any, actors: int, groups: list[float]) -> None:
     config, placement = override(Config(), {"actors": actors}), Ray("auto")
     decided = fitting(config, placement, Nodes(*cpus))  # type: ignore[arg-type]
-    assert [place["CPU"] for place in places(config, placement, decided)[1:]] == groups
+    assert [place["CPU"] for place in resource_bundles(config, placement, decided)[1:]] == groups
 
 
 @pytest.mark.parametrize(
@@ -49,5 +49,5 @@ def test_nodes_that_are_too_small_for_a_group_are_not_counted(cpus: Any, actors:
 def test_a_learners_part_of_a_gpu_lies_on_one(each: float, learners: int, gpus: float | None) -> None:
     config = override(Config(), {"topology": "impala", "learners": learners, "actors": 4})
     placement = Ray("auto", learner_gpus=each)
-    home = places(config, placement, fitting(config, placement, Nodes(8, 8)))[0]  # type: ignore[arg-type]
+    home = resource_bundles(config, placement, fitting(config, placement, Nodes(8, 8)))[0]  # type: ignore[arg-type]
     assert home.get("GPU") == gpus

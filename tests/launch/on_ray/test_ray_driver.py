@@ -17,8 +17,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError,
 
 from apexrl.errors import ClosedError, ConfigError, FencedError, LinkError, WorkerError
 from apexrl.launch.ray import driver, preflight, ray_actors, ray_slots, shard_clients
-from apexrl.launch.ray.ray_actors import Errand, Ground, Hello, News, Report, RoleProcess
-from apexrl.launch.ray.ray_slots import Place
+from apexrl.launch.ray.ray_actors import GroupMemory, Hello, News, RayAssignment, Report, RoleProcess
+from apexrl.launch.ray.ray_slots import RaySlot
 from apexrl.launch.supervisor import Interrupts
 from apexrl.links.local.control_board import RUN
 from apexrl.run import ownership
@@ -36,14 +36,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> World:
     return make_up(monkeypatch, patience=2.0)
 
 
-@pytest.mark.parametrize("kind", [Ground, RoleProcess])
+@pytest.mark.parametrize("kind", [GroupMemory, RoleProcess])
 def test_a_learner_without_a_place_ends_the_run(impatient: World, tmp_path: Path, kind: type) -> None:
     def trouble(process: Process, before: int) -> None:
         if process.place == 0 and process.kind is kind:
             process.never = {"hello", "poll"}
 
     impatient.trouble = trouble
-    with pytest.raises(WorkerError, match=r"learner's place has not begun to work within 2 s: .* no room"):
+    with pytest.raises(WorkerError, match=r"learner's node has not started its processes within 2 s: .* no room"):
         run(tmp_path)
 
 
@@ -76,14 +76,14 @@ def test_memory_that_does_not_answer_is_lost(world: World, tmp_path: Path, monke
     monkeypatch.setattr(driver, "_SILENT_SECONDS", 0.5)
 
     def trouble(process: Process, before: int) -> None:
-        if process.place == 2 and process.kind is Ground and not before:
+        if process.place == 2 and process.kind is GroupMemory and not before:
             process.never = {"look"}
 
     world.trouble = trouble
-    watcher = run(tmp_path, lambda watcher: len(world.of(Ground, 2)) > 1 and watcher.status.restarts["shard"] == 1)
+    watcher = run(tmp_path, lambda watcher: len(world.of(GroupMemory, 2)) > 1 and watcher.status.restarts["shard"] == 1)
     assert any("shard-1 was lost with 0 items (it has not answered for 0.5 s)" in text for text in watcher.texts)
-    assert world.of(Ground, 2)[0].killed
-    assert len(world.of(Ground, 1)) == 1  # nobody else begins anew
+    assert world.of(GroupMemory, 2)[0].killed
+    assert len(world.of(GroupMemory, 1)) == 1  # nobody else begins anew
 
 
 def test_an_actor_that_answers_no_more_is_killed(world: World, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_role_that_stands_still_is_killed_and_says_where_it_was(world: World, 
 
 def test_a_driver_that_slept_kills_nobody() -> None:
     """When it wakes, what everybody was asked is an hour old, and the answers are under way."""
-    place = Place(Node("actor", SimpleNamespace, 1, {}, env_timeout=30.0), 0)
+    place = RaySlot(Node("actor", SimpleNamespace, 1, {}, env_timeout=30.0), 0)
     place.begin(0.0, "handle")
     place.hear(Report({}, pid=1, state="acting"), 1.0)
     place.polled, place.asked_at = "asked", 1.0
@@ -141,25 +141,25 @@ def test_a_driver_that_slept_kills_nobody() -> None:
 
 def test_a_group_that_takes_no_weights_begins_anew_and_home_goes_on(world: World, tmp_path: Path) -> None:
     def until(watcher: Watcher) -> bool:
-        if not world.refused and len(world.of(Ground, 2)) == 1 and watcher.status.env_steps > 10:
+        if not world.refused and len(world.of(GroupMemory, 2)) == 1 and watcher.status.env_steps > 10:
             world.refused[2] = "of another network"
-        return len(world.of(Ground, 2)) == 2 and watcher.status.restarts["shard"] == 1
+        return len(world.of(GroupMemory, 2)) == 2 and watcher.status.restarts["shard"] == 1
 
     watcher = run(tmp_path, until)
     assert any("shard-1 was lost" in text and "it takes no weights: of another" in text for text in watcher.texts)
-    assert len(world.of(Ground, 0)) == len(world.of(Ground, 1)) == 1
+    assert len(world.of(GroupMemory, 0)) == len(world.of(GroupMemory, 1)) == 1
 
 
 def test_a_group_that_never_takes_weights_is_done_without(world: World, tmp_path: Path) -> None:
     def until(watcher: Watcher) -> bool:
-        newest = world.of(Ground, 2)[-1:]
-        if newest and not newest[0].killed and world.of(Ground, 0)[0].met.get(2) is newest[0]:
+        newest = world.of(GroupMemory, 2)[-1:]
+        if newest and not newest[0].killed and world.of(GroupMemory, 0)[0].met.get(2) is newest[0]:
             world.refused[2] = "of another network"
         return any("goes on without shard-1" in text for text in watcher.texts)
 
     watcher = run(tmp_path, until, least=1, restarts=100)
-    assert len(world.of(Ground, 2)) == 3  # lives in vain
-    assert len(world.of(Ground, 0)) == len(world.of(Ground, 1)) == 1
+    assert len(world.of(GroupMemory, 2)) == 3  # lives in vain
+    assert len(world.of(GroupMemory, 0)) == len(world.of(GroupMemory, 1)) == 1
     assert watcher.status.restarts["learner"] == 0
 
 
@@ -176,7 +176,7 @@ def test_the_driver_waits_for_all_with_one_call(world: World, tmp_path: Path, mo
     assert 0 < world.waits <= len(turns)
 
 
-@pytest.mark.parametrize("kind", [Ground, RoleProcess])
+@pytest.mark.parametrize("kind", [GroupMemory, RoleProcess])
 def test_who_cannot_be_reached_is_killed_before_another_takes_its_place(
     world: World, tmp_path: Path, kind: type
 ) -> None:
@@ -241,10 +241,10 @@ def test_a_learner_that_does_not_answer_is_said_to_write_nothing(world: World, t
 
 
 @pytest.fixture
-def role_process() -> Iterator[Callable[[Errand], RoleProcess]]:
+def role_process() -> Iterator[Callable[[RayAssignment], RoleProcess]]:
     made: list[RoleProcess] = []
 
-    def make(errand: Errand) -> RoleProcess:
+    def make(errand: RayAssignment) -> RoleProcess:
         made.append(RoleProcess(errand))
         return made[-1]
 
@@ -255,7 +255,7 @@ def role_process() -> Iterator[Callable[[Errand], RoleProcess]]:
 
 
 def test_a_writer_may_write_for_as_long_as_the_driver_surely_heard_it(
-    role_process: Callable[[Errand], RoleProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    role_process: Callable[[RayAssignment], RoleProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease is counted from its own last word that the driver has: a poll that was long under way is too old."""
     now = [1000.0]
@@ -263,7 +263,7 @@ def test_a_writer_may_write_for_as_long_as_the_driver_surely_heard_it(
     monkeypatch.setattr(ownership, "lease_clock", lambda: now[0])
     lives = Lives(tmp_path)
     lives.begin()
-    process = role_process(Errand("learner-0", "learner", 0, 0, 1, tmp_path, True, Learner, life=2))
+    process = role_process(RayAssignment("learner-0", "learner", 0, 0, 1, tmp_path, True, Learner, life=2))
     assert lives.grant("learner-0") == 2
     fence = Fence(tmp_path, "learner-0", process._errand.life, lambda: process._board.held_until)
     first = process.poll(News(RUN, {}))
@@ -287,8 +287,10 @@ def test_a_writer_may_write_for_as_long_as_the_driver_surely_heard_it(
         fence.check()
 
 
-def test_roles_that_write_nothing_need_no_lease(role_process: Callable[[Errand], RoleProcess], tmp_path: Path) -> None:
-    process = role_process(Errand("actor-0", "actor", 0, 0, 1, tmp_path, False, Learner))
+def test_roles_that_write_nothing_need_no_lease(
+    role_process: Callable[[RayAssignment], RoleProcess], tmp_path: Path
+) -> None:
+    process = role_process(RayAssignment("actor-0", "actor", 0, 0, 1, tmp_path, False, Learner))
     process.poll(News(RUN, {}, 1.0))
     assert process._board.held_until == 0.0
 
@@ -298,11 +300,13 @@ def test_a_life_that_never_began_is_no_second_loss(world: World, tmp_path: Path)
     away = ActorUnavailableError("the connection broke", b"x" * 16)
 
     def trouble(process: Process, before: int) -> None:
-        if process.place == 2 and process.kind is Ground and before < 2:
+        if process.place == 2 and process.kind is GroupMemory and before < 2:
             process.fails = {("look", "hello")[before]: away}
 
     world.trouble = trouble
-    watcher = run(tmp_path, lambda watcher: watcher.status.restarts["shard"] == 1 and len(world.of(Ground, 2)) == 3)
+    watcher = run(
+        tmp_path, lambda watcher: watcher.status.restarts["shard"] == 1 and len(world.of(GroupMemory, 2)) == 3
+    )
     assert watcher.status.restarts["shard"] == 1
     assert sum("shard-1 was lost with" in text for text in watcher.texts) == 1
     assert sum("shard-1 did not begin to work" in text for text in watcher.texts) == 1
@@ -313,7 +317,7 @@ def test_a_node_with_other_versions_that_comes_later_ends_the_run_in_good_order(
     again: list[Process] = []
 
     def trouble(process: Process, before: int) -> None:
-        if process.place == 1 and process.kind is Ground:
+        if process.place == 1 and process.kind is GroupMemory:
             if not before:
                 process.fails = {"look": ActorUnavailableError("gone", b"x" * 16)}
             else:
@@ -355,7 +359,7 @@ def test_a_shard_is_found_in_whatever_life_it_is(monkeypatch: pytest.MonkeyPatch
         return there[name]
 
     monkeypatch.setattr(shard_clients.ray, "get_actor", get_actor)
-    end = shard_clients.RayEnd("shard-1", "mine")
+    end = shard_clients.ShardClient("shard-1", "mine")
     assert end._find()
     assert end._handle == "seventeenth"
     there["shard-1.17"] = "gone"
@@ -365,14 +369,14 @@ def test_a_shard_is_found_in_whatever_life_it_is(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_late_error_of_one_life_does_not_forget_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    end = shard_clients.RayEnd("shard-0", "mine")
+    end = shard_clients.ShardClient("shard-0", "mine")
     monkeypatch.setattr(shard_clients.ray, "get", Coming.get)
     lost = ActorUnavailableError("it went", b"x" * 16)
-    old = shard_clients.RayAnswer(end, "life a", Coming(lost))
+    old = shard_clients.ShardAnswer(end, "life a", Coming(lost))
     end._handle = "life b"
     with pytest.raises(ClosedError, match="this shard was lost"):
         old.take()
     assert end._handle == "life b"
     with pytest.raises(ClosedError):
-        shard_clients.RayAnswer(end, "life b", Coming(lost)).take()
+        shard_clients.ShardAnswer(end, "life b", Coming(lost)).take()
     assert end._handle is None

@@ -34,7 +34,7 @@ from apexrl.config.placement import Ray
 from apexrl.launch.ray import ray_metrics
 from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.group_plan import plan
-from apexrl.launch.ray.ray_metrics import Figures, GroupRecord, Meters, Record
+from apexrl.launch.ray.ray_metrics import GroupRecord, Meters, RayMetrics, Record
 from apexrl.launch.run_ledger import Base, Ledger
 from apexrl.launch.supervisor import Interrupts
 from apexrl.run.folder import RunFolder
@@ -74,7 +74,7 @@ def run(address: str, out: Path, done: Callable[[RunStatus], bool]) -> RunFolder
         ledger = Ledger(config, folder, [RunLog(folder.path), Watcher(done)], Base(), time.monotonic())
         ledger.open()
         driver.settle(plan(config, placement, 2))
-        with closing(Figures(driver.namespace, folder)) as told:
+        with closing(RayMetrics(driver.namespace, folder)) as told:
             told.write()
             driver.run(program(config, {}), ledger, told)
         assert ray.is_initialized()
@@ -388,7 +388,7 @@ def test_who_is_no_head_of_a_cluster_is_not_asked_for_minutes(capsys: pytest.Cap
         (["--ray", "local"], 2, "--ray local means a new cluster"),
         (["--ray", "nonsense"], 2, "say auto, local, or HOST:PORT"),
         (["--ray", "127.0.0.1:PORT"], 1, "no Ray cluster at 127.0.0.1:"),
-        (["nowhere", "--redis", "redis://h"], 2, "say one of them"),
+        (["nowhere", "--redis", "redis://h"], 2, "give one of"),
         (["nowhere", "--ray", "auto"], 2, "nowhere is not a run folder"),
         (["nowhere"], 2, "nowhere is not a run folder"),
     ],

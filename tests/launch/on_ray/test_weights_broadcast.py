@@ -15,7 +15,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from apexrl.errors import SpecError
 from apexrl.launch.ray import weights_broadcast
-from apexrl.launch.ray.weights_broadcast import Distribution
+from apexrl.launch.ray.weights_broadcast import WeightsBroadcast
 from apexrl.shared.weights_board import WeightsBoard
 
 
@@ -44,7 +44,7 @@ class Group:
         return [found.__reduce__()[1] if isinstance(found, WeightsBoard) else found]  # a reference, which None is not
 
 
-class Home(Distribution):
+class Home(WeightsBroadcast):
     """Every look at the weights is a turn; there is one new version at every tenth, up to the third."""
 
     def __init__(self) -> None:

@@ -16,12 +16,12 @@ from apexrl.errors import ApexrlError, WorkerError
 from apexrl.launch.probe import revive
 from apexrl.launch.ray import run_totals
 from apexrl.launch.ray.cluster import Cluster, kill
-from apexrl.launch.ray.elastic_groups import Growth
-from apexrl.launch.ray.group_plan import Plan, check_room, enough, places, plan
+from apexrl.launch.ray.elastic_groups import ElasticGroups
+from apexrl.launch.ray.group_plan import Plan, check_room, enough, plan, resource_bundles
 from apexrl.launch.ray.preflight import HELLO_SECONDS, compare, receive, reserve
-from apexrl.launch.ray.ray_actors import Errand, Ground, Look, News, Report, RoleProcess
-from apexrl.launch.ray.ray_metrics import Figures
-from apexrl.launch.ray.ray_slots import Group, Place, cut
+from apexrl.launch.ray.ray_actors import GroupMemory, Look, News, RayAssignment, Report, RoleProcess
+from apexrl.launch.ray.ray_metrics import RayMetrics
+from apexrl.launch.ray.ray_slots import ActorGroup, RaySlot, cut
 from apexrl.launch.ray.shard_clients import life_name
 from apexrl.launch.restart_budget import REFILL_SECONDS, Ending
 from apexrl.launch.run_ledger import Ledger
@@ -48,10 +48,10 @@ class Driver:
         self._placement = placement
         self._interrupts = interrupts
         self._plan = plan(config, placement, 1, queues(config))  # on one machine, until it is known
-        wanted = sum(place["CPU"] for place in places(config, placement, self._plan)[: self._plan.base + 1])
+        wanted = sum(bundle["CPU"] for bundle in resource_bundles(config, placement, self._plan)[: self._plan.base + 1])
         self._cluster = Cluster(placement, local_cpus=wanted)
         self.namespace = self._cluster.namespace  # of the run's named actors: shard-0.0, shard-1.0 …
-        self._groups: list[Group] = []
+        self._groups: list[ActorGroup] = []
         self._failure: ApexrlError | None = None
         self._stop_at: float | None = None
         self._word = RUN
@@ -59,21 +59,21 @@ class Driver:
         self._heeded = self._hung_calls = 0
         self._come: set[Any] = set()  # references that were ready when this turn began
         self._refusing: set[int] = set()  # groups that took no weights when home was asked last
-        self._sums = dict.fromkeys(COUNTERS, 0)  # of all lives of all places
+        self._sums = dict.fromkeys(COUNTERS, 0)  # of all generations of all slots
 
     def close(self) -> None:
-        """End every actor of the run, and give the places back. May be called again."""
+        """End every actor of the run, and give the bundles back. May be called again."""
         groups, self._groups = self._groups, []
         try:
             for group in groups:
-                for place in group.places:
-                    kill(place.handle)
+                for slot in group.slots:
+                    kill(slot.handle)
                 kill(group.ground)
         finally:
             self._cluster.close()
 
     def probe(self) -> Probe:
-        """Reserve the run's places, and look at environment and agent; see ``reception.receive``."""
+        """Reserve the run's bundles, and look at environment and agent; see ``reception.receive``."""
         seen, self._plan = receive(self._config, self._placement, self._cluster, self._interrupts)
         return seen
 
@@ -82,19 +82,19 @@ class Driver:
         check_room(self._plan, sampling(program))
 
     def settle(self, plan: Plan) -> None:
-        """Reserve places for these groups without looking at anything: for programs of one's own."""
+        """Reserve bundles for these groups without looking at anything: for programs of one's own."""
         reserve(self._config, self._placement, plan, self._cluster, self._interrupts)
         self._plan = plan
 
-    def run(self, program: Program, ledger: Ledger, figures: Figures | None = None) -> None:
+    def run(self, program: Program, ledger: Ledger, figures: RayMetrics | None = None) -> None:
         """Run ``program`` until something stops it. Raises what made it fail; otherwise ``ledger`` knows the reason."""
         self._ledger, self._figures = ledger, figures
         self._groups = cut(program, self._plan, self._cluster.namespace)
         self._replays = sampling(program)
-        bundles = places(self._config, self._placement, self._plan)[1:]
-        self._growth = Growth(self._cluster, self._plan, self._groups[1:], bundles, ledger.tell)
+        bundles = resource_bundles(self._config, self._placement, self._plan)[1:]
+        self._growth = ElasticGroups(self._cluster, self._plan, self._groups[1:], bundles, ledger.tell)
         shown = polled = -1.0
-        while not all(place.gone for place in self._places()):
+        while not all(slot.gone for slot in self._slots()):
             self._sleep()
             now = time.monotonic()
             self._heed_interrupts()
@@ -118,14 +118,14 @@ class Driver:
 
     # --- lives
 
-    def _places(self) -> Iterable[Place]:
-        return (place for group in self._groups for place in group.places)
+    def _slots(self) -> Iterable[RaySlot]:
+        return (slot for group in self._groups for slot in group.slots)
 
     def _sleep(self) -> None:
         """Until a tick has passed, or all has come that was asked for. Costs one call, however many there are."""
         waited = [group.greeting for group in self._groups] + [group.looked for group in self._groups]
-        for place in self._places():
-            waited += [place.life, place.polled, place.stacks]
+        for slot in self._slots():
+            waited += [slot.life, slot.polled, slot.stacks]
         waited = [reference for reference in waited if reference is not None]
         self._come = set()
         if waited:
@@ -134,34 +134,36 @@ class Driver:
         if len(self._come) == len(waited):
             time.sleep(_TICK_SECONDS / 4)
 
-    def _attend(self, group: Group, now: float) -> None:
+    def _attend(self, group: ActorGroup, now: float) -> None:
         """Begin what is to begin, hear what has come, bury what has died."""
         if self._stop_at is not None:
-            for place in group.places:
-                place.gone = place.gone or place.handle is None
+            for slot in group.slots:
+                slot.gone = slot.gone or slot.handle is None
         if group.ground is None:
             due = now >= group.restart_at and self._growth.may_begin(group)
             if due and group.dropped and self._stop_at is None:
                 self._take_back(group)
-            if due and not all(place.gone for place in group.places):
+            if due and not all(slot.gone for slot in group.slots):
                 self._found(group, now)
             return
         if not self._hear_ground(group, now):
             return
-        for place in group.places:
-            if place.handle is not None:
-                self._hear(group, place, now)
-            elif not place.gone and now >= place.restart_at:
-                self._begin(group, place, now)
+        for slot in group.slots:
+            if slot.handle is not None:
+                self._hear(group, slot, now)
+            elif not slot.gone and now >= slot.restart_at:
+                self._begin(group, slot, now)
 
     def _miss(self, now: float) -> None:
-        """Who has no place on the cluster, or whose process does not start, is not waited for in silence for ever."""
+        """End the run when a group waits too long for resources, or for its process to start."""
         if self._stop_at is not None:
             return
         limit = self._longest
         missing = [group for group in self._groups if group.awaited(now) > limit and self._growth.may_begin(group)]
         if self._groups[0] in missing:
-            self._give_up(WorkerError(f"the learner's place has not begun to work within {limit:g} s: {_NO_ROOM}"))
+            self._give_up(
+                WorkerError(f"the learner's node has not started its processes within {limit:g} s: {_NO_ROOM}")
+            )
         elif missing and all(group in missing or group.absent for group in self._groups[1:]):
             self._give_up(WorkerError(f"no group of actors has begun to work within {limit:g} s: {_NO_ROOM}"))
         for group in self._groups:
@@ -169,16 +171,18 @@ class Driver:
                 self._ledger.tell(f"{group.name} has not begun to work within {limit:g} s: {_NO_ROOM}", "warning")
             group.late = group in missing
 
-    def _found(self, group: Group, now: float) -> None:
+    def _found(self, group: ActorGroup, now: float) -> None:
         """Start a group: the process that holds its memory first."""
         cpus = self._placement.shard_cpus if group.number else 0.0
         name = life_name(group.name, group.lives) if group.number else None
         group.born_at = now
-        group.ground = self._cluster.actor(Ground, group.number, cpus, name=name).remote(group.program, group.gated)
+        group.ground = self._cluster.actor(GroupMemory, group.number, cpus, name=name).remote(
+            group.program, group.gated
+        )
         group.lives += 1
         group.greeting = group.ground.hello.remote()
 
-    def _hear_ground(self, group: Group, now: float) -> bool:
+    def _hear_ground(self, group: ActorGroup, now: float) -> bool:
         """False: it is not up."""
         try:
             if group.greeting is not None:
@@ -227,7 +231,7 @@ class Driver:
                 self._lose(group, WorkerError(f"it takes no weights: {refused[group.number]}"), now, "failed")
         self._refusing = set(refused)  # until home has heard that they were ended
 
-    def _lose(self, group: Group, error: Exception, now: float, ending: Ending = "vanished") -> None:
+    def _lose(self, group: ActorGroup, error: Exception, now: float, ending: Ending = "vanished") -> None:
         """A group's memory is gone: its workers begin anew with it."""
         if not group.up and "creation task" in str(error):  # what its making raised, another would too
             group.ground = group.greeting = None
@@ -244,36 +248,36 @@ class Driver:
         if group.patience.exhausted or group.patience.fails_always:
             self._do_without(group, WorkerError(f"{what} ({_first_line(error)}); it {group.patience.account}"), now)
 
-    def _end_group(self, group: Group, why: str, now: float, ending: Ending = "vanished") -> None:
+    def _end_group(self, group: ActorGroup, why: str, now: float, ending: Ending = "vanished") -> None:
         """End its memory, and whoever works there."""
         if group.ground is None:
             return
-        for place in group.places:
-            if place.handle is not None:
-                kill(place.handle)
-                place.end(now, "killed", why, sure=False)
+        for slot in group.slots:
+            if slot.handle is not None:
+                kill(slot.handle)
+                slot.end(now, "killed", why, sure=False)
         kill(group.ground)  # who cannot be reached may still live, beside the next one
         group.end(now, ending)
         home = self._groups[0]
         if group.number and home.up:
             home.ground.meet.remote(group.number, None)
 
-    def _begin(self, group: Group, place: Place, now: float) -> None:
+    def _begin(self, group: ActorGroup, slot: RaySlot, now: float) -> None:
         """Start a life."""
-        placement, node, generation = self._placement, place.node, place.generation + 1
-        life = self._ledger.number(place.name) if node.traits.fenced else 0
+        placement, node, generation = self._placement, slot.node, slot.generation + 1
+        life = self._ledger.number(slot.name) if node.traits.fenced else 0
         if life is None:
-            place.restart_at = now + _NUMBER_SECONDS
+            slot.restart_at = now + _NUMBER_SECONDS
             return
         cpus, gpus = placement.actor_cpus if group.number else 0.0, 0.0
         if node.name in LEARNERS:
             cpus, gpus = placement.learner_cpus, placement.learner_gpus
-        errand = Errand(
-            name=place.name,
+        errand = RayAssignment(
+            name=slot.name,
             role=node.name,
-            index=place.index,
+            index=slot.index,
             generation=generation,
-            seed=slot_seed(self._config.seed, node.name, place.index, generation, self._ledger.base.env_steps),
+            seed=slot_seed(self._config.seed, node.name, slot.index, generation, self._ledger.base.env_steps),
             folder=self._ledger.folder.path.resolve(),
             keeps=node.traits.writes_checkpoints,
             factory=node.factory,
@@ -281,78 +285,78 @@ class Driver:
             life=life,
         )
         handle = self._cluster.actor(RoleProcess, group.number, cpus, gpus).remote(errand)
-        place.begin(now, handle)
-        place.life = handle.live.remote(group.ground.ports.remote(node.name), self._others(place))
+        slot.begin(now, handle)
+        slot.life = handle.live.remote(group.ground.ports.remote(node.name), self._others(slot))
 
-    def _hear(self, group: Group, place: Place, now: float) -> None:
+    def _hear(self, group: ActorGroup, slot: RaySlot, now: float) -> None:
         try:
-            if place.polled is not None and place.polled in self._come:
-                polled, place.polled = place.polled, None
-                self._enter(place, ray.get(polled), now)
-            if place.life in self._come:
-                if place.polled is not None:
+            if slot.polled is not None and slot.polled in self._come:
+                polled, slot.polled = slot.polled, None
+                self._enter(slot, ray.get(polled), now)
+            if slot.life in self._come:
+                if slot.polled is not None:
                     with suppress(RayError):  # what was said before it ended
-                        self._enter(place, ray.get(place.polled, timeout=1.0), now)
-                report: Report = ray.get(place.life)
-                self._enter(place, report, now)
-                self._bury(group, place, now, report.status or 0, "")
+                        self._enter(slot, ray.get(slot.polled, timeout=1.0), now)
+                report: Report = ray.get(slot.life)
+                self._enter(slot, report, now)
+                self._bury(group, slot, now, report.status or 0, "")
                 return
         except RayTaskError as error:
-            self._bury(group, place, now, 1, str(error))
+            self._bury(group, slot, now, 1, str(error))
             return
         except RayError as error:
             ending = _ending(error)
-            dead = isinstance(error, ActorDiedError) and ending != "killed" and not place.hung  # as its node says
-            self._bury(group, place, now, None, _first_line(error), ending, dead)
+            dead = isinstance(error, ActorDiedError) and ending != "killed" and not slot.hung  # as its node says
+            self._bury(group, slot, now, None, _first_line(error), ending, dead)
             return
-        if text := place.lapse(now):
+        if text := slot.lapse(now):
             self._ledger.tell(text, "warning")
         every = (
             _PERIOD_SECONDS
-            if place.node.traits.fenced
-            else max(_PERIOD_SECONDS, sum(len(g.places) for g in self._groups) / _POLLS_PER_SECOND)
+            if slot.node.traits.fenced
+            else max(_PERIOD_SECONDS, sum(len(g.slots) for g in self._groups) / _POLLS_PER_SECOND)
         )
-        if place.polled is None and now - place.asked_at >= every:
-            place.asked_at = now
-            place.polled = place.handle.poll.remote(News(self._word, self._others(place), place.report.said_at))
-        if place.hung:
-            self._end_hung(place, now)
-        elif why := place.hangs(now, self._stall_timeout(place)):
-            place.hung, place.kill_at = why, now + DUMP_SECONDS
+        if slot.polled is None and now - slot.asked_at >= every:
+            slot.asked_at = now
+            slot.polled = slot.handle.poll.remote(News(self._word, self._others(slot), slot.report.said_at))
+        if slot.hung:
+            self._end_hung(slot, now)
+        elif why := slot.hangs(now, self._stall_timeout(slot)):
+            slot.hung, slot.kill_at = why, now + DUMP_SECONDS
             self._hung_calls += "--env-timeout" in why
-            place.stacks = place.handle.stacks.remote()
-        if self._stop_at is not None and now > self._stop_at + place.grace(self._word == HURRY):
-            self._ledger.tell(f"{place.name} did not stop in time and was killed", "warning")
-            kill(place.handle)
-            place.gone = True
-            place.end(now, "killed", "")
+            slot.stacks = slot.handle.stacks.remote()
+        if self._stop_at is not None and now > self._stop_at + slot.grace(self._word == HURRY):
+            self._ledger.tell(f"{slot.name} did not stop in time and was killed", "warning")
+            kill(slot.handle)
+            slot.gone = True
+            slot.end(now, "killed", "")
 
-    def _stall_timeout(self, place: Place) -> float:
+    def _stall_timeout(self, slot: RaySlot) -> float:
         """0: it has time. What ends has a limit of its own, if it must write much."""
-        ends = self._stop_at is not None and place.grace(self._word == HURRY) < float("inf")
+        ends = self._stop_at is not None and slot.grace(self._word == HURRY) < float("inf")
         return 0.0 if ends else self._config.stall_timeout
 
-    def _end_hung(self, place: Place, now: float) -> None:
+    def _end_hung(self, slot: RaySlot, now: float) -> None:
         """Kill it as soon as it has told where it is, or when it does not."""
-        if place.stacks is not None and place.stacks in self._come:
-            stacks, place.stacks, place.kill_at = place.stacks, None, now
+        if slot.stacks is not None and slot.stacks in self._come:
+            stacks, slot.stacks, slot.kill_at = slot.stacks, None, now
             with suppress(RayError):
-                place.hung = f"{place.hung}\n{ray.get(stacks)}"
-        if now >= place.kill_at:
-            kill(place.handle)
+                slot.hung = f"{slot.hung}\n{ray.get(stacks)}"
+        if now >= slot.kill_at:
+            kill(slot.handle)
 
-    def _enter(self, place: Place, report: Report, now: float) -> None:
+    def _enter(self, slot: RaySlot, report: Report, now: float) -> None:
         for name, value in report.counters.items():
-            self._sums[name] += value - place.lived.get(name, 0)
-        place.hear(report, now)
+            self._sums[name] += value - slot.lived.get(name, 0)
+        slot.hear(report, now)
         for message in report.said:
             if message.kind != "error":
                 self._ledger.hear(message.kind, message.values)
 
     def _bury(
         self,
-        group: Group,
-        place: Place,
+        group: ActorGroup,
+        slot: RaySlot,
         now: float,
         status: int | None,
         why: str,
@@ -361,91 +365,90 @@ class Driver:
     ) -> None:
         """A life has ended, with ``status`` or (None) killed: in good order, or to be followed by another. ``sure``: it
         cannot live on unseen."""
-        kill(place.handle)  # who cannot be reached may still live, and write checkpoints
-        place.end(now, ending, why, sure)
+        kill(slot.handle)  # who cannot be reached may still live, and write checkpoints
+        slot.end(now, ending, why, sure)
         if self._stop_at is not None:
-            place.gone = True
+            slot.gone = True
             if status == 0:
-                place.last_error = ""
-            elif place.node.traits.writes_checkpoints and self._failure is None:
-                ended = WorkerError(f"{place.name} failed at the end:\n{place.last_error}")
-                self._failure = self._fatal(place) or ended
+                slot.last_error = ""
+            elif slot.node.traits.writes_checkpoints and self._failure is None:
+                ended = WorkerError(f"{slot.name} failed at the end:\n{slot.last_error}")
+                self._failure = self._fatal(slot) or ended
             else:
-                self._ledger.tell(f"{place.name} did not stop in good order: {place.headline}", "warning")
+                self._ledger.tell(f"{slot.name} did not stop in good order: {slot.headline}", "warning")
             return
-        role = [other for other in self._there() if other.node.name == place.node.name]
-        fatal = self._fatal(place)
+        role = [other for other in self._there() if other.node.name == slot.node.name]
+        fatal = self._fatal(slot)
         if fatal is not None:
             self._give_up_group(group, fatal, now)
         elif all(other.patience.fails_always for other in role):
-            who = f"all {len(role)} {place.node.name}s fail always; {place.name}" if len(role) > 1 else place.name
-            often = f"{place.patience.in_vain} times in a row"
-            self._give_up(WorkerError(f"{who} failed {often}: {place.account}"))
-        elif place.patience.exhausted:
-            why = f"{place.patience.account}. The last time: {place.account}"
-            if any(other is not place and not other.gone for other in group.places) and self._can_spare([place]):
-                place.gone = True
-                self._ledger.give_up(place.name, f"it {why}")
+            who = f"all {len(role)} {slot.node.name}s fail always; {slot.name}" if len(role) > 1 else slot.name
+            often = f"{slot.patience.in_vain} times in a row"
+            self._give_up(WorkerError(f"{who} failed {often}: {slot.account}"))
+        elif slot.patience.exhausted:
+            why = f"{slot.patience.account}. The last time: {slot.account}"
+            if any(other is not slot and not other.gone for other in group.slots) and self._can_spare([slot]):
+                slot.gone = True
+                self._ledger.give_up(slot.name, f"it {why}")
             else:
-                self._do_without(group, WorkerError(f"{place.name} {why}"), now)
+                self._do_without(group, WorkerError(f"{slot.name} {why}"), now)
         else:
-            where = f"; {place.last_error}" if "--stall-timeout" in place.hung else ""
-            self._ledger.tell(f"{place.name}: {place.headline}; starting it again{where}", "warning")
+            where = f"; {slot.last_error}" if "--stall-timeout" in slot.hung else ""
+            self._ledger.tell(f"{slot.name}: {slot.headline}; starting it again{where}", "warning")
 
-    def _fatal(self, place: Place) -> ApexrlError | None:
-        for values in place.errors:
+    def _fatal(self, slot: RaySlot) -> ApexrlError | None:
+        for values in slot.errors:
             if values["fatal"]:
                 kind, _, text = str(values["error"]).partition(": ")
-                return revive(kind, f"{place.name}: {text}", str(values["traceback"]))
+                return revive(kind, f"{slot.name}: {text}", str(values["traceback"]))
         return None
 
     def _give_up(self, error: ApexrlError) -> None:
         if self._failure is None:
             self._failure = error
 
-    def _there(self) -> list[Place]:
+    def _there(self) -> list[RaySlot]:
         """Who works, or soon will again."""
         groups = [group for group in self._groups if not group.absent]
-        return [place for group in groups for place in group.places if not place.gone]
+        return [slot for group in groups for slot in group.slots if not slot.gone]
 
-    def _can_spare(self, places: Sequence[Place]) -> bool:
+    def _can_spare(self, slots: Sequence[RaySlot]) -> bool:
         """Whether enough others are left that do the same work."""
-        least = places[0].node.least
-        left = [one for one in self._there() if one.node.name == places[0].node.name and one not in places]
+        least = slots[0].node.least
+        left = [one for one in self._there() if one.node.name == slots[0].node.name and one not in slots]
         return 0 < least <= len(left)
 
-    def _do_without(self, group: Group, error: ApexrlError, now: float) -> None:
-        """A group that fails often costs itself, if enough are left to go on; one with a place of its own may come back
-        later."""
+    def _do_without(self, group: ActorGroup, error: ApexrlError, now: float) -> None:
+        """Go on without a group that fails often, if enough are left. A base group may come back."""
         others = [other.number - 1 for other in self._groups[1:] if other is not group and not other.absent]
-        spared = group.number and self._can_spare(group.places) and enough(self._plan, self._replays, others)
+        spared = group.number and self._can_spare(group.slots) and enough(self._plan, self._replays, others)
         if group.optional or not spared:
             self._give_up_group(group, error, now)
             return
         self._end_group(group, "the run goes on without its group", now)
         group.dropped, group.restart_at = True, now + REFILL_SECONDS
-        for place in group.places:
-            place.gone = True
+        for slot in group.slots:
+            slot.gone = True
         minutes = f"it is tried again in {REFILL_SECONDS / 60:g} minutes"
         self._ledger.give_up(f"{group.name} and its actors", f"{error}; {minutes}")
 
-    def _take_back(self, group: Group) -> None:
+    def _take_back(self, group: ActorGroup) -> None:
         self._ledger.tell(f"{group.name} and its actors are tried again")
         group.dropped = False
         group.patience.forgive()
-        for place in group.places:
-            place.gone = False
-            place.patience.forgive()
+        for slot in group.slots:
+            slot.gone = False
+            slot.patience.forgive()
 
-    def _give_up_group(self, group: Group, error: ApexrlError, now: float) -> None:
+    def _give_up_group(self, group: ActorGroup, error: ApexrlError, now: float) -> None:
         """The end of the run, if it cannot do without."""
         if not group.optional:
             self._give_up(error)
             return
         self._ledger.give_up(f"{group.name} and its actors", error)
         self._end_group(group, "the run goes on without its group", now)
-        for place in group.places:
-            place.gone = True
+        for slot in group.slots:
+            slot.gone = True
         group.restart_at = float("inf")
         self._growth.leave(group)
 
@@ -455,12 +458,12 @@ class Driver:
         self._stop_at = now
         self._ledger.training_ends(now)
         self._word = HURRY if self._failure is not None or self._ledger.stop_reason == "interrupted" else STOP
-        for place in self._places():
-            place.asked_at = 0.0
-            if place.awaited(now) > self._longest:  # nobody is there who could end in good order
-                kill(place.handle)
-                place.gone = True
-                place.end(now, "killed", "")
+        for slot in self._slots():
+            slot.asked_at = 0.0
+            if slot.awaited(now) > self._longest:  # nobody is there who could end in good order
+                kill(slot.handle)
+                slot.gone = True
+                slot.end(now, "killed", "")
 
     def _heed_interrupts(self) -> None:
         if self._interrupts.count == self._heeded:
@@ -469,9 +472,9 @@ class Driver:
         self._ledger.stop("interrupted")
         if again:
             self._ledger.tell("interrupted again: killing every worker", "warning")
-            for place in self._places():
-                kill(place.handle)
-                place.gone = True
+            for slot in self._slots():
+                kill(slot.handle)
+                slot.gone = True
         elif self._stop_at is None:
             self._ledger.tell("interrupted: writing the final checkpoint (Ctrl-C again ends at once)", "warning")
         else:
@@ -484,8 +487,8 @@ class Driver:
         base = getattr(self._ledger.base, counter, 0) if counter in ("env_steps", "updates", "episodes") else 0
         return int(base) + self._sums[counter]
 
-    def _others(self, place: Place) -> dict[str, int]:
-        return {name: self._total(name) - place.lived.get(name, 0) for name in COUNTERS}
+    def _others(self, slot: RaySlot) -> dict[str, int]:
+        return {name: self._total(name) - slot.lived.get(name, 0) for name in COUNTERS}
 
     def _tick(self, now: float) -> None:
         sums = run_totals.enter(self._ledger, self._groups, self._total, self._hung_calls, now)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 from apexrl.launch.ray.cluster import Cluster
 from apexrl.launch.ray.group_plan import Plan
-from apexrl.launch.ray.ray_slots import Group
+from apexrl.launch.ray.ray_slots import ActorGroup
 from apexrl.run.status import Level
 
 _LOOK_SECONDS = 2.0  # between looks at what the cluster has room for
 
 
-class Growth:
+class ElasticGroups:
     """Asks the cluster for places of all groups that may come, and says when there are fewer actors than there should
     be. It never waits. To be asked at every tick; costs one call to the cluster in two seconds.
 
@@ -26,7 +26,7 @@ class Growth:
         self,
         cluster: Cluster,
         plan: Plan,
-        groups: Sequence[Group],
+        groups: Sequence[ActorGroup],
         bundles: Sequence[dict[str, float]],
         tell: Callable[[str, Level], None],
     ) -> None:
@@ -51,17 +51,17 @@ class Growth:
             self._room = self._cluster.room()
         self._count()
 
-    def may_begin(self, group: Group) -> bool:
-        """Whether there is a place for it, as far as is known."""
+    def may_begin(self, group: ActorGroup) -> bool:
+        """Whether Ray has resources for it, as far as is known."""
         return not group.optional or group.number in self._room
 
-    def leave(self, group: Group) -> None:
+    def leave(self, group: ActorGroup) -> None:
         """Do without a group for good."""
         self._cluster.give_back(group.number)
 
     def _count(self) -> None:
         """Say when actors come beyond those before, and when fewer are left than the run asked for."""
-        count = sum(len(group.places) for group in self._groups if group.up)
+        count = sum(len(group.slots) for group in self._groups if group.up)
         least, most = self._plan.least, self._plan.most
         if count >= least and not self._enough:
             self._enough = True

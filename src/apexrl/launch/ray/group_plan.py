@@ -87,7 +87,7 @@ def plan(config: Config, placement: Ray, nodes: int, queues: int = 1) -> Plan:
     return Plan((*first, *later), base)
 
 
-def places(config: Config, placement: Ray, plan: Plan) -> list[dict[str, float]]:
+def resource_bundles(config: Config, placement: Ray, plan: Plan) -> list[dict[str, float]]:
     """What Ray is to reserve: for home, and for each group of actors with its shard."""
     count = learners(config)
     each = placement.learner_gpus

@@ -31,7 +31,7 @@ class Lent(NamedTuple):
     until: int | None
 
 
-class NearShard:
+class LocalShard:
     """Samples a group's replay in this process, which owns it from now on (``replay.sharded.shard.ShardClient``).
 
     Its memory would outlive the group, with items of actors who are gone: so the life of the process that holds it is

@@ -1,4 +1,4 @@
-"""Before a run on a cluster: reserve its places, compare versions, look at environment and agent where they will be."""
+"""Checks before a run on Ray: resources, versions, and environment and agent on the node where they will run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from apexrl.config.placement import Ray
 from apexrl.errors import ConfigError, EnvError, WorkerError
 from apexrl.launch.probe import revive
 from apexrl.launch.ray.cluster import Cluster
-from apexrl.launch.ray.group_plan import Plan, places, plan
+from apexrl.launch.ray.group_plan import Plan, plan, resource_bundles
 from apexrl.launch.ray.ray_actors import Hello, hello, probe_on
 from apexrl.launch.supervisor import Interrupts
 from apexrl.run.folder import versions
@@ -31,7 +31,7 @@ def receive(config: Config, placement: Ray, cluster: Cluster, interrupts: Interr
     """What the probe saw in the learner's place, and who works in which group.
 
     Raises:
-        ConfigError: the cluster does not have the places, or its nodes have other versions than this process.
+        ConfigError: the cluster does not have the bundles, or its nodes have other versions than this process.
         EnvError, ApexrlError: what the probe met.
     """
     decided = fitting(config, placement, cluster)
@@ -54,19 +54,19 @@ def fitting(config: Config, placement: Ray, cluster: Cluster) -> Plan:
     first = plan(config, placement, nodes, queues(config))
     for fewer in range(nodes, 0, -1):
         decided = plan(config, placement, fewer, queues(config))
-        largest = max(place["CPU"] for place in places(config, placement, decided)[1 : decided.base + 1])
+        largest = max(place["CPU"] for place in resource_bundles(config, placement, decided)[1 : decided.base + 1])
         if len(cluster.nodes({"CPU": largest})) >= decided.base:
             return decided
     return first
 
 
 def reserve(config: Config, placement: Ray, decided: Plan, cluster: Cluster, interrupts: Interrupts) -> None:
-    """Reserve the places of home and of the groups that the run begins with.
+    """Reserve the bundles of home and of the groups that the run begins with.
 
     Raises:
         ConfigError: the cluster does not have them.
     """
-    bundles = places(config, placement, decided)[: decided.base + 1]
+    bundles = resource_bundles(config, placement, decided)[: decided.base + 1]
     cluster.reserve(bundles, lambda: interrupts.count > 0)
 
 

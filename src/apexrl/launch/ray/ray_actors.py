@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from apexrl.errors import ClosedError, ConfigError, OwnershipError
 from apexrl.launch.probe import probe
 from apexrl.launch.ray.local_shard import Lent, node_id
-from apexrl.launch.ray.weights_broadcast import Distribution, publish
+from apexrl.launch.ray.weights_broadcast import WeightsBroadcast, publish
 from apexrl.launch.wiring import Wiring
 from apexrl.launch.worker_process import keep_memory, run_role
 from apexrl.links.local import worker_messages
@@ -81,7 +81,7 @@ class Look:
     refused: dict[int, str] = field(default_factory=dict)  # (home) group that takes no weights -> why
 
 
-class Ground:
+class GroupMemory:
     """Holds the memory that the roles of one group share, which is on one node: links at home; shard and weights of a
     group of actors. The group lives and dies with it.
 
@@ -103,9 +103,9 @@ class Ground:
             self._shard.admit(0)
         self._lent = False  # to a sampler on this node
         self._node = node_id()
-        self._distribution: Distribution | None = None
+        self._distribution: WeightsBroadcast | None = None
         if self._shard is None:
-            self._distribution = Distribution(self._weights, self._node)
+            self._distribution = WeightsBroadcast(self._weights, self._node)
             threading.Thread(target=self._keep_distributing, name="weights", daemon=True).start()
 
     def hello(self) -> Hello:
@@ -176,7 +176,7 @@ class Ground:
 
 
 @dataclass(frozen=True)
-class Errand:
+class RayAssignment:
     """All that one life of a role needs to know, but its ports."""
 
     name: str
@@ -217,7 +217,7 @@ class Report:
 class RoleProcess:
     """One life of one role. ``live`` is the life; ``poll`` answers meanwhile."""
 
-    def __init__(self, errand: Errand) -> None:
+    def __init__(self, errand: RayAssignment) -> None:
         self._errand = errand
         self._board = ControlBoard(1)
         if errand.life:

@@ -28,7 +28,7 @@ from apexrl.run.metrics import RateMeter
 from apexrl.run.status import RunStatus
 
 if TYPE_CHECKING:
-    from apexrl.launch.ray.ray_slots import Group
+    from apexrl.launch.ray.ray_slots import ActorGroup
 
 NOTICE = "apexrl-run"
 AUTH_MODE = "RAY_AUTH_MODE"  # whether this process shows clusters its token; Ray sets it for local ones
@@ -66,7 +66,7 @@ class GroupRecord:
     host: str
     """Name of the node; empty: it has none yet."""
     state: str
-    """``up``, ``starting``; without a place: ``waiting`` for the first, ``lost`` after it."""
+    """``up``, ``starting``; without resources: ``waiting`` for the first, ``lost`` after it."""
     workers: tuple[str, ...]
     restarts: int
     """Times that its memory was begun anew; those of workers are in the status."""
@@ -106,7 +106,7 @@ class Notice:
         return self._record
 
 
-class Figures:
+class RayMetrics:
     """Tells a run's figures to its cluster, with which this process is connected.
 
     Args:
@@ -135,7 +135,7 @@ class Figures:
         """Write ``ray.json``, by which ``apexrl status RUN`` finds the cluster."""
         replace_text(self._ray_path, json.dumps(self._where) + "\n", self._check)
 
-    def tick(self, now: float, status: RunStatus, groups: Sequence[Group], sums: Mapping[str, int]) -> None:
+    def tick(self, now: float, status: RunStatus, groups: Sequence[ActorGroup], sums: Mapping[str, int]) -> None:
         """Tell how things stand, if it is time. ``now``: seconds, of any clock; ``sums``: ``inserted`` and ``sampled``
         items of all shards and all their lives."""
         if now - self._told_at < _PERIOD_SECONDS:
@@ -144,7 +144,7 @@ class Figures:
         with suppress(RayError):  # a picture of the run shall not end it
             self._tell(now, status, groups, sums)
 
-    def _tell(self, now: float, status: RunStatus, groups: Sequence[Group], sums: Mapping[str, int]) -> None:
+    def _tell(self, now: float, status: RunStatus, groups: Sequence[ActorGroup], sums: Mapping[str, int]) -> None:
         self._meters.set(status, sums)
         record = Record(
             name=self._folder.name,
@@ -164,7 +164,7 @@ class Figures:
             if ray.is_initialized():
                 ray.kill(self._notice, no_restart=True)
 
-    def _group(self, now: float, group: Group) -> GroupRecord:
+    def _group(self, now: float, group: ActorGroup) -> GroupRecord:
         inserted, sampled = self._rates.setdefault(group.name, (RateMeter(), RateMeter()))
         done = {name: group.sums[name] + group.look.replay.get(name, 0) for name in ("inserted", "sampled")}
         return GroupRecord(
@@ -177,7 +177,7 @@ class Figures:
             else "lost"
             if group.lives
             else "waiting",
-            workers=tuple(place.name for place in group.places),
+            workers=tuple(slot.name for slot in group.slots),
             restarts=group.restarts,
             size=group.look.replay.get("size", 0),
             capacity=group.capacity,

@@ -14,7 +14,7 @@ from apexrl.errors import ConfigError
 from apexrl.launch.local_run import record
 from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.group_plan import most_actors
-from apexrl.launch.ray.ray_metrics import Figures
+from apexrl.launch.ray.ray_metrics import RayMetrics
 from apexrl.launch.ray.resources import remember
 from apexrl.launch.run_claim import Claim
 from apexrl.launch.run_ledger import Ledger
@@ -57,7 +57,7 @@ def cluster(
         def body(ledger: Ledger, nothing: Wiring) -> None:
             ledger.note("placement.json", lambda: remember(placement, ledger.folder.path, ledger.folder.lives.check))
             try:
-                with closing(Figures(driver.namespace, ledger.folder)) as figures:
+                with closing(RayMetrics(driver.namespace, ledger.folder)) as figures:
                     ledger.note("ray.json", figures.write)
                     driver.run(program, ledger, figures)
             finally:

@@ -8,7 +8,7 @@ from typing import Any
 from apexrl.launch.ray.group_plan import Plan
 from apexrl.launch.ray.ray_actors import LEASE_SECONDS, Hello, Look, Report
 from apexrl.launch.ray.shard_clients import samplers
-from apexrl.launch.restart_budget import Ending, Patience
+from apexrl.launch.restart_budget import Ending, RestartBudget
 from apexrl.launch.stall_dump import START, hung_call, stood_still
 from apexrl.launch.worker_slots import in_full
 from apexrl.links.local.control_board import COUNTERS, STATES
@@ -16,20 +16,20 @@ from apexrl.links.local.stall_detector import StallDetector
 from apexrl.run.metrics import RateMeter
 from apexrl.run.status import WorkerState, WorkerStatus
 from apexrl.topologies.program import Node, Program
-from apexrl.topologies.ray_cut import group_side, home_side, sampling
+from apexrl.topologies.ray_cut import actor_group_side, learner_node_side, sampling
 
 _GRACE_SECONDS, _HURRIED_SECONDS = 20.0, 8.0  # from the stop to the kill
 _KEEPER_SECONDS, _HURRIED_KEEPER_SECONDS = 120.0, 30.0  # of the role that writes checkpoints
 
 
-class Place:
+class RaySlot:
     """A worker's slot: lives come and go, its seed, ε and counters stay."""
 
     def __init__(self, node: Node, index: int) -> None:
         self.node = node
         self.index = index
         self.name = f"{node.name}-{index}"
-        self.patience = Patience(node.restarts)
+        self.patience = RestartBudget(node.restarts)
         self.generation = -1
         self.gone = False  # given up on, or ended in good order
         self.handle: Any = None  # of the actor that lives it; None: there is none now
@@ -175,20 +175,20 @@ def _silent(seconds: float, flag: str) -> str:
     )
 
 
-def cut(program: Program, plan: Plan, namespace: str) -> list[Group]:
+def cut(program: Program, plan: Plan, namespace: str) -> list[ActorGroup]:
     """Home, and the groups of actors. ``namespace``: of the shards' actors."""
     config, slots = program.config, plan.slots
     replays = sampling(program)
-    home = home_side(program, samplers(len(slots), namespace, replays))
-    groups = [Group(0, home, config.learner.learner_restarts)]
+    home = learner_node_side(program, samplers(len(slots), namespace, replays))
+    groups = [ActorGroup(0, home, config.learner.learner_restarts)]
     for k, own in enumerate(slots):
-        side = group_side(program, k, len(slots), own)
+        side = actor_group_side(program, k, len(slots), own)
         gated = replays[k % len(replays)].get("samples_per_insert", 0.0) > 0.0
-        groups.append(Group(k + 1, side, config.actor.actor_restarts, k >= plan.base, gated))
+        groups.append(ActorGroup(k + 1, side, config.actor.actor_restarts, k >= plan.base, gated))
     return groups
 
 
-class Group:
+class ActorGroup:
     """Roles that share memory on one node: home, or actors with a shard."""
 
     def __init__(
@@ -199,8 +199,8 @@ class Group:
         self.optional = optional  # the run goes on without it, and it begins when there is room
         self.name = "home" if number == 0 else f"shard-{number - 1}"
         self.program = program
-        self.patience = Patience(restarts)
-        self.places = [Place(node, index) for node in program.nodes for index, _ in node.leases]
+        self.patience = RestartBudget(restarts)
+        self.slots = [RaySlot(node, index) for node in program.nodes for index, _ in node.leases]
         self.lives = 0  # that were tried; of them
         self.begun = 0  # … came up
         self.late = False  # and that was said
@@ -221,7 +221,7 @@ class Group:
         """Seconds for which it, or one that works in it, has been waited for in vain; 0: all are there."""
         if self.ground is not None and not self.up:
             return now - self.born_at
-        return max((place.awaited(now) for place in self.places), default=0.0)
+        return max((slot.awaited(now) for slot in self.slots), default=0.0)
 
     @property
     def restarts(self) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from apexrl.launch.ray.ray_slots import Group
+from apexrl.launch.ray.ray_slots import ActorGroup
 from apexrl.launch.run_ledger import Ledger
 from apexrl.links.local.control_board import DROPPED
 
 
 def enter(
-    ledger: Ledger, groups: Sequence[Group], total: Callable[[str], int], hung_calls: int, now: float
+    ledger: Ledger, groups: Sequence[ActorGroup], total: Callable[[str], int], hung_calls: int, now: float
 ) -> dict[str, int]:
     """Enter how everything stands; returns the sums over all shards and all their lives.
 
@@ -24,8 +24,8 @@ def enter(
     home, *shards = groups
     restarts: dict[str, int] = {}
     for group in groups:
-        for place in group.places:
-            restarts[place.node.name] = restarts.get(place.node.name, 0) + place.restarts
+        for slot in group.slots:
+            restarts[slot.node.name] = restarts.get(slot.node.name, 0) + slot.restarts
     restarts["shard"] = sum(group.restarts for group in shards)
     names = ("inserted", "sampled", "updates_stale", "lost")
     sums = {n: sum(group.sums[n] + group.look.replay.get(n, 0) for group in shards) for n in names}
@@ -40,7 +40,7 @@ def enter(
         totals=total,
         replay=replay,
         version=home.look.version,
-        workers=[place.status(now) for group in groups if group.lives or not group.optional for place in group.places],
+        workers=[slot.status(now) for group in groups if group.lives or not group.optional for slot in group.slots],
         restarts=restarts,
         dropped={
             **{what: total(counter) for what, counter in DROPPED.items()},

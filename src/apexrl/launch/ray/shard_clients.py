@@ -14,7 +14,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from ray.util import list_named_actors
 
 from apexrl.errors import ClosedError, OwnershipError
-from apexrl.launch.ray.local_shard import Lent, NearShard, node_id
+from apexrl.launch.ray.local_shard import Lent, LocalShard, node_id
 from apexrl.replay.sharded.bundled_batches import BundledBatches
 from apexrl.replay.sharded.shard import Answer, DrawResult
 from apexrl.replay.sharded.sharded_replay import ShardedReplay
@@ -52,7 +52,7 @@ class Sampler:
 
 def _sharded(names: list[str], namespace: str, options: dict[str, Any]) -> ShardedReplay | BundledBatches:
     listing = Listing(namespace)
-    replay = ShardedReplay([RayEnd(name, namespace, listing) for name in names], ahead=_AHEAD, **options)
+    replay = ShardedReplay([ShardClient(name, namespace, listing) for name in names], ahead=_AHEAD, **options)
     return replay if options.get("sampler") == "fifo" else BundledBatches(replay, options.get("seed", 0))
 
 
@@ -82,7 +82,7 @@ class Listing:
         return sorted(self._lives.get(shard, []), reverse=True)
 
 
-class RayEnd:
+class ShardClient:
     """A shard that a named Ray actor holds (``sharded.shard.ShardClient``). One that turns out to be on this node is
     sampled here; others are called."""
 
@@ -91,7 +91,7 @@ class RayEnd:
         self._namespace = namespace
         self._listing = listing or Listing(namespace)
         self._handle: Any = None
-        self._near: NearShard | None = None
+        self._near: LocalShard | None = None
         self._reach: str | None = None  # the node whose shards' memory this process can reach; "": none's
         self._searched = -1e9
 
@@ -117,7 +117,7 @@ class RayEnd:
             raise ClosedError("this shard was lost")
         if self._near is None:
             try:
-                self._near = NearShard(handle, lent)
+                self._near = LocalShard(handle, lent)
             except OwnershipError as error:
                 raise ClosedError(str(error)) from None
             except ClosedError:  # if it has not gone, as where its process is in another container
@@ -134,19 +134,19 @@ class RayEnd:
                 self._near.close()
                 self._near = None
 
-    def _here(self) -> NearShard | None:
+    def _here(self) -> LocalShard | None:
         if self._near is not None and not self._near.lives():
             self.forget(self._handle)
         return self._near
 
     def _call(self, method: str, *arguments: Any) -> Answer:
         if self._handle is None and not self._find():
-            return RayAnswer(self, None, None)
+            return ShardAnswer(self, None, None)
         try:
-            return RayAnswer(self, self._handle, getattr(self._handle, method).remote(*arguments))
+            return ShardAnswer(self, self._handle, getattr(self._handle, method).remote(*arguments))
         except RayError:
             self.forget(self._handle)
-            return RayAnswer(self, None, None)
+            return ShardAnswer(self, None, None)
 
     def _find(self) -> bool:
         now = time.monotonic()
@@ -160,10 +160,10 @@ class RayEnd:
         return False
 
 
-class RayAnswer:
+class ShardAnswer:
     """What will come of a call to a Ray actor; ``reference`` None: there is none to call."""
 
-    def __init__(self, end: RayEnd, handle: Any, reference: Any) -> None:
+    def __init__(self, end: ShardClient, handle: Any, reference: Any) -> None:
         self._end = end
         self._handle = handle  # of whom was called
         self._reference = reference

@@ -35,7 +35,7 @@ def publish(board: WeightsBoard, weights: Mapping[str, Array], version: int) -> 
             raise
 
 
-class Distribution:
+class WeightsBroadcast:
     """Sends every group the newest of ``weights`` when it is done with an older one, and never those between. What one
     could not take, it is sent again.
 

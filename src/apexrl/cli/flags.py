@@ -1,0 +1,125 @@
+"""Flags from dataclasses, through tyro: one flat flag per setting."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from collections.abc import Callable, Mapping, Sequence, Set
+from copy import copy
+from functools import partial
+from typing import Annotated, Any, TypeVar
+
+import tyro
+
+from apexrl.config import Config
+from apexrl.config.settings import settings_of
+
+T = TypeVar("T")
+
+OWN = frozenset(("agent_settings", "topology_settings"))
+"""Settings that hold those which an agent or a topology of your own declares, each of which is a flag."""
+
+_GROUPS: dict[str, Any] = {
+    str(kind.__name__): kind
+    for kind in typing.get_type_hints(Config).values()
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+}
+
+
+def parse(kind: type[T], words: Sequence[str], command: str) -> T:
+    """Parse the flags of a command; exits with code 2 and an explanation when they are wrong."""
+    return tyro.cli(kind, prog=f"apexrl {command}", args=list(words), registry=registry())
+
+
+def offering(
+    command: type[Any], start: Config, unread: Set[str], own: Mapping[str, type[Any]]
+) -> tuple[type[Any], dict[str, Any]]:
+    """``command`` with flags for settings in ``own``, without those in ``unread``, and its values from ``start``."""
+    values = {entry.name: getattr(start, entry.name) for entry in dataclasses.fields(Config)}
+    groups: list[tuple[str, Any, Any]] = []
+    for name, value in values.items():
+        if dataclasses.is_dataclass(value):
+            kind = _without(type(value), unread | OWN)
+            groups.append((name, kind, dataclasses.field(default_factory=kind)))
+            values[name] = kind(**{entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)})
+    has = {**start.agent.agent_settings, **start.wiring.topology_settings}
+    for place, kind in own.items():
+        known = {
+            name: setting.converted(has[name]) if name in has else setting.default
+            for name, setting in settings_of(kind).items()
+        }
+        filled = {name: tyro.MISSING if value is dataclasses.MISSING else value for name, value in known.items()}
+        groups.append((place, kind, dataclasses.field(default=kind(**filled))))
+    return dataclasses.make_dataclass("Train", groups, bases=(command,), frozen=True), values
+
+
+def _without(kind: type[Any], unread: Set[str]) -> type[Any]:
+    """A dataclass like ``kind``, some of whose fields are no flags."""
+    hidden = [
+        (name, Annotated[one.hint, tyro.conf.Suppress], dataclasses.field(default_factory=partial(copy, one.default)))
+        for name, one in settings_of(kind).items()
+        if name in unread
+    ]
+    if not hidden:
+        return kind
+    said = {"__doc__": kind.__doc__}
+    return dataclasses.make_dataclass(kind.__name__, hidden, bases=(kind,), frozen=True, namespace=said)
+
+
+def plain_group(value: Any) -> Any:
+    """A group of settings as ``apexrl.config`` has it, where some had no flags."""
+    known = _GROUPS.get(type(value).__name__)
+    return value if known is None else known(**{e.name: getattr(value, e.name) for e in dataclasses.fields(known)})
+
+
+def registry() -> tyro.constructors.ConstructorRegistry:
+    """What tyro cannot guess: keyword arguments of an environment, and an environment that may be a callable."""
+    registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def kwargs(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
+        if info.type != dict[str, Any]:
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs="*",
+            metavar="[KEY VALUE]…",
+            instance_from_str=_read_kwargs,
+            is_instance=lambda value: isinstance(value, dict),
+            str_from_instance=lambda value: [w for k, v in value.items() for w in (k, _spell(v))] or ["none"],
+        )
+
+    @registry.primitive_rule
+    def env(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
+        if info.type != str | Callable[..., Any]:
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="ID|MODULE:ID",
+            instance_from_str=lambda words: words[0],
+            is_instance=lambda value: isinstance(value, str) or callable(value),
+            str_from_instance=lambda value: [value if isinstance(value, str) else "(callable)"],
+        )
+
+    return registry
+
+
+def _read_kwargs(words: list[str]) -> dict[str, Any]:
+    if len(words) % 2:
+        raise ValueError(f"wants pairs of KEY VALUE, got {len(words)} words: {' '.join(words)}")
+    return {key: _read(value) for key, value in zip(words[::2], words[1::2], strict=True)}
+
+
+def _read(word: str) -> Any:
+    """Numbers, true, false, lists and objects as in JSON; anything else is text."""
+    if word in ("True", "False"):
+        return word == "True"
+    try:
+        value = json.loads(word)
+    except ValueError:
+        return word
+    return word if value is None else value
+
+
+def _spell(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,48 @@
+"""``apexrl --help``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+_EXAMPLES = (
+    ("apexrl train cartpole", "train CartPole with two actor processes"),
+    ("apexrl train cartpole --actors 8 --seed 2", "any setting is a flag; see apexrl train cartpole --help"),
+    ("apexrl train --env my_sim:Plant-v0 --minutes 30", "your own environment, from your own module"),
+    ("apexrl eval runs/NAME --video films", "record videos of the trained agent"),
+    ("apexrl compare --env cartpole --topologies apex,impala --minutes 1", "which topology learns better and faster"),
+    ("apexrl learner cartpole --redis redis://HOST --run cp", "one learner for actors on many hosts …"),
+    ("apexrl actor --redis redis://HOST --run cp --actors 8", "… each of which runs some of them"),
+)
+
+
+def print_help(commands: Mapping[str, Callable[..., int]]) -> None:
+    """Print what the commands do; each one's docstring says it."""
+    try:
+        from rich.console import Console
+        from rich.markup import escape
+    except ModuleNotFoundError:
+        print(f"apexrl COMMAND …, where COMMAND is one of {', '.join(commands)}; run: pip install 'apexrl[train]'")
+        return
+    start, server = "PRESET | FILE.toml [--flags]", "--redis URL --run NAME"
+    usages = {
+        "train": start,
+        "eval": "RUN [--episodes N] [--video DIR]",
+        "resume": "RUN",
+        "compare": "--env PRESET --topologies A,B --minutes M [--flags]",
+        "list": "[presets | agents | topologies | NAME]",
+        "learner": f"{start} {server}",
+        "actor": f"{server} [--actors N]",
+        "envs": "--connect HOST:PORT [--actors N]",
+        "status": "RUN | --redis URL | --ray auto|HOST:PORT [--run NAME] [--watch]",
+        "stop": server,
+    }
+    lines = ["[bold]apexrl[/]: distributed reinforcement learning. Many actors, one learner, a fast replay.\n"]
+    lines += ["[bold]Usage[/]\n"]
+    for name, command in commands.items():
+        lines.append(
+            f"  apexrl [bold cyan]{name}[/] [cyan]{escape(usages.get(name, ''))}[/]\n      [dim]{command.__doc__}[/]"
+        )
+    lines += ["\n[bold]Examples[/]\n"]
+    lines += [f"  [green]{example}[/]\n      [dim]{meaning}[/]" for example, meaning in _EXAMPLES]
+    lines += ["\napexrl COMMAND --help lists all flags; apexrl --version prints the version."]
+    Console(soft_wrap=False).print("\n".join(lines), highlight=False)

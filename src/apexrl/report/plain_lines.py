@@ -1,0 +1,159 @@
+"""A run's progress as plain lines of text, for logs and pipes."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final, TextIO, cast
+
+from rich.console import Console
+from rich.text import Text
+
+from apexrl.report.number_format import clock, count, number
+from apexrl.run.atomic_files import Quiet
+from apexrl.run.folder import env_name
+from apexrl.run.status import Level, RunStatus
+
+if TYPE_CHECKING:
+    from apexrl.config import Config
+
+LINE_PERIOD_SECONDS: Final = 5.0
+BRIEF_CHARACTERS: Final = 90
+
+
+def quiet(console: Console) -> Quiet:
+    """Let ``console`` raise nothing where its terminal is gone: Rich would be left amid a drawing, and what could not
+    be written would pile up. The answer says what happened."""
+    output = Quiet(cast("TextIO", console.file))
+    console.file = cast("IO[str]", output)
+    return output
+
+
+class PlainLines:
+    """A line now and then, without colours or cursor movements: for logs and pipes."""
+
+    writes = "standard output"
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._output = quiet(console)
+        self._printed_at = -math.inf
+        self._phase = ""
+        self._best = -math.inf
+        self._status = RunStatus()
+
+    def started(self, config: Config, folder: Path) -> None:
+        self._print(f"{title(config)}  ·  {folder}")
+
+    def update(self, status: RunStatus) -> None:
+        self._status = status
+        now = time.monotonic()
+        if now - self._printed_at >= LINE_PERIOD_SECONDS or status.phase != self._phase:
+            self._printed_at, self._phase = now, status.phase
+            self._print(line(status))
+
+    def event(self, kind: str, values: Mapping[str, Any]) -> None:
+        final = bool(values.get("final"))
+        if kind == "evaluation" and (final or values["mean"] > self._best):  # the others show in the status lines
+            self._best = max(self._best, values["mean"])
+            name = "final evaluation" if final else "best evaluation so far"
+            spread = f" ± {values['std']:.2f}" if "std" in values else ""
+            episodes = f" over {values['episodes']} episodes" if "episodes" in values else ""
+            self._print(f"{clock(self._status.elapsed_seconds)}  {name}: return {values['mean']:.2f}{spread}{episodes}")
+
+    def message(self, text: str, level: Level = "info") -> None:
+        prefix = "" if level == "info" else f"{level}: "
+        self._print(f"{clock(self._status.elapsed_seconds)}  {prefix}{brief(text, level)}")
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        self._print(closing_line(summary).plain)
+
+    def _print(self, text: str) -> None:
+        self._console.print(Text(text), soft_wrap=True)
+        self._console.file.flush()
+        self._output.check()
+
+
+def title(config: Config) -> str:
+    """What is trained, in one line."""
+    what = config.preset or env_name(config)
+    return f"apexrl  {what}  ·  {config.topology} {config.agent.agent}  ·  seed {config.seed}"
+
+
+def line(status: RunStatus) -> str:
+    """One status as one line of text."""
+    parts = [
+        clock(status.elapsed_seconds),
+        f"{status.phase:<10}",
+        f"steps {count(status.env_steps)} ({count(status.env_steps_per_second)}/s)",
+        f"updates {count(status.updates)} ({count(status.updates_per_second)}/s)",
+        f"return {number(status.train_return)}",
+        f"greedy {number(status.eval_return)} (best {number(status.best_eval_return)})",
+    ]
+    if status.replay_capacity:  # of a topology that has a replay, once it is there
+        parts.append(f"replay {status.replay_size / status.replay_capacity:.0%}")
+        parts.append(f"samples/insert {number(status.samples_per_insert)}")
+    parts.append(f"lag {number(status.policy_lag.mean)}")
+    if lost := losses(status):
+        parts.append(lost.plain)
+    if status.trouble:
+        parts.append(weights_behind(status))
+    if status.eta_seconds is not None:
+        parts.append(f"{clock(status.eta_seconds)} left")
+    return "  ".join(parts)
+
+
+def closing_line(summary: Mapping[str, Any]) -> Text:
+    """How the run ended, in a sentence."""
+    stopped_by = str(summary.get("stopped_by", "?"))
+    ends = {
+        "stop_at_return": "the return was reached",
+        "env_steps": "all environment steps were made",
+        "minutes": "the time was up",
+        "callback": "a callback asked for it",
+        "interrupted": "you interrupted it",
+        "stopped": "apexrl stop asked for it",
+        "finished": "the learner's run is over",
+        "replaced": "another run took its name",
+        "lost slots": "other hosts have its slots now",
+        "lost learner": "the learner stayed away",
+        "actors failed": "its actors failed",
+        "error": "of an error",
+    }
+    wall, steps, updates = (float(summary.get(key) or 0.0) for key in ("wall_seconds", "env_steps", "updates"))
+    begin = ("Failed", "bold red") if stopped_by == "error" else ("Stopped", "bold green")
+    words = (
+        f" after {clock(wall)}, because {ends.get(stopped_by, stopped_by)}; {steps:,.0f} steps, {updates:,.0f} updates"
+    )
+    if stopped_by != "error" and not updates and "updates" in summary and not summary.get("hosts"):
+        words += "; nothing was learned: there was no batch yet"
+        words += " (--batch-size; a prioritized replay first holds --min-size items)"
+    if summary.get("final_eval_return") is not None:
+        words += f"; final greedy return {number(summary['final_eval_return'])}"
+        words += f" over {summary.get('final_eval_episodes')} fresh episodes"
+    return Text.assemble(begin, words)
+
+
+def brief(text: str, level: Level) -> str:
+    """An error ends the run and is raised whole where the run was started: how it begins is enough here."""
+    if level != "error":
+        return text
+    first = (text.partition("Traceback (most recent call last)")[0].strip().splitlines() or [text])[0]
+    return textwrap.shorten(first, BRIEF_CHARACTERS, placeholder=" …")
+
+
+def losses(status: RunStatus) -> Text | None:
+    """Restarts and drops, only when there were any."""
+    found = [f"{n} restart{'s' * (n > 1)} of {role}" for role, n in status.restarts.items() if n]
+    if given_up := sum(worker.state == "failed" for worker in status.workers):
+        found.append(f"{given_up} given up")
+    found += [f"{count(n)} {what.replace('_', ' ')} dropped" for what, n in status.dropped.items() if n]
+    return Text("  ".join(found), style="yellow") if found else None
+
+
+def weights_behind(status: RunStatus) -> str:
+    behind = f"{count(status.hosts['weights_behind'])} versions behind: " if "weights_behind" in status.hosts else ""
+    return f"weights of other hosts: {behind}{status.trouble}"
