@@ -76,6 +76,8 @@ class Agent(Protocol):
     - ``prepare(batch: Sampled) -> Any``: turns a batch into what ``update`` takes (device copies), perhaps in a
       prefetch thread; without it, ``update`` takes the batch itself;
     - ``item`` (``Item``): what it learns from; without it, transitions;
+    - ``Settings``: a dataclass with settings of its own (``config.settings``), which become flags; the constructor
+      finds their values in ``config.agent_settings``: ``Settings(**config.agent_settings)``;
     - ``anneal(progress: float)``: called before every update with the part of the run's environment steps that are
       made, 0 … 1, where the run has ``--anneal``.
 

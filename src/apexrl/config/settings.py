@@ -100,7 +100,13 @@ class Setting(NamedTuple):
     rules: tuple[Range | Matches, ...]
     needs: Needs | None
     limit: Limit | None
-    description: str
+    family: Any
+    """The dataclass that declares it."""
+
+    @property
+    def description(self) -> str:
+        """The string behind the field, in the source of its dataclass; empty where there is none."""
+        return _descriptions(self.family).get(self.name, "")
 
     @property
     def flag(self) -> str:
@@ -137,9 +143,6 @@ def settings_of(kind: Any) -> Mapping[str, Setting]:
 @functools.cache
 def _declared(kind: Any) -> Mapping[str, Setting]:
     hints = typing.get_type_hints(kind, include_extras=True)
-    described: dict[str, str] = {}
-    for base in reversed(kind.__mro__[:-1]):
-        described |= _descriptions(base)
     found = {}
     for entry in dataclasses.fields(kind):
         hint = hints[entry.name]
@@ -151,7 +154,7 @@ def _declared(kind: Any) -> Mapping[str, Setting]:
             tuple(one for one in told if isinstance(one, Range | Matches)),
             next((one for one in told if isinstance(one, Needs)), None),
             next((one for one in told if isinstance(one, Limit)), None),
-            described.get(entry.name, ""),
+            next(base for base in kind.__mro__ if entry.name in inspect.get_annotations(base)),
         )
     return found
 
@@ -191,8 +194,8 @@ def _spell_bound(value: float) -> str:
     return f"2^{power:g}" if power > 30 and power == int(power) else f"{value:g}"
 
 
-def _descriptions(kind: type[Any]) -> dict[str, str]:
-    """The string behind each field, in the source of ``kind``; none where there is no source."""
+@functools.cache
+def _descriptions(kind: Any) -> dict[str, str]:
     try:
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     except (OSError, TypeError, SyntaxError, ValueError):
