@@ -123,8 +123,7 @@ class DiscreteSAC:
         q = self._taken(values, batch.action)  # [2, B]
         delta = target - q
         loss = critics_loss(delta, batch.weights, self._config.huber)
-        entropy = -(log_probs.exp() * log_probs).sum(dim=1).mean()
-        return CriticLoss(loss, delta.detach().abs().mean(dim=0), q, entropy)
+        return CriticLoss(loss, delta.detach().abs().mean(dim=0), q, log_probs)
 
     def policy_loss(self, batch: Transitions, values: Tensor) -> PolicyLoss:
         """−mean(Σ_a π(a|s)·(min_k Q_k(s, a) − α·log π(a|s))).

@@ -129,9 +129,8 @@ class DQN:
         losses = self._returns.losses(z, draw.fractions, action, target)  # [B]
         return Loss((batch.weights * losses).mean(), self._returns.errors(z, action, target), z)
 
-    @torch.no_grad()
     def target(self, batch: Transitions, action: Tensor, next_z: Tensor | None) -> Tensor:
-        """y: what the answer for the action taken should be, [B], or a distribution [B, N].
+        """y: what the answer for the action taken should be, [B], or a distribution [B, N]; without gradient.
 
         An implicit network is asked at N fractions for values, and at others, as many as acting reads, for the choice
         between actions or the soft policy: of the same ones the best mean would be the luckiest (Dabney et al. 2018b,
@@ -190,13 +189,12 @@ class DQN:
         later = (batch.next_observation, self._draw(len(action), self._few)) if self._config.double else (None, NOTHING)
         z, next_z = self._online.forward(batch.observation, later[0], draw, later[1])
         target = self.target(batch, action, next_z)
-        with torch.no_grad():
-            towards, errors = returns.gradient(z, draw.fractions, action, target, batch.weights)
-            self._online.backward(towards)
-            if not measured:
-                return Loss(NOT_COMPUTED, errors, z)
-            losses = returns.losses(z, draw.fractions, action, target)
-            return Loss((batch.weights * losses).mean(), errors, z)
+        towards, errors = returns.gradient(z, draw.fractions, action, target, batch.weights)
+        self._online.backward(towards)
+        if not measured:
+            return Loss(NOT_COMPUTED, errors, z)
+        losses = returns.losses(z, draw.fractions, action, target)
+        return Loss((batch.weights * losses).mean(), errors, z)
 
     def apply(self, groups: Mapping[str, Tensor]) -> None:
         """One step of the optimizer; then the target follows, as ``target_period_updates`` or ``polyak`` says."""

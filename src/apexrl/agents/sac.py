@@ -136,7 +136,7 @@ class SAC:
         target = soft_target(batch.reward, batch.discount, next_q, next_log_prob, self._temperature.value)  # [B]
         delta = target - q
         loss = critics_loss(delta, batch.weights, self._config.huber)
-        return CriticLoss(loss, delta.detach().abs().mean(dim=0), q, -next_log_prob.mean())
+        return CriticLoss(loss, delta.detach().abs().mean(dim=0), q, next_log_prob)
 
     def policy_loss(self, batch: Transitions, noise: Tensor) -> PolicyLoss:
         """mean(α·log π(a|s) − min_k Q_k(s, a)).

@@ -19,7 +19,7 @@ class CriticLoss(NamedTuple):
     loss: Tensor  # scalar, to be minimised
     priorities: Tensor  # [B] |δ|, mean over the critics
     q: Tensor  # Q(s, a) [K, B]
-    entropy: Tensor  # scalar, nats, of the policy at the later states
+    log_probs: Tensor  # of the policy at the later states: [B] of the actions drawn, or [B, n] of all
 
 
 class PolicyLoss(NamedTuple):
@@ -64,7 +64,7 @@ def gradients(agent: SoftAgent, found: CriticLoss, policy_loss: Callable[[], Pol
             "q": float(found.q.detach().mean()),
             "gradient_norm": norm,
             "temperature": float(temperature.value),
-            "entropy": float(found.entropy),
+            "entropy": float(_entropy(found.log_probs)),
         }
     return Gradients(groups, priorities, metrics)
 
@@ -79,3 +79,8 @@ def apply(agent: SoftAgent, groups: Mapping[str, Tensor]) -> None:
         agent._temperature.step(groups["temperature"])
     if "policy" in groups or not agent._config.polyak:
         agent._critics.follow(agent.updates)
+
+
+def _entropy(log_probs: Tensor) -> Tensor:
+    """Mean over the batch, a scalar in nats, from log π [B] of drawn actions or [B, n] of all."""
+    return -(log_probs if log_probs.ndim == 1 else (log_probs.exp() * log_probs).sum(dim=1)).mean()

@@ -59,9 +59,10 @@ class Temperature:
 
     def gradient(self, log_prob: Tensor) -> Tensor:
         """∂ ``loss`` / ∂log α as a flat vector; zero where α is fixed."""
+        gradient = self.trained.gradient
         if self._learned:
-            self.trained.differentiate(self.loss(log_prob))
-        return self.trained.gradient
+            (gradient[0],) = torch.autograd.grad(self.loss(log_prob), self.trained.network.log)
+        return gradient
 
     def step(self, gradient: Tensor) -> None:
         """One step of its optimizer; none where α is fixed."""
