@@ -120,8 +120,8 @@ def test_pairs_that_cannot_run_are_left_out_and_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--topologies", "apex", "--minutes", "1"], "say on what to compare: --env PRESET (cartpole, "),
-        (["--env", "cartpole", "--minutes", "1"], "say what to compare: --topologies a,b,c, or --agents x,y"),
+        (["--topologies", "apex", "--minutes", "1"], "give an environment: --env PRESET (cartpole, "),
+        (["--env", "cartpole", "--minutes", "1"], "give what to compare: --topologies a,b,c, or --agents x,y"),
         (["--env", "cartpole", "--topologies", "apx", "--minutes", "1"], "--topologies: there is no topology 'apx'"),
         (["--env", "cartpole", "--agents", "dqn,c15", "--minutes", "1"], "--agents: there is no agent 'c15'"),
         (["--env", "cartpole", "--agents", "dqn"], "--minutes M, --env-steps N or both; cartpole has no limit of its"),

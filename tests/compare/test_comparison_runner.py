@@ -70,7 +70,7 @@ def test_runs_tables_and_pictures(tmp_path: Path) -> None:
 def test_what_equal_terms_put_aside_is_told(tmp_path: Path) -> None:
     console = quiet()
     compare.compare(a_plan(("dqn", "r2d2"), 1), tmp_path, console, run=FakeRuns(), check=nothing)
-    words = "what the preset has for r2d2 is put aside: --hidden 64"
+    words = "the preset's own settings for r2d2 are not used: --hidden 64"
     assert f"\nequal terms: {words}\n" in told(console)
     page = (tmp_path / "compare.md").read_text(encoding="utf-8")
     assert f"Of apex · r2d2, {words}." in page
@@ -142,9 +142,9 @@ def test_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
     report = compare.compare(a_plan(), tmp_path, console, run=runs, check=nothing)
     assert report.interrupted
     assert [(arm.agent, seed) for arm, seed in report.missing] == [("dqn", 2), ("c51", 2)]
-    assert "interrupted; the same command goes on" in told(console)
+    assert "interrupted; the same command resumes" in told(console)
     page = (tmp_path / "compare.md").read_text(encoding="utf-8")
-    assert "Not run yet: apex · dqn seed 2, apex · c51 seed 2. The same command goes on." in page
+    assert "Not run yet: apex · dqn seed 2, apex · c51 seed 2. The same command resumes." in page
     assert "| apex | dqn | 1 | 100.0 |" in page
     again = FakeRuns()
     report = compare.compare(a_plan(), tmp_path, quiet(), run=again, check=nothing)

@@ -1,4 +1,4 @@
-"""How one run of a comparison went: read from its run folder, which is all that a comparison keeps."""
+"""The outcome of one run of a comparison, read from its run folder."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from apexrl.run.folder import RunFolder
 from apexrl.run.metrics import read_rows
 
 WHOLE: Final = frozenset(("env_steps", "minutes", "stop_at_return"))
-"""Why a run stops that has come to its end; all others are run again."""
+"""Stop reasons of a finished run; runs that stopped for another reason are repeated."""
 
 LONGEST_FAILURE: Final = 2000  # characters
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run. Rates are averages over its seconds of training; None stands for what nobody knows."""
+    """One run. Rates are averages over its seconds of training; None: unknown."""
 
     topology: str
     agent: str
     seed: int
     run: str = ""
-    """Its folder, inside that of the comparison; empty: it failed before it had one."""
+    """Its folder, relative to the comparison's; empty: it failed before it had one."""
     failure: str = ""
-    """What it failed of; empty: it came to its end."""
+    """Why it failed; empty: it did not."""
     stopped_by: str = ""
     env_steps: int = 0
     updates: int = 0
     seconds: float = 0.0
-    """Of training: from the first environment step to the stop."""
+    """Seconds of training, from the first environment step to the stop."""
     startup_seconds: float = 0.0
     final_return: float | None = None
     """Mean of greedy episodes on fresh seeds at the end, with the weights of the best evaluation."""
     best_return: float | None = None
-    """The best evaluation's."""
+    """Return of the best evaluation."""
     goal_env_steps: int | None = None
     """Environment steps before the first evaluation that reached the goal."""
     goal_seconds: float | None = None
@@ -61,20 +61,20 @@ class Outcome:
 
 
 def finished(runs: Path) -> dict[str, RunFolder]:
-    """The runs in a folder that came to their end, by what they ran (``what``). Others are left alone."""
+    """The finished runs in a folder, by their settings (``what``)."""
     found = {}
     for path in sorted(runs.glob("*/config.toml")):
         folder = RunFolder(path.parent)
         try:
             if folder.summary().get("stopped_by") in WHOLE:
                 found[what(folder.config())] = folder
-        except ApexrlError:  # of another version, or damaged: to be run again
+        except ApexrlError:  # of another version, or damaged: it is repeated
             continue
     return found
 
 
 def what(config: Config) -> str:
-    """A text that is the same for two runs of the same settings, wherever they lie."""
+    """A text that is equal for runs with equal settings, whatever their folders."""
     return convert.to_toml(replace(config, name="", out=""))
 
 
@@ -82,11 +82,11 @@ def outcome(config: Config, folder: RunFolder, out: Path, goal: float | None, fa
     """Read a run.
 
     Args:
-        config: what it ran.
-        folder: where.
+        config: its configuration.
+        folder: its run folder.
         out: the comparison's folder.
-        goal: the return whose first time is looked for.
-        failure: what it failed of, if it did.
+        goal: the return for ``goal_env_steps`` and ``goal_seconds``.
+        failure: why it failed, if it did.
     """
     try:
         summary = folder.summary()

@@ -1,4 +1,4 @@
-"""What a comparison runs: a configuration for each pair of topology and agent, alike in all that is not theirs."""
+"""The plan of a comparison: a configuration for each pair of topology and agent, equal in all shared settings."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ EQUAL: Final = (
     *("device", "learner_threads"),
     *("env_steps", "minutes", "stop_at_return"),
 )
-"""Settings that all runs share, whatever a preset has for an agent: environment, environments and processes, network,
+"""Settings that all runs share, even where the preset has its own for an agent: environment, processes, network,
 device, evaluations, budget."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One of those that are compared."""
+    """One pair of topology and agent."""
 
     config: Config
     """With seed 1, and without a folder."""
     put_aside: Mapping[str, Any] = field(default_factory=dict)
-    """What the preset has for this agent and equal terms do not allow: flat name -> value."""
+    """The preset's own settings for this agent that are not used, so that all arms are equal: flat name -> value."""
 
     @property
     def topology(self) -> str:
@@ -60,21 +60,21 @@ class Plan:
     """A whole comparison."""
 
     env: str
-    """Preset or environment, as it was asked for."""
+    """Preset or environment, as given."""
     arms: Sequence[Arm]
     seeds: Sequence[int]
     goal: float | None = None
     """Mean greedy return of an evaluation at which the task counts as done; None: no such return is known."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Pairs that cannot run, by label: why, to be read after "which"."""
+    """Pairs that cannot run: label -> reason, worded to follow "which"."""
 
     @property
     def config(self) -> Config:
-        """Where all settings are that the arms share."""
+        """A configuration that has the shared settings."""
         return self.arms[0].config
 
     def order(self) -> list[tuple[Arm, int]]:
-        """Seed 1 of every arm, then seed 2 of every arm …: what changes on the machine meets all alike."""
+        """Seed 1 of every arm, then seed 2 of every arm …: changes on the machine affect all arms alike."""
         return [(arm, seed) for seed in self.seeds for arm in self.arms]
 
 
@@ -93,20 +93,20 @@ def plan(
 
     Args:
         env: preset, Gymnasium id or ``module:Id-v0``.
-        topology_names: empty: the one of ``env``.
-        agent_names: empty: of each topology the agent that ``env`` has, or one that it can run.
-        seeds: runs of each, with the seeds 1 … ``seeds``.
-        minutes: of training of each run; None: no limit.
-        env_steps: of each run; None: no limit. Without both, a preset's own limits hold.
-        until_goal: runs end when they reach the goal, and not only when the budget is spent.
-        change: a person's own settings, which hold for every run.
+        topology_names: empty: the preset's.
+        agent_names: empty: for each topology the preset's agent, or one that the topology can run.
+        seeds: runs of each arm, with the seeds 1 … ``seeds``.
+        minutes: training time of each run; None: no limit.
+        env_steps: of each run; None: no limit. Without both limits the preset's hold.
+        until_goal: a run also ends when it reaches the goal.
+        change: applies the user's own settings to every configuration.
 
     Raises:
-        ConfigError: an unknown name, one that runs with none of the others, or no budget; the message names the flag.
+        ConfigError: an unknown name, a name that runs with none of the others, or no budget; names the flag.
     """
     ground = _ground(env)
     if not topology_names and not agent_names:
-        raise ConfigError("say what to compare: --topologies a,b,c, or --agents x,y, or both")
+        raise ConfigError("give what to compare: --topologies a,b,c, or --agents x,y, or both")
     if seeds < 1:
         raise ConfigError(f"--seeds must be at least 1, not {seeds}")
     for flag, value in (("--minutes", minutes), ("--env-steps", env_steps)):
@@ -144,7 +144,7 @@ def plan(
 def _ground(env: str) -> Config:
     """The preset called ``env``, or the defaults with that environment."""
     if not env:
-        raise ConfigError(f"say on what to compare: --env PRESET ({', '.join(presets.names())}), or --env ID")
+        raise ConfigError(f"give an environment: --env PRESET ({', '.join(presets.names())}), or --env ID")
     return presets.PRESETS[env].config if env in presets.PRESETS else Config(env=EnvConfig(env=env))
 
 
@@ -158,9 +158,7 @@ def _budget(ground: Config, env: str, minutes: float | None, env_steps: int | No
         return {"minutes": minutes or 0.0, "env_steps": env_steps or 0}
     if ground.stop.minutes or ground.stop.env_steps:
         return {"minutes": ground.stop.minutes, "env_steps": ground.stop.env_steps}
-    raise ConfigError(
-        f"say how long each run may take: --minutes M, --env-steps N or both; {env} has no limit of its own"
-    )
+    raise ConfigError(f"give the length of a run: --minutes M, --env-steps N or both; {env} has no limit of its own")
 
 
 def _check_names(topology_names: Sequence[str], agent_names: Sequence[str]) -> None:
@@ -177,7 +175,7 @@ def _check_names(topology_names: Sequence[str], agent_names: Sequence[str]) -> N
 
 
 def _check_all_there(flag: str, what: str, names: Sequence[str], there: set[str], left_out: Mapping[str, str]) -> None:
-    """Refuse a name that is in no pair: somebody would wait for it in vain."""
+    """Refuse a name that is in no pair."""
     for name in names:
         if name not in there:
             why = "; ".join(told(label, left_out[label]) for label in left_out if name in label.split(" · "))
@@ -190,19 +188,19 @@ def told(label: str, why: str) -> str:
 
 
 def _alike(config: Config, ground: Config) -> tuple[Config, dict[str, Any]]:
-    """``config`` with what all share as ``ground`` has it, and what it had instead."""
+    """``config`` with the shared settings of ``ground``, and the values that they replaced."""
     here, there = convert.flat(config), convert.flat(ground)
     different = {name: here[name] for name in EQUAL if here[name] != there[name]}
     return convert.override(config, {name: there[name] for name in different}), different
 
 
 def default_out(plan: Plan) -> Path:
-    """``comparisons/cartpole``: where a comparison is kept unless somebody says otherwise."""
+    """The default folder of a comparison: ``comparisons/cartpole``."""
     return Path("comparisons") / (re.sub(r"[^\w.-]+", "-", plan.env.rpartition(":")[2]).strip("-").lower() or "env")
 
 
 def terms(plan: Plan) -> str:
-    """What all runs share, in a line."""
+    """The shared settings, in a line."""
     config = plan.config
     actors, stop = config.actor, config.stop
     limits = [f"{stop.minutes:g} min"] * bool(stop.minutes) + [f"{stop.env_steps:,} env steps"] * bool(stop.env_steps)
@@ -220,17 +218,17 @@ def terms(plan: Plan) -> str:
 
 
 def several_agents(plan: Plan) -> str:
-    """That the arms are no comparison of topologies alone; empty where all have one agent, or one topology."""
+    """A warning that agents differ between topologies; empty where all arms have one agent, or one topology."""
     agents = list(dict.fromkeys(arm.agent for arm in plan.arms))
     if len(agents) == 1 or len({arm.topology for arm in plan.arms}) == 1:
         return ""
-    return f"the agents differ, too ({', '.join(agents)}): one of --agents is given to every topology that can run it"
+    return f"agents differ between topologies ({', '.join(agents)}); give one with --agents to compare topologies alone"
 
 
 def differences(plan: Plan) -> dict[str, list[Any]]:
-    """Settings in which the arms differ, by flat name: a value for each; None where it means nothing to that one.
+    """Settings in which the arms differ: flat name -> a value for each arm, None where that arm does not read it.
 
-    One that means something to some arms only is left out where it has its default.
+    A setting that only some arms read is left out where it has its default.
     """
     each = [convert.flat(arm.config) for arm in plan.arms]
     idle, defaults = _idle(plan), convert.flat(Config())
@@ -246,7 +244,7 @@ def differences(plan: Plan) -> dict[str, list[Any]]:
 
 
 def _idle(plan: Plan) -> list[set[str]]:
-    """For each arm the settings that mean nothing to its agent or topology, or nothing with the others as they are."""
+    """For each arm the settings that its agent or topology does not read, or not with the other settings."""
     return [
         agents.unread(arm.agent) | topologies.unread(arm.topology) | set(setting_relevance.idle(arm.config))
         for arm in plan.arms

@@ -1,4 +1,4 @@
-"""What a person sees while a comparison goes on: a line for each run, live on a terminal, and the table at the end."""
+"""Progress of a comparison on the console: a line for each run, live on a terminal, and the table at the end."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from rich.text import Text
 from apexrl.compare import tables
 from apexrl.compare.outcome import Outcome
 from apexrl.compare.plan import Arm, Plan, several_agents, terms, told
+from apexrl.compare.report import Report
 from apexrl.report.number_format import clock, count, number
 from apexrl.report.plain_lines import quiet
 from apexrl.run.status import Level, RunStatus
 
 if TYPE_CHECKING:
-    from apexrl.compare.runner import Report
     from apexrl.config import Config
 
 LIVE_PERIOD_SECONDS: Final = 0.5
 
 
-class Show:
+class Progress:
     """Prints to ``console`` (None: standard output).
 
     Args:
-        runs: how many there are in all, those that were made before included.
+        runs: number of runs of the comparison, with those that finished earlier.
     """
 
     def __init__(self, console: Console | None, runs: int) -> None:
         self._console = console or Console()
         if console is None:
-            quiet(self._console)  # a closed terminal ends no comparison
+            quiet(self._console)  # a closed terminal must not end the comparison
         self._runs = runs
         self._place = 0
         self._live = self._console.is_terminal and not self._console.is_dumb_terminal
 
     def begins(self, plan: Plan, out: Path, there: int) -> None:
-        """What will be run."""
+        """Print the plan."""
         self._print(Text.assemble(("apexrl compare  ", "bold"), terms(plan)))
         if words := several_agents(plan):
             self._print(Text(words, style="yellow"))
@@ -57,24 +57,24 @@ class Show:
         self._place = there
 
     def looking(self) -> AbstractContextManager[object]:
-        """Shown while environment and agents are looked at."""
-        return self._console.status("looking at environment and agents …") if self._live else nullcontext()
+        """A spinner while environment and agents are checked."""
+        return self._console.status("checking environment and agents …") if self._live else nullcontext()
 
     @contextmanager
-    def running(self, arm: Arm, seed: int) -> Iterator[Line]:
-        """One run: its line."""
+    def running(self, arm: Arm, seed: int) -> Iterator[RunLine]:
+        """The line of one run."""
         self._place += 1
         head = f"{self._place}/{self._runs}  {arm.label}  seed {seed}"
-        line = Line(self._console, head)
+        line = RunLine(self._console, head)
         try:
             yield line
         finally:
             line.close()
 
     def ends(self, report: Report, paths: Sequence[Path]) -> None:
-        """The table, and where everything is."""
+        """Print the table and the paths of all files."""
         if report.interrupted:
-            self._print(Text("interrupted; the same command goes on", style="yellow"))
+            self._print(Text("interrupted; the same command resumes", style="yellow"))
         if report.outcomes:
             self._console.print()
             if self._console.is_terminal:
@@ -89,7 +89,7 @@ class Show:
         self._console.print(text, soft_wrap=True, highlight=False)
 
 
-class Line:
+class RunLine:
     """The line of one run, an ``Observer``: redrawn in place on a terminal, printed when it is over."""
 
     writes = "the terminal"
@@ -126,7 +126,7 @@ class Line:
     def finished(self, summary: Mapping[str, Any]) -> None: ...
 
     def ended(self, outcome: Outcome) -> None:
-        """Print how it went."""
+        """Print the outcome."""
         self.close()
         text = Text.assemble((self._head, "bold"), "  ")
         text.append(tables.in_words(outcome), style="red" if outcome.failure else "")
@@ -134,7 +134,7 @@ class Line:
         self._console.file.flush()
 
     def close(self) -> None:
-        """Take the live line away; may be called twice."""
+        """Remove the live line; may be called twice."""
         if self._live is not None:
             self._live.stop()
             self._live = None

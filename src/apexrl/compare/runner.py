@@ -1,10 +1,9 @@
-"""Running a comparison: one run after the other, each an ordinary run folder, then the report."""
+"""Runs a comparison: one run after another, each in its own run folder, then the report."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -12,7 +11,8 @@ from apexrl import api, launch, presets
 from apexrl.compare import charts, tables
 from apexrl.compare.outcome import Outcome, finished, outcome, what
 from apexrl.compare.plan import Arm, Plan
-from apexrl.compare.progress import Show
+from apexrl.compare.progress import Progress
+from apexrl.compare.report import Report
 from apexrl.config import Config
 from apexrl.config.settings import did_you_mean
 from apexrl.errors import ApexrlError, ConfigError, EnvError
@@ -23,45 +23,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 RUNS: Final = "runs"
-"""Where the run folders lie in a comparison's."""
+"""Subfolder of a comparison that holds its run folders."""
 
 
 class Runner(Protocol):
-    """``api.run``, or what stands for it in a test."""
+    """``api.run``, or a substitute in a test."""
 
     def __call__(
         self, config: Config, *, observers: Sequence[Observer] = (), on_folder: Callable[[Path], None] | None = None
     ) -> api.Run: ...
-
-
-@dataclass
-class Report:
-    """What is known of a comparison so far."""
-
-    plan: Plan
-    outcomes: dict[tuple[str, int], Outcome] = field(default_factory=dict)
-    """(label of the arm, seed) -> how it went."""
-    interrupted: bool = False
-
-    @property
-    def missing(self) -> list[tuple[Arm, int]]:
-        """What was not run yet."""
-        return [(arm, seed) for arm, seed in self.plan.order() if (arm.label, seed) not in self.outcomes]
-
-    @property
-    def ordered(self) -> list[Outcome]:
-        """What was run, in the order of the plan."""
-        keys = [(arm.label, seed) for arm, seed in self.plan.order()]
-        return [self.outcomes[key] for key in keys if key in self.outcomes]
-
-    @property
-    def failed(self) -> list[Outcome]:
-        return [one for one in self.ordered if one.failure]
-
-    def of(self, arm: Arm) -> list[Outcome]:
-        """Its runs, by seed."""
-        found = [self.outcomes.get((arm.label, seed)) for seed in self.plan.seeds]
-        return [one for one in found if one is not None]
 
 
 def compare(
@@ -71,39 +41,39 @@ def compare(
     run: Runner = api.run,
     check: Callable[[Config], None] = launch.check,
 ) -> Report:
-    """Run what is missing of a comparison, and write table and pictures.
+    """Run the missing runs of a comparison, and write its table and pictures.
 
     Args:
-        plan: what to run.
-        out: its folder; runs in ``out/runs`` that came to their end with the same settings are not run again.
+        plan: the arms and seeds.
+        out: the comparison's folder; finished runs in ``out/runs`` with the same settings are not repeated.
         console: shows a line for each run and the table; None: standard output.
         run: runs one configuration.
-        check: raises what can be known to be wrong with a configuration without running it.
+        check: checks a configuration without running it.
 
     Returns:
-        What was run; ``interrupted`` when Ctrl-C ended it.
+        All outcomes; ``interrupted`` when Ctrl-C ended the comparison.
 
     Raises:
         ConfigError: nothing can be written to ``out``.
-        ApexrlError: an arm cannot run; nothing has been run then.
+        ApexrlError: an arm cannot run; nothing was run.
     """
     out = Path(out).expanduser().resolve()
     _check_writable(out)
-    show = Show(console, len(plan.order()))
+    progress = Progress(console, len(plan.order()))
     report = Report(plan)
     done = finished(out / RUNS)
     for arm, seed in plan.order():
         config = arm.run(seed, out / RUNS)
         if folder := done.get(what(config)):
             report.outcomes[arm.label, seed] = outcome(config, folder, out, plan.goal)
-    show.begins(plan, out, len(report.outcomes))
-    with show.looking():
+    progress.begins(plan, out, len(report.outcomes))
+    with progress.looking():
         for label in dict.fromkeys(arm.label for arm, _ in report.missing):
             _check(next(arm for arm in plan.arms if arm.label == label), plan, check)
     (out / RUNS).mkdir(parents=True, exist_ok=True)
     try:
         for arm, seed in report.missing:
-            ended = _run(arm, seed, plan, out, show, run)
+            ended = _run(arm, seed, plan, out, progress, run)
             if ended is None:
                 report.interrupted = True
                 break
@@ -112,18 +82,18 @@ def compare(
     except KeyboardInterrupt:
         report.interrupted = True
     drawn = charts.draw({arm.label: report.of(arm) for arm in plan.arms}, plan, out)
-    show.ends(report, [*tables.write(report, out), *drawn])
+    progress.ends(report, [*tables.write(report, out), *drawn])
     return report
 
 
-def _run(arm: Arm, seed: int, plan: Plan, out: Path, show: Show, run: Runner) -> Outcome | None:
-    """One run to its end, well or not; None when a person has interrupted it."""
+def _run(arm: Arm, seed: int, plan: Plan, out: Path, progress: Progress, run: Runner) -> Outcome | None:
+    """Run one arm with one seed; None: the run was interrupted."""
     config = arm.run(seed, out / RUNS)
     folder: list[Path] = []
-    with show.running(arm, seed) as line:
+    with progress.running(arm, seed) as line:
         try:
             ended = run(config, observers=[line], on_folder=folder.append)
-        except Exception as error:  # whatever it was, the other runs can tell as much as before
+        except Exception as error:  # a failed run does not invalidate the others
             text = f"{type(error).__name__}: {error}"
             if not folder:
                 result = Outcome(arm.topology, arm.agent, seed, failure=text, stopped_by="error")
@@ -149,4 +119,4 @@ def _check(arm: Arm, plan: Plan, check: Callable[[Config], None]) -> None:
 def _check_writable(out: Path) -> None:
     there = next(folder for folder in (out, *out.parents) if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"cannot write to --out {out}: {there} is no folder that you may write to")
+        raise ConfigError(f"cannot write to --out {out}: {there} is not a writable folder")

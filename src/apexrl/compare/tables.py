@@ -1,4 +1,4 @@
-"""The table of a comparison: as Markdown, as JSON, and for a terminal."""
+"""The table of a comparison as Markdown, as JSON and for a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import platform
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from rich.table import Table
 from rich.text import Text
@@ -16,6 +16,7 @@ from rich.text import Text
 from apexrl.compare.charts import PICTURES
 from apexrl.compare.outcome import Outcome
 from apexrl.compare.plan import EQUAL, Arm, differences, several_agents, terms, told
+from apexrl.compare.report import Report
 from apexrl.config import Config
 from apexrl.config.convert import flat
 from apexrl.config.settings import as_flag
@@ -23,18 +24,15 @@ from apexrl.report.number_format import clock, count, number
 from apexrl.run.atomic_files import replace_text
 from apexrl.run.folder import env_name, versions
 
-if TYPE_CHECKING:
-    from apexrl.compare.runner import Report
-
 NONE: Final = "–"
 
 
 class Column(NamedTuple):
-    """One figure of an arm."""
+    """One column: a figure of an arm."""
 
     title: str
-    cell: Callable[[Sequence[Outcome], Report], str]  # of the arm's runs that came to their end
-    width: int = 0  # of the narrowest terminal that has room for it
+    cell: Callable[[Sequence[Outcome], Report], str]  # of the arm's finished runs
+    width: int = 0  # least width of a terminal that shows it
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -119,9 +117,9 @@ SCREEN: Final = (
     Column("max", _lag_max, 120),
     Column("restarts", _restarts, 150),
 )
-"""For a terminal: a figure a column. What each seed did stands above the table."""
+"""For a terminal: one figure a column. The lines above the table have each seed."""
 
-_ALWAYS: Final = ("actors", "envs_per_actor", "hidden", "env_steps", "minutes")  # told even where they are defaults
+_ALWAYS: Final = ("actors", "envs_per_actor", "hidden", "env_steps", "minutes")  # listed even with their defaults
 
 
 def rows(report: Report, columns: Sequence[Column] = COLUMNS) -> list[list[str]]:
@@ -157,7 +155,7 @@ def in_markdown(report: Report) -> str:
 
 
 def in_words(run: Outcome) -> str:
-    """One run, for a person who watches."""
+    """One outcome in a line."""
     if run.failure:
         return f"failed: {_brief(run.failure)}"
     words = [
@@ -175,19 +173,19 @@ def in_words(run: Outcome) -> str:
 
 
 def failure(run: Outcome) -> str:
-    """A run that failed, by name."""
+    """A failed run, with its name and the reason."""
     where = f" ({run.run})" if run.run else ""
     return f"{run.topology} · {run.agent}, seed {run.seed}, failed: {_brief(run.failure)}{where}"
 
 
 def put_aside(arm: Arm) -> str:
-    """What equal terms took from an arm."""
+    """The preset's settings that an arm does not use, so that all arms are equal."""
     flags = " ".join(as_flag(name, value) for name, value in arm.put_aside.items())
-    return f"what the preset has for {arm.agent} is put aside: {flags}"
+    return f"the preset's own settings for {arm.agent} are not used: {flags}"
 
 
 def write(report: Report, out: Path) -> list[Path]:
-    """``compare.md`` and ``compare.json``, with what is known so far; returns their paths."""
+    """Write ``compare.md`` and ``compare.json`` with the outcomes so far; returns their paths."""
     table, data = out / "compare.md", out / "compare.json"
     replace_text(table, _page(report, out))
     replace_text(data, json.dumps(_data(report), indent=1, allow_nan=False) + "\n")
@@ -213,24 +211,24 @@ def _page(report: Report, out: Path) -> str:
         parts.append(f"Left out: {'; '.join(told(label, why) for label, why in plan.left_out.items())}.")
     if report.missing:
         missing = ", ".join(f"{arm.label} seed {seed}" for arm, seed in report.missing)
-        parts.append(f"Not run yet: {missing}. The same command goes on.")
+        parts.append(f"Not run yet: {missing}. The same command resumes.")
     parts += [f"![{title}]({name})" for name, title in PICTURES.items() if (out / name).exists()]
     return "\n\n".join([*parts, *_settings(report)]) + "\n"
 
 
 def _settings(report: Report) -> list[str]:
-    """What is the same for all, what was put aside for that, and what differs."""
+    """Settings that are equal, settings that are not used for that, and settings that differ."""
     plan = report.plan
     config, defaults = flat(plan.config), flat(Config())
     told = [name for name in EQUAL if name in _ALWAYS or config[name] != defaults[name]]
     same = [as_flag(name, config[name]) for name in told if name not in ("env", "env_kwargs")]
     parts = ["## Settings", f"The same for all, beside defaults: `--env {env_name(plan.config)} {' '.join(same)}`"]
-    parts += [f"Of {arm.label}, {put_aside(arm)}." for arm in plan.arms if arm.put_aside]
+    parts += [f"{arm.label}: {put_aside(arm)}." for arm in plan.arms if arm.put_aside]
     if different := differences(plan):
         header = ["differs", *(arm.label for arm in plan.arms)]
         lines = [[f"`{name}`", *(_spell(value) for value in values)] for name, values in different.items()]
         parts.append(_markdown(header, lines).rstrip())
-        parts.append(f"{NONE}: means nothing to that one. All settings are in each run's `config.toml`.")
+        parts.append(f"{NONE}: not read by that arm. All settings are in each run's `config.toml`.")
     return parts
 
 
