@@ -60,3 +60,8 @@ def is_module(dotted):
         return importlib.util.find_spec(dotted) is not None
     except ModuleNotFoundError:
         return False
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "explanation" / "architecture.md"], ids=name)
+def test_what_is_read_first_is_short(page):
+    assert len(page.read_text(encoding="utf-8").splitlines()) <= 150
