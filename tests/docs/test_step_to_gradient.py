@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from itertools import pairwise
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import apexrl
@@ -37,10 +38,10 @@ def hops_on_the_page() -> list[Hop]:
     return [Hop(Function(a, b), Function(c, d)) for _, a, b, c, d in rows]
 
 
-def function_of(frame: FrameType) -> Function | None:
-    """The function of apexrl that a frame runs; None: it is of something else, or a part of a function."""
-    file = Path(frame.f_code.co_filename)
-    name = frame.f_code.co_qualname
+@functools.cache
+def function_of(code: CodeType) -> Function | None:
+    """The function of apexrl that has this code; None: it is of something else, or a part of a function."""
+    file, name = Path(code.co_filename), code.co_qualname
     if not file.is_relative_to(SOURCE) or "<" in name:
         return None
     return Function(str(file.relative_to(SOURCE)), name)
@@ -59,14 +60,14 @@ def traced_run(out: Path) -> tuple[set[Hop], list[list[Function]]]:
     def look(frame: FrameType, event: str, argument: Any) -> None:
         if event != "call":
             return
-        called = function_of(frame)
+        called = function_of(frame.f_code)
         stepped = frame.f_code.co_name == "step" and frame.f_code.co_filename.endswith("cartpole.py")
         if called is None and not stepped:
             return
-        stack = []
+        stack: list[Function] = []
         above = frame.f_back
-        while above is not None:
-            if (function := function_of(above)) is not None:
+        while above is not None and (stepped or not stack):
+            if (function := function_of(above.f_code)) is not None:
                 stack.append(function)
             above = above.f_back
         if stepped:
