@@ -62,7 +62,7 @@ def warm() -> Iterator[Callable[[], Warm]]:
 @pytest.fixture(autouse=True)
 def _warm_fork_servers(warm: Callable[[], Warm], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork servers of this process need not import PyTorch each."""
-    module = sys.modules.get("apexrl.launch.fork_server")
+    module = sys.modules.get("apexrl.launch.fork_client")
     if module is not None and hasattr(os, "pidfd_open"):
         monkeypatch.setattr(module, "start", lambda *request: warm().start(*request))
 

@@ -22,11 +22,11 @@ _LONGEST_ANSWER_SECONDS = 100.0  # the first one imports PyTorch
 
 
 class Warm:
-    """The session's side. ``start`` stands for ``apexrl.launch.fork_server.start``."""
+    """The session's side. ``start`` stands for ``apexrl.launch.fork_client.start``."""
 
     def __init__(self) -> None:
+        from apexrl.launch.fork_client import PRELOAD
         from apexrl.launch.fork_server import SINGLE_THREADED
-        from apexrl.launch.supervisor import PRELOAD
 
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.settimeout(_LONGEST_ANSWER_SECONDS)

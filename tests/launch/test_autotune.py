@@ -20,8 +20,9 @@ from apexrl.config import Config, StopConfig, WiringConfig, convert
 from apexrl.config.placement import Redis
 from apexrl.errors import ConfigError
 from apexrl.launch import autotune, launch, local_run, supervisor
+from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.run_ledger import Base, Ledger
-from apexrl.launch.supervisor import Interrupts, Supervisor
+from apexrl.launch.supervisor import Supervisor
 from apexrl.launch.tuner import Decision, Tuner
 from apexrl.launch.wiring import Wiring
 from apexrl.launch.worker_slots import Slot

@@ -19,8 +19,8 @@ from apexrl.config import Config, HostsConfig, convert
 from apexrl.errors import ConfigError, LinkError, WaitTimeout, WorkerError
 from apexrl.launch import actor_host, redis_run
 from apexrl.launch.beacon import Beacon
+from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.probe import probe
-from apexrl.launch.supervisor import Interrupts
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostLease
 from apexrl.links.redis.run_listing import look

@@ -18,8 +18,10 @@ from apexrl.config import Config, StopConfig
 from apexrl.config.convert import override
 from apexrl.errors import NonFiniteError, WorkerError
 from apexrl.launch import supervisor
+from apexrl.launch.fork_client import PRELOAD, preloaded
+from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.run_ledger import Base, Ledger
-from apexrl.launch.supervisor import PRELOAD, Interrupts, Supervisor, preloaded
+from apexrl.launch.supervisor import Supervisor
 from apexrl.launch.wiring import Wiring
 from apexrl.links.local.control_board import HURRY, STOP, ControlBoard
 from apexrl.roles.role_traits import RoleTraits

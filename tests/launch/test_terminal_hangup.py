@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from apexrl.launch.supervisor import Interrupts
+from apexrl.launch.interrupts import Interrupts
 from apexrl.run import checkpoint
 from apexrl.run.metrics import read_rows
 

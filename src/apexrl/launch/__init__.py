@@ -48,7 +48,7 @@ def launch(
 
         In all cases no process is left behind; once the run folder exists, so does its summary.
     """
-    from apexrl.launch.supervisor import Interrupts
+    from apexrl.launch.interrupts import Interrupts
 
     began = time.monotonic()
     if resume is not None:  # before anything else is taken, or asked for
@@ -92,7 +92,7 @@ def check(config: Config) -> None:
         ApexrlError: whatever else the agent refuses of the environment, under its own class.
     """
     from apexrl.launch import local_run
-    from apexrl.launch.supervisor import Interrupts
+    from apexrl.launch.interrupts import Interrupts
 
     with Interrupts() as interrupts:
         local_run.check(config, interrupts)
@@ -101,7 +101,7 @@ def check(config: Config) -> None:
 def join(url: str, run: str, observers: Sequence[Observer] = (), **wishes: Any) -> dict[str, Any]:
     """Bring actors to a run that a learner on another host works at, until it is over; see ``actor_host.join``."""
     from apexrl.launch import actor_host
-    from apexrl.launch.supervisor import Interrupts
+    from apexrl.launch.interrupts import Interrupts
 
     began = time.monotonic()
     with Interrupts() as interrupts:
@@ -113,7 +113,7 @@ def join_envs(
 ) -> dict[str, Any]:
     """Bring environment workers to a run that listens on another host, until it is over; see ``env_host.join``."""
     from apexrl.launch import env_host
-    from apexrl.launch.supervisor import Interrupts
+    from apexrl.launch.interrupts import Interrupts
 
     began = time.monotonic()
     with Interrupts() as interrupts:

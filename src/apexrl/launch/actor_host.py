@@ -25,11 +25,13 @@ from apexrl.errors import (
 from apexrl.launch import contained_observers
 from apexrl.launch.beacon import Beacon
 from apexrl.launch.contained_observers import contained
+from apexrl.launch.fork_client import preloaded
 from apexrl.launch.host_agreement import actors_here, first_difference
+from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.local_run import supervise
 from apexrl.launch.probe import step_spec_to_json
 from apexrl.launch.run_ledger import Ledger
-from apexrl.launch.supervisor import Interrupts, Supervisor, preloaded
+from apexrl.launch.supervisor import Supervisor
 from apexrl.links.backoff import Backoff
 from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.redis.keys import RunKeys

@@ -26,10 +26,11 @@ from apexrl.errors import ApexrlError, ConfigError, EnvError, ExhaustedError, Fr
 from apexrl.launch import contained_observers
 from apexrl.launch.contained_observers import contained
 from apexrl.launch.host_agreement import actors_here, first_difference, own_name
+from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.local_run import supervise
 from apexrl.launch.probe import probe_env
 from apexrl.launch.run_ledger import Ledger
-from apexrl.launch.supervisor import Interrupts, Supervisor
+from apexrl.launch.supervisor import Supervisor
 from apexrl.links.backoff import Backoff
 from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.tcp.gateway_messages import MOST_EPISODES, MOST_TEXT, MOST_TEXTS, Record

@@ -13,11 +13,13 @@ from apexrl.agents import AGENTS
 from apexrl.config import AgentConfig, Config, convert
 from apexrl.config.placement import Listen
 from apexrl.errors import ConfigError
+from apexrl.launch.fork_client import preloaded
 from apexrl.launch.host_agreement import own_name
+from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.local_run import supervise
 from apexrl.launch.run_claim import Claim
 from apexrl.launch.run_ledger import Ledger
-from apexrl.launch.supervisor import Interrupts, Supervisor, preloaded
+from apexrl.launch.supervisor import Supervisor
 from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.tcp.gateway_messages import Record
 from apexrl.links.tcp.handshake import LEAST_TOKEN

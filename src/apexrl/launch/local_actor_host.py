@@ -226,7 +226,7 @@ def main(beats: int) -> None:
     os.set_blocking(beats, False)
     threading.Thread(target=_beat, args=(beats,), name="beats", daemon=True).start()
     from apexrl.launch.actor_host import join
-    from apexrl.launch.supervisor import Interrupts
+    from apexrl.launch.interrupts import Interrupts
 
     began = time.monotonic()
     wishes = json.loads(sys.stdin.readline())

@@ -10,11 +10,13 @@ from typing import Any
 from apexrl.config import Config
 from apexrl.errors import ConfigError
 from apexrl.launch import run_claim
+from apexrl.launch.fork_client import preloaded
+from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.probe import probe
 from apexrl.launch.run_claim import Claim
 from apexrl.launch.run_ledger import Base, Ledger, base_of
 from apexrl.launch.serial import run_serial
-from apexrl.launch.supervisor import Interrupts, Supervisor, preloaded
+from apexrl.launch.supervisor import Supervisor
 from apexrl.launch.wiring import Wiring
 from apexrl.links.local.control_board import ControlBoard
 from apexrl.roles import checkpointing

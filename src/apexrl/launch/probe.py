@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from apexrl import errors
@@ -159,3 +159,12 @@ def revive(kind: str, text: str, trace: str) -> errors.ApexrlError:
     if isinstance(known, type) and issubclass(known, errors.ApexrlError):
         return known(text)
     return errors.WorkerError(trace.rstrip())
+
+
+def fatal_error(name: str, errors: Sequence[Mapping[str, Any]]) -> ApexrlError | None:
+    """The error of a worker that a restart would only repeat, if its ``error`` messages hold one."""
+    for values in errors:
+        if values["fatal"]:
+            kind, _, text = str(values["error"]).partition(": ")
+            return revive(kind, f"{name}: {text}", str(values["traceback"]))
+    return None

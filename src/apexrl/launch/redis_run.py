@@ -15,12 +15,14 @@ from apexrl.config.placement import Redis
 from apexrl.errors import ConfigError
 from apexrl.launch.actor_host import HOST_PRELOAD
 from apexrl.launch.beacon import Beacon
+from apexrl.launch.fork_client import preloaded
+from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.local_actor_host import LocalActorHost
 from apexrl.launch.local_run import supervise
 from apexrl.launch.probe import step_spec_to_json
 from apexrl.launch.run_claim import Claim
 from apexrl.launch.run_ledger import Ledger
-from apexrl.launch.supervisor import Interrupts, Supervisor, preloaded
+from apexrl.launch.supervisor import Supervisor
 from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.redis.keys import check_name
 from apexrl.links.redis.run_record import LearnerLease, RunRecord, host_name

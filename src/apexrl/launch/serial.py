@@ -9,8 +9,8 @@ import time
 from typing import Any
 
 from apexrl.errors import WorkerError
+from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.run_ledger import Ledger
-from apexrl.launch.supervisor import Interrupts
 from apexrl.launch.wiring import Wiring
 from apexrl.launch.worker_slots import slot_seed
 from apexrl.links.local.control_board import DROPPED

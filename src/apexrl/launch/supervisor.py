@@ -7,23 +7,20 @@ control board) that it created; their messages to it never block the sender.
 from __future__ import annotations
 
 import os
-import pickle
 import selectors
 import signal
-import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from types import FrameType
 from typing import Any
 
-from apexrl.agents import AGENTS
 from apexrl.config import Config
 from apexrl.errors import ApexrlError, EnvError, WorkerError
 from apexrl.launch.autotune import AutoTune
-from apexrl.launch.fork_server import Born, Died, ForkServer
-from apexrl.launch.probe import probe, probe_answer, probe_work, revive
+from apexrl.launch.fork_client import Born, Died, ForkClient, pickled
+from apexrl.launch.interrupts import Interrupts
+from apexrl.launch.probe import fatal_error, probe, probe_answer, probe_work
 from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.stall_dump import DUMP_SECONDS, START, ask_for_dump, process_state
 from apexrl.launch.wiring import Wiring
@@ -34,18 +31,6 @@ from apexrl.links.local.control_board import DROPPED, HURRY, RUN, STOP, ControlB
 from apexrl.links.local.stall_detector import StallDetector
 from apexrl.topologies.program import Probe, Program
 from apexrl.topologies.queue_links import queue_names
-
-PRELOAD = (
-    "torch",
-    "gymnasium",
-    "apexrl.envs",
-    "apexrl.launch.probe",
-    "apexrl.launch.worker_process",
-    "apexrl.replay",
-    "apexrl.roles",
-    "apexrl.shared.weights_board",
-)
-"""What the fork server imports before the first worker, whatever the run."""
 
 _TICK_SECONDS = 0.1
 _FIRST_TICK_SECONDS = 0.02  # until the first environment step, so that its time is known closely
@@ -58,39 +43,6 @@ _NUMBER_SECONDS = 1.0  # until a life's number is tried to be written again
 _HURRIED_GRACE_SECONDS = 5.0
 _HURRIED_KEEPER_SECONDS = 30.0  # it has a checkpoint to write
 _PROBE_TICKET = 0
-
-
-class Interrupts:
-    """Counts Ctrl-C, SIGTERM and SIGHUP while a run goes on, and restores their handlers afterwards.
-
-    A signal that is ignored stays so: that is what ``nohup`` asks for, and the shell for a command with ``&``. A closed
-    terminal may send SIGHUP several times, from the shell and from the kernel; it is one wish, and never the second.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Interrupts:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGHUP or not self.count:
-            self.count += 1
-
-
-def preloaded(config: Config) -> tuple[str, ...]:
-    """``PRELOAD`` and a shipped agent's module. One of your own is left to the workers, who can say why it fails."""
-    shipped = AGENTS.get(config.agent.agent)
-    return (*PRELOAD, shipped.where.partition(":")[0]) if shipped else PRELOAD
 
 
 class Supervisor:
@@ -114,7 +66,7 @@ class Supervisor:
         self._interrupts = interrupts
         self._hurried = hurried
         self._run_tag = uuid.uuid4().hex[:12]
-        self._server = ForkServer(preload, config.stall_timeout)
+        self._server = ForkClient(preload, config.stall_timeout)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ)
         self._slots: list[Slot] = []
@@ -247,7 +199,7 @@ class Supervisor:
     ) -> None:
         own = os.open(os.devnull, os.O_WRONLY) if output is None else output
         try:
-            self._server.fork(ticket, _pickled((function, args)), tag, channel, own)
+            self._server.fork(ticket, pickled((function, args)), tag, channel, own)
         finally:
             os.close(own)
 
@@ -289,9 +241,11 @@ class Supervisor:
                 self._ledger.tell(f"{slot.name} did not stop in good order: {slot.headline}", "warning")
             if slot.errors and slot.node.traits.writes_checkpoints and self._failure is None:
                 trace = slot.errors[-1]["traceback"]
-                self._failure = self._fatal(slot) or WorkerError(f"{slot.name} failed at the end:\n{trace}")
+                self._failure = fatal_error(slot.name, slot.errors) or WorkerError(
+                    f"{slot.name} failed at the end:\n{trace}"
+                )
             return
-        fatal = self._fatal(slot)
+        fatal = fatal_error(slot.name, slot.errors)
         role = [other for other in self._slots if other.node is slot.node and not (other.resting or other.gone)]
         if fatal is not None:
             self._give_up(slot, fatal)
@@ -313,14 +267,6 @@ class Supervisor:
         else:
             end = f"; {slot.log_end()}" if slot.stalled else ""
             self._ledger.tell(f"{slot.name}: {slot.headline}; starting it again{end}", "warning")
-
-    def _fatal(self, slot: Slot) -> ApexrlError | None:
-        """The error, when it is one that another life would only repeat."""
-        for values in slot.errors:
-            if values["fatal"]:
-                kind, _, text = str(values["error"]).partition(": ")
-                return revive(kind, f"{slot.name}: {text}", str(values["traceback"]))
-        return None
 
     def _can_go_on_without(self, slot: Slot) -> bool:
         """Whether enough others are left that do the same work, also on each of several queues."""
@@ -455,13 +401,3 @@ class Supervisor:
                 "spoilt_weight_reads": self._wiring.spoilt_weight_reads(),
             },
         )
-
-
-def _pickled(work: Sequence[Any]) -> bytes:
-    """Pickle for a local child. ``cloudpickle`` (which Gymnasium brings) also takes lambdas and notebook functions."""
-    try:
-        import cloudpickle  # type: ignore[import-untyped]
-    except ImportError:
-        return pickle.dumps(work)
-    data: bytes = cloudpickle.dumps(work)
-    return data

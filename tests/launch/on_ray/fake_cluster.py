@@ -15,12 +15,12 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 from apexrl.config import ActorConfig, Config
 from apexrl.config.placement import Ray
+from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.ray import cluster, driver, ray_slots
 from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.group_plan import most_actors, plan
 from apexrl.launch.ray.ray_actors import Hello, Look, Report
 from apexrl.launch.run_ledger import Base, Ledger
-from apexrl.launch.supervisor import Interrupts
 from apexrl.links.local.control_board import RUN
 from apexrl.links.local.worker_messages import Message
 from apexrl.run.folder import RunFolder, versions

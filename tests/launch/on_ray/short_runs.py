@@ -14,10 +14,10 @@ from plain_roles import Actor, Learner
 
 from apexrl.config import ActorConfig, Config, StopConfig
 from apexrl.config.placement import Ray
+from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.group_plan import most_actors, plan
 from apexrl.launch.run_ledger import Base, Ledger
-from apexrl.launch.supervisor import Interrupts
 from apexrl.run.folder import RunFolder
 from apexrl.run.status import RunStatus
 from apexrl.spec import Field

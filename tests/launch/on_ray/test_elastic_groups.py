@@ -15,10 +15,10 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 from apexrl.config import ActorConfig, Config
 from apexrl.config.placement import Ray
 from apexrl.errors import WorkerError
+from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.ray import driver, elastic_groups
 from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.ray_actors import GroupMemory, Hello, RoleProcess
-from apexrl.launch.supervisor import Interrupts
 
 
 @pytest.fixture

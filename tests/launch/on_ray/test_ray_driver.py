@@ -16,10 +16,10 @@ from plain_roles import Learner
 from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, RayTaskError
 
 from apexrl.errors import ClosedError, ConfigError, FencedError, LinkError, WorkerError
+from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.ray import driver, preflight, ray_actors, ray_slots, shard_clients
 from apexrl.launch.ray.ray_actors import GroupMemory, Hello, News, RayAssignment, Report, RoleProcess
 from apexrl.launch.ray.ray_slots import RaySlot
-from apexrl.launch.supervisor import Interrupts
 from apexrl.links.local.control_board import RUN
 from apexrl.run import ownership
 from apexrl.run.ownership import Fence, Lives

@@ -31,12 +31,12 @@ from short_runs import program
 from apexrl.cli import main, ray_status
 from apexrl.config import ActorConfig, Config, StopConfig
 from apexrl.config.placement import Ray
+from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.ray import ray_metrics
 from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.group_plan import plan
 from apexrl.launch.ray.ray_metrics import GroupRecord, Meters, RayMetrics, Record
 from apexrl.launch.run_ledger import Base, Ledger
-from apexrl.launch.supervisor import Interrupts
 from apexrl.run.folder import RunFolder
 from apexrl.run.metrics import RunLog
 from apexrl.run.status import PolicyLag, RunStatus, WorkerStatus

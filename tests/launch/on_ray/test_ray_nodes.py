@@ -17,8 +17,8 @@ from short_runs import Watcher, run
 from apexrl.config import ActorConfig, Config
 from apexrl.config.placement import Ray
 from apexrl.errors import ConfigError
+from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.ray.driver import Driver
-from apexrl.launch.supervisor import Interrupts
 from apexrl.run.ownership import Lives
 from apexrl.run.status import RunStatus
 

@@ -25,10 +25,10 @@ from apexrl.config.convert import override
 from apexrl.config.placement import Ray
 from apexrl.errors import ConfigError, LinkError, NonFiniteError
 from apexrl.launch import launch
+from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.ray import preflight
 from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.ray_actors import Hello
-from apexrl.launch.supervisor import Interrupts
 from apexrl.presets import with_topology
 from apexrl.run.status import RunStatus
 

@@ -13,7 +13,8 @@ from ray.exceptions import ActorDiedError, NodeDiedError, RayError, RayTaskError
 from apexrl.config import Config
 from apexrl.config.placement import Ray
 from apexrl.errors import ApexrlError, WorkerError
-from apexrl.launch.probe import revive
+from apexrl.launch.interrupts import Interrupts
+from apexrl.launch.probe import fatal_error
 from apexrl.launch.ray import run_totals
 from apexrl.launch.ray.cluster import Cluster, kill
 from apexrl.launch.ray.elastic_groups import ElasticGroups
@@ -26,7 +27,6 @@ from apexrl.launch.ray.shard_clients import life_name
 from apexrl.launch.restart_budget import REFILL_SECONDS, Ending
 from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.stall_dump import DUMP_SECONDS
-from apexrl.launch.supervisor import Interrupts
 from apexrl.launch.worker_slots import slot_seed
 from apexrl.links.local.control_board import COUNTERS, HURRY, RUN, STOP
 from apexrl.topologies import Probe, Program
@@ -373,12 +373,12 @@ class Driver:
                 slot.last_error = ""
             elif slot.node.traits.writes_checkpoints and self._failure is None:
                 ended = WorkerError(f"{slot.name} failed at the end:\n{slot.last_error}")
-                self._failure = self._fatal(slot) or ended
+                self._failure = fatal_error(slot.name, slot.errors) or ended
             else:
                 self._ledger.tell(f"{slot.name} did not stop in good order: {slot.headline}", "warning")
             return
         role = [other for other in self._there() if other.node.name == slot.node.name]
-        fatal = self._fatal(slot)
+        fatal = fatal_error(slot.name, slot.errors)
         if fatal is not None:
             self._give_up_group(group, fatal, now)
         elif all(other.patience.fails_always for other in role):
@@ -395,13 +395,6 @@ class Driver:
         else:
             where = f"; {slot.last_error}" if "--stall-timeout" in slot.hung else ""
             self._ledger.tell(f"{slot.name}: {slot.headline}; starting it again{where}", "warning")
-
-    def _fatal(self, slot: RaySlot) -> ApexrlError | None:
-        for values in slot.errors:
-            if values["fatal"]:
-                kind, _, text = str(values["error"]).partition(": ")
-                return revive(kind, f"{slot.name}: {text}", str(values["traceback"]))
-        return None
 
     def _give_up(self, error: ApexrlError) -> None:
         if self._failure is None:

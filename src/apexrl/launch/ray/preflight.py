@@ -12,11 +12,11 @@ from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError
 from apexrl.config import Config
 from apexrl.config.placement import Ray
 from apexrl.errors import ConfigError, EnvError, WorkerError
+from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.probe import revive
 from apexrl.launch.ray.cluster import Cluster
 from apexrl.launch.ray.group_plan import Plan, plan, resource_bundles
 from apexrl.launch.ray.ray_actors import Hello, hello, probe_on
-from apexrl.launch.supervisor import Interrupts
 from apexrl.run.folder import versions
 from apexrl.topologies import Probe
 from apexrl.topologies.ray_cut import queues

@@ -11,6 +11,7 @@ from typing import Any
 from apexrl.config import Config
 from apexrl.config.placement import Ray
 from apexrl.errors import ConfigError
+from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.local_run import record
 from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.group_plan import most_actors
@@ -18,7 +19,6 @@ from apexrl.launch.ray.ray_metrics import RayMetrics
 from apexrl.launch.ray.resources import remember
 from apexrl.launch.run_claim import Claim
 from apexrl.launch.run_ledger import Ledger
-from apexrl.launch.supervisor import Interrupts
 from apexrl.launch.wiring import Wiring
 from apexrl.run.status import Observer
 from apexrl.topologies import topology

@@ -7,16 +7,16 @@ from collections.abc import Callable
 import pytest
 
 from apexrl.errors import WorkerError
-from apexrl.launch import fork_server
-from apexrl.launch.fork_server import ForkServer
+from apexrl.launch import fork_client
+from apexrl.launch.fork_client import ForkClient
 
-START = fork_server.start
+START = fork_client.start
 
 
 @pytest.fixture(autouse=True)
 def _own_interpreter(_warm_fork_servers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers here start as they do elsewhere."""
-    monkeypatch.setattr(fork_server, "start", START)
+    monkeypatch.setattr(fork_client, "start", START)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
@@ -27,7 +27,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
 
 
 def test_a_module_that_cannot_be_imported_is_named() -> None:
-    server = ForkServer(["no_such_module_at_all"])
+    server = ForkClient(["no_such_module_at_all"])
     try:
         with pytest.raises(WorkerError, match="no_such_module_at_all"):
             wait_for(lambda: bool(server.events()))
@@ -36,7 +36,7 @@ def test_a_module_that_cannot_be_imported_is_named() -> None:
 
 
 def test_it_ends_when_its_maker_lets_go() -> None:
-    server = ForkServer([])
+    server = ForkClient([])
     assert wait_for(lambda: server.events() == [] and server.ready)
     pid = server.pid
     server.close()

@@ -1,0 +1,35 @@
+"""Ctrl-C, SIGTERM and SIGHUP while a run goes on."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+
+class Interrupts:
+    """Counts Ctrl-C, SIGTERM and SIGHUP while a run goes on, and restores their handlers afterwards.
+
+    A signal that is ignored stays so: that is what ``nohup`` asks for, and the shell for a command with ``&``. A closed
+    terminal may send SIGHUP several times, from the shell and from the kernel; it is one wish, and never the second.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGHUP or not self.count:
+            self.count += 1
