@@ -146,7 +146,7 @@ def test_the_softmax_of_values_maximises_the_soft_value() -> None:
         (lambda: soft_target(torch.ones(4), torch.ones(4), torch.ones(4), torch.ones(4), HALF), "next_q"),
         (lambda: critics_loss(torch.ones(2, 4), torch.ones(2)), "weights"),
         (lambda: policy_loss(torch.ones(2, 4), torch.ones(4, 1), HALF), "log_prob"),
-        (lambda: temperature_loss(torch.ones(4, 1), 1.0), "log_prob"),
+        (lambda: temperature_loss(HALF, torch.ones(4, 1), 1.0), "log_prob"),
         (lambda: soft_value(torch.ones(2, 4, 3), torch.ones(4, 2), HALF), "log_probs"),
         (lambda: soft_value(torch.ones(2, 4, 3, dtype=torch.int64), torch.ones(4, 3), HALF), "q is"),
     ],

@@ -45,7 +45,7 @@ LOG_RATIO_MAX = 20.0  # ours: an action that has become so much likelier says no
 
 
 class Evaluated(NamedTuple):
-    """What the network says of unrolls now."""
+    """The network's present outputs for unrolls."""
 
     log_prob: Tensor  # [T, B] log π(a|s)
     entropy: Tensor  # [T, B] nats
@@ -53,7 +53,7 @@ class Evaluated(NamedTuple):
 
 
 class Aims(NamedTuple):
-    """What an update's gradient steps go for, all [T, B] and without gradient."""
+    """Targets and advantages of one update, all [T, B] and without gradient."""
 
     target: Tensor  # of the values
     advantage: Tensor
@@ -264,7 +264,7 @@ class ActorCritic:
         return Gradients({GROUP: network.gradient}, None, metrics)
 
     def _evaluate(self, batch: Unrolls) -> Evaluated:
-        """The network's word on every observation; an LSTM runs anew from the state that the actor had."""
+        """The network's outputs for every observation; an LSTM runs again from the state that the actor had."""
         memory = LSTMState(batch.state[H], batch.state[C]) if self._units else None
         outputs, values = self._network.network.unroll(batch.observation, memory, batch.first, batch.resets)
         steps = len(batch.mask)

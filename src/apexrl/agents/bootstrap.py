@@ -1,4 +1,4 @@
-"""What Q-learning makes of the later state: the value of its best action, or Munchausen's soft value."""
+"""The value of the later state in Q-learning: that of its best action, or Munchausen's soft value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Box actions: agents think in −1 … 1, environments in their own units."""
+"""Box actions: converted between −1 … 1, which agents use, and the environment's units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What DDPG, TD3 and D4PG have in common: acting, the order of an update, and state. Their rules are in their files."""
+"""The common part of DDPG, TD3 and D4PG: acting, priorities and the update. Each one's losses are in its own file."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Deterministic(ABC):
         """Nothing is recorded but what every step has."""
         return {}
 
-    # What an algorithm is
+    # The algorithm's own part
 
     @abstractmethod
     def errors(self, batch: Transitions, now: Tensor, later: Tensor) -> Tensor:
@@ -74,11 +74,11 @@ class Deterministic(ABC):
 
     @abstractmethod
     def critic_loss(self, batch: Transitions) -> Loss:
-        """What the critics are to minimise."""
+        """The critics' loss."""
 
     @abstractmethod
     def policy_loss(self, batch: Transitions) -> Tensor:
-        """What the policy is to minimise, a scalar."""
+        """The policy's loss, a scalar."""
 
     # Acting
 
@@ -94,7 +94,7 @@ class Deterministic(ABC):
         return Acted(self._box.to_env(unit), {}, state)
 
     def priorities(self, items: Arrays) -> NDArray[np.float32]:
-        """What ``update`` would write back for these items, [N], if targets were the networks that act, without noise.
+        """The priorities [N] that ``update`` would write back if the acting networks were the targets, without noise.
 
         One pass of the policy and one of the critics over all of them (Horgan et al. 2018, appendix D).
         """

@@ -1,4 +1,4 @@
-"""Discrete actions as one number: of k choices at once, every combination is one of them."""
+"""Discrete actions as one number: each combination of k choices has its own."""
 
 from __future__ import annotations
 

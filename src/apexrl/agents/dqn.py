@@ -76,7 +76,7 @@ class DQN:
 
     @property
     def step_spec(self) -> dict[str, Field]:
-        """What priorities are computed from is recorded with every step."""
+        """Every step records the fields from which priorities are computed."""
         return self._returns.fields(self._choices.n)
 
     # Acting
@@ -217,7 +217,7 @@ class DQN:
         return differentiable(self._network.target)
 
     def _draw(self, rows: int, samples: int = 0) -> Draw:
-        """What one pass through the network draws anew: noise for all rows, τ ~ U(0, 1) for every row."""
+        """The random numbers of one pass through the network: noise for all rows, τ ~ U(0, 1) for every row."""
         if self._certain:
             return NOTHING
         network = self._network.network

@@ -1,4 +1,4 @@
-"""An agent's parameters and optimizer state as flat named vectors, which may lie in memory that others see too."""
+"""An agent's parameters and optimizer state as flat named vectors, which may lie in shared memory."""
 
 from __future__ import annotations
 

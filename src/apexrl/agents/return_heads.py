@@ -1,4 +1,4 @@
-"""What Q-learning learns of the return: its mean, its distribution over categories, or its quantiles.
+"""Learned properties of the return in Q-learning: its mean, its distribution over categories, or its quantiles.
 
 The network answers z for every action: one number, or N. ``read`` makes of it what the rest computes with: values,
 probabilities or quantiles. Expected and quantile kinds record means while acting, from which |δ| is computed;
@@ -80,7 +80,7 @@ class Returns(Protocol):
         ...
 
     def fields(self, actions: int) -> dict[str, Field]:
-        """What acting records."""
+        """The fields that acting records."""
         ...
 
     def recorded(self, answers: Tensor, q: Tensor, action: NDArray[np.int64]) -> dict[str, Array]:
@@ -92,7 +92,24 @@ class Returns(Protocol):
         ...
 
 
-class Expected:
+class RecordedMeans:
+    """The part of those kinds that record Q-values while acting, and compute priorities from them."""
+
+    def fields(self, actions: int) -> dict[str, Field]:
+        return {"q": Field((actions,), "float32", sampled=False)}
+
+    def recorded(self, answers: Tensor, q: Tensor, action: NDArray[np.int64]) -> dict[str, Array]:
+        return {"q": cast("Array", q.numpy())}
+
+    def priorities(self, fresh: Fresh, targets: Targets) -> Tensor:
+        """|R + discount·V(s') − Q(s, action)| [B] of recorded Q-values (Horgan et al. 2018, section 3)."""
+        q, later = fresh.tensor("q"), fresh.tensor("next_q")
+        reward = targets.reward(fresh.reward, q, fresh.action)
+        target = torch.addcmul(reward, fresh.discount, targets.value(later, later))
+        return td_error(q, fresh.action, target).abs()
+
+
+class Expected(RecordedMeans):
     """The mean alone (Mnih et al. 2015). κ of the Huber loss is 0 for ½δ²."""
 
     outputs = 1
@@ -122,20 +139,11 @@ class Expected:
         delta = td_error(z, action, target)
         return td_gradient(delta, action, weights, z.shape[1], self._huber), delta.abs()
 
-    def fields(self, actions: int) -> dict[str, Field]:
-        return recorded_means(actions)
-
-    def recorded(self, answers: Tensor, q: Tensor, action: NDArray[np.int64]) -> dict[str, Array]:
-        return {"q": cast("Array", q.numpy())}
-
-    def priorities(self, fresh: Fresh, targets: Targets) -> Tensor:
-        return error_of_means(fresh, targets)
-
 
 class Categorical:
     """Probabilities of N returns evenly spaced from v_min to v_max (Bellemare et al. 2017, C51).
 
-    The priority is the Kullback-Leibler divergence from the target (Hessel et al. 2018). What is recorded is on the
+    The priority is the Kullback-Leibler divergence from the target (Hessel et al. 2018). Recorded fields are on the
     CPU, wherever the network is.
     """
 
@@ -182,7 +190,7 @@ class Categorical:
         return torch.where(fresh.discount[:, None] > 0, fresh.tensor("next_greedy"), 1.0 / self.outputs)
 
 
-class Quantiles:
+class Quantiles(RecordedMeans):
     """N quantiles of the return (Dabney et al. 2018a), or those at fractions that are asked for (2018b).
 
     Args:
@@ -220,28 +228,6 @@ class Quantiles:
         asked = self._middles if fractions is None else fractions
         slope = quantile_gradient(quantiles, asked, target, self._huber) * (weights / len(weights))[:, None]
         return at_action(z, action, slope), (target.mean(dim=1) - quantiles.mean(dim=1)).abs()
-
-    def fields(self, actions: int) -> dict[str, Field]:
-        return recorded_means(actions)
-
-    def recorded(self, answers: Tensor, q: Tensor, action: NDArray[np.int64]) -> dict[str, Array]:
-        return {"q": cast("Array", q.numpy())}
-
-    def priorities(self, fresh: Fresh, targets: Targets) -> Tensor:
-        return error_of_means(fresh, targets)
-
-
-def recorded_means(actions: int) -> dict[str, Field]:
-    """Every step records the Q-values that chose its action."""
-    return {"q": Field((actions,), "float32", sampled=False)}
-
-
-def error_of_means(fresh: Fresh, targets: Targets) -> Tensor:
-    """|R + discount·V(s') − Q(s, action)| [B] of recorded Q-values (Horgan et al. 2018, section 3)."""
-    q, later = fresh.tensor("q"), fresh.tensor("next_q")
-    reward = targets.reward(fresh.reward, q, fresh.action)
-    target = torch.addcmul(reward, fresh.discount, targets.value(later, later))
-    return td_error(q, fresh.action, target).abs()
 
 
 def at_action(z: Tensor, action: Tensor, slope: Tensor) -> Tensor:

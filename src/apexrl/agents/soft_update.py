@@ -14,7 +14,7 @@ from apexrl.config import AgentConfig
 
 
 class CriticLoss(NamedTuple):
-    """What ``critic_loss`` returns for a batch."""
+    """The result of ``critic_loss`` for a batch."""
 
     loss: Tensor  # scalar, to be minimised
     priorities: Tensor  # [B] |δ|, mean over the critics
@@ -23,14 +23,14 @@ class CriticLoss(NamedTuple):
 
 
 class PolicyLoss(NamedTuple):
-    """What ``policy_loss`` returns for a batch."""
+    """The result of ``policy_loss`` for a batch."""
 
     loss: Tensor  # scalar, to be minimised
     log_prob: Tensor  # [B] log π(a|s), or its expectation: what the temperature learns from
 
 
 class SoftAgent(Protocol):
-    """What the functions below need of an agent."""
+    """The attributes that the functions below need of an agent."""
 
     _config: AgentConfig
     _policy: Trained[Any]

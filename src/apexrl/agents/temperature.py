@@ -1,4 +1,4 @@
-"""SAC's α: the price of a nat of entropy, fixed or learned (Haarnoja et al. 2018b, section 5)."""
+"""SAC's temperature α, the weight of the entropy: fixed or learned (Haarnoja et al. 2018b, section 5)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Temperature:
         return self.trained.network.log.detach().exp()
 
     def loss(self, log_prob: Tensor) -> Tensor:
-        """What α is to minimise, a scalar, from log π [B] of actions that the policy chose."""
+        """The loss of α, a scalar, from log π [B] of actions that the policy chose."""
         return temperature_loss(self.trained.network.log, log_prob, self._target_entropy)
 
     def gradient(self, log_prob: Tensor) -> Tensor:

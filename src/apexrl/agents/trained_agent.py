@@ -20,7 +20,7 @@ from apexrl.spec import Array
 
 
 class TrainedAgent(Protocol):
-    """What the methods below need of an agent."""
+    """The attributes that the methods below need of an agent."""
 
     networks: dict[str, Trained[Any]]  # parameter group -> network
     generators: dict[str, RandomGenerator]  # name in a checkpoint -> random generator

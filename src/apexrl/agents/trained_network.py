@@ -1,7 +1,7 @@
-"""A network with all that changes it: flat parameters, gradient, optimizer, target.
+"""A network in training: flat parameters, gradient, optimizer and target.
 
-Agents hold one for each network that learns. What acting does not need is made when first asked for, so that actors
-never hold it.
+An agent holds one for each network that learns. Gradient, optimizer and target are made at first use, so that actors
+never hold them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ N = TypeVar("N", bound=nn.Module)
 
 
 class Loss(NamedTuple):
-    """What an agent's ``loss`` returns for a batch."""
+    """The result of an agent's ``loss`` for a batch."""
 
     loss: Tensor  # scalar, to be minimised
     priorities: Tensor  # [B] |δ| of every row, before its importance weight
@@ -38,7 +38,7 @@ class Loss(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What ``gradients`` of an agent returns and its ``apply`` takes."""
+    """The result of an agent's ``gradients``, which its ``apply`` takes."""
 
     groups: dict[str, Tensor]  # group name -> flat gradient, clipped; holds until the next call
     priorities: NDArray[np.float32] | None  # [B] |δ|; None: of unrolls, which have none
@@ -76,7 +76,7 @@ class Trained(Generic[N]):
         return self.optimizer_for(self.parameters.vector)
 
     def optimizer_for(self, vector: Tensor) -> Optimizer:
-        """One like its own, for ``vector``: a part of the parameters, owned by somebody else."""
+        """An optimizer like its own for ``vector``, a part of the parameters that another process owns."""
         return make_optimizer(self._config, vector, self._learning_rate)
 
     @property

@@ -11,11 +11,8 @@ from torch import Tensor
 
 from apexrl.agents.sequence_batch import time_first
 from apexrl.agents.transition_batch import on_device, to_device, unread
-from apexrl.protocols import Sampled
+from apexrl.protocols import FRESH, Sampled
 from apexrl.spec import Array, split_observation
-
-FRESH = "fresh"
-"""Field of a batch, bool [B, T]: which steps are young enough to be learned from; without it all are."""
 
 
 class Unrolls(NamedTuple):

@@ -1,4 +1,4 @@
-"""What agents learn from: pure functions on tensors that check shapes and dtypes first. Each cites its source."""
+"""Targets and losses: pure functions on tensors that check shapes and dtypes first. Each cites its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What policy-gradient agents learn from: targets and advantages of unrolls, and how a policy follows them.
+"""Losses of policy-gradient agents: targets and advantages of unrolls, surrogates and value losses.
 
 T steps of B unrolls, time first. ``discount`` is γ·(1 − terminated) of each step. ``mask`` is false at final
 observations, which are no steps: nothing flows across them, and a truncated episode bootstraps from their value.
@@ -16,7 +16,7 @@ from apexrl.losses.shapes import check
 
 
 class Advantages(NamedTuple):
-    """What values are drawn to, and how much better than expected each action was; both without gradient."""
+    """Targets of the values, and how much better than expected each action was; both without gradient."""
 
     target: Tensor  # [T, B]
     advantage: Tensor  # [T, B], 0 where there is no step

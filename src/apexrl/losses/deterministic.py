@@ -1,4 +1,4 @@
-"""What agents with a deterministic policy learn from (Lillicrap et al. 2016, Fujimoto et al. 2018, Zhang et al. 2019).
+"""Losses of agents with a deterministic policy (Lillicrap et al. 2016, Fujimoto et al. 2018, Zhang et al. 2019).
 
 B is the batch, K the number of critics, d the size of an action. ``discount`` is what the value of the later state is
 multiplied by: γ^m after m rewards, 0 after a termination, and γ^m still after a truncation; over m > 1 steps it stands

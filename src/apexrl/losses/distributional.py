@@ -1,4 +1,4 @@
-"""Learning the distribution of the return: C51's categories, the quantiles of QR-DQN and IQN.
+"""Losses of the distribution of the return: C51's categories, the quantiles of QR-DQN and IQN.
 
 B is the batch, N the number of categories or quantiles. All losses are per row, [B]: importance weights and the mean
 over the batch come after.
@@ -34,7 +34,7 @@ def categorical_projection(reward: Tensor, discount: Tensor, probabilities: Tens
     position = position.clamp(0, last)  # clips to the support; and b = N − 1 + 1e-7 is no place
     lower = position.floor()
     to_upper = (position - lower) * probabilities.detach()
-    below = lower.nan_to_num().long()  # NaN is no place either; its mass stays NaN, for whoever looks
+    below = lower.nan_to_num().long()  # NaN is no index either; its mass stays NaN, so that it is found
     above = (below + 1).clamp(max=last)
     projected = torch.zeros_like(probabilities)
     projected.scatter_add_(1, below, probabilities.detach() - to_upper)

@@ -1,4 +1,4 @@
-"""What R2D2 learns from: rescaled values, n-step targets inside a sequence, one priority for all of its steps.
+"""Losses of R2D2: rescaled values, n-step targets inside a sequence, one priority for all of its steps.
 
 Kapturowski et al. 2019, Recurrent Experience Replay in Distributed Reinforcement Learning (ICLR), sections 2.3 and 3.
 L is the steps of a sequence, B the batch, n the number of actions; time comes first.

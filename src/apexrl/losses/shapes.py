@@ -1,4 +1,4 @@
-"""What a loss refuses before it computes anything."""
+"""Checks of shapes and dtypes, before a loss computes anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What entropy-regularised agents learn from (Haarnoja et al. 2018, arXiv 1801.01290 and 1812.05905).
+"""Losses of entropy-regularised agents (Haarnoja et al. 2018, arXiv 1801.01290 and 1812.05905).
 
 B is the batch, K the number of critics, n that of discrete actions. Entropies are in nats. ``temperature`` is α, a
 scalar. ``discount`` is what the value of the later state is multiplied by: γ^m after m rewards, 0 after a termination,

@@ -1,4 +1,4 @@
-"""What value-based agents learn from: pure functions on tensors that check shapes and dtypes first.
+"""Losses of value-based agents: pure functions on tensors that check shapes and dtypes first.
 
 ``discount`` is what the value of the later state is multiplied by: γ^m after m rewards, 0 after a termination,
 and γ^m still after a truncation. B is the batch, n the number of actions.
@@ -32,7 +32,7 @@ def n_step_return(reward: Tensor, discount: Tensor, bootstrap: Tensor) -> Tensor
 
 
 def taken(values: Tensor, action: Tensor) -> Tensor:
-    """What a network says of one action of every row: [B] of values [B, n], [B, N] of distributions [B, n, N].
+    """The outputs for one action of every row: [B] of values [B, n], [B, N] of distributions [B, n, N].
 
     Args:
         values: float.

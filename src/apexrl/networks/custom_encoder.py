@@ -20,7 +20,7 @@ _ROWS = 2  # of the observation that it is tried on: an encoder that mixes up it
 def own_encoder(name: str, spec: EnvSpec) -> tuple[nn.Module, int]:
     """An encoder made as ``Class(spec)`` and tried once, and its ``features``.
 
-    Whoever calls it, it is in training mode where a gradient is to be taken, and in evaluation mode elsewhere: in
+    It is in training mode where a gradient is to be taken, and in evaluation mode elsewhere: in
     acting, in priorities and in targets. So dropout and batch normalisation mean what they should. Frozen parameters
     (``requires_grad`` False) stay as they are; running statistics move all the same, unless the class overrides
     ``train`` to stay in evaluation mode.
@@ -68,7 +68,7 @@ def _set_mode(encoder: nn.Module, inputs: Any) -> None:
 
 
 class Draws:
-    """What an encoder draws while it learns, as dropout does: of every pass from generators that are seeded for it.
+    """The random numbers of an encoder while it learns, such as dropout's. Generators are seeded for every pass.
 
     PyTorch's own are left as they were, so that neither knows of the other. Seed and number of passes are all that a
     checkpoint needs to go on exactly.

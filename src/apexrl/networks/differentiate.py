@@ -1,4 +1,4 @@
-"""What a Q-network answers, with its gradient: by PyTorch's autograd for any network, by hand for a plain MLP.
+"""Outputs of a Q-network and their gradient: by PyTorch's autograd for any network, by hand for a shipped MLP.
 
 Small networks spend most of an update in autograd's bookkeeping and in launching kernels, not in arithmetic.
 By hand, both states go through the online network in one pass of which only the first half is differentiated, and

@@ -1,4 +1,4 @@
-"""What a policy's outputs mean: probabilities of choices, or a Gaussian over numbers.
+"""Action distributions made of a policy's outputs: categorical, or Gaussian.
 
 Acting draws from the actor's generator, choices in native code: behind a network's pass a dozen NumPy calls on a few
 numbers find cold caches. Learning is PyTorch and differentiable.
@@ -27,14 +27,14 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class Sample(NamedTuple):
-    """What a policy drew for B observations."""
+    """Actions drawn for B observations."""
 
     action: Array  # [B, ...]
     log_prob: Floats  # [B]
 
 
 class Score(NamedTuple):
-    """What a policy thinks of N actions, and of the choice that it had."""
+    """The log-probability of N actions and the entropy of their distributions."""
 
     log_prob: Tensor  # [N] float, log π(a|s)
     entropy: Tensor  # [N] float, nats
@@ -101,7 +101,7 @@ class Categorical:
 class Gaussian:
     """Independent normal variables; ``outputs`` are μ of all and then log σ of all, held between −5 and 2.
 
-    Nothing is squashed: whoever takes the numbers clips them, and the density is that of what was drawn (as in CleanRL
+    Nothing is squashed: the caller clips the numbers, and the density is that of what was drawn (as in CleanRL
     and Stable-Baselines3).
 
     Args:

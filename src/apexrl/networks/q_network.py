@@ -16,7 +16,7 @@ from apexrl.spec import EnvSpec
 
 
 class Draw(NamedTuple):
-    """What is random in one pass through a ``QNetwork``."""
+    """The random numbers of one pass through a ``QNetwork``."""
 
     noise: Tensor | None = None  # float32 [noise_size], f(ε) of all noisy layers; None: their means
     fractions: Tensor | None = None  # float32 [B, N] in 0 … 1, of an implicit network

@@ -87,7 +87,7 @@ class RecurrentTrunk(nn.Module):
         nn.init.ones_(forget)
 
     def inputs(self, observation: Observation) -> Tensor:
-        """What the LSTM sees: name -> [N, (stack,) *shape]; returns float32 [N, inputs]."""
+        """The inputs of the LSTM: name -> [N, (stack,) *shape]; returns float32 [N, inputs]."""
         x: Tensor = self.trunk(observation)
         past = [observation[name].reshape(len(x), -1).to(torch.float32) for name in self.past]
         return torch.cat((x, *past), dim=1) if past else x
@@ -199,7 +199,7 @@ class RecurrentQ(nn.Module):
         return self.body.unroll(observation, state, first, resets)
 
     def head(self, x: Tensor) -> Tensor:
-        """What the LSTM put out, float32 [..., units]; returns Q, float32 [..., actions]."""
+        """Outputs of the LSTM, float32 [..., units]; returns Q, float32 [..., actions]."""
         flat = x.reshape(-1, self.units)
         advantage = value = flat
         if self.streams is not None:

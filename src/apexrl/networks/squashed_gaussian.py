@@ -13,7 +13,7 @@ _LOG_2 = math.log(2.0)
 
 
 def gaussian(output: Tensor) -> tuple[Tensor, Tensor]:
-    """What a policy network says, [B, 2d], as μ and log σ, each [B, d]; log σ is held between −20 and 2."""
+    """A policy network's outputs, [B, 2d], as μ and log σ, each [B, d]; log σ is held between −20 and 2."""
     mean, log_std = output.chunk(2, dim=1)
     return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
 
