@@ -14,7 +14,7 @@ import pytest
 from apexrl.errors import ExhaustedError, LinkError
 from apexrl.links.local.inference import InferenceLink
 from apexrl.links.tcp import connected_hosts
-from apexrl.links.tcp.gateway_messages import MOST_EPISODES, MOST_TEXT, MOST_TEXTS, Beat, Record, say
+from apexrl.links.tcp.gateway_messages import MOST_EPISODES, MOST_TEXT, MOST_TEXTS, Beat, Record, send
 from apexrl.links.tcp.gateway_server import Gateway
 from apexrl.links.tcp.handshake import RefusedError, UnreachableError
 from apexrl.links.tcp.host_connection import HostConnection
@@ -215,7 +215,7 @@ def test_a_host_that_says_what_is_no_beat_is_cut_off_and_the_others_go_on(place:
         host.connect()
         host.join(1)
     assert bad._peer is not None
-    say(bad._peer, Beat(9, [1.0], []))  # a return without a length
+    send(bad._peer, Beat(9, [1.0], []))  # a return without a length
     until(lambda: place.gateway.counts.hosts == 1)
     with pytest.raises(UnreachableError):
         bad.beat()
@@ -263,7 +263,7 @@ def test_more_hosts_than_a_run_takes_are_refused_and_others_go_on(
 
 def test_a_host_that_takes_nothing_makes_nobody_wait(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     entered, go_on = threading.Event(), threading.Event()
-    real = connected_hosts.say
+    real = connected_hosts.send
 
     def slow(peer: socket.socket, message: Any) -> None:
         if isinstance(message, Record) and not entered.is_set():
@@ -273,7 +273,7 @@ def test_a_host_that_takes_nothing_makes_nobody_wait(place: Place, monkeypatch: 
 
     working, stalled = place.host(), place.host()
     working.connect()
-    monkeypatch.setattr(connected_hosts, "say", slow)
+    monkeypatch.setattr(connected_hosts, "send", slow)
     thread = threading.Thread(target=stalled.connect)
     thread.start()
     assert entered.wait(SECONDS)

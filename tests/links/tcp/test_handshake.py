@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from apexrl.errors import FrameError, LinkError
-from apexrl.links.tcp import frames as wire
-from apexrl.links.tcp import handshake
+from apexrl.links.tcp import frames, handshake
 from apexrl.links.tcp.handshake import RefusedError, UnreachableError
 from apexrl.links.tcp.host_connection import HostConnection
 from apexrl.links.tcp.remote_inference import RemoteInference
@@ -28,9 +27,9 @@ SECONDS = 120.0
 def test_a_refusal_of_somebody_without_the_token_is_shown_and_believed_in_nothing(kind: str) -> None:
     def pretend(listener: socket.socket) -> None:
         peer, _ = listener.accept()
-        end = wire.Peer(peer)
+        end = frames.Peer(peer)
         end.receive()
-        end.send(wire.CHALLENGE, head=bytes(32))
+        end.send(frames.CHALLENGE, head=bytes(32))
         end.receive(32)
         handshake.refuse(end, "\x1b]0;mine\x07" + "x" * 3000, replaced=bytes(32))
 
@@ -74,16 +73,16 @@ def test_a_name_that_was_good_once_is_looked_up_again(
 def test_frames_of_any_size_arrive_one_by_one_and_an_absent_one_is_not_waited_for() -> None:
     one, other = socket.socketpair()
     with one, other:
-        ends = wire.Peer(one), wire.Peer(other)
+        ends = frames.Peer(one), frames.Peer(other)
         bodies = [bytes([n % 251]) * n for n in (0, 1, 40_000, 40_000, 65_536, 300_000, 7)]
-        sender = threading.Thread(target=lambda: [ends[1].send(wire.REQUEST, body=body) for body in bodies])
+        sender = threading.Thread(target=lambda: [ends[1].send(frames.REQUEST, body=body) for body in bodies])
         sender.start()
         for body in bodies:
             assert bytes(ends[0].receive(300_000, SECONDS).body) == body
         sender.join(SECONDS)
         with pytest.raises(TimeoutError):
             ends[0].receive(seconds=0.001)
-        ends[1].send(wire.REQUEST, body=b"xx")
+        ends[1].send(frames.REQUEST, body=b"xx")
         with pytest.raises(FrameError, match="a body of 2 bytes; at most 1"):
             ends[0].receive(1, SECONDS)
 
@@ -97,7 +96,7 @@ def test_a_connection_may_have_any_descriptor() -> None:
     try:
         with one, other, socket.socket(fileno=fcntl.fcntl(one.fileno(), fcntl.F_DUPFD, 1100)) as high:
             assert high.fileno() >= 1100
-            end = wire.Peer(high)
+            end = frames.Peer(high)
             assert not end.readable(0.0)
             other.sendall(b"x")
             assert end.readable(SECONDS)

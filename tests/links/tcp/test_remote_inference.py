@@ -17,8 +17,7 @@ import pytest
 
 from apexrl.errors import LinkError
 from apexrl.links.local.inference import InferenceLink, RequestServer
-from apexrl.links.tcp import frames as wire
-from apexrl.links.tcp import gateway_server, remote_inference
+from apexrl.links.tcp import frames, gateway_server, remote_inference
 from apexrl.links.tcp.gateway_server import Gateway
 from apexrl.links.tcp.remote_inference import RemoteInference, RemoteRequestClient
 from apexrl.spec import Field
@@ -131,12 +130,12 @@ def test_whoever_does_not_belong_is_refused_with_the_reason(place: Place, change
     end.leave()
 
 
-def frame(kind: int, head_bytes: int = 0, body_bytes: int = 0, version: int = wire.PROTOCOL) -> bytes:
+def frame(kind: int, head_bytes: int = 0, body_bytes: int = 0, version: int = frames.PROTOCOL) -> bytes:
     """The beginning of one."""
     return struct.pack("<4sBBHII", b"apxi", version, kind, 0, head_bytes, body_bytes)
 
 
-OPEN = frame(wire.OPEN)
+OPEN = frame(frames.OPEN)
 
 
 def hello(**changes: Any) -> bytes:
@@ -150,19 +149,19 @@ def hello(**changes: Any) -> bytes:
         "schema": b"",
     }
     head = msgspec.msgpack.encode([*(fields | changes).values()])
-    return OPEN + frame(wire.HELLO, len(head), 32) + head + bytes(32)
+    return OPEN + frame(frames.HELLO, len(head), 32) + head + bytes(32)
 
 
 @pytest.mark.parametrize(
     ("data", "why"),
     [
         (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", "begins with b'GET '"),
-        (frame(wire.OPEN, version=wire.PROTOCOL + 1), "install the same apexrl"),
-        (OPEN + frame(wire.HELLO, 2**31), "at most 4096"),
-        (OPEN + frame(wire.HELLO, 0, 33), "at most 32"),
-        (frame(wire.REQUEST), "did not say hello"),
-        (OPEN + frame(wire.REQUEST), "did not say hello"),
-        (OPEN + frame(wire.HELLO, 3) + b"abc", "hello cannot be read"),
+        (frame(frames.OPEN, version=frames.PROTOCOL + 1), "install the same apexrl"),
+        (OPEN + frame(frames.HELLO, 2**31), "at most 4096"),
+        (OPEN + frame(frames.HELLO, 0, 33), "at most 32"),
+        (frame(frames.REQUEST), "did not say hello"),
+        (OPEN + frame(frames.REQUEST), "did not say hello"),
+        (OPEN + frame(frames.HELLO, 3) + b"abc", "hello cannot be read"),
         (hello(nonce=b"short"), "hello cannot be read"),
         (hello(), "does not know the run's token"),
         (hello(worker=-2), "hello cannot be read"),
@@ -181,7 +180,8 @@ def test_what_is_no_hello_is_refused(place: Place, data: bytes, why: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("kind", "split", "nbytes"), [(wire.REPLY, 0, 26), (wire.REQUEST, 2, 26), (wire.REQUEST, 0, 25), (wire.HELLO, 0, 0)]
+    ("kind", "split", "nbytes"),
+    [(frames.REPLY, 0, 26), (frames.REQUEST, 2, 26), (frames.REQUEST, 0, 25), (frames.HELLO, 0, 0)],
 )
 def test_a_worker_that_sends_something_else_is_cut_off_and_the_other_goes_on(
     place: Place, kind: int, split: int, nbytes: int
@@ -315,12 +315,12 @@ def test_the_token_never_travels_and_a_gateway_without_it_is_not_believed() -> N
         """Welcome whoever comes, and remember all that it says."""
         peer, _ = listener.accept()
         with peer:
-            end = wire.Peer(peer)
+            end = frames.Peer(peer)
             end.receive()
-            end.send(wire.CHALLENGE, head=bytes(range(32)))
+            end.send(frames.CHALLENGE, head=bytes(range(32)))
             said = end.receive(32)
             heard.extend(said.text + said.body)
-            end.send(wire.WELCOME, head=bytes(32))
+            end.send(frames.WELCOME, head=bytes(32))
             peer.settimeout(SECONDS)
             while data := peer.recv(4096):
                 heard.extend(data)
@@ -339,13 +339,14 @@ def test_the_token_never_travels_and_a_gateway_without_it_is_not_believed() -> N
 def test_a_connection_that_fails_in_any_way_is_cleaned_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
 
-    def broken(peer: wire.Peer, seconds: float) -> bool:
+    def broken(peer: frames.Peer, seconds: float) -> bool:
         raise ValueError("nobody thought of this")
 
-    monkeypatch.setattr(gateway_server.wire.Peer, "readable", broken)
+    monkeypatch.setattr(gateway_server.frames.Peer, "readable", broken)
     one, other = socket.socketpair()
     with one, other:
-        connection = gateway_server._Connection(place.link, wire.Peer(one), 0, 1, lambda steps: None, lambda why: None)
+        peer = frames.Peer(one)
+        connection = gateway_server._Connection(place.link, peer, 0, 1, lambda steps: None, lambda why: None)
         until(lambda: not any(thread.is_alive() for thread in connection._threads))
         assert not connection.alive
         assert other.recv(1) == b""

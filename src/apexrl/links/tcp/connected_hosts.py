@@ -1,4 +1,4 @@
-"""The hosts whose workers ask through a gateway: their connections, their slots, and what they tell."""
+"""The hosts connected to a gateway: their connections, slots and reports."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from apexrl.errors import ExhaustedError, FrameError, LinkError
 from apexrl.links.redis.values import printable
-from apexrl.links.tcp import frames as wire
-from apexrl.links.tcp.gateway_messages import Beat, Join, Joined, Leave, Orders, Record, hear_any, say
+from apexrl.links.tcp import frames
+from apexrl.links.tcp.gateway_messages import Beat, Join, Joined, Leave, Orders, Record, receive_any, send
 from apexrl.links.tcp.handshake import Caller, welcome
 from apexrl.run.status import Level
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 Tell = Callable[[str, Level], None]
 
 MOST_HOSTS: Final = 1024
-"""Connected at once."""
+"""The most hosts connected at a time."""
 
-_MOST_EPISODES = 100_000  # that wait to be taken; of more, the newest
+_MOST_EPISODES = 100_000  # that wait to be taken; beyond that, the oldest are dropped
 _LOOK_SECONDS = 0.02
-_LOOKING_SECONDS = 600.0  # that a host may look at its environment before it wants slots
+_LOOKING_SECONDS = 600.0  # how long a host may examine its environment before it leases slots
 
 
 class HostCounts:
-    """What came from other hosts and was not taken yet. For any number of threads."""
+    """Steps and episodes of other hosts that were not taken yet. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,18 +38,18 @@ class HostCounts:
         self._lengths: list[int] = []
 
     def step(self, steps: int) -> None:
-        """Environment steps came."""
+        """Add environment steps."""
         with self._lock:
             self._steps += steps
 
     def episodes(self, returns: list[float], lengths: list[int]) -> None:
-        """Episodes ended; as many returns as lengths."""
+        """Add episodes; as many returns as lengths."""
         with self._lock:
             self._returns = (self._returns + returns)[-_MOST_EPISODES:]
             self._lengths = (self._lengths + lengths)[-_MOST_EPISODES:]
 
     def take(self) -> tuple[int, list[float], list[int]]:
-        """(environment steps, returns, lengths), each once."""
+        """(environment steps, returns, lengths) since the last call."""
         with self._lock:
             found = self._steps, self._returns, self._lengths
             self._steps, self._returns, self._lengths = 0, [], []
@@ -60,24 +60,24 @@ class ConnectedHosts:
     """Hosts, each with a thread for its connection.
 
     Args:
-        record: what they are told of the run; None: none may come.
+        record: of the run, for the hosts; None: hosts are refused.
         leases: of the slots.
-        news: where what they tell goes.
-        tell: told who came and went.
+        news: receives steps and episodes.
+        tell: called with messages about hosts that join or leave.
     """
 
     def __init__(self, record: Record | None, leases: SlotLeases, news: HostCounts, tell: Tell) -> None:
         self._record, self._leases, self._news, self._tell = record, leases, news, tell
         self._silence = 0.0 if record is None else record.lease_seconds
         self._lock = threading.Lock()
-        self._open: dict[str, wire.Peer] = {}  # member -> its newest connection
-        self._arriving = 0  # that are being welcomed
-        self._numbers: dict[str, int] = {}  # member -> the last beat whose episodes were entered
+        self._open: dict[str, frames.Peer] = {}  # member -> its newest connection
+        self._arriving = 0  # hosts being admitted
+        self._numbers: dict[str, int] = {}  # member -> the last beat whose episodes were counted
         self._restarts: dict[str, int] = {}
         self._threads: list[threading.Thread] = []
         self._finished = self._closing = False
         self.env_steps = 0
-        """Of the whole run, to tell the hosts."""
+        """Of the whole run, for the hosts."""
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -85,12 +85,12 @@ class ConnectedHosts:
         with self._lock:
             return len(self._open), sum(self._restarts.values())
 
-    def admit(self, peer: wire.Peer, caller: Caller, where: str) -> None:
-        """Welcome a host that knows the token.
+    def admit(self, peer: frames.Peer, caller: Caller, where: str) -> None:
+        """Admit a host that knows the token.
 
         Raises:
-            LinkError: no host may come, or no more.
-            OSError: it hung up.
+            LinkError: the run takes no hosts, or no more.
+            OSError: it disconnected.
         """
         hello = caller.hello
         if self._record is None:
@@ -101,9 +101,9 @@ class ConnectedHosts:
             if len(self._open) + self._arriving >= MOST_HOSTS and hello.member not in self._open:
                 raise LinkError(f"{MOST_HOSTS} hosts work for this run already, and no more are let in")
             self._arriving += 1
-        try:  # it may be slow to take this, and others shall not wait for it
+        try:  # outside the lock: a slow host must not delay others
             welcome(peer, caller)
-            say(peer, self._record)
+            send(peer, self._record)
         finally:
             with self._lock:
                 self._arriving -= 1
@@ -123,7 +123,7 @@ class ConnectedHosts:
         thread.start()
 
     def finish(self, patience: float) -> None:
-        """Let every host know that the run is over, and wait up to ``patience`` seconds until they have left."""
+        """Tell every host that the run is over, and wait up to ``patience`` seconds until they have left."""
         with self._lock:
             self._finished = True
         deadline = time.monotonic() + patience
@@ -131,30 +131,30 @@ class ConnectedHosts:
             time.sleep(_LOOK_SECONDS)
 
     def close(self) -> None:
-        """Hang up on whoever is still there. They may read that the run is over, before they find nobody."""
+        """Disconnect the remaining hosts. They can still read that the run is over."""
         with self._lock:
             self._closing = True
             peers = list(self._open.values())
         for peer in peers:
             if self._finished:
                 with suppress(OSError):
-                    say(peer, Orders(0, finished=True))
+                    send(peer, Orders(0, finished=True))
             peer.shutdown()
         for thread in self._threads:
             thread.join()
 
-    def _serve(self, peer: wire.Peer, member: str, where: str) -> None:
+    def _serve(self, peer: frames.Peer, member: str, where: str) -> None:
         name, left = where, False
         silence = _LOOKING_SECONDS
         try:
             while not left:
-                message = hear_any(peer, silence)
+                message = receive_any(peer, silence)
                 if isinstance(message, Join):
                     silence = self._silence
                     name = printable(f"{message.host}:{message.pid}")
-                    say(peer, self._join(message, member, name))
+                    send(peer, self._join(message, member, name))
                 elif isinstance(message, Beat):
-                    say(peer, self._beat(message, member, name))
+                    send(peer, self._beat(message, member, name))
                 elif isinstance(message, Leave):
                     self._leases.leave(member)
                     left = True
@@ -204,7 +204,7 @@ class ConnectedHosts:
 
 
 def _plain(text: str) -> str:
-    """Lines fit for a terminal, whoever wrote them."""
+    """Lines that are safe for a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 

@@ -1,14 +1,14 @@
-"""Inference across hosts: the frames of ``links.local.inference``'s messages on a TCP connection.
+"""The frames of inference over TCP: messages of ``links.local.inference`` on a connection.
 
     magic 4 | version u8 | kind u8 | group u16 | head bytes u32 | body bytes u32 | head | body | code
 
-Numbers are little-endian. A connection begins with a hello (``inference_hello``) that says who asks, and for which
-columns; then requests go one way and replies the other, which have no head: their columns stand in the order of the
-link's fields. On the connection of a host, both ways have messages (``inference_messages``) as their bodies.
+Numbers are little-endian. A connection begins with a handshake (``handshake``) that identifies the worker and its
+columns. Then requests go one way and replies the other; they have no head, and their columns are in the order of the
+link's fields. On the connection of a host, frames of both directions have messages (``gateway_messages``) as bodies.
 
-After the hello every frame is authenticated: by TLS, or by a code of 16 bytes over its number in its direction and all
-its bytes, under a key of this connection. None is changed, repeated or dropped unseen. The code is an HMAC-SHA256;
-where both sides have the package cryptography a GMAC (AES-256), which takes a tenth of the time for images.
+After the handshake every frame is authenticated: by TLS, or by a code of 16 bytes over its number in its direction and
+all its bytes, under a key of this connection. So a changed, repeated or dropped frame is detected. The code is an
+HMAC-SHA256, or, if both sides have the package cryptography, a GMAC (AES-256), ten times as fast for images.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ else:
 
 PROTOCOL: Final = 3
 HELLO, WELCOME, REFUSED, REQUEST, REPLY, CHALLENGE, PING, PONG, MESSAGE, OPEN = range(1, 11)
-"""Kinds of frames. Whoever waits for a reply may ask for a sign of life; it does not wait for the server's."""
+"""Kinds of frames. The gateway answers a ping by itself, without the inference server."""
 HELLO_SECONDS: Final = 5.0
-"""That a new connection may take to say hello, or to be welcomed."""
+"""How long each half of the handshake may take."""
 
 _MAGIC: Final = b"apxi"
-_TLS_HANDSHAKE: Final = 22  # the first byte of whoever speaks TLS
+_TLS_HANDSHAKE: Final = 22  # the first byte of a TLS connection
 _FIXED = struct.Struct("<4sBBHII")
 _MOST_HEAD_BYTES = 4096
 _CODE_BYTES = 16
 _BUFFER_BYTES = 1 << 16
-_STALLED_SECONDS = 30.0  # for a frame that has begun, either way: then the other side counts as gone
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # seconds, seconds, times: where one can say it
+_STALLED_SECONDS = 30.0  # for a frame that has begun; then the other side counts as dead
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # seconds, seconds, times; where supported
 
 
 class TamperedError(FrameError):
-    """A frame is not the one that was sent at this place."""
+    """A frame was changed, repeated or dropped on the way."""
 
 
 class Frame(NamedTuple):
-    """What came. The body stays until the next frame is received."""
+    """A received frame. The body is valid until the next frame is received."""
 
     kind: int
     split: int  # group of the worker
@@ -68,9 +68,9 @@ class Frame(NamedTuple):
 
 
 class Peer:
-    """One end of a connection. One thread receives at a time; any may send.
+    """A connection that sends and receives frames. One thread at a time receives; any thread sends.
 
-    Small frames go at once, and whoever stalls, or lost its power, is noticed.
+    Small frames are sent at once. A peer that stalls or lost its power is detected.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -83,7 +83,7 @@ class Peer:
                 if hasattr(socket, name):
                     connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self._sending = threading.Lock()
-        self._buffer = bytearray(_BUFFER_BYTES)  # [begin, end) of it has come, and belongs to no frame yet
+        self._buffer = bytearray(_BUFFER_BYTES)  # [begin, end) was received and belongs to no frame yet
         self._begin = self._end = 0
         self._sent_code: _Code | None = None
         self._received_code: _Code | None = None
@@ -96,19 +96,19 @@ class Peer:
         return self._tls is not None
 
     def seal(self, sent: bytes, received: bytes, gmac: bool) -> None:
-        """From now on every frame has its code, under one key for each direction."""
+        """Authenticate every frame from now on, with one key for each direction."""
         self._sent_code, self._received_code = _Code(sent, gmac), _Code(received, gmac)
 
     def speaks_tls(self, deadline: float) -> bool:
-        """Whether what the other side says first begins TLS."""
+        """Whether the other side begins with TLS."""
         self._fill(1, deadline)
         return self._buffer[self._begin] == _TLS_HANDSHAKE
 
     def start_tls(self, context: ssl.SSLContext, deadline: float, name: str | None = None) -> bytes:
-        """Speak TLS from now on; ``name``: of the server, whose client this is. Returns the other side's certificate.
+        """Start TLS; ``name``: the server's, if this is the client. Returns the other side's certificate.
 
         Raises:
-            ssl.SSLError: it does not speak TLS, or one does not trust the other.
+            ssl.SSLError: the other side does not speak TLS, or one side does not trust the other.
         """
         tls = context.wrap_bio(self._incoming, self._outgoing, server_side=name is None, server_hostname=name)
         self._incoming.write(self._buffer[self._begin : self._end])
@@ -129,7 +129,7 @@ class Peer:
         return tls.getpeercert(binary_form=True) or b""
 
     def readable(self, seconds: float) -> bool:
-        """Whether something has come, or the connection is over; waits up to ``seconds``."""
+        """Wait up to ``seconds``. True: there is data, or the connection has ended."""
         if self._end > self._begin:
             return True
         if self._tls is not None:
@@ -149,7 +149,7 @@ class Peer:
         """Send one frame, whose body is ``columns``, or else ``body``.
 
         Raises:
-            OSError: the connection broke, or nobody took it for half a minute.
+            OSError: the connection broke, or the other side did not read for half a minute.
         """
         parts = [memoryview(body)] if columns is None else [_bytes_of(column) for column in columns.values()]
         fixed = _FIXED.pack(_MAGIC, PROTOCOL, kind, split, len(head), sum(part.nbytes for part in parts))
@@ -164,8 +164,8 @@ class Peer:
         """The next frame, whose body may have ``most`` bytes.
 
         Raises:
-            FrameError: it is no frame of this version, or a longer one; or (``TamperedError``) not what was sent.
-            OSError: the connection broke, or the frame did not come within ``seconds``.
+            FrameError: it is not a frame of this version, or too long; ``TamperedError``: it is not authentic.
+            OSError: the connection broke, or no frame arrived within ``seconds``.
         """
         deadline = time.monotonic() + seconds
         self._fill(_FIXED.size, deadline)
@@ -193,13 +193,13 @@ class Peer:
         return Frame(kind, split, bytes(frame[_FIXED.size : body]), frame[body:])
 
     def shutdown(self) -> None:
-        """Hang up; a thread that waits here hears it."""
+        """End the connection and wake a thread that waits on it."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self, patience: float = 0.0) -> None:
-        """Hang up, up to ``patience`` seconds after the other side was told: what it has sent and nobody read would
-        take from it what it was told last."""
+        """Close the connection. Wait up to ``patience`` seconds for the other side to close first: unread data here
+        would make the system discard the last frames sent."""
         if patience:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
@@ -209,11 +209,11 @@ class Peer:
         self._socket.close()
 
     def _wrong(self, why: str) -> FrameError:
-        """Of the beginning of a frame, whose code has not come yet: who has the key sends none that is wrong."""
+        """The error for an invalid frame head, whose code was not received yet: a peer with the key sends none."""
         return FrameError(why) if self._received_code is None else TamperedError(f"{_TAMPERED} ({why})")
 
     def _fill(self, nbytes: int, deadline: float) -> None:
-        """Wait until so many bytes stand in the buffer that belong to no frame yet."""
+        """Wait until the buffer has ``nbytes`` that belong to no frame yet."""
         if self._begin == self._end:
             self._begin = self._end = 0
         if self._begin + nbytes > len(self._buffer):
@@ -294,11 +294,12 @@ _TAMPERED = (
 
 
 class _Code:
-    """Of the frames of one direction, in their order."""
+    """The authentication codes of the frames of one direction, in order."""
 
     def __init__(self, key: bytes, gmac: bool) -> None:
         self._keyed = hmac.new(key, digestmod="sha256")
-        self._cipher = AESGCM(key) if gmac else None  # of nothing: what is left is the code of what comes with it
+        # It encrypts nothing: the result is the code of the associated data
+        self._cipher = AESGCM(key) if gmac else None
         self._number = 0
 
     def next(self, frame: bytearray | memoryview) -> bytes:
@@ -313,7 +314,7 @@ class _Code:
 
 
 def schema_of(request: Mapping[str, Field], reply: Mapping[str, Field], splits: Sequence[int]) -> bytes:
-    """Says whether two sides mean the same columns."""
+    """A digest that two sides with the same columns share."""
     sides = [[(name, list(field.shape), field.dtype) for name, field in side.items()] for side in (request, reply)]
     return hashlib.sha256(msgspec.msgpack.encode((PROTOCOL, sides, list(splits)))).digest()
 
@@ -329,7 +330,7 @@ def empty(fields: Mapping[str, Field], rows: int) -> dict[str, Array]:
 
 
 def fill(columns: Mapping[str, Array], body: memoryview) -> None:
-    """A body, whose size was checked, into ``columns`` in their order. What is no bool becomes one."""
+    """Copy a body of checked size into ``columns`` in their order. Values of bool columns become 0 or 1."""
     at = 0
     for column in columns.values():
         _bytes_of(column)[:] = body[at : at + column.nbytes]

@@ -1,6 +1,6 @@
-"""The end of inference over TCP on the server's host: remote workers' messages into the link's memory, and back.
+"""The inference gateway: copies requests of remote workers into the inference link's memory, and replies back.
 
-Whoever does not know the run's token is refused. Without TLS nothing is encrypted, and every frame is authenticated.
+Peers must know the run's token. Every frame is authenticated; it is encrypted only with TLS.
 """
 
 from __future__ import annotations
@@ -16,48 +16,48 @@ import numpy as np
 
 from apexrl.errors import FrameError, LinkError
 from apexrl.links.local.inference import InferenceLink
-from apexrl.links.tcp import frames as wire
+from apexrl.links.tcp import frames
 from apexrl.links.tcp.connected_hosts import ConnectedHosts, HostCounts, Tell
 from apexrl.links.tcp.gateway_messages import Record
 from apexrl.links.tcp.handshake import HOST, Caller, Hello, challenge, refuse, welcome
 from apexrl.links.tcp.handshake_limits import HandshakeLimits
 from apexrl.links.tcp.slot_leases import LEASE_BITS, SlotLeases
 
-_SLICE = 0.1  # seconds between looks at whether to end
-_ROOM_SECONDS = 0.001  # between looks at whether the server has read a predecessor's request
+_SLICE = 0.1  # seconds between checks whether to end
+_ROOM_SECONDS = 0.001  # between checks whether the server has read a predecessor's request
 _OVER = "this run has ended"
 
 
 class Counts(NamedTuple):
-    """What a gateway has seen in its life."""
+    """A gateway's counters."""
 
     hosts: int
     """Connected now."""
     workers: int
     """Connected now."""
     worker_lives: int
-    """Connections of workers that were let in."""
+    """Accepted connections of workers."""
     refused: int
-    """Connections that were not let in."""
+    """Refused connections."""
     worker_restarts: int
     """On their hosts."""
 
 
 class Gateway:
-    """Lets workers of other hosts ask through a link of this one.
+    """Connects workers of other hosts to an inference link of this one.
 
     Args:
-        link: whose workers they are to be.
+        link: to connect them to.
         token: that they must know.
-        record: what hosts are told of the run. None: workers alone may come.
+        record: of the run, for hosts. None: only workers may connect.
         host, port: where to listen; port 0 lets the system choose (``address``).
         first: slot of a remote worker; those before it are this host's.
-        lease_seconds: of a host's silence, after which its slots are free.
-        tell: told, by threads, who came, went and was refused, and why.
-        tls: to speak with whoever comes; None: no TLS.
+        lease_seconds: of silence after which a host's slots are free.
+        tell: called by threads with messages about peers that join, leave or are refused.
+        tls: for all connections; None: no TLS.
 
     Raises:
-        OSError: nobody can listen there.
+        OSError: cannot listen there.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Gateway:
     ) -> None:
         self._link, self._token, self._tell, self._tls = link, token, tell, tls
         self._run = "" if record is None else record.run_id
-        self._schema = wire.schema_of(link.request, link.reply, link.splits)
+        self._schema = frames.schema_of(link.request, link.reply, link.splits)
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._open: dict[int, _Connection] = {}  # worker -> its newest connection
@@ -84,7 +84,7 @@ class Gateway:
         self._leases = SlotLeases(link, first, lease_seconds)
         self.members = ConnectedHosts(record, self._leases, self._news, tell)
         for worker in range(first, link.workers):
-            link.worker(worker, 0).leave()  # whoever asked through a life of this gateway that was killed
+            link.worker(worker, 0).leave()  # of an earlier gateway that was killed
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family, backlog=128)
         self._socket.settimeout(_SLICE)
@@ -93,8 +93,8 @@ class Gateway:
         self._thread.start()
 
     def close(self, patience: float = 0.0) -> None:
-        """Tell the hosts that the run is over, wait up to ``patience`` seconds for them to leave; then end every
-        connection, and listen no more."""
+        """Stop listening, tell the hosts that the run is over, wait up to ``patience`` seconds for them to leave, and
+        close every connection."""
         self.members.finish(patience)
         self._closing.set()
         self._thread.join()
@@ -113,8 +113,7 @@ class Gateway:
             return Counts(hosts, workers, self._lives, self._greetings.failed, restarts)
 
     def news(self) -> tuple[int, list[float], list[int]]:
-        """Since the last call: environment steps that workers brought, and the episodes that hosts told of, as returns
-        and lengths."""
+        """Since the last call: environment steps, and returns and lengths of episodes."""
         return self._news.take()
 
     def _accept(self) -> None:
@@ -124,7 +123,7 @@ class Gateway:
                 connection, where = self._socket.accept()
             except TimeoutError:
                 continue
-            except OSError as error:  # no descriptor is free: those that are there go on
+            except OSError as error:  # no free descriptor: existing connections continue
                 self._tell(f"a connection could not be taken: {error}", "warning")
                 self._closing.wait(_SLICE)
                 continue
@@ -134,10 +133,10 @@ class Gateway:
             threading.Thread(target=self._greet, args=(connection, where), name="inference-hello", daemon=True).start()
 
     def _greet(self, connection: socket.socket, where: Any) -> None:
-        """Let a worker or a host in, or say why not."""
+        """Admit a worker or a host, or refuse it with a reason."""
         address, place = where[0], f"{where[0]}:{where[1]}"
         who, replaced = "somebody", b""
-        peer = wire.Peer(connection)
+        peer = frames.Peer(connection)
         try:
             caller = challenge(peer, self._token, self._tls)
             hello = caller.hello
@@ -151,29 +150,29 @@ class Gateway:
                 self._let_in(peer, caller, f"{who} at {place}", address)
         except ssl.SSLError as error:
             self._greetings.fail(address, f"{who} at {place}", f"TLS failed ({error.reason or error})")
-            peer.close(_SLICE)  # it may still be reading why
+            peer.close(_SLICE)  # it may still read the reason
         except (OSError, FrameError, LinkError) as error:
             self._greetings.fail(address, f"{who} at {place}", str(error))
             refuse(peer, str(error), replaced)
         finally:
             self._greetings.end(address)
 
-    def _let_in(self, peer: wire.Peer, caller: Caller, who: str, address: str) -> None:
+    def _let_in(self, peer: frames.Peer, caller: Caller, who: str, address: str) -> None:
         hello = caller.hello
         if hello.schema != self._schema:
             raise LinkError("its environments, or their groups, are not those of this run")
         self._leases.enter(hello.member, hello.worker, hello.generation >> LEASE_BITS)
         with self._lock:
-            self._look_whether_newer(hello)
-        welcome(peer, caller)  # it may be slow to take this, and others shall not wait for it
+            self._previous(hello)
+        welcome(peer, caller)  # outside the lock: a slow peer must not delay others
         with self._lock:
             try:
-                old = self._look_whether_newer(hello)
+                old = self._previous(hello)
             except LinkError as error:
-                peer.shutdown()  # it was welcomed: no refusal any more
+                peer.shutdown()  # it was accepted, so it cannot be refused any more
                 raise ConnectionAbortedError(str(error)) from None
             if old is not None:
-                old.end()  # two never write into the same columns
+                old.end()  # two connections must not write into the same columns
             self._lives += 1
             self._open[hello.worker] = _Connection(
                 self._link,
@@ -184,8 +183,8 @@ class Gateway:
                 lambda why: self._greetings.fail(address, who, f"{why}: cut off"),
             )
 
-    def _look_whether_newer(self, hello: Hello) -> _Connection | None:
-        """The worker's connection so far. Raises LinkError when it is no older than ``hello``."""
+    def _previous(self, hello: Hello) -> _Connection | None:
+        """The worker's present connection. LinkError: it is not older than ``hello``."""
         if self._closing.is_set():
             raise LinkError(_OVER)
         old = self._open.get(hello.worker)
@@ -195,12 +194,12 @@ class Gateway:
 
 
 class _Connection:
-    """A remote worker's requests into the memory, and the answers back: one thread each."""
+    """Copies a remote worker's requests into the memory and the answers back, with one thread for each direction."""
 
     def __init__(
         self,
         link: InferenceLink,
-        peer: wire.Peer,
+        peer: frames.Peer,
         worker: int,
         generation: int,
         stepped: Callable[[int], None],
@@ -210,9 +209,9 @@ class _Connection:
         self._peer = peer
         self._end = link.worker(worker, generation)
         self._splits = link.splits
-        self._request_bytes = wire.nbytes(link.request)
+        self._request_bytes = frames.nbytes(link.request)
         self._stepped, self._cut_off = stepped, cut_off
-        self._known = [False] * len(link.splits)  # groups of which the server has a request of this life
+        self._known = [False] * len(link.splits)  # groups with a request of this connection
         self._over = threading.Event()
         self._threads = [
             threading.Thread(target=self._until_broken, args=(loop,), name=f"inference-{worker}", daemon=True)
@@ -226,7 +225,7 @@ class _Connection:
         return not self._over.is_set()
 
     def end(self) -> None:
-        """Hang up, and wait until neither thread touches the memory."""
+        """Disconnect, and wait until neither thread uses the memory."""
         self._over.set()
         self._peer.shutdown()
         for thread in self._threads:
@@ -244,7 +243,7 @@ class _Connection:
             pass
         finally:
             self._over.set()
-            self._peer.shutdown()  # the other thread shall know
+            self._peer.shutdown()  # wakes the other thread
             self._end.leave()
 
     def _take_requests(self) -> None:
@@ -253,18 +252,18 @@ class _Connection:
             if not self._peer.readable(_SLICE):
                 continue
             kind, split, head, body = self._peer.receive(most)
-            if kind == wire.PING and not body:
-                self._peer.send(wire.PONG)
+            if kind == frames.PING and not body:
+                self._peer.send(frames.PONG)
                 continue
-            if kind != wire.REQUEST or head or split >= len(self._splits):
+            if kind != frames.REQUEST or head or split >= len(self._splits):
                 raise FrameError("a worker sent what is no request")
             if len(body) != self._splits[split] * self._request_bytes:
                 raise FrameError(f"a request of {len(body)} bytes is not that of {self._splits[split]} environments")
             while (columns := self._end.room(split)) is None:
                 if self._over.wait(_ROOM_SECONDS):
                     return
-            wire.fill(columns, body)
-            # The results of a life's first request are of actions that the server no longer knows.
+            frames.fill(columns, body)
+            # The results in a connection's first request are of actions that the server no longer knows.
             steps = self._splits[split] - int(np.count_nonzero(columns["starts"])) if self._known[split] else 0
             self._known[split] = True
             self._end.ask(split, time.monotonic())
@@ -273,5 +272,5 @@ class _Connection:
     def _give_answers(self) -> None:
         while not self._over.is_set():
             for split in self._end.answered():
-                self._peer.send(wire.REPLY, split, columns=self._end.take(split))
+                self._peer.send(frames.REPLY, split, columns=self._end.take(split))
             self._end.wait(_SLICE)

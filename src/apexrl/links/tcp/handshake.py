@@ -1,11 +1,11 @@
-"""How a connection to an inference gateway begins: each side shows the other that it knows the run's token.
+"""The handshake of a connection to an inference gateway: each side proves that it knows the run's token.
 
-    OPEN, in TLS or not  →  CHALLENGE, random bytes  →  HELLO, who asks + random bytes, proof  →  WELCOME, proof
-                                                                       or REFUSED, why (+ proof, of another run)
+    OPEN, with or without TLS  →  CHALLENGE, random bytes  →  HELLO, identity + random bytes, proof  →  WELCOME, proof
+                                                                      or REFUSED, reason (+ proof, of another run)
 
-A proof is the HMAC of the challenge and the whole hello under the token, which itself never travels. So are the two
-keys under which every later frame has a code, unless TLS protects them. A refusal may come from anybody: what it says
-is shown, and only a proof makes a host believe that another run is there.
+A proof is the HMAC of the challenge and the whole hello under the token, which itself is never sent. The two keys for
+the codes of later frames are derived in the same way, unless TLS is used. A refusal may come from any peer: its text is
+shown, but a host believes that another run is there only with a proof.
 """
 
 from __future__ import annotations
@@ -23,57 +23,57 @@ from msgspec import Meta
 
 from apexrl.errors import FrameError, LinkError
 from apexrl.links.redis.values import printable
-from apexrl.links.tcp import frames as wire
+from apexrl.links.tcp import frames
 from apexrl.links.tcp.tls import ClientTls, in_words
 
 LEAST_TOKEN: Final = 16
-"""Characters of a token: with fewer, who has heard one hello could find it by trying."""
+"""Least length of a token: a shorter one could be guessed from one recorded hello."""
 HOST: Final = -1
-"""In place of a worker's number: a host asks, for its workers."""
+"""Instead of a worker's number: the caller is a host."""
 
 _NONCE_BYTES = _PROOF_BYTES = 32
 _MOST_WHY = 400  # characters of a refusal
-_RETRY_NAMES = frozenset((socket.EAI_AGAIN, socket.EAI_SYSTEM))  # the server of names is away, and not the name
+_RETRY_NAMES = frozenset((socket.EAI_AGAIN, socket.EAI_SYSTEM))  # the name server fails; the name may be right
 _Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 _Name = Annotated[str, Meta(max_length=100)]
 
 
 class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Who asks to be let in."""
+    """The identity of a caller."""
 
     nonce: _Digest
     run: _Name
-    """Id of the run that it works for; empty: whichever is there."""
+    """Id of the run that it works for; empty: any."""
     member: _Name
-    """Id of its host's life."""
+    """Id of its host's process."""
     worker: Annotated[int, Meta(ge=HOST, lt=2**20)]
     generation: Annotated[int, Meta(ge=0, lt=2**62)] = 0
     schema: Annotated[bytes, Meta(max_length=64)] = b""
     gmac: bool = False
-    """It can make codes of frames so."""
+    """It supports GMAC."""
 
 
 class RefusedError(LinkError):
-    """The gateway let nobody in, and said why."""
+    """The gateway refused the connection, with a reason."""
 
     def __init__(self, text: str, replaced: bool) -> None:
         super().__init__(text)
         self.replaced = replaced
-        """Another run is there than the one that was wanted; known for certain."""
+        """Proven: the gateway belongs to another run."""
 
 
 class UnreachableError(LinkError, ConnectionError):
-    """Nobody is there: another attempt may succeed."""
+    """Nothing answers: another attempt may succeed."""
 
 
 class Caller(NamedTuple):
-    """Who said hello and knows the token, and what may be answered."""
+    """A caller that knows the token, and the proofs for the answer."""
 
     hello: Hello
     welcome: bytes
     """For ``welcome``."""
     replaced: bytes
-    """For ``refuse``: shows who has the token that another run is here than the wanted one."""
+    """For ``refuse``: proves to the caller that this is another run."""
     keys: tuple[bytes, bytes]
     """Of what is sent to the worker, and by it."""
     gmac: bool
@@ -95,19 +95,19 @@ def enter(
     generation: int = 0,
     schema: bytes = b"",
     tls: ClientTls | None = None,
-) -> wire.Peer:
-    """A connection to the gateway at ``address`` that it has welcomed.
+) -> frames.Peer:
+    """Connect to the gateway at ``address`` and complete the handshake.
 
     Args:
-        seconds: that making the connection may take.
-        tls: how the gateway is known; None: it speaks no TLS.
+        seconds: timeout of connecting.
+        tls: how to verify the gateway; None: no TLS.
 
     Raises:
-        UnreachableError: nobody answers there, or it hung up; or nobody can say now where a host is, of which it was
-            known once (``run``).
-        RefusedError: it refused, and says why.
-        LinkError: it does not know the token itself, or is not the one that ``tls`` means; or no host has that name.
-        FrameError: what answers there is no gateway of this version.
+        UnreachableError: nothing answers there, or it disconnected; or the name of a host that was found before
+            (``run``) cannot be resolved now.
+        RefusedError: it refused, with a reason.
+        LinkError: it does not know the token, or is not the gateway that ``tls`` verifies; or no host has that name.
+        FrameError: it is not a gateway of this version.
     """
     where = f"{address[0]}:{address[1]}"
     context = tls.context() if tls else None
@@ -119,15 +119,15 @@ def enter(
         raise LinkError(f"{where}: no host has that name ({error.strerror})") from None
     except OSError as error:
         raise UnreachableError(f"no inference gateway answers at {where}: {error}") from None
-    peer = wire.Peer(connection)
+    peer = frames.Peer(connection)
     try:
         if tls and context:
-            tls.check(peer.start_tls(context, time.monotonic() + wire.HELLO_SECONDS, address[0]), where)
+            tls.check(peer.start_tls(context, time.monotonic() + frames.HELLO_SECONDS, address[0]), where)
         _say_hello(
             peer,
             where,
             token,
-            Hello(secrets.token_bytes(_NONCE_BYTES), run, member, worker, generation, schema, wire.HAS_GMAC),
+            Hello(secrets.token_bytes(_NONCE_BYTES), run, member, worker, generation, schema, frames.HAS_GMAC),
         )
     except ssl.SSLEOFError as error:
         peer.close()
@@ -144,16 +144,16 @@ def enter(
     return peer
 
 
-def _say_hello(peer: wire.Peer, where: str, token: str, hello: Hello) -> None:
-    peer.send(wire.OPEN)
+def _say_hello(peer: frames.Peer, where: str, token: str, hello: Hello) -> None:
+    peer.send(frames.OPEN)
     begun = _answer(peer, where, hello)
-    if begun.kind != wire.CHALLENGE or len(begun.text) != _NONCE_BYTES:
+    if begun.kind != frames.CHALLENGE or len(begun.text) != _NONCE_BYTES:
         raise FrameError(f"what answers at {where} is no inference gateway")
     said = msgspec.msgpack.encode(hello)
     secret = _Secret(token, begun.text + said)
-    peer.send(wire.HELLO, head=said, body=secret.proof(b"worker"))
+    peer.send(frames.HELLO, head=said, body=secret.proof(b"worker"))
     answer = _answer(peer, where, hello, secret)
-    if answer.kind != wire.WELCOME:
+    if answer.kind != frames.WELCOME:
         raise FrameError(f"what answers at {where} is no inference gateway")
     gmac = hello.gmac and hmac.compare_digest(answer.text, secret.proof(b"gateway with GMAC"))
     if not gmac and not hmac.compare_digest(answer.text, secret.proof(b"gateway")):
@@ -162,37 +162,37 @@ def _say_hello(peer: wire.Peer, where: str, token: str, hello: Hello) -> None:
         peer.seal(secret.proof(b"frames of worker"), secret.proof(b"frames of gateway"), gmac)
 
 
-def _answer(peer: wire.Peer, where: str, hello: Hello, secret: _Secret | None = None) -> wire.Frame:
-    """What the gateway says. Raises RefusedError when that is a refusal."""
-    frame = peer.receive(seconds=wire.HELLO_SECONDS)
-    if frame.kind != wire.REFUSED:
+def _answer(peer: frames.Peer, where: str, hello: Hello, secret: _Secret | None = None) -> frames.Frame:
+    """The gateway's answer. RefusedError: it is a refusal."""
+    frame = peer.receive(seconds=frames.HELLO_SECONDS)
+    if frame.kind != frames.REFUSED:
         return frame
     mark, why = _refusal(frame.text)
     replaced = secret is not None and hmac.compare_digest(mark, secret.proof(b"replaced"))
     raise RefusedError(f"the inference gateway at {where} refused {_called(hello.worker)}: {why}", replaced)
 
 
-def challenge(peer: wire.Peer, token: str, tls: ssl.SSLContext | None = None) -> Caller:
-    """The gateway's side: whoever says hello and knows the token, within ``wire.HELLO_SECONDS``.
+def challenge(peer: frames.Peer, token: str, tls: ssl.SSLContext | None = None) -> Caller:
+    """The gateway's side: a caller that proves to know the token within ``frames.HELLO_SECONDS``.
 
     Raises:
-        LinkError: it does not know the token, or does not speak TLS where it must.
-        FrameError: it says something else.
-        OSError: it hung up, or says nothing; as ``ssl.SSLError``: TLS failed.
+        LinkError: it does not know the token, or uses TLS where it must not or the reverse.
+        FrameError: it sent something else.
+        OSError: it disconnected or is silent; ``ssl.SSLError``: TLS failed.
     """
-    deadline = time.monotonic() + wire.HELLO_SECONDS
+    deadline = time.monotonic() + frames.HELLO_SECONDS
     if peer.speaks_tls(deadline):
         if tls is None:
             raise LinkError("it speaks TLS, and this run does not: give --tls-cert or --tls-self-signed here")
         peer.start_tls(tls, deadline)
     elif tls is not None:
         raise LinkError("it does not speak TLS, and this run does: give apexrl envs --tls-fingerprint or --tls-ca")
-    if peer.receive(seconds=deadline - time.monotonic()).kind != wire.OPEN:
+    if peer.receive(seconds=deadline - time.monotonic()).kind != frames.OPEN:
         raise FrameError("it did not say hello")
     own = secrets.token_bytes(_NONCE_BYTES)
-    peer.send(wire.CHALLENGE, head=own)
+    peer.send(frames.CHALLENGE, head=own)
     kind, _, said, proof = peer.receive(_PROOF_BYTES, deadline - time.monotonic())
-    if kind != wire.HELLO:
+    if kind != frames.HELLO:
         raise FrameError("it did not say hello")
     secret = _Secret(token, own + said)
     try:
@@ -202,27 +202,27 @@ def challenge(peer: wire.Peer, token: str, tls: ssl.SSLContext | None = None) ->
     if not hmac.compare_digest(proof, secret.proof(b"worker")):
         raise LinkError("it does not know the run's token")
     keys = secret.proof(b"frames of gateway"), secret.proof(b"frames of worker")
-    gmac = hello.gmac and wire.HAS_GMAC
+    gmac = hello.gmac and frames.HAS_GMAC
     answer = secret.proof(b"gateway with GMAC" if gmac else b"gateway")
     return Caller(hello, answer, secret.proof(b"replaced"), keys, gmac)
 
 
-def welcome(peer: wire.Peer, caller: Caller) -> None:
-    """Let it in: from now on, frames of this connection are its own."""
-    peer.send(wire.WELCOME, head=caller.welcome)
+def welcome(peer: frames.Peer, caller: Caller) -> None:
+    """Accept the caller and begin to authenticate frames."""
+    peer.send(frames.WELCOME, head=caller.welcome)
     if not peer.encrypted:
         peer.seal(*caller.keys, caller.gmac)
 
 
-def refuse(peer: wire.Peer, why: str, replaced: bytes = b"") -> None:
-    """Say why, if anybody still listens, and hang up."""
+def refuse(peer: frames.Peer, why: str, replaced: bytes = b"") -> None:
+    """Send the reason, if the peer still listens, and disconnect."""
     with suppress(OSError):
-        peer.send(wire.REFUSED, head=msgspec.msgpack.encode((replaced, why[:_MOST_WHY])))
+        peer.send(frames.REFUSED, head=msgspec.msgpack.encode((replaced, why[:_MOST_WHY])))
     peer.close()
 
 
 class _Secret:
-    """What only who knows the token can tell of one hello: its challenge and all that was said."""
+    """Derives proofs and keys from the token, for one challenge and hello."""
 
     def __init__(self, token: str, hello: bytes) -> None:
         self._token, self._hello = token.encode(), hello
@@ -236,7 +236,7 @@ def _called(worker: int) -> str:
 
 
 def _refusal(answer: bytes) -> tuple[bytes, str]:
-    """What was sent by whom nobody knows yet, fit for a terminal."""
+    """A refusal of an unverified peer, made safe for a terminal."""
     try:
         mark, why = _refusals.decode(answer)
     except msgspec.MsgspecError:

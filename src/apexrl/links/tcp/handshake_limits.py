@@ -1,7 +1,7 @@
-"""Who says hello to an inference gateway: how many at once, how often in vain, and what is told of it.
+"""Limits on unfinished and failed handshakes at an inference gateway, and on log lines about them.
 
-Anybody who reaches the port may knock. So the connections of whom nobody knows yet are bounded, in all and from one
-address; an address that failed often waits; and the log gets the first failure at once and then one line a period.
+Anyone who reaches the port may connect. So unfinished handshakes are bounded, in total and per address; an address with
+many failures is refused for a while; and the first failure is logged at once, later ones in one line per period.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from typing import Final
 from apexrl.run.status import Level
 
 MOST: Final = 256
-"""Connections that say hello at once; each has a thread, for ``wire.HELLO_SECONDS`` at most."""
+"""Unfinished handshakes at a time; each has a thread for at most ``frames.HELLO_SECONDS``."""
 MOST_OF_ADDRESS: Final = 128
-"""… from one address: the workers of a large host come all at once after a restart."""
+"""The same from one address: the workers of a large host all connect at once after a restart."""
 MOST_FAILURES: Final = 200
-"""Of one address in one period: what then comes from there is closed unheard until the period is over."""
+"""Failures of one address in a period, after which its connections are closed until the period ends."""
 PERIOD_SECONDS: Final = 10.0
 
-_MOST_ADDRESSES = 256  # with a count of their own, in a period
+_MOST_ADDRESSES = 256  # counted separately in a period
 _SHOWN = 4
 
 
 class HandshakeLimits:
-    """For any number of threads.
+    """Counts handshakes and failures. Thread-safe.
 
     Args:
-        tell: told what failed.
+        tell: called with messages about failures.
     """
 
     def __init__(self, tell: Callable[[str, Level], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._tell, self._clock = tell, clock
         self._lock = threading.Lock()
-        self._present: dict[str, int] = {}  # address -> connections that say hello
+        self._present: dict[str, int] = {}  # address -> unfinished handshakes
         self._failures: dict[str, int] = {}  # address -> in this period
-        self._others = 0  # failures of addresses for which there was no room
-        self._untold: dict[str, int] = {}  # address -> failures that no line has told
-        self._why: dict[str, str] = {}  # address -> of the last one
+        self._others = 0  # failures of addresses beyond the limit
+        self._untold: dict[str, int] = {}  # address -> failures that are not logged yet
+        self._why: dict[str, str] = {}  # address -> reason of the last failure
         self._ends = clock() + PERIOD_SECONDS
-        self._told = False  # a line, in this period
+        self._told = False  # a line was logged in this period
         self.failed = 0
         """In all."""
 
     def begin(self, address: str) -> bool:
-        """Whether one more connection from there may say hello now; if so, ``end`` must follow."""
+        """Whether another handshake with that address may begin; if so, ``end`` must follow."""
         with self._lock:
             present = self._present.get(address, 0)
             if sum(self._present.values()) >= MOST or present >= MOST_OF_ADDRESS:
@@ -66,7 +66,7 @@ class HandshakeLimits:
                 del self._present[address]
 
     def fail(self, address: str, who: str, why: str) -> None:
-        """Somebody from there was not let in, or was cut off again."""
+        """Record a failed handshake or a broken protocol."""
         with self._lock:
             self._count(address, why)
             first, self._told = not self._told, True
@@ -76,13 +76,13 @@ class HandshakeLimits:
             self._tell(f"{who} was refused: {why}", "warning")
 
     def look(self) -> None:
-        """At the end of a period, tell what happened in it. To be called often."""
+        """Log the failures of a period that has ended. Call it often."""
         with self._lock:
             if self._clock() < self._ends:
                 return
             untold, others, why = self._untold, self._others, self._why
             self._failures, self._untold, self._why, self._others = {}, {}, {}, 0
-            self._told = bool(untold or others)  # the next line comes a period later, too
+            self._told = bool(untold or others)  # the next line comes a period later
             self._ends = self._clock() + PERIOD_SECONDS
         if not (untold or others):
             return

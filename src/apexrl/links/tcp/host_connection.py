@@ -1,4 +1,4 @@
-"""A host's own connection to an inference gateway: the run's record, slots for its workers, and what goes on."""
+"""A host's connection to an inference gateway: the run's record, slots for its workers, and heartbeats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from apexrl.errors import ExhaustedError, FrameError
 from apexrl.links.redis.values import printable
-from apexrl.links.tcp import frames as wire
+from apexrl.links.tcp import frames
 from apexrl.links.tcp import gateway_messages as messages
 from apexrl.links.tcp.handshake import HOST, UnreachableError, enter
 from apexrl.links.tcp.slot_leases import Lease
@@ -20,14 +20,14 @@ _T = TypeVar("_T", bound=messages.Message)
 
 
 class HostConnection:
-    """For one thread. A connection that broke is made anew with ``connect``.
+    """For one thread. After the connection broke, call ``connect`` again.
 
     Args:
         address: (host, port) of the gateway.
         token: of the run; never sent.
-        name, pid: of this host, for people.
-        tls: how the gateway is known; None: it speaks no TLS.
-        connect_seconds: that making the connection may take.
+        name, pid: of this host, for messages.
+        tls: how to verify the gateway; None: no TLS.
+        connect_seconds: timeout of connecting.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class HostConnection:
         self.leases: list[Lease] = []
         self._name, self._pid = name, pid
         self._connect_seconds = connect_seconds
-        self._peer: wire.Peer | None = None
-        self._number = 0  # of the newest beat that was begun
+        self._peer: frames.Peer | None = None
+        self._number = 0  # of the newest beat
 
     @property
     def where(self) -> str:
@@ -53,26 +53,26 @@ class HostConnection:
         return f"{self.address[0]}:{self.address[1]}"
 
     def connect(self, run: str = "") -> messages.Record:
-        """Be let in, for the run with this id (empty: whichever is there); returns its record.
+        """Connect, for the run with this id (empty: any); returns its record.
 
-        Slots that this host had are its own again, as far as nobody has them: see ``leases`` afterwards.
+        Slots that this host had are leased again unless another host has them: see ``leases`` afterwards.
 
         Raises:
-            UnreachableError: nobody answers; try again.
+            UnreachableError: nothing answers; try again.
             LinkError: this host is refused; the message says why.
-            FrameError: what answers is no gateway of this version.
+            FrameError: it is not a gateway of this version.
         """
         self.hang_up()
         peer = enter(
             self.address, self.token, self._connect_seconds, run=run, member=self.member, worker=HOST, tls=self.tls
         )
         try:
-            record = messages.hear_record(peer, _ANSWER_SECONDS)
+            record = messages.receive_record(peer, _ANSWER_SECONDS)
             if self.leases:
                 wish = messages.Join(0, self._name, self._pid, self.leases)
-                messages.say(peer, wish)
-                self.leases = list(messages.hear(peer, messages.Joined, _ANSWER_SECONDS).slots)
-        except (OSError, wire.TamperedError) as error:
+                messages.send(peer, wish)
+                self.leases = list(messages.receive(peer, messages.Joined, _ANSWER_SECONDS).slots)
+        except (OSError, frames.TamperedError) as error:
             peer.close()
             raise UnreachableError(f"the inference gateway at {self.where} hung up: {error}") from None
         except BaseException:
@@ -85,7 +85,7 @@ class HostConnection:
         """Lease so many slots: ``leases``.
 
         Raises:
-            ExhaustedError: not so many are free.
+            ExhaustedError: fewer are free.
             UnreachableError, FrameError: as ``connect``.
         """
         joined = self._ask(messages.Join(wanted, self._name, self._pid), messages.Joined)
@@ -101,10 +101,10 @@ class HostConnection:
         restarts: int = 0,
         again: bool = False,
     ) -> messages.Orders:
-        """Say that this host lives, and what happened.
+        """Send a heartbeat with a report.
 
         Args:
-            again: it is what the last call said, of which no answer came; it counts once.
+            again: repeat the last report, whose answer was lost; it counts once.
 
         Raises:
             UnreachableError, FrameError: as ``connect``.
@@ -116,20 +116,20 @@ class HostConnection:
         return self._ask(beat, messages.Orders)
 
     def _told(self) -> messages.Orders | None:
-        """What the gateway has said without being asked: its last word."""
+        """The last message that the gateway sent unasked."""
         if self._peer is None or not self._peer.readable(0.0):
             return None
         try:
-            return messages.hear(self._peer, messages.Orders, _ANSWER_SECONDS)
-        except (OSError, wire.TamperedError) as error:
+            return messages.receive(self._peer, messages.Orders, _ANSWER_SECONDS)
+        except (OSError, frames.TamperedError) as error:
             self.hang_up()
             raise UnreachableError(f"the inference gateway at {self.where} is away: {error}") from None
 
     def leave(self) -> None:
-        """Give the slots back, if anybody listens."""
+        """Release the slots, if the gateway can be reached."""
         if self._peer is not None:
             with suppress(OSError):
-                messages.say(self._peer, messages.Leave())
+                messages.send(self._peer, messages.Leave())
         self.hang_up()
         self.leases = []
 
@@ -142,9 +142,9 @@ class HostConnection:
         if self._peer is None:
             raise UnreachableError(f"there is no connection to the inference gateway at {self.where}")
         try:
-            messages.say(self._peer, message)
-            return messages.hear(self._peer, kind, _ANSWER_SECONDS)
-        except (OSError, wire.TamperedError) as error:
+            messages.send(self._peer, message)
+            return messages.receive(self._peer, kind, _ANSWER_SECONDS)
+        except (OSError, frames.TamperedError) as error:
             self.hang_up()
             raise UnreachableError(f"the inference gateway at {self.where} is away: {error}") from None
         except FrameError:

@@ -1,4 +1,4 @@
-"""Which host has which workers' slots of an inference link: leases that end with their host's silence."""
+"""Leases of remote workers' slots of an inference link. A lease ends after its host was silent for too long."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from apexrl.errors import ExhaustedError, LinkError
 from apexrl.links.local.inference import InferenceLink
 
 LEASE_BITS: Final = 40
-"""A worker's generation on the wire is lease · 2^40 + life · 2^20 + connection: whichever changes, it is a new life."""
+"""A worker's generation in the link is lease · 2^40 + worker's generation · 2^20 + connection, so each change
+counts."""
 LIFE_BITS: Final = 20
 
 Lease = tuple[int, int]
@@ -21,15 +22,15 @@ Lease = tuple[int, int]
 class _Holder(NamedTuple):
     member: str
     lease: int
-    until: float  # by the clock, unless it renews
+    until: float  # by the clock
 
 
 class SlotLeases:
-    """For any number of threads. What it must know of a life of the gateway that was killed stands in the link.
+    """Thread-safe. The generations of a killed gateway's leases are read from the link.
 
     Args:
         first: slot of a remote worker; those before it are this host's.
-        seconds: of silence, after which a member's slots are free.
+        seconds: of silence after which a member's slots are free.
     """
 
     def __init__(
@@ -44,13 +45,13 @@ class SlotLeases:
         self._last = {slot: int(known[slot * splits : (slot + 1) * splits].max()) >> LEASE_BITS for slot in self._slots}
         """Generation of each slot's last lease."""
         self._kept = {slot: clock() + seconds for slot, lease in self._last.items() if lease}
-        """Slot of a gateway's life that was killed, for its host -> until when."""
+        """Slot leased by a killed gateway -> until when it is reserved for its host."""
 
     def take(self, member: str, wanted: int) -> list[Lease]:
-        """Lease the lowest free slots. Those that were leased when a gateway was killed wait for their hosts a while.
+        """Lease the lowest free slots. Slots that a killed gateway had leased stay reserved for a while.
 
         Raises:
-            ExhaustedError: not so many are free; then none is leased.
+            ExhaustedError: fewer are free; none is leased.
         """
         with self._lock:
             now = self._clock()
@@ -63,7 +64,7 @@ class SlotLeases:
             return [(slot, self._give(member, slot, self._last[slot] + 1)) for slot in free[:wanted]]
 
     def keep(self, member: str, holding: Sequence[Lease]) -> list[Lease]:
-        """Those of ``holding`` that nobody else has, or had, since: the member's once more."""
+        """Lease those of ``holding`` again that no other member has had since."""
         with self._lock:
             kept = []
             for slot, lease in holding:
@@ -74,10 +75,10 @@ class SlotLeases:
             return kept
 
     def enter(self, member: str, slot: int, lease: int) -> None:
-        """A worker of ``member`` is here. After a gateway's death it may come before its host.
+        """Record that a worker of ``member`` connected. After a gateway's death this may be before its host does.
 
         Raises:
-            LinkError: the slot is none, or another's.
+            LinkError: there is no such slot, or another host has it.
         """
         if slot not in self._slots:
             raise LinkError(
@@ -89,7 +90,7 @@ class SlotLeases:
             raise LinkError(f"slot {slot} has gone to another host meanwhile")
 
     def renew(self, member: str) -> list[int]:
-        """The member lives. Returns its slots."""
+        """Renew the member's leases. Returns its slots."""
         with self._lock:
             mine = [slot for slot, holder in self._holders.items() if holder.member == member]
             for slot in mine:
@@ -97,13 +98,13 @@ class SlotLeases:
             return sorted(mine)
 
     def leave(self, member: str) -> None:
-        """The member's slots are free."""
+        """Free the member's slots."""
         with self._lock:
             self._holders = {slot: holder for slot, holder in self._holders.items() if holder.member != member}
 
     @property
     def members(self) -> set[str]:
-        """Who has slots now."""
+        """Members with leases."""
         with self._lock:
             return {holder.member for slot in self._slots if (holder := self._holder(slot)) is not None}
 

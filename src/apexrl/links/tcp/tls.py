@@ -1,4 +1,4 @@
-"""TLS between a run that listens and other hosts: certificates, and what is wrong with them."""
+"""TLS between a listening run and other hosts: certificates, and messages about failures."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from typing import Final, NoReturn
 
 from apexrl.errors import ConfigError, LinkError
 
-_SELF_SIGNED_DAYS: Final = 3650  # whoever pins a certificate looks at no dates
+_SELF_SIGNED_DAYS: Final = 3650  # a pinned certificate's dates are not checked
 _NEEDS_CRYPTOGRAPHY = (
     "--tls-self-signed makes a certificate with the package cryptography, which is not installed: pip install "
     "'apexrl[tls]'; or make a pair elsewhere (openssl req -x509 -newkey rsa:3072 -nodes) and give --tls-cert, --tls-key"
 )
-# OpenSSL's numbers of what is wrong with a certificate
+# OpenSSL's numbers of certificate errors
 _EXPIRED, _NOT_SIGNED, _OTHER_NAME = (9, 10), (18, 19, 20, 21), (62, 64)
 
 
 @dataclass(frozen=True)
 class ServerTls:
-    """How a run that listens shows who it is. Files in PEM format."""
+    """The certificate of a listening run. Files in PEM format."""
 
     cert: str
-    """Certificate, with those between it and its authority."""
+    """Certificate chain."""
     key: str = ""
-    """Its private key; empty: it stands in ``cert``."""
+    """Its private key; empty: it is in ``cert``."""
     ca: str = ""
-    """Authorities of which other hosts must show a certificate; empty: they need none."""
+    """Authorities that must have signed other hosts' certificates; empty: hosts need none."""
 
     def context(self) -> ssl.SSLContext:
-        """Raises ConfigError when a file is no such thing."""
+        """ConfigError: a file is invalid."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.num_tickets = 0  # nobody resumes a session
+        context.num_tickets = 0  # sessions are not resumed
         _load_pair(context, self.cert, self.key)
         if self.ca:
             _load_authorities(context, self.ca)
@@ -57,19 +57,20 @@ class ServerTls:
 
 @dataclass(frozen=True)
 class ClientTls:
-    """How a host knows the run that it works for, by an authority or by the certificate itself."""
+    """How a host verifies its run: by an authority, or by the certificate's fingerprint."""
 
     ca: str = ""
-    """Authorities, one of which must have signed the run's certificate for the name that is connected to."""
+    """Authorities, one of which must have signed the run's certificate for the name of the address."""
     fingerprint: str = ""
-    """SHA-256 of the run's certificate: ``sha256:`` and 64 hex digits. Alone, neither name nor dates matter."""
+    """SHA-256 of the run's certificate: ``sha256:`` and 64 hex digits. Without ``ca``, name and dates are not
+    checked."""
     cert: str = ""
-    """This host's own certificate, for a run that wants one."""
+    """This host's own certificate, for a run that requires one."""
     key: str = ""
-    """Its private key; empty: it stands in ``cert``."""
+    """Its private key; empty: it is in ``cert``."""
 
     def context(self) -> ssl.SSLContext:
-        """Raises ConfigError when a file or the fingerprint is no such thing."""
+        """ConfigError: a file or the fingerprint is invalid."""
         if not (self.ca or self.fingerprint):
             raise ConfigError("TLS needs --tls-fingerprint, which the run prints when it begins, or --tls-ca FILE")
         if self.fingerprint:
@@ -86,7 +87,7 @@ class ClientTls:
         return context
 
     def check(self, certificate: bytes, where: str) -> None:
-        """Look whether ``certificate`` (DER) is the one that is pinned. Raises LinkError."""
+        """LinkError: ``certificate`` (DER) is not the pinned one."""
         found = fingerprint_of(certificate)
         if self.fingerprint and not hmac.compare_digest(_digits(found), _digits(self.fingerprint)):
             raise LinkError(
@@ -101,13 +102,13 @@ def fingerprint_of(certificate: bytes) -> str:
 
 
 def self_signed(path: str, make: bool = True) -> ServerTls:
-    """A certificate and its key in one file, for its owner alone.
+    """A self-signed certificate and its key in one file, readable only by its owner.
 
     Args:
-        make: the file is made if it is not there.
+        make: create a missing file.
 
     Raises:
-        ConfigError: it cannot be made.
+        ConfigError: the file cannot be created.
     """
     file = Path(path).expanduser()
     if make and not file.exists():
@@ -124,7 +125,7 @@ def self_signed(path: str, make: bool = True) -> ServerTls:
 
 
 def in_words(error: ssl.SSLError, where: str, tls: ClientTls) -> str:
-    """What a host did not like about the gateway at ``where``, or that about the host, and what to do."""
+    """A message for a TLS failure between a host and the gateway at ``where``, with a remedy."""
     reason = (error.reason or str(error)).upper()
     if isinstance(error, ssl.SSLCertVerificationError):
         code = error.verify_code
