@@ -1,0 +1,38 @@
+"""Flags of ``apexrl`` that the documentation names are flags of the command."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+from doc_pages import DOCS, PAGES, ROOT, name
+
+from apexrl.cli import host_flags, train_flags
+from apexrl.config import Config
+from apexrl.config.convert import flat
+from apexrl.config.settings import flag
+
+KINDS = (
+    train_flags._Train, train_flags.Resume, train_flags.Eval, train_flags.Compare,
+    host_flags.Actor, host_flags.Envs, host_flags.Status, host_flags.Stop,
+)  # fmt: skip
+OWN = {"--priority-cap", "--penalty", "--rehearsals"}  # settings that pages declare
+OTHERS = {"--bind", "--appendonly", "--help", "--version"}  # redis-server's; every command's
+KNOWN = {flag(setting) for setting in flat(Config())} | {
+    flag(entry.name) for kind in KINDS for entry in dataclasses.fields(kind)
+}
+OF_BENCHMARKS = DOCS / "results"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "SECURITY.md"], ids=name)
+def test_flags_that_pages_name_exist(page):
+    if page.parent == OF_BENCHMARKS:
+        pytest.skip("names flags of benchmarks")
+    text = page.read_text(encoding="utf-8")
+    named = set(re.findall(r"`(--[a-z][a-z-]+)", text))
+    named |= {
+        word for line in re.findall(r"^apexrl .*$", text, re.MULTILINE) for word in re.findall(r"--[a-z][a-z-]+", line)
+    }
+    unknown = {word for word in named if word not in KNOWN | OWN | OTHERS and "--" + word[5:] not in KNOWN}
+    assert unknown == set()
