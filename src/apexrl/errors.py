@@ -6,16 +6,16 @@
     ├── SpecError          wrong names, shapes or dtypes (also a ValueError)
     ├── PriorityError      a NaN, infinite or negative priority (also a ValueError)
     ├── OwnershipError     a second sampler while the owner lives
-    │   ├── HeldError      a second process for a run that a living one trains
-    │   └── FencedError    a newer life writes this run's checkpoints
+    │   ├── HeldError      a second process for a run that another one trains
+    │   └── FencedError    a newer generation writes this run's checkpoints
     ├── ExhaustedError     no free writer lane or stream is left
     ├── SnapshotError      a file is truncated, corrupt, of another version, or cannot be written
     ├── ConfigError        an unknown or contradictory setting (also a ValueError)
     ├── EnvError           an environment cannot be made, fails or hangs
     ├── AgentError         an agent cannot do what was asked of it
     ├── NonFiniteError     NaN or infinity in a loss or in weights
-    ├── LinkError          a server cannot be reached, refuses us, or is not fit for a run
-    ├── FrameError         bytes from the network are no frame of this run (also a ValueError)
+    ├── LinkError          a server cannot be reached, refuses access or is not suitable
+    ├── FrameError         bytes from the network are not a frame of this run (also a ValueError)
     └── WorkerError        a role failed more often than its restart limit allows
 
 A message says what was wrong, where, and what to do.
@@ -49,11 +49,11 @@ class OwnershipError(ApexrlError):
 
 
 class HeldError(OwnershipError):
-    """Another living process trains this run; the message names it. Nothing was changed."""
+    """Another process trains this run; the message names it. Nothing was changed."""
 
 
 class FencedError(OwnershipError):
-    """A newer life of this role, or of this run, writes into the run folder: nothing was written."""
+    """A newer generation of this role, or of this run, writes into the run folder. Nothing was written."""
 
 
 class ExhaustedError(ApexrlError):
@@ -81,11 +81,11 @@ class NonFiniteError(ApexrlError):
 
 
 class LinkError(ApexrlError):
-    """A server cannot be reached, refuses us, or is not fit for a run; the message names it, without the password."""
+    """A server cannot be reached, refuses access or is not suitable; the message names it, without the password."""
 
 
 class FrameError(ApexrlError, ValueError):
-    """Bytes from the network are no frame of this run; nothing of them was used."""
+    """Bytes from the network are not a frame of this run; none of them were used."""
 
 
 class WorkerError(ApexrlError):

@@ -73,7 +73,7 @@ def test_what_equal_terms_put_aside_is_told(tmp_path: Path) -> None:
     words = "the preset's own settings for r2d2 are not used: --hidden 64"
     assert f"\nequal terms: {words}\n" in told(console)
     page = (tmp_path / "compare.md").read_text(encoding="utf-8")
-    assert f"Of apex · r2d2, {words}." in page
+    assert f"apex · r2d2: {words}." in page
     assert " --hidden 128 128 " in page
 
 

@@ -126,7 +126,7 @@ def test_a_learner_that_was_replaced_while_it_was_cut_off_writes_nothing(
         assert learner.fence.paused  # before anybody could take its place
         link.restore()
         wait_for(lambda: learner.beacon.update(RunStatus()) == "replaced")
-        with pytest.raises(LinkError, match="another learner has this run's place"):
+        with pytest.raises(LinkError, match="another learner has this run's lease"):
             learner.save(2)
         assert not learner.fence.paused
         with pytest.raises(OwnershipError, match="has another learner now"):

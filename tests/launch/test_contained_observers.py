@@ -291,7 +291,7 @@ def test_a_terminal_that_goes_away_is_an_io_error_and_no_more(live: bool) -> Non
                 shown.message("lost", "warning")
         if live:
             console._force_terminal = None  # as where nobody says that it is one
-            with pytest.raises(OSError, match="it is gone"):
+            with pytest.raises(OSError, match="it is closed"):
                 shown.update(RunStatus())
         with pytest.raises(OSError, match="Input/output error"):
             shown.finished({"stopped_by": "minutes"})

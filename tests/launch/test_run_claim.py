@@ -142,7 +142,7 @@ def test_a_run_that_was_taken_over_ends_and_writes_nothing_more(tmp_path: Path, 
         return {name: data for name, data in everything(folder).items() if not name.endswith((".log", "/lock"))}
 
     config = replace(small(tmp_path, stop=ENDLESS), serial=serial)
-    with pytest.raises(FencedError, match=r"newer life|taken over"):
+    with pytest.raises(FencedError, match=r"newer generation|taken over"):
         api.run(config, observers=[watcher := Watcher(act)])
     assert written() == taken[0]  # no rows, no pictures, no summary
     assert any("has been taken over by another process" in text for text in watcher.texts)

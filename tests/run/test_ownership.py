@@ -185,7 +185,7 @@ def test_a_fenced_life_writes_nothing(tmp_path: Path) -> None:
     new = Fence(tmp_path, "learner-0", lives.grant("learner-0"))
     before = {path: path.read_bytes() for path in folder.iterdir()}
     for write in (checkpoint.save, checkpoint.save_best):
-        with pytest.raises(FencedError, match=r"learner-0 has a newer life \(3, this is life 2\)"):
+        with pytest.raises(FencedError, match=r"learner-0 has a newer generation \(3, this is 2\)"):
             write(folder, STATE, {"updates": 20}, fence=old)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
     assert checkpoint.save(folder, STATE, {"updates": 5}, fence=new).name == "life-0003-update-000000005.safetensors"
@@ -308,7 +308,7 @@ def test_two_threads_change_the_numbers_by_turns(tmp_path: Path, monkeypatch: py
     thread.start()
     assert inside.wait(60.0)
     monkeypatch.setattr(Lives, "_write", write)
-    with pytest.raises(TimeoutError, match="takes long"):
+    with pytest.raises(TimeoutError, match="takes too long"):
         lives.grant("learner-0")
     go.set()
     thread.join(60.0)

@@ -26,7 +26,7 @@ class Upkeep:
         self.looking = False
         """Whether a ``look`` is under way."""
         self.fenced: FencedError | None = None
-        """Once another process has begun a newer life of the run."""
+        """Once another process has started a newer generation of the run."""
         self._folder = folder
         self._unwritten: dict[str, Callable[[], object]] = {}  # notes
         self._news: deque[tuple[str, Level]] = deque(maxlen=64)

@@ -174,7 +174,7 @@ class Ledger:
         """The number of a new life of a role that writes into the run folder; None: it cannot be written down now.
 
         Raises:
-            FencedError: another process has begun a newer life of the run.
+            FencedError: another process has started a newer generation of the run.
         """
         try:
             number = self.folder.lives.grant(name)
@@ -249,7 +249,7 @@ class Ledger:
         """Give the observers the newest status; one that answers True, or with a reason, stops the run.
 
         Raises:
-            FencedError: another process has begun a newer life of the run.
+            FencedError: another process has started a newer generation of the run.
         """
         if not self._upkeep.looking:
             self._upkeep.looking = True

@@ -1,1 +1,1 @@
-"""What a person sees of a run: the live panel and the curves."""
+"""Reports of a run: live panel, plain lines, curves."""

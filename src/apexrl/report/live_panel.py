@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 LIVE_PERIOD_SECONDS: Final = 0.5
 ROWS_SHOWN: Final = 8
-"""Actors with a row each; more are drawn as one cell each."""
+"""Largest number of actors with a row each; more are drawn as one dot each."""
 
 _COLOURS: Final = {
     "starting": "cyan",
@@ -98,8 +98,8 @@ class LivePanel:
 
     def _draw(self) -> None:
         self._drawn_at = time.monotonic()
-        if not self._console.is_terminal:  # any more: Rich would draw nothing, and say nothing
-            raise OSError(errno.EIO, "it is gone")
+        if not self._console.is_terminal:  # Rich would draw nothing and raise nothing
+            raise OSError(errno.EIO, "it is closed")
         self._redraw()
         self._output.check()
 
@@ -109,7 +109,7 @@ class LivePanel:
 
 
 class View:
-    """The panel's contents: history that a status does not hold, and how all is drawn."""
+    """The contents of the panel: the status, its history and their layout."""
 
     def __init__(self) -> None:
         self.title = "apexrl"
@@ -137,7 +137,7 @@ class View:
             self.train_returns.append(status.train_return)
 
     def render(self, width: int) -> RenderableType:
-        """Everything, for a terminal of ``width`` columns."""
+        """The panel for a terminal of ``width`` columns."""
         status = self.status
         parts: list[RenderableType] = [self._numbers(width), Text(""), self._workers(width)]
         if lost := losses(status):
@@ -211,7 +211,7 @@ class View:
 
 
 def goals_in_words(stop: StopConfig | None, status: RunStatus) -> str:
-    """What ends the run: ``return 475 or 10.0 min``; empty when only Ctrl-C does."""
+    """The stop rules of the run: ``return 475 or 10.0 min``; empty: only Ctrl-C stops it."""
     goals = []
     if stop is not None and stop.stop_at_return is not None:
         goals.append(f"return {stop.stop_at_return:g}")
@@ -237,7 +237,7 @@ def _worker_row(worker: WorkerStatus) -> tuple[RenderableType, ...]:
 
 
 def _crowd(actors: Sequence[WorkerStatus]) -> RenderableType:
-    """Many actors: one dot each, coloured by state, and how many are in which."""
+    """Many actors: one dot each, coloured by state, and the count of each state."""
     dots = Text.assemble(("actors ", "dim"))
     for worker in actors:
         dots.append("●", style=_COLOURS[worker.state])

@@ -25,15 +25,18 @@ BRIEF_CHARACTERS: Final = 90
 
 
 def quiet(console: Console) -> Quiet:
-    """Let ``console`` raise nothing where its terminal is gone: Rich would be left amid a drawing, and what could not
-    be written would pile up. The answer says what happened."""
+    """Make ``console`` raise nothing when its terminal is closed, which would interrupt Rich while it draws.
+
+    Returns:
+        The stream, whose ``check`` raises what happened.
+    """
     output = Quiet(cast("TextIO", console.file))
     console.file = cast("IO[str]", output)
     return output
 
 
 class PlainLines:
-    """A line now and then, without colours or cursor movements: for logs and pipes."""
+    """Prints a line every five seconds, without colours or cursor movements."""
 
     writes = "standard output"
 
@@ -57,7 +60,7 @@ class PlainLines:
 
     def event(self, kind: str, values: Mapping[str, Any]) -> None:
         final = bool(values.get("final"))
-        if kind == "evaluation" and (final or values["mean"] > self._best):  # the others show in the status lines
+        if kind == "evaluation" and (final or values["mean"] > self._best):  # the status lines show the others
             self._best = max(self._best, values["mean"])
             name = "final evaluation" if final else "best evaluation so far"
             spread = f" ± {values['std']:.2f}" if "std" in values else ""
@@ -78,7 +81,7 @@ class PlainLines:
 
 
 def title(config: Config) -> str:
-    """What is trained, in one line."""
+    """Environment, topology, agent and seed of a run."""
     what = config.preset or env_name(config)
     return f"apexrl  {what}  ·  {config.topology} {config.agent.agent}  ·  seed {config.seed}"
 
@@ -93,7 +96,7 @@ def line(status: RunStatus) -> str:
         f"return {number(status.train_return)}",
         f"greedy {number(status.eval_return)} (best {number(status.best_eval_return)})",
     ]
-    if status.replay_capacity:  # of a topology that has a replay, once it is there
+    if status.replay_capacity:  # of a topology with a replay, once it exists
         parts.append(f"replay {status.replay_size / status.replay_capacity:.0%}")
         parts.append(f"samples/insert {number(status.samples_per_insert)}")
     parts.append(f"lag {number(status.policy_lag.mean)}")
@@ -107,7 +110,7 @@ def line(status: RunStatus) -> str:
 
 
 def closing_line(summary: Mapping[str, Any]) -> Text:
-    """How the run ended, in a sentence."""
+    """A sentence on the end of the run."""
     stopped_by = str(summary.get("stopped_by", "?"))
     ends = {
         "stop_at_return": "the return was reached",
@@ -138,7 +141,7 @@ def closing_line(summary: Mapping[str, Any]) -> Text:
 
 
 def brief(text: str, level: Level) -> str:
-    """An error ends the run and is raised whole where the run was started: how it begins is enough here."""
+    """The first line of an error, which is raised in full where the run was started; other texts unchanged."""
     if level != "error":
         return text
     first = (text.partition("Traceback (most recent call last)")[0].strip().splitlines() or [text])[0]
@@ -146,7 +149,7 @@ def brief(text: str, level: Level) -> str:
 
 
 def losses(status: RunStatus) -> Text | None:
-    """Restarts and drops, only when there were any."""
+    """Restarts and dropped data; None: there were none."""
     found = [f"{n} restart{'s' * (n > 1)} of {role}" for role, n in status.restarts.items() if n]
     if given_up := sum(worker.state == "failed" for worker in status.workers):
         found.append(f"{given_up} given up")

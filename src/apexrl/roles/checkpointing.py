@@ -261,7 +261,7 @@ def write_state(context: Context, state: dict[str, Array], keep: int) -> None:
     Raises:
         OSError: it could not be written, or what it makes needless not be deleted.
         LinkError: the run's place on its server may be another's.
-        FencedError: a newer life writes here.
+        FencedError: a newer generation writes here.
     """
     if bad := [name for name, array in state.items() if array.dtype.kind == "f" and not np.isfinite(array).all()]:
         text = f"{bad[0]} is NaN or infinite: no checkpoint is written. {last_good(context)}"

@@ -1,10 +1,10 @@
 """Checkpoints: named arrays and a little JSON in one self-contained safetensors file, written whole or not at all.
 
 ``checkpoints/`` of a run holds the newest ``life-0002-update-000001200.safetensors`` (all that a resume needs) and
-``best.safetensors`` (the acting weights of the best evaluation). The first number is that of the writer's life
-(``ownership``), which counts before that of updates: a successor may have gone back, and is the newer all the same.
-The JSON sits in the file's header, with a checksum over everything; a ``.json`` beside each file repeats it for human
-eyes and is never read back. No pickle, no PyTorch.
+``best.safetensors`` (the acting weights of the best evaluation). The first number is the generation of the
+writer (``ownership``). It counts before that of updates: a successor may have resumed from an older checkpoint and is
+newer all the same. The JSON is in the file's header, with a checksum over everything; a ``.json`` beside each file
+repeats it for people and is never read back. No pickle, no PyTorch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from apexrl.spec import Array
 FORMAT = "apexrl-checkpoint-1"
 BEST = "best.safetensors"
 _NUMBERED = re.compile(r"life-(\d+)-update-(\d+)\.safetensors")
-_UNNUMBERED = "update-*.safetensors"  # of versions that knew no lives
+_UNNUMBERED = "update-*.safetensors"  # of versions without generations
 
 Kind = Literal["state", "weights"]
 """``state``: an agent's ``state_dict()``; ``weights``: only what acting needs, ``weights()``."""
@@ -42,7 +42,7 @@ class Checkpoint:
     arrays: dict[str, Array]
     metadata: dict[str, Any]
     skipped: tuple[str, ...] = ()
-    """Why newer files were passed over (``load_latest``); for the log."""
+    """Why newer files were skipped (``load_latest``)."""
 
 
 def save(
@@ -54,24 +54,24 @@ def save(
 ) -> Path:
     """Write the agent's whole state as a numbered checkpoint, and remove all but the ``keep`` newest.
 
-    Newest is the highest life, and of one life the most updates. What was just written stays in any case, and so does
-    what a later life has written.
+    Newest is the highest generation, and within it the most updates. The file just written stays in any case, and so do
+    those of later generations.
 
     Args:
         folder: made if missing.
         arrays: flat ``state_dict()``.
-        metadata: JSON-able; must hold ``updates``, the learner updates ever made, which numbers the file.
+        metadata: JSON-able; must hold ``updates``, the total of learner updates, which numbers the file.
         keep: numbered checkpoints kept, at least 1; ``best`` is kept besides.
-        fence: of the life that writes; None: life 0, which nobody keeps from writing.
+        fence: of the generation that writes; None: generation 0, which is never fenced.
 
     Raises:
-        FencedError: a newer life writes here: nothing was written, or nothing removed.
-        LinkError: the run's place on its server may be another's: likewise.
+        FencedError: a newer generation writes here: nothing was written, or nothing removed.
+        LinkError: another process may have the run's lease: likewise.
     """
     life = 0 if fence is None else fence.life
     path = Path(folder) / f"life-{life:04d}-update-{int(metadata['updates']):09d}.safetensors"
     about = {**metadata, "life": life}
-    _write(path, arrays, about, "state", fence)  # first, and whole: what is deleted then is needed no more
+    _write(path, arrays, about, "state", fence)  # complete before older ones are removed
     others = [one for its_life, _, one in _with_lives(Path(folder)) if its_life <= life and one != path]
     _check(fence)()
     for old in others[: len(others) + 1 - max(1, keep)]:
@@ -97,24 +97,24 @@ def numbered(folder: Path) -> list[Path]:
     """The numbered checkpoints, oldest first; empty when there are none.
 
     Raises:
-        SnapshotError: there are only such of an earlier version.
+        SnapshotError: all of them are of an earlier version.
     """
     found = _with_lives(Path(folder))
     if not found and (old := sorted(Path(folder).glob(_UNNUMBERED))):
         raise SnapshotError(
-            f"{old[-1]} was written by an earlier version of apexrl, which numbered no lives: go on with that version, "
+            f"{old[-1]} was written by an earlier version of apexrl, which this one cannot resume: use that version, "
             "or train again under another --name"
         )
     return [path for _, _, path in found]
 
 
 def newest_life(folder: Path) -> int:
-    """The highest life that has written a numbered checkpoint; 0: none has."""
+    """The highest generation that has written a numbered checkpoint; 0: none."""
     return max((life for life, _, _ in _with_lives(Path(folder))), default=0)
 
 
 def _with_lives(folder: Path) -> list[tuple[int, int, Path]]:
-    """(life, updates, path) of the numbered checkpoints, in that order."""
+    """(generation, updates, path) of the numbered checkpoints, sorted."""
     matches = ((_NUMBERED.fullmatch(path.name), path) for path in folder.glob("life-*"))
     return sorted((int(match[1]), int(match[2]), path) for match, path in matches if match)
 

@@ -1,19 +1,19 @@
-"""A run folder: what a run leaves behind, and where everything in it lies.
+"""A run folder and the files in it.
 
 runs/NAME/
   config.toml          every setting; ``apexrl train runs/NAME/config.toml`` runs it again
-  env_spec.json        what observations and actions look like, so that an agent loads without its environment
+  env_spec.json        observations and actions, so that an agent loads without its environment
   metrics.jsonl        one JSON object a line: status, evaluations, messages
   events.out.tfevents… the same for TensorBoard
   checkpoints/         life-L-update-N.safetensors (all state), best.safetensors (weights); JSON beside each
-  lock                 locked by whoever trains the run, for as long as it lives; says who it is
-  lives.json           the newest life of the run, and of each role that writes checkpoints
+  lock                 held by the process that trains the run; names it
+  lives.json           the newest generation of the run, and of each role that writes checkpoints
   learning_curve.png
-  policy_lag.png       how old the policy was whose steps were learned from
-  autotune.png         with --autotune: what was tried, and what it gave
+  policy_lag.png       policy lag of the steps learned from
+  autotune.png         with --autotune: the settings tried and their throughput
   hosts.json           of a run over several hosts: its name and id on the Redis server
   ray.json             of a run on Ray: the cluster's address, and the run's namespace there
-  placement.json       of a run on Ray: the address and resources that it asked for, for a resume
+  placement.json       of a run on Ray: its address and resources, for a resume
   summary.json         written last
 """
 
@@ -61,7 +61,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: Config) -> RunFolder:
-        """A new folder with its ``config.toml``; an existing run is never touched: a number is added to the name.
+        """Make a new folder with its ``config.toml``. If the name is taken, a number is added to it.
 
         Raises:
             ConfigError: the folder cannot be made.
@@ -90,7 +90,7 @@ class RunFolder:
         return cls(path)
 
     def check_links(self) -> None:
-        """Refuse a folder of which something that a run writes lies elsewhere: it may be anybody's.
+        """Refuse a folder with a link to outside, where a run would write.
 
         Raises:
             ConfigError: names the link.
@@ -119,17 +119,17 @@ class RunFolder:
 
     @property
     def hosts_path(self) -> Path:
-        """What the run is called on a Redis server, if it was ever on one."""
+        """The run's name and id on a Redis server, if it was on one."""
         return self.path / "hosts.json"
 
     @property
     def ray_path(self) -> Path:
-        """Where a run on Ray was last."""
+        """The last Ray cluster of the run."""
         return self.path / "ray.json"
 
     @property
     def replay_path(self) -> Path:
-        """Where ``--save-replay`` puts the replay's snapshot."""
+        """The replay's snapshot, with ``--save-replay``."""
         return self.checkpoints / "replay"
 
     @property
@@ -152,7 +152,7 @@ class RunFolder:
         """The configuration that the run was started with.
 
         Raises:
-            ConfigError: ``config.toml`` cannot be understood.
+            ConfigError: ``config.toml`` cannot be read.
         """
         try:
             text = read_text(self.config_path, _MOST_CONFIG_BYTES)
@@ -161,14 +161,14 @@ class RunFolder:
         return convert.from_toml(text, str(self.config_path))
 
     def write_config(self, config: Config) -> None:
-        """Write ``config.toml``, whole or not at all: with it, a folder is a run's."""
+        """Write ``config.toml`` atomically; it makes the folder a run folder."""
         replace_text(self.config_path, convert.to_toml(config, _header()))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write ``summary.json``, whole or not at all; NaN and infinity become null.
+        """Write ``summary.json`` atomically; NaN and infinity become null.
 
         Raises:
-            FencedError: another process has begun a newer life of the run.
+            FencedError: another process has started a newer generation of the run.
         """
         _replace_json(self.summary_path, summary, self.lives.check)
 
@@ -177,11 +177,11 @@ class RunFolder:
         return _read_json(self.summary_path) if self.summary_path.is_file() else {}
 
     def write_spec(self, spec: EnvSpec) -> None:
-        """Note what the environment shows and takes (``env_spec.json``)."""
+        """Write the environment's observations and actions (``env_spec.json``)."""
         _replace_json(self.path / "env_spec.json", spec_to_json(spec), self.lives.check)
 
     def spec(self) -> EnvSpec | None:
-        """What ``write_spec`` noted; None when nothing was."""
+        """The spec that ``write_spec`` wrote; None: there is none."""
         path = self.path / "env_spec.json"
         if not path.is_file():
             return None
@@ -189,7 +189,7 @@ class RunFolder:
             return spec_from_json(_read_json(path))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, SpecError) as error:
             raise SnapshotError(
-                f"{path} does not describe an environment ({error}): delete it to have it redone"
+                f"{path} does not describe an environment ({error}): delete it; it will be written again"
             ) from error
 
 
@@ -219,8 +219,8 @@ def make_summary(
     given_up: Sequence[str] = (),
     error: str | None = None,
 ) -> dict[str, Any]:
-    """What ``summary.json`` says, from the last status of a run; ``carried``: totals of what went between hosts;
-    ``tuned``: what an auto-tuner has found; ``given_up``: workers without which it went on.
+    """The contents of ``summary.json``, from the last status of a run; ``carried``: totals of the traffic between
+    hosts; ``tuned``: the result of auto-tuning; ``given_up``: workers that were not restarted any more.
 
     ``wall_seconds`` is training: from the first environment step to the stop. Rates are averages over it.
     ``policy_lag`` is that of all steps learned from: ``steps`` of them, ``histogram``: least lag of a bin -> steps.
@@ -265,7 +265,7 @@ def make_summary(
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of what decides a run's numbers; None for what is not installed. Imports none of it."""
+    """Versions of the packages that affect results, without importing them; None: not installed."""
     found: dict[str, str | None] = {"apexrl": _version("apexrl"), "python": platform.python_version()}
     for name in ("torch", "numpy", "gymnasium"):
         found[name] = _version(name)
@@ -290,8 +290,8 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
 
 
 def spec_from_json(values: Mapping[str, Any]) -> EnvSpec:
-    """``spec_to_json`` undone. Raises KeyError, TypeError, ValueError, … or SpecError when ``values`` is something
-    else, or describes what no environment here shows: agents and replays are made by its sizes."""
+    """The inverse of ``spec_to_json``. Raises KeyError, TypeError, ValueError, … or SpecError when ``values`` is not a
+    spec or has sizes beyond the limits: agents and replays are allocated by them."""
     action = dict(values["action"])
     for name in ("shape", "nvec", "starts"):
         action[name] = tuple(action.get(name, ()))
@@ -306,7 +306,7 @@ def spec_from_json(values: Mapping[str, Any]) -> EnvSpec:
 
 
 def _check_sizes(spec: EnvSpec) -> None:
-    """Refuse numbers that cannot be meant. Raises ValueError."""
+    """Refuse sizes beyond the limits. Raises ValueError."""
     action = spec.action
     if not 1 <= spec.stack <= 255:
         raise ValueError(f"a stack of {spec.stack} frames")
@@ -316,16 +316,16 @@ def _check_sizes(spec: EnvSpec) -> None:
     counts = [action.n, *action.nvec, *spec.categories.values()]
     box = math.prod(action.shape) if action.box else 0
     if any(not isinstance(count, int) or count < 0 for count in (*counts, *action.shape)):
-        raise ValueError("a number of choices that is none")
+        raise ValueError("a negative or non-integer number of choices")
     if len(counts) > _MOST_ENTRIES or sum(counts) + box > _MOST_CHOICES:
         raise ValueError(f"{sum(counts) + box} choices or numbers of an action")
     bounds = (action.low, action.high)
     if action.box and any(bound is not None and bound.shape != tuple(action.shape) for bound in bounds):
-        raise ValueError("bounds of an action that are not of its shape")
+        raise ValueError("action bounds of another shape than the action")
 
 
 def _words(bounds: Any) -> Any:
-    """JSON has no infinity, which many boxes reach to: it is spelled ``"inf"``, as NumPy reads it."""
+    """Write infinity, which JSON lacks, as ``"inf"``, which NumPy reads."""
     if isinstance(bounds, list):
         return [_words(bound) for bound in bounds]
     return bounds if math.isfinite(bounds) else str(bounds)
@@ -365,7 +365,7 @@ def _runs_nearby(path: Path) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN: they become null."""
+    """Replace NaN and infinity, which JSON lacks, by null."""
     if isinstance(value, Mapping):
         return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""What a run measures, on its way to files: rates, progress towards the stop rules, ``metrics.jsonl``, TensorBoard.
+"""Metrics of a run: rates, progress towards the stop rules, ``metrics.jsonl``, TensorBoard events.
 
 Every line of ``metrics.jsonl`` is a JSON object with ``kind`` (``status``, ``evaluation``, ``message`` or ``tuning``),
 ``wall_seconds`` of training, ``env_steps`` and ``updates``. TensorBoard's step axis is environment steps.
@@ -58,10 +58,10 @@ class RateMeter:
 def progress(
     stop: StopConfig, env_steps: int, env_steps_per_second: float, elapsed_seconds: float
 ) -> tuple[float | None, float | None]:
-    """How far the run is towards the nearest stop rule that can be foreseen.
+    """Progress towards the stop rule that will be met first. ``stop_at_return`` cannot be predicted.
 
     Returns:
-        (0 … 1, seconds left); None for what cannot be known. ``stop_at_return`` foretells nothing.
+        (0 … 1, seconds left); None: unknown.
     """
     done: list[float] = []
     left: list[float] = []
@@ -85,7 +85,7 @@ class RunLog:
 
     Args:
         folder: the run folder. Files that are there already (a resumed run) are continued.
-        check: raises FencedError where the folder is another process's by now: nothing more is written.
+        check: raises FencedError when another process has taken over the folder; nothing more is written then.
     """
 
     writes = "metrics.jsonl and TensorBoard's events"
@@ -142,7 +142,7 @@ class RunLog:
         except FencedError:
             return True
         except SnapshotError:
-            pass  # nobody can tell; the run goes on
+            pass  # unknown: keep writing
         return False
 
     def _write_status(self) -> None:
@@ -177,7 +177,7 @@ class RunLog:
             self._events.write(_record(Event(wall_time=time.time(), step=step, summary=Summary(value=shown))))
 
     def _histogram(self, tag: str, counts: Mapping[int, int], step: int) -> None:
-        """``counts``: least value of a bin -> how many; a bin ends where the next one that has any begins."""
+        """Write a histogram. ``counts``: least value of a bin -> count; a bin ends where the next listed one begins."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.histogram_pb2 import HistogramProto
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -267,7 +267,7 @@ def read_rows(path: Path, last_bytes: int = 1 << 30) -> list[dict[str, Any]]:
     """The rows of a ``metrics.jsonl``; a last line cut short by a crash is left out.
 
     Args:
-        last_bytes: of the file that are looked at.
+        last_bytes: number of bytes read, from the end of the file.
     """
     rows = []
     with open_plain(Path(path)) as file:

@@ -1,9 +1,9 @@
-"""Who may write a run folder: its holder, and of each role that writes there the newest life.
+"""The lock and the fencing tokens of a run folder.
 
-``lock`` is locked in the kernel by the process that holds the run, for as long as that process lives, and says who it
-is. ``lives.json`` holds the number of the newest life of the run and of each role that writes checkpoints: fencing
-tokens. The holder raises a number before the life begins that it is for; whoever meets a higher number than its own
-writes nothing any more. So a writer that was cut off, and then replaced, does no harm when it wakes up.
+``lock`` is held in the kernel by the process that trains the run, until that process ends, and names it.
+``lives.json`` holds fencing tokens: the number of the newest generation of the run, and of each role that writes
+checkpoints. The holder raises a number before that generation starts. A writer that finds a higher number than its own
+writes nothing any more, so one that was cut off and replaced does no harm when it continues.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ LOCK_FILE: Final = "lock"
 LIVES_FILE: Final = "lives.json"
 
 REPLACED: Final = -1.0
-"""As the moment until which a run's place on a server is held: another has it."""
+"""Value of ``held_until``: another process has the run's lease."""
 
-_RUN, _KEPT = "run", "kept"  # in lives.json: the newest life of the run as a whole; the one of the first checkpoint
+_RUN, _KEPT = "run", "kept"  # keys of lives.json: the newest generation of the run; that of the first checkpoint
 _LOOK_SECONDS = 0.1
 _TURN_SECONDS = 0.1  # for another thread's write
 _HOLDER_BYTES = 4096
@@ -44,8 +44,8 @@ _locks: weakref.WeakSet[RunLock] = weakref.WeakSet()
 class RunLock:
     """Makes this process the holder of a run folder until ``close``, or until it dies, however it does.
 
-    The lock is one of the open file, where the kernel has those (Linux), and not of the process: closing another
-    descriptor of the file does not lose it, and a second thread of this process is refused, too. NFS carries it.
+    On Linux the lock belongs to the open file and not to the process: closing another descriptor of the file does not
+    release it, and a second thread of this process is refused. It works over NFS.
 
     Args:
         wait_seconds: how long to wait for another holder to end.
@@ -58,7 +58,7 @@ class RunLock:
     def __init__(self, folder: Path, wait_seconds: float = 0.0) -> None:
         self.path = Path(folder) / LOCK_FILE
         self.trouble = ""
-        """Why nothing is locked, where the file system has no locks; for a warning."""
+        """A warning where the file system has no locks."""
         self._descriptor = -1
         deadline = time.monotonic() + wait_seconds
         while not self._acquire():
@@ -72,23 +72,23 @@ class RunLock:
         self._introduce()
 
     def close(self) -> None:
-        """Let others have it. May be called again."""
+        """Release the lock; may be called twice."""
         if self._descriptor >= 0:
             try:
                 if not self.trouble:
-                    os.ftruncate(self._descriptor, 0)  # nobody is there to be named
+                    os.ftruncate(self._descriptor, 0)  # no holder any more
             except OSError:
-                pass  # a file system that has gone away keeps an old name
+                pass  # the file system is gone
             self.let_go()
 
     def let_go(self) -> None:
-        """Close the descriptor. In a forked child the parent's lock stays: it ends with the last descriptor."""
+        """Close the descriptor. In a forked child the parent keeps its lock, which ends with the last descriptor."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
     def _acquire(self) -> bool:
-        """False: another has it."""
+        """False: another process holds it."""
         try:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
             try:
@@ -99,22 +99,24 @@ class RunLock:
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
-                self.trouble = f"{self.path} cannot be locked ({error.strerror}): nothing keeps a second process away"
+                self.trouble = (
+                    f"{self.path} cannot be locked ({error.strerror}): a second process may write there"
+                )
             ours, there = os.fstat(self._descriptor), os.stat(self.path)
         except FileNotFoundError:
             if not self.path.parent.is_dir():
                 raise ConfigError(f"the run folder {self.path.parent} is gone") from None
         except OSError as error:
             self.let_go()
-            raise ConfigError(f"{self.path} cannot be opened ({error.strerror}): who may write it?") from error
+            raise ConfigError(f"{self.path} cannot be opened ({error.strerror}): check its permissions") from error
         else:
             if (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino):
                 return True
-        self.let_go()  # of a file that was removed while we opened it
+        self.let_go()  # the file was removed meanwhile
         return False
 
     def _introduce(self) -> None:
-        """Say in the file who holds it."""
+        """Write the holder into the file."""
         since = datetime.now().astimezone().isoformat(timespec="seconds")
         who = {"host": os.uname().nodename, "pid": os.getpid(), "since": since, "command": shlex.join(sys.argv)}
         text = json.dumps(who)[: _HOLDER_BYTES - 1] + "\n"
@@ -122,16 +124,16 @@ class RunLock:
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, text.encode(), 0)
         except OSError:
-            pass  # a full disk: it is locked all the same
+            pass  # a full disk: the lock holds all the same
 
 
 def holder(lock: Path) -> str:
-    """Who holds a run folder, in words, as its lock file says."""
+    """The holder of a run folder, in words, by its lock file."""
     try:
         who = json.loads(lock.read_text(encoding="utf-8", errors="replace")[:_HOLDER_BYTES])
         return f"process {int(who['pid'])} on host {who['host']} since {who['since']} ({who['command']})"
     except (OSError, ValueError, KeyError, TypeError):
-        return "a process that has not said its name"
+        return "an unknown process"
 
 
 def _lock(descriptor: int) -> None:
@@ -142,7 +144,7 @@ def _lock(descriptor: int) -> None:
 
 
 def _let_go_in_child() -> None:
-    """A forked child must not keep its parent's locks alive."""
+    """Close the parent's locks in a forked child."""
     for lock in list(_locks):
         lock.let_go()
 
@@ -151,20 +153,20 @@ os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 class Lives:
-    """Numbers the lives of a run folder; for the holder of its lock, but ``newest``, which anybody may ask."""
+    """Numbers the generations of a run folder. Only the lock's holder may write; ``newest`` is for everybody."""
 
     def __init__(self, folder: Path) -> None:
         self.path = Path(folder) / LIVES_FILE
         self.run = 0
-        """The number of this life of the run; 0: ``begin`` was not called."""
-        self._given: dict[str, int] = {}  # what this one has written there
+        """The number of this generation of the run; 0: ``begin`` was not called."""
+        self._given: dict[str, int] = {}  # contents that this process has written
         self._writing = threading.Lock()
 
     def begin(self, least: int = 0) -> int:
-        """A new life of the run: from now on everybody of an earlier one is fenced.
+        """Start a new generation of the run, which fences all earlier ones.
 
         Args:
-            least: a number that is taken, as checkpoints show, where the file was lost.
+            least: the highest number used by checkpoints, in case the file was lost.
         """
         values = self._read()
         self.run = max(least, *values.values(), 0) + 1
@@ -177,21 +179,21 @@ class Lives:
         return _KEPT in self._read()
 
     def keep(self) -> None:
-        """Note that a checkpoint was written: should they all be missing one day, the run does not begin anew.
+        """Record that a checkpoint was written: if all are missing later, the run is not started anew.
 
         Raises:
-            FencedError: another process has begun a newer life of the run.
+            FencedError: another process has started a newer generation of the run.
         """
         if not self.kept:
             with self._turn():
                 self._write({**self._mine(), _KEPT: self.run})
 
     def grant(self, name: str) -> int:
-        """The number of a new life of the role's slot ``name``; its earlier ones are fenced.
+        """Number a new generation of the role's slot ``name``; its earlier ones are fenced.
 
         Raises:
-            FencedError: the run itself has a newer life.
-            OSError: it cannot be written down: nobody may live by it.
+            FencedError: the run itself has a newer generation.
+            OSError: the number cannot be stored and must not be used.
         """
         with self._turn():
             values = self._mine()
@@ -200,46 +202,46 @@ class Lives:
             return number
 
     def hold(self) -> None:
-        """Put right what a fenced process has written: one that looked, stood still, and then put its file in place.
+        """Restore the file after a fenced process has replaced it: one that checked before it was fenced.
 
         Raises:
             FencedError: this process is the fenced one.
-            OSError, SnapshotError: nobody can tell.
+            OSError, SnapshotError: the file cannot be read.
         """
         if self._mine() != self._read():
             with self._turn():
                 self._write(self._mine())
 
     def newest(self, name: str) -> int:
-        """The newest life of ``name``, or of the run, which puts an end to all before."""
+        """The newest generation of ``name`` or of the run, whichever is higher."""
         values = self._read()
         return max(values.get(name, 0), values.get(_RUN, 0))
 
     def check(self) -> None:
-        """FencedError: another process has begun a newer life of the run."""
+        """Raise FencedError if another process has started a newer generation of the run."""
         newest = self._read().get(_RUN, 0)
         if newest > self.run > 0:
             raise FencedError(
-                f"{self.path.parent} has been taken over by another process (life {newest} of the run, this is life "
-                f"{self.run}): this one writes nothing there any more"
+                f"{self.path.parent} has been taken over by another process (generation {newest} of the run, this is "
+                f"generation {self.run}): this one writes nothing there any more"
             )
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Threads change the file by turns.
+        """Let one thread at a time change the file.
 
         Raises:
-            TimeoutError: another's write of it hangs.
+            TimeoutError: another thread's write hangs.
         """
         if not self._writing.acquire(timeout=_TURN_SECONDS):
-            raise TimeoutError(errno.ETIMEDOUT, "a write of it takes long", str(self.path))
+            raise TimeoutError(errno.ETIMEDOUT, "another write takes too long", str(self.path))
         try:
             yield
         finally:
             self._writing.release()
 
     def _mine(self) -> dict[str, int]:
-        """What the file should say. FencedError: it is another's."""
+        """The contents that the file should have. Raises FencedError if it belongs to another process."""
         self.check()
         return self._given if self.run else self._read()
 
@@ -251,7 +253,7 @@ class Lives:
             return {}
         except (ValueError, TypeError, AttributeError) as error:
             raise SnapshotError(
-                f"{self.path} cannot be read ({error}): delete it when nobody trains this run"
+                f"{self.path} cannot be read ({error}): delete it while no process trains this run"
             ) from error
 
     def _write(self, values: dict[str, int]) -> None:
@@ -260,13 +262,13 @@ class Lives:
 
 
 class Fence:
-    """What one life of a role asks before it writes into the run folder, and again before a file takes its place.
+    """Checks whether one generation of a role may write into the run folder: before a write, and before its rename.
 
     Args:
         name: of the role's slot.
-        life: its number, which ``Lives`` gave; 0: none was given.
-        held_until: the moment, by ``lease_clock``, until which this life's place (on a server; on Ray, with the driver)
-            is surely its own; 0: it needs none; ``REPLACED``: another has it.
+        life: its number from ``Lives``; 0: none.
+        held_until: the time, by ``lease_clock``, until which the run's lease (on the Redis server; on Ray, with the
+            driver) is surely held; 0: it needs none; ``REPLACED``: another process has it.
     """
 
     def __init__(self, folder: Path, name: str, life: int, held_until: Callable[[], float] = lambda: 0.0) -> None:
@@ -277,33 +279,33 @@ class Fence:
 
     @property
     def paused(self) -> bool:
-        """Whether this life's place may be lost, and may come back."""
+        """Whether the lease may be lost and may come back."""
         until = self._held_until()
         return until > 0 and lease_clock() > until
 
     def check(self) -> None:
-        """Return where this life may write.
+        """Return if this generation may write.
 
         Raises:
-            LinkError: this life's place may be another's by now, or is.
-            FencedError: a newer life writes here.
-            OSError: nobody can tell.
+            LinkError: another process has the run's lease, or may have it.
+            FencedError: a newer generation writes here.
+            OSError: the folder cannot be read.
         """
         if self._held_until() == REPLACED:
-            raise LinkError("another learner has this run's place on the server")
+            raise LinkError("another learner has this run's lease on the server")
         newest = self._lives.newest(self._name)
         if newest > self.life:
             raise FencedError(
-                f"{self._name} has a newer life ({newest}, this is life {self.life}): this one writes nothing into "
+                f"{self._name} has a newer generation ({newest}, this is {self.life}): this one writes nothing into "
                 f"{self._lives.path.parent} any more"
             )
         if self.paused:
             raise LinkError(
-                "who keeps this run's place (the Redis server; on Ray, the driver) has not answered for as long as it "
-                "is kept, and another learner may have it"
+                "the run's lease has expired: the Redis server (on Ray, the driver) has not answered in time, and "
+                "another learner may hold it"
             )
 
 
 def lease_clock() -> float:
-    """Seconds, the same in all processes of a machine, that go on while it sleeps."""
+    """Seconds, equal in all processes of a machine, that also count while it sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME if sys.platform == "linux" else time.CLOCK_MONOTONIC)

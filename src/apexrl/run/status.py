@@ -1,7 +1,6 @@
-"""What a running training run looks like at one moment: plain data, filled by a launcher, read by everyone else.
+"""The status of a run at one moment, as plain data, and the ``Observer`` interface.
 
-The terminal panel, the run log, callbacks and tests all see the run through these two dataclasses and the
-``Observer`` interface. Nothing here imports anything but the standard library.
+The launcher fills it in; the terminal panel, the run log, callbacks and tests read it. Standard library only.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ WorkerState = Literal[
     "stopped",
     "failed",
 ]
-"""``carrying``: between hosts; ``hung``: an environment call beyond ``env_timeout``, or a loop that stands still, about
-to be killed; ``failed``: given up on."""
+"""``carrying``: transfers data between hosts; ``hung``: an environment call beyond ``env_timeout`` or a loop without
+progress, about to be killed; ``failed``: not restarted any more."""
 
 
 class Work(NamedTuple):
-    """What a role's progress is counted in."""
+    """The unit of a role's progress."""
 
     counter: str  # of the control board
     unit: str  # of the rate
@@ -43,7 +42,7 @@ class Work(NamedTuple):
 
 
 OTHER_WORK: Final = Work("env_steps", "/s", "acting")
-"""Work of a role that does not say what it does."""
+"""Work of a role that declares none."""
 
 Level = Literal["info", "warning", "error"]
 
@@ -73,14 +72,14 @@ class WorkerStatus:
     """Process id; None while there is no process."""
     state: WorkerState = "starting"
     restarts: int = 0
-    """Times that this worker was started again."""
+    """Number of restarts of this worker."""
     rate: float = 0.0
     """Per second, lately: environment steps of an actor, updates of a learner, evaluations of an evaluator,
     batches of a replay, chunks of an intake or uplink."""
     heartbeat_age_seconds: float = 0.0
-    """Seconds since the worker's last sign of life."""
+    """Seconds since the worker's last heartbeat."""
     work: Work = OTHER_WORK
-    """What ``rate`` counts."""
+    """The unit of ``rate``."""
 
 
 @dataclass(slots=True)
@@ -127,27 +126,27 @@ class RunStatus:
     restarts: dict[str, int] = field(default_factory=dict)
     """Restarts by role: ``{"actor": 1, "learner": 0}``."""
     dropped: dict[str, int] = field(default_factory=dict)
-    """Things counted as lost, by what was lost: ``{"messages": 0, "steps": 12}``."""
+    """Counts of lost data by kind: ``{"messages": 0, "steps": 12}``."""
     hosts: dict[str, float] = field(default_factory=dict)
-    """Of a run over several hosts, totals of what went between them, by name: ``committed``, ``weights_failures`` …;
-    ``weights_behind``: versions by which what other hosts can have is older than ``weights_version``."""
+    """Of a run over several hosts, totals of their traffic by name: ``committed``, ``weights_failures`` …;
+    ``weights_behind``: how many versions the weights on other hosts are older than ``weights_version``."""
     trouble: str = ""
-    """Why weights do not get from the learner to other hosts just now; empty when all is well."""
+    """Why weights do not reach other hosts at present; empty: they do."""
     progress: float | None = None
     """0 … 1 towards whichever of the stop rules is nearest; None when no rule allows an estimate."""
     eta_seconds: float | None = None
-    """Seconds until that rule stops the run, at the present rates; None when unknown."""
+    """Seconds until that rule stops the run, at the present rates; None: unknown."""
 
 
 class Observer(Protocol):
     """Watches a run. A launcher calls it from one thread: ``started`` once, ``finished`` once, the rest between.
 
-    An OSError of an observer is told and counted (``dropped``: ``reports``); anything else that it raises ends the run.
-    One that is slow delays the supervisor, so ``update`` must be quick.
+    An OSError of an observer is reported and counted (``dropped``: ``reports``); any other error ends the run. A slow
+    observer delays the supervisor, so ``update`` must be quick.
 
-    One that shows or stores the run says so with an attribute ``writes``: what it writes to, in words. It is called
-    from a thread of its own, nothing that it raises ends the run, and its answers are not heard. ``ours = True`` says
-    that nothing ends the run either that a part of apexrl raises which is called at once.
+    An observer that shows or stores the run has an attribute ``writes``, which names what it writes to. It is called
+    from a thread of its own, its errors do not end the run, and its return values are ignored. ``ours = True`` marks a
+    part of apexrl that is called directly and whose errors do not end the run either.
     """
 
     def started(self, config: Config, folder: Path) -> None:
@@ -155,18 +154,18 @@ class Observer(Protocol):
         ...
 
     def update(self, status: RunStatus) -> bool | str | None:
-        """A fresh status, a few times a second; it may be kept. Returning True asks the run to stop, and a text does
-        so with this word for the reason."""
+        """A fresh status, a few times a second; it may be kept. Returning True stops the run; so does a text, which
+        becomes the reason."""
         ...
 
     def event(self, kind: str, values: dict[str, Any]) -> None:
-        """A worker's message (``evaluation``, ``episodes``, ``metrics``, ``checkpoint`` …) with its values."""
+        """A message of a worker (``evaluation``, ``episodes``, ``metrics``, ``checkpoint`` …) and its values."""
         ...
 
     def message(self, text: str, level: Level = "info") -> None:
-        """Something to tell a human: a restart, a warning, an error."""
+        """A text for the user: a restart, a warning, an error."""
         ...
 
     def finished(self, summary: dict[str, Any]) -> None:
-        """The run is over (well or not) and ``summary.json`` is written."""
+        """The run has ended and ``summary.json`` is written."""
         ...
