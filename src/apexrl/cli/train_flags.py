@@ -217,7 +217,7 @@ def resumes_or_starts(words: Sequence[str]) -> bool:
 def _check_imports(start: Config, words: Sequence[str], given: Sequence[str], word: str) -> None:
     """Refuse to import, for its flags, an agent or a topology that only the file ``word`` names and nobody trusts."""
     if word.endswith(".toml"):
-        pairs = zip(words, [*words[1:], ""], strict=True)
+        pairs = zip(words, [*words, ""][1:], strict=True)
         trust = [after if one == "--trust" else one[8:] for one, after in pairs if one.partition("=")[0] == "--trust"]
         named = {"agent": start.agent.agent, "topology": start.topology}
         only_there = {name: value for name, value in named.items() if name not in given}
