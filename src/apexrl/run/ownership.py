@@ -99,9 +99,7 @@ class RunLock:
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
-                self.trouble = (
-                    f"{self.path} cannot be locked ({error.strerror}): a second process may write there"
-                )
+                self.trouble = f"{self.path} cannot be locked ({error.strerror}): a second process may write there"
             ours, there = os.fstat(self._descriptor), os.stat(self.path)
         except FileNotFoundError:
             if not self.path.parent.is_dir():
