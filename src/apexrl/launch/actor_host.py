@@ -49,10 +49,10 @@ from apexrl.topologies.validation import validate
 HOST_PRELOAD: Final = ("redis", "apexrl.links.redis.experience_stream", "apexrl.links.redis.weights_channel")
 
 _HURRIED: Final = frozenset(("finished", "stopped", "replaced", "lost learner"))
-"""Why an actor host ends without waiting for its last steps to arrive: nobody takes them any more."""
+"""Reasons to end without waiting for the last steps to arrive: nobody would take them."""
 
 _AGAIN: Final = frozenset(("lost slots", "replaced"))
-"""Why an actor host joins once more."""
+"""Reasons to join once more."""
 
 _LEASE_PATIENCE: Final = 1.5  # leases; a host that was killed holds its slots for one
 
@@ -71,7 +71,7 @@ def join(
     began: float,
     run_id: str = "",
 ) -> dict[str, Any]:
-    """An actor host's side: wait for the run, work until it is over, and return this host's summary.
+    """Wait for the run, work until it is over, and return this host's summary.
 
     A host that lost its slots, or whose run was begun anew, joins again.
 
@@ -120,7 +120,7 @@ def local_config(
     origin: str,
     trust: Sequence[str] = (),
 ) -> Config:
-    """The run's configuration as an actor host uses it: when it ends is the learner's business.
+    """The run's configuration on an actor host, without the stop rules, which are the learner's.
 
     Raises:
         ConfigError: it is none, or does not go with what is wanted here, or names something to be called here that is
@@ -137,7 +137,7 @@ def local_config(
 
 
 def compare(record: RunRecord, seen: Probe, config: Config) -> None:
-    """Refuse an environment, or an agent, that is another one here than on the learner's host.
+    """Refuse an environment, or an agent, that differs from the learner's host.
 
     Raises:
         ConfigError: names this host and the first difference.
@@ -158,7 +158,7 @@ def compare(record: RunRecord, seen: Probe, config: Config) -> None:
 def _find(
     server: Server, run: str, run_id: str, minutes: float, tell: Callable[[str, Level], None], interrupts: Interrupts
 ) -> RunRecord:
-    """The run's record; waits for the learner to publish it, and for a server that is away."""
+    """Wait for the run's record, and for a server that cannot be reached."""
     deadline = time.monotonic() + 60.0 * minutes
     told = False
     while True:
@@ -196,7 +196,7 @@ def _work(
     interrupts: Interrupts,
     began: float,
 ) -> dict[str, Any]:
-    """One membership, from the probe to the summary."""
+    """Work for the run, from the probe to the summary."""
     wire = topology(config.topology)
     with ExitStack() as stack:
         preload = (*preloaded(config), *HOST_PRELOAD)
@@ -234,7 +234,7 @@ def _work(
 def _lease(
     server: Server, record: RunRecord, config: Config, tell: Callable[[str, Level], None], interrupts: Interrupts
 ) -> HostLease:
-    """Slots for all actors; those of a host that was just killed are waited for, and a server that is away."""
+    """Lease slots for all actors. Waits for those of a killed host, and for a server that cannot be reached."""
     lease, patience, backoff = config.hosts.lease_seconds, 60.0 * config.hosts.patience_minutes, Backoff()
     away = full = None  # monotonic seconds since when
     told: set[type[Exception]] = set()

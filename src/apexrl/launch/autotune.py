@@ -35,7 +35,7 @@ class _Mark(NamedTuple):
 
 
 class AutoTune:
-    """Drives a ``Tuner`` with a run's own workers. To be asked at every tick of the supervisor; it never waits.
+    """Lets a ``Tuner`` set the numbers of a run's workers. Call it at every tick of the supervisor; it never waits.
 
     Nothing is measured before the learner has begun to learn, while workers come or go, or in a window in which one
     was restarted. A count at which new workers fail always, or do not come up in time, is out of reach from then on.

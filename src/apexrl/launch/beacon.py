@@ -32,7 +32,7 @@ _CARRIED = {  # what the intake says -> what a digest calls it
 
 
 class Beacon:
-    """An observer that keeps a place in a run, from a thread of its own: the supervisor never waits for the server.
+    """An observer that renews a lease in a thread of its own: the supervisor never waits for the server.
 
     Args:
         place: taken already.

@@ -31,7 +31,7 @@ _AGAIN_SECONDS = 60.0  # between two accounts of the same observer's trouble
 
 
 class Contained:
-    """An observer whose trouble is not the run's.
+    """An observer whose errors do not end the run.
 
     One that ``writes`` is called from a thread of its own from ``started`` to ``finished``: a write that does not
     return, to a terminal that was stopped or a disk that is away, halts nobody. The others are called at once.

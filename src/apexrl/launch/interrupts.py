@@ -12,7 +12,8 @@ class Interrupts:
     """Counts Ctrl-C, SIGTERM and SIGHUP while a run goes on, and restores their handlers afterwards.
 
     A signal that is ignored stays so: that is what ``nohup`` asks for, and the shell for a command with ``&``. A closed
-    terminal may send SIGHUP several times, from the shell and from the kernel; it is one wish, and never the second.
+    terminal may send SIGHUP several times, from the shell and from the kernel; it counts once, never as the second
+    interrupt.
     """
 
     def __init__(self) -> None:

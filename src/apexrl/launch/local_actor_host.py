@@ -42,8 +42,8 @@ _LEAST_STALL_SECONDS: Final = 5.0
 
 
 class LocalActorHost:
-    """The learner's end: an observer that starts the actor host, again where it was killed or stands still, notes when
-    it fails, and waits for it at the end."""
+    """An observer on the learner's side: starts the actor host, restarts it when it is killed or stands still, reports
+    when it fails, and waits for it at the end."""
 
     ours = True
 
@@ -66,7 +66,7 @@ class LocalActorHost:
         self._start()
 
     def announce(self, tell: Callable[[str, Level], None]) -> None:
-        """Where news for a human go."""
+        """Set the function that reports to a human."""
         self._tell = tell
 
     def _start(self) -> None:
@@ -109,7 +109,7 @@ class LocalActorHost:
         return "actors failed" if self._failed else None
 
     def _start_again(self, now: float) -> None:
-        """Where no process can be had at present: later."""
+        """Start the process, or try again later if that fails."""
         try:
             self._start()
         except OSError as error:
@@ -129,7 +129,7 @@ class LocalActorHost:
                 os.killpg(self._process.pid, signal.SIGKILL)  # its workers end with it
 
     def _bury(self, status: int, now: float) -> None:
-        """It has ended: what it said of itself ends the run, anything else is followed by another life."""
+        """Handle its end: an error of its own ends the run, anything else leads to a restart."""
         how: Ending = "failed" if self._why else ending_of(status)
         lived = now - self._began
         self._patience.ended(lived, lived > EARLY_SECONDS, how)
@@ -159,7 +159,7 @@ class LocalActorHost:
             raise WorkerError(f"the actor host of this machine has failed:\n{self._said(_TAIL_BYTES)}")
 
     def close(self) -> None:
-        """Wait until it has ended, keep what it said, and leave nothing of it behind."""
+        """Wait until it has ended, and keep its output in the run folder."""
         if self._restart_at is None:
             self._hang_up()
         try:
@@ -183,7 +183,7 @@ class LocalActorHost:
 
 
 class LinePrinter:
-    """What the actor host says, in lines: messages, and now and then where it is."""
+    """Prints messages, and the status every few seconds."""
 
     writes = "standard output"
 
@@ -218,7 +218,7 @@ def _command(beats: int) -> list[str]:
 
 
 def main(beats: int) -> None:
-    """The actor host's end.
+    """The main function of the actor host.
 
     Args:
         beats: descriptor into which it writes a byte every second.

@@ -38,7 +38,7 @@ from apexrl.topologies.host_cut import learner_side, options_to_json, passing, r
 
 @dataclass(frozen=True)
 class Identity:
-    """What a run is called on a server, and which of all runs of that name it is."""
+    """A run's name on a Redis server, and its id among all runs of that name."""
 
     name: str
     run_id: str
@@ -47,7 +47,7 @@ class Identity:
 
     @classmethod
     def of(cls, config: Config, placement: Redis, folder: RunFolder | None) -> Identity:
-        """A new one, or that of the run in ``folder``, which stands there."""
+        """A new identity, or that of the run in ``folder``."""
         known = cls.read(folder) if folder is not None else None
         name = placement.run or (known.name if known else folder.path.name if folder is not None else config.name)
         actors = placement.actors if placement.actors is not None else known is None or known.actors
@@ -59,7 +59,7 @@ class Identity:
 
     @classmethod
     def read(cls, folder: RunFolder) -> Identity | None:
-        """None: it was never on a server."""
+        """The identity in a run folder; None: the run was never on a server."""
         try:
             values = json.loads(read_text(folder.hosts_path))
             return cls(str(values["run"]), str(values["run_id"]), bool(values["actors"]))
@@ -78,7 +78,7 @@ def learn(
     interrupts: Interrupts,
     began: float,
 ) -> dict[str, Any]:
-    """The learner's side, from its place on the server to the summary.
+    """Run the learner's side, from its lease on the server to the summary.
 
     Args:
         placement: with ``actors``, this machine is an actor host too, with ``config.actor.actors``.
@@ -108,7 +108,7 @@ def learn(
         record = make_record(config, identity, whole, seen)
         if placement.token:
             record = sign(record, placement.token)
-        if claim is not None and not claim.folder.hosts_path.exists():  # who dies now finds its place again
+        if claim is not None and not claim.folder.hosts_path.exists():  # a restart finds its lease again
             identity.write(claim.folder)
         place = LearnerLease.take(server, record, config.hosts.lease_seconds, placement.replace_run)
         remote = {"server": server, "keys": place.keys, "run_id": identity.run_id, "fence": place.taken}
@@ -133,7 +133,7 @@ def learn(
 
 
 def make_record(config: Config, identity: Identity, program: Program, seen: Probe) -> RunRecord:
-    """What other hosts must know before they join."""
+    """The record that other hosts read before they join."""
     options = replay_of(program).options
     local = passing(options, 1, config.actor.envs_per_actor, int(config.hosts.window_mb * 2**20))
     return RunRecord(

@@ -13,10 +13,10 @@ EARLY_SECONDS = 2.0
 """A failure this soon after a start counts threefold."""
 
 USEFUL_SECONDS = 60.0
-"""Of a life that did its work, after which one that was killed is followed by another at once."""
+"""After this long at work, a worker that was killed is restarted at once."""
 
 IN_VAIN = 3
-"""Lives in a row without any work done, after which a worker is thought to fail always."""
+"""Generations in a row without any work done, after which a worker counts as one that always fails."""
 
 REFILL_SECONDS = 600.0
 """Of a life that did its work, which give one restart back."""
@@ -35,7 +35,7 @@ def ending_of(status: int) -> Ending:
 
 
 class RestartBudget:
-    """One worker's account of failures.
+    """The restart budget of one worker.
 
     Args:
         restarts: how many are allowed, as long as none is given back.

@@ -31,7 +31,7 @@ _UPKEEP_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Base:
-    """What a resumed run had reached before."""
+    """The counters that a resumed run starts from."""
 
     env_steps: int = 0
     updates: int = 0
@@ -86,7 +86,7 @@ def check_ahead(stop: StopConfig, folder: RunFolder) -> None:
 
 
 class Ledger:
-    """Keeps the books of one run and tells its observers.
+    """Keeps the state of one run and informs its observers.
 
     Args:
         config: of the run.

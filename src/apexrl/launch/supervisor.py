@@ -35,22 +35,22 @@ from apexrl.topologies.queue_links import queue_names
 _TICK_SECONDS = 0.1
 _FIRST_TICK_SECONDS = 0.02  # until the first environment step, so that its time is known closely
 _SHOW_SECONDS = 0.25
-_STARTER_SECONDS = 5.0  # without a sign of the fork server, after which nothing is asked of it
+_STARTER_SECONDS = 5.0  # of silence, after which the fork server is asked nothing
 _LEAVE_SECONDS = 20.0  # from being asked to leave, while the run goes on, to the kill
 _KEEPER_GRACE_SECONDS = 120.0  # of the role that writes checkpoints
 _REPLAY_GRACE_SECONDS = 1800.0  # when it also writes the replay
-_NUMBER_SECONDS = 1.0  # until a life's number is tried to be written again
+_NUMBER_SECONDS = 1.0  # until a fence is tried to be written again
 _HURRIED_GRACE_SECONDS = 5.0
 _HURRIED_KEEPER_SECONDS = 30.0  # it has a checkpoint to write
 _PROBE_TICKET = 0
 
 
 class Supervisor:
-    """Local processes for one run. Make it, ``probe``, then ``run`` a program; ``close`` always.
+    """The worker processes of one run. Call ``probe``, then ``run``, and ``close`` in any case.
 
     Args:
         config: of the run.
-        interrupts: counts the person's wishes to stop.
+        interrupts: counts Ctrl-C and the like.
         preload: modules that the fork server imports before the first worker.
         hurried: reasons to stop that leave no time for what takes long, such as a final evaluation.
     """
@@ -156,7 +156,7 @@ class Supervisor:
             raise self._failure
 
     def _begin(self, slot: Slot, now: float) -> None:
-        """Start a life, if one that writes into the run folder can have its number."""
+        """Start a worker, once its fence is written if it writes into the run folder."""
         life = self._ledger.number(slot.name) if slot.node.traits.fenced else 0
         if life is None:
             slot.restart_at = now + _NUMBER_SECONDS
@@ -204,7 +204,7 @@ class Supervisor:
             os.close(own)
 
     def _hear(self, timeout: float) -> None:
-        """Wait for messages and deaths, and enter them."""
+        """Wait for messages and ends of workers, and handle them."""
         for key, _ in self._selector.select(timeout):
             if isinstance(key.data, Slot):
                 self._listen(key.data)
@@ -225,7 +225,7 @@ class Supervisor:
                 self._ledger.hear(message.kind, message.values)
 
     def _bury(self, slot: Slot, death: Died) -> None:
-        """A life has ended: by a stop in good order, or by a failure that is answered with another life or the end."""
+        """Handle the end of a worker: an orderly stop, or a failure that leads to a restart or ends the run."""
         now = time.monotonic()
         if slot.channel is not None:
             self._selector.unregister(slot.channel)
@@ -269,7 +269,7 @@ class Supervisor:
             self._ledger.tell(f"{slot.name}: {slot.headline}; starting it again{end}", "warning")
 
     def _can_go_on_without(self, slot: Slot) -> bool:
-        """Whether enough others are left that do the same work, also on each of several queues."""
+        """Whether enough workers of the role are left, on every queue where there are several."""
         left = [other for other in self._slots if other.node is slot.node and not other.gone and other is not slot]
         queues = max(1, len(queue_names(slot.node.ports)))
         enough = 0 < slot.node.least <= len(left)
@@ -281,7 +281,7 @@ class Supervisor:
             self._failure = error
 
     def _watch(self, now: float) -> None:
-        """Kill what hangs, revive what died, and lose patience with what does not stop."""
+        """Kill what hangs or does not stop, and restart what ended."""
         self._watch_starter(now)
         for slot in self._slots:
             if not slot.alive:
@@ -306,7 +306,7 @@ class Supervisor:
                 self._kill(slot)
 
     def _watch_starter(self, now: float) -> None:
-        """Without the process that starts workers, and hears of their ends, a run ends in good order."""
+        """End the run in good order when the fork server stands still."""
         limit = max(self._config.stall_timeout, _STARTER_SECONDS)
         quiet = self._starter.look(self._server.beats, now)
         if (
@@ -334,7 +334,7 @@ class Supervisor:
         return ended or now > self._stop_at + self._grace(slot)
 
     def _stall_timeout(self, slot: Slot) -> float:
-        """0: it has time. What ends has a limit of its own, if it must write much; and so has what leaves."""
+        """Seconds without progress that are allowed; 0: no limit, as what ends or leaves has a grace period."""
         ends = slot.leaving_since is not None or (self._stop_at is not None and self._grace(slot) < float("inf"))
         return 0.0 if ends else self._config.stall_timeout
 
@@ -361,7 +361,7 @@ class Supervisor:
         self._board.stop = HURRY if hurry else STOP
 
     def _heed_interrupts(self) -> None:
-        """The first wish to stop is granted in good order, a second one at once."""
+        """The first interrupt stops the run in good order, the second at once."""
         if self._interrupts.count == self._heeded:
             return
         again, self._heeded = self._heeded > 0, self._interrupts.count

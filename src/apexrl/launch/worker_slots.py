@@ -22,10 +22,10 @@ from apexrl.topologies.program import Node
 
 
 def slot_seed(seed: int, role: str, index: int, generation: int, resumed_at: int = 0, lease: int = 0) -> int:
-    """The seed of one life of one slot: distinct for all, and the same in every run with this ``seed``.
+    """The seed of one generation of one slot: distinct for all, and the same in every run with this ``seed``.
 
     Args:
-        generation: of the life, on this host.
+        generation: of the worker, on this host.
         resumed_at: environment steps at which a resumed run goes on, so that it meets no seed twice.
         lease: generation of the lease under which this host has the slot; 0 when the slot is its own.
     """
@@ -34,12 +34,12 @@ def slot_seed(seed: int, role: str, index: int, generation: int, resumed_at: int
 
 
 def in_full(headline: str, text: str) -> str:
-    """How a life ended: its headline and what is known besides, which may begin with the same words."""
+    """The account of an end: its headline and the text, unless that begins with the headline."""
     return text if text.startswith(headline) else f"{headline}\n{text}"
 
 
 class Slot:
-    """One worker of a program, over all its lives."""
+    """One worker of a program, over all its generations."""
 
     def __init__(self, node: Node, index: int, lease: int, board: ControlBoard, row: int, folder: Path) -> None:
         self.node = node
@@ -74,8 +74,12 @@ class Slot:
         self._call, self._loop = StallDetector(), StallDetector()
 
     def begin(self, now: float) -> tuple[socket.socket, int | OSError]:
-        """A new life: returns (the worker's end of the channel, a descriptor of its log); the caller closes both. In
-        place of a log that cannot be opened: why."""
+        """Begin a generation.
+
+        Returns:
+            The worker's end of the channel, and a descriptor of its log, or why that cannot be opened. The caller
+            closes both.
+        """
         self.end_channel()
         self.generation += 1
         self.restarts += not self._left
@@ -95,7 +99,7 @@ class Slot:
             return theirs, error
 
     def receive(self) -> list[worker_messages.Message]:
-        """What the worker has said since the last call."""
+        """Messages of the worker since the last call."""
         heard = worker_messages.receive(self.channel) if self.channel is not None else []
         self.errors += [message.values for message in heard if message.kind == "error"]
         return heard
@@ -115,14 +119,14 @@ class Slot:
         self.restart_at = now + self.patience.pause_seconds
 
     def dismiss(self, now: float) -> None:
-        """Ask the present life, if there is one, to end in good order, and let nobody follow it until ``call``."""
+        """Ask the present worker, if there is one, to end in good order, and start no other until ``call``."""
         self.resting = True
         if self.alive:
             self.row.dismiss(self.generation)
             self.leaving_since = now
 
     def call(self) -> None:
-        """Somebody is to serve here again. A life that is leaving does so first."""
+        """Let a worker serve here again. One that is leaving ends first."""
         self.resting = False
 
     def end_channel(self) -> None:
@@ -132,7 +136,7 @@ class Slot:
 
     @property
     def at_work(self) -> bool:
-        """Whether a worker is here to stay, and has made its first step."""
+        """Whether a worker has made its first step and is not asked to leave."""
         return self.alive and self.leaving_since is None and self.row.state != STATES[0]
 
     @property
@@ -181,17 +185,17 @@ class Slot:
 
     @property
     def headline(self) -> str:
-        """The end of the last life in one line."""
+        """How the last worker ended, in one line."""
         lines = self.errors[-1]["error"].splitlines() if self.errors and not self.hung else self.last_error.splitlines()
         return str(lines[0]) if lines else ""
 
     @property
     def account(self) -> str:
-        """The end of the last life in full."""
+        """How the last worker ended, in full."""
         return in_full(self.headline, self.last_error)
 
     def why(self, status: int) -> str:
-        """What is known of the end of this life, for a human."""
+        """Why this worker ended, for a human."""
         if self.hung:
             return self.hung + (f"\n{self.log_end()}" if self.stalled else "")
         if self.errors:

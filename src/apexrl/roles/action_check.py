@@ -13,7 +13,7 @@ from apexrl.spec import ActionSpec
 class ActionCheck:
     """Looks at the first actions of each kind that an agent chooses, and at those on which an environment failed.
 
-    Of all others nobody looks at any: it would cost as much as a small environment's step.
+    The others are not checked: that would cost as much as a step of a small environment.
 
     Args:
         agent: its name, for errors.

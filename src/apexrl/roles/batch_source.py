@@ -30,7 +30,7 @@ class Ready(NamedTuple):
 
 
 class UnsentPriorities:
-    """Counts, as a role's own, priorities that never reached the shards of a replay that is spread over some."""
+    """Counts priorities that never reached the shards of a sharded replay."""
 
     def __init__(self, context: Context, replay: Any) -> None:
         self._context = context
@@ -38,7 +38,7 @@ class UnsentPriorities:
         self._counted = 0
 
     def count(self) -> None:
-        """Enter what has come to it since the last call."""
+        """Count those since the last call."""
         unsent = getattr(self._replay, "unsent", 0)
         if unsent > self._counted:
             self._context.count(unsent_priorities=unsent - self._counted)
@@ -85,7 +85,7 @@ class DirectBatches:
         return Ready(batch, self._prepare(batch), fresh)
 
     def done(self, ready: Ready) -> None:
-        """(``several``) The learner is through with it."""
+        """(``several``) The learner has used it."""
         if self._done is not None:
             self._done(len(ready.batch))
 
@@ -101,7 +101,7 @@ class DirectBatches:
 
 
 class PrefetchedBatches:
-    """Samples and prepares ``ahead`` batches in a thread, which alone samples.
+    """Samples and prepares ``ahead`` batches in a thread. No other thread samples.
 
     An error there is raised by the next call here. On CUDA the host's part (draw, gather, starting the copy) runs while
     the device is at an update.

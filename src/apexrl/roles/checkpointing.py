@@ -33,8 +33,8 @@ def restore(context: Context, agent: Agent, weights: WeightsReader, name: str = 
     """Let ``agent`` go on where the run was: its newest checkpoint; else the published weights; else the best ones,
     where updates were made; else it stays as it is.
 
-    On a cluster books are kept elsewhere, and a checkpoint may be of updates that were never heard of there, as whoever
-    made them was lost. They are counted now, so that numbers of checkpoints and versions do not go back.
+    On Ray the counters are kept elsewhere, and a checkpoint may hold updates that were not counted there, because the
+    learner was lost. They are counted now, so that numbers of checkpoints and versions do not go back.
 
     Args:
         name: of the agent, for errors.
@@ -88,7 +88,7 @@ def check_left(folder: RunFolder, updates: int) -> None:
     """Refuse to resume a run that has learned, but of whose weights nothing is left: it would begin anew, and count on.
 
     Args:
-        updates: what its books say that it had made.
+        updates: how many the run had made by its counters.
 
     Raises:
         SnapshotError: there is no checkpoint.

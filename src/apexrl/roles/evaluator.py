@@ -38,9 +38,9 @@ class Candidate(NamedTuple):
 
 
 class Evaluator:
-    """Measures the newest weights again and again, keeps the best, and at the end measures those on fresh seeds.
+    """Evaluates the newest weights periodically, keeps the best, and at the end evaluates those on fresh seeds.
 
-    The final figure is unbiased: its seeds chose neither the weights nor the moment to stop.
+    The final result is unbiased: its seeds chose neither the weights nor the moment to stop.
     """
 
     traits = RoleTraits("evaluator", Work("evaluations", "evals/s", "evaluating"), writes_to_folder=True)

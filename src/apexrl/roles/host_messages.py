@@ -18,7 +18,7 @@ _EPISODES_SINGLY = 1000  # of one report
 
 
 class HostMessages:
-    """Passes on what hosts said, once a report.
+    """Passes on the messages of hosts, added up, once per report.
 
     Attributes:
         heard: episodes and warnings that came.

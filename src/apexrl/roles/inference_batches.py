@@ -101,7 +101,7 @@ class InferenceBatches:
     unanswered and is looked at again; each worker has a writer of its own, so that others go on. A worker's new life
     closes its writer: what its streams began is dropped, as its environments' recurrent states are.
 
-    One thread gathers at a time. Nobody waits for environments, or chooses actions, while it holds the books.
+    One thread gathers at a time. No thread waits for environments, or chooses actions, while it holds the lock.
 
     Args:
         priorities: what the replay's writers call for new items.
@@ -202,7 +202,7 @@ class InferenceBatches:
         with self._books:
             return [group for group in self._end.pending() if group not in self._under_way]
 
-    # The books
+    # State
 
     def _batch(self, requests: Requests, random: bool) -> InferenceBatch:
         which = requests.rows

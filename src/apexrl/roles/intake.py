@@ -171,7 +171,7 @@ class Intake:
         return True
 
     def _report(self, last: bool = False) -> None:
-        """Once a second: what hosts had to say, what was refused, and the books."""
+        """Once a second: messages of hosts, what was refused, and counters."""
         now = self._context.clock()
         if now < self._next_report and not last:
             return

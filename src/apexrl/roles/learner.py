@@ -37,12 +37,12 @@ class Learner:
     """Ape-X's learner (Horgan et al. 2018, Algorithm 2). It owns the replay from its first sample on, or takes batches
     that a replay role samples for it.
 
-    A learner that takes a dead one's place restores the newest checkpoint and goes on. Weights versions are one more
+    A restarted learner restores the newest checkpoint and goes on. Weights versions are one more
     than the learner updates ever made in the run, so they never go back: a version counts an attempt, even where a
     restored learner repeats the work. Version 1 means that nothing was learned, also after a restart or a resume.
 
-    With ``averaging`` it is one of several that make every update together (``SyncGroup``). The first publishes, counts
-    updates and writes checkpoints for all.
+    With ``averaging`` several learners make every update together (``SyncGroup``). The first publishes, counts updates
+    and writes checkpoints for all.
     """
 
     traits = RoleTraits(

@@ -29,8 +29,8 @@ _REPORT_SECONDS = 0.5
 
 
 class ModelServer:
-    """GA3C's server (Babaeizadeh et al. 2017, section 4): predictors answer environments, trainers learn from what came
-    of it, both with one model (``SharedModel``) and in batches of whoever, and whatever, waits.
+    """GA3C's server (Babaeizadeh et al. 2017, section 4): predictors answer environments, trainers learn from the
+    results, both with one model (``SharedModel``) and in batches of whoever, and whatever, waits.
 
     Predictors write steps into the queue from which trainers take unrolls. When it is full, environments wait for
     their actions. How many threads there are of either kind may change at any time.

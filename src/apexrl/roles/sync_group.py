@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SyncGroup:
-    """What an agent's ``update`` is to one learner, to several: gradients are averaged before they are applied.
+    """Makes updates of several learners together: their gradients are averaged before they are applied.
 
     All have the same parameters and optimizers at every update, to the last bit. A learner that begins anew makes all
     of them begin anew, with the state of the first: its newest checkpoint, when it is the first that died. An update

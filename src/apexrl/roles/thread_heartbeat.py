@@ -13,7 +13,7 @@ _FIRST = 3.0  # times the limit for a thread's first turn, as for a worker's beg
 
 
 class ThreadHeartbeat:
-    """One thread's turns. Time in which nobody looks, as the whole process was stopped, does not count.
+    """The heartbeat of one thread. Time in which nobody looks, as the whole process was stopped, does not count.
 
     Args:
         stall_timeout: seconds that one may take; 0: for ever.

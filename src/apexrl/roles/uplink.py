@@ -39,10 +39,10 @@ _LAST_COMMIT_SECONDS = 10.0  # … and for the learner's host to commit what was
 
 
 class Uplink:
-    """Owns this host's replay of steps in passing: takes what actors publish, sends it, keeps it until it is committed.
+    """Owns this host's pass-on replay: takes what actors publish, sends it, and keeps it until it is committed.
 
-    When experience finds no way, slots fill and actors wait, as they do at home. Weights are pulled once for all actors
-    here, by a thread, onto the board that they read.
+    When experience cannot be sent, slots fill and actors wait, as on one machine. Weights are pulled once for all
+    actors here, by a thread, onto the board that they read.
     """
 
     traits = RoleTraits("uplink", Work("chunks", "chunks/s", "carrying"), grace_seconds=30.0)
@@ -109,7 +109,7 @@ class Uplink:
         self._weights.close()
 
     def _report(self, last: bool = False) -> None:
-        """Once a second: the books of this end."""
+        """Once a second: the counters of this host."""
         for text in self._weights.take_refusals():
             self._context.send("log", text=text, level="warning")
         now = self._context.clock()

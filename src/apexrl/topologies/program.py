@@ -23,7 +23,7 @@ OPTIONAL = ("gradients", "apply", "networks")
 
 @dataclass(frozen=True)
 class Probe:
-    """What must be known of an environment and an agent before a program can be written down.
+    """What a topology must know of an environment and an agent.
 
     Args:
         spec: what the environment shows and takes.
@@ -46,7 +46,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class ReplayLink:
-    """Stands for the replay among a role's ports until a launcher puts a real one there.
+    """Placeholder of a replay among a role's ports, until a launcher makes it.
 
     ``options`` are the keyword arguments of ``apexrl.replay.Replay``.
     """
@@ -56,7 +56,7 @@ class ReplayLink:
 
 @dataclass(frozen=True)
 class BatchesLink:
-    """Stands for batches that a ``replay`` role samples and learners take.
+    """Placeholder of batches that a ``replay`` role samples and learners take.
 
     ``options`` are the keyword arguments of ``apexrl.replay.Replay.serve``.
     """
@@ -67,7 +67,7 @@ class BatchesLink:
 
 @dataclass(frozen=True)
 class WeightsLink:
-    """Stands for the weights board: latest-only, one publisher, any number of readers.
+    """Placeholder of the weights board: latest-only, one publisher, any number of readers.
 
     ``nbytes``: bytes of one published set of weights.
     """
@@ -77,7 +77,7 @@ class WeightsLink:
 
 @dataclass(frozen=True)
 class ReceiptsLink:
-    """Stands for what an intake has committed of whom: memory that outlives it.
+    """Placeholder of an intake's receipts: what it has committed, in memory that outlives it.
 
     ``resumed``: hosts may have been at work for this run before.
     """
@@ -87,7 +87,7 @@ class ReceiptsLink:
 
 @dataclass(frozen=True)
 class Link:
-    """Stands for any other link until a launcher makes it: ``make(shared=…, **options)``, with ``shared`` for
+    """Placeholder of any other link, until a launcher makes it: ``make(shared=…, **options)``, with ``shared`` for
     processes and without for roles that take turns in one. What it makes is closed with the run, if it can be.
     """
 

@@ -22,7 +22,7 @@ from apexrl.topologies.program import BatchesLink, KnobLink, Link, Node, Program
 from apexrl.topologies.queue_links import queue_names
 
 LEARNERS = ("learner", "gradient_learner")
-"""The roles at home that get the processors and GPUs of a learner, each for itself."""
+"""The roles on the learner's node, each of which gets the processors and GPUs of a learner."""
 
 _SAMPLING = ("capacity", "sampler", "min_size", "samples_per_insert", "insert_band", "seed")
 _LINKS = (ReplayLink, BatchesLink, WeightsLink, ReceiptsLink, Link, KnobLink)
@@ -30,7 +30,7 @@ _LINKS = (ReplayLink, BatchesLink, WeightsLink, ReceiptsLink, Link, KnobLink)
 
 @dataclass(frozen=True)
 class Cut:
-    """Where a program's actors touch the rest."""
+    """The actors of a program, and the links that connect them to the rest."""
 
     actor: Node
     replays: tuple[ReplayLink, ...]  # one, or that of every learner in turn

@@ -30,7 +30,7 @@ from apexrl.errors import ConfigError, LinkError
 
 _LOOK_SECONDS = 0.2
 _REACH_SECONDS = 5.0
-_NEAR_SECONDS = 2.0  # for home to find room on the driver's node, before it may be anywhere
+_NEAR_SECONDS = 2.0  # in which the learner's node should be the driver's, before it may be any
 _NEAR = 0.001  # of the resource that stands for a node
 # How a client of gRPC begins, with settings that say nothing (RFC 9113, section 3.4); type of the frame that answers.
 _HELLO, _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]), 4
@@ -40,13 +40,13 @@ _CONCURRENCY = {"data": 1, "weights": 1, "life": 1, "talk": 1}
 
 
 class Cluster:
-    """A connection to a Ray cluster, and the places that this run has there. Close it always."""
+    """A connection to a Ray cluster, and the resources that this run has reserved there. Close it in any case."""
 
     def __init__(self, placement: Ray, local_cpus: float) -> None:
         self._placement = placement
         self._ours = not ray.is_initialized()
         self._group: PlacementGroup | None = None
-        self._more: dict[int, PlacementGroup] = {}  # of places that the run can do without, by their bundle's number
+        self._more: dict[int, PlacementGroup] = {}  # of groups that the run can do without, by their bundle's number
         self.namespace = f"apexrl-{uuid.uuid4().hex[:12]}"
         if self._ours:
             self._connect(local_cpus)
@@ -110,13 +110,13 @@ class Cluster:
         self._more[number] = placement_group([bundle], strategy="PACK")
 
     def give_back(self, number: int) -> None:
-        """Ask no more for one of those places, or leave it."""
+        """Withdraw one of these requests, or release its resources."""
         group = self._more.pop(number, None)
         if group is not None:
             remove_placement_group(group)
 
     def room(self) -> set[int]:
-        """The numbers of those places that there are now."""
+        """The numbers of those requests that are granted now."""
         known = placement_group_table() if self._more else {}
         there = {key for key, one in known.items() if one["state"] == "CREATED"}
         return {number for number, group in self._more.items() if group.id.hex() in there}
@@ -163,11 +163,11 @@ class Cluster:
     def _place(self, bundle: int) -> PlacementGroupSchedulingStrategy:
         if bundle in self._more:
             return PlacementGroupSchedulingStrategy(self._more[bundle], placement_group_bundle_index=0)
-        assert self._group is not None, "reserve places first"
+        assert self._group is not None, "call reserve first"
         return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
 
     def close(self) -> None:
-        """Give the places back, with whoever is still there, and the connection."""
+        """Release the resources, with what still runs there, and the connection."""
         groups = [*self._more.values(), *([] if self._group is None else [self._group])]
         self._group, self._more = None, {}
         try:

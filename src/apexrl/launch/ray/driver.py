@@ -41,7 +41,7 @@ _SILENT_SECONDS = 60.0  # after which a group's memory that does not answer is l
 
 
 class Driver:
-    """One run on a cluster. Make it, ``probe``, then ``run``; ``close`` always."""
+    """One run on a Ray cluster. Call ``probe``, then ``run``, and ``close`` in any case."""
 
     def __init__(self, config: Config, placement: Ray, interrupts: Interrupts) -> None:
         self._config = config
@@ -58,11 +58,11 @@ class Driver:
         self._longest = max(HELLO_SECONDS, placement.wait_seconds)  # for a process to begin
         self._heeded = self._hung_calls = 0
         self._come: set[Any] = set()  # references that were ready when this turn began
-        self._refusing: set[int] = set()  # groups that took no weights when home was asked last
+        self._refusing: set[int] = set()  # groups that took no weights when the learner's node was asked last
         self._sums = dict.fromkeys(COUNTERS, 0)  # of all generations of all slots
 
     def close(self) -> None:
-        """End every actor of the run, and give the bundles back. May be called again."""
+        """End every Ray actor of the run, and release its resources. May be called again."""
         groups, self._groups = self._groups, []
         try:
             for group in groups:
@@ -73,7 +73,7 @@ class Driver:
             self._cluster.close()
 
     def probe(self) -> Probe:
-        """Reserve the run's bundles, and look at environment and agent; see ``reception.receive``."""
+        """Reserve the run's resources, and probe environment and agent; see ``preflight.receive``."""
         seen, self._plan = receive(self._config, self._placement, self._cluster, self._interrupts)
         return seen
 
@@ -82,7 +82,7 @@ class Driver:
         check_room(self._plan, sampling(program))
 
     def settle(self, plan: Plan) -> None:
-        """Reserve bundles for these groups without looking at anything: for programs of one's own."""
+        """Reserve the resources of these groups without a probe: for programs that are made by hand."""
         reserve(self._config, self._placement, plan, self._cluster, self._interrupts)
         self._plan = plan
 
@@ -116,7 +116,7 @@ class Driver:
         if self._failure is not None:
             raise self._failure
 
-    # --- lives
+    # --- groups and workers
 
     def _slots(self) -> Iterable[RaySlot]:
         return (slot for group in self._groups for slot in group.slots)
@@ -135,7 +135,7 @@ class Driver:
             time.sleep(_TICK_SECONDS / 4)
 
     def _attend(self, group: ActorGroup, now: float) -> None:
-        """Begin what is to begin, hear what has come, bury what has died."""
+        """Start what is due, take in what has arrived, and handle what has ended."""
         if self._stop_at is not None:
             for slot in group.slots:
                 slot.gone = slot.gone or slot.handle is None
@@ -225,14 +225,14 @@ class Driver:
         return True
 
     def _drop_refusing(self, refused: Mapping[int, str], now: float) -> None:
-        """Groups that take no weights act with old ones for ever: they begin anew, in vain as it was."""
+        """Restart groups that take no weights, as they would act with old ones for ever; it counts as a failure."""
         for group in self._groups[1:]:
             if group.up and group.number in refused and group.number not in self._refusing:
                 self._lose(group, WorkerError(f"it takes no weights: {refused[group.number]}"), now, "failed")
-        self._refusing = set(refused)  # until home has heard that they were ended
+        self._refusing = set(refused)  # until the learner's node has heard that they were ended
 
     def _lose(self, group: ActorGroup, error: Exception, now: float, ending: Ending = "vanished") -> None:
-        """A group's memory is gone: its workers begin anew with it."""
+        """Handle the loss of a group's memory: its workers restart with it."""
         if not group.up and "creation task" in str(error):  # what its making raised, another would too
             group.ground = group.greeting = None
             group.restart_at = float("inf")
@@ -249,7 +249,7 @@ class Driver:
             self._do_without(group, WorkerError(f"{what} ({_first_line(error)}); it {group.patience.account}"), now)
 
     def _end_group(self, group: ActorGroup, why: str, now: float, ending: Ending = "vanished") -> None:
-        """End its memory, and whoever works there."""
+        """Kill the process that holds its memory, and its workers."""
         if group.ground is None:
             return
         for slot in group.slots:
@@ -263,7 +263,7 @@ class Driver:
             home.ground.meet.remote(group.number, None)
 
     def _begin(self, group: ActorGroup, slot: RaySlot, now: float) -> None:
-        """Start a life."""
+        """Start a generation of a worker."""
         placement, node, generation = self._placement, slot.node, slot.generation + 1
         life = self._ledger.number(slot.name) if node.traits.fenced else 0
         if life is None:
@@ -332,12 +332,12 @@ class Driver:
             slot.end(now, "killed", "")
 
     def _stall_timeout(self, slot: RaySlot) -> float:
-        """0: it has time. What ends has a limit of its own, if it must write much."""
+        """Seconds without progress that are allowed; 0: no limit, as the grace period limits what must write much."""
         ends = self._stop_at is not None and slot.grace(self._word == HURRY) < float("inf")
         return 0.0 if ends else self._config.stall_timeout
 
     def _end_hung(self, slot: RaySlot, now: float) -> None:
-        """Kill it as soon as it has told where it is, or when it does not."""
+        """Kill it once its stacks have arrived, or when they do not come in time."""
         if slot.stacks is not None and slot.stacks in self._come:
             stacks, slot.stacks, slot.kill_at = slot.stacks, None, now
             with suppress(RayError):
@@ -401,7 +401,7 @@ class Driver:
             self._failure = error
 
     def _there(self) -> list[RaySlot]:
-        """Who works, or soon will again."""
+        """Slots that have a worker, or will have one again."""
         groups = [group for group in self._groups if not group.absent]
         return [slot for group in groups for slot in group.slots if not slot.gone]
 
@@ -434,7 +434,7 @@ class Driver:
             slot.patience.forgive()
 
     def _give_up_group(self, group: ActorGroup, error: ApexrlError, now: float) -> None:
-        """The end of the run, if it cannot do without."""
+        """Give up a group; the run fails if it cannot go on without it."""
         if not group.optional:
             self._give_up(error)
             return
@@ -474,7 +474,7 @@ class Driver:
             self._word = HURRY
             self._stop_at = time.monotonic()
 
-    # --- the books
+    # --- counters
 
     def _total(self, counter: str) -> int:
         base = getattr(self._ledger.base, counter, 0) if counter in ("env_steps", "updates", "episodes") else 0

@@ -13,8 +13,9 @@ _LOOK_SECONDS = 2.0  # between looks at what the cluster has room for
 
 
 class ElasticGroups:
-    """Asks the cluster for places of all groups that may come, and says when there are fewer actors than there should
-    be. It never waits. To be asked at every tick; costs one call to the cluster in two seconds.
+    """Requests resources for all elastic groups, and warns when there are fewer actors than wanted.
+
+    It never waits. Call it at every tick; it costs one call to the cluster in two seconds.
 
     Args:
         groups: those of actors, in the order of ``plan.slots``.

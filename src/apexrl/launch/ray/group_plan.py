@@ -16,7 +16,7 @@ from apexrl.topologies.ray_cut import learners
 
 @dataclass(frozen=True)
 class Plan:
-    """Who works in which group.
+    """Which slots are in which actor group.
 
     Args:
         slots: of the run, for every group of actors.
@@ -88,7 +88,7 @@ def plan(config: Config, placement: Ray, nodes: int, queues: int = 1) -> Plan:
 
 
 def resource_bundles(config: Config, placement: Ray, plan: Plan) -> list[dict[str, float]]:
-    """What Ray is to reserve: for home, and for each group of actors with its shard."""
+    """What Ray is to reserve: for the learner's node, and for each actor group with its shard."""
     count = learners(config)
     each = placement.learner_gpus
     gpus = each * count

@@ -23,7 +23,7 @@ def node_id() -> str:
 
 
 class Lent(NamedTuple):
-    """A shard's answer to a draw from its own node: draw it yourself."""
+    """A shard's answer to a draw from its own node: its memory, to draw from directly."""
 
     replay: Handle  # of the replay, for a process of this node
     life: str  # of the shard

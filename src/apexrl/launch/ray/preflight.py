@@ -61,7 +61,7 @@ def fitting(config: Config, placement: Ray, cluster: Cluster) -> Plan:
 
 
 def reserve(config: Config, placement: Ray, decided: Plan, cluster: Cluster, interrupts: Interrupts) -> None:
-    """Reserve the bundles of home and of the groups that the run begins with.
+    """Reserve the resources of the learner's node and of the groups that the run begins with.
 
     Raises:
         ConfigError: the cluster does not have them.

@@ -58,7 +58,7 @@ def _apart(group: str) -> Callable[[_Method], _Method]:
 
 @dataclass(frozen=True)
 class Hello:
-    """Where an actor is, and with what."""
+    """The node of a Ray actor, and the versions there."""
 
     host: str
     node: str
@@ -73,12 +73,12 @@ def hello() -> Hello:
 
 @dataclass(frozen=True)
 class Look:
-    """How a group's memory stands."""
+    """The state of a group's memory."""
 
-    replay: dict[str, Any]  # `Replay.stats`; empty at home
+    replay: dict[str, Any]  # `Replay.stats`; empty on the learner's node
     version: int  # of the weights here
     spoilt: int  # reads of weights that were overtaken
-    refused: dict[int, str] = field(default_factory=dict)  # (home) group that takes no weights -> why
+    refused: dict[int, str] = field(default_factory=dict)  # (learner's node) group that takes no weights -> why
 
 
 class GroupMemory:
@@ -147,7 +147,7 @@ class GroupMemory:
         return self._shard.update("" if self._lent else life, keys, priorities)
 
     def meet(self, group: int, handle: Any) -> None:
-        """(home) Send the weights to another group from now on; None: no more."""
+        """(learner's node) Send the weights to another group from now on; None: no more."""
         assert self._distribution is not None
         self._distribution.groups[group] = handle
 
@@ -165,7 +165,7 @@ class GroupMemory:
         return version
 
     def _keep_distributing(self) -> None:
-        """(home) A run whose actors never hear of new weights must not seem to go on: home begins anew."""
+        """(learner's node) End when weights reach nobody: the run must not seem to go on."""
         assert self._distribution is not None
         try:
             self._distribution.run()
@@ -177,7 +177,7 @@ class GroupMemory:
 
 @dataclass(frozen=True)
 class RayAssignment:
-    """All that one life of a role needs to know, but its ports."""
+    """What one generation of a worker must know, but its ports."""
 
     name: str
     role: str
@@ -215,7 +215,7 @@ class Report:
 
 
 class RoleProcess:
-    """One life of one role. ``live`` is the life; ``poll`` answers meanwhile."""
+    """One generation of a worker. ``live`` runs the role; ``poll`` answers meanwhile."""
 
     def __init__(self, errand: RayAssignment) -> None:
         self._errand = errand

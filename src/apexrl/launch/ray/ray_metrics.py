@@ -60,7 +60,7 @@ _COUNTERS = {
 
 @dataclass(frozen=True)
 class GroupRecord:
-    """Home, or a shard with its actors: what is together on one node."""
+    """A group on one node: that of the learner, or a shard with its actors."""
 
     name: str
     host: str
@@ -71,7 +71,7 @@ class GroupRecord:
     restarts: int
     """Times that its memory was begun anew; those of workers are in the status."""
     size: int = 0
-    """Items; home has no shard."""
+    """Items; the learner's node has no shard."""
     capacity: int = 0
     inserted_per_second: float = 0.0
     sampled_per_second: float = 0.0
@@ -107,7 +107,7 @@ class Notice:
 
 
 class RayMetrics:
-    """Tells a run's figures to its cluster, with which this process is connected.
+    """Publishes a run's metrics on its cluster, to which this process is connected.
 
     Args:
         namespace: of the run's named actors.
@@ -187,7 +187,7 @@ class RayMetrics:
 
 
 class Meters:
-    """A run's figures among Ray's metrics: ``apexrl_NAME`` with the tag ``run``.
+    """A run's metrics among Ray's: ``apexrl_NAME`` with the tag ``run``.
 
     Ray exports them from the driver's node, in Prometheus' format, where ``ray[default]`` is installed.
     """

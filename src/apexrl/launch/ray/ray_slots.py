@@ -23,7 +23,7 @@ _KEEPER_SECONDS, _HURRIED_KEEPER_SECONDS = 120.0, 30.0  # of the role that write
 
 
 class RaySlot:
-    """A worker's slot: lives come and go, its seed, ε and counters stay."""
+    """A worker's slot: it keeps its seed, ε and counters over all generations of workers."""
 
     def __init__(self, node: Node, index: int) -> None:
         self.node = node
@@ -176,7 +176,7 @@ def _silent(seconds: float, flag: str) -> str:
 
 
 def cut(program: Program, plan: Plan, namespace: str) -> list[ActorGroup]:
-    """Home, and the groups of actors. ``namespace``: of the shards' actors."""
+    """The group on the learner's node, then the actor groups. ``namespace``: of the shards' Ray actors."""
     config, slots = program.config, plan.slots
     replays = sampling(program)
     home = learner_node_side(program, samplers(len(slots), namespace, replays))
@@ -189,12 +189,12 @@ def cut(program: Program, plan: Plan, namespace: str) -> list[ActorGroup]:
 
 
 class ActorGroup:
-    """Roles that share memory on one node: home, or actors with a shard."""
+    """Roles that share memory on one node: those on the learner's node, or actors with a shard."""
 
     def __init__(
         self, number: int, program: Program, restarts: int, optional: bool = False, gated: bool = False
     ) -> None:
-        self.number = number  # of its bundle; 0 is home
+        self.number = number  # of its bundle; 0 is the learner's node
         self.gated = gated  # see ``actors.Ground``
         self.optional = optional  # the run goes on without it, and it begins when there is room
         self.name = "home" if number == 0 else f"shard-{number - 1}"

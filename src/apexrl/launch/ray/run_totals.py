@@ -16,7 +16,7 @@ def enter(
     """Enter how everything stands; returns the sums over all shards and all their lives.
 
     Args:
-        groups: home first.
+        groups: that of the learner's node first.
         total: counter name -> total over the whole run.
         hung_calls: environment calls that took too long.
         now: monotonic seconds.

@@ -40,7 +40,7 @@ class WeightsBroadcast:
     could not take, it is sent again.
 
     Args:
-        weights: home's.
+        weights: the board on the learner's node.
         node: where that is.
     """
 
@@ -129,7 +129,7 @@ class _Way:
     def __init__(self, handle: Any) -> None:
         self.handle = handle
         self.pending: Any = None  # what it was asked, or sent
-        self.known = False  # whether it is on home's node; then
+        self.known = False  # whether it is on the learner's node; then
         self.board: WeightsBoard | None = None  # … its memory
         self.sent = 0  # the newest version
         self.failures = 0  # in a row, but for those of the dead, of which the driver hears
