@@ -125,6 +125,8 @@ def test_a_file_trains_what_flags_name_and_nothing_else_of_its_own(
 ) -> None:
     met: list[Config] = []
     monkeypatch.setattr("apexrl.cli.main._run", lambda config, *_: met.append(config) or 0)
+    (tmp_path / "my_agents.py").write_text("from apexrl.agents.dqn import DQN as Mine\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
     file = tmp_path / "some.toml"
     file.write_text("[env]\nenv = 'my_sim:Plant-v0'\n[agent]\nagent = 'my_agents:Mine'\n")
     assert main.main(["train", str(file)]) == main.USAGE
