@@ -1,4 +1,4 @@
-"""The ensemble's gradient, which is written out, against autograd's; and its members against MLPs of their own."""
+"""The ensemble and its gradient against MLPs of their own."""
 
 from __future__ import annotations
 
