@@ -70,10 +70,6 @@ def launch(
 
             return gateway_run.learn(config, placement, observers, claim, interrupts, began)
         if placement is not None:
-            if config.wiring.autotune:
-                from apexrl.errors import ConfigError
-
-                raise ConfigError("--autotune tunes one machine: with --redis, leave it out")
             from apexrl.launch import redis_run
 
             return redis_run.learn(config, placement, observers, claim, interrupts, began)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -10,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from apexrl.config import Config, EnvConfig, HostsConfig, StopConfig, convert
+from apexrl.config import Config, HostsConfig, StopConfig, convert
 from apexrl.config.trust import entrusted
 from apexrl.errors import (
     AgentError,
@@ -26,7 +25,7 @@ from apexrl.launch import contained_observers
 from apexrl.launch.beacon import Beacon
 from apexrl.launch.contained_observers import contained
 from apexrl.launch.fork_client import preloaded
-from apexrl.launch.host_agreement import actors_here, first_difference
+from apexrl.launch.host_agreement import actors_here, check_version, first_difference, on_this_host, refuse_difference
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.local_run import supervise
 from apexrl.launch.probe import step_spec_to_json
@@ -40,7 +39,7 @@ from apexrl.links.redis.run_record import RunRecord, find_run, host_name
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.signing import trusted_modules
 from apexrl.replay.chunks import schema
-from apexrl.run.folder import env_name, spec_to_json, versions
+from apexrl.run.folder import spec_to_json
 from apexrl.run.status import Level, Observer
 from apexrl.topologies import Probe, topology
 from apexrl.topologies.host_cut import actor_side, replay_of
@@ -127,12 +126,8 @@ def local_config(
             not of a module in ``trust``.
     """
     config = entrusted(convert.from_toml(record.config, origin), trust, origin)
-    folder = re.sub(r"[^\w.+=@-]", "-", f"{record.name}@{host_name()}")
-    wanted = actors_here(actors, config.actor.actors, origin)
-    actor = replace(config.actor, actors=wanted, actor_slots=record.actor_slots)
-    actor = replace(actor, min_actors=min(actor.min_actors, actor.actors))
-    env: EnvConfig = replace(config.env, env_kwargs={**config.env.env_kwargs, **env_kwargs})
-    config = replace(config, name=folder, out=out, actor=actor, env=env)
+    config = on_this_host(config, record.name, actors_here(actors, config.actor.actors, origin), out, env_kwargs)
+    config = replace(config, actor=replace(config.actor, actor_slots=record.actor_slots))
     return replace(validate(config), stop=StopConfig())
 
 
@@ -148,11 +143,7 @@ def compare(record: RunRecord, seen: Probe, config: Config) -> None:
     if found is None and seen.weights_nbytes != record.weights_nbytes:
         found = f"agent.weights: {seen.weights_nbytes} bytes here, {record.weights_nbytes} there"
     if found is not None:
-        have = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
-        raise ConfigError(
-            f"on host {host_name()} {env_name(config)} is not what it is on the learner's host {record.host}: {found}. "
-            f"Install the same versions on both (here: {have}; there: apexrl {record.apexrl})"
-        )
+        refuse_difference(config, found, record.host, record.apexrl)
 
 
 def _find(
@@ -177,13 +168,8 @@ def _find(
         if not told:
             tell(f"waiting for run {run} at {server.address}", "info")
         told = True
-        _pause(0.2, interrupts)
-    ours = versions()["apexrl"] or ""
-    if ours.split(".")[:2] != record.apexrl.split(".")[:2]:
-        raise ConfigError(
-            f"run {run} was started by apexrl {record.apexrl} on {record.host}, and host {host_name()} has {ours}: "
-            "install the same version on every host"
-        )
+        interrupts.pause(0.2)
+    check_version(f"run {run}", record.apexrl, record.host)
     return record
 
 
@@ -258,13 +244,4 @@ def _lease(
         if kind not in told:
             tell(words, "warning")
         told.add(kind)
-        _pause(pause, interrupts)
-
-
-def _pause(seconds: float, interrupts: Interrupts) -> None:
-    """Sleep, but no longer than until Ctrl-C, which is raised."""
-    ends = time.monotonic() + seconds
-    while not interrupts.count and time.monotonic() < ends:
-        time.sleep(min(0.05, seconds))
-    if interrupts.count:
-        raise KeyboardInterrupt
+        interrupts.pause(pause)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import queue
-import re
 import threading
 import time
 from collections import deque
@@ -25,7 +24,14 @@ from apexrl.config.trust import entrusted
 from apexrl.errors import ApexrlError, ConfigError, EnvError, ExhaustedError, FrameError, LinkError, SpecError
 from apexrl.launch import contained_observers
 from apexrl.launch.contained_observers import contained
-from apexrl.launch.host_agreement import actors_here, first_difference, own_name
+from apexrl.launch.host_agreement import (
+    actors_here,
+    check_version,
+    first_difference,
+    on_this_host,
+    own_name,
+    refuse_difference,
+)
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.local_run import supervise
 from apexrl.launch.probe import probe_env
@@ -39,7 +45,7 @@ from apexrl.links.tcp.host_connection import HostConnection
 from apexrl.links.tcp.remote_inference import RemoteInference
 from apexrl.links.tcp.tls import ClientTls
 from apexrl.roles.env_worker import reply_fields, request_fields
-from apexrl.run.folder import env_name, spec_to_json, versions
+from apexrl.run.folder import spec_to_json
 from apexrl.run.status import Level, Observer, RunStatus
 from apexrl.topologies.remote_envs import envs_side
 from apexrl.topologies.validation import validate
@@ -125,11 +131,10 @@ def local_config(
     known = config.agent.agent if config.agent.agent in AGENTS else AgentConfig().agent
     config = replace(config, agent=with_agent(Config(), known).agent)  # no agent is called here
     config = entrusted(config, trust, origin)
-    folder = re.sub(r"[^\w.+=@-]", "-", f"{record.name}@{own_name()}")
-    actor = replace(config.actor, actors=actors_here(actors, max(1, config.actor.actors), origin))
-    actor = replace(actor, min_actors=min(actor.min_actors, actor.actors))
-    env = replace(config.env, env_kwargs={**config.env.env_kwargs, **env_kwargs})
-    config = replace(config, name=folder, out=out, actor=actor, env=env, stop=StopConfig())
+    config = on_this_host(
+        config, record.name, actors_here(actors, max(1, config.actor.actors), origin), out, env_kwargs
+    )
+    config, actor = replace(config, stop=StopConfig()), config.actor
     validate(replace(config, actor=replace(actor, actor_slots=0)))
     if sum(record.splits) != actor.envs_per_actor:
         raise ConfigError(f"{origin} has groups of {record.splits} environments, and {actor.envs_per_actor} of them")
@@ -149,13 +154,8 @@ def _find(host: HostConnection, minutes: float, tell: Callable[[str, Level], Non
             if not told:
                 tell(f"waiting for a run at {host.where} ({error})", "info")
             told = True
-            _pause(backoff.next(), interrupts)
-    ours = versions()["apexrl"] or ""
-    if ours.split(".")[:2] != record.apexrl.split(".")[:2]:
-        raise ConfigError(
-            f"the run at {host.where} was started by apexrl {record.apexrl} on {record.host}, and host {own_name()} "
-            f"has {ours}: install the same version on every host"
-        )
+            interrupts.pause(backoff.next())
+    check_version(f"the run at {host.where}", record.apexrl, record.host)
     return record
 
 
@@ -177,11 +177,7 @@ def _work(
             raise type(error)(f"on host {own_name()}: {error}") from error
         found = first_difference(spec_to_json(seen.spec), record.spec)
         if found is not None:
-            have = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
-            raise ConfigError(
-                f"on host {own_name()} {env_name(config)} is not what it is on the learner's host {record.host}: "
-                f"{found}. Install the same versions on both (here: {have}; there: apexrl {record.apexrl})"
-            )
+            refuse_difference(config, found, record.host, record.apexrl)
         _lease(host, record, config.actor.actors, tell, interrupts)
         keeper = stack.enter_context(closing(LeaseKeeper(host, record, 60.0 * config.hosts.patience_minutes)))
         inference = RemoteInference(
@@ -220,12 +216,12 @@ def _lease(
             if time.monotonic() > deadline:
                 raise
             words = f"{error}; waiting, as those of a dead host are free after {record.lease_seconds:g} s"
-            _pause(0.25, interrupts)
+            interrupts.pause(0.25)
         except UnreachableError as error:  # the probe took long, or the learner restarts
             if time.monotonic() > deadline:
                 raise
             words = f"{error}; trying again"
-            _pause(backoff.next(), interrupts)
+            interrupts.pause(backoff.next())
             try:
                 host.connect(record.run_id)
             except UnreachableError:
@@ -233,15 +229,6 @@ def _lease(
         if not told:
             tell(words, "warning")
         told = True
-
-
-def _pause(seconds: float, interrupts: Interrupts) -> None:
-    """Sleep, but no longer than until Ctrl-C, which is raised."""
-    ends = time.monotonic() + seconds
-    while not interrupts.count and time.monotonic() < ends:
-        time.sleep(min(0.05, seconds))
-    if interrupts.count:
-        raise KeyboardInterrupt
 
 
 class LeaseKeeper:

@@ -14,7 +14,7 @@ from apexrl.config import AgentConfig, Config, convert
 from apexrl.config.placement import Listen
 from apexrl.errors import ConfigError
 from apexrl.launch.fork_client import preloaded
-from apexrl.launch.host_agreement import own_name
+from apexrl.launch.host_agreement import open_to_hosts, own_name
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.local_run import supervise
 from apexrl.launch.run_claim import Claim
@@ -24,10 +24,9 @@ from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.tcp.gateway_messages import Record
 from apexrl.links.tcp.handshake import LEAST_TOKEN
 from apexrl.run.atomic_files import read_text, replace_text
-from apexrl.run.folder import RunFolder, default_name, spec_to_json, versions
+from apexrl.run.folder import RunFolder, spec_to_json, versions
 from apexrl.run.status import Observer
 from apexrl.topologies import Probe, Program, topology
-from apexrl.topologies.host_cut import with_slots
 from apexrl.topologies.remote_envs import gateway_side, inference_of
 
 GATE_PRELOAD = ("msgspec", "apexrl.links.tcp.gateway_server")
@@ -85,10 +84,7 @@ def _for_many(config: Config, listen: Listen) -> Config:
     Raises:
         ConfigError: it cannot be one.
     """
-    if config.serial:
-        raise ConfigError("--serial runs everything in one process: leave it out, or --listen")
-    if config.wiring.autotune:
-        raise ConfigError("--autotune tunes one machine: with --listen, leave it out")
+    config = open_to_hosts(config, "--listen")
     try:
         _ = listen.address
     except ValueError:
@@ -97,9 +93,7 @@ def _for_many(config: Config, listen: Listen) -> Config:
         listen.tls.context()
     if len(listen.token) < LEAST_TOKEN:
         raise ConfigError(f"the token has {len(listen.token)} characters; at least {LEAST_TOKEN} keep others out")
-    if callable(config.env.env):  # other hosts must find it by its name
-        convert.import_callable(convert.describe_callable(config.env.env), "--listen")
-    return with_slots(replace(config, name=config.name or default_name(config)))
+    return config
 
 
 def _known(folder: RunFolder | None) -> str:

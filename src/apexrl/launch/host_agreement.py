@@ -1,12 +1,18 @@
-"""Checks that two hosts of a run agree, and how a host is named."""
+"""What the hosts of a run share: settled settings, checks that they agree, and a host's name."""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
+from apexrl.config import Config, convert
 from apexrl.errors import ConfigError
 from apexrl.links.redis.values import printable
+from apexrl.run.folder import default_name, env_name, versions
+from apexrl.topologies.host_cut import with_slots
 
 _ACTORS_PER_PROCESSOR: Final = 64
 """That a run may ask of a host; the host's own command may say more."""
@@ -46,3 +52,52 @@ def first_difference(ours: Any, theirs: Any, where: str = "") -> str | None:
     if ours == theirs:
         return None
     return f"{where}: {str(ours)[:200]} here, {str(theirs)[:200]} there"
+
+
+def open_to_hosts(config: Config, flag: str, name: str = "") -> Config:
+    """``config`` of a run that other hosts may join: with a name, and with slots for their actors.
+
+    Args:
+        flag: that opens the run, for messages.
+        name: of the run, if its configuration has none.
+
+    Raises:
+        ConfigError: a setting keeps the run on one machine.
+    """
+    if config.serial:
+        raise ConfigError(f"--serial runs everything in one process: leave it out, or {flag}")
+    if config.wiring.autotune:
+        raise ConfigError(f"--autotune tunes one machine: with {flag}, leave it out")
+    if callable(config.env.env):  # other hosts must find it by its name
+        convert.import_callable(convert.describe_callable(config.env.env), flag)
+    return with_slots(replace(config, name=config.name or name or default_name(config)))
+
+
+def on_this_host(config: Config, run: str, actors: int, out: str, env_kwargs: Mapping[str, Any]) -> Config:
+    """The ``config`` of a run whose learner is elsewhere, with this host's actors, run folder and ``env_kwargs``."""
+    actor = replace(config.actor, actors=actors, min_actors=min(config.actor.min_actors, actors))
+    env = replace(config.env, env_kwargs={**config.env.env_kwargs, **env_kwargs})
+    return replace(config, name=re.sub(r"[^\w.+=@-]", "-", f"{run}@{own_name()}"), out=out, actor=actor, env=env)
+
+
+def check_version(run: str, theirs: str, host: str) -> None:
+    """Refuse a ``run`` that another version of apexrl started on ``host``.
+
+    Raises:
+        ConfigError: the first two numbers of the versions differ.
+    """
+    ours = versions()["apexrl"] or ""
+    if ours.split(".")[:2] != theirs.split(".")[:2]:
+        raise ConfigError(
+            f"{run} was started by apexrl {theirs} on {host}, and host {own_name()} has {ours}: install the same "
+            "version on every host"
+        )
+
+
+def refuse_difference(config: Config, found: str, host: str, theirs: str) -> None:
+    """Raise ConfigError: environment or agent differ here from the learner's ``host``, as ``found`` says."""
+    have = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
+    raise ConfigError(
+        f"on host {own_name()} {env_name(config)} is not what it is on the learner's host {host}: {found}. Install the "
+        f"same versions on both (here: {have}; there: apexrl {theirs})"
+    )

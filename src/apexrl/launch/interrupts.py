@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any
 
@@ -34,3 +35,11 @@ class Interrupts:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number != signal.SIGHUP or not self.count:
             self.count += 1
+
+    def pause(self, seconds: float) -> None:
+        """Sleep, but no longer than until the first interrupt, which is raised as KeyboardInterrupt."""
+        ends = time.monotonic() + seconds
+        while not self.count and time.monotonic() < ends:
+            time.sleep(min(0.05, seconds))
+        if self.count:
+            raise KeyboardInterrupt

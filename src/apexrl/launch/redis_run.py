@@ -16,6 +16,7 @@ from apexrl.errors import ConfigError
 from apexrl.launch.actor_host import HOST_PRELOAD
 from apexrl.launch.beacon import Beacon
 from apexrl.launch.fork_client import preloaded
+from apexrl.launch.host_agreement import open_to_hosts
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.local_actor_host import LocalActorHost
 from apexrl.launch.local_run import supervise
@@ -30,10 +31,10 @@ from apexrl.links.redis.server import Server
 from apexrl.links.redis.signing import sign
 from apexrl.replay.chunks import schema
 from apexrl.run.atomic_files import read_text, replace_text
-from apexrl.run.folder import RunFolder, default_name, spec_to_json, versions
+from apexrl.run.folder import RunFolder, spec_to_json, versions
 from apexrl.run.status import Observer
 from apexrl.topologies import Probe, Program, topology
-from apexrl.topologies.host_cut import learner_side, options_to_json, passing, replay_of, with_slots
+from apexrl.topologies.host_cut import learner_side, options_to_json, passing, replay_of
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def learn(
         HeldError: the run has a learner.
         ConfigError: it cannot be such a run, or the server keeps another one of that name.
     """
-    config = _for_many(config, placement)
+    config = open_to_hosts(config, "--redis", placement.run)
     if claim is not None:
         config = replace(config, out=str(claim.folder.path.parent))  # of the actors here: beside it
     before = claim is not None and (not claim.begins or claim.folder.hosts_path.exists())
@@ -150,16 +151,3 @@ def make_record(config: Config, identity: Identity, program: Program, seen: Prob
         began=time.time(),
         local=options_to_json(local),
     )
-
-
-def _for_many(config: Config, placement: Redis) -> Config:
-    """``config`` settled for a run over several hosts.
-
-    Raises:
-        ConfigError: it cannot be one.
-    """
-    if config.serial:
-        raise ConfigError("--serial runs everything in one process: leave it out, or --redis")
-    if callable(config.env.env):  # other hosts must find it by its name
-        convert.import_callable(convert.describe_callable(config.env.env), "--redis")
-    return with_slots(replace(config, name=config.name or placement.run or default_name(config)))
