@@ -211,7 +211,7 @@ def test_stop_waits_for_the_end(redis_server: RedisServer) -> None:
     learner = LearnerLease.take(server, a_record())
     host = HostLease.join(server, learner.record)
     assert redis_status.stop(redis_server.url, "cartpole-1", 0.0, console) == 1
-    assert "goes on after 0 s: its learner, " in text_of(console)
+    assert "still runs after 0 s: its learner, " in text_of(console)
     codes = []
     stopper = threading.Thread(
         target=lambda: codes.append(redis_status.stop(redis_server.url, "cartpole-1", 60.0, console))

@@ -57,7 +57,7 @@ def test_a_program_is_told_to_show_the_previous_action_and_reward_too() -> None:
     ("spec", "observation", "words"),
     [
         (BOX, np.zeros((1, 2)), r"observation has shape \[1, 2\]; this run's environment has \[2\]"),
-        (BOX, [[1.0], [2.0, 3.0]], "observation is no array"),
+        (BOX, [[1.0], [2.0, 3.0]], "observation is not an array"),
         (BOX, {"eye": 0}, r"observations are \['observation'\], but this one has \['observation/eye'\]"),
         (BOX, np.array([1.0, np.nan]), "observation holds NaN"),
         (BOX, np.array([1.0, -np.inf]), "observation holds NaN, infinity"),

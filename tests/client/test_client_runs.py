@@ -224,7 +224,7 @@ def test_no_learner_no_weights_and_nobody_there(redis_server: RedisServer, learn
 
 def test_a_record_that_does_not_fit_is_refused(learn: Any, connect: Any) -> None:
     learn(record={"schema": "00" * 8, "apexrl": "9.9"}).close()
-    with pytest.raises(ConfigError, match=r"was started by apexrl 9\.9, which stores steps in another form"):
+    with pytest.raises(ConfigError, match=r"was started by apexrl 9\.9, which stores steps in another format"):
         connect()
     for name, value in {
         "local": {"fields": {"q": {"shape": "no", "dtype": 3}}},

@@ -364,7 +364,7 @@ def test_a_second_thread_is_refused_while_a_call_is_in_progress() -> None:
 def test_an_agent_that_records_other_fields_than_the_learners_is_refused() -> None:
     link = Link()
     link.fields["q"] = Field((3,), "float32")
-    with pytest.raises(ConfigError, match="records q otherwise here than on the learner's host of run test"):
+    with pytest.raises(ConfigError, match="records q differently here than on the learner's host of run test"):
         make(link)
 
 
@@ -390,7 +390,7 @@ def test_a_fork_is_told_to_connect_anew() -> None:
     os.close(question)
     said = os.read(answer, 1000).decode()
     os.close(answer)
-    assert said == f"this actor belongs to process {os.getpid()}, of which this is a fork: connect() here anew"
+    assert said == f"this actor belongs to process {os.getpid()}, of which this is a fork: call connect() here too"
 
 
 def test_an_actor_that_is_forgotten_is_closed() -> None:

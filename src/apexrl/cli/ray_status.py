@@ -59,7 +59,7 @@ def show_cluster(address: str, run: str = "", watch: bool = False, console: Cons
         0, or 1 when there is no such run.
 
     Raises:
-        ConfigError: ``address`` is none, or is ``local``, which means a new cluster.
+        ConfigError: ``address`` is invalid, or is ``local``, which means a new cluster.
         LinkError: there is no such cluster.
     """
     console = console or Console()
@@ -79,11 +79,11 @@ def show_cluster(address: str, run: str = "", watch: bool = False, console: Cons
 
 
 def show_folder(path: str | Path, watch: bool = False, console: Console | None = None, address: str = "") -> int:
-    """Print the run whose folder is ``path``: on Ray as its cluster tells it, else as its own log does.
+    """Print the run in folder ``path``: from its Ray cluster, else from its own log.
 
     Args:
-        address: of the cluster, which may be on another machine; empty: as the folder says, if it is on this one.
-            Anybody may have written that, and a cluster that is asked hears the user's token.
+        address: of the cluster, which may be on another machine; empty: the folder's, if it is on this machine. A
+            folder may come from an untrusted source, and a cluster that is asked receives the user's token.
 
     Returns:
         0.
@@ -151,7 +151,7 @@ def _show(picture: Callable[[], tuple[RenderableType, bool]], watch: bool, conso
 
 
 def _note(folder: RunFolder) -> dict[str, str]:
-    """Where the run was last on Ray; empty: nowhere."""
+    """The last Ray cluster of the run; empty: none."""
     try:
         values = json.loads(read_text(folder.ray_path))
         known = {"address": printable(values["address"]), "namespace": str(values["namespace"])}
@@ -163,7 +163,7 @@ def _note(folder: RunFolder) -> dict[str, str]:
 
 
 def _ended_since(folder: RunFolder) -> bool:
-    """Whether the run's newest life on Ray has written its summary."""
+    """Whether the run's newest generation on Ray has written its summary."""
     try:
         return folder.summary_path.stat().st_mtime_ns >= folder.ray_path.stat().st_mtime_ns
     except OSError:
@@ -228,7 +228,7 @@ def _picture(record: Record, width: int) -> RenderableType:
 
 
 def _from_log(folder: RunFolder, trouble: str) -> RenderableType:
-    """A run as its summary and its log tell it: who works where is not there."""
+    """A run by its summary and its log, which have no workers."""
     rows = read_rows(folder.metrics_path, _LOG_BYTES) if folder.metrics_path.is_file() else []
     last: dict[str, Any] = next((row for row in reversed(rows) if row.get("kind") == "status"), {})
     summary = folder.summary()

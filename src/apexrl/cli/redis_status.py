@@ -1,4 +1,4 @@
-"""A run over several machines, as anybody sees it who can reach its Redis server: `apexrl status`, `apexrl stop`."""
+"""``apexrl status`` and ``apexrl stop`` for runs on a Redis server."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def show_status(url: str, run: str = "", watch: bool = False, console: Console |
         0, or 1 when there is no such run.
 
     Raises:
-        ConfigError: no such URL, or a name that cannot be one.
-        LinkError: the server cannot be reached (while watching: it is waited for).
+        ConfigError: the URL or the name is invalid.
+        LinkError: the server cannot be reached (with ``watch`` it is tried again).
     """
     console = console or Console()
     server = Server(url)
@@ -79,13 +79,13 @@ def show_status(url: str, run: str = "", watch: bool = False, console: Console |
 
 
 def stop(url: str, run: str, wait_seconds: float = 60.0, console: Console | None = None) -> int:
-    """Ask a run to stop in good order, and wait until its learner has ended it.
+    """Ask a run to stop, and wait until its learner has ended it.
 
     Returns:
-        0 when it has ended; 1 when there is no such run, or it goes on after ``wait_seconds``.
+        0 when it has ended; 1 when there is no such run, or it still runs after ``wait_seconds``.
 
     Raises:
-        ConfigError: no such URL, or a name that cannot be one.
+        ConfigError: the URL or the name is invalid.
         LinkError: the server cannot be reached.
     """
     console = console or Console()
@@ -115,7 +115,7 @@ def stop(url: str, run: str, wait_seconds: float = 60.0, console: Console | None
         connection.close()
     still = (["its learner"] if view.learner_alive else []) + [f"{member.host}:{member.pid}" for member in view.alive]
     console.print(
-        f"{where} goes on after {wait_seconds:.0f} s: {', '.join(still[:8]) or 'its learner'}. It may still be "
+        f"{where} still runs after {wait_seconds:.0f} s: {', '.join(still[:8]) or 'its learner'}. It may still be "
         "evaluating; see: apexrl status --watch",
         markup=False,
         highlight=False,
@@ -260,7 +260,7 @@ def _members(view: RunView, width: int, rows: int) -> RenderableType:
 
 
 def _merit(member: MemberView, version: int) -> tuple[int, ...]:
-    """Those come first of whom somebody should know: who is lost, then who has trouble, has dropped or is behind."""
+    """Sort key, the worst first: lost members, then those with trouble, drops or old weights."""
     digest = member.digest
     state = {"lost": 0, "alive": 1, "left": 2}[member.state]
     lost = digest.dropped_items + digest.dropped_messages + digest.restarts
@@ -268,7 +268,7 @@ def _merit(member: MemberView, version: int) -> tuple[int, ...]:
 
 
 def _troubles(view: RunView) -> list[str]:
-    """What goes wrong with the run's weights and messages, in sentences."""
+    """Problems with the run's weights and messages, in sentences."""
     digest, texts = view.digest, []
     if digest.weights_trouble:
         behind = max(0, digest.weights_version - digest.weights_published)
@@ -308,7 +308,7 @@ def _cells(member: MemberView, version: int) -> dict[str, RenderableType]:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """``0-3 7 9-10``: whole numbers, in order, as a person would list them."""
+    """Whole numbers as ranges: ``0-3 7 9-10``."""
     words = []
     for _, group in itertools.groupby(enumerate(sorted(set(numbers))), key=lambda pair: pair[1] - pair[0]):
         run = [number_ for _, number_ in group]

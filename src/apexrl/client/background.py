@@ -1,4 +1,4 @@
-"""What happens behind a client's back: one thread carries experience and weights, one keeps the lease of its slot."""
+"""The threads of a client: one transfers experience and weights, one renews the lease of its slot."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from apexrl.replay.writer import Writer
     from apexrl.shared.weights_board import WeightsBoard
 
-_SILENT_SECONDS = 5.0  # without the server; then there is no connection
+_SILENT_SECONDS = 5.0  # without an answer of the server: not connected
 _IDLE_SECONDS = 0.005
-_MEAN_EPISODES = 100  # of the return that others see
-_END_SECONDS = 20.0  # for each thread to end; the uplink gives up sooner by itself
+_MEAN_EPISODES = 100  # of the return that is reported
+_END_SECONDS = 20.0  # for each thread to end; the uplink has a shorter limit of its own
 _HURRY_SECONDS = 2.0
 
 
 class Carrier:
-    """A client's end of a run: its slot, a replay in passing, the newest weights, and the threads that serve them."""
+    """A client's connection to a run: its slot, a replay that passes steps on, the newest weights, and two threads."""
 
     def __init__(self, server: Server, record: RunRecord, trust: Sequence[str] = (), token: str = "") -> None:
         self.server = server
@@ -62,12 +62,12 @@ class Carrier:
         entropy = [self.config.seed, zlib.crc32(b"client"), lease.index, lease.generation]
         self.seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         self.ended: str | None = None
-        """Why the run has ended, in words."""
+        """Why the run has ended; None: it has not."""
         self.writer: Writer | None = None
         self._failed: BaseException | None = None
         self._closed = False
         self._closing = threading.Event()
-        self._heard = time.monotonic()  # from the server, last
+        self._heard = time.monotonic()  # last answer of the server
         self._trouble = ""
         self._learner_alive = True
         self._returns: deque[float] = deque(maxlen=_MEAN_EPISODES)
@@ -90,7 +90,7 @@ class Carrier:
         return cls(server, find_run(server, run, timeout), trust, token)
 
     def _make_links(self) -> None:
-        """A replay that only passes on, and a weights board, as the record has them."""
+        """Make a replay that only passes steps on, and a weights board, as the record describes them."""
         from apexrl.replay import Replay
         from apexrl.replay.chunks import schema
         from apexrl.shared.weights_board import WeightsBoard
@@ -105,22 +105,22 @@ class Carrier:
             fits = schema(**options).hex() == record.schema
             self.fields: Mapping[str, Field] = options["fields"]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ConfigError(f"the record of run {record.name} at {server.address} is none: {error}") from None
+            raise ConfigError(f"the record of run {record.name} at {server.address} is invalid: {error}") from None
         if not fits:
             raise ConfigError(
                 f"run {record.name} at {server.address} was started by apexrl {record.apexrl}, which stores steps in "
-                "another form: install the same version here and there"
+                "another format: install the same version on both hosts"
             )
         try:
             self.replay: Replay = Replay(**options)
             self.weights: WeightsBoard = WeightsBoard(record.weights_nbytes)
         except (TypeError, RuntimeError, MemoryError) as error:
-            raise ConfigError(f"the record of run {record.name} asks for what cannot be made: {error}") from None
+            raise ConfigError(f"the replay or weights of run {record.name} cannot be allocated: {error}") from None
 
     # --- for the program's thread
 
     def check(self, ended: bool = True) -> None:
-        """Raise what the program must know; with ``ended``, also that the run has ended."""
+        """Raise if the actor is closed or its link failed; with ``ended``, also if the run has ended."""
         if self._closed:
             raise ClosedError("this actor was closed; connect() again")
         if self._failed is not None:
@@ -133,7 +133,7 @@ class Carrier:
         return not self._closed and time.monotonic() - self._heard < _SILENT_SECONDS
 
     def why_silent(self) -> str:
-        """Why nothing comes or goes, as far as is known here."""
+        """Why no data is transferred, as far as is known here."""
         if self._trouble:
             return self._trouble
         if not self._learner_alive:
@@ -152,7 +152,7 @@ class Carrier:
         self._place.outbox.episodes([episode_return], [length])
 
     def close(self) -> None:
-        """Hand over what is there and leave the run. In a fork nothing: all of it is the parent's."""
+        """Send what is left and leave the run. In a forked child nothing: everything belongs to the parent."""
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
@@ -169,10 +169,10 @@ class Carrier:
 
     def _end(self, timeout: float) -> None:
         uplink, lease = self._threads
-        self._run.hurried |= self.ended is not None  # nobody will take what is left
+        self._run.hurried |= self.ended is not None  # the learner takes nothing any more
         self._run.stopping = True
         uplink.join(timeout)
-        self._closing.set()  # last: what was sent counts as long as the lease lives
+        self._closing.set()  # last: data counts only while the lease is held
         lease.join(timeout)
 
     # --- threads
@@ -189,7 +189,7 @@ class Carrier:
             replay=self.replay,
             weights=self.weights,
         )
-        # Daemons: the interpreter waits for others before it lets anybody tell them to end.
+        # Daemons: at exit the interpreter joins other threads before finalizers could end them.
         threads = [
             threading.Thread(target=self._carry, args=(uplink,), name="apexrl-uplink", daemon=True),
             threading.Thread(target=self._keep_place, name="apexrl-lease", daemon=True),
@@ -231,11 +231,11 @@ class Carrier:
                 renewal_pause(orders, self.config.hosts.lease_seconds),
             )
             self._learner_alive = orders.learner_alive
-            if self._place.slots:  # none: others took all while this one was away; the old ε stays until one is free
+            if self._place.slots:  # none: all were taken meanwhile; the old ε stays until one is free
                 self.slot = self._place.slots[0].index
             if self.ended is None:
                 self.ended = why_ended(self.record.name, orders)
-            if orders.finished or orders.replaced:  # nobody takes anything any more, and the learner waits for us to go
+            if orders.finished or orders.replaced:  # the learner waits for its clients to leave
                 self._run.hurried = self._run.stopping = True
                 break
         self._place.leave(self._digest(rate))
@@ -253,13 +253,13 @@ class Carrier:
         )
 
     def _hear(self, name: str, kind: str, values: dict[str, Any]) -> None:
-        """What the uplink says: its totals, and its trouble."""
+        """Receive the uplink's totals and its trouble."""
         if kind == "uplink":
             self._carried = values
 
 
 class _Context(InlineContext):
-    """Of a role that has a thread of its own in the program's process."""
+    """The context of a role in a thread of the program's process."""
 
     patience = 0.1
 
@@ -268,9 +268,9 @@ class _Context(InlineContext):
 
 
 def why_ended(run: str, orders: Orders) -> str | None:
-    """In words; None while the run goes on."""
+    """Why the run has ended; None: it has not."""
     if orders.replaced:
-        return f"another run has taken the name {run}: connect() to join it"
+        return f"another run has taken the name {run}: call connect() to join it"
     if orders.finished:
         return f"run {run} has finished"
     if orders.stop:

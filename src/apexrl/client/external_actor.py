@@ -1,4 +1,4 @@
-"""The actor that a program with a loop of its own talks to: it is told what happened, and says what to do."""
+"""An actor for a program that steps its own environment: it receives observations and returns actions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ClientActor:
         self._timeout = timeout
         self._config = carrier.config
         self._spec: EnvSpec = carrier.spec
-        self._lock = threading.Lock()  # held by the call in progress: two threads are refused, not let wait
+        self._lock = threading.Lock()  # held by the call in progress; a second thread is refused
         self._pid = os.getpid()
         # Priorities are computed by whichever thread publishes, and some agents evaluate a network for them.
         self._agent_lock = threading.Lock()
@@ -61,24 +61,24 @@ class ClientActor:
     # --- what the program calls
 
     def act(self, observation: Any, greedy: bool = False) -> Any:
-        """The action to take now.
+        """Choose the next action.
 
         Args:
-            observation: of the environment, as its space has it: an array, or a (nested) dict of them. It is copied.
-            greedy: without exploration; the step is learned from all the same.
+            observation: of the environment: an array, or a (nested) dict of them. It is copied.
+            greedy: without exploration; the step is stored all the same.
 
         Returns:
-            An ``int`` (Discrete), else an array: int64 (MultiDiscrete) or float32 (Box), as the environment counts.
+            An ``int`` (Discrete), else an array: int64 (MultiDiscrete) or float32 (Box), as the environment expects.
 
         Raises:
-            SpecError: the observation is not of this run's environment; the message names the entry.
-            WaitTimeout: no weights came in time, or experience found no way to the learner; the call may be repeated.
+            SpecError: the observation does not fit the run's environment; the message names the entry.
+            WaitTimeout: no weights came in time, or experience could not be sent; the call may be repeated.
             ClosedError: the run has ended, or ``close`` was called.
         """
         with self._one_call("act"):
             self._carrier.check()
             if self._begun is not None:
-                raise ApexrlError("act() was called twice: observe() what came of the first action before the next one")
+                raise ApexrlError("act() was called twice: call observe() between two actions")
             named = named_observation(self._spec, observation)
             self._write()
             self._pull()
@@ -91,27 +91,27 @@ class ClientActor:
             return int(counted[0]) if self._spec.action.discrete else np.array(counted[0])
 
     def observe(self, reward: float, terminated: bool, truncated: bool, final_observation: Any = None) -> None:
-        """What came of the last action.
+        """Record the result of the last action.
 
         Args:
             reward: the environment's own, unclipped.
-            terminated: the episode is over, and nothing could have come after it.
-            truncated: the episode was cut off: what would have come after it counts.
-            final_observation: what the environment showed after the last action of an episode. Needed when it was
-                truncated; while an episode goes on it is ignored, so that it may always be given.
+            terminated: the episode has ended in a terminal state.
+            truncated: the episode was cut off; the agent bootstraps from the final observation.
+            final_observation: the observation after the last action of an episode. Required when it was truncated;
+                ignored while the episode continues, so it may always be given.
 
         Raises:
             SpecError: the reward is not finite, or the final observation is missing or wrong; nothing was stored.
-            WaitTimeout: experience finds no way to the learner. The step is kept: call again, or go on with ``act``,
-                which waits for room first.
-            ClosedError: ``close`` was called. (When the run has ended, ``act`` says so; this does not.)
+            WaitTimeout: experience cannot be sent. The step is kept: call again, or call ``act``, which waits for room
+                first.
+            ClosedError: ``close`` was called. (Only ``act`` raises when the run has ended.)
         """
         with self._one_call("observe"):
             self._carrier.check(ended=False)
             if self._begun is None:
                 if self._unwritten:  # a repeated call after WaitTimeout
                     return self._write()
-                raise ApexrlError("observe() was called before act(): there is no action that this could come of")
+                raise ApexrlError("observe() was called before act(): there is no action yet")
             value = _finite_reward(reward)
             terminated, truncated = bool(terminated), bool(truncated)
             final = self._final(final_observation, terminated, truncated)
@@ -126,9 +126,9 @@ class ClientActor:
             return self._write()
 
     def close(self) -> None:
-        """Hand over what is there, give the slot back and end the threads; closing twice is fine.
+        """Send what is left, return the slot and end the threads; may be called twice.
 
-        Waits some seconds at most for the learner to take what was sent.
+        Waits a few seconds at most for the learner to receive it.
         """
         self._finalizer()
 
@@ -144,22 +144,22 @@ class ClientActor:
 
     @property
     def weights_version(self) -> int:
-        """Of the weights that choose actions now: 1 more than the learner's updates; 0 before the first ones came."""
+        """Version of the weights in use: the learner's updates + 1; 0: none yet."""
         return self._version
 
     @property
     def spec(self) -> EnvSpec:
-        """What the run's environment shows and takes."""
+        """Observations and actions of the run's environment."""
         return self._spec
 
     @property
     def slot(self) -> int:
-        """The actor slot that this actor holds: its exploration belongs to it."""
+        """The actor slot that this actor holds; it determines the exploration."""
         return self._carrier.slot
 
     @property
     def exploration(self) -> float:
-        """How much this actor explores: ε of discrete actions, σ of a box; infinite while actions are random."""
+        """Exploration: ε of discrete actions, σ of a box; infinite while actions are random."""
         if self._rung[0] != self.slot:
             slots = self._carrier.record.actor_slots
             mine = slot_exploration(self._spec.action, self._config.actor, self.slot, slots, 1)
@@ -173,7 +173,7 @@ class ClientActor:
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a ClientActor belongs to its process and cannot be pickled: connect() in the other one")
+        raise TypeError("a ClientActor belongs to its process and cannot be pickled: call connect() in the other")
 
     def __repr__(self) -> str:
         return f"ClientActor(run {self._carrier.record.name!r}, slot {self.slot}, weights {self._version})"
@@ -182,13 +182,13 @@ class ClientActor:
 
     @property
     def _random(self) -> bool:
-        """Whether nothing is learned yet and actions are to be random until then."""
+        """Whether actions are random because there was no update yet."""
         return self._config.actor.random_start and self._version == FIRST_VERSION
 
     def _one_call(self, name: str) -> _OneCall:
         if os.getpid() != self._pid:
             raise ClosedError(
-                f"this actor belongs to process {self._pid}, of which this is a fork: connect() here anew"
+                f"this actor belongs to process {self._pid}, of which this is a fork: call connect() here too"
             )
         return _OneCall(self._lock, name)
 
@@ -208,21 +208,23 @@ class ClientActor:
         return np.asarray(actions), dict(extras)
 
     def _final(self, observation: Any, terminated: bool, truncated: bool) -> dict[str, Array] | None:
-        """The final observation as named arrays; None while the episode goes on, or where none is needed."""
+        """The final observation as named arrays; None where none is needed."""
         if not (terminated or truncated):
             return None
         if observation is not None:
             return named_observation(self._spec, observation)
         if not terminated:
             raise SpecError(
-                "a truncated episode needs final_observation=, what the environment showed after the last action: "
-                "what would have come after it is estimated from there"
+                "a truncated episode needs final_observation=, the observation after the last action: the agent "
+                "bootstraps from it"
             )
         return None
 
     def _last(self, final: dict[str, Array] | None, terminated: bool) -> dict[str, Array]:
-        """What the episode's last row has other than the one before: the final observation, and what the agent records
-        with it. After a termination nothing is estimated from it, and the last observation may stand in."""
+        """The changed fields of the episode's last row: the final observation, and what the agent records with it.
+
+        After a termination the agent does not bootstrap, so the previous observation may stay.
+        """
         if final is None:
             return {}
         if terminated:
@@ -230,7 +232,7 @@ class ClientActor:
         return {**final, **self._choose(final, greedy=True)[1]}
 
     def _pull(self) -> None:
-        """Take newer weights, if there are; wait for the first ones."""
+        """Load newer weights, if there are any; wait for the first ones."""
         if self._version and self._until_pull > 0 and not self._random:
             return
         deadline = time.monotonic() + self._timeout
@@ -251,11 +253,11 @@ class ClientActor:
         self._until_pull = self._config.actor.pull_period
 
     def _write(self) -> None:
-        """Append what was observed. Waits while the window is full; what finds no room in time is kept."""
+        """Append the observed steps. Waits while the window is full; steps without room in time are kept."""
         deadline = time.monotonic() + self._timeout
         while self._unwritten:
             if self._carrier.ended is not None:
-                self._unwritten.clear()  # nobody will learn from it
+                self._unwritten.clear()  # the learner takes nothing any more
                 return
             try:
                 self._writer.append(self._unwritten[0], timeout=_SLICE)
@@ -290,7 +292,7 @@ class _OneCall:
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
             raise ApexrlError(
-                f"{self._name}() was called while another thread uses this actor: connect() once per thread"
+                f"{self._name}() was called while another thread uses this actor: call connect() once per thread"
             )
 
     def __exit__(self, *_: object) -> None:
@@ -301,7 +303,7 @@ def make_agent(carrier: Carrier) -> Agent:
     """The run's agent, in this process.
 
     Raises:
-        ConfigError: there is no such agent here, or it records other fields than the learner's.
+        ConfigError: the agent is unknown here, or records other fields than the learner's.
         AgentError: it cannot be made for this environment.
     """
     from apexrl.agents import agent_class, recorded
@@ -316,14 +318,14 @@ def make_agent(carrier: Carrier) -> Agent:
     if own != theirs:
         names = ", ".join(sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name)))
         raise ConfigError(
-            f"agent {settings.agent} records {names} otherwise here than on the learner's host of run "
+            f"agent {settings.agent} records {names} differently here than on the learner's host of run "
             f"{carrier.record.name}: install the same version on both"
         )
     return agent
 
 
 def locked(priorities: PriorityFn | None, lock: threading.Lock) -> PriorityFn | None:
-    """``priorities`` for a writer that outlives the actor: it must not hold on to the actor itself."""
+    """``priorities`` under a lock. It holds no reference to the actor, which its writer outlives."""
     if priorities is None:
         return None
 

@@ -1,4 +1,4 @@
-"""One observation of a program's own loop, as the run's named arrays."""
+"""Checks and names the observations of a client."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def named_observation(spec: EnvSpec, observation: Any) -> dict[str, Array]:
         try:
             value = np.asarray(given[name])
         except (ValueError, TypeError) as error:
-            raise SpecError(f"{name} is no array: {error}") from None
+            raise SpecError(f"{name} is not an array: {error}") from None
         if value.shape != field.shape:
             raise SpecError(f"{name} has shape {list(value.shape)}; this run's environment has {list(field.shape)}")
         named[name] = _stored(name, value, spec.starts.get(name, 0), spec.categories.get(name, 0), field.dtype)
@@ -36,10 +36,10 @@ def named_observation(spec: EnvSpec, observation: Any) -> dict[str, Array]:
 
 
 def _stored(name: str, value: Array, start: int, categories: int, dtype: str) -> Array:
-    """``value`` [*shape] as it is stored, [1, *shape], if nothing of it is lost but digits behind the point."""
+    """``value`` [*shape] as stored, [1, *shape]. Refuses conversions that lose more than decimal places."""
     kind = np.dtype(dtype).kind
     if value.dtype.kind not in ("biuf" if kind == "f" else "biu"):
-        raise SpecError(f"{name} has dtype {value.dtype}, which does not become {dtype}")
+        raise SpecError(f"{name} has dtype {value.dtype}, which cannot be converted to {dtype}")
     if start:
         value = value.astype(np.int64) - start
     if kind == "f":

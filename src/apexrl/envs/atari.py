@@ -53,7 +53,7 @@ class LifeLossEnds(gym.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
         self._lives = 0
-        self._resume: tuple[Any, dict[str, Any]] | None = None  # where the game goes on after a lost life
+        self._resume: tuple[Any, dict[str, Any]] | None = None  # observation and info after a lost life
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)

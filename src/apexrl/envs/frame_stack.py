@@ -1,4 +1,4 @@
-"""Frame stacking while acting; the replay does the same for what it samples."""
+"""Frame stacking for acting; the replay stacks the frames that it samples."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from apexrl.errors import SpecError
 from apexrl.spec import Array, Field
 
-WINDOWS_PER_BUFFER = 8  # the frames that survive are moved once in so many windows
+WINDOWS_PER_BUFFER = 8  # kept frames are moved once in so many windows
 
 
 class FrameStack:
     """The last ``stack`` frames of each of B environments, oldest first.
 
-    Frames are written side by side into a buffer of several windows, and the answer is a view of it: pushing
-    copies one frame per environment, and only when the buffer ends are the surviving frames moved to its front.
+    Frames are written side by side into a buffer of several windows, and the result is a view of it: a push
+    copies one frame per environment, and only at the buffer's end are the kept frames moved to its front.
     At an episode's start the first frame fills the whole window, as ``Replay`` pads and as Gymnasium's
     ``FrameStackObservation(padding_type="reset")`` does.
 
@@ -82,7 +82,7 @@ class FrameStack:
     def _push_some(
         self, observations: Mapping[str, Array], starts: NDArray[np.bool_] | None, which: NDArray[np.int64]
     ) -> dict[str, Array]:
-        """Environments that do not go in step share no newest column: their windows move within the present one."""
+        """Push frames of some environments: their windows shift within the current columns."""
         window = slice(self._newest + 1 - self.stack, self._newest + 1)
         first = np.ones(len(which), np.bool_) if starts is None else starts
         windows: dict[str, Array] = {}

@@ -14,7 +14,7 @@ from apexrl.envs.spaces import Leaf, flatten_observation, observation_leaves
 from apexrl.errors import EnvError
 from apexrl.spec import Array
 
-LIFE_LOST = "life_lost"  # info key: this end is one of a life, the game goes on
+LIFE_LOST = "life_lost"  # info key: a life was lost, the game continues
 
 Bools = NDArray[np.bool_]
 Which = NDArray[np.int64] | None
@@ -133,7 +133,7 @@ class LoopRows:
 
 
 class Single:
-    """One environment among B that are alike: its errors name its number, its answers go into its row."""
+    """One of B equal environments: errors name its number, results go into its row."""
 
     def __init__(self, env: gym.Env[Any, Any], leaves: tuple[Leaf, ...], name: str, number: int) -> None:
         self._env, self._leaves, self._name, self._number = env, leaves, name, number
@@ -178,10 +178,10 @@ class Single:
 
 
 def singles(envs: Sequence[gym.Env[Any, Any]], leaves: tuple[Leaf, ...], name: str) -> list[Single]:
-    """Number them, and refuse those that are not alike."""
+    """Number the environments, and refuse different spaces."""
     for index, env in enumerate(envs):
         if env.observation_space != envs[0].observation_space or env.action_space != envs[0].action_space:
-            raise EnvError(f"{name}: environment {index} has other spaces than environment 0; all must be alike")
+            raise EnvError(f"{name}: environment {index} has other spaces than environment 0; all must be equal")
     return [Single(env, leaves, name, number) for number, env in enumerate(envs)]
 
 
@@ -206,13 +206,13 @@ def refuse_not_finite(rows: Rows, leaves: tuple[Leaf, ...], name: str) -> None:
             raise EnvError(
                 f"environment {name} (number {row if rows.which is None else rows.which[row]} of this actor) returned "
                 f"NaN or infinity in {leaf.name!r}: "
-                "mend the environment, or wrap it so that it ends the episode instead"
+                "fix the environment, or wrap it so that it ends the episode instead"
             )
 
 
 @contextmanager
 def blame(name: str, call: str, index: int | None = None) -> Iterator[None]:
-    """Turn whatever an environment raises into an EnvError that names it; the traceback stays attached."""
+    """Turn any error of an environment into an EnvError that names it, with the traceback attached."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""From an ``EnvConfig`` to environments, wrapped and ready to step."""
+"""Makes the environments of an ``EnvConfig``, with their wrappers."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ def make_vector(
 ) -> VectorEnv:
     """``num_envs`` environments stepped together, with distinct seeds drawn from ``seed``.
 
-    An environment that is registered with a vectorised form of its own and NEXT_STEP autoreset (CartPole) uses it,
-    unless it is wrapped.
+    An environment with a registered vectorised form and NEXT_STEP autoreset (CartPole) uses that, unless it is wrapped.
 
     Args:
         vector: one after the other, or each in its own thread (``ThreadRows``).
@@ -76,7 +75,7 @@ def make_env(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, 
 
 
 def env_name(config: EnvConfig) -> str:
-    """How messages and run folders call the environment."""
+    """The environment's name in messages and run folders."""
     if isinstance(config.env, str):
         return config.env
     return str(getattr(config.env, "__qualname__", repr(config.env)))
@@ -111,7 +110,7 @@ def _guard(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         ) from error
     except gym.error.UnregisteredEnv as error:
         raise EnvError(
-            f"there is no environment {name}: {error} For one of your own write 'package.module:Id-v0', where the "
+            f"there is no environment {name}: {error} For your own write 'package.module:Id-v0', where the "
             "module registers the id with gymnasium.register"
         ) from error
     except gym.error.DeprecatedEnv as error:
@@ -122,7 +121,7 @@ def _guard(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _extra(name: str) -> str:
-    """Which of our extras brings what the environment needs."""
+    """The extra of apexrl that the environment needs."""
     spec = gym.registry.get(name.rpartition(":")[2])
     entry = str(spec.entry_point) if spec else name
     for word, command in {
@@ -137,7 +136,7 @@ def _extra(name: str) -> str:
 
 
 def _native(config: EnvConfig, num_envs: int) -> gym.vector.VectorEnv[Any, Any, Any] | None:
-    """The environment's own vectorised form, when there is one that does what a loop would."""
+    """The environment's own vectorised form, if it is equivalent to a loop."""
     name = config.env
     if not isinstance(name, str) or config.atari or config.last_action_reward:
         return None  # wrappers are for single environments

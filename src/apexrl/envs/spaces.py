@@ -1,4 +1,4 @@
-"""Gymnasium spaces -> the plain fields of an ``EnvSpec``, and observations -> named arrays."""
+"""Converts Gymnasium spaces to the fields of an ``EnvSpec``, and observations to named arrays."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ def _walk(space: gym.Space[Any], path: tuple[str, ...]) -> list[Leaf]:
 
 
 def action_spec(space: gym.Space[Any]) -> ActionSpec:
-    """What an agent may answer.
+    """Describe the actions.
 
     Raises:
-        SpecError: the action space is none of Discrete, MultiDiscrete, MultiBinary and a floating-point Box.
+        SpecError: the action space is not one of Discrete, MultiDiscrete, MultiBinary or a floating-point Box.
     """
     match space:
         case gym.spaces.Discrete():

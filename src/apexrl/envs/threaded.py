@@ -1,4 +1,4 @@
-"""Environments that wait rather than compute: each in a thread of its own, served as they come."""
+"""Environments in threads, for simulators that wait rather than compute."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from apexrl.errors import EnvError
 from apexrl.spec import Array
 
 CLOSE_SECONDS = 3.0
-"""How long environments may take to close; less than a supervisor's shortest patience at a stop."""
+"""Limit for closing environments; less than the supervisor's shortest limit at a stop."""
 
 _SLICE_SECONDS = 1.0
 
@@ -32,14 +32,13 @@ Done = SimpleQueue[tuple[int, BaseException | None]]
 class ThreadRows:
     """B single environments, each made, stepped and closed in its own thread.
 
-    ``receive`` hands out whichever are ready, so one that is slow holds nobody up; those that become ready meanwhile
-    are served together next time. (To wait a little for more of them was tried: it gained nothing.) An environment's
-    thread writes into the environment's row alone, and only while a call is in progress.
+    ``receive`` returns the environments that are ready, so a slow one delays no other. (Waiting a little for more of
+    them gained nothing.) A thread writes only into its environment's row, and only during a call.
 
     Args:
-        makers: what makes each environment; called one after the other, as not all constructors bear company.
-        name: how errors call them.
-        call: entered around every call, in its thread, so that each shows for itself how long it takes.
+        makers: one for each environment; called one after the other, as not all constructors are thread-safe.
+        name: of the environment, for errors.
+        call: entered around every call, in its thread; it measures the call.
 
     Raises:
         EnvError: an environment cannot be made, or is not like the others.
@@ -94,7 +93,7 @@ class ThreadRows:
         least = min(least, len(self._busy))
         if not self._returned(least, time.monotonic() + timeout) or not least:
             return None
-        self._returned(len(self._busy), 0.0)  # whoever else is ready by now
+        self._returned(len(self._busy), 0.0)  # all others that are ready by now
         which = np.array(sorted(self._ready), np.int64)
         self._busy.difference_update(self._ready)
         self._ready.clear()
@@ -112,10 +111,10 @@ class ThreadRows:
         return rows
 
     def close(self) -> None:
-        """Close every environment, after the call that it is in, of which nobody hears any more.
+        """Close every environment after its current call, whose result is dropped.
 
         Raises:
-            EnvError: one raised an error, or did not come back within ``CLOSE_SECONDS``: it is left to itself.
+            EnvError: one raised an error, or did not return within ``CLOSE_SECONDS`` and is abandoned.
         """
         deadline = time.monotonic() + CLOSE_SECONDS
         failed: list[EnvError] = []
@@ -139,7 +138,7 @@ class ThreadRows:
         self._inboxes[number].put(work)
 
     def _returned(self, count: int, deadline: float) -> bool:
-        """Wait until ``count`` of those under way have returned; False: not by then. Raises what one raised."""
+        """Wait until ``count`` calls in progress have returned; False: not in time. Raises an environment's error."""
         while len(self._ready) < count:
             try:
                 number, error = self._done.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -152,7 +151,7 @@ class ThreadRows:
         return True
 
     def _all_returned(self) -> None:
-        """Wait for everybody under way (a supervisor sees one that hangs), and hand nothing out."""
+        """Wait for all calls in progress and drop their results; the supervisor notices a call that hangs."""
         while not self._returned(len(self._busy), time.monotonic() + _SLICE_SECONDS):
             pass
         self._busy.clear()
@@ -160,7 +159,7 @@ class ThreadRows:
 
 
 def _serve(number: int, inbox: Inbox, done: Done, call: EnvCall) -> None:
-    """An environment's thread. It knows nothing of ``ThreadRows``, which may go while it waits."""
+    """An environment's thread. It holds no reference to ``ThreadRows``, which may be freed meanwhile."""
     while (work := inbox.get()) is not None:
         done.put((number, _try(work, call)))
         del work
@@ -170,7 +169,7 @@ def _try(work: Work, call: EnvCall) -> BaseException | None:
     try:
         with call():
             work()
-    except BaseException as error:  # also SystemExit: whoever receives it decides
+    except BaseException as error:  # also SystemExit: ``receive`` raises it
         return error
     return None
 

@@ -16,7 +16,7 @@ _SLICE_SECONDS = 1.0
 
 
 class Episode(NamedTuple):
-    """A finished episode: its unclipped return, whole games even where a lost life ends the learner's episode."""
+    """A finished episode with its unclipped return: a whole game, even where a lost life ends the learner's episode."""
 
     env: int
     episode_return: float  # sum of the environment's own rewards
@@ -24,7 +24,7 @@ class Episode(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """What one step of R environments yields. ``reward``, ``terminated``, ``truncated`` are results of the action."""
+    """The result of one step of R environments. ``reward``, ``terminated``, ``truncated`` belong to the action."""
 
     observation: dict[str, Array]  # name -> [R, *shape]
     reward: NDArray[np.float32]  # [R], clipped when so configured
@@ -44,7 +44,7 @@ class VectorEnv:
 
     Args:
         backend: the environments.
-        name: how errors call them.
+        name: of the environment, for errors.
         stack: frames that the agent sees at once, for ``spec``; observations come unstacked.
         reward_clip: largest magnitude of the learner's reward; 0 leaves it. Episode returns are never clipped.
         seed: of all B environments, which get distinct ones.
@@ -64,7 +64,7 @@ class VectorEnv:
         self._closed = False
 
     def reset(self, seed: int | None = None) -> dict[str, Array]:
-        """Begin anew everywhere; ``seed`` replaces the one given at construction. Returns name -> [B, *shape].
+        """Reset all environments; ``seed`` replaces the one given at construction. Returns name -> [B, *shape].
 
         Raises:
             EnvError: an environment raised an error, or its observation does not fit its space.
@@ -134,7 +134,7 @@ class VectorEnv:
         return stepped
 
     def close(self) -> None:
-        """Close every environment; closing twice is fine."""
+        """Close every environment; may be called twice."""
         if not self._closed:
             self._closed = True
             self._backend.close()

@@ -1,4 +1,4 @@
-"""An agent that was trained: observations in, actions out, as the environment itself names them."""
+"""A trained agent that maps the environment's observations to its actions."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ if TYPE_CHECKING:
     from apexrl.protocols import Agent, State
 
 
-_LARGE = 1 << 30  # bytes; smaller networks are made and looked at
-_IMAGE = 1 << 16  # more numbers than that are of images, which fully connected layers see little of
+_LARGE = 1 << 30  # bytes; smaller networks are not checked beforehand
+_IMAGE = 1 << 16  # larger observations are images, which go through convolutions first
 
 
 class LoadedAgent:
     """Acts greedily with the weights of a run.
 
-    It remembers what it must (stacked frames, recurrent state) between calls of ``act``; call ``reset`` when an
-    episode begins.
+    It keeps stacked frames and recurrent state between calls of ``act``; call ``reset`` when an episode begins.
     """
 
     def __init__(self, agent: Agent, spec: EnvSpec, checkpoint: Path | None = None) -> None:
@@ -45,7 +44,7 @@ class LoadedAgent:
         self._count = 0
 
     def reset(self) -> None:
-        """An episode begins: forget earlier frames and states."""
+        """Forget frames and states, at the start of an episode."""
         self._frames, self._state, self._count = None, None, 0
 
     def act(self, observation: Any) -> Any:
@@ -53,7 +52,7 @@ class LoadedAgent:
 
         Args:
             observation: as the environment returns it: an array of the observation space's shape, or a (nested)
-                dict of them; with a leading axis B more for B environments stepped together.
+                dict of them; with a leading axis B for B environments stepped together.
 
         Returns:
             For one observation an ``int`` (Discrete) or an array (others); for a batch an array ``[B, ...]``.
@@ -90,7 +89,7 @@ class LoadedAgent:
         wanted = self.spec.observation
         if set(values) != set(wanted):
             hint = past_missing(self.spec, values)
-            raise SpecError(f"this agent sees {sorted(wanted)}, but was given {sorted(values)}{hint}")
+            raise SpecError(f"this agent needs {sorted(wanted)}, but got {sorted(values)}{hint}")
         arrays: dict[str, Array] = {}
         batched = set()
         for name, field in wanted.items():
@@ -106,7 +105,7 @@ class LoadedAgent:
             arrays[name] = (value - start if start else value).astype(field.dtype, copy=False)
         if len(batched) > 1 or len({len(value) for value in arrays.values()}) > 1:
             shapes = {name: np.shape(value) for name, value in values.items()}
-            raise SpecError(f"the entries of the observation are not of one batch: {shapes}")
+            raise SpecError(f"the entries of the observation have different batch sizes: {shapes}")
         return arrays, batched.pop()
 
 
@@ -130,8 +129,8 @@ def load_agent(
         config: of this program's own run, in place of the folder's.
 
     Raises:
-        ConfigError: settings of the folder make another agent than its name says, or it names one that may not be run.
-        SnapshotError: there are no weights, or they cannot be read, or are of another agent.
+        ConfigError: the folder's settings do not fit its agent's name, or it names code that is not trusted.
+        SnapshotError: there are no weights, they cannot be read, or they are of another agent.
     """
     from apexrl.agents import agent_class
     from apexrl.topologies.validation import validate
@@ -157,13 +156,13 @@ def load_agent(
 
 
 def _check_size(config: Config, spec: EnvSpec, found: checkpoints.Checkpoint) -> None:
-    """Refuse a network that is far larger than the weights that there are for it, before it takes memory."""
+    """Refuse a network that is far larger than its stored weights, before memory is allocated."""
     agent = config.agent
     inputs = spec.stack * sum(math.prod(field.shape) for field in spec.observation.values())
     inputs += sum(spec.categories.values())
     layers = [inputs, *agent.hidden]
     numbers = max(
-        inputs // 64 * agent.image_units,  # convolutions leave at least that many features
+        inputs // 64 * agent.image_units,  # features after convolutions, at least
         sum(a * b for a, b in pairwise(layers)) if inputs < _IMAGE else 0,
         sum(a * b for a, b in pairwise(agent.hidden)),
         sum(a * b for a, b in pairwise(agent.critic_hidden)),
@@ -193,15 +192,15 @@ def _find(folder: RunFolder, wanted: str) -> checkpoints.Checkpoint:
 def trusted_config(
     folder: RunFolder, trust: Sequence[str] = (), env: Callable[..., Any] | None = None, looks: bool = True
 ) -> Config:
-    """The configuration of a folder that anybody may have written.
+    """The configuration of a folder from an untrusted source.
 
     Args:
-        trust: modules of which it may name what is run here.
-        env: makes the environment, in place of what the folder names.
-        looks: the environment is made here.
+        trust: modules from which it may name code.
+        env: makes the environment, in place of the one that the folder names.
+        looks: whether the environment is made here.
 
     Raises:
-        ConfigError: it names something else to be run.
+        ConfigError: it names code of another module.
     """
     config = folder.config()
     if env is not None:
@@ -210,7 +209,7 @@ def trusted_config(
 
 
 def _look(config: Config) -> EnvSpec:
-    """Make the environment once, to see its spaces."""
+    """Make the environment once, for its spaces."""
     from apexrl.envs import make_vector
 
     vector = make_vector(config.env, 1, config.seed)

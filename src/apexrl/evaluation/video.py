@@ -1,4 +1,4 @@
-"""Films of episodes, as MP4 (extra ``video``: imageio-ffmpeg brings the encoder)."""
+"""Videos of episodes as MP4 (extra ``video``, which brings the encoder)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from apexrl.errors import EnvError
 
 
 def filmed(config: EnvConfig, folder: Path) -> tuple[EnvConfig, list[Path]]:
-    """The same environment, with a camera.
+    """The same environment, recorded.
 
     Returns:
         An EnvConfig whose environments write ``episode-001.mp4`` … into ``folder``, and the list of files, which
@@ -28,9 +28,9 @@ def filmed(config: EnvConfig, folder: Path) -> tuple[EnvConfig, list[Path]]:
     try:
         import imageio_ffmpeg  # noqa: F401
     except ModuleNotFoundError as error:
-        raise EnvError("films need an encoder that is not installed; run: pip install 'apexrl[video]'") from error
+        raise EnvError("videos need an encoder that is not installed; run: pip install 'apexrl[video]'") from error
     for driver in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):
-        os.environ.setdefault(driver, "dummy")  # pygame needs neither a window nor loudspeakers for a film
+        os.environ.setdefault(driver, "dummy")  # pygame needs no window and no loudspeakers
     films: list[Path] = []
     folder = folder.expanduser()
     folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def filmed(config: EnvConfig, folder: Path) -> tuple[EnvConfig, list[Path]]:
 
 
 class Camera(gym.Wrapper[Any, Any, Any, Any]):
-    """Films whole episodes; a lost life that only ends the learner's episode does not cut."""
+    """Records whole episodes; a lost life, which only ends the learner's episode, does not end the video."""
 
     def __init__(self, env: gym.Env[Any, Any], folder: Path, films: list[Path], name: str) -> None:
         super().__init__(env)
@@ -66,7 +66,7 @@ class Camera(gym.Wrapper[Any, Any, Any, Any]):
     def _shoot(self) -> None:
         frame = self.env.render()
         if not isinstance(frame, np.ndarray) or frame.ndim != 3:
-            raise EnvError(f"{self._name} does not render rgb_array: it cannot be filmed")
+            raise EnvError(f"{self._name} does not render rgb_array: it cannot be recorded")
         self._frames.append(frame)
 
     def _develop(self) -> None:
@@ -75,7 +75,7 @@ class Camera(gym.Wrapper[Any, Any, Any, Any]):
         path = self._folder / f"episode-{len(self._films) + 1:03d}.mp4"
         height, width = self._frames[0].shape[:2]
         fps = int(self.env.metadata.get("render_fps") or 30)
-        # encoders want even sides: the last odd row or column is left out
+        # encoders need even sides: an odd last row or column is left out
         height, width = height - height % 2, width - width % 2
         film = write_frames(str(path), (width, height), fps=fps, macro_block_size=1, quality=7)
         film.send(None)
