@@ -369,7 +369,7 @@ def test_an_agent_that_records_other_fields_than_the_learners_is_refused() -> No
 
 
 def test_it_cannot_be_pickled() -> None:
-    with pytest.raises(TypeError, match=r"cannot be pickled: connect\(\) in the other one"):
+    with pytest.raises(TypeError, match=r"cannot be pickled: call connect\(\) in the other"):
         pickle.dumps(make(Link()))
 
 
