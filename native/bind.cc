@@ -1,4 +1,4 @@
-// The module _native: shared memory, the weights board, and what tests look at alone. Only bind*.cc know Python.
+// The module _native: shared memory, the weights board, and structures exposed for tests. Only bind*.cc use Python.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
@@ -22,33 +22,33 @@ std::atomic<uint32_t>& word(const Segment& s, size_t offset) {
 NB_MODULE(_native, m) {
   m.doc() = "The native core of apexrl: shared memory, the replay and the weights board.";
 
-  nb::class_<Segment>(m, "Segment", "Zero-filled memory shared by local processes; gone when the last holder is.")
+  nb::class_<Segment>(m, "Segment", "Zero-filled memory shared by local processes; freed with its last holder.")
       .def(nb::new_([](size_t nbytes, const std::string& directory) { return Segment::create(nbytes, directory); }),
            nb::arg("nbytes"), nb::arg("directory") = "")
       .def_prop_ro("nbytes", &Segment::nbytes)
-      .def_prop_ro("name", &Segment::name, "What to call it in messages.")
-      .def("promise", &Segment::promise, nb::arg("nbytes"), "Say how many bytes it takes when full, with what users keep.")
+      .def_prop_ro("name", &Segment::name, "Its name in messages.")
+      .def("promise", &Segment::promise, nb::arg("nbytes"), "Declare how many bytes it takes when full, including what its users keep elsewhere.")
       .def_static("promised", [] { return Segment::promised(); },
-                  "Bytes promised to segments in memory that this process made, and not yet taken.")
+                  "Bytes declared for in-memory segments of this process and not yet in use.")
       .def_prop_ro("promised_beside", &Segment::promised_beside)
       .def_prop_ro("in_memory", &Segment::in_memory)
-      .def_prop_ro("free", &Segment::free, "Bytes that its file system has left; None: it has no bounds of its own.")
+      .def_prop_ro("free", &Segment::free, "Free bytes of its file system; None: not limited.")
       .def_prop_ro("uuid", [](const Segment& s) {
         return nb::bytes(reinterpret_cast<const char*>(s.uuid().data()), 16);
       })
-      .def("try_lock", &Segment::try_lock, nb::arg("index"), "True when this process now holds it and did not before.")
+      .def("try_lock", &Segment::try_lock, nb::arg("index"), "True: this process acquired it now.")
       .def("unlock", &Segment::unlock, nb::arg("index"))
       .def("holds", &Segment::holds, nb::arg("index"), "Whether this process holds it.")
-      .def("held", &Segment::held, nb::arg("index"), "Whether a living process holds it, this one or another.")
+      .def("held", &Segment::held, nb::arg("index"), "Whether any living process holds it.")
       .def("holder", &Segment::holder, nb::arg("index"),
-           "That process's pid, for messages alone; 0: nobody holds it; -1: it has no pid here (another container).")
+           "The holder's pid, for messages; 0: no holder; -1: a process of another container.")
       .def("load", [](const Segment& s, size_t offset) { return word(s, offset).load(std::memory_order_acquire); },
-           nb::arg("offset"), "The 4-byte word there, with everything written before it was stored.")
+           nb::arg("offset"), "Load the 4-byte word there (acquire).")
       .def("store", [](const Segment& s, size_t offset, uint32_t value) {
         word(s, offset).store(value, std::memory_order_release);
       }, nb::arg("offset"), nb::arg("value"))
       .def("ring", [](const Segment& s, size_t offset) { futex_wake(word(s, offset)); }, nb::arg("offset"),
-           "Add one to the word there and wake all who wait on it.")
+           "Add one to the word there and wake all waiting threads.")
       .def("wait", [](const Segment& s, size_t offset, uint32_t seen, double seconds) {
         auto& bell = word(s, offset);
         nb::gil_scoped_release release;
@@ -56,7 +56,7 @@ NB_MODULE(_native, m) {
       }, nb::arg("offset"), nb::arg("seen"), nb::arg("seconds"), "Sleep while the word there is `seen`; may wake early.")
       .def("array", [](const std::shared_ptr<Segment>& s) {
         return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(s->data(), {s->nbytes()}, nb::cast(s));
-      }, "The bytes as a writable uint8 array that keeps the memory mapped.")
+      }, "The bytes as a writable uint8 array, which keeps the memory mapped.")
       .def("view", [](nb::handle self) { return nb::steal<nb::object>(PyMemoryView_FromObject(self.attr("array")().ptr())); },
            "The bytes as a writable memoryview.")
       .def("__reduce__", [](nb::handle self) {
@@ -135,7 +135,7 @@ NB_MODULE(_native, m) {
   bind_writer(m);
   bind_chunks(m);
 
-  // Native structures alone, for the tests' comparison with their NumPy twins.
+  // Native structures by themselves, which tests compare with NumPy versions.
   struct Tree {
     explicit Tree(size_t n) : leaves(round_up(n, 8)), tree(leaves.data(), leaves.size()) {}
     Zeroed<double> leaves;
@@ -163,17 +163,17 @@ NB_MODULE(_native, m) {
       })
       .def_prop_ro("total", [](Tree& t) { return t.tree.total(); })
       .def("check", [](Tree& t) { return t.tree.check(); });
-  m.def("process_token", &process_token, "A random number of this process, another one in every forked child.");
+  m.def("process_token", &process_token, "A random number of this process; a forked child has another one.");
   m.def("unheld", [](nb::tuple objects, Py_ssize_t references) {
     for (PyObject **one = &PyTuple_GET_ITEM(objects.ptr(), 0), **end = one + PyTuple_GET_SIZE(objects.ptr()); one != end; ++one)
       if (Py_REFCNT(*one) > references) return false;
     return true;
-  }, nb::arg("objects"), nb::arg("references"), "Whether none of the objects has more references than that.");
+  }, nb::arg("objects"), nb::arg("references"), "Whether no object has more references than that.");
   m.def("start_writing", [](int fd, int64_t offset, int64_t bytes) {
 #if defined(__linux__)
     sync_file_range(fd, offset, bytes, SYNC_FILE_RANGE_WRITE);
 #endif
-  }, nb::arg("fd"), nb::arg("offset"), nb::arg("bytes"), "Have the kernel begin to write a file's pages; it need not.");
+  }, nb::arg("fd"), nb::arg("offset"), nb::arg("bytes"), "Ask the kernel to begin writing a file's pages.");
   m.def("crc32c", [](nb::handle data, bool by_table) {
     Buffer buffer;
     if (!buffer.get(data.ptr())) throw std::invalid_argument("a checksum is of a contiguous array");

@@ -121,7 +121,7 @@ class PyReplay {
   PyReplay(std::shared_ptr<Replay> replay, std::vector<FieldType> fields)
       : replay(std::move(replay)), fields(std::move(fields)) {}
 
-  // Columns of `values` ([n, ...] each); false when anything is not plain. n == 0: taken from the first.
+  // Columns of `values` ([n, ...] each). False: something is not a plain array. n == 0: set from the first.
   bool columns(const nb::dict& values, size_t extra, std::vector<Buffer>& buffers, std::vector<const uint8_t*>& data,
                size_t& n, bool& first) const {
     if (size_t(PyDict_GET_SIZE(values.ptr())) != fields.size() + extra) return false;
@@ -145,7 +145,7 @@ class PyReplay {
     return true;
   }
 
-  // The owner of this process serves its own workers at once.
+  // An owner in this process serves its own workers at once.
   bool serve_here() {
     const auto owner = replay->owner();
     if (owner == nullptr) return false;

@@ -1,4 +1,4 @@
-// Chunks that go to another host, and those that come from one, for Python.
+// Python bindings of chunks sent to and received from other hosts.
 #include "bind.h"
 #include "inbox.h"
 
@@ -19,7 +19,7 @@ class PyInbox {
     if (stream >= inbox_.streams()) throw nb::index_error("no such stream");
     if (inbox_.leased()) inbox_.close(stream);
   }
-  // -> (answer, why it was refused)
+  // -> (status, why it was refused)
   std::tuple<CommitStatus, const char*> commit(uint32_t stream, const HeadTuple& head, nb::handle body, size_t offset,
                                       uint32_t account, uint64_t sequence, uint64_t item) {
     Buffer buffer;
@@ -34,7 +34,7 @@ class PyInbox {
     nb::gil_scoped_release release;
     auto answer = inbox_.commit(stream, chunk, buffer.data<uint8_t>() + offset, bytes, account, sequence, item, why);
     const auto owner = answer == CommitStatus::wait ? replay_->replay->owner() : nullptr;
-    if (owner != nullptr) {  // the owner of this process serves its own workers at once
+    if (owner != nullptr) {  // an owner in this process serves its own workers at once
       owner->serve();
       answer = inbox_.commit(stream, chunk, buffer.data<uint8_t>() + offset, bytes, account, sequence, item, why);
     }
@@ -64,7 +64,7 @@ void bind_chunks(nb::module_& m) {
       .value("closed", CommitStatus::closed)
       .value("repeated", CommitStatus::repeated)
       .value("refused", CommitStatus::refused);
-  // -> (status, heads, bodies one after the other)
+  // -> (status, heads, concatenated bodies)
   m.def("take_chunks", [](PyReplay& r, double linger, uint64_t most, uint64_t allowed) {
     static thread_local std::vector<ChunkHead> chunks;
     static thread_local std::vector<uint8_t> out;

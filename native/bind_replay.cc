@@ -1,4 +1,4 @@
-// The replay, for Python. Copies are short and keep the GIL; what may wait or move megabytes releases it.
+// Python bindings of the replay. Short copies keep the GIL; calls that may wait or copy megabytes release it.
 #include <cmath>
 
 #include <nanobind/stl/optional.h>
@@ -9,7 +9,7 @@
 namespace apexrl {
 namespace {
 
-// Pointers into arrays that the Python side keeps alive.
+// Pointers into arrays that Python keeps alive.
 std::shared_ptr<Outputs> make_outputs(const PyReplay& replay, size_t n, nb::list columns, nb::list next_columns,
                                       nb::handle reward, nb::handle discount, nb::handle mask, nb::handle first,
                                       nb::handle keys, nb::handle probabilities, nb::handle weights) {
@@ -251,7 +251,7 @@ void bind_replay(nb::module_& m) {
         d["lanes_active"] = lanes;
         d["lanes_reclaimed"] = h.lanes_reclaimed.load();
         const auto owner = r.replay->owner();
-        double mass = 0.0;  // known to the process that samples
+        double mass = 0.0;  // known only to the owner
         if (owner != nullptr) {
           nb::gil_scoped_release release;
           mass = owner->mass();

@@ -1,4 +1,4 @@
-// A replay's writer, for Python. It is one thread's at a time.
+// Python bindings of a replay's writer, which one thread uses at a time.
 #include <cmath>
 #include <optional>
 
@@ -14,7 +14,7 @@ class PyWriter {
 
   WriteStatus lease() {
     if (writer_ && writer_->leased()) return WriteStatus::ok;
-    if (writer_) {  // inherited by fork: the parent's
+    if (writer_) {  // inherited by fork: it belongs to the parent
       writer_.release();
       busy_.clear();
     }
@@ -103,7 +103,7 @@ class PyWriter {
       return writer_->append(data_.data(), reward_.data(), te.data<uint8_t>(), tr.data<uint8_t>(), streams, n, stored);
     };
     WriteStatus status = append();
-    // The owner here hands out one slot at a time when they are short; every stream may need one.
+    // When slots are short, an owner in this process gives out one at a time; every stream may need one.
     for (uint32_t tries = 0; tries <= streams_ && !stored && status == WriteStatus::wait && replay_->serve_here(); ++tries)
       status = append();
     return {stored, member(status), writer_->pending_count(), 0};
@@ -165,7 +165,7 @@ class PyWriter {
   }
 
  private:
-  // Whether this thread is the only one inside.
+  // Guards against use by two threads.
   class Busy {
    public:
     explicit Busy(std::atomic_flag& flag) : flag_(flag), mine_(!flag.test_and_set(std::memory_order_acquire)) {}

@@ -1,8 +1,8 @@
-// The newest weights, for any number of readers that never wait and are never waited for.
+// The newest weights, for any number of readers, without locks (a seqlock).
 //
-// Four buffers, each with a sequence word (odd while it is written). A reader copies the newest and checks that its
-// sequence stood still; after three spoilt copies it keeps what it has and counts that. A publisher that died leaves
-// an odd buffer, which the next publisher overwrites. One publisher at a time.
+// There are four buffers, each with a sequence word (odd while it is written). A reader copies the newest buffer and
+// checks that its sequence did not change; after three spoilt copies it keeps the old weights and counts that. A
+// publisher that died leaves an odd buffer, which the next publisher overwrites. One publisher at a time.
 #pragma once
 
 #include <atomic>
@@ -41,14 +41,14 @@ class Board {
 
   const std::shared_ptr<Segment>& segment() const { return segment_; }
   size_t capacity() const { return capacity_; }
-  uint64_t version() const {  // of the newest buffer, where a publisher died before it could say so in the head
+  uint64_t version() const {  // of the newest buffer, in case a publisher died before it updated the head
     const Head& h = head();
     const uint64_t newest = h.slot[h.newest.load(std::memory_order_acquire) % kBuffers].version.load(std::memory_order_acquire);
     return std::max(newest, h.version.load(std::memory_order_acquire));
   }
   uint64_t spoilt() const { return head().spoilt.load(std::memory_order_relaxed); }
 
-  // The layout may be set once; later calls must bring the same bytes.
+  // The layout is set once; later calls must pass the same bytes.
   bool set_layout(const char* text, size_t n) {
     Head& h = head();
     if (n > kLayoutBytes) return false;
@@ -87,7 +87,7 @@ class Board {
     futex_wake(h.bell);
   }
 
-  // Copies the newest weights if they are newer. Returns their version, or 0: nothing newer, or thrice spoilt.
+  // Copies the newest weights if they are newer. Returns their version; 0: nothing newer, or three spoilt copies.
   uint64_t read(uint64_t newer_than, uint8_t* out, size_t nbytes) {
     Head& h = head();
     for (int attempt = 0; attempt < 3; ++attempt) {
@@ -110,7 +110,7 @@ class Board {
     return h.slot[h.newest.load(std::memory_order_acquire) % kBuffers].nbytes.load(std::memory_order_relaxed);
   }
 
-  // Sleeps until a version newer than `seen` is there, at most `ns`.
+  // Sleeps until there is a version newer than `seen`, at most `ns`.
   void wait(uint64_t seen, int64_t ns) {
     Head& h = head();
     const uint32_t bell = h.bell.load(std::memory_order_acquire);

@@ -1,6 +1,6 @@
-// The owner's dealings with workers: what it leased to whom, what they published, who has died.
+// The owner's state of the workers: which slots they lease, what they published, which of them died.
 //
-// All of it can be made again from shared words (take_over). Not thread-safe: the Owner holds its mutex around it.
+// All of it can be rebuilt from shared words (take_over). Not thread-safe: the Owner holds its mutex around it.
 #pragma once
 
 #include <utility>
@@ -38,7 +38,7 @@ class Book {
     return all;
   }
 
-  // Makes tree, order and lists again from the slot words; workers may go on meanwhile. Answers how many owners were before.
+  // Rebuilds tree, order and lists from the slot words, while workers continue. Returns the number of earlier owners.
   uint64_t take_over() {
     Header& h = header();
     const Geometry& g = view_.geometry();
@@ -67,7 +67,7 @@ class Book {
     return epoch;
   }
 
-  // Takes in what workers published, evicts beyond capacity, hands out slots.
+  // Absorbs what workers published, evicts beyond the capacity, and gives out slots.
   void drain() {
     Header& h = header();
     const Geometry& g = view_.geometry();
@@ -97,7 +97,7 @@ class Book {
     limiter.wake_lanes();
   }
 
-  // For tests: whether every slot that was ever used stands in the one list that its word says.
+  // For tests: whether every used slot is in exactly the list that its word names.
   bool closes() const {
     const Geometry& g = view_.geometry();
     std::vector<uint32_t> lists(g.slots);
@@ -116,7 +116,7 @@ class Book {
     return fine;
   }
 
-  // Whether workers of other processes are at work.
+  // Whether other processes have workers.
   bool serves_others() const {
     for (uint32_t l = 0; l < view_.geometry().lanes; ++l) {
       const Lane& lane = view_.lane(l);
@@ -158,7 +158,7 @@ class Book {
       if (filled(s)) return order(s) <= newest;
       return SlotWord::unpack(view_.meta(s).word.load(std::memory_order_acquire)).state != SlotState::leased;
     });
-    used_.clear();  // a copy: what is sorted by must not change meanwhile
+    used_.clear();  // a copy: sort keys must not change during the sort
     for (auto s = held.begin(); s != due; ++s) used_.emplace_back(order(*s), *s);
     std::sort(used_.begin(), used_.end());
     for (size_t i = 0; i < used_.size(); ++i) held[i] = used_[i].second;
@@ -167,7 +167,7 @@ class Book {
 
   void damaged() const { header().damaged.fetch_add(1, std::memory_order_relaxed); }
 
-  // A predecessor died while it handed out a slot: take it back unless the worker got it.
+  // A predecessor died while it gave out a slot: take it back unless the worker received it.
   void reclaim_grant() {
     Header& h = header();
     const uint32_t granting = h.granting.load(std::memory_order_acquire);
@@ -218,13 +218,13 @@ class Book {
     }
   }
 
-  // New items of a lane's slots into the tree; slots that it closed into the order.
+  // Adds new items of a lane's slots to the tree, and slots that it closed to the order.
   void take_in(uint32_t l) {
     auto& held = held_[l];
     size_t kept = 0;
     finished_.clear();
     const size_t with_items = in_order_of_use(held);
-    // Newest first: what a worker published in an older slot before it is then seen too.
+    // Newest first, so that what a worker published earlier in an older slot is seen too.
     news_.assign(held.size(), News{SlotWord{SlotState::leased, l, 0}, 0});
     for (size_t i = with_items; i-- > 0;) {
       const SlotMeta& meta = view_.meta(held[i]);
@@ -237,7 +237,7 @@ class Book {
       SlotMeta& meta = view_.meta(s);
       if (!word.sound(view_.geometry())) {
         damaged();
-        throw DamagedBooks();  // take_over() leaves it out
+        throw DamagedState();  // take_over() leaves it out
       }
       if (news_[i].count <= view_.geometry().chunk) {
         store.absorb(s, news_[i].count);
@@ -257,7 +257,7 @@ class Book {
     for (const auto& [used, s] : finished_) store.commit(s);
   }
 
-  // Puts free slots on a lane's desk. False when there were too few and the lane has none left.
+  // Puts free slots on a lane's desk. False: there were too few, and the lane has none left.
   bool refill(uint32_t l) {
     const Geometry& g = view_.geometry();
     Lane& lane = view_.lane(l);
@@ -279,7 +279,7 @@ class Book {
         const bool claimed = claim_unused();
         if (!claimed && g.sampler == Sampler::fifo) break;
         if (!claimed && ready > 0 && !lane.waiting.load(std::memory_order_relaxed)) break;
-        if (!claimed) {  // many half-filled chunks: better to lose the oldest than to stop a worker
+        if (!claimed) {  // many part-filled chunks: evict the oldest rather than stop a worker
           if (!store.evict_oldest()) break;
           store.tree.propagate();
         }
@@ -303,7 +303,7 @@ class Book {
     store.set_state(uint32_t(n), SlotState::free);
     store.slots[n].generation = 0;
     store.free.push_back(uint32_t(n));
-    // Workers may have claimed slots just before ours: those are to be discovered, ours is not.
+    // Workers may have claimed slots just before this one, which must be discovered.
     for (; seen_unused_ < n; ++seen_unused_) unsettled_.push_back(uint32_t(seen_unused_));
     seen_unused_ = n + 1;
     return true;
@@ -327,7 +327,7 @@ class Book {
     held_[l].push_back(s);
   }
 
-  // Lanes whose worker has died, or that were given back while a slot was on its way to them.
+  // Reclaims lanes whose worker died, or that were returned while a slot was being given to them.
   void sweep() {
     const Geometry& g = view_.geometry();
     for (uint32_t l = 0; l < g.lanes; ++l) {
@@ -340,7 +340,7 @@ class Book {
       if (active) header().lanes_reclaimed.fetch_add(1, std::memory_order_relaxed);
       take_in(l);
     }
-    // A claim that stays unsettled although no lane is making it.
+    // A claim that stays unsettled although no lane makes it.
     for (size_t i = 0; i < unsettled_.size();) {
       const uint32_t s = unsettled_[i];
       bool claimed = false;
@@ -361,14 +361,14 @@ class Book {
   std::shared_ptr<Segment> segment_;
   View view_;
   std::vector<std::vector<uint32_t>> held_;  // per lane: slots leased to it
-  std::vector<uint64_t> seen_published_;     // per lane: what was taken in
+  std::vector<uint64_t> seen_published_;     // per lane: absorbed publications
   struct News {
     SlotWord word;
     uint32_t count;
   };
-  std::vector<News> news_;                   // of the lane that is being taken in
+  std::vector<News> news_;                   // of the lane being absorbed
   std::vector<std::pair<uint64_t, uint32_t>> used_;  // order and slot, while in_order_of_use() sorts
-  std::vector<uint32_t> unsettled_;          // below next_unused, but not yet said to be anyone's
+  std::vector<uint32_t> unsettled_;          // below next_unused, but without a known holder
   std::vector<std::pair<uint64_t, uint32_t>> finished_;
   uint64_t seen_unused_ = 0;
   int64_t swept_ = 0;

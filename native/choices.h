@@ -1,4 +1,4 @@
-// Draws choices from logits: what whoever acts does after every pass of its network, over a few numbers each time.
+// Draws choices from logits, as actors do after every pass of their network.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// Chunks as they travel between hosts: consecutive item positions of one slot, with the rows before and after that
-// their windows need, as bytes that stand alone.
+// Chunks sent between hosts: consecutive item positions of one slot, with the rows before and after that their windows
+// need, as self-contained bytes.
 //
 //   heads [rows] | priorities after eps and alpha [positions], -1: no item | columns: [rows, bytes], or per item [cells, bytes]
 #pragma once
@@ -86,7 +86,7 @@ inline void write_chunk(const View& view, uint32_t slot, const ChunkHead& chunk,
   }
 }
 
-// Which slots have items that were not sent yet, oldest first. Of the owner whose replay feeds another host.
+// The slots with items that were not sent yet, oldest first, in a replay that feeds another host.
 class Outbox {
  public:
   explicit Outbox(const View& view) : view_(view), waits_(view.geometry().slots) {}

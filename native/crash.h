@@ -1,4 +1,4 @@
-// Where a process may die: tests end it before each store to shared memory in turn (native/tests/crash_test.cc).
+// Crash points: tests kill a process before each store to shared memory in turn (native/tests/crash_test.cc).
 //
 // Shared<T> is std::atomic<T>. Under APEXRL_CRASH_POINTS every change of one is a place to die at, and so is
 // APEXRL_POINT(), which stands before changes of plain shared memory.
@@ -30,7 +30,7 @@ struct CrashPoint {
   uint32_t line = 0;
 };
 
-// Passages left until this process kills itself; 0: it lives on.
+// Crash points left until this process kills itself; 0: it does not.
 inline std::atomic<uint64_t> crash_countdown{0};
 // Where it died, for whoever maps the same memory; null: nobody asks.
 inline CrashPoint* crash_place = nullptr;

@@ -1,4 +1,4 @@
-// Drawing a batch and gathering it: which items, with what probability and weight, and their rows as arrays.
+// Draws a batch and gathers it: items, their probabilities and weights, and their rows as arrays.
 //
 // Not thread-safe: the Owner holds its mutex around it.
 #pragma once
@@ -27,7 +27,7 @@ struct Outputs {
   float* weights = nullptr;
 };
 
-// By what importance weights (N P)^-beta are divided.
+// The divisor of importance weights (N P)^-beta.
 enum class Normalize : int { batch = 0, buffer = 1, none = 2 };
 
 class Draws {
@@ -37,7 +37,7 @@ class Draws {
   Rng rng;
 
   // Proportional draws; stratified: one in each of n equal slices of the total (Schaul et al. 2016, appendix B.2.1).
-  // A block's rows are on their way to the cache while the next block is drawn.
+  // The rows of one block are prefetched while the next block is drawn.
   void proportional(Store& store, Outputs& out, double beta, Normalize normalize) {
     const bool independent = view_.geometry().independent;
     const size_t n = out.n;

@@ -1,4 +1,4 @@
-// Slots that were never used get their memory when it is their turn, where the system might else refuse it later.
+// Commits the memory of unused slots just before their use, where the system could otherwise refuse it later.
 #pragma once
 
 #include "layout.h"

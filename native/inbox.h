@@ -1,6 +1,6 @@
-// Brings chunks of other hosts into a replay, through an ordinary lane. One thread at a time; no call waits.
+// Commits chunks of other hosts to a replay, through an ordinary lane. One thread at a time; no call waits.
 //
-// Nothing of a body is trusted: what could not have been written by a Writer is refused before a byte of it is stored.
+// Bodies are not trusted: a chunk that no Writer could have written is refused before a byte of it is stored.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace apexrl {
 
-// Why a chunk is refused; nullptr: it is sound.
+// Why a chunk is refused; nullptr: it is valid.
 inline const char* flaw_of(const View& view, const ChunkHead& c, const uint8_t* body, uint64_t bytes) {
   const Geometry& g = view.geometry();
   if (g.kind == Kind::rows) return "this replay takes finished rows, not chunks";
@@ -94,7 +94,7 @@ class Inbox {
   void wait(int64_t ns) { lease_.wait(ns); }
   bool all_settled() const { return lease_.all_settled(); }
 
-  // The slot that the stream fills is handed over as it is.
+  // Closes the slot that the stream fills.
   void close(uint32_t i) {
     Stream& s = stream_[i];
     if (s.slot < 0) return;
@@ -121,13 +121,13 @@ class Inbox {
     uint32_t from = sequence == progress >> 16 ? uint32_t(progress & 0xffff) : 0;
     if (why == nullptr && from >= c.positions) why = "it is another chunk than the one that came before under its number";
     if (why == nullptr && from == 0 && item < expected) why = "its items were numbered before";
-    constexpr uint64_t kAhead = uint64_t(1) << 34;  // no sender has lost so many; forged numbers must not spoil the books
-    const bool joined = progress == 0 && expected == item;  // at work before our time
+    constexpr uint64_t kAhead = uint64_t(1) << 34;  // more than any sender loses; forged numbers must not spoil the counters
+    const bool joined = progress == 0 && expected == item;  // it sent before these receipts began
     if (why == nullptr && from == 0 && !joined && (item - expected > kAhead || sequence - (progress >> 16) > kAhead)) why = "it is numbered too far ahead";
     if (why == nullptr && (sequence >= uint64_t(1) << 40 || item >= uint64_t(1) << 50)) why = "its number is out of range";
     if (why != nullptr) return CommitStatus::refused;
     const uint64_t missing = books.missing.load(std::memory_order_relaxed) + (from == 0 ? item - expected : 0);
-    uint32_t before = 0;  // items of positions before `from`
+    uint32_t before = 0;  // items in positions before `from`
     for (uint32_t p = 0; p < from; ++p) before += staged_of(c, body, p) >= 0.0;
     while (from < c.positions) {
       if (lease_.room() == 0) return CommitStatus::wait;

@@ -1,4 +1,4 @@
-// A worker's lease of one of the replay's lanes: slots to write come in through it, published ones go out.
+// A worker's lease of one of the replay's lanes, through which it receives free slots and hands over published ones.
 //
 // No call here waits for another process.
 #pragma once
@@ -37,14 +37,14 @@ class Lease {
   Lease& operator=(const Lease&) = delete;
 
   int lane() const { return lane_; }
-  bool held() const { return lane_ >= 0 && fork_ == fork_generation(); }  // else given back, or a parent's
+  bool held() const { return lane_ >= 0 && fork_ == fork_generation(); }  // otherwise returned, or held by the parent process
 
-  // Takes a lane that nobody alive holds. A dead predecessor's published rows are handed over first.
+  // Takes a lane without a living holder, after handing over what a dead holder published.
   WriteStatus take_lane() {
     const auto& g = view_.geometry();
     if (header().closed.load(std::memory_order_acquire)) return WriteStatus::closed;
     if (g.kind != Kind::rows && streams_in_use() + streams_ > g.streams) return WriteStatus::no_streams;
-    for (int pass = 0; pass < 2; ++pass)  // lanes that were never used or were given back first
+    for (int pass = 0; pass < 2; ++pass)  // first lanes that were never used or were returned
       for (uint32_t l = 0; l < g.lanes; ++l) {
         Lane& lane = view_.lane(l);
         if (pass == 0 && lane.active.load(std::memory_order_acquire)) continue;
@@ -55,7 +55,7 @@ class Lease {
         lane.streams.store(streams_, std::memory_order_relaxed);
         lane.generation.fetch_add(1, std::memory_order_relaxed);
         lane.active.store(1, std::memory_order_seq_cst);
-        if (g.kind != Kind::rows && streams_in_use() > g.streams) {  // another was leased at the same moment
+        if (g.kind != Kind::rows && streams_in_use() > g.streams) {  // another lane was leased at the same moment
           lane.active.store(0, std::memory_order_release);
           segment_->unlock(kLaneLock + l);
           return WriteStatus::no_streams;
@@ -67,7 +67,7 @@ class Lease {
     return WriteStatus::no_lane;
   }
 
-  // Gives the lane back; what was published stays.
+  // Returns the lane; what was published stays.
   void release() {
     if (!held()) return;
     retire_lane(view_, uint32_t(lane_));
@@ -109,7 +109,7 @@ class Lease {
     return -1;
   }
 
-  // The slot that take() answered is the stream's.
+  // Assigns the slot of take() to the stream.
   void settle(uint32_t stream, int64_t slot) {
     const uint32_t l = uint32_t(lane_);
     view_.current(l)[stream].store(uint32_t(slot) + 1, std::memory_order_release);
@@ -120,10 +120,10 @@ class Lease {
     const uint32_t held = view_.current(uint32_t(lane_))[stream].load(std::memory_order_acquire);
     return held == 0 || held > view_.geometry().slots ? -1 : int64_t(held) - 1;
   }
-  // The stream has no slot any more.
+  // Unassigns the stream's slot.
   void leave(uint32_t stream) { view_.current(uint32_t(lane_))[stream].store(0, std::memory_order_release); }
 
-  // Nothing more will be written there.
+  // Marks the slot as complete.
   void close_slot(uint32_t slot) {
     auto& word = view_.meta(slot).word;
     SlotWord w = SlotWord::unpack(word.load(std::memory_order_relaxed));
@@ -140,7 +140,7 @@ class Lease {
     header().inserted.fetch_add(items, std::memory_order_relaxed);
   }
 
-  // Tells the owner that something was published, and wakes it when it is wanted.
+  // Tells the owner that something was published, and wakes it if it waits.
   //
   // The fence pairs with that of Owner::wait_for_items. There `hungry` is stored, then `published` loaded; here it is
   // the other way about. Of two sequentially consistent fences one comes first, and what was stored before it is seen
@@ -152,7 +152,7 @@ class Lease {
     wake_fence();
     Header& h = header();
     if (h.hungry.load(std::memory_order_relaxed)) return ring();
-    if (h.owner.load(std::memory_order_relaxed) == process_) return;  // an owner in this process is asked directly
+    if (h.owner.load(std::memory_order_relaxed) == process_) return;  // an owner in this process serves without a wake-up
     if (h.asleep.load(std::memory_order_relaxed) && low()) ring();  // missed: wait() rings when the desk is empty
   }
 
@@ -183,7 +183,7 @@ class Lease {
     return first;
   }
 
-  // Items that the limiter lets in just now.
+  // Items that the limiter admits now.
   uint64_t room() const {
     const uint64_t inserted = header().inserted.load(std::memory_order_relaxed);
     const uint64_t limit = header().insert_limit.load(std::memory_order_relaxed);

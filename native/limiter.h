@@ -1,8 +1,8 @@
-// How fast the replay may be read and written: Reverb's rate limiter, held in shared words.
+// The rate limiter, as in Reverb, with its state in shared words.
 //
 //   diff = inserts * samples_per_insert - samples   stays within   min_size * samples_per_insert ± error_buffer
 //
-// When the rate is changed, counting begins anew in the middle of the band.
+// When the rate is changed, counting restarts in the middle of the band.
 #pragma once
 
 #include "layout.h"
@@ -12,7 +12,7 @@ namespace apexrl {
 
 enum class SampleStatus { ok, too_few, limited, all_zero, closed, yielded };
 
-// The owner's side. Workers only compare `inserted` with `insert_limit`.
+// Used by the owner. Workers only compare `inserted` with `insert_limit`.
 class Limiter {
  public:
   explicit Limiter(const View& view) : view_(view) {}
@@ -45,7 +45,7 @@ class Limiter {
     return fine ? SampleStatus::ok : SampleStatus::limited;
   }
 
-  // Tells workers how many items may be inserted, as things stand.
+  // Updates the limit of inserted items for the workers.
   void update() {
     Header& h = header();
     const double rate = h.samples_per_insert.load(std::memory_order_relaxed);

@@ -306,7 +306,7 @@ class Owner {
     try {
       change();
       return true;
-    } catch (const DamagedBooks&) {
+    } catch (const DamagedState&) {
       resign();
       return false;
     } catch (...) {

@@ -1,7 +1,7 @@
 // The order in which the fifo sampler gives items out: positions of slots, as the owner took them in.
 //
-// What was given out is a prefix of each slot and stands in shared words, written before the batch is gathered: an
-// item is given out at most once, whoever dies.
+// The items given out are a prefix of each slot, recorded in shared words before the batch is gathered: an item is
+// given out at most once, also if a process dies.
 #pragma once
 
 #include <deque>

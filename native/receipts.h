@@ -1,8 +1,8 @@
-// What of whom has been committed to a replay: shared memory that outlives the process which brings it in.
+// Receipts: how much of each sender was committed to a replay, in shared memory that outlives the committing process.
 //
-// A chunk is committed by the one store that publishes its items. What the books are to say then is written down
-// before it; whoever comes after a death looks whether that store was made, and takes it over or drops it. So nothing
-// is committed twice and nothing is counted that is not there.
+// A chunk is committed by the single store that publishes its items. The new counters are written to an intent before
+// that store. After a death, the successor checks whether the store was made, and applies or drops the intent. So no
+// chunk is committed twice, and only committed items are counted.
 #pragma once
 
 #include "crash.h"
@@ -11,15 +11,15 @@
 
 namespace apexrl {
 
-// Of one life of one sender. The Python side reads these words as uint64 (replay/chunks.py).
+// Counters of one generation of one sender. Python reads these words as uint64 (replay/chunks.py).
 struct Account {
-  Shared<uint64_t> sender;     // digest of its name and generation; 0: nobody's
-  Shared<uint64_t> progress;   // sequence number of the next chunk << 16 | its positions that are here already
+  Shared<uint64_t> sender;     // digest of its name and generation; 0: unused
+  Shared<uint64_t> progress;   // sequence number of the next chunk << 16 | its positions already committed
   Shared<uint64_t> next_item;  // number of the sender's next item
   Shared<uint64_t> committed;  // items
-  Shared<uint64_t> missing;    // items that were numbered and never came
-  Shared<uint64_t> repeated;   // items that came again, and were dropped
-  Shared<uint64_t> word[10];   // the Python side's
+  Shared<uint64_t> missing;    // items that were numbered and never arrived
+  Shared<uint64_t> repeated;   // items that arrived again and were dropped
+  Shared<uint64_t> word[10];   // used by Python
 };
 static_assert(sizeof(Account) == 128);
 
@@ -47,7 +47,7 @@ class Receipts {
   size_t accounts() const { return (segment_->nbytes() - kHead) / sizeof(Account); }
   Account& account(size_t i) const { return reinterpret_cast<Account*>(segment_->data() + kHead)[i]; }
 
-  // To be said before the store that commits.
+  // Writes the intent, before the store that commits.
   void announce(const View& view, uint32_t slot, uint32_t count, const Entry& entry) {
     Intent& w = intent();
     w.slot.store(slot, std::memory_order_relaxed);
@@ -60,7 +60,7 @@ class Receipts {
     w.missing.store(entry.missing, std::memory_order_relaxed);
     w.account.store(entry.account + 1, std::memory_order_release);
   }
-  // To be done after it.
+  // Applies the intent, after the store.
   void enter() {
     Intent& w = intent();
     Account& mine = account(w.account.load(std::memory_order_relaxed) - 1);
@@ -70,8 +70,8 @@ class Receipts {
     mine.progress.store(w.progress.load(std::memory_order_relaxed), std::memory_order_release);
     w.account.store(0, std::memory_order_release);
   }
-  // After a predecessor's death. The slot tells of its present life and of the last that ended; of a longer past nobody
-  // knows, and then it is taken for committed: nothing may be committed twice.
+  // After a predecessor's death. The slot records its present generation and the previous one. If the intent is older,
+  // it counts as committed, because nothing may be committed twice.
   void recover(const View& view) {
     Intent& w = intent();
     const uint64_t whose = w.account.load(std::memory_order_acquire);
@@ -82,7 +82,7 @@ class Receipts {
     const uint64_t then = w.generation.load(std::memory_order_relaxed);
     uint64_t published = meta.count.load(std::memory_order_acquire);
     bool known = SlotWord::unpack(meta.word.load(std::memory_order_acquire)).generation == then;
-    if (!known) {  // the count may be of a later life: grant() changes the generation before it
+    if (!known) {  // the count may belong to a later generation: grant() changes the generation first
       const uint64_t past = meta.past.load(std::memory_order_acquire);
       known = past >> 16 == then;
       published = past & 0xffff;

@@ -1,6 +1,6 @@
 // Removal in proportion to a power of the priority (Ape-X DPG: -0.4), item by item.
 //
-// Masses follow from the leaves, so they are this process's own and are made again by a new owner.
+// Masses follow from the leaves: they are private to the owner's process, and a new owner recomputes them.
 #pragma once
 
 #include <cmath>
@@ -25,8 +25,8 @@ class Removal {
     tree_.set(leaf, std::signbit(value) ? 0.0 : std::pow(std::max(value, floor_), exponent_));
   }
 
-  // Up to `n` leaves that hold items, different ones, in proportion to their mass. Redrawing what came twice is the
-  // same as drawing one after the other without replacement.
+  // Up to `n` distinct leaves with items, in proportion to their mass. Redrawing duplicates is equivalent to drawing
+  // one by one without replacement.
   void draw(size_t n, Rng& rng, std::vector<uint32_t>& leaf) {
     tree_.propagate();
     prefix_.resize(n);

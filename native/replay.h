@@ -1,4 +1,4 @@
-// One replay as one process sees it: the segment, and the Owner when this process is the one that samples.
+// A replay in one process: the segment, and the Owner if this process samples.
 #pragma once
 
 #include <map>
@@ -12,7 +12,7 @@ namespace apexrl {
 
 class Replay {
  public:
-  // `g`: sizes and options; the layout is filled in here. `json`: the Python side's description, kept for attachers.
+  // `g`: sizes and options; the layout is computed here. `json`: Python's description, for attaching processes.
   static std::shared_ptr<Replay> create(Geometry g, std::vector<Column> columns, const std::string& json,
                                         uint64_t min_size, double samples_per_insert, double insert_band,
                                         const std::string& directory) {
@@ -96,7 +96,7 @@ class Replay {
           break;
         }
       }
-      futex_wait(acquired_, seen, 100'000'000);  // another thread is at it
+      futex_wait(acquired_, seen, 100'000'000);  // another thread is becoming the owner
     }
     const auto done = [&](std::shared_ptr<Owner> mine) {
       std::lock_guard guard(mutex());
@@ -120,7 +120,7 @@ class Replay {
     owner_.reset();
   }
 
-  // Ends the replay for every process that holds it and wakes all who wait.
+  // Ends the replay for every process and wakes all waiting threads.
   void shut() {
     Header& h = view_.header();
     h.closed.store(1, std::memory_order_seq_cst);
@@ -129,13 +129,13 @@ class Replay {
   }
   bool closed() const { return view_.header().closed.load(std::memory_order_acquire); }
 
-  // Every slot that no snapshot filled is free, with a generation above all that were ever handed out: keys of before
-  // the snapshot stay good or stale, and cannot hit what comes. Those of a fifo are never updated: there, slots that were
+  // Frees every slot that the snapshot did not fill, with a generation above all earlier ones: keys from before the
+  // snapshot stay valid or stale, and never match new items. Those of a fifo are never updated: there, slots that were
   // not needed stay unused.
   void finish_restore(uint64_t largest_generation) {
     const Geometry& g = view_.geometry();
     if (g.sampler != Sampler::fifo) {
-      commit_slots(g.slots);  // free slots are leased and written without another look
+      commit_slots(g.slots);  // free slots are leased and written without another check
       view_.header().next_unused.store(g.slots);
     }
     for (uint64_t s = 0, used = view_.header().next_unused.load(); s < used; ++s) {
@@ -152,7 +152,7 @@ class Replay {
     return largest;
   }
 
-  // Puts `count` entries of a snapshot back where they were. Only before anyone writes or samples.
+  // Restores `count` entries of a snapshot to their positions. Only before any write or sample.
   void restore_block(const uint8_t* in, size_t bytes, size_t count) {
     const Geometry& g = view_.geometry();
     if (count * snapshot_entry_bytes(g) != bytes) throw std::invalid_argument("a block has another size than its entries");

@@ -1,11 +1,10 @@
-// One piece of memory shared by local processes, gone by itself when the last of them is.
+// A block of memory shared by local processes. The kernel frees it with the last of them.
 //
-// Linux: memfd_create, or, where a seccomp profile refuses it, a file that has lost its name. Another process opens
-// /proc/PID/fd/FD and checks the uuid, so processes that were forked earlier and processes that start later attach
-// alike. Elsewhere (or by request): a file, unlinked on close.
+// Linux: memfd_create, or an unlinked file if a seccomp profile refuses it. Another process opens /proc/PID/fd/FD and
+// checks the uuid, so both forked and later processes can attach. Elsewhere, or on request: a file, unlinked on close.
 //
 // Locks are POSIX record locks on bytes beyond the end: the kernel drops them at the holder's death, keeps them
-// through SIGSTOP, and does not pass them to forked children. Nobody ever waits for one. They belong to a process,
+// through SIGSTOP, and does not pass them to forked children. No process waits for one. They belong to a process,
 // not to a handle, and vanish when *any* descriptor of the file is closed; hence one Segment per uuid per process.
 #pragma once
 
@@ -105,18 +104,18 @@ class Segment {
   // of a file, whose file system may be full, and all of it under strict overcommit.
   bool strict() const { return strict_; }
 
-  // Has the memory of bytes [from, to) be there before it is written, where `strict`. False: it is refused.
+  // If `strict`, commits the memory of bytes [from, to) before it is written. False: the system refused.
   bool commit(size_t from, size_t to) {
     return !strict_ || allocate(kHead + from, kHead + to);
   }
 
   // Bytes that will be touched when it is full, with what its users keep beside it. All of it, unless said.
   void promise(size_t nbytes) { needs_ = nbytes; }
-  // What was promised to the segments in memory that this process made, and is not yet taken.
+  // Bytes promised to the in-memory segments of this process and not yet in use.
   static uint64_t promised() {
     return promised([](const Segment& s) { return s.in_memory(); });
   }
-  // … to those in the same file system as this one.
+  // The same for segments in this one's file system.
   uint64_t promised_beside() const {
     struct stat here;
     if (fstat(fd_, &here) != 0) return 0;
@@ -134,14 +133,14 @@ class Segment {
     return path_.empty();
 #endif
   }
-  // Bytes that its file system has left; none where that has no bounds of its own.
+  // Free bytes of its file system; none if that is not limited.
   std::optional<uint64_t> free() const {
     struct statvfs system;
     if (fstatvfs(fd_, &system) != 0 || system.f_blocks == 0) return std::nullopt;
     return uint64_t(system.f_bavail) * system.f_frsize;
   }
 
-  // True when this process now holds lock `index` and did not before.
+  // True: this process acquired lock `index` now.
   bool try_lock(uint32_t index) {
     std::lock_guard guard(mutex());
     forget_inherited();
@@ -167,7 +166,7 @@ class Segment {
     return held_.count(index) != 0;
   }
 
-  // Whether a living process holds it, this one or another.
+  // Whether any living process holds it.
   bool held(uint32_t index) { return holder(index) != 0; }
 
   // That process's pid, for messages alone: pids of two containers may be equal. 0: nobody holds it; -1: it has no pid

@@ -1,4 +1,4 @@
-// What a replay holds, as its owner knows it: items and their sums, slots in the order of eviction, free slots.
+// The owner's view of a replay's contents: items and their sums, slots in the order of eviction, free slots.
 //
 // Not thread-safe: the Owner holds its mutex around it.
 #pragma once
@@ -19,16 +19,16 @@
 
 namespace apexrl {
 
-// What shared words say is not what was taken in: the books must be made again.
-struct DamagedBooks : std::runtime_error {
-  DamagedBooks() : std::runtime_error("the replay's memory was changed by a process that it does not belong to") {}
+// Shared words contradict what was absorbed: the owner's state must be rebuilt.
+struct DamagedState : std::runtime_error {
+  DamagedState() : std::runtime_error("the replay's memory was changed by a process that it does not belong to") {}
 };
 
 class Store {
  public:
   struct SlotView {
     uint64_t generation = 0;
-    uint32_t visible = 0;  // item positions in the tree, a prefix
+    uint32_t visible = 0;  // item positions in the tree (a prefix)
     uint32_t items = 0;    // that are still there
     uint64_t order = 0;    // of eviction, from 1 on; 0: not committed
   };
@@ -58,7 +58,7 @@ class Store {
 
   // fifo: the next n items. Their slots stay until done_with() at least.
   void take(size_t n, std::vector<ItemRef>& items) {
-    if (!queue_.take(view_, n, items)) throw DamagedBooks();
+    if (!queue_.take(view_, n, items)) throw DamagedState();
     for (const ItemRef& item : items) --slots[item.slot].items;
     items_ -= n;
   }
@@ -93,7 +93,7 @@ class Store {
     uint32_t first = meta.consumed.load(std::memory_order_relaxed), to = slots[s].visible;
     while (first < to && !(staged[first] >= 0.0)) ++first;
     while (to > first && !(staged[to - 1] >= 0.0)) --to;
-    if (first >= to) throw DamagedBooks();
+    if (first >= to) throw DamagedState();
     const uint64_t repeated = chunk_bytes(view_, uint64_t(g.behind) + g.ahead, 0, 0);
     const uint64_t fit = most > repeated ? (most - repeated) / chunk_bytes(view_, 1, 1, 1) : 0;
     if (to - first > std::clamp<uint64_t>(fit, 1, 65535)) {
@@ -101,7 +101,7 @@ class Store {
       while (to > first + 1 && !(staged[to - 1] >= 0.0)) --to;
     }
     chunk = describe_chunk(view_, s, first, to);
-    if (chunk.items > slots[s].items) throw DamagedBooks();
+    if (chunk.items > slots[s].items) throw DamagedState();
     uint8_t* out = body(chunk.bytes);
     if (out == nullptr) return false;  // not this time
     meta.consumed.store(to, std::memory_order_release);
@@ -142,7 +142,7 @@ class Store {
 
   // --- after a predecessor
 
-  // What shared words say of a slot's items.
+  // Reads a slot's items from shared words.
   void read(uint32_t s, const SlotWord& word) {
     const Geometry& g = view_.geometry();
     SlotView& mine = slots[s];
@@ -166,12 +166,12 @@ class Store {
   }
   // A committed slot, in the order of these calls.
   void restore(uint32_t s, uint64_t order) {
-    if (slots[s].items == 0) return release(s);  // its last item went just before the predecessor did
+    if (slots[s].items == 0) return release(s);  // its last item was removed just before the predecessor died
     slots[s].order = order;
     committed_.emplace_back(s, order);
     requeue(s);
   }
-  // fifo: what a predecessor had taken in and not given out.
+  // fifo: items that a predecessor had absorbed and not given out.
   void requeue(uint32_t s) {
     if (view_.geometry().sampler != Sampler::fifo) return;
     const uint32_t consumed = view_.meta(s).consumed.load(std::memory_order_acquire);
@@ -211,7 +211,7 @@ class Store {
     header().absorbed.fetch_add(items, std::memory_order_relaxed);
   }
 
-  // A slot that its worker has left joins the order of eviction.
+  // Adds a slot that its worker has closed to the order of eviction.
   void commit(uint32_t s) {
     Header& h = header();
     SlotMeta& meta = view_.meta(s);
@@ -221,7 +221,7 @@ class Store {
     slots[s].order = order;
     while (!committed_.empty() && slots[committed_.front().first].order != committed_.front().second) committed_.pop_front();
     committed_.emplace_back(s, order);
-    if (committed_.size() > 2 * slots.size()) {  // entries of slots that went out of turn
+    if (committed_.size() > 2 * slots.size()) {  // entries of slots that were freed out of order
       std::erase_if(committed_, [&](const auto& entry) { return slots[entry.first].order != entry.second; });
     }
   }
@@ -231,7 +231,7 @@ class Store {
     while (!committed_.empty()) {
       const auto [s, order] = committed_.front();
       committed_.pop_front();
-      if (slots[s].order != order) continue;  // it went out of turn
+      if (slots[s].order != order) continue;  // it was freed out of order
       header().evicted.fetch_add(slots[s].items, std::memory_order_relaxed);
       release(s);
       return true;
@@ -239,11 +239,11 @@ class Store {
     return false;
   }
 
-  // Proportional removal of one item; its chunk is free when the last one has gone.
+  // Proportional removal of one item; its chunk is freed with its last item.
   void remove(size_t leaf) {
     const uint32_t s = uint32_t(leaf / view_.geometry().leaves), p = uint32_t(leaf % view_.geometry().leaves);
     APEXRL_POINT();
-    view_.staged(s)[p] = -1.0;  // what a successor counts by
+    view_.staged(s)[p] = -1.0;  // a successor counts items by it
     APEXRL_POINT();
     set_priority(leaf, kNoItem);
     header().evicted.fetch_add(1, std::memory_order_relaxed);
@@ -252,7 +252,7 @@ class Store {
     if (slots[s].items == 0 && slots[s].order != 0) release(s);
   }
 
-  // A slot whose items have gone is free.
+  // Frees a slot without items.
   void release(uint32_t s) {
     const Geometry& g = view_.geometry();
     set_state(s, SlotState::free);  // before its leaves: a successor clears the leaves of free slots

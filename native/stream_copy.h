@@ -1,4 +1,4 @@
-// Copies that do not read their target into the cache first: for rows of kilobytes that go to memory anyway.
+// Copies with non-temporal stores, for large rows that would not stay in the cache.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace apexrl {
 
-constexpr size_t kStreamed = 2048;  // bytes from which it pays
+constexpr size_t kStreamed = 2048;  // bytes from which this is faster
 
 #if defined(__x86_64__) && defined(__GNUC__)
 __attribute__((target("avx"))) inline void stream_copy_avx(uint8_t* to, const uint8_t* from, size_t bytes) {

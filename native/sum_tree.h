@@ -100,7 +100,7 @@ class SumTree {
     }
   }
 
-  // Largest absolute difference between a stored sum and the sum of its children; 0 when all is well.
+  // Largest absolute difference between a stored sum and the sum of its children; 0: consistent.
   double check() const {
     const double* below = leaves_;
     size_t n = count_;

@@ -1,6 +1,6 @@
-// The worker's side of a replay: fills slots and publishes prefixes of them. One thread at a time.
+// The writer of a replay: fills slots and publishes prefixes of them. One thread at a time.
 //
-// No call here waits: what needs a slot or room that is not there returns WriteStatus::wait, and the caller decides.
+// No call here waits: without a free slot or room it returns WriteStatus::wait, and the caller decides.
 #pragma once
 
 #include <deque>
@@ -37,7 +37,7 @@ class Writer {
     return status;
   }
 
-  // Gives the lane back. Published rows stay; complete items that were never published are lost.
+  // Returns the lane. Published rows stay; complete items that were not published are lost.
   void release() {
     if (!leased()) return;
     header().dropped_steps.fetch_add(incomplete_steps(), std::memory_order_relaxed);
@@ -190,7 +190,7 @@ class Writer {
     if (taken > 0) raise_max_priority(header(), largest);
     pending_ = 0;
     lease_.announce();
-    // Leave complete slots now if there are others: windows that an episode's end cut short may be complete there too.
+    // Leave complete slots now if there are free ones: windows cut short by an episode's end may be complete there too.
     for (uint32_t i = 0; i < streams_; ++i)
       if (stream_[i].slot >= 0 && stream_[i].complete == stream_[i].limit) make_room(i);
   }
@@ -290,7 +290,7 @@ class Writer {
       if (item) {
         const uint32_t span = span_of(view_, slot, row, s.rows);
         if (span == 0) return;
-        // The tail of an episode is no sequence of its own when the one before holds all of it.
+        // The tail of an episode is not a sequence of its own if the previous one contains it.
         if (g.kind == Kind::sequence) item = head.age == 0 || span == g.n_step || span + g.stride > g.n_step;
       }
       uint16_t cell = head.cell;
@@ -311,7 +311,7 @@ class Writer {
     }
   }
 
-  // Per-item values wait here until their item is complete, for only then it has a cell.
+  // Per-item values are kept until their item is complete and gets a cell.
   void keep_cell(Stream& s, const uint8_t* const* columns, size_t row_of_call) {
     typename Stream::Kept kept{s.rows, {}};
     for (uint32_t c = 0; c < view_.geometry().columns; ++c) {

@@ -1,4 +1,4 @@
-// An array of plain values that begin as zero bytes. What is never touched costs no memory.
+// A zero-initialised array of trivial values. Pages that are never touched take no memory.
 #pragma once
 
 #include <cstddef>

@@ -389,7 +389,7 @@ def test_a_maker_yields_while_its_own_thread_writes():
     [
         ({"sampler": "lifo"}, "one of 'prioritized', 'uniform', 'fifo'"),
         ({"sampler": "fifo", "samples_per_insert": 2.0}, "samples_per_insert=2.0 must be left out"),
-        ({"sampler": "fifo", "remover": "proportional"}, "removes what it gives out"),
+        ({"sampler": "fifo", "remover": "proportional"}, "evicts what it samples"),
         ({"remover": "proportional", "alpha": 0.0}, "needs priorities"),
         ({"remover": "proportional", "sampler": "uniform"}, "needs priorities"),
         ({"trim_every": 0}, "trim_every=0 must be between 1"),

@@ -55,27 +55,27 @@ class Batch:
 
 
 class Updated(NamedTuple):
-    """What ``update_priorities`` did."""
+    """The result of ``update_priorities``."""
 
     applied: int  # items whose priority was written
-    stale: int  # keys whose item has gone; nothing was written for them
+    stale: int  # keys whose item was evicted; nothing was written for them
 
 
 Allocator = Callable[[tuple[int, ...], str], Array]
 
 
 def aligned(shape: tuple[int, ...], dtype: str) -> Array:
-    """Aligned to 64 bytes, which lets JAX take an array as it is."""
+    """An array aligned to 64 bytes, so that JAX can use it without a copy."""
     memory = bytearray(math.prod(shape) * np.dtype(dtype).itemsize + 64)
     start = -np.frombuffer(memory, np.uint8).ctypes.data % 64
     return np.ndarray(shape, dtype, buffer=memory, offset=start)
 
 
 def holder(memory: Any) -> Any:
-    """What keeps ``memory`` alive for arrays made ``over`` it, and is no array.
+    """An object, not an array, that keeps ``memory`` alive for arrays made ``over`` it.
 
-    NumPy makes a view of a view refer to the array that owns the memory, not to the one in between, which then seems
-    unused. Where the owner is no array, views refer to ours.
+    In NumPy, a view of a view refers to the array that owns the memory, and the array in between then seems unused. If
+    the owner is not an array, views refer to the array made here.
     """
     raw = memoryview(memory).cast("B")
     return (ctypes.c_ubyte * raw.nbytes).from_buffer(raw)
@@ -95,7 +95,7 @@ def _never_a_view(allocate: Allocator) -> Allocator:
 
 
 def step_arrays(layout: Layout, size: int, allocate: Allocator = aligned) -> dict[str, Array]:
-    """What a kind adds to its fields, for ``size`` items."""
+    """The arrays that a kind adds to the declared fields, for ``size`` items."""
     if layout.kind == "rows":
         return {}
     shape = (size, layout.steps) if layout.steps else (size,)
@@ -107,7 +107,8 @@ def step_arrays(layout: Layout, size: int, allocate: Allocator = aligned) -> dic
 
 
 class ArraySet:
-    """One set of output arrays for batches of one size. ``native``: the replay to sample into them; None: only read."""
+    """Output arrays for batches of one size. ``native``: the replay that samples into them; None: they are only
+    read."""
 
     __slots__ = ("columns", "fixed", "named", "outputs")
 
@@ -147,7 +148,7 @@ class ArraySet:
         self.columns: tuple[Array, ...] = (*self.named.values(), *self.fixed)
 
     def free(self) -> bool:
-        """Whether nobody outside holds any of these arrays, nor a view of one."""
+        """Whether no caller holds any of these arrays or a view of one."""
         return _native.unheld(self.columns, 2)  # `columns`, and `named` or `fixed`
 
     def batch(self) -> Batch:
@@ -155,7 +156,7 @@ class ArraySet:
 
 
 class BatchPool:
-    """Reuses a batch's arrays once the batch was dropped: touching fresh pages costs more than filling them."""
+    """Reuses a batch's arrays after the batch was dropped: touching new pages costs more than filling them."""
 
     def __init__(self, native: _native.Replay, layout: Layout) -> None:
         self._native = native
@@ -165,13 +166,13 @@ class BatchPool:
         self.allocate: Allocator = aligned
 
     def take(self, size: int) -> ArraySet:
-        """Arrays for ``size`` items that nobody else holds. Give them back with ``put`` when nothing was sampled."""
+        """Arrays for ``size`` items that no caller holds. Return them with ``put``."""
         with self._lock:
             sets = self._sets.setdefault(size, [])
             for i, arrays in enumerate(sets):
                 if arrays.free():
                     return sets.pop(i)
-            if len(self._sets) > 16:  # many sizes: keep only this one's
+            if len(self._sets) > 16:  # too many sizes: keep only this one's
                 self._sets = {size: sets}
         return ArraySet(self._native, self._layout, size, self.allocate)
 

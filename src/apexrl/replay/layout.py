@@ -1,4 +1,4 @@
-"""What the rows of a replay look like: declared fields, windows, and the checks of values against them."""
+"""The layout of a replay's rows: declared fields, windows, and checks of values against them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUILT_IN = {"reward": "float32", "terminated": "bool", "truncated": "bool"}
 
 @dataclass(frozen=True)
 class Column:
-    """A declared field as it is stored and gathered."""
+    """A declared field, as stored and gathered."""
 
     name: str
     field: Field
@@ -71,7 +71,7 @@ class Layout:
             if not isinstance(field, Field):
                 raise SpecError(f"field {name!r} must be a Field, got {type(field).__name__}")
             if kind != "rows" and name in (*BUILT_IN, "discount", *(("mask", "first") if steps else ())):
-                raise SpecError(f"field {name!r} is built into kind={kind!r}; leave it out of fields=")
+                raise SpecError(f"field {name!r} is built into kind={kind!r}: leave it out of fields=")
             if field.per_item and not steps:
                 raise SpecError(f"field {name!r}: per_item belongs to kind='sequence' and 'unroll'")
             windowed = kind != "rows" and (is_observation(name) if field.windowed is None else field.windowed)
@@ -92,10 +92,10 @@ class Layout:
     def plain(self, values: Mapping[str, Any], rows: int | None = None) -> dict[str, Array]:
         """Values as C-contiguous arrays of the declared dtypes.
 
-        Lists and scalars are converted; an array of another dtype is refused rather than cast.
+        Lists and scalars are converted. An array of another dtype is refused, not cast.
 
         Raises:
-            SpecError: names the field, what it is and what it should be.
+            SpecError: names the field, its value and what is expected.
         """
         if not isinstance(values, Mapping):
             raise SpecError(f"expected a mapping of field names to arrays, got {type(values).__name__}")
@@ -113,7 +113,7 @@ class Layout:
             for name, dtype in BUILT_IN.items():
                 value = values[name]
                 if name == "reward" and getattr(getattr(value, "dtype", None), "kind", "") in ("f", "i", "u"):
-                    value = np.asarray(value, dtype)  # whatever numbers an environment gives
+                    value = np.asarray(value, dtype)  # environments give rewards of various dtypes
                 arrays[name] = _as_array(name, value, dtype, ())
         for name, array in arrays.items():
             if rows is None:

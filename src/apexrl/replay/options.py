@@ -1,4 +1,4 @@
-"""What a replay may be asked to be: the checks of its options, and the sizes that follow from them."""
+"""The options of a replay: their checks, and the native sizes that follow from them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Sampler = Literal["prioritized", "uniform", "fifo"]
 Remover = Literal["fifo", "proportional"]
 Draws = Literal["stratified", "independent"]
 
-CHUNK = 64  # item positions per slot; fewer when the capacity would give less than 32 chunks, or two for each stream
-STREAMS = 16  # of one writer, where nobody says
-SOFT = 4  # a soft capacity may be exceeded by 1/SOFT between two trims
+CHUNK = 64  # item positions per slot; fewer if the capacity had less than 32 chunks, or two for each stream
+STREAMS = 16  # default number of streams per writer
+SOFT = 4  # a soft capacity may be exceeded by 1/SOFT between evictions
 
 _WHOLE = ("capacity", "stack", "n_step", "length", "burn_in", "trim_every", "writers", "min_size", "seed")
-OPTIONS: tuple[str, ...] = ("kind", "stride", "sampler", "draws", "remover", "streams")  # and the next two
+OPTIONS: tuple[str, ...] = ("kind", "stride", "sampler", "draws", "remover", "streams")  # and _WHOLE and _REAL
 _REAL = ("gamma", "alpha", "eps", "remover_alpha", "samples_per_insert", "insert_band")
 OPTIONS += _WHOLE + _REAL
 _RANGES: dict[str, tuple[float, float]] = {
@@ -44,7 +44,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "draws": ("stratified", "independent"),
     "remover": ("fifo", "proportional"),
 }
-# Options that only some kinds have, and their values that say nothing.
+# Options of some kinds only, and their values in the other kinds.
 _OF_KINDS: dict[str, tuple[tuple[str, ...], Any]] = {
     "stack": (("transition", "sequence", "unroll"), 1),
     "n_step": (("transition",), 1),
@@ -55,7 +55,7 @@ _OF_KINDS: dict[str, tuple[tuple[str, ...], Any]] = {
 
 
 def checked(options: dict[str, Any]) -> dict[str, Any]:
-    """The options with their defaults filled in; ConfigError names the first that is out of range."""
+    """The options with defaults filled in. ConfigError: names the first that is out of range."""
 
     def need(name: str, fine: bool, what: str) -> None:
         if not fine:
@@ -96,12 +96,12 @@ def checked(options: dict[str, Any]) -> dict[str, Any]:
         if options["sampler"] != "fifo":
             options["streams"] = max(1, min(options["streams"], options["capacity"] // items))
     need("streams", 1 <= options["streams"] <= 65536, "between 1 and 65536")
-    # A queue's writers wait; elsewhere what is being written stays, and must leave room for nothing else.
+    # Except in a fifo replay, whose writers wait, chunks being written are never evicted: they must fit the capacity.
     held = options["streams"] * items
     if kind != "rows" and options["sampler"] != "fifo" and held > options["capacity"]:
         raise ConfigError(
-            f"capacity={options['capacity']} is too small for streams={options['streams']}: what they write at a time "
-            f"holds up to {held} items. Make the capacity at least {held}, or streams= at most "
+            f"capacity={options['capacity']} is too small for streams={options['streams']}: the chunks that they write "
+            f"hold up to {held} items. Make the capacity at least {held}, or streams= at most "
             f"{options['capacity'] // items}"
         )
     return options
@@ -112,11 +112,11 @@ def _check_together(options: dict[str, Any]) -> None:
     if sampler == "fifo":
         if options["samples_per_insert"] != 0:
             raise ConfigError(
-                f"samples_per_insert={options['samples_per_insert']} must be left out with sampler='fifo', which gives "
-                "every item out once"
+                f"samples_per_insert={options['samples_per_insert']} must be left out with sampler='fifo', which "
+                "samples every item once"
             )
         if remover != "fifo" or options["trim_every"] != 1:
-            raise ConfigError("sampler='fifo' removes what it gives out: leave remover= and trim_every= out")
+            raise ConfigError("sampler='fifo' evicts what it samples: leave out remover= and trim_every=")
     if remover == "proportional" and (sampler != "prioritized" or options["alpha"] == 0):
         raise ConfigError("remover='proportional' needs priorities: sampler='prioritized' with alpha > 0")
 
@@ -125,16 +125,16 @@ def _chunk(options: dict[str, Any]) -> int:
     """Item positions in a slot."""
     capacity = options["capacity"]
     if options["remover"] == "proportional":
-        items = 1  # memory is free when its items have gone: one that stays long must not keep others' place
+        items = 1  # a chunk is freed with its last item: one that stays long must not keep the memory of others
     elif options["kind"] in ("rows", "transition"):
         items = min(CHUNK, capacity // 32)
-    else:  # four times as many rows as are repeated in the next slot
+    else:  # four times as many rows as the next slot repeats
         items = min(
             64, math.ceil(4 * (options["burn_in"] + options["stack"] - 1 + options["length"]) / stride_of(options))
         )
         items = min(items, capacity // 32, 60_000 // stride_of(options))
     if options["streams_chosen"] or options["sampler"] != "fifo":
-        # Chunks still being written are never evicted: leave room for others.
+        # Chunks being written are never evicted: leave room for others.
         writing = (
             options["writers"] if options["kind"] == "rows" else options["streams"] or STREAMS * options["writers"]
         )
@@ -143,7 +143,7 @@ def _chunk(options: dict[str, Any]) -> int:
 
 
 def stride_of(options: dict[str, Any]) -> int:
-    """Steps between the starts of items: those of an unroll lie back to back."""
+    """Steps between the starts of items; unrolls are back to back."""
     if options["kind"] == "unroll":
         return int(options["length"])
     return int(options["stride"] or 1)
@@ -179,7 +179,7 @@ def native_sizes(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked_streams(options: dict[str, Any], streams: Any) -> int:
-    """The streams of one writer; ConfigError when the replay cannot hold what they write at a time."""
+    """The streams of one writer. ConfigError: the replay cannot hold the chunks that they write."""
     streams = 1 if streams is None else streams
     if not isinstance(streams, int | np.integer) or isinstance(streams, bool):
         raise ConfigError(f"streams={streams!r} must be an integer")
