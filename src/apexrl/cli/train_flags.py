@@ -193,10 +193,10 @@ def parse_train(
     )
     config = Config(**{name: plain_group(getattr(parsed, name)) for name in values})
     config = override(config, {name: vars(getattr(parsed, name)) for name in OWN if hasattr(parsed, name)})
-    config = validate(_trusted(config, parsed.trust, given, word), given, elsewhere=bool(parsed.listen))
     if alone and config.actor.actor_slots:  # how many actors a host brings unless it says so
         actors = min(config.actor.actors, config.actor.actor_slots)
         config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, actors=actors))
+    config = validate(_trusted(config, parsed.trust, given, word), given, elsewhere=bool(parsed.listen))
     wanted = {name: getattr(parsed, name) for name in RAY_FLAGS}
     if parsed.ray:
         if parsed.listen or parsed.redis or parsed.run or alone:
