@@ -99,6 +99,17 @@ def test_an_agent_and_a_network_of_ones_own_are_named(tmp_path: Path) -> None:
         folder.config_path.write_text(before)
 
 
+def test_weights_are_loaded_without_what_only_training_needs(tmp_path: Path) -> None:
+    """No topology is imported or need be trusted, and other hosts may have brought all the actors."""
+    folder = folder_of(tmp_path)
+    edit(folder, 'topology = "apex"', 'topology = "nobody_has_this:wire"')
+    edit(folder, "\nactors = ", "\nactors = 0 # ")
+    apexrl.load(folder.path)
+    assert apexrl.evaluate(folder.path, 1).returns
+    assert apexrl.Run(folder.path, {}, folder.config()).agent
+    assert main.main(["eval", str(folder.path), "--episodes", "1"]) == 0
+
+
 def test_what_the_caller_gives_or_names_is_run(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, env=EnvConfig(env=make_env))
     with pytest.raises(ConfigError, match=f"--trust {__name__}"):
@@ -153,6 +164,16 @@ def test_nothing_is_imported_from_a_folder_in_which_a_run_is_only_looked_at(
         assert str(folder.path) not in sys.path
     assert main.main(["eval", ".", "--episodes", "1", "--trust", "my_sim"]) == 0
     assert sys.path[0] == str(folder.path)
+
+
+@pytest.mark.parametrize("flag", ["--env", "--agent", "--network", "--topology"])
+def test_a_flag_beside_a_file_finds_a_module_of_the_current_folder(
+    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    main.main(["train", "missing.toml", flag, "nobody_has_this:It"])
+    assert sys.path[0] == str(tmp_path)
 
 
 def test_a_link_that_leads_out_of_the_folder_is_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def _names_own_code(words: list[str]) -> bool:
     if words and words[0] in ("train", "learner", "compare") and not any(word.endswith(".toml") for word in words[1:2]):
         return True
     flags = {word.partition("=")[0] for word in words}
-    return not flags.isdisjoint(("--trust", "--env", "--agent", "--network"))
+    return not flags.isdisjoint(("--trust", "--env", "--agent", "--network", "--topology"))
 
 
 def _dispatch(words: list[str]) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from apexrl.config import Config
+from apexrl.config import Config, WiringConfig
 from apexrl.config.trust import entrusted
 from apexrl.errors import ConfigError, SnapshotError, SpecError
 from apexrl.run import checkpoint as checkpoints
@@ -132,13 +132,14 @@ def load_agent(
         ConfigError: the folder's settings do not fit its agent's name, or it names code that is not trusted.
         SnapshotError: there are no weights, they cannot be read, or they are of another agent.
     """
-    from apexrl.agents import agent_class
-    from apexrl.topologies.validation import validate
+    from apexrl.agents import agent_class, check_identity
+    from apexrl.topologies.validation import with_own_settings
 
     spec = folder.spec()
     if config is None:
         config = trusted_config(folder, trust, env, looks=spec is None)
-    config = validate(config)
+    config = with_own_settings(_untrained(config))
+    check_identity(config.agent)
     spec = spec or _look(config)
     found = _find(folder, checkpoint)
     _check_size(config, spec, found)
@@ -205,7 +206,12 @@ def trusted_config(
     config = folder.config()
     if env is not None:
         config = dataclasses.replace(config, env=dataclasses.replace(config.env, env=env))
-    return entrusted(config, trust, str(folder.config_path), env=looks)
+    return entrusted(_untrained(config), trust, str(folder.config_path), env=looks)
+
+
+def _untrained(config: Config) -> Config:
+    """``config`` without the topology that it was trained with, which nothing here needs."""
+    return dataclasses.replace(config, topology=Config().topology, wiring=WiringConfig())
 
 
 def _look(config: Config) -> EnvSpec:
