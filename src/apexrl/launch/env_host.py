@@ -48,7 +48,6 @@ from apexrl.roles.env_worker import reply_fields, request_fields
 from apexrl.run.folder import spec_to_json
 from apexrl.run.status import Level, Observer, RunStatus
 from apexrl.topologies.remote_envs import envs_side
-from apexrl.topologies.validation import validate
 
 ENVS_PRELOAD: Final = (
     "gymnasium",
@@ -130,12 +129,13 @@ def local_config(
     config = convert.from_toml(record.config, origin)
     known = config.agent.agent if config.agent.agent in AGENTS else AgentConfig().agent
     config = replace(config, agent=with_agent(Config(), known).agent)  # no agent is called here
-    config = entrusted(config, trust, origin)
+    entrusting = replace(config, topology=Config().topology)  # nor is the topology
+    config = replace(entrusted(entrusting, trust, origin), topology=config.topology)
     config = on_this_host(
         config, record.name, actors_here(actors, max(1, config.actor.actors), origin), out, env_kwargs
     )
     config, actor = replace(config, stop=StopConfig()), config.actor
-    validate(replace(config, actor=replace(actor, actor_slots=0)))
+    convert.check_values(replace(config, actor=replace(actor, actor_slots=0)))
     if sum(record.splits) != actor.envs_per_actor:
         raise ConfigError(f"{origin} has groups of {record.splits} environments, and {actor.envs_per_actor} of them")
     return config
