@@ -163,6 +163,23 @@ def test_mistakes_are_told_before_anything_runs(
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
+@pytest.mark.parametrize(
+    ("words", "left_out"),
+    [
+        (["--topologies", "a3c,impala", "--agents", "ppo,a2c", "--minutes", "1", "--actors", "4"], ["a3c · ppo"]),
+        (["--topologies", "impala", "--agents", "a2c", "--env-steps", "100000", "--anneal"], []),
+    ],
+)
+def test_flags_of_train_refuse_nothing_that_is_left_out_or_still_to_come(
+    words: list[str], left_out: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[Plan] = []
+    report = SimpleNamespace(interrupted=False, failed=False)
+    monkeypatch.setattr(compare, "compare", lambda plan, out: plans.append(plan) or report)
+    assert main.main(["compare", "--env", "cartpole", *words]) == 0
+    assert list(plans[0].left_out) == left_out
+
+
 def test_an_environment_that_is_not_there_is_told_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import tyro
 
+from apexrl.agents.setting_relevance import check_in_use
 from apexrl.cli.flags import OWN, offering, plain_group, registry
 from apexrl.cli.host_flags import Modules, RunName
 from apexrl.cli.placement_flags import RAY_FLAGS, PlacementFlags, other_hosts
@@ -196,7 +197,11 @@ def parse_train(
     if alone and config.actor.actor_slots:  # how many actors a host brings unless it says so
         actors = min(config.actor.actors, config.actor.actor_slots)
         config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, actors=actors))
-    config = validate(_trusted(config, parsed.trust, given, word), given, elsewhere=bool(parsed.listen))
+    config = _trusted(config, parsed.trust, given, word)
+    if command == "compare":  # which leaves out what cannot run, and has the limits of a run still to come
+        check_in_use(config, given)
+        return config, None
+    config = validate(config, given, elsewhere=bool(parsed.listen))
     wanted = {name: getattr(parsed, name) for name in RAY_FLAGS}
     if parsed.ray:
         if parsed.listen or parsed.redis or parsed.run or alone:
