@@ -10,12 +10,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard native/*.h native/*.cc)
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-ray check check-model docs reference bench examples clean
+.PHONY: help install train test test-long test-ray check check-model docs reference bench examples clean
 .PHONY: check-native check-clang check-tidy check-aarch64 fuzz
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
-	@echo "make install, check, check-model, check-native, fuzz, test-ray, docs, reference, bench, examples, clean;"
+	@echo "make install, check, check-model, check-native, fuzz, test-long, test-ray, docs, reference, bench, examples, clean;"
 	@echo "make train PRESET=catch ARGS='--actors 4'"
 
 $(BIN)/python:
@@ -47,11 +47,15 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 # Tests start hundreds of processes; without compiled files each would compile the package again.
-test test-ray: export PYTHONDONTWRITEBYTECODE :=
+test test-long test-ray: export PYTHONDONTWRITEBYTECODE :=
 
 # In the order of folders: files with few tests, which xdist would take last, are those whose tests take longest.
 test: check
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m 'not cluster'
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m 'not cluster and not long'
+
+# Tests of a minute or more.
+test-long: $(VENV)/.dev
+	$(BIN)/python -m pytest -m long
 
 # Whole runs on a Ray of several nodes on this machine; about ten minutes.
 test-ray: $(VENV)/.dev

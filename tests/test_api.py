@@ -227,11 +227,11 @@ def test_dict_observations_and_starts() -> None:
     assert echo.seen[0]["observation/image"].shape == (1, 2, 2)
     batch = agent.act({"image": np.ones((5, 2, 2), np.uint8), "inner": {"mode": np.full(5, 13)}})
     assert batch.tolist() == [-1] * 5
-    with pytest.raises(SpecError, match="was given"):
+    with pytest.raises(SpecError, match="but got"):
         agent.act({"image": np.ones((2, 2))})
     with pytest.raises(SpecError, match=r"observation/image has shape \(3, 3\)"):
         agent.act({"image": np.ones((3, 3)), "inner": {"mode": 12}})
-    with pytest.raises(SpecError, match="not of one batch"):
+    with pytest.raises(SpecError, match="different batch sizes"):
         agent.act({"image": np.ones((2, 2)), "inner": {"mode": np.full(5, 12)}})
 
 

@@ -250,9 +250,7 @@ def test_watching_goes_on_while_the_server_is_away(
             raise KeyboardInterrupt
         step()
 
-    monkeypatch.setattr(
-        redis_status, "time", SimpleNamespace(sleep=turn, strftime=time.strftime, localtime=time.localtime)
-    )
+    monkeypatch.setattr("apexrl.cli.redraw.time", SimpleNamespace(sleep=turn))
     console = Console(file=io.StringIO(), width=100, height=30, force_terminal=terminal)
     assert redis_status.show_status(redis_server.url, "cartpole-1", watch=True, console=console) == 0
     text = text_of(console)

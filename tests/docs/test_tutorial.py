@@ -64,7 +64,10 @@ def do(machine: Path, language: str, code: str, check: bool = True, **more: str)
     return done.stdout
 
 
-@pytest.mark.parametrize("page", ["first-run.md", "own-environment.md", "own-agent.md"])
+LONG = [pytest.param(page, marks=pytest.mark.long) for page in ("first-run.md", "own-environment.md")]
+
+
+@pytest.mark.parametrize("page", [*LONG, "own-agent.md"])
 def test_the_page_works_as_it_stands(page, machine):
     for language, code in steps(page):
         do(machine, language, code)

@@ -93,6 +93,12 @@ class Learner(Counts):
         return super().step()
 
 
+class CheckpointWriter(Learner):
+    """A learner with the grace period of one that writes checkpoints."""
+
+    traits = roles.Learner.traits
+
+
 class Evaluator(Counts):
     traits = replace(roles.Evaluator.traits, writes_to_folder=False)
 

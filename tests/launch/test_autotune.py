@@ -39,7 +39,7 @@ WINDOW_SECONDS = 0.5
 class Script:
     """A tuner that asks for settings in order, and then for the last one."""
 
-    convert: ClassVar[list[dict[str, int]]] = []
+    settings: ClassVar[list[dict[str, int]]] = []
     made: ClassVar[list[Script]] = []
 
     def __init__(self, bounds: dict[str, tuple[int, int]], start: dict[str, int], seed: int) -> None:

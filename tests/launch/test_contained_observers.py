@@ -134,7 +134,7 @@ def test_a_mistake_of_ours_is_told_and_one_of_the_users_ends_the_run(tmp_path: P
     ledger.show()
     (told,) = other.texts
     assert "no such thing" in told
-    assert "test_observing.py:" in told
+    assert "test_contained_observers.py:" in told
     with pytest.raises(TypeError, match="no such thing"):
         ledger_of(tmp_path, Watcher(fail)).show()
 

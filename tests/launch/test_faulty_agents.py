@@ -16,7 +16,7 @@ from apexrl.launch.probe import probe
 
 def own(tmp_path: Path, name: str, serial: bool = True) -> Config:
     config = replace(small(tmp_path), serial=serial)
-    return replace(config, agent=replace(config.agent, agent=f"unfit_agents:{name}", n_step=1))
+    return replace(config, agent=replace(config.agent, agent=f"faulty_agents:{name}", n_step=1))
 
 
 def test_a_constructor_that_raises_is_told_with_its_line_and_the_observations(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_actions_that_cannot_be_are_the_agents_fault(tmp_path: Path, name: str, 
     row = 0 if vector == "sync" else r"\d"  # whoever is ready first
     what = {"Column": r"actions of shape \[4, 1\]"}.get(name, f"the action 7 in row {row}")
     wanted = r"for 4 observations this environment takes int64 \[4\], each from 0 to 1"
-    with pytest.raises(AgentError, match=rf"agent unfit_agents:{name}: act\(\) returned {what}; {wanted}"):
+    with pytest.raises(AgentError, match=rf"agent faulty_agents:{name}: act\(\) returned {what}; {wanted}"):
         launch(config)
 
 

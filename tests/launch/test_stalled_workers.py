@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from idle_roles import Evaluator, Learner
+from idle_roles import CheckpointWriter, Evaluator, Learner
 from recording_observer import Watcher, all_gone
 from test_supervisor import supervise
 
@@ -70,7 +70,7 @@ def test_an_environment_call_has_a_limit_of_its_own(tmp_path: Path) -> None:
 
 def test_what_is_written_at_the_end_has_a_limit_of_its_own(tmp_path: Path) -> None:
     """A replay may take half an hour."""
-    watcher = supervise(tmp_path, {"*": "write for long"}, role=Learner, count=1, stall_timeout=LIMIT)
+    watcher = supervise(tmp_path, {"*": "write for long"}, role=CheckpointWriter, count=1, stall_timeout=LIMIT)
     assert "closed learner-0 " in watcher.texts
     assert watcher.summary["stopped_by"] == "env_steps"
 

@@ -333,7 +333,7 @@ def test_watching_goes_on_until_ctrl_c(tmp_path: Path, terminal: bool, monkeypat
         log._logged_at = -1e9
         log.update(RunStatus(phase="training", env_steps=steps))
 
-    monkeypatch.setattr(ray_status, "time", SimpleNamespace(sleep=turn))
+    monkeypatch.setattr("apexrl.cli.redraw.time", SimpleNamespace(sleep=turn))
     console = Console(file=io.StringIO(), width=100, height=40, force_terminal=terminal)
     assert ray_status.show_folder(folder.path, watch=True, console=console) == 0
     log.close()

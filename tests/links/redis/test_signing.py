@@ -103,7 +103,7 @@ def test_a_record_names_no_folder(redis_server: RedisServer, tmp_path: Path) -> 
     spec = spec_to_json(EnvSpec({"observation": Field((4,), "float32")}, ActionSpec(n=2)))
     hostile = record(Config(), spec=spec, local={"fields": {}, "directory": str(there)})
     place = LearnerLease.take(redis_server.server(), hostile)
-    with pytest.raises(ConfigError, match="is none: an option 'directory' of a replay that only passes on"):
+    with pytest.raises(ConfigError, match="is invalid: an option 'directory' of a replay that only passes on"):
         client.connect(redis_server.url, "r", 5.0)
     place.leave()
     assert list(there.iterdir()) == []
