@@ -16,10 +16,11 @@ import torch
 from signal_runs import Game, same
 
 import apexrl
-from apexrl.agents import AGENTS
+from apexrl.agents import AGENTS, agent_class
 from apexrl.agents.accelerated import is_accelerated
 from apexrl.agents.dqn import DQN
 from apexrl.config import AgentConfig
+from apexrl.errors import AgentError
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
 GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "change-the-loss.md"
@@ -58,12 +59,12 @@ def make(kind: type[DQN], **changes: Any) -> Any:
     return kind(SPEC, AgentConfig(**settings | changes), "cpu", 1)
 
 
-def batch_for(agent: Any) -> Any:
+def batch_for(agent: Any, action: Any = None) -> Any:
     rng = np.random.default_rng(0)
     data = {
         "observation": rng.standard_normal((12, 4), np.float32),
         "next_observation": rng.standard_normal((12, 4), np.float32),
-        "action": rng.integers(3, size=12),
+        "action": rng.integers(3, size=12) if action is None else action,
         "reward": rng.random(12, np.float32),
         "discount": np.full(12, 0.97, np.float32),
     }
@@ -112,6 +113,38 @@ def test_the_guides_agents_learn(guide: Any, name: str, tmp_path: Path) -> None:
     assert run.summary["updates"] > 100
     assert type(run.agent.agent) is getattr(guide, name)
     assert run.summary["final_eval_return"] >= 40  # greedily; 9 untrained
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda found: found.loss, r"an agent's loss must return Loss\(loss, priorities, q\) of .*, not a tensor of"),
+        (lambda found: None, r"must return Loss\(loss, priorities, q\) .*, not None"),
+        (lambda found: found._replace(loss=found.q), r"loss must be a scalar tensor, and it is a tensor of shape"),
+    ],
+)  # fmt: skip
+def test_a_loss_that_is_none_is_named(wrong: Any, message: str) -> None:
+    class Mine(DQN):
+        def loss(self, batch: Any) -> Any:
+            return wrong(super().loss(batch))
+
+    agent = make(Mine)
+    with pytest.raises(AgentError, match=message):
+        agent.update(batch_for(agent))
+
+
+@pytest.mark.parametrize("name", ["sac", "td3"])
+def test_a_critics_loss_that_is_none_is_named(name: str) -> None:
+    class Mine(agent_class(name)):  # type: ignore[misc]
+        def critic_loss(self, *given: Any) -> Any:
+            return super().critic_loss(*given).loss
+
+    one = np.ones(1, np.float32)
+    spec = EnvSpec({"observation": Field((4,), "float32")}, ActionSpec((1,), "float32", low=-one, high=one))
+    agent = Mine(spec, AgentConfig(agent=name, hidden=(16,), critic_hidden=(16,)), "cpu", 1)
+    batch = batch_for(agent, np.zeros((12, 1), np.float32))
+    with pytest.raises(AgentError, match=r"critic_loss must return \w+\(loss, priorities, q.*, not a tensor"):
+        agent.update(batch)
 
 
 @pytest.mark.parametrize("replaced", ["on the object", "on the class", "of what is learned of the return"])

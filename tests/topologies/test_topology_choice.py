@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import apexrl
 from apexrl import agents, presets, topologies
 from apexrl.config import Config, WiringConfig
 from apexrl.config.convert import flat, from_toml, override, to_toml
@@ -109,6 +112,28 @@ def test_the_probe_tells_of_ones_own_agents(two: None) -> None:
         topology("impala")(config, unrolls)
     able = dataclasses.replace(unrolls, offers=("gradients", "apply"))
     assert isinstance(topology("impala")(config, able), Program)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def wire(config): ...", r"it takes \(config\): too many positional arguments"),
+        (
+            "def wire(config, probe, more): ...",
+            r"it takes \(config, probe, more\): missing a required argument",
+        ),
+        ("def wire(config, probe):\n    Program(config)", "it returned None: end it with the Program that it has made"),
+    ],
+)
+def test_a_function_that_wires_nothing_is_named(
+    source: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_wire.py").write_text(f"from apexrl.topologies import Program\n\n{source}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_wire", raising=False)
+    words = rf"topology my_wire:wire must be a function \(config, probe\) -> Program; {message}"
+    with pytest.raises(ConfigError, match=words):
+        apexrl.train("cartpole", topology="my_wire:wire", serial=True, out=str(tmp_path), show=False)
 
 
 def test_settings_that_a_topology_does_not_read_are_refused(two: None) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from apexrl.agents import trained_agent
 from apexrl.agents.box_actions import ActionBox
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
-from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained
+from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained, as_returned
 from apexrl.agents.transition_batch import (
     Observation,
     Transitions,
@@ -120,7 +120,7 @@ class Deterministic(ABC):
             NonFiniteError: a TD error or a gradient is NaN or infinite; parameters are as before.
         """
         policy, critic = self._policy, self._critic
-        found = self.critic_loss(batch)
+        found = as_returned(Loss, self.critic_loss(batch), "critic_loss")
         critic.differentiate(found.loss)
         priorities = as_array(found.priorities)
         norm = critic.clip(self.updates, priorities)

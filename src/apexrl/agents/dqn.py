@@ -22,7 +22,7 @@ from apexrl.agents.bootstrap import targets_of
 from apexrl.agents.discrete_actions import Choices
 from apexrl.agents.return_heads import Fresh, midpoints, returns_of
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
-from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained
+from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained, as_returned
 from apexrl.agents.transition_batch import Transitions, as_array, on_device, to_device
 from apexrl.config import AgentConfig
 from apexrl.networks import NOTHING, Differentiable, Draw, QNetwork, differentiable, scaled
@@ -160,6 +160,7 @@ class DQN:
         """The clipped gradient of ``loss``, as group ``q``, and every row's priority, before its weight.
 
         Raises:
+            AgentError: a ``loss`` of your own returned no ``Loss``.
             NonFiniteError: δ or the gradient is NaN or infinite; parameters are as before.
         """
         network = self._network
@@ -167,7 +168,7 @@ class DQN:
         if is_accelerated(self.loss) and is_accelerated(self._returns.losses) and not self._config.network:
             found = self._loss_by_hand(batch, measured)
         else:
-            found = self.loss(batch)
+            found = as_returned(Loss, self.loss(batch), "loss")
             network.differentiate(found.loss)
         priorities = as_array(found.priorities)
         norm = network.clip(self.updates, priorities)

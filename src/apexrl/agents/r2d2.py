@@ -14,7 +14,7 @@ from apexrl.agents import trained_agent
 from apexrl.agents.discrete_actions import Choices
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
 from apexrl.agents.sequence_batch import C, H, Sequences, items_time_first, sequences
-from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained
+from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained, as_returned
 from apexrl.agents.transition_batch import as_array, on_device
 from apexrl.config import AgentConfig
 from apexrl.errors import AgentError
@@ -137,7 +137,7 @@ class R2D2:
             NonFiniteError: δ or the gradient is NaN or infinite; parameters are as before.
         """
         network = self._network
-        found = self.loss(batch)
+        found = as_returned(Loss, self.loss(batch), "loss")
         network.differentiate(found.loss)
         priorities = as_array(found.priorities)
         norm = network.clip(self.updates, priorities)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from apexrl.agents.temperature import Temperature
-from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained
+from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained, as_returned
 from apexrl.agents.transition_batch import as_array
 from apexrl.config import AgentConfig
 
@@ -47,12 +47,12 @@ def gradients(agent: SoftAgent, found: CriticLoss, policy_loss: Callable[[], Pol
         NonFiniteError: δ or a gradient is NaN or infinite; parameters are as before.
     """
     policy, critics, temperature = agent._policy, agent._critics, agent._temperature
-    critics.differentiate(found.loss)
+    critics.differentiate(as_returned(CriticLoss, found, "critic_loss").loss)
     priorities = as_array(found.priorities)
     norm = critics.clip(agent.updates, priorities)
     groups = {"critics": critics.gradient}
     if (agent.updates + 1) % agent._config.policy_period_updates == 0:
-        loss, log_prob = policy_loss()
+        loss, log_prob = as_returned(PolicyLoss, policy_loss(), "policy_loss")
         policy.differentiate(loss)
         policy.clip(agent.updates)
         groups |= {"policy": policy.gradient, "temperature": temperature.gradient(log_prob)}

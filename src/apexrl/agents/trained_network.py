@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from functools import cached_property
 from math import isfinite
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from apexrl.agents.optimizer import Optimizer, make_optimizer
 from apexrl.config import AgentConfig
-from apexrl.errors import NonFiniteError, SnapshotError
+from apexrl.errors import AgentError, NonFiniteError, SnapshotError
 from apexrl.networks import FlatParameters
 from apexrl.networks.custom_encoder import draws_of
 from apexrl.spec import Array
@@ -27,6 +27,7 @@ from apexrl.spec import Array
 METRICS_PERIOD_UPDATES = 50  # metrics wait for the device, and cost about a tenth of a small update
 
 N = TypeVar("N", bound=nn.Module)
+R = TypeVar("R")
 
 
 class Loss(NamedTuple):
@@ -96,7 +97,13 @@ class Trained(Generic[N]):
         return target, FlatParameters(target)
 
     def differentiate(self, loss: Tensor) -> None:
-        """Overwrite ``gradient`` with ∂loss/∂parameters; of frozen ones it is 0, and no optimizer moves them."""
+        """Overwrite ``gradient`` with ∂loss/∂parameters; of frozen ones it is 0, and no optimizer moves them.
+
+        Raises:
+            AgentError: the loss is no scalar.
+        """
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise AgentError(f"an agent's loss must be a scalar tensor, and it is {_spelled(loss)}")
         self.gradient.zero_()
         learning = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         loss.backward(inputs=learning)  # type: ignore[no-untyped-call]
@@ -209,6 +216,27 @@ class Trained(Generic[N]):
     @staticmethod
     def _own(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
         return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def as_returned(kind: type[R], found: Any, method: str) -> R:
+    """What an agent's ``method`` returned, a NamedTuple ``kind``.
+
+    Raises:
+        AgentError: it is something else; the message names the fields.
+    """
+    if not isinstance(found, kind):
+        fields = ", ".join(kind._fields)  # type: ignore[attr-defined]
+        raise AgentError(
+            f"an agent's {method} must return {kind.__name__}({fields}) of {kind.__module__}, not {_spelled(found)}"
+        )
+    return found
+
+
+def _spelled(value: Any) -> str:
+    """A value that somebody else has returned, for a message."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
 def held(state: Mapping[str, Array], name: str) -> Array:

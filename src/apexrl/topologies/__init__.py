@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -185,7 +186,7 @@ def topology(name: str) -> Wire:
     """The function that wires ``name``. Called, it refuses what that cannot run (``check_fixed``, ``check_probed``).
 
     Raises:
-        ConfigError: there is no such topology.
+        ConfigError: there is no such topology; or, when called, it takes or returns something else than a ``Wire``.
     """
     wire = _function(name)
 
@@ -193,7 +194,15 @@ def topology(name: str) -> Wire:
     def wired(config: Config, probe: Probe) -> Program:
         check_fixed(config)
         check_probed(name, config.agent.agent, probe)
-        return wire(config, probe)
+        must = f"topology {name} must be a function (config, probe) -> Program; it"
+        try:
+            inspect.signature(wire).bind(config, probe)
+        except TypeError as error:
+            raise ConfigError(f"{must} takes {inspect.signature(wire)}: {error}") from error
+        program: Any = wire(config, probe)
+        if not isinstance(program, Program):
+            raise ConfigError(f"{must} returned {program!r}: end it with the Program that it has made")
+        return program
 
     return wired
 
