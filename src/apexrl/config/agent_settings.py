@@ -17,7 +17,7 @@ class AgentChoice:
     """Which agent and which encoder."""
 
     agent: str = "dueling_dqn"
-    """A shipped agent's name, which as --agent or train(agent=…) brings its settings; or package.module:Class."""
+    """Name of a shipped agent, which also sets its defaults, or package.module:Class."""
     network: str = ""
     """package.module:Class of your own encoder; empty: an MLP for vectors, convolutions for images."""
     agent_settings: dict[str, Any] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class AgentChoice:
 
 @dataclass(frozen=True)
 class LearningSettings:
-    """What every agent has: discount, encoder sizes, loss of TD errors."""
+    """Settings of every agent: discount, encoder sizes, loss of TD errors."""
 
     n_step: Annotated[int, Range(1, 1_000)] = 3
     """Environment steps of reward before bootstrapping (Ape-X: 3)."""
@@ -45,11 +45,11 @@ class OptimizerSettings:
     """The optimizer of every network."""
 
     optimizer: Literal["adam", "rmsprop", "adagrad", "sgd"] = "adam"
-    """rmsprop has ε inside its root, as TensorFlow's, Ape-X's and A3C's; adagrad: Gorila's."""
+    """Optimizer. rmsprop adds ε inside the root, like TensorFlow, Ape-X and A3C; adagrad is Gorila's."""
     centered: Annotated[bool, Needs("optimizer", ("rmsprop",))] = True
     """rmsprop divides by the standard deviation of gradients (Ape-X), not by their root mean square (A3C, IMPALA)."""
     momentum: Annotated[float, Range(0, below=1), Needs("optimizer", ("rmsprop", "sgd"))] = 0.0
-    """Of sgd and rmsprop (Ape-X, A3C and IMPALA on Atari: 0)."""
+    """Momentum of sgd and rmsprop (Ape-X, A3C and IMPALA on Atari: 0)."""
     learning_rate: Annotated[float, Range(above=0)] = 1e-3
     """Step size (Ape-X on Atari: 2.5e-4 / 4)."""
     optimizer_eps: Annotated[float, Range(above=0), Needs("optimizer", ("adam", "rmsprop", "adagrad"))] = 1e-8
@@ -69,7 +69,7 @@ class TargetSettings:
     target_period_updates: Annotated[int, Range(1), Needs("polyak", (0.0,))] = 2500
     """Learner updates between copies to the target network (Ape-X: 2500 learner updates)."""
     polyak: Annotated[float, Range(0, 1)] = 0.0
-    """τ: instead of copies, the target moves by this fraction with every update (of the policy, if any); 0: copies."""
+    """τ: fraction by which the target network follows at every (policy) update; 0: periodic copies instead."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class NoisySettings:
     noisy: bool = False
     """Noisy layers explore instead of ε (Fortunato et al. 2018)."""
     noisy_sigma: Annotated[float, Range(above=0), Needs("noisy")] = 0.5
-    """σ0, their initial noise (Fortunato et al.: 0.5)."""
+    """σ0, initial noise of noisy layers (Fortunato et al.: 0.5)."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class DistributionSettings:
     """Which distribution of the return is learned."""
 
     distribution: Literal["expected", "categorical", "quantile", "implicit_quantile"] = "expected"
-    """What is learned of the return: its mean; C51's categories; QR-DQN's quantiles; IQN's quantile function."""
+    """What the network learns of the return: its mean, C51's categories, QR-DQN's or IQN's quantiles."""
     quantiles: Annotated[int, Range(2), Needs("distribution", ("quantile",)), Limit(1 << 20)] = 200
     """Quantiles that QR-DQN learns (Dabney et al. 2018a: 200)."""
     quantile_samples: Annotated[int, Range(2), Needs("distribution", ("implicit_quantile",))] = 64
@@ -137,21 +137,21 @@ class CriticSettings:
     """Agents with critics and a policy that learn from transitions: deterministic and soft ones."""
 
     critic_hidden: Annotated[tuple[int, ...], Range(1), Limit(1 << 20)] = ()
-    """Units of the critics' layers; empty: as hidden, which is then the policy's alone."""
+    """Units of the critics' layers; empty: the same as hidden."""
     policy_learning_rate: Annotated[float, Range(0)] = 0.0
-    """Step size of the policy; 0: learning_rate, which is then the critics' alone."""
+    """Step size of the policy; 0: the same as learning_rate."""
     policy_period_updates: Annotated[int, Range(1)] = 1
     """Critic updates per update of policy and targets (TD3: 2, CrossQ: 3)."""
 
 
 @dataclass(frozen=True)
 class DeterministicSettings:
-    """What some of the deterministic policies have: TD3, and DDPG with residuals."""
+    """Settings of TD3 and of DDPG with residuals."""
 
     target_noise: Annotated[float, Range(0)] = 0.2
     """TD3: standard deviation of the noise on target actions, in half widths of the action's range (0.2)."""
     target_noise_clip: Annotated[float, Range(0), Needs("target_noise", unless=(0.0,))] = 0.5
-    """TD3: the most that noise may be, in the same unit (0.5)."""
+    """TD3: bound of that noise, in the same unit (0.5)."""
     residual: Annotated[float, Range(0)] = 0.0
     """BiResDDPG's η: weight of the residual error (authors: 0.05; 0 is DDPG). tf2rl's is this one divided by γ."""
 
@@ -161,13 +161,13 @@ class SoftSettings:
     """Entropy of soft actor-critics: SAC, discrete SAC and CrossQ."""
 
     temperature: Annotated[float, Range(0)] = 0.0
-    """SAC's α; 0: learned (Haarnoja et al. 2018b)."""
+    """SAC's entropy weight α; 0: α is learned (Haarnoja et al. 2018b)."""
     initial_temperature: Annotated[float, Range(above=0), Needs("temperature", (0.0,))] = 1.0
-    """SAC's first α where it is learned (SB3: 1)."""
+    """Initial value of a learned α (SB3: 1)."""
     temperature_learning_rate: Annotated[float, Range(0), Needs("temperature", (0.0,))] = 0.0
     """Step size of log α; 0: learning_rate."""
     target_entropy: Annotated[float | None, Range(), Needs("temperature", (0.0,))] = None
-    """SAC: nats that α is steered to; None: −dim(A) for boxes, 0.89·log n for n discrete actions (CleanRL)."""
+    """SAC: entropy in nats that a learned α aims at; None: −dim(A) for boxes, 0.89·log n for n actions (CleanRL)."""
 
 
 @dataclass(frozen=True)
@@ -175,11 +175,11 @@ class RecurrentSettings:
     """R2D2: recurrent values from sequences."""
 
     sequence_length: Annotated[int, Range(1)] = 80
-    """Steps of a sequence that are trained on (R2D2: 80)."""
+    """Trained steps of a sequence (R2D2: 80)."""
     sequence_stride: Annotated[int, Range(1)] = 40
     """Steps between the starts of sequences (R2D2: 40)."""
     burn_in: Annotated[int, Range(0, 255)] = 40
-    """Steps before them that only warm the recurrent state (R2D2: 40)."""
+    """Steps before these that only build up the recurrent state (R2D2: 40)."""
     recurrent_units: Annotated[int, Range(1), Needs("recurrent"), Limit(1 << 20)] = 512
     """Units of the LSTM (R2D2: 512)."""
     rescaling_eps: Annotated[float, Range(0)] = 1e-3
@@ -195,40 +195,40 @@ class ActorCriticSettings:
     unroll_length: Annotated[int, Range(1)] = 20
     """Steps of an unroll (IMPALA on Atari: 20, A3C: 5)."""
     correction: Literal["none", "vtrace"] = "none"
-    """For the policy lag of unrolls: none, GAE as if there were none; or V-trace (Espeholt et al. 2018)."""
+    """Correction for policy lag: none (GAE), or V-trace (Espeholt et al. 2018)."""
     gae_lambda: Annotated[float, Range(0, 1)] = 1.0
-    """λ of GAE and of V-trace's traces (PPO: 0.95); 1: returns of all steps up to the unroll's end (A3C, IMPALA)."""
+    """λ of GAE and of V-trace's traces (PPO: 0.95); 1: returns up to the end of the unroll (A3C, IMPALA)."""
     rho_clip: Annotated[float, Range(above=0), Needs("correction", ("vtrace",))] = 1.0
     """V-trace's ρ̄ (IMPALA: 1)."""
     c_clip: Annotated[float, Range(above=0), Needs("correction", ("vtrace",))] = 1.0
     """V-trace's c̄ (IMPALA: 1)."""
     surrogate: Literal["log_prob", "clipped"] = "log_prob"
-    """What the policy climbs: A·log π (A3C, IMPALA), or PPO's clipped ratio."""
+    """Policy objective: A·log π (A3C, IMPALA), or PPO's clipped ratio."""
     clip_ratio: Annotated[float, Range(above=0), Needs("surrogate", ("clipped",))] = 0.2
-    """PPO's ε: how far the ratio to the policy that acted may go (Schulman et al. 2017: 0.2)."""
+    """PPO's ε: bound of the probability ratio to the acting policy (Schulman et al. 2017: 0.2)."""
     probability_floor: Annotated[float, Range(0), Needs("surrogate", ("log_prob",))] = 0.0
-    """ε of A·log(π + ε): actions that the policy has since all but ruled out move it no more (GA3C: 1e-6); 0: none."""
+    """ε of A·log(π + ε), which bounds the gradient of very unlikely actions (GA3C: 1e-6); 0: none."""
     value_coefficient: Annotated[float, Range(0)] = 0.5
     """Weight of the values' ½δ² (IMPALA and CleanRL's PPO: 0.5).
     With large returns the value loss dominates the layers that policy and values share."""
     separate_values: Annotated[bool, Needs("recurrent", (False,))] = False
-    """Values have layers of their own, of the same sizes as the policy's (CleanRL and SB3 for vectors: yes)."""
+    """The value function has its own layers, of the policy's sizes (CleanRL and SB3 for vectors: yes)."""
     value_clip: Annotated[float, Range(0)] = 0.0
-    """How far an update may take a value from where it was, in units of return; 0: anywhere (OpenAI's PPO: 0.2)."""
+    """Bound of a value's change in one update, in units of return; 0: none (OpenAI's PPO: 0.2)."""
     entropy_coefficient: Annotated[float, Range(0)] = 0.01
     """Weight of the entropy (A3C and IMPALA on Atari: 0.01)."""
     normalize_advantages: bool = False
-    """Advantages of a minibatch have mean 0 and deviation 1 (PPO)."""
+    """Scales the advantages of a minibatch to mean 0 and standard deviation 1 (PPO)."""
     summed_loss: bool = False
-    """Losses are sums over unrolls and steps (IMPALA), not means; step size and clip are to be read accordingly."""
+    """Losses are sums over unrolls and steps (IMPALA) instead of means; choose step size and clip accordingly."""
     epochs: Annotated[int, Range(1)] = 1
-    """Times that an update goes over its batch (PPO on Atari: 4)."""
+    """Passes over the batch in one update (PPO on Atari: 4)."""
     minibatches: Annotated[int, Range(1)] = 1
-    """Gradient steps of one epoch, each on its share of the steps; of the unrolls, if recurrent (PPO on Atari: 4)."""
+    """Gradient steps per epoch, each on a share of the steps (of the unrolls if recurrent; PPO on Atari: 4)."""
     recurrent: bool = False
-    """An LSTM of recurrent_units between encoder and heads."""
+    """Puts an LSTM of recurrent_units between encoder and heads."""
     anneal: bool = False
-    """The step size falls from learning_rate to 0 while the run makes its --env-steps (A3C, IMPALA, PPO on Atari)."""
+    """The step size falls linearly from learning_rate to 0 over --env-steps (A3C, IMPALA, PPO on Atari)."""
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,11 @@ class EnvConfig:
     atari: bool = False
     """Ape-X's Atari pipeline: 84×84 grey, action repeat 4, life loss ends the learner's episode, up to 30 no-ops."""
     stack: Annotated[int, Range(1)] = 1
-    """Frames that the agent sees at once (Ape-X on Atari: 4). The replay stores each frame once."""
+    """Consecutive frames in one observation (Ape-X on Atari: 4). The replay stores each frame once."""
     reward_clip: Annotated[float, Range(0)] = 0.0
-    """Rewards are clipped to ±this for learning, in reward units; 0 leaves them (Ape-X on Atari: 1)."""
+    """Learning clips each reward to ± this value; 0: no clipping (Ape-X on Atari: 1)."""
     last_action_reward: bool = False
-    """The observation holds the previous action and reward too, as last_action and last_reward (R2D2 sees them)."""
+    """Adds the previous action and reward to the observation, as last_action and last_reward (R2D2)."""
     max_episode_steps: Annotated[int, Range(0)] = 0
     """Time limit in environment steps, reported as truncation; 0 keeps the environment's own."""
 
@@ -49,17 +49,17 @@ class ReplaySettings:
     priority_eps: Annotated[float, Range(0), Needs("alpha", unless=(0.0,))] = 1e-6
     """Added to |δ| before the exponent (CleanRL's and tf2rl's value)."""
     remover: Literal["fifo", "proportional"] = "fifo"
-    """What goes beyond capacity: the oldest, or one with probability ∝ priority^remover_alpha (Ape-X DPG)."""
+    """Which item a full replay removes: the oldest, or one with probability ∝ priority^remover_alpha (Ape-X DPG)."""
     remover_alpha: Annotated[float, Range(), Needs("remover", ("proportional",))] = -0.4
-    """That exponent (Ape-X DPG: −0.4, so that what surprises least goes first)."""
+    """Exponent of the proportional remover (Ape-X DPG: −0.4, which removes low priorities first)."""
     trim_every: Annotated[int, Range(1)] = 1
     """Learner updates between removals; up to a quarter more than capacity is kept in between (Ape-X: 100)."""
     min_size: Annotated[int, Range(1)] = 50_000
     """Transitions or sequences before the first update (Ape-X: 50 000)."""
     samples_per_insert: Annotated[float, Range(0)] = 0.0
-    """Sampled transitions or sequences per inserted one; 0 does not couple the two (Ape-X; it observed ≈ 0.78)."""
+    """Items sampled per item inserted; 0: no limit (Ape-X; it observed ≈ 0.78)."""
     insert_band: Annotated[float, Range(0), Needs("samples_per_insert", unless=(0.0,))] = 0.1
-    """How far sampling and inserting may drift apart, as a fraction of min_size's samples (Reverb's error buffer)."""
+    """How far samples_per_insert may be exceeded or missed, as a fraction of min_size (Reverb's error buffer)."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class ReplayConfig(ReplaySettings):
 
     check_memory: bool = True
     """Refuse a replay that, when full, needs more memory than the machine and its cgroups have left.
-    Off: it is made all the same, and what it takes beyond that gets processes killed."""
+    Off: the replay is made without the check; if memory runs out, the kernel kills processes."""
 
 
 @dataclass(frozen=True)
@@ -80,21 +80,21 @@ class ActorSettings:
     envs_per_actor: Annotated[int, Range(1), Limit(65536)] = 8
     """Environments stepped together in one actor process (Ape-X: 1)."""
     vector: Literal["sync", "threads"] = "sync"
-    """sync: one after the other; threads: each in its own, served as they come (for simulators that wait)."""
+    """sync: steps environments one after the other; threads: one thread each, for simulators that mostly wait."""
     actor_slots: Annotated[int, Range(0), Limit(65536)] = 0
-    """Actors that the ε ladder has room for, on all hosts together; on a Ray cluster those that may come to be.
+    """Most actors that the run may have, on all hosts together; the ε ladder is spread over them.
     0: --actors, or 64 when other hosts may join."""
     random_start: bool = False
-    """Actions are uniformly random until the learner has learned something (SAC, TD3: learning starts)."""
+    """Actions are uniformly random until the first learner update (SAC's and TD3's learning starts)."""
     pull_period: Annotated[int, Range(1)] = 400
-    """Environment steps of one environment between looks for newer weights (Ape-X: 400 frames)."""
+    """Steps of one environment between checks for newer weights (Ape-X: 400 frames)."""
     env_timeout: Annotated[float, Range(above=0)] = 60.0
     """Seconds that one reset or vector step may take before the actor is killed and restarted."""
     actor_restarts: Annotated[int, Range(0)] = 100
-    """Failures of one actor before it is given up, of which ten minutes of work give one back (as in Kubernetes).
-    Within 2 s of a start they count threefold. Being killed from outside is no failure."""
+    """Failures after which an actor is given up; ten minutes of work restore one (as in Kubernetes).
+    A failure within 2 s of the start counts threefold. Being killed from outside does not count."""
     min_actors: Annotated[int, Range(1)] = 1
-    """The run goes on without actors that it gave up on while at least these are left (of each host's)."""
+    """Fewest actors with which the run goes on after others were given up (on each host)."""
 
 
 @dataclass(frozen=True)
@@ -124,57 +124,57 @@ class ActorConfig(ActionNoiseSettings, EpsilonSettings, ActorSettings):
 
 @dataclass(frozen=True)
 class LearnerConfig:
-    """Who learns."""
+    """The learner."""
 
     batch_size: Annotated[int, Range(1)] = 512
     """Transitions or sequences per learner update (Ape-X: 512, R2D2: 64)."""
     publish_period_updates: Annotated[int, Range(1)] = 10
-    """Learner updates between publications of the weights (ours: a publication is one copy in memory)."""
+    """Learner updates between two publications of the weights (ours: publishing copies them once)."""
     prefetch: Annotated[int, Range(-1)] = -1
-    """Batches sampled ahead (Ape-X: 16); −1 chooses 4 on CUDA and 0 on the CPU, where a thread more only takes time."""
+    """Batches sampled ahead by a thread (Ape-X: 16); −1: 4 on CUDA, 0 on the CPU."""
     learner_threads: Annotated[int, Range(1), Limit(4096)] = 1
     """CPU threads of PyTorch in the learner (ours: the other cores belong to the actors)."""
     device: Annotated[str, Matches(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, cuda, cuda:N or mps")] = "auto"
-    """auto (learners and servers take the visible GPUs in turn, or the CPU if there is none), cpu, cuda, cuda:1 …"""
+    """auto, cpu, cuda or cuda:N. auto assigns visible GPUs to learners and servers in turn, else the CPU."""
     max_policy_lag: Annotated[int, Range(0)] = 0
-    """Steps whose policy is more updates old than this have no weight in losses; 0: no limit (Sample Factory: 1000).
-    Of transitions it is the critics' loss alone."""
+    """Losses ignore steps whose policy is more updates old than this; 0: no limit (Sample Factory: 1000).
+    With transitions, only the critics' loss ignores them."""
     updates_per_second: Annotated[float, Range(0)] = 0.0
-    """Holds the learner to this rate; 0 lets it run (for experiments on the number of actors)."""
+    """Most learner updates per second; 0: no limit (for experiments on the number of actors)."""
     learner_restarts: Annotated[int, Range(0)] = 20
-    """Failures of the learner before the run gives up, counted as those of an actor."""
+    """Failures of the learner after which the run ends; counted like an actor's."""
     checkpoint_seconds: Annotated[float, Range(above=0)] = 60.0
     """Seconds between checkpoints (ours)."""
     checkpoints_kept: Annotated[int, Range(1)] = 3
-    """Newest checkpoints kept, beside best (ours)."""
+    """Checkpoints kept besides the best one (ours)."""
     save_replay: bool = False
     """Write the replay beside the final checkpoint, so that resume goes on with it."""
 
 
 @dataclass(frozen=True)
 class EvaluatorConfig:
-    """Who measures: greedy episodes on the newest weights, with seeds of its own."""
+    """The evaluator plays greedy episodes with the newest weights, on seeds of its own."""
 
     eval_episodes: Annotated[int, Range(1)] = 20
-    """Episodes per evaluation, and fresh ones at the end."""
+    """Episodes per evaluation, and again on new seeds at the end."""
     eval_period_seconds: Annotated[float, Range(above=0)] = 1.0
     """Seconds between the starts of two evaluations."""
     eval_envs: Annotated[int, Range(1), Limit(65536)] = 10
-    """Environments that the evaluator steps together."""
+    """Environments that the evaluator steps as one batch."""
     eval_timeout: Annotated[float, Range(above=0)] = 600.0
     """Seconds that one evaluation may take (ours: an episode without a time limit may never end)."""
 
 
 @dataclass(frozen=True)
 class StopConfig:
-    """What ends a run, whichever comes first; with none of them it runs until Ctrl-C."""
+    """Limits of a run; the first one reached ends it. Without any, it runs until Ctrl-C."""
 
     env_steps: Annotated[int, Range(0)] = 0
     """Environment steps of all actors together; 0: no limit."""
     minutes: Annotated[float, Range(0)] = 0.0
     """Minutes since the first environment step; 0: no limit."""
     stop_at_return: float | None = None
-    """Mean greedy return of one evaluation."""
+    """The run ends when one evaluation's mean greedy return reaches this; None: no goal."""
 
 
 @dataclass(frozen=True)
@@ -182,17 +182,17 @@ class HostsConfig:
     """Runs over several machines, through Redis."""
 
     send_period: Annotated[float, Range(0)] = 0.1
-    """Seconds that a chunk still being written waits before it is sent as it is (ours; full ones go at once)."""
+    """Seconds after which a partly filled chunk is sent (ours); a full one is sent at once."""
     window_mb: Annotated[float, Range(above=0), Limit(1 << 20)] = 64.0
-    """Megabytes that one host may have sent, or ready to send, and the learner not yet committed (ours: memory)."""
+    """Megabytes of one host's experience that the learner has not yet committed, at most (ours)."""
     when_full: Literal["wait", "drop-oldest"] = "wait"
-    """When the window is full: actors wait, or the oldest experience in it is dropped and counted."""
+    """When window_mb is reached: actors wait, or the oldest experience is dropped and counted."""
     compression: Literal["none", "zlib"] = "none"
-    """Of experience and weights on the wire (zlib at level 1, for slow links)."""
+    """Compresses experience and weights on the network (zlib level 1, for slow links)."""
     lease_seconds: Annotated[float, Range(above=0)] = 10.0
-    """Seconds of silence after which a host's slots, or the learner's place, are free (ours: ten heartbeats)."""
+    """Seconds without a renewal after which a host's or the learner's lease ends (ours: ten heartbeats)."""
     patience_minutes: Annotated[float, Range(above=0)] = 30.0
-    """Minutes that actors wait for a learner, or for the server, before they give up (ours: a machine's restart)."""
+    """Minutes after which actors without a learner or server give up (ours: a machine's restart)."""
 
 
 @dataclass(frozen=True)
@@ -200,20 +200,20 @@ class Config:
     """A whole run. Complete and re-runnable from config.toml."""
 
     preset: str = ""
-    """The preset that this began from; empty when none."""
+    """The preset that the run started from; empty: none."""
     topology: str = "apex"
-    """How the roles are wired: see apexrl list topologies."""
+    """The distributed architecture: see apexrl list topologies."""
     name: str = ""
-    """Run folder's name; empty: preset or env, date and time."""
+    """Name of the run folder; empty: preset or environment, date and time."""
     out: str = "runs"
-    """Folder of run folders."""
+    """Folder that holds the run folders."""
     seed: Annotated[int, Range(0, below=2**63)] = 1
-    """Of everything: networks, exploration, environments, sampling."""
+    """Seed of networks, exploration, environments and sampling."""
     stall_timeout: Annotated[float, Range(0)] = 300.0
-    """Seconds for which a worker's loop may stand still before it is killed and restarted; at its start thrice.
-    Ours: longer than a compilation, or a checkpoint of many gigabytes. 0: for ever."""
+    """Seconds without progress after which a worker is killed and restarted; three times as long at its start.
+    Ours: longer than a compilation, or a checkpoint of many gigabytes. 0: no limit."""
     serial: bool = False
-    """All roles in lock-step in this process, bit-for-bit reproducible."""
+    """Runs all roles in turn in this process; reproducible bit for bit."""
     env: EnvConfig = field(default_factory=EnvConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)

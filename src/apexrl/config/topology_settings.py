@@ -16,10 +16,10 @@ class AutotuneSettings:
     """Every topology: the number of its processes may change while it runs."""
 
     autotune: bool = False
-    """Every topology: try other numbers of actors (workers, threads) while the run goes on, and keep what gives most.
-    They begin as they are given; --actor-slots is the most actors (0: four times --actors, at least 16)."""
+    """Tries other numbers of actors, workers or threads during the run, and keeps the fastest.
+    --actor-slots is the most actors (0: four times --actors, at least 16)."""
     autotune_seconds: Annotated[float, Range(above=0)] = 10.0
-    """Length of the windows that are compared (GA3C: 20)."""
+    """Seconds of each measurement that --autotune compares (GA3C: 20)."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class QueueSettings:
     """Topologies that queue unrolls."""
 
     queue_batches: Annotated[int, Range(1)] = 2
-    """Batches of unrolls that may wait for the learner, then actors wait (ours: one to learn from, one to fill)."""
+    """Batches of unrolls that the queue holds before actors wait (ours: one to learn from, one to fill)."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class LearnersSettings:
     """Topologies with several learners."""
 
     learners: Annotated[int, Range(1), Limit(4096)] = 1
-    """Learners side by side (Gorila: 100)."""
+    """Number of learners (Gorila: 100)."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class ParameterServerSettings:
     """Parameter servers of gorila and a3c."""
 
     parameter_servers: Annotated[int, Range(1), Limit(4096)] = 1
-    """Processes that share the parameters among them, and their optimizer's state (Gorila: 31)."""
+    """Parameter server processes; each owns a slice of parameters and optimizer state (Gorila: 31)."""
     max_gradient_lag: Annotated[int, Range(0)] = 0
-    """Gradients of parameters that are more updates old than this are refused; 0: no limit (Gorila: a threshold)."""
+    """Refuses gradients of parameters more updates old than this; 0: no limit (Gorila: a threshold)."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class GorilaSettings:
     """Gorila alone."""
 
     replay: Literal["global", "local"] = "global"
-    """Of all gorila's learners together, or of each its own (Gorila's bundles).
-    Its own is filled by the learner's share of the actors, and has its share of capacity and min_size."""
+    """One replay for all learners, or one for each (Gorila's bundles).
+    A local replay gets the learner's share of actors, capacity and min_size."""
     outlier_deviations: Annotated[float, Range(0)] = 0.0
-    """Batches whose loss is this many standard deviations above its running mean are left out; 0: none (Gorila)."""
+    """Skips batches whose loss is this many standard deviations above its running mean; 0: none (Gorila)."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class A3CSettings:
     """A3C alone."""
 
     hogwild: bool = True
-    """a3c: workers change the parameters in place, in shared memory; else through parameter servers."""
+    """a3c: workers update parameters in shared memory without locks; off: through parameter servers."""
     shared_statistics: bool = True
     """a3c: all workers share the optimizer's statistics (A3C's shared RMSProp)."""
 
@@ -74,12 +74,12 @@ class InferenceSettings:
     """Topologies in which environments ask for actions."""
 
     inference_batch: Annotated[int, Range(0)] = 0
-    """Environments that an inference server answers at once at most; 0: all that wait."""
+    """Most environments in one inference batch; 0: all that wait."""
     inference_wait_ms: Annotated[float, Range(0)] = 5.0
-    """Milliseconds that it waits for more than a third of them (Sample Factory: 25)."""
+    """Milliseconds that a server waits for a third of its environments (Sample Factory: 25)."""
     splits: Annotated[int, Range(0)] = 0
-    """Groups of a worker's environments, of which one steps while the others wait for actions (Sample Factory: 2).
-    0: one where actors share cores, so that others step meanwhile; else, or where hosts may join, two."""
+    """Groups of a worker's environments; one steps while others wait for actions (Sample Factory: 2).
+    0: one if actors share cores; two otherwise, or if hosts may join."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class SampleFactorySettings:
     """Sample Factory alone."""
 
     policy_workers: Annotated[int, Range(1), Limit(4096)] = 1
-    """Processes that choose the actions of rollout workers (Sample Factory: 1)."""
+    """Policy worker processes, which choose actions for rollout workers (Sample Factory: 1)."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,11 @@ class GA3CSettings:
     """GA3C alone."""
 
     predictors: Annotated[int, Range(1), Limit(4096)] = 2
-    """Threads that answer environments (GA3C: 2)."""
+    """Predictor threads, which choose actions (GA3C: 2)."""
     trainers: Annotated[int, Range(1), Limit(4096)] = 2
-    """Threads that learn (GA3C: 2)."""
+    """Trainer threads, which learn (GA3C: 2)."""
     training_min_batch: Annotated[int, Range(1)] = 1
-    """Unrolls that one of these takes at least, and batch_size at most: as many as wait (GA3C: 1)."""
+    """Fewest unrolls in a trainer's batch; batch_size is the most (GA3C: 1)."""
 
 
 @dataclass(frozen=True)
