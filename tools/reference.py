@@ -267,6 +267,11 @@ API = (
     ("apexrl.client", "Programs with their own loop."),
     ("apexrl.compare", "Runs of several topologies or agents on equal terms."),
     ("apexrl.config.placement", "Where a run's parts live."),
+    (
+        "apexrl.topologies",
+        "What a topology of your own is made of. [Add a topology](../how-to/add-a-topology.md) shows how.",
+    ),
+    ("apexrl.config.settings", "How an agent or a topology declares settings of its own."),
     ("apexrl.protocols", "The interfaces that an agent, a role and a link meet."),
     ("apexrl.spec", "Plain data that describes environments."),
 )
@@ -285,7 +290,16 @@ def api() -> str:
     return page("Python API", *parts)
 
 
+SELECTED = {
+    "apexrl.topologies": ["Topology", "declare", "Program"],
+    "apexrl.config.settings": ["Range", "Needs"],
+}
+"""Of a module that is not all for other programs: what is."""
+
+
 def public(module: Any) -> list[str]:
+    if module.__name__ in SELECTED:
+        return SELECTED[module.__name__]
     said = getattr(module, "__all__", None)
     if said is None:
         said = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
@@ -324,6 +338,7 @@ def signature(value: Callable[..., Any]) -> str:
         spelled = str(inspect.signature(value))
     except (TypeError, ValueError):
         return ""
+    spelled = re.sub(r"ForwardRef\((['\"])(.*?)\1\)", r"\2", spelled).replace("mappingproxy({})", "{}")
     return (
         re.sub(r"<(?:[^<>]|<[^<>]*>)* at 0x\w+>|<factory>", "…", spelled.replace("'", ""))
         .replace("self, ", "")

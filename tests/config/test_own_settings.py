@@ -108,7 +108,11 @@ def test_a_setting_is_a_flag_and_in_config_toml_and_survives_resume(tmp_path: Pa
 def test_help_describes_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--env", "CartPole-v1", "--agent", AGENT, "--help"]) == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "--curiosity FLOAT Weight of the bonus for what was rarely seen. (default: 0.25)" in text
+    assert (
+        "--curiosity FLOAT Weight of the bonus for what was rarely seen. Must be between 0 and 1. (default: 0.25)"
+        in text
+    )
+    assert "Sizes of nothing in particular. Each must be at least 1. (default: 3 4)" in text
     assert "--agent-settings" not in text
 
 

@@ -50,8 +50,19 @@ def offering(
             for name, setting in settings_of(kind).items()
         }
         filled = {name: tyro.MISSING if value is dataclasses.MISSING else value for name, value in known.items()}
-        groups.append((place, kind, dataclasses.field(default=kind(**filled))))
+        shown = _with_ranges(kind)
+        groups.append((place, shown, dataclasses.field(default=shown(**filled))))
     return dataclasses.make_dataclass("Train", groups, bases=(command,), frozen=True), values
+
+
+def _with_ranges(kind: type[Any]) -> type[Any]:
+    """A dataclass with the fields of ``kind``, whose help also says what they may be."""
+    fields = []
+    for name, setting in settings_of(kind).items():
+        must = "Each must be" if typing.get_origin(setting.hint) is tuple else "Must be"
+        words = " ".join([setting.description, *(f"{must} {rule}." for rule in setting.rules)])
+        fields.append((name, Annotated[setting.hint, tyro.conf.arg(help=words.strip())]))
+    return dataclasses.make_dataclass(kind.__name__, fields, frozen=True, namespace={"__doc__": kind.__doc__})
 
 
 def _without(kind: type[Any], unread: Set[str]) -> type[Any]:

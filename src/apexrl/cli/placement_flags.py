@@ -39,7 +39,7 @@ class PlacementFlags:
     tls_ca: File = ""
     """Authorities (PEM) of which they must show certificates, too."""
     trust: Modules = ()
-    """Module or package of your own, of which FILE.toml or RUN may name environments, an agent or a network.
+    """Module or package of your own, of which FILE.toml or RUN may name environments, agent, network and topology.
     What it names is refused otherwise, unless a flag names it again. May be given several times."""
 
 
