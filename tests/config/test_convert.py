@@ -199,7 +199,7 @@ BAD: dict[str, list[Any]] = {
     **{key: [0] for key in ["sequence_length", "sequence_stride"]},
     **{key: [1, 0] for key in ["atoms", "quantiles", "quantile_samples"]},
     **{key: [0.0, -0.001, INF, NAN] for key in ["learning_rate", "initial_temperature", "munchausen_temperature"]},
-    **{key: [0.0, -0.1, INF, NAN] for key in ["noisy_sigma", "optimizer_eps"]},
+    **{key: [0.0, -0.1, INF, NAN] for key in ["noisy_sigma", "optimizer_eps", "priority_eps"]},
     **{key: [-1e-09, INF, NAN] for key in ["policy_learning_rate", "temperature_learning_rate", "temperature"]},
     **{key: [-0.1, INF, NAN] for key in ["residual", "target_noise", "target_noise_clip"]},
     **{key: [-1.0, NAN] for key in ["rescaling_eps", "sigma_alpha"]},

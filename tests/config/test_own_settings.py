@@ -6,6 +6,7 @@ import sys
 import textwrap
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from apexrl.cli.main import main
 from apexrl.config import Config, outside
 from apexrl.config.convert import from_toml, override
 from apexrl.errors import ConfigError
+from apexrl.presets import with_topology
 from apexrl.topologies.validation import validate
 
 SOURCE = '''
@@ -175,8 +177,8 @@ def test_a_file_that_nobody_trusts_imports_nothing(
 
 def test_an_installed_package_offers_agents_and_topologies_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     outside.installed.cache_clear()
-    points = {"apexrl.agents": [EntryPoint("curious", AGENT, "apexrl.agents")]}
-    monkeypatch.setattr(outside, "entry_points", lambda group: points.get(group, []))
+    package = SimpleNamespace(entry_points=[EntryPoint("curious", AGENT, "apexrl.agents")])
+    monkeypatch.setattr(outside, "distributions", lambda path: [package])
     try:
         config = override(agents.with_agent(Config(), "curious"), {"curiosity": 0.5})
         assert validate(config).agent.agent_settings["curiosity"] == 0.5
@@ -185,6 +187,11 @@ def test_an_installed_package_offers_agents_and_topologies_by_name(monkeypatch: 
             agents.check_name("curius")
     finally:
         outside.installed.cache_clear()
+
+
+def test_a_setting_may_need_the_default_of_another() -> None:
+    config = override(agents.with_agent(Config(), AGENT), {"bonus_decay": 0.25})
+    assert validate(config, ["bonus_decay"]).agent.agent_settings["bonus_decay"] == 0.25
 
 
 def test_a_topology_declares_settings_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,3 +203,4 @@ def test_a_topology_declares_settings_likewise(monkeypatch: pytest.MonkeyPatch) 
     config = validate(override(Config(topology="outer"), {"curiosity": 0.5}), ["curiosity"])
     assert config.wiring.topology_settings["curiosity"] == 0.5
     assert config.agent.agent_settings == {}
+    assert with_topology(config, "apex").wiring.topology_settings == {}

@@ -169,3 +169,29 @@ def test_a_learner_trusts_what_its_own_user_has_named(own: ModuleType) -> None:
     assert modules(config) == ("own", "subprocess")
     assert entrusted(config, modules(config), ORIGIN).env.env(args=["echo", "yes"]) == b"yes\n"
     assert own.check_output is subprocess.check_output
+
+
+def test_an_entry_point_in_the_current_folder_is_no_installed_packages(tmp_path: Path) -> None:
+    """A stranger's folder holds a config.toml, a module, and a distribution that offers it as an agent."""
+    (tmp_path / "evil.py").write_text("from pathlib import Path\nPath('imported').touch()\nclass Agent: ...\n")
+    about = tmp_path / "evil.egg-info"
+    about.mkdir()
+    (about / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(
+        "[apexrl.agents]\nevil = evil:Agent\n[apexrl.topologies]\nevil = evil:Agent\n"
+    )
+    text = convert.to_toml(Config())
+    for name, setting in (("agent", 'agent = "dueling_dqn"'), ("topology", 'topology = "apex"')):
+        assert setting in text
+        (tmp_path / "config.toml").write_text(text.replace(setting, f'{name} = "evil"'))
+        for words in (["--help"], ["--seed", "2"]):
+            done = subprocess.run(
+                [sys.executable, "-m", "apexrl.cli", "train", "config.toml", *words],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                timeout=120.0,
+                check=False,
+            )
+            assert words == ["--help"] or (done.returncode == 2 and "evil" in done.stderr), done.stderr
+            assert not (tmp_path / "imported").exists()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions
+from pathlib import Path
 from typing import Literal
 
 Kind = Literal["agents", "topologies"]
@@ -13,7 +15,10 @@ Kind = Literal["agents", "topologies"]
 @functools.cache
 def installed(kind: Kind) -> Mapping[str, EntryPoint]:
     """What installed packages offer in the entry point group ``apexrl.agents`` or ``apexrl.topologies``, by name."""
-    return {point.name: point for point in entry_points(group=f"apexrl.{kind}")}
+    here = Path.cwd()  # may be anybody's folder, with a distribution in it
+    installed_here = distributions(path=[entry for entry in sys.path if Path(entry).resolve() != here])
+    points = [point for package in installed_here for point in package.entry_points if point.group == f"apexrl.{kind}"]
+    return {point.name: point for point in reversed(points)}  # of one name, the first on Python's path
 
 
 def is_outside(kind: Kind, name: str) -> bool:

@@ -46,7 +46,7 @@ class ReplaySettings:
     """Priority exponent; 0 samples uniformly (Ape-X: 0.6)."""
     beta: Annotated[float, Range(0), Needs("alpha", unless=(0.0,))] = 0.4
     """Importance-weight exponent, constant (Ape-X: 0.4)."""
-    priority_eps: Annotated[float, Range(0), Needs("alpha", unless=(0.0,))] = 1e-6
+    priority_eps: Annotated[float, Range(above=0), Needs("alpha", unless=(0.0,))] = 1e-6
     """Added to |δ| before the exponent (CleanRL's and tf2rl's value)."""
     remover: Literal["fifo", "proportional"] = "fifo"
     """Which item a full replay removes: the oldest, or one with probability ∝ priority^remover_alpha (Ape-X DPG)."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from apexrl.config import Config
+from apexrl.config import Config, outside
 from apexrl.config.convert import LazyCallable, describe_callable, flat, import_callable, known_settings
 from apexrl.config.settings import flag
 from apexrl.errors import ConfigError
@@ -85,6 +85,12 @@ def entrusted(config: Config, trust: Sequence[str], origin: str, env: bool = Tru
             raise ConfigError(f"{origin}: {flag(name)} is more than {limit.most}, and no run has that many")
     for what, name in _own(config).items():
         _check(name, _module(name), what, trusted, origin, command)
+    for what, point in (
+        ("agent", outside.installed("agents").get(config.agent.agent)),
+        ("topology", outside.installed("topologies").get(config.topology)),
+    ):
+        if point is not None and not installed(_module(point.value)):
+            _check(point.value, _module(point.value), what, trusted, origin, command)
     if not env:
         return config
     for text in _texts(config.env.env_kwargs):

@@ -82,7 +82,10 @@ def with_topology(config: Config, name: str, agent: str = "") -> Config:
         ConfigError: there is no topology, or no agent, of that name; or the topology cannot run ``agent``.
     """
     topologies.check_name(name)
-    config = override(_untuned(config), {"topology": name})
+    changed: dict[str, Any] = {"topology": name}
+    if name != config.topology:
+        changed["topology_settings"] = {}
+    config = override(_untuned(config), changed)
     if agent:
         config = with_agent(config, agent)
         topologies.check_agent(name, agent)

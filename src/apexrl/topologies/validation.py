@@ -96,11 +96,13 @@ def with_own_settings(config: Config, given: Iterable[str] = ()) -> Config:
     """
     kinds = own_settings(config)
     values = {**config.agent.agent_settings, **config.wiring.topology_settings}
-    known = {name for kind in kinds.values() for name in settings_of(kind)}
+    defaults = {name: setting.default for kind in kinds.values() for name, setting in settings_of(kind).items()}
+    known = defaults.keys()
     if unknown := [name for name in values if name not in known]:
         near = did_you_mean(unknown[0], {*known, *known_settings()})
         raise ConfigError(
-            f"unknown setting {unknown[0]!r}{near}: neither apexrl nor agent {config.agent.agent} declares it"
+            f"unknown setting {unknown[0]!r}{near}: neither apexrl, nor agent {config.agent.agent}, "
+            f"nor topology {config.topology} declares it"
         )
     own: dict[str, dict[str, Any]] = {"agent_settings": {}, "topology_settings": {}}
     for place, kind in kinds.items():
@@ -110,7 +112,11 @@ def with_own_settings(config: Config, given: Iterable[str] = ()) -> Config:
                 raise ConfigError(f"say {flag(name)}: it has no default")
             setting.check(value)
             needs = setting.needs
-            if needs and name in given and not needs.met(has := {**flat(config), **values}.get(needs.switch)):
+            if (
+                needs
+                and name in given
+                and not needs.met(has := {**flat(config), **defaults, **values}.get(needs.switch))
+            ):
                 raise ConfigError(f"{flag(name)} means nothing with {as_flag(needs.switch, has)}: change the other")
             if value is not None or setting.default is not None:  # TOML has no word for None
                 own[place][name] = value
