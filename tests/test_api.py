@@ -13,7 +13,7 @@ from apexrl.agents import agent_class
 from apexrl.config import AgentConfig, Config, EnvConfig
 from apexrl.envs import make_vector
 from apexrl.errors import ConfigError, EnvError, SnapshotError, SpecError, WorkerError
-from apexrl.evaluation.trained_agent import LoadedAgent
+from apexrl.evaluation.loaded_agent import LoadedAgent
 from apexrl.report import run_charts
 from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder, make_summary

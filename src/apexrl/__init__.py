@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         StopConfig,
     )
     from apexrl.errors import ApexrlError
-    from apexrl.evaluation.trained_agent import LoadedAgent
+    from apexrl.evaluation.loaded_agent import LoadedAgent
     from apexrl.presets import preset
     from apexrl.remote_api import join, join_envs
     from apexrl.run.status import PolicyLag, RunStatus, WorkerStatus
@@ -43,7 +43,7 @@ _HOMES = {
     "Evaluation": "apexrl.api",
     "EvaluatorConfig": "apexrl.config",
     "LearnerConfig": "apexrl.config",
-    "LoadedAgent": "apexrl.evaluation.trained_agent",
+    "LoadedAgent": "apexrl.evaluation.loaded_agent",
     "PolicyLag": "apexrl.run.status",
     "ReplayConfig": "apexrl.config",
     "Run": "apexrl.api",

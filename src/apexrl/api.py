@@ -22,7 +22,7 @@ from apexrl.run.observers import Callback, CallbackObserver, FolderObserver
 from apexrl.run.status import Observer
 
 if TYPE_CHECKING:
-    from apexrl.evaluation.trained_agent import LoadedAgent
+    from apexrl.evaluation.loaded_agent import LoadedAgent
     from apexrl.launch.run_claim import Claim
 
 EVALUATION_SEED = 1_000_000_007
@@ -205,7 +205,7 @@ def load(
         ConfigError: not a run folder, or it names code of a module that is not trusted.
         SnapshotError: its weights cannot be read.
     """
-    from apexrl.evaluation.trained_agent import load_agent
+    from apexrl.evaluation.loaded_agent import load_agent
 
     return load_agent(_folder(run), checkpoint, device, env, _given(trust), _config(run, env))
 
@@ -232,7 +232,7 @@ def evaluate(
         trust: as for ``load``.
     """
     from apexrl.envs import FrameStack, make_vector
-    from apexrl.evaluation.trained_agent import load_agent, trusted_config
+    from apexrl.evaluation.loaded_agent import load_agent, trusted_config
     from apexrl.roles.evaluator import Trial
 
     if episodes < 1:

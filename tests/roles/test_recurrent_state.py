@@ -11,7 +11,7 @@ from state_checking_agent import Clock, Remembering
 
 from apexrl.config import ActorConfig, AgentConfig, Config, EnvConfig, EvaluatorConfig, LearnerConfig, ReplayConfig
 from apexrl.envs import make_vector
-from apexrl.evaluation.trained_agent import LoadedAgent
+from apexrl.evaluation.loaded_agent import LoadedAgent
 from apexrl.replay import Replay
 from apexrl.roles import Actor, Evaluator, Learner
 from apexrl.roles.actor import step_fields

@@ -218,6 +218,7 @@ def test_train_from_python_chooses_alike(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"queue_batches": 2}, "--queue-batches means nothing to topology apex"),
         ({"topology": 3}, "topology= is a name, not 3"),
         ({"topology": "impla"}, "there is no topology 'impla'"),
+        ({"topology": ".x:y"}, "there is no topology '.x:y'"),
     ],
 )
 def test_train_from_python_refuses_alike(

@@ -161,9 +161,11 @@ def check_name(name: str) -> None:
         ConfigError: the message names the nearest.
     """
     known = [*TOPOLOGIES, *installed("topologies")]
-    if name not in known and not all(name.partition(":")):
+    module, _, function = name.partition(":")
+    is_own = function.isidentifier() and all(part.isidentifier() for part in module.split("."))
+    if name not in known and not is_own:
         near = get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}."
         raise ConfigError(f"there is no topology {name!r}; {hint} One of your own is 'package.module:function'")
 
 

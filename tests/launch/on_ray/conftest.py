@@ -60,7 +60,6 @@ class Nodes:
 
 @pytest.fixture(scope="session")
 def nodes() -> Iterator[Nodes]:
-    pytest.importorskip("ray.cluster_utils", reason="needs the extra ray", exc_type=ImportError)
     os.environ.update(QUIET, PYTHONPATH=str(Path(__file__).parent))  # nodes find our roles there
     made = Nodes()
     try:

@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("ray", reason="needs the extra ray")
-
 from fake_cluster import Process, Watcher, World, make_up, run
 from ray.exceptions import ActorUnavailableError, RayActorError
 

@@ -12,9 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("ray.cluster_utils", reason="needs the extra ray", exc_type=ImportError)
-
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 from ray_environment import QUIET

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray", reason="needs the extra ray", exc_type=ImportError)
-
 from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.config.placement import Ray
