@@ -78,7 +78,7 @@ def run(actors: int, options: argparse.Namespace, seed: int) -> Result:
     name = f"{title(options)}-{actors}-{seed}"
     folder = runs.RUNS / name
     flags = ["--actors", str(actors), "--envs-per-actor", "1", "--updates-per-second", str(options.updates_per_second)]
-    flags += ["--samples-per-insert", "0", "--seed", str(seed), "--stop-at-return", "None"]
+    flags += ["--updates-per-step", "0", "--seed", str(seed), "--stop-at-return", "None"]
     flags += ["--checkpoint-seconds", str(CHECKPOINT_SECONDS), "--eval-period-seconds", "36000"]
     flags += ["--env-kwargs", "seconds", str(options.step_ms / 1000)]
     flags += ["--minutes", str(options.minutes), *options.flags]

@@ -86,7 +86,7 @@ def flags(case: Case, env_steps: int, options: argparse.Namespace) -> list[str]:
         "env": case.env, "agent": case.agent, "env_steps": env_steps, "min_size": case.min_size,
         "learning_rate": case.learning_rate, "gamma": case.gamma, "batch_size": case.batch_size,
         "capacity": case.capacity, "n_step": 1, "alpha": 0.0,
-        "samples_per_insert": case.batch_size * case.updates_each / case.every_steps,
+        "updates_per_step": case.updates_each / case.every_steps,
         "insert_band": DRIFT * case.updates(env_steps) / case.min_size,
         "stop_at_return": None, "eval_period_seconds": 36_000, "eval_episodes": 1, "checkpoint_seconds": 36_000,
         "actors": 1, "envs_per_actor": options.envs, "pull_period": 10, "device": "cpu",

@@ -53,7 +53,7 @@ class Solved(NamedTuple):
 def flags(seed: int, minutes: float, options: argparse.Namespace) -> list[str]:
     """Of the learner; ``minutes`` 0: until it is stopped."""
     given = ["--envs-per-actor", "1", "--actor-slots", str(max(64, *options.growth)), "--seed", str(seed)]
-    given += ["--updates-per-second", str(options.updates_per_second), "--samples-per-insert", "0"]
+    given += ["--updates-per-second", str(options.updates_per_second), "--updates-per-step", "0"]
     given += ["--stop-at-return", "None", "--checkpoint-seconds", str(one_machine.CHECKPOINT_SECONDS)]
     given += ["--eval-episodes", "1", "--eval-envs", "1"]  # what counts is played here, without the wait
     given += ["--eval-period-seconds", "36000", "--env-kwargs", "seconds", str(options.step_ms / 1000)]

@@ -68,7 +68,8 @@ def rate_config(name: str, setting: Setting, seed: int, out: str, units: int) ->
         config = configured(case, "apex", "dqn", seed, out)
         return convert.override(config, {"stack": 4, "image_units": units, "capacity": 50_000, "min_size": 2_000})
     config = configured(case, *arms(name), seed, out)
-    return convert.override(config, {"samples_per_insert": setting.samples_per_step}) if name == "dqn" else config
+    often = setting.samples_per_step / case.batch_steps
+    return convert.override(config, {"updates_per_step": often}) if name == "dqn" else config
 
 
 def goal_config(name: str, setting: Setting, seed: int, out: str, minutes: float) -> Config:
@@ -80,7 +81,8 @@ def goal_config(name: str, setting: Setting, seed: int, out: str, minutes: float
     }  # fmt: skip
     if name == "dqn":
         wanted |= {
-            "batch_size": case.batch_steps, "samples_per_insert": setting.samples_per_step, "capacity": CAPACITY,
+            "batch_size": case.batch_steps, "updates_per_step": setting.samples_per_step / case.batch_steps,
+            "capacity": CAPACITY,
         }  # fmt: skip
     else:
         wanted |= {"unroll_length": case.unroll, "batch_size": case.unrolls}

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SKIP_SECONDS = 2.0  # after the first update
-SAMPLES_PER_INSERT = 64 / 80  # the proportion of the skeleton: 80 env steps an update
+UPDATES_PER_STEP = 1 / 80  # as the skeleton
 
 
 def apexrl(seconds: float, envs_per_actor: int, turn: int) -> Rates:
     name = f"skeleton-{turn}"
-    flags = ["--samples-per-insert", str(SAMPLES_PER_INSERT), "--hidden", "256", "256", "--learning-rate", "1e-3"]
+    flags = ["--updates-per-step", str(UPDATES_PER_STEP), "--hidden", "256", "256", "--learning-rate", "1e-3"]
     flags += ["--stop-at-return", "None", "--eval-period-seconds", "3600"]
     flags += ["--actors", "2", "--envs-per-actor", str(envs_per_actor), "--seed", str(turn + 1)]
     flags += ["--minutes", str((seconds + SKIP_SECONDS + 1.0) / 60)]

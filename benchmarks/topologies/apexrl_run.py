@@ -47,8 +47,8 @@ def configured(case: Case, topology: str, agent: str, seed: int, out: str) -> Co
         }  # fmt: skip
     else:
         wanted |= {
-            "batch_size": case.batch_steps, "samples_per_insert": 1.0, "min_size": 10 * case.batch_steps,
-            "capacity": 100_000, "pull_period": 20,
+            "batch_size": case.batch_steps, "updates_per_step": 1.0 / case.batch_steps,
+            "min_size": 10 * case.batch_steps, "capacity": 100_000, "pull_period": 20,
         }  # fmt: skip
     return convert.override(config, wanted)
 

@@ -45,7 +45,7 @@ SMALL: dict[str, Any] = {
     "target_period_updates": 3,
     "capacity": 2_000,
     "min_size": 20,
-    "samples_per_insert": 0.0,
+    "updates_per_step": 0.0,
     "trim_every": 1,
     "batch_size": 8,
     "actors": 1,

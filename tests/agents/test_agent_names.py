@@ -21,7 +21,7 @@ from apexrl.presets import PRESETS, with_agent
 
 KEPT = {  # of the replay, from which all but unrolls are drawn, and of the actor: no agent sees them
     *("n_step", "capacity", "alpha", "beta", "priority_eps", "remover", "remover_alpha", "trim_every"),
-    *("min_size", "samples_per_insert", "insert_band", "random_start"),
+    *("min_size", "updates_per_step", "insert_band", "random_start"),
 }
 OWN = {entry.name for entry in dataclasses.fields(AgentConfig)} | {"epsilon", "epsilon_alpha", "sigma", "sigma_alpha"}
 
@@ -265,7 +265,7 @@ SWITCHED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("dqn", {"epsilon": 0.0}, {"epsilon": 0.4}, {"epsilon_alpha": 1.0}),
     ("r2d2", {"epsilon": 1.0}, {"epsilon": 0.4}, {"epsilon_alpha": 1.0}),
     ("td3", {"sigma": 0.0}, {"sigma": 0.4}, {"sigma_alpha": 1.0}),
-    ("d4pg", {"samples_per_insert": 0.0}, {}, {"insert_band": 0.9}),  # which else says when somebody waits
+    ("d4pg", {"updates_per_step": 0.0}, {}, {"insert_band": 0.9}),  # which else says when somebody waits
 ]
 
 

@@ -106,7 +106,7 @@ def test_the_changed_loss_is_what_trains_and_the_accelerator_has_vanished(
 def test_the_guides_agents_learn(guide: Any, name: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"agent": f"my_losses:{name}", "out": str(tmp_path), "serial": True, "seed": 1}
     settings |= {"env_steps": 10_000, "eval_episodes": 5, "min_size": 500, "stop_at_return": 60.0}
-    settings |= {"eval_period_seconds": 0.05, "samples_per_insert": 32.0}  # a second of serial time is 10 000 steps
+    settings |= {"eval_period_seconds": 0.05, "updates_per_step": 0.5}  # a second of serial time is 10 000 steps
     if name == "ConservativeDQN":
         settings["penalty"] = 0.1
     run = apexrl.train("cartpole", show=False, **settings)

@@ -80,7 +80,7 @@ def test_in_lock_step_a_seed_gives_the_same_run(name: str, tmp_path: Path) -> No
 
 def test_q_learning_solves_several_choices_at_once(tmp_path: Path) -> None:
     config = config_of("double_dqn", asked="multi", hidden=(64,), learning_rate=3e-3, batch_size=32, out=str(tmp_path))
-    settings = {**RUN, "env_steps": 6_000, "samples_per_insert": 8.0, "min_size": 200, "eval_episodes": 20}
+    settings = {**RUN, "env_steps": 6_000, "updates_per_step": 0.25, "min_size": 200, "eval_episodes": 20}
     run = apexrl.train(config, show=False, **settings)
     assert run.summary["final_eval_return"] == STEPS  # every signal answered by the right one of 2 × 3 actions
     env = Matching("vector", "multi")
@@ -94,7 +94,7 @@ def test_q_learning_solves_several_choices_at_once(tmp_path: Path) -> None:
 
 def in_processes(name: str, out: Path, **where: Any) -> None:
     settings = {**RUN, "serial": False, "env_steps": 800, "eval_period_seconds": 0.3}
-    settings["samples_per_insert"] = 1.0  # actors wait for the learner, however slow it is
+    settings["updates_per_step"] = 0.125  # actors wait for the learner, however slow it is
     run = apexrl.train(config_of(name, **settings, out=str(out)), show=False, **where)
     assert run.summary["stopped_by"] == "env_steps"
     assert run.summary["env_steps"] >= 800

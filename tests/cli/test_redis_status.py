@@ -32,7 +32,7 @@ def a_record(name: str = "cartpole-1") -> RunRecord:
 LEARNER = LearnerDigest(
     phase="training", elapsed_seconds=75.0, env_steps=123_456, env_steps_per_second=8123.0, updates=5123,
     updates_per_second=412.0, train_return=208.7, eval_return=213.4, best_eval_return=301.5, replay_size=41_234,
-    replay_capacity=100_000, samples_per_insert=7.98, policy_lag=12.1, policy_lag_p95=31.0, weights_version=1200,
+    replay_capacity=100_000, updates_per_step=0.0156, policy_lag=12.1, policy_lag_p95=31.0, weights_version=1200,
     actors=2, committed_items=98_765, missing_items=17, duplicate_items=3,
 )  # fmt: skip
 
@@ -78,7 +78,7 @@ def test_the_picture_shows_everything() -> None:
     for words in (
         "cartpole-1", "redis.example:6379", "● training", "01:15", "learner on big (4321)", "heard of 0.3 s ago",
         "208.7", "greedy 213.4", "best 301.5", "123.5k", "8123/s", "5123", "412/s", "weights 1200", "41.2k",
-        "41% of 100.0k", "7.98", "12.1", "p95 31.0", "98.8k", "12 frames queued", "17", "3 duplicate",
+        "41% of 100.0k", "0.0156", "12.1", "p95 31.0", "98.8k", "12 frames queued", "17", "3 duplicate",
         "0 frames refused", "node-0:7000", "● acting", "0-7", "54.3k", "812", "1180", "20", "345", "node-2:7002 client",
         "3 20-22 24", "node-1:7001", "● lost", "42.0 s", "2 alive, 13 actors, 1624 steps/s together",
         "2 keys or entries at the server are not this run's",

@@ -46,7 +46,7 @@ def test_the_command_from_train_to_eval(tmp_path: Path) -> None:
     (tmp_path / "my_sim.py").write_text(PLANT)
     trained = command(tmp_path, "train", "--env", "my_sim:Plant-v0", "--env-kwargs", "length", "0.7", "--name", "first",
                       "--env-steps", "3000", "--envs-per-actor", "4", "--save-replay",
-                      "--samples-per-insert", "1", *SMALL)  # fmt: skip
+                      "--updates-per-step", "0.0625", *SMALL)  # fmt: skip
     assert trained.returncode == 0, trained.stdout + trained.stderr
     assert trained.stdout.splitlines()[-1] == "runs/first"
     assert "\x1b" not in trained.stdout

@@ -189,7 +189,7 @@ SMALL = {
     "eval_episodes": 4,
     "eval_envs": 4,
     "envs_per_actor": 4,
-    "samples_per_insert": 1.0,
+    "updates_per_step": 0.0625,
 }
 
 

@@ -36,7 +36,7 @@ def test_the_readme_agent_learns(tmp_path, monkeypatch):
         "n_step": 5,
         "batch_size": 32,
         "min_size": 200,
-        "samples_per_insert": 64.0,
+        "updates_per_step": 2.0,
         "stop_at_return": 60.0,
         "eval_period_seconds": 0.05,  # a second of serial time is 10 000 steps
         "eval_episodes": 10,
@@ -67,7 +67,7 @@ def test_the_network_of_the_guide_learns(preset, agent, tmp_path, monkeypatch):
         "agent": agent,
         "min_size": 100,
         "batch_size": 16,
-        "samples_per_insert": 8.0,
+        "updates_per_step": 0.5,
         "out": str(tmp_path),
         "serial": True,
     }

@@ -156,7 +156,7 @@ def test_of_two_learners_with_folders_of_their_own_the_cut_off_one_stops(
         out="runs",
         env=EnvConfig(env="CartPole-v1"),
         agent=AgentConfig(hidden=(16,)),
-        replay=ReplayConfig(capacity=5000, min_size=100, samples_per_insert=0.0),  # it learns without new steps, too
+        replay=ReplayConfig(capacity=5000, min_size=100, updates_per_step=0.0),  # it learns without new steps, too
         actor=ActorConfig(actors=1),
         learner=LearnerConfig(batch_size=16, checkpoint_seconds=0.3, updates_per_second=200.0),
         evaluator=EvaluatorConfig(eval_episodes=2, eval_envs=2, eval_period_seconds=0.5),

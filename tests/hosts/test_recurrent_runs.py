@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
     "burn_in": 6,
     "batch_size": 8,
     "min_size": 50,
-    "samples_per_insert": 2.0,
+    "updates_per_step": 0.0625,
     "envs_per_actor": 3,
     "eval_episodes": 2,
     "eval_envs": 2,

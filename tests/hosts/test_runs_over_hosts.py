@@ -100,7 +100,7 @@ def test_a_host_that_is_killed_gives_its_slot_to_another(tmp_path: Path) -> None
     with Places("loopback", 2, tmp_path) as places:
         audited = Audited(places)
         learner = places.learner("cartpole", *SMALL, "--actor-slots", "2", "--updates-per-second", "100",
-                                 "--samples-per-insert", "1")  # fmt: skip
+                                 "--updates-per-step", "0.015625")  # fmt: skip
         first, killed = audited.actor(0, "first"), audited.actor(1, "killed")
         all_go_on(places, 2)
         (slot,) = next(member.slots for member in alive(places) if member.pid == killed.pid)

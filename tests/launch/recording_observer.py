@@ -63,7 +63,7 @@ def small(tmp_path: Path, *, env: Any = "CartPole-v1", stop: StopConfig | None =
         out=str(tmp_path),
         env=EnvConfig(env=env, env_kwargs=env_kwargs),
         agent=AgentConfig(hidden=(16,), target_period_updates=50),
-        replay=ReplayConfig(capacity=5000, min_size=100, samples_per_insert=4.0),
+        replay=ReplayConfig(capacity=5000, min_size=100, updates_per_step=0.25),
         actor=ActorConfig(actors=2, envs_per_actor=4, pull_period=20, env_timeout=30.0),
         learner=LearnerConfig(batch_size=16, publish_period_updates=5, checkpoint_seconds=0.5),
         evaluator=EvaluatorConfig(eval_episodes=4, eval_envs=2, eval_period_seconds=0.5),

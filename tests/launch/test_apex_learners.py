@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {
     "pull_period": 10,
     "capacity": 4000,
     "min_size": 200,
-    "samples_per_insert": 8.0,
+    "updates_per_step": 0.25,
     "env_timeout": 30.0,
     "checkpoint_seconds": 0.5,
     "eval_episodes": 4,
@@ -54,7 +54,7 @@ def test_two_lock_step_runs_are_equal_to_the_last_bit(tmp_path: Path) -> None:
     one, two = (launch(config) for config in configs)
     assert one["updates"] > 100
     assert one["samples_per_insert"] == pytest.approx(8.0, rel=0.2)  # an update takes a batch of each
-    assert one["env_steps"] * 8.0 / (2 * 16) == pytest.approx(one["updates"], rel=0.25)
+    assert one["updates_per_step"] == pytest.approx(0.25, rel=0.1)
     found = [checkpoint.load_latest(tmp_path / name / "checkpoints") for name in ("one", "two")]
     first, second = (dict(kept.arrays) for kept in found if kept is not None)
     assert all(np.array_equal(first[name], second[name]) for name in first)

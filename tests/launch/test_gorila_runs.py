@@ -131,7 +131,7 @@ def test_a_run_resumes_with_other_counts_of_servers_and_learners(tmp_path: Path)
 def test_sequences_are_learned_from_as_well(tmp_path: Path) -> None:
     config = agents.with_agent(gorila(tmp_path, StopConfig(env_steps=3000)), "r2d2")
     lengths = {"sequence_length": 10, "sequence_stride": 5, "burn_in": 5, "recurrent_units": 8, "hidden": (8,)}
-    counts = {"min_size": 20, "capacity": 1000, "samples_per_insert": 2.0, "batch_size": 8}
+    counts = {"min_size": 20, "capacity": 1000, "updates_per_step": 0.05, "batch_size": 8}
     assert launch(override(config, {**lengths, **counts}), [Watcher()])["updates"] > 50
 
 

@@ -69,7 +69,7 @@ def test_the_limiter_couples_updates_to_steps(first: Any) -> None:
 
 def test_without_a_limiter_each_round_has_one_update(tmp_path: Path) -> None:
     config = serial(tmp_path, "free")
-    config = replace(config, replay=replace(config.replay, samples_per_insert=0.0))
+    config = replace(config, replay=replace(config.replay, updates_per_step=0.0))
     summary = launch(config)
     rounds = summary["env_steps"] / 8
     assert 0.7 * rounds < summary["updates"] <= rounds * 1.1

@@ -38,6 +38,7 @@ def a_status(actors: int = 2) -> RunStatus:
         replay_size=41_234,
         replay_capacity=100_000,
         samples_per_insert=7.98,
+        updates_per_step=0.0156,
         policy_lag=PolicyLag(12.1, 31.0, 44.0),
         workers=workers,
         restarts={"actor": 3, "learner": 0},
@@ -63,7 +64,7 @@ def test_the_panel_shows_everything() -> None:
     text = drawn(a_status())
     for words in (
         "cartpole", "apex dueling_dqn", "seed 1", "208.7", "213.4", "best 301.5", "▁█", "123.5k", "8123/s", "5123",
-        "412/s", "41% of 100.0k", "7.98", "12.1", "p95 31.0", "max 44.0", "learner-0", "learning", "412.3 updates/s",
+        "412/s", "41% of 100.0k", "0.0156", "12.1", "p95 31.0", "max 44.0", "learner-0", "learning", "412.3 updates/s",
         "actor-0", "200", "acting", "4000 steps/s", "restarting (3)", "3 restarts of actor", "12 steps dropped",
         "01:15", "until return 475 or 5 min", "41%, 00:31 left", "runs/cartpole-1",
     ):  # fmt: skip

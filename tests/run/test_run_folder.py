@@ -27,6 +27,7 @@ PROMISED = {
     "env_steps_per_second",
     "updates_per_second",
     "samples_per_insert",
+    "updates_per_step",
     "policy_lag",
     "best_eval_return",
     "final_eval_return",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from apexrl.config import Config
+from apexrl.config.convert import override
 from apexrl.errors import ConfigError
 from apexrl.replay import Replay
 from apexrl.replay.chunks import schema
@@ -51,7 +52,7 @@ def test_slots_are_at_least_the_actors_and_leave_room_for_others() -> None:
 
 
 def test_the_learners_side_has_an_intake_in_place_of_the_actors() -> None:
-    config = settings(actor_slots=10, envs_per_actor=3)
+    config = override(settings(actor_slots=10, envs_per_actor=3), {"updates_per_step": 0.25, "batch_size": 64})
     side = nodes(learner_side(whole(config), {"run_id": "x"}))
     assert {name: node.count for name, node in side.items()} == {"learner": 1, "evaluator": 1, "intake": 1}
     intake, learner = side["intake"], side["learner"]
@@ -62,7 +63,7 @@ def test_the_learners_side_has_an_intake_in_place_of_the_actors() -> None:
     options = learner.ports["replay"].options
     assert (options["streams"], options["writers"]) == (30, 1)
     assert options["capacity"] == config.replay.capacity
-    assert options["samples_per_insert"] == config.replay.samples_per_insert
+    assert options["samples_per_insert"] == 0.25 * 64
 
 
 def test_an_actor_hosts_side_has_its_leased_slots_and_an_uplink() -> None:

@@ -25,7 +25,7 @@ def program(name: str = "apex", probe: Probe = PROBE, **wiring: Any) -> Program:
     config = replace(
         config,
         actor=replace(config.actor, actors=5, envs_per_actor=3),
-        replay=replace(config.replay, capacity=1000, min_size=100, samples_per_insert=4.0),
+        replay=replace(config.replay, capacity=1000, min_size=100, updates_per_step=0.125),
         learner=replace(config.learner, batch_size=32),
         wiring=replace(config.wiring, **wiring),
     )

@@ -206,7 +206,7 @@ def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
 
 def test_shards_of_one_learner_are_sampled_as_one_replay_and_those_of_others_never(stack: ExitStack) -> None:
     """Five groups of two learners, as home samples them: steps say whose they are, priorities say how often."""
-    whole = program("gorila", learners=2, replay="local", samples_per_insert=0.0, min_size=2, alpha=1.0)
+    whole = program("gorila", learners=2, replay="local", updates_per_step=0.0, min_size=2, alpha=1.0)
     rng = np.random.default_rng(4)
     shards, priorities = [], []
     for group in range(5):

@@ -77,7 +77,7 @@ _ACTOR_CRITIC: dict[str, Any] = {
     "capacity": 1_000_000,
     "alpha": 0.0,
     "min_size": 10_000,  # rl-zoo's learning_starts for MuJoCo, of SAC and of TD3
-    "samples_per_insert": 256.0,  # one update per environment step
+    "updates_per_step": 1.0,
     "random_start": True,
     "pull_period": 10,  # ours: one publication, if every step has its update (they act with the newest weights)
 }
@@ -90,7 +90,6 @@ _DDPG: dict[str, Any] = _ACTOR_CRITIC | {
     "policy_learning_rate": 1e-4,
     "polyak": 0.001,
     "batch_size": 64,
-    "samples_per_insert": 64.0,
     "sigma": 0.2,
     "residual": 0.0,
 }
@@ -239,7 +238,7 @@ AGENTS: dict[str, AgentInfo] = {
             "batch_size": 64,
             "capacity": 100_000,  # sequences
             "min_size": 1_250,  # sequences: Ape-X's 50 000 steps
-            "samples_per_insert": 0.4,  # sequences: every step is trained on 0.8 times, as theirs were
+            "updates_per_step": 0.4 / (64 * 40),  # every step is trained on 0.8 times, as theirs were
         },
         item="sequence",
     ),

@@ -244,7 +244,7 @@ def _from_log(folder: RunFolder, trouble: str) -> RenderableType:
         eval_return=last.get("eval_return"),
         best_eval_return=last.get("best_eval_return"),
         replay_size=int(last.get("replay_size") or 0),
-        samples_per_insert=float(last.get("samples_per_insert") or 0.0),
+        updates_per_step=float(last.get("updates_per_step") or 0.0),
         policy_lag=PolicyLag(*lag),
         weights_version=int(last.get("weights_version") or 0),
         restarts=dict(summary.get("restarts") or {}) if ended else {"workers": int(last.get("restarts") or 0)},
@@ -267,7 +267,7 @@ def _numbers(status: RunStatus) -> Table:
     table.add_row("updates", count(status.updates), version)
     full = f"of {count(status.replay_capacity)}" if status.replay_capacity else ""
     table.add_row("replay", count(status.replay_size), full)
-    table.add_row("samples per insert", number(status.samples_per_insert), "")
+    table.add_row("updates per step", f"{status.updates_per_step:.3g}", "")
     table.add_row("policy lag", number(status.policy_lag.mean), f"p95 {number(status.policy_lag.p95)} updates")
     for what, found in (("restarts", status.restarts), ("dropped", status.dropped)):
         words = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in found.items() if n)

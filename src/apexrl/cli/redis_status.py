@@ -226,7 +226,7 @@ def _numbers(view: RunView, width: int) -> Table:
     table.add_row("updates", count(digest.updates), updates)
     bar = fill_bar(digest.replay_size, digest.replay_capacity, room)
     table.add_row("replay", count(digest.replay_size), bar)
-    table.add_row("samples per insert", number(digest.samples_per_insert), "")
+    table.add_row("updates per step", f"{digest.updates_per_step:.3g}", "")
     p95 = f"p95 {number(digest.policy_lag_p95)}  updates" if digest.policy_lag_p95 is not None else ""
     table.add_row("policy lag", number(digest.policy_lag), Text(p95, style="dim"))
     queue = Text(f"items   {count(view.queue)} frames queued", style="yellow" if view.queue > _LONG_QUEUE else "dim")

@@ -56,10 +56,12 @@ class ReplaySettings:
     """Learner updates between removals; up to a quarter more than capacity is kept in between (Ape-X: 100)."""
     min_size: Annotated[int, Range(1)] = 50_000
     """Transitions or sequences before the first update (Ape-X: 50 000)."""
-    samples_per_insert: Annotated[float, Range(0)] = 0.0
-    """Items sampled per item inserted; 0: no limit (Ape-X; it observed ≈ 0.78)."""
-    insert_band: Annotated[float, Range(0), Needs("samples_per_insert", unless=(0.0,))] = 0.1
-    """How far samples_per_insert may be exceeded or missed, as a fraction of min_size (Reverb's error buffer)."""
+    updates_per_step: Annotated[float, Range(0)] = 0.0
+    """Learner updates per environment step of all actors together, whatever batch_size is; the faster side waits.
+    0: uncoupled, both go as fast as they can (Ape-X; it observed ≈ 0.0015). DQN: 0.25, SAC: 1."""
+    insert_band: Annotated[float, Range(0), Needs("updates_per_step", unless=(0.0,))] = 0.1
+    """How far updates_per_step may be exceeded or missed: as many steps as this fraction of min_size brings.
+    Reverb's error buffer."""
 
 
 @dataclass(frozen=True)

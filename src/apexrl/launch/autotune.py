@@ -1,6 +1,6 @@
 """Auto-tuning of a live run: adds and removes workers, changes thread counts, and measures the throughput.
 
-The throughput of a window is √(env steps/s · learner updates/s). Where the two are coupled (``samples_per_insert``, or
+The throughput of a window is √(env steps/s · learner updates/s). Where the two are coupled (``updates_per_step``, or
 unrolls that are learned from once) they rise and fall together. Where they are not, more actors make more steps and
 take processor time from the learner: either rate alone would drive the other to zero.
 """

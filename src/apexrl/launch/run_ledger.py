@@ -112,6 +112,7 @@ class Ledger:
         self.base = base
         self._began = began
         self._first_step: float | None = None
+        self._learning_since: tuple[int, int] | None = None  # environment steps and updates made then
         self._stopped: float | None = None
         self._returns = LatestReturns()
         self._env_rate, self._update_rate = RateMeter(), RateMeter()
@@ -230,6 +231,7 @@ class Ledger:
             replay_size=int(replay.get("size", 0)),
             replay_capacity=int(replay.get("capacity", 0)),
             samples_per_insert=float(replay.get("observed_samples_per_insert", 0.0)),
+            updates_per_step=self._updates_per_step(env_steps, updates),
             weights_version=version,
             workers=workers,
             restarts=self._everywhere(restarts),
@@ -312,6 +314,13 @@ class Ledger:
                     self.tell(f"{where} could not be written: {error}. The summary: {words}", "warning")
                     return
             time.sleep(0.25)
+
+    def _updates_per_step(self, env_steps: int, updates: int) -> float:
+        """What is reached since the first update here: before it, steps only fill the replay."""
+        if self._learning_since is None and updates > self.base.updates:
+            self._learning_since = env_steps, updates
+        steps, made = self._learning_since or (env_steps, updates)
+        return (updates - made) / (env_steps - steps) if env_steps > steps else 0.0
 
     def _everywhere(self, restarts: Mapping[str, int]) -> dict[str, int]:
         """Restarts by role, those of environment workers on other hosts among them."""

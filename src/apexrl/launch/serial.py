@@ -79,7 +79,7 @@ def run_serial(program: Program, ledger: Ledger, wiring: Wiring, interrupts: Int
         if stuck > _STUCK_ROUNDS:
             raise WorkerError(
                 "no role can go on: the actors wait for the replay and the learner waits for the actors. "
-                "Check --min-size against --capacity, and --samples-per-insert"
+                "Check --min-size against --capacity, and --updates-per-step"
             )
         if interrupts.count:
             ledger.stop("interrupted")

@@ -31,7 +31,6 @@ PENDULUM = _ground(
 )
 _PENDULUM_ALL: dict[str, Any] = {
     "batch_size": 128,  # rl-zoo's 256 are more than it needs, and so are its units
-    "samples_per_insert": 128.0,  # one update per environment step
     "min_size": 1_000,
     "capacity": 100_000,
 }
@@ -102,12 +101,11 @@ _LUNARLANDER_SAC: dict[str, Any] = {
     "n_step": 5,
     "alpha": 0.6,  # Horgan et al. 2018, Ape-X DPG
     "batch_size": 128,
-    "samples_per_insert": 32.0,
+    "updates_per_step": 0.25,
     "hidden": (128, 128),
 }
 _LUNARLANDER_TD3: dict[str, Any] = {  # half of rl-zoo's batch, and fewer units than its 400-300, are enough
     "batch_size": 128,
-    "samples_per_insert": 128.0,
     "hidden": (256, 256),
     "learning_rate": 7.3e-4,  # as of SAC; rl-zoo: 1e-3, and γ 0.98
     "sigma": 0.1,  # rl-zoo

@@ -26,7 +26,7 @@ CARTPOLE = Config(
     env=EnvConfig(env="CartPole-v1"),
     # rl-zoo's step size and batch; it reads every step 32 times, n = 3 needs fewer
     agent=AgentConfig(hidden=(128, 128), learning_rate=2.3e-3, gradient_clip=10.0, target_period_updates=200),
-    replay=ReplayConfig(capacity=100_000, min_size=1_000, samples_per_insert=8.0),
+    replay=ReplayConfig(capacity=100_000, min_size=1_000, updates_per_step=0.125),
     actor=ActorConfig(actors=2, envs_per_actor=16, pull_period=20),
     learner=LearnerConfig(batch_size=64, checkpoint_seconds=5.0),
     stop=StopConfig(stop_at_return=499.0),  # 475 is solved; more, so that fresh episodes show it too
@@ -43,10 +43,10 @@ _POSITION_R2D2: dict[str, Any] = {
     "gamma": 0.99,
     "learning_rate": 5e-4,
     "batch_size": 32,
-    # These count sequences: each brings 10 steps, and every step is read 16 times
+    # These two count sequences: each brings 10 steps
     "capacity": 20_000,
     "min_size": 200,
-    "samples_per_insert": 8.0,
+    "updates_per_step": 0.025,  # every step is read 16 times
     "target_period_updates": 200,
 }
 
@@ -54,7 +54,7 @@ _POSITION_R2D2: dict[str, Any] = {
 _CARTPOLE_CATEGORIES: dict[str, Any] = {"v_min": 0.0, "v_max": 100.0, "learning_rate": 1e-3}
 # More updates and copies of the target: without n-step returns values come one step further with every copy, and
 # without ε a policy that drifts out of the picture is left sooner.
-_CARTPOLE_OFTEN: dict[str, Any] = {"samples_per_insert": 16.0, "target_period_updates": 100}
+_CARTPOLE_OFTEN: dict[str, Any] = {"updates_per_step": 0.25, "target_period_updates": 100}
 # Policy gradients here: CleanRL's PPO step size times four and its clip; Adam, and means over the steps, for all of
 # them. An update for every 128 environment steps, or several gradient steps for 256 or 512.
 _CARTPOLE_UNROLLS: dict[str, Any] = {
@@ -120,7 +120,7 @@ CATCH = Config(
     preset="catch",
     env=EnvConfig(env="apexrl.envs.toy:Catch-v0"),
     agent=AgentConfig(learning_rate=2.5e-4, gradient_clip=10.0, target_period_updates=200),
-    replay=ReplayConfig(capacity=50_000, min_size=1_000, samples_per_insert=4.0),
+    replay=ReplayConfig(capacity=50_000, min_size=1_000, updates_per_step=0.125),
     actor=ActorConfig(actors=2, envs_per_actor=16, pull_period=10),
     learner=LearnerConfig(batch_size=32),  # DQN's (Mnih et al. 2015)
     evaluator=EvaluatorConfig(eval_period_seconds=3.0),
@@ -132,7 +132,7 @@ LUNARLANDER = Config(
     env=EnvConfig(env="LunarLander-v3"),
     # SLM-Lab's double DQN with PER reads every step 16 times; n = 3 needs fewer. Step size: rl-zoo's is 6.3e-4
     agent=AgentConfig(hidden=(128, 128), learning_rate=5e-4, gradient_clip=10.0, target_period_updates=500),
-    replay=ReplayConfig(capacity=200_000, min_size=5_000, samples_per_insert=8.0),
+    replay=ReplayConfig(capacity=200_000, min_size=5_000, updates_per_step=0.125),
     actor=ActorConfig(actors=2, envs_per_actor=16, pull_period=20),
     learner=LearnerConfig(batch_size=64, checkpoint_seconds=15.0),
     evaluator=EvaluatorConfig(eval_period_seconds=5.0),
@@ -186,7 +186,7 @@ MINATAR_BREAKOUT = Config(
         target_period_updates=1_000,  # MinAtar's DQN
     ),
     # capacity and first update: MinAtar's DQN; Dopamine samples 32 every 4 steps
-    replay=ReplayConfig(capacity=100_000, min_size=5_000, samples_per_insert=8.0),
+    replay=ReplayConfig(capacity=100_000, min_size=5_000, updates_per_step=0.25),
     actor=ActorConfig(actors=2, envs_per_actor=8, pull_period=20),
     learner=LearnerConfig(batch_size=32, checkpoint_seconds=30.0),  # the batch: MinAtar's DQN
     evaluator=EvaluatorConfig(eval_period_seconds=20.0, eval_episodes=50, eval_envs=25),

@@ -171,7 +171,7 @@ class View:
         if status.replay_capacity:
             bar = fill_bar(status.replay_size, status.replay_capacity, room)
             table.add_row("replay", count(status.replay_size), bar)
-            table.add_row("samples per insert", number(status.samples_per_insert), "")
+            table.add_row("updates per step", f"{status.updates_per_step:.3g}", "")
         lag = status.policy_lag
         detail = f"p95 {number(lag.p95)}   max {number(lag.max)}  updates" if math.isfinite(lag.mean) else ""
         table.add_row("policy lag", number(lag.mean), Text(detail, style="dim"))

@@ -98,7 +98,7 @@ def line(status: RunStatus) -> str:
     ]
     if status.replay_capacity:  # of a topology with a replay, once it exists
         parts.append(f"replay {status.replay_size / status.replay_capacity:.0%}")
-        parts.append(f"samples/insert {number(status.samples_per_insert)}")
+        parts.append(f"updates/step {status.updates_per_step:.3g}")
     parts.append(f"lag {number(status.policy_lag.mean)}")
     if lost := losses(status):
         parts.append(lost.plain)

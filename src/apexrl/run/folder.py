@@ -240,6 +240,7 @@ def make_summary(
         "env_steps_per_second": round(status.env_steps / wall, 2) if wall > 0 else 0.0,
         "updates_per_second": round(status.updates / wall, 2) if wall > 0 else 0.0,
         "samples_per_insert": round(status.samples_per_insert, 4),
+        "updates_per_step": round(status.updates_per_step, 6),
         "policy_lag": {
             **status.policy_lag._asdict(),
             "steps": sum(status.lag_histogram.values()),

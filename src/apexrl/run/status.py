@@ -111,6 +111,8 @@ class RunStatus:
     """0: there is no replay."""
     samples_per_insert: float = 0.0
     """Observed: sampled items per inserted item, since the start."""
+    updates_per_step: float = 0.0
+    """Reached: learner updates per environment step, since the first update of this part of the run."""
     policy_lag: PolicyLag = NO_LAG
     """Of the steps that were learned from since the learner's last report."""
     lag_histogram: Mapping[int, int] = field(default_factory=dict)

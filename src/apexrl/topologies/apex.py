@@ -21,7 +21,7 @@ def apex(config: Config, probe: Probe) -> Program:
     actors, learners, restarts = config.actor, config.wiring.learners, config.learner.learner_restarts
     program = Program(config)
 
-    replay = program.replay(**prioritized(config, probe))
+    replay = program.replay(**prioritized(config, probe, together=learners))
     weights = program.weights(probe.weights_nbytes)
     settings: dict[str, Any] = {"config": config, "spec": probe.spec}
     fragile: dict[str, Any] = {"restarts": actors.actor_restarts, "env_timeout": actors.env_timeout}

@@ -27,8 +27,12 @@ def experience(config: Config, probe: Probe) -> dict[str, Any]:
     return queue(config, probe) if probe.item.kind == "unroll" else prioritized(config, probe)
 
 
-def prioritized(config: Config, probe: Probe) -> dict[str, Any]:
-    """Options of Ape-X's replay: draws by priority, or at random where ``alpha`` is 0."""
+def prioritized(config: Config, probe: Probe, together: int = 1) -> dict[str, Any]:
+    """Options of Ape-X's replay: draws by priority, or at random where ``alpha`` is 0.
+
+    Args:
+        together: learners that make every update together, each from a batch of its own.
+    """
     replay = config.replay
     return {
         **_steps(config, probe),
@@ -40,9 +44,19 @@ def prioritized(config: Config, probe: Probe) -> dict[str, Any]:
         "remover_alpha": replay.remover_alpha,
         "trim_every": replay.trim_every,
         "min_size": replay.min_size,
-        "samples_per_insert": replay.samples_per_insert,
+        "samples_per_insert": samples_per_insert(config, probe.item, together),
         "insert_band": replay.insert_band,
     }
+
+
+def samples_per_insert(config: Config, item: Item, together: int = 1) -> float:
+    """The ratio of sampled to inserted items that makes ``updates_per_step`` updates for every environment step.
+
+    A transition is inserted for every step, a sequence for every ``stride`` steps: of episodes much longer than it. An
+    update takes a batch of each of the learners that make it ``together``.
+    """
+    steps = item.stride if item.kind == "sequence" else 1
+    return config.replay.updates_per_step * config.learner.batch_size * together * steps
 
 
 def served(config: Config) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def test_learners_of_impala_make_every_update_together_and_go_on_whoever_dies(cl
 @pytest.mark.cluster
 def test_learners_of_apex_are_served_from_shards_and_go_on_whoever_dies(cluster: str, tmp_path: Path) -> None:
     config = with_agent(Config(topology="apex", name="run", out=str(tmp_path)), "dqn")
-    sizes = {"capacity": 4000, "min_size": 200, "samples_per_insert": 4.0, "learners": 2}
+    sizes = {"capacity": 4000, "min_size": 200, "updates_per_step": 0.25, "learners": 2}
     killer = Killer("learner-0", "learner-1", "replay-0")
     summary, watcher = run(cluster, override(config, {**SMALL, **sizes}), killer, replay_shards=2)
     assert summary["restarts"] == {"learner": 2, "replay": 1, "actor": 0, "evaluator": 0, "shard": 0}
@@ -118,7 +118,7 @@ def test_learners_of_apex_are_served_from_shards_and_go_on_whoever_dies(cluster:
 
 def gorila(tmp_path: Path, **changes: Any) -> Config:
     config = with_agent(Config(topology="gorila", name="run", out=str(tmp_path)), "dqn")
-    sizes = {"capacity": 4000, "min_size": 200, "samples_per_insert": 4.0, "publish_period_updates": 5}
+    sizes = {"capacity": 4000, "min_size": 200, "updates_per_step": 0.5, "publish_period_updates": 5}
     return override(config, {**SMALL, **sizes, "learners": 2, **changes})
 
 

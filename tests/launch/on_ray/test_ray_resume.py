@@ -44,7 +44,7 @@ def test_a_run_goes_on_on_the_cluster_where_it_was(cluster: str, tmp_path: Path)
         actors=1,
         env_steps=3000,
         min_size=64,
-        samples_per_insert=1.0,
+        updates_per_step=0.0625,
         batch_size=16,
         capacity=2000,
         eval_episodes=2,
@@ -71,7 +71,7 @@ def test_a_run_goes_on_on_the_cluster_where_it_was(cluster: str, tmp_path: Path)
 def test_the_command_of_a_killed_driver_goes_on_when_it_is_repeated(cluster: str, tmp_path: Path) -> None:
     """The cluster has no room for both: actors of the killed one end without it."""
     words = "train cartpole --resume-or-start --name run --actors 2 --actor-cpus 1 --replay-shards 2 --min-size 64"
-    words += " --batch-size 16 --capacity 2000 --eval-episodes 2 --checkpoint-seconds 0.5 --samples-per-insert 1"
+    words += " --batch-size 16 --capacity 2000 --eval-episodes 2 --checkpoint-seconds 0.5 --updates-per-step 0.0625"
     command = [sys.executable, "-m", "apexrl.cli", *words.split(), "--ray", cluster, "--out", str(tmp_path)]
     folder = RunFolder(tmp_path / "run")
     with (tmp_path / "log").open("w") as log:

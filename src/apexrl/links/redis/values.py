@@ -71,7 +71,7 @@ class LearnerDigest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     best_eval_return: Measurement = None
     replay_size: Count = 0
     replay_capacity: Count = 0
-    samples_per_insert: float = 0.0
+    updates_per_step: float = 0.0
     policy_lag: Measurement = None
     """Mean, in updates."""
     policy_lag_p95: Measurement = None
@@ -113,7 +113,7 @@ class LearnerDigest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             best_eval_return=_finite(status.best_eval_return),
             replay_size=status.replay_size,
             replay_capacity=status.replay_capacity,
-            samples_per_insert=_finite(status.samples_per_insert) or 0.0,
+            updates_per_step=_finite(status.updates_per_step) or 0.0,
             policy_lag=_finite(lag.mean),
             policy_lag_p95=_finite(lag.p95),
             weights_version=status.weights_version,
