@@ -76,6 +76,8 @@ class Agent(Protocol):
     - ``prepare(batch: Sampled) -> Any``: turns a batch into what ``update`` takes (device copies), perhaps in a
       prefetch thread; without it, ``update`` takes the batch itself;
     - ``item`` (``Item``): what it learns from; without it, transitions;
+    - ``expected_returns(observations) -> float32 [B]``: the discounted return that it expects of episodes that begin
+      with these observations, in units of the learner's reward; evaluations compare it with what they observe;
     - ``Settings``: a dataclass with settings of its own (``config.settings``), which become flags; the constructor
       finds their values in ``config.agent_settings``: ``Settings(**config.agent_settings)``;
     - ``anneal(progress: float)``: called before every update with the part of the run's environment steps that are

@@ -220,7 +220,7 @@ def test_metrics_come_every_so_often() -> None:
     learned = train(DQN(VECTOR, SMALL), METRICS_PERIOD_UPDATES + 2)
     reported = [index for index, result in enumerate(learned) if result.metrics]
     assert reported == [0, METRICS_PERIOD_UPDATES]
-    assert set(learned[0].metrics) == {"loss", "priority", "q", "gradient_norm"}
+    assert {"loss", "priority", "q", "gradient_norm"} <= set(learned[0].metrics)
     assert learned[0].metrics["priority"] == pytest.approx(float(learned[0].priorities.mean()))
 
 

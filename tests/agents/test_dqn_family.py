@@ -260,7 +260,7 @@ def test_it_learns_what_one_batch_says(name: str) -> None:
     batch.data["reward"][:], batch.data["discount"][:] = 1.0, 0.0
     first = agent.update(agent.prepare(batch)).metrics
     learned = [agent.update(agent.prepare(batch)) for _ in range(2 * METRICS_PERIOD_UPDATES)][-1]
-    assert set(learned.metrics) == {"loss", "priority", "q", "gradient_norm"}
+    assert {"loss", "priority", "q", "gradient_norm"} <= set(learned.metrics)
     assert learned.metrics["loss"] < 0.3 * first["loss"]
 
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apexrl.agents import trained_agent
+from apexrl.agents import diagnostics, trained_agent
 from apexrl.agents.box_actions import ActionBox
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, pack, restore, seeded_layers
 from apexrl.agents.sequence_batch import C, H
@@ -154,6 +154,16 @@ class ActorCritic:
             return Acted(drawn, extras, state)
         return Acted(self._box.to_env(cast("NDArray[np.float32]", drawn)), extras | {SAMPLE: drawn}, state)
 
+    @torch.no_grad()
+    def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
+        """V(s) [B] of episodes' first observations, before which an LSTM's state is zero."""
+        seen = {name: value.unsqueeze(1) for name, value in on_device(observations, self._device).items()}
+        rows = len(next(iter(seen.values())))
+        zeros = torch.zeros((rows, self._units), device=self._device)
+        first = torch.zeros((1, rows), dtype=torch.bool, device=self._device)
+        memory = LSTMState(zeros, zeros) if self._units else None
+        return as_array(self._network.network.unroll(seen, memory, first)[1][0])
+
     # Learning
 
     def anneal(self, progress: float) -> None:
@@ -253,7 +263,8 @@ class ActorCritic:
     def _gradients(self, batch: Unrolls, aims: Aims | None, measured: bool) -> Gradients:
         """``gradients``, with targets and advantages as given, or this pass's; with metrics where ``measured``."""
         network = self._network
-        now = self._evaluate(batch)
+        with diagnostics.DeadUnits(measured) as units:
+            now = self._evaluate(batch)
         aims = self._aims(batch, now) if aims is None else aims
         loss = self.loss(batch, now, aims)
         network.differentiate(loss)
@@ -261,6 +272,7 @@ class ActorCritic:
         metrics: dict[str, float] = {}
         if measured:
             metrics = {"loss": float(loss.detach()), **self._metrics(batch, now), "gradient_norm": gradient_norm}
+            metrics |= diagnostics.of_networks(self.networks) | units.share() | self._of_steps(batch, now, aims)
         return Gradients({GROUP: network.gradient}, None, metrics)
 
     def _evaluate(self, batch: Unrolls) -> Evaluated:
@@ -326,6 +338,13 @@ class ActorCritic:
         if config.correction == "vtrace":
             means["rho"] = ratio.clamp(max=config.rho_clip)
         return {name: float(values.detach()[batch.mask].mean()) for name, values in means.items()}
+
+    def _of_steps(self, batch: Unrolls, now: Evaluated, aims: Aims) -> dict[str, float]:
+        """What the inputs, the ratios and the values of the steps tell."""
+        steps = batch.mask
+        found = diagnostics.of_inputs(batch.observation, batch.reward[steps])
+        found["effective_samples"] = diagnostics.effective_samples(self._ratio(batch, now).detach()[steps])
+        return found | diagnostics.explained_variance(aims.before[steps], aims.target[steps])
 
     weights, load = trained_agent.weights, trained_agent.load
     state_dict, load_state_dict = trained_agent.state_dict, trained_agent.load_state_dict

@@ -9,9 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from apexrl.agents import diagnostics
 from apexrl.agents.deterministic import Deterministic
 from apexrl.agents.return_heads import support_of
-from apexrl.agents.trained_network import Loss
+from apexrl.agents.trained_network import Gradients, Loss
 from apexrl.agents.transition_batch import Transitions
 from apexrl.config import AgentConfig
 from apexrl.losses.deterministic import ascent_loss
@@ -33,6 +34,9 @@ class D4PG(Deterministic):
         super().__init__(spec, config, device, seed, outputs=config.atoms)
         self._support = support_of(config, self._device)
 
+    def values(self, answers: Tensor) -> Tensor:
+        return self._mean(answers)
+
     def errors(self, batch: Transitions, now: Tensor, later: Tensor) -> Tensor:
         """D_KL(Φ(R + d·Z(s', μ(s'))) ‖ Z(s, a)), the critic's loss."""
         return categorical_divergence(now[0], self._target_distribution(batch, later[0]))
@@ -46,6 +50,15 @@ class D4PG(Deterministic):
         divergence = categorical_divergence(logits, target)
         return Loss((batch.weights * divergence).mean(), divergence.detach(), self._mean(logits.detach()))
 
+    def gradients(self, batch: Transitions) -> Gradients:
+        """As ``Deterministic.gradients``; the metrics have the probability at the edges of the support besides."""
+        found = super().gradients(batch)
+        if found.metrics:
+            with torch.no_grad():
+                logits = self._critic.network(batch.observation, self._box.to_unit(batch.action))[0]
+            found.metrics.update(diagnostics.support_edges(torch.softmax(logits, dim=1)))
+        return found
+
     def policy_loss(self, batch: Transitions) -> Tensor:
         """A loss whose gradient is that of −mean E[Z(s, μ(s))], with ∂E[Z]/∂a clipped elementwise."""
         action = self._mu(self._policy.network, batch.observation)
@@ -55,8 +68,8 @@ class D4PG(Deterministic):
         return ascent_loss(action, slope, SLOPE_CLIP)
 
     def _mean(self, logits: Tensor) -> Tensor:
-        """E[Z] [B] of logits [B, N]."""
-        return torch.softmax(logits, dim=1) @ self._support
+        """E[Z] [...] of logits [..., N]."""
+        return torch.softmax(logits, dim=-1) @ self._support
 
     def _target_distribution(self, batch: Transitions, logits: Tensor) -> Tensor:
         """Φ(R + d·Z), [B, N], of the later state's logits [B, N]."""

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apexrl.agents import trained_agent
+from apexrl.agents import diagnostics, trained_agent
 from apexrl.agents.box_actions import ActionBox
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
 from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained, as_returned
@@ -93,6 +93,17 @@ class Deterministic(ABC):
             unit = self._box.explored(unit, exploration, self._rng)
         return Acted(self._box.to_env(unit), {}, state)
 
+    @torch.no_grad()
+    def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
+        """Q(s, μ(s)) [B] of episodes' first observations, the least of the critics'."""
+        seen = on_device(observations, self._device)
+        answers = self._critic.network(seen, self._mu(self._policy.network, seen))  # [K, B, O]
+        return as_array(self.values(answers).amin(dim=0))
+
+    def values(self, answers: Tensor) -> Tensor:
+        """Q [K, B], of the critics' answers [K, B, O]."""
+        return answers.squeeze(2)
+
     def priorities(self, items: Arrays) -> NDArray[np.float32]:
         """The priorities [N] that ``update`` would write back if the acting networks were the targets, without noise.
 
@@ -120,7 +131,9 @@ class Deterministic(ABC):
             NonFiniteError: a TD error or a gradient is NaN or infinite; parameters are as before.
         """
         policy, critic = self._policy, self._critic
-        found = as_returned(Loss, self.critic_loss(batch), "critic_loss")
+        measured = self.updates % METRICS_PERIOD_UPDATES == 0
+        with diagnostics.DeadUnits(measured) as units:
+            found = as_returned(Loss, self.critic_loss(batch), "critic_loss")
         critic.differentiate(found.loss)
         priorities = as_array(found.priorities)
         norm = critic.clip(self.updates, priorities)
@@ -130,12 +143,13 @@ class Deterministic(ABC):
             policy.clip(self.updates)
             groups["policy"] = policy.gradient
         metrics: dict[str, float] = {}
-        if self.updates % METRICS_PERIOD_UPDATES == 0:
+        if measured:
             metrics = {
                 "loss": float(found.loss.detach()),
                 "priority": float(priorities.mean()),
                 "q": float(found.q.detach().mean()),
                 "gradient_norm": norm,
+                **diagnostics.of_weighted(batch, self.networks, units),
             }
         return Gradients(groups, priorities, metrics)
 

@@ -96,6 +96,14 @@ class DiscreteSAC:
         return Acted(self._choices.to_env(logits.argmax(axis=1)), {}, state)
 
     @torch.no_grad()
+    def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
+        """The smaller Q [B] of the likeliest action at episodes' first observations; it counts later entropy besides
+        rewards."""
+        seen = on_device(observations, self._device)
+        action = self._policy.network(seen).argmax(dim=1)
+        return as_array(self._critics.network(seen).amin(dim=0).gather(1, action[:, None]).squeeze(1))
+
+    @torch.no_grad()
     def priorities(self, items: Arrays) -> NDArray[np.float32]:
         """|δ| [N], the mean over both critics: one pass of the newest published ones over both states."""
         batch = fresh_transitions(items, self._device)
@@ -139,7 +147,7 @@ class DiscreteSAC:
         """Clipped gradients of the losses above and of the temperature's: see ``soft_update.gradients``."""
         values = self._critics.network(batch.observation)
         found = self.critic_loss(batch, values)
-        return soft_update.gradients(self, found, lambda: self.policy_loss(batch, values.detach()))
+        return soft_update.gradients(self, batch, found, lambda: self.policy_loss(batch, values.detach()))
 
     def _taken(self, values: Tensor, action: Tensor) -> Tensor:
         """Q(s, a) [K, B] of [K, B, n]."""

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apexrl.agents import trained_agent
+from apexrl.agents import diagnostics, trained_agent
 from apexrl.agents.accelerated import accelerated, is_accelerated
 from apexrl.agents.bootstrap import targets_of
 from apexrl.agents.discrete_actions import Choices
@@ -88,16 +88,20 @@ class DQN:
         no noise and always the same fractions.
         """
         few = self._few
-        if not greedy:
-            draw = self._draw(len(exploration), few)
-        else:
-            draw = Draw(None, midpoints(few, self._device).expand(len(exploration), few)) if few else NOTHING
+        draw = self._greedy_draw(len(exploration)) if greedy else self._draw(len(exploration), few)
         answers = self._returns.read(self._online.values(on_device(observations, self._device), draw)).cpu()
         q = self._returns.means(answers)  # [B, n]
         actions = q.numpy().argmax(axis=1)
         if not greedy:
             actions = self._choices.epsilon_greedy(actions, exploration, self._rng)
         return Acted(self._choices.to_env(actions), self._returns.recorded(answers, q, actions), state)
+
+    def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
+        """max_a Q(s, a) [B] of episodes' first observations, as greedy acting reads Q."""
+        rows = len(next(iter(observations.values())))
+        seen = on_device(observations, self._device)
+        answers = self._returns.read(self._online.values(seen, self._greedy_draw(rows)))
+        return as_array(self._returns.means(answers).amax(dim=1))
 
     def priorities(self, items: Arrays) -> NDArray[np.float32]:
         """|δ| [N], or for categories the divergence, from what was recorded while acting.
@@ -165,18 +169,25 @@ class DQN:
         """
         network = self._network
         measured = self.updates % METRICS_PERIOD_UPDATES == 0
-        if is_accelerated(self.loss) and is_accelerated(self._returns.losses) and not self._config.network:
-            found = self._loss_by_hand(batch, measured)
-        else:
-            found = as_returned(Loss, self.loss(batch), "loss")
-            network.differentiate(found.loss)
+        with diagnostics.DeadUnits(measured) as units:
+            if is_accelerated(self.loss) and is_accelerated(self._returns.losses) and not self._config.network:
+                found = self._loss_by_hand(batch, measured)
+            else:
+                found = as_returned(Loss, self.loss(batch), "loss")
+                network.differentiate(found.loss)
         priorities = as_array(found.priorities)
         norm = network.clip(self.updates, priorities)
         metrics: dict[str, float] = {}
         if measured:
-            q = self._returns.means(self._returns.read(found.q.detach()))
-            metrics = {"loss": float(found.loss.detach()), "priority": float(priorities.mean()), "q": float(q.mean())}
-            metrics["gradient_norm"] = norm
+            answers = self._returns.read(found.q.detach())
+            metrics = {
+                "loss": float(found.loss.detach()),
+                "priority": float(priorities.mean()),
+                "q": float(self._returns.means(answers).mean()),
+                "gradient_norm": norm,
+                **diagnostics.of_weighted(batch, self.networks, units),
+                **(diagnostics.support_edges(answers) if self._config.distribution == "categorical" else {}),
+            }
         return Gradients({"q": network.gradient}, priorities, metrics)
 
     def _loss_by_hand(self, batch: Transitions, measured: bool) -> Loss:
@@ -216,6 +227,11 @@ class DQN:
     @cached_property
     def _target(self) -> Differentiable:
         return differentiable(self._network.target)
+
+    def _greedy_draw(self, rows: int) -> Draw:
+        """Of greedy acting: no noise, and always the same fractions."""
+        few = self._few
+        return Draw(None, midpoints(few, self._device).expand(rows, few)) if few else NOTHING
 
     def _draw(self, rows: int, samples: int = 0) -> Draw:
         """The random numbers of one pass through the network: noise for all rows, τ ~ U(0, 1) for every row."""

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apexrl.agents import trained_agent
+from apexrl.agents import diagnostics, trained_agent
 from apexrl.agents.discrete_actions import Choices
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
 from apexrl.agents.sequence_batch import C, H, Sequences, items_time_first, sequences
@@ -93,6 +93,12 @@ class R2D2:
         extras = {"q": q[np.arange(rows), actions], "value": value, H: state[H], C: state[C]}
         return Acted(self._choices.to_env(actions), extras, {H: h, C: c})
 
+    def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
+        """max_a Q(s, a) [B] of episodes' first observations, no longer rescaled."""
+        rows = len(next(iter(observations.values())))
+        value = self.act(observations, None, np.zeros(rows, np.float32), greedy=True).extras["value"]
+        return as_array(unscale(torch.from_numpy(value), self._config.rescaling_eps))
+
     def priorities(self, items: Arrays) -> NDArray[np.float32]:
         """η·max|δ| + (1 − η)·mean|δ| of N sequences, [N], from the values recorded while acting.
 
@@ -137,17 +143,20 @@ class R2D2:
             NonFiniteError: δ or the gradient is NaN or infinite; parameters are as before.
         """
         network = self._network
-        found = as_returned(Loss, self.loss(batch), "loss")
+        measured = self.updates % METRICS_PERIOD_UPDATES == 0
+        with diagnostics.DeadUnits(measured) as units:
+            found = as_returned(Loss, self.loss(batch), "loss")
         network.differentiate(found.loss)
         priorities = as_array(found.priorities)
         norm = network.clip(self.updates, priorities)
         metrics: dict[str, float] = {}
-        if self.updates % METRICS_PERIOD_UPDATES == 0:
+        if measured:
             metrics = {
                 "loss": float(found.loss.detach()),
                 "priority": float(priorities.mean()),
                 "q": float(unscale(found.q.detach(), self._config.rescaling_eps)[batch.mask].mean()),
                 "gradient_norm": norm,
+                **diagnostics.of_weighted(batch, self.networks, units),
             }
         return Gradients({"q": network.gradient}, priorities, metrics)
 

@@ -103,6 +103,13 @@ class SAC:
         return Acted(self._box.to_env(unit), {}, state)
 
     @torch.no_grad()
+    def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
+        """The smaller Q(s, tanh(μ)) [B] of episodes' first observations; it counts later entropy besides rewards."""
+        seen = on_device(observations, self._device)
+        action = torch.tanh(gaussian(self._policy.network(seen))[0])
+        return as_array(self._critics.network(seen, action).squeeze(2).amin(dim=0))
+
+    @torch.no_grad()
     def priorities(self, items: Arrays) -> NDArray[np.float32]:
         """|δ| [N], the mean over both critics: one pass of the newest published ones over both states.
 
@@ -152,7 +159,7 @@ class SAC:
         """Clipped gradients of the losses above and of the temperature's: see ``soft_update.gradients``."""
         noise = torch.randn(2, len(batch.reward), self._box.size, generator=self._noise).to(self._device)
         found = self.critic_loss(batch, noise[1])
-        return soft_update.gradients(self, found, lambda: self.policy_loss(batch, noise[0]))
+        return soft_update.gradients(self, batch, found, lambda: self.policy_loss(batch, noise[0]))
 
     def _values(self, batch: Transitions, next_action: Tensor) -> tuple[Tensor, Tensor]:
         """Q(s, a) to be differentiated, and Q⁻(s', a') not to be, each [2, B]."""

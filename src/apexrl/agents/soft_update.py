@@ -7,9 +7,10 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from apexrl.agents import diagnostics
 from apexrl.agents.temperature import Temperature
 from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained, as_returned
-from apexrl.agents.transition_batch import as_array
+from apexrl.agents.transition_batch import Transitions, as_array
 from apexrl.config import AgentConfig
 
 
@@ -36,10 +37,13 @@ class SoftAgent(Protocol):
     _policy: Trained[Any]
     _critics: Trained[Any]
     _temperature: Temperature
+    networks: dict[str, Trained[Any]]
     updates: int
 
 
-def gradients(agent: SoftAgent, found: CriticLoss, policy_loss: Callable[[], PolicyLoss]) -> Gradients:
+def gradients(
+    agent: SoftAgent, batch: Transitions, found: CriticLoss, policy_loss: Callable[[], PolicyLoss]
+) -> Gradients:
     """Gradients of the ``critics`` and, every ``policy_period_updates``, of ``policy`` and ``temperature``, all at the
     same parameters.
 
@@ -51,13 +55,16 @@ def gradients(agent: SoftAgent, found: CriticLoss, policy_loss: Callable[[], Pol
     priorities = as_array(found.priorities)
     norm = critics.clip(agent.updates, priorities)
     groups = {"critics": critics.gradient}
+    measured = agent.updates % METRICS_PERIOD_UPDATES == 0
+    units = diagnostics.DeadUnits(measured)  # of policy and critics, which the policy's loss passes through
     if (agent.updates + 1) % agent._config.policy_period_updates == 0:
-        loss, log_prob = as_returned(PolicyLoss, policy_loss(), "policy_loss")
+        with units:
+            loss, log_prob = as_returned(PolicyLoss, policy_loss(), "policy_loss")
         policy.differentiate(loss)
         policy.clip(agent.updates)
         groups |= {"policy": policy.gradient, "temperature": temperature.gradient(log_prob)}
     metrics: dict[str, float] = {}
-    if agent.updates % METRICS_PERIOD_UPDATES == 0:
+    if measured:
         metrics = {
             "loss": float(found.loss.detach()),
             "priority": float(priorities.mean()),
@@ -65,6 +72,7 @@ def gradients(agent: SoftAgent, found: CriticLoss, policy_loss: Callable[[], Pol
             "gradient_norm": norm,
             "temperature": float(temperature.value),
             "entropy": float(_entropy(found.log_probs)),
+            **diagnostics.of_weighted(batch, agent.networks, units),
         }
     return Gradients(groups, priorities, metrics)
 

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from apexrl.agents.diagnostics import GradientRecord
 from apexrl.agents.optimizer import Optimizer, make_optimizer
 from apexrl.config import AgentConfig
 from apexrl.errors import AgentError, NonFiniteError, SnapshotError
@@ -66,6 +67,7 @@ class Trained(Generic[N]):
         self._config = config
         self._learning_rate = learning_rate or config.learning_rate
         self._has_target = target
+        self.record = GradientRecord()
 
     @cached_property
     def gradient(self) -> Tensor:
@@ -121,13 +123,16 @@ class Trained(Generic[N]):
         norm, most = float(torch.linalg.vector_norm(self.gradient)), self._config.gradient_clip
         if not isfinite(norm) or (priorities is not None and not np.isfinite(priorities).all()):
             raise not_finite(priorities, updates)
+        self.record.note(norm, most)
         if 0.0 < most < norm:
             self.gradient.mul_(most / norm)
         return norm
 
     def step(self, gradient: Tensor | None = None) -> None:
         """One step of the optimizer along ``gradient``, or along its own."""
+        before = self.record.before_step(self.parameters.vector)
         self.optimizer.step(self.parameters.vector, self.gradient if gradient is None else gradient)
+        self.record.after_step(before, self.parameters.vector)
 
     def anneal(self, left: float) -> None:
         """From now on steps are ``left`` times as large as those of the configuration, 0 … 1."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from apexrl.protocols import Agent, Context, State, WeightsReader
 from apexrl.roles import checkpointing
 from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.env_arrays import zeroed
+from apexrl.roles.expected_returns import ExpectedReturns
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
@@ -53,6 +54,7 @@ class Evaluator:
         envs = min(settings.eval_envs, settings.eval_episodes)
         self._context = context
         self._settings = settings
+        self._gamma = config.agent.gamma
         self._check = ActionCheck(config.agent.agent, spec.action)
         self._weights = weights
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, "cpu", context.seed)
@@ -136,7 +138,9 @@ class Evaluator:
     def _begin(self) -> Trial:
         seed = int(self._seeds.spawn(1)[0].generate_state(1)[0])
         with self._context.env_call():
-            return Trial(self._agent, self._env, self._frames, self._settings.eval_episodes, seed, self._check)
+            return Trial(
+                self._agent, self._env, self._frames, self._settings.eval_episodes, seed, self._check, self._gamma
+            )
 
     def _judge(self, trial: Trial) -> None:
         self._context.count(evaluations=1)
@@ -174,6 +178,7 @@ class Evaluator:
             returns=trial.returns,
             final=final,
             **candidate.origin(),
+            **trial.compared(),
         )
 
 
@@ -185,6 +190,7 @@ class Trial:
 
     Args:
         check: looks at the agent's actions; None: nobody does.
+        gamma: discount of the returns that are compared with those that the agent expects; None: none are.
     """
 
     def __init__(
@@ -195,6 +201,7 @@ class Trial:
         episodes: int,
         seed: int,
         check: ActionCheck | None = None,
+        gamma: float | None = None,
     ) -> None:
         self._agent = agent
         self._env = env
@@ -206,6 +213,7 @@ class Trial:
         self._state: State = None
         self._seen = frames.push(env.reset(seed))
         self.returns: list[float] = []
+        self._expected = None if gamma is None else ExpectedReturns(agent, gamma, self._seen)
         self._began = time.monotonic()
 
     def late(self, seconds: float) -> bool:
@@ -234,6 +242,8 @@ class Trial:
                 self._check.look(actions, self._env.num_envs)
             raise
         self._seen = self._frames.push(stepped.observation, stepped.starts)
+        if self._expected is not None:
+            self._expected.note(stepped, self._seen, self._owed)
         if self._state and stepped.starts.any():
             self._state = zeroed(self._state, stepped.starts)
         for episode in stepped.episodes:
@@ -241,6 +251,10 @@ class Trial:
                 self._owed[episode.env] -= 1
                 self.returns.append(episode.episode_return)
         return any(self._owed)
+
+    def compared(self) -> dict[str, Any]:
+        """Lengths and ends of the episodes, and their discounted returns beside what the agent expected."""
+        return {} if self._expected is None else self._expected.report()
 
     @property
     def mean(self) -> float:
