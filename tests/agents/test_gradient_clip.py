@@ -44,3 +44,21 @@ def test_every_networks_gradient_is_clipped_by_its_own_norm(name: str) -> None:
         assert norm > 2 * MOST
         share = MOST / norm if group != "temperature" else 1.0
         torch.testing.assert_close(clipped[group], gradient * share, rtol=1e-4, atol=1e-9)
+
+
+def test_policy_and_separate_values_are_clipped_each_for_itself() -> None:
+    found: list[dict[str, Tensor]] = []
+    for clip in (0.0, MOST):
+        game = Game("ppo", "vector", "discrete", gradient_clip=clip, separate_values=True)
+        (batch,) = game.batches(1)
+        agent: Any = game.agent()
+        groups = agent.gradients(agent.prepare(batch)).groups
+        found.append(agent.networks["policy_value"].parameters.split(groups["policy_value"].clone()))
+        game.close()
+    free, clipped = found
+    for own in (True, False):
+        part = [name for name in free if name.startswith("value") is own]
+        assert part
+        share = MOST / torch.cat([free[name].flatten() for name in part]).norm()
+        for name in part:
+            torch.testing.assert_close(clipped[name], free[name] * share, rtol=1e-4, atol=1e-9)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from apexrl.agents import diagnostics, trained_agent
 from apexrl.agents.box_actions import ActionBox
+from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, pack, restore, seeded_layers
 from apexrl.agents.sequence_batch import C, H
 from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained, not_finite
@@ -112,8 +113,9 @@ class ActorCritic:
                 config.network,
                 config.separate_values and not self._units,
             ).to(self._device)
-        self._network = Trained("", network, config)
-        self.networks: dict[str, Trained[Any]] = {GROUP: self._network}
+        self._network = Trained("", network, config, apart="value" if network.value_trunk is not None else "")
+        self._normalizer = Normalizer(spec, config, self._device)
+        self.networks: dict[str, Trained[Any]] = {GROUP: self._network, **self._normalizer.networks}
         self.generators: dict[str, RandomGenerator] = {"rng": self._rng}
         self.updates = 0  # learner updates made
 
@@ -139,7 +141,8 @@ class ActorCritic:
         with torch.no_grad():
             before = on_device(state or {}, self._device)
             memory = LSTMState(before[H], before[C]) if self._units else None
-            outputs, after = self._network.network.act(on_device(observations, self._device), memory)
+            seen = self._normalizer.observation(on_device(observations, self._device))
+            outputs, after = self._network.network.act(seen, memory)
             outputs = outputs.cpu()
             said = as_array(outputs)
             if greedy:
@@ -157,12 +160,13 @@ class ActorCritic:
     @torch.no_grad()
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
         """V(s) [B] of episodes' first observations, before which an LSTM's state is zero."""
-        seen = {name: value.unsqueeze(1) for name, value in on_device(observations, self._device).items()}
+        scaled = self._normalizer.observation(on_device(observations, self._device))
+        seen = {name: value.unsqueeze(1) for name, value in scaled.items()}
         rows = len(next(iter(seen.values())))
         zeros = torch.zeros((rows, self._units), device=self._device)
         first = torch.zeros((1, rows), dtype=torch.bool, device=self._device)
         memory = LSTMState(zeros, zeros) if self._units else None
-        return as_array(self._network.network.unroll(seen, memory, first)[1][0])
+        return as_array(self._network.network.unroll(seen, memory, first)[1][0] * self._normalizer.unit)
 
     # Learning
 
@@ -180,11 +184,14 @@ class ActorCritic:
         Raises:
             NonFiniteError: an advantage or the gradient is NaN or infinite; parameters are as before.
         """
-        return self._gradients(batch, None, self._measures)
+        statistics = self._normalizer.groups(batch, self.updates)
+        found = self._gradients(self._normalizer.unrolls(batch), None, self._measures)
+        return found._replace(groups=found.groups | statistics)
 
     def apply(self, groups: Mapping[str, Tensor]) -> None:
         """One step of the optimizer."""
         self._network.step(groups[GROUP])
+        self._normalizer.step(groups)
         self.updates += 1
 
     def update(self, prepared: Unrolls) -> Learned:
@@ -223,14 +230,19 @@ class ActorCritic:
             gradients = self.gradients(prepared)
             self.apply((yield gradients))
             return Learned(None, gradients.metrics)
+        statistics, batch = self._normalizer.groups(prepared, self.updates), self._normalizer.unrolls(prepared)
         with torch.no_grad():
-            now = self._evaluate(prepared)
-            aims = self._aims(prepared, now)
-        left = self._config.epochs * self._parts(prepared)
-        for part, toward in self._minibatches(prepared, aims):
+            now = self._evaluate(batch)
+            aims = self._aims(batch, now)
+        left = self._config.epochs * self._parts(batch)
+        for part, toward in self._minibatches(batch, aims):
             left -= 1
             gradients = self._gradients(part, toward, self._measures and not left)
-            self._network.step((yield gradients)[GROUP])
+            if not left:  # statistics change behind the last step: until then the policy is the one that acted
+                gradients = gradients._replace(groups=gradients.groups | statistics)
+            groups = yield gradients
+            self._network.step(groups[GROUP])
+            self._normalizer.step(groups)
         self.updates += 1
         return Learned(None, gradients.metrics)
 
@@ -332,7 +344,8 @@ class ActorCritic:
     def _metrics(self, batch: Unrolls, now: Evaluated) -> dict[str, float]:
         """Means over the steps: V, entropy, an estimate of KL(μ‖π), the share of clipped ratios, V-trace's ρ."""
         config, ratio = self._config, self._ratio(batch, now)
-        means = {"value": now.values[: len(batch.mask)], "entropy": now.entropy, "kl": batch.log_prob - now.log_prob}
+        values = now.values[: len(batch.mask)] * self._normalizer.unit
+        means = {"value": values, "entropy": now.entropy, "kl": batch.log_prob - now.log_prob}
         if config.surrogate == "clipped":
             means["clipped"] = ((ratio - 1.0).abs() > config.clip_ratio).float()
         if config.correction == "vtrace":

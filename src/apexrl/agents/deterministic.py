@@ -13,6 +13,7 @@ from torch import Tensor
 
 from apexrl.agents import diagnostics, trained_agent
 from apexrl.agents.box_actions import ActionBox
+from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
 from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained, as_returned
 from apexrl.agents.transition_batch import (
@@ -57,7 +58,12 @@ class Deterministic(ABC):
             critic = Critics(spec, units, critics, outputs, config.image_units, config.network)
         self._policy = Trained("policy", policy.to(self._device), config, config.policy_learning_rate, target=True)
         self._critic = Trained("critic", critic.to(self._device), config, target=True)
-        self.networks: dict[str, Trained[Any]] = {"policy": self._policy, "critic": self._critic}
+        self._normalizer = Normalizer(spec, config, self._device)
+        self.networks: dict[str, Trained[Any]] = {
+            "policy": self._policy,
+            "critic": self._critic,
+            **self._normalizer.networks,
+        }
         self.generators: dict[str, RandomGenerator] = {"rng": self._rng}
         self.updates = 0  # learner updates made: of the critics
 
@@ -88,7 +94,8 @@ class Deterministic(ABC):
         ``exploration`` [B] is σ of each environment, in half widths of the action's range; infinite: uniformly random.
         """
         with torch.no_grad():
-            unit = as_array(self._mu(self._policy.network, on_device(observations, self._device)))
+            seen = self._normalizer.observation(on_device(observations, self._device))
+            unit = as_array(self._mu(self._policy.network, seen))
         if not greedy:
             unit = self._box.explored(unit, exploration, self._rng)
         return Acted(self._box.to_env(unit), {}, state)
@@ -96,9 +103,9 @@ class Deterministic(ABC):
     @torch.no_grad()
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
         """Q(s, μ(s)) [B] of episodes' first observations, the least of the critics'."""
-        seen = on_device(observations, self._device)
+        seen = self._normalizer.observation(on_device(observations, self._device))
         answers = self._critic.network(seen, self._mu(self._policy.network, seen))  # [K, B, O]
-        return as_array(self.values(answers).amin(dim=0))
+        return as_array(self.values(answers).amin(dim=0) * self._normalizer.unit)
 
     def values(self, answers: Tensor) -> Tensor:
         """Q [K, B], of the critics' answers [K, B, O]."""
@@ -109,7 +116,7 @@ class Deterministic(ABC):
 
         One pass of the policy and one of the critics over all of them (Horgan et al. 2018, appendix D).
         """
-        batch = fresh_transitions(items, self._device)
+        batch = self._normalizer.transitions(fresh_transitions(items, self._device))
         with torch.no_grad():
             later = self._mu(self._policy.network, batch.next_observation)
             answers = self._critic.network(
@@ -130,14 +137,15 @@ class Deterministic(ABC):
         Raises:
             NonFiniteError: a TD error or a gradient is NaN or infinite; parameters are as before.
         """
-        policy, critic = self._policy, self._critic
+        policy, critic, normalizer = self._policy, self._critic, self._normalizer
+        statistics, batch = normalizer.groups(batch, self.updates), normalizer.transitions(batch)
         measured = self.updates % METRICS_PERIOD_UPDATES == 0
         with diagnostics.DeadUnits(measured) as units:
             found = as_returned(Loss, self.critic_loss(batch), "critic_loss")
         critic.differentiate(found.loss)
         priorities = as_array(found.priorities)
         norm = critic.clip(self.updates, priorities)
-        groups = {"critic": critic.gradient}
+        groups = {"critic": critic.gradient, **statistics}
         if (self.updates + 1) % self._config.policy_period_updates == 0:
             policy.differentiate(self.policy_loss(batch))
             policy.clip(self.updates)
@@ -147,7 +155,7 @@ class Deterministic(ABC):
             metrics = {
                 "loss": float(found.loss.detach()),
                 "priority": float(priorities.mean()),
-                "q": float(found.q.detach().mean()),
+                "q": float(found.q.detach().mean()) * normalizer.unit,
                 "gradient_norm": norm,
                 **diagnostics.of_weighted(batch, self.networks, units),
             }
@@ -157,6 +165,7 @@ class Deterministic(ABC):
         """One step of each optimizer whose group is there. Targets move a little with every step of the policy, or are
         copied every ``target_period_updates``."""
         self._critic.step(groups["critic"])
+        self._normalizer.step(groups)
         self.updates += 1
         if "policy" in groups:
             self._policy.step(groups["policy"])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from apexrl.agents import soft_update, trained_agent
 from apexrl.agents.discrete_actions import Choices
+from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
 from apexrl.agents.soft_update import CriticLoss, PolicyLoss
 from apexrl.agents.temperature import Temperature
@@ -66,10 +67,12 @@ class DiscreteSAC:
         self._critics = Trained("critics", critics.to(self._device), config, target=True)
         entropy = ENTROPY_SHARE * math.log(n) if config.target_entropy is None else config.target_entropy
         self._temperature = Temperature(config, entropy, self._device)
+        self._normalizer = Normalizer(spec, config, self._device)
         self.networks: dict[str, Trained[Any]] = {
             "policy": self._policy,
             "critics": self._critics,
             "temperature": self._temperature.trained,
+            **self._normalizer.networks,
         }
         self.generators: dict[str, RandomGenerator] = {"rng": self._rng}
         self.updates = 0  # learner updates made
@@ -88,7 +91,8 @@ class DiscreteSAC:
         value of it matters.
         """
         with torch.no_grad():
-            logits = as_array(self._policy.network(on_device(observations, self._device)))
+            seen = self._normalizer.observation(on_device(observations, self._device))
+            logits = as_array(self._policy.network(seen))
         if not greedy:
             # argmax(logits + Gumbel noise) is a sample of the softmax; without logits, a uniform one
             noise = self._rng.gumbel(size=logits.shape)
@@ -99,14 +103,15 @@ class DiscreteSAC:
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
         """The smaller Q [B] of the likeliest action at episodes' first observations; it counts later entropy besides
         rewards."""
-        seen = on_device(observations, self._device)
+        seen = self._normalizer.observation(on_device(observations, self._device))
         action = self._policy.network(seen).argmax(dim=1)
-        return as_array(self._critics.network(seen).amin(dim=0).gather(1, action[:, None]).squeeze(1))
+        value = self._critics.network(seen).amin(dim=0).gather(1, action[:, None]).squeeze(1)
+        return as_array(value * self._normalizer.unit)
 
     @torch.no_grad()
     def priorities(self, items: Arrays) -> NDArray[np.float32]:
         """|δ| [N], the mean over both critics: one pass of the newest published ones over both states."""
-        batch = fresh_transitions(items, self._device)
+        batch = self._normalizer.transitions(fresh_transitions(items, self._device))
         both = side_by_side(batch.observation, batch.next_observation)
         q, next_q = self._critics.network(both).tensor_split(2, dim=1)
         log_probs = torch.log_softmax(self._policy.network(batch.next_observation), dim=1)
@@ -145,9 +150,11 @@ class DiscreteSAC:
 
     def gradients(self, batch: Transitions) -> Gradients:
         """Clipped gradients of the losses above and of the temperature's: see ``soft_update.gradients``."""
+        normalizer = self._normalizer
+        statistics, batch = normalizer.groups(batch, self.updates), normalizer.transitions(batch)
         values = self._critics.network(batch.observation)
         found = self.critic_loss(batch, values)
-        return soft_update.gradients(self, batch, found, lambda: self.policy_loss(batch, values.detach()))
+        return soft_update.gradients(self, batch, statistics, found, lambda: self.policy_loss(batch, values.detach()))
 
     def _taken(self, values: Tensor, action: Tensor) -> Tensor:
         """Q(s, a) [K, B] of [K, B, n]."""

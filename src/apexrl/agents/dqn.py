@@ -20,6 +20,7 @@ from apexrl.agents import diagnostics, trained_agent
 from apexrl.agents.accelerated import accelerated, is_accelerated
 from apexrl.agents.bootstrap import targets_of
 from apexrl.agents.discrete_actions import Choices
+from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.return_heads import Fresh, midpoints, returns_of
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
 from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained, as_returned
@@ -70,7 +71,8 @@ class DQN:
         self._network = Trained("", network, config, target=True)
         self._online = differentiable(network)
         self._certain = not (network.noise_size or self._implicit)  # nothing in it is drawn
-        self.networks: dict[str, Trained[Any]] = {"q": self._network}
+        self._normalizer = Normalizer(spec, config, self._device)
+        self.networks: dict[str, Trained[Any]] = {"q": self._network, **self._normalizer.networks}
         self.generators: dict[str, RandomGenerator] = {"rng": self._rng}
         self.updates = 0  # learner updates made
 
@@ -89,7 +91,8 @@ class DQN:
         """
         few = self._few
         draw = self._greedy_draw(len(exploration)) if greedy else self._draw(len(exploration), few)
-        answers = self._returns.read(self._online.values(on_device(observations, self._device), draw)).cpu()
+        seen = self._normalizer.observation(on_device(observations, self._device))
+        answers = self._returns.read(self._online.values(seen, draw)).cpu()
         q = self._returns.means(answers)  # [B, n]
         actions = q.numpy().argmax(axis=1)
         if not greedy:
@@ -99,9 +102,9 @@ class DQN:
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
         """max_a Q(s, a) [B] of episodes' first observations, as greedy acting reads Q."""
         rows = len(next(iter(observations.values())))
-        seen = on_device(observations, self._device)
+        seen = self._normalizer.observation(on_device(observations, self._device))
         answers = self._returns.read(self._online.values(seen, self._greedy_draw(rows)))
-        return as_array(self._returns.means(answers).amax(dim=1))
+        return as_array(self._returns.means(answers).amax(dim=1) * self._normalizer.unit)
 
     def priorities(self, items: Arrays) -> NDArray[np.float32]:
         """|δ| [N], or for categories the divergence, from what was recorded while acting.
@@ -110,7 +113,7 @@ class DQN:
         """
         action = self._choices.index_array(cast("NDArray[np.int64]", items["action"]))
         reward, discount = torch.from_numpy(items["reward"]), torch.from_numpy(items["discount"])
-        fresh = Fresh(torch.from_numpy(action), reward, discount, items)
+        fresh = Fresh(torch.from_numpy(action), self._normalizer.reward(reward), discount, items)
         return cast("NDArray[np.float32]", self._returns.priorities(fresh, self._targets).numpy())
 
     # Learning
@@ -167,7 +170,8 @@ class DQN:
             AgentError: a ``loss`` of your own returned no ``Loss``.
             NonFiniteError: δ or the gradient is NaN or infinite; parameters are as before.
         """
-        network = self._network
+        network, normalizer = self._network, self._normalizer
+        statistics, batch = normalizer.groups(batch, self.updates), normalizer.transitions(batch)
         measured = self.updates % METRICS_PERIOD_UPDATES == 0
         with diagnostics.DeadUnits(measured) as units:
             if is_accelerated(self.loss) and is_accelerated(self._returns.losses) and not self._config.network:
@@ -183,12 +187,12 @@ class DQN:
             metrics = {
                 "loss": float(found.loss.detach()),
                 "priority": float(priorities.mean()),
-                "q": float(self._returns.means(answers).mean()),
+                "q": float(self._returns.means(answers).mean()) * normalizer.unit,
                 "gradient_norm": norm,
                 **diagnostics.of_weighted(batch, self.networks, units),
                 **(diagnostics.support_edges(answers) if self._config.distribution == "categorical" else {}),
             }
-        return Gradients({"q": network.gradient}, priorities, metrics)
+        return Gradients({"q": network.gradient, **statistics}, priorities, metrics)
 
     def _loss_by_hand(self, batch: Transitions, measured: bool) -> Loss:
         """``loss`` with its gradient written out: the accelerator of ``gradients``, which it leaves in the network.
@@ -211,6 +215,7 @@ class DQN:
     def apply(self, groups: Mapping[str, Tensor]) -> None:
         """One step of the optimizer; then the target follows, as ``target_period_updates`` or ``polyak`` says."""
         self._network.step(groups["q"])
+        self._normalizer.step(groups)
         self._online.refresh()
         self.updates += 1
         if self._network.follow(self.updates):

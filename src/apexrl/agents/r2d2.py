@@ -12,6 +12,7 @@ from torch import Tensor
 
 from apexrl.agents import diagnostics, trained_agent
 from apexrl.agents.discrete_actions import Choices
+from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
 from apexrl.agents.sequence_batch import C, H, Sequences, items_time_first, sequences
 from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained, as_returned
@@ -56,7 +57,8 @@ class R2D2:
                 spec, config.hidden, config.recurrent_units, config.dueling, config.image_units, config.network
             )
         self._network = Trained("", network.to(self._device), config, target=True)
-        self.networks: dict[str, Trained[Any]] = {"q": self._network}
+        self._normalizer = Normalizer(spec, config, self._device)
+        self.networks: dict[str, Trained[Any]] = {"q": self._network, **self._normalizer.networks}
         self.generators: dict[str, RandomGenerator] = {"rng": self._rng}
         self._stacked = spec.stack > 1
         self.updates = 0  # learner updates made
@@ -83,7 +85,7 @@ class R2D2:
             state = {H: zeros, C: zeros}
         with torch.no_grad():
             before = on_device(state, self._device)
-            seen = on_device(observations, self._device)
+            seen = self._normalizer.observation(on_device(observations, self._device))
             values, after = self._network.network.step(seen, LSTMState(before[H], before[C]))
         q, h, c = (tensor.cpu().numpy() for tensor in (values, *after))
         actions = q.argmax(axis=1)
@@ -97,7 +99,7 @@ class R2D2:
         """max_a Q(s, a) [B] of episodes' first observations, no longer rescaled."""
         rows = len(next(iter(observations.values())))
         value = self.act(observations, None, np.zeros(rows, np.float32), greedy=True).extras["value"]
-        return as_array(unscale(torch.from_numpy(value), self._config.rescaling_eps))
+        return as_array(unscale(torch.from_numpy(value), self._config.rescaling_eps) * self._normalizer.unit)
 
     def priorities(self, items: Arrays) -> NDArray[np.float32]:
         """η·max|δ| + (1 − η)·mean|δ| of N sequences, [N], from the values recorded while acting.
@@ -110,6 +112,7 @@ class R2D2:
         )
         if self._stacked:
             value = value[:, :, -1]  # the replay stacks it as it does observations
+        reward = self._normalizer.reward(reward)
         target = sequence_target(reward, discount, mask, value, config.n_step, config.rescaling_eps)
         return as_array(sequence_priority(target - q, mask, config.priority_eta))
 
@@ -142,7 +145,8 @@ class R2D2:
         Raises:
             NonFiniteError: δ or the gradient is NaN or infinite; parameters are as before.
         """
-        network = self._network
+        network, normalizer = self._network, self._normalizer
+        statistics, batch = normalizer.groups(batch, self.updates), normalizer.sequences(batch)
         measured = self.updates % METRICS_PERIOD_UPDATES == 0
         with diagnostics.DeadUnits(measured) as units:
             found = as_returned(Loss, self.loss(batch), "loss")
@@ -151,14 +155,15 @@ class R2D2:
         norm = network.clip(self.updates, priorities)
         metrics: dict[str, float] = {}
         if measured:
+            q = unscale(found.q.detach(), self._config.rescaling_eps)[batch.mask].mean()
             metrics = {
                 "loss": float(found.loss.detach()),
                 "priority": float(priorities.mean()),
-                "q": float(unscale(found.q.detach(), self._config.rescaling_eps)[batch.mask].mean()),
+                "q": float(q) * normalizer.unit,
                 "gradient_norm": norm,
                 **diagnostics.of_weighted(batch, self.networks, units),
             }
-        return Gradients({"q": network.gradient}, priorities, metrics)
+        return Gradients({"q": network.gradient, **statistics}, priorities, metrics)
 
     def _values(self, network: RecurrentQ, batch: Sequences) -> Tensor:
         """(Rescaled) Q of the steps that are trained on and of the observation behind them, [L + 1, B, n]."""
@@ -174,6 +179,7 @@ class R2D2:
     def apply(self, groups: Mapping[str, Tensor]) -> None:
         """One step of the optimizer; every ``target_period_updates`` of them the online network becomes the target."""
         self._network.step(groups["q"])
+        self._normalizer.step(groups)
         self.updates += 1
         self._network.follow(self.updates)
 

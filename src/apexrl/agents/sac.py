@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from apexrl.agents import soft_update, trained_agent
 from apexrl.agents.box_actions import ActionBox
+from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, noise_generator, seeded_layers
 from apexrl.agents.soft_update import CriticLoss, PolicyLoss
 from apexrl.agents.temperature import Temperature
@@ -65,10 +66,12 @@ class SAC:
         self._critics = Trained("critics", critics.to(self._device), config, target=self._targets)
         entropy = -float(self._box.size) if config.target_entropy is None else config.target_entropy
         self._temperature = Temperature(config, entropy, self._device)
+        self._normalizer = Normalizer(spec, config, self._device)
         self.networks: dict[str, Trained[Any]] = {
             "policy": self._policy,
             "critics": self._critics,
             "temperature": self._temperature.trained,
+            **self._normalizer.networks,
         }
         self.generators: dict[str, RandomGenerator] = {"rng": self._rng, "noise": self._noise}
         self.updates = 0  # learner updates made
@@ -93,7 +96,8 @@ class SAC:
         value of it matters.
         """
         with torch.no_grad():
-            mean, log_std = gaussian(self._policy.network(on_device(observations, self._device)))
+            seen = self._normalizer.observation(on_device(observations, self._device))
+            mean, log_std = gaussian(self._policy.network(seen))
             if greedy:
                 return Acted(self._box.to_env(as_array(torch.tanh(mean))), {}, state)
             unit = as_array(squash(mean, log_std, self._acting_noise(mean))[0])
@@ -105,9 +109,9 @@ class SAC:
     @torch.no_grad()
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
         """The smaller Q(s, tanh(μ)) [B] of episodes' first observations; it counts later entropy besides rewards."""
-        seen = on_device(observations, self._device)
+        seen = self._normalizer.observation(on_device(observations, self._device))
         action = torch.tanh(gaussian(self._policy.network(seen))[0])
-        return as_array(self._critics.network(seen, action).squeeze(2).amin(dim=0))
+        return as_array(self._critics.network(seen, action).squeeze(2).amin(dim=0) * self._normalizer.unit)
 
     @torch.no_grad()
     def priorities(self, items: Arrays) -> NDArray[np.float32]:
@@ -115,7 +119,7 @@ class SAC:
 
         Horgan et al. 2018, appendix D: an actor of box actions evaluates critics for this.
         """
-        batch = fresh_transitions(items, self._device)
+        batch = self._normalizer.transitions(fresh_transitions(items, self._device))
         mean, log_std = gaussian(self._policy.network(batch.next_observation))
         next_action, next_log_prob = squash(mean, log_std, self._acting_noise(mean))
         both = side_by_side(batch.observation, batch.next_observation)
@@ -157,9 +161,11 @@ class SAC:
 
     def gradients(self, batch: Transitions) -> Gradients:
         """Clipped gradients of the losses above and of the temperature's: see ``soft_update.gradients``."""
+        normalizer = self._normalizer
+        statistics, batch = normalizer.groups(batch, self.updates), normalizer.transitions(batch)
         noise = torch.randn(2, len(batch.reward), self._box.size, generator=self._noise).to(self._device)
         found = self.critic_loss(batch, noise[1])
-        return soft_update.gradients(self, batch, found, lambda: self.policy_loss(batch, noise[0]))
+        return soft_update.gradients(self, batch, statistics, found, lambda: self.policy_loss(batch, noise[0]))
 
     def _values(self, batch: Transitions, next_action: Tensor) -> tuple[Tensor, Tensor]:
         """Q(s, a) to be differentiated, and Q⁻(s', a') not to be, each [2, B]."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from apexrl.agents import diagnostics
+from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.temperature import Temperature
 from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained, as_returned
 from apexrl.agents.transition_batch import Transitions, as_array
@@ -38,14 +39,19 @@ class SoftAgent(Protocol):
     _critics: Trained[Any]
     _temperature: Temperature
     networks: dict[str, Trained[Any]]
+    _normalizer: Normalizer
     updates: int
 
 
 def gradients(
-    agent: SoftAgent, batch: Transitions, found: CriticLoss, policy_loss: Callable[[], PolicyLoss]
+    agent: SoftAgent,
+    batch: Transitions,
+    statistics: Mapping[str, Tensor],
+    found: CriticLoss,
+    policy_loss: Callable[[], PolicyLoss],
 ) -> Gradients:
     """Gradients of the ``critics`` and, every ``policy_period_updates``, of ``policy`` and ``temperature``, all at the
-    same parameters.
+    same parameters; and ``statistics``, the normalizer's group.
 
     Raises:
         NonFiniteError: δ or a gradient is NaN or infinite; parameters are as before.
@@ -54,7 +60,7 @@ def gradients(
     critics.differentiate(as_returned(CriticLoss, found, "critic_loss").loss)
     priorities = as_array(found.priorities)
     norm = critics.clip(agent.updates, priorities)
-    groups = {"critics": critics.gradient}
+    groups = {"critics": critics.gradient, **statistics}
     measured = agent.updates % METRICS_PERIOD_UPDATES == 0
     units = diagnostics.DeadUnits(measured)  # of policy and critics, which the policy's loss passes through
     if (agent.updates + 1) % agent._config.policy_period_updates == 0:
@@ -68,7 +74,7 @@ def gradients(
         metrics = {
             "loss": float(found.loss.detach()),
             "priority": float(priorities.mean()),
-            "q": float(found.q.detach().mean()),
+            "q": float(found.q.detach().mean()) * agent._normalizer.unit,
             "gradient_norm": norm,
             "temperature": float(temperature.value),
             "entropy": float(_entropy(found.log_probs)),
@@ -81,6 +87,7 @@ def apply(agent: SoftAgent, groups: Mapping[str, Tensor]) -> None:
     """One step of each optimizer whose group is there. Target critics move a little with every step of the policy, or
     are copied every ``target_period_updates``."""
     agent._critics.step(groups["critics"])
+    agent._normalizer.step(groups)
     agent.updates += 1
     if "policy" in groups:
         agent._policy.step(groups["policy"])

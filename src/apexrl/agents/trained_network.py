@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from functools import cached_property
-from math import isfinite
+from math import hypot, isfinite
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -56,10 +56,17 @@ class Trained(Generic[N]):
         config: says the optimizer.
         learning_rate: step size; 0: that of ``config``.
         target: a target network follows it.
+        apart: begin of the parameters' names whose gradient is clipped for itself; they are the last.
     """
 
     def __init__(
-        self, name: str, network: N, config: AgentConfig, learning_rate: float = 0.0, target: bool = False
+        self,
+        name: str,
+        network: N,
+        config: AgentConfig,
+        learning_rate: float = 0.0,
+        target: bool = False,
+        apart: str = "",
     ) -> None:
         self.network = network
         self.parameters = FlatParameters(network)
@@ -68,6 +75,8 @@ class Trained(Generic[N]):
         self._learning_rate = learning_rate or config.learning_rate
         self._has_target = target
         self.record = GradientRecord()
+        starts = [where.start for one, where in self.parameters.slices.items() if apart and one.startswith(apart)]
+        self._cuts = [min(starts)] if starts else []  # where the gradient is cut into parts that are clipped
 
     @cached_property
     def gradient(self) -> Tensor:
@@ -112,6 +121,7 @@ class Trained(Generic[N]):
 
     def clip(self, updates: int, priorities: NDArray[np.float32] | None = None) -> float:
         """Scale the gradient to a global L2 norm of at most ``gradient_clip`` (0: leave it); returns the norm before.
+        A part that is clipped for itself has that bound for itself.
 
         Args:
             updates: made so far, for the message.
@@ -120,12 +130,15 @@ class Trained(Generic[N]):
         Raises:
             NonFiniteError: the gradient, or the priority of a row, is NaN or infinite. Nothing was changed.
         """
-        norm, most = float(torch.linalg.vector_norm(self.gradient)), self._config.gradient_clip
+        parts = self.gradient.tensor_split(self._cuts) if self._cuts else (self.gradient,)
+        norms, most = [float(torch.linalg.vector_norm(part)) for part in parts], self._config.gradient_clip
+        norm = hypot(*norms)
         if not isfinite(norm) or (priorities is not None and not np.isfinite(priorities).all()):
             raise not_finite(priorities, updates)
-        self.record.note(norm, most)
-        if 0.0 < most < norm:
-            self.gradient.mul_(most / norm)
+        self.record.note(max(norms), most)
+        for part, size in zip(parts, norms, strict=True):
+            if 0.0 < most < size:
+                part.mul_(most / size)
         return norm
 
     def step(self, gradient: Tensor | None = None) -> None:
@@ -161,7 +174,10 @@ class Trained(Generic[N]):
         Raises:
             SpecError: they are of another network.
         """
-        self.parameters.load(self._own(weights, self._prefix))
+        own = self._own(weights, self._prefix)
+        if not self._prefix:
+            own = {name: array for name, array in own.items() if "/" not in name}
+        self.parameters.load(own)
 
     def vectors(self) -> dict[str, Tensor]:
         """All that an update changes, no copies: ``online``, ``target``, ``optimizer/<name>``, each float32 [size], and

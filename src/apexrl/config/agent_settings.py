@@ -36,6 +36,15 @@ class LearningSettings:
     """Units of the fully connected layers for vector observations (rl-zoo's CartPole DQN: 256, 256)."""
     image_units: Annotated[int, Range(1), Limit(1 << 20)] = 512
     """Units of the fully connected layer behind convolutions (Mnih et al. 2015: 512)."""
+    normalize_observations: bool = False
+    """Scales observations to mean 0 and deviation 1 by running statistics. Images are divided by 255 in any case."""
+    observation_clip: Annotated[float, Range(above=0), Needs("normalize_observations")] = 10.0
+    """Bound of scaled observations, in deviations (Stable-Baselines3's VecNormalize: 10)."""
+    normalize_returns: bool = False
+    """Divides rewards, when they are learned from, by the running size of discounted returns.
+    Learned returns are then of size 1, whatever the rewards' scale is."""
+    reward_scale: Annotated[float, Range(above=0)] = 1.0
+    """Factor of every reward that is learned from; with normalize_returns the size of learned returns."""
     huber: Annotated[float, Range(0), Needs("distribution", unless=("categorical",))] = 0.0
     """κ of the Huber loss, in TD-error units; 0 is the plain ½δ² (Ape-X). Quantile losses take 0 as 1 (their paper)."""
 

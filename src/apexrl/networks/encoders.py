@@ -163,9 +163,14 @@ def encoder_for(spec: EnvSpec, hidden: Sequence[int], network: str = "") -> Enco
     return Encoder(encoder, encoder.features, encoder.sees_image)
 
 
+def is_image(field: Field) -> bool:
+    """Whether a field is encoded by convolutions: three dimensions, or two of uint8."""
+    return len(field.shape) == 3 or (len(field.shape) == 2 and field.dtype == "uint8")
+
+
 def _encoder(name: str, spec: EnvSpec, hidden: Sequence[int]) -> VectorEncoder | ImageEncoder:
     field = spec.observation[name]
-    if len(field.shape) == 3 or (len(field.shape) == 2 and field.dtype == "uint8"):
+    if is_image(field):
         try:
             return ImageEncoder(field, spec.stack)
         except SpecError as error:

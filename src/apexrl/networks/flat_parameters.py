@@ -27,11 +27,11 @@ class FlatParameters:
     def __init__(self, module: nn.Module) -> None:
         parameters: dict[str, Tensor] = dict(module.named_parameters())
         parameters |= {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
-        self._slices: dict[str, slice] = {}
+        self.slices: dict[str, slice] = {}  # name -> where in the vector, in this order
         self._shapes: dict[str, torch.Size] = {}
         end = 0
         for name, parameter in parameters.items():
-            self._slices[name] = slice(end, end + parameter.numel())
+            self.slices[name] = slice(end, end + parameter.numel())
             self._shapes[name] = parameter.shape
             end += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
         device = next(iter(parameters.values())).device
@@ -49,7 +49,7 @@ class FlatParameters:
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """Name -> the view of ``vector`` that lies where the parameter lies in ``self.vector``."""
-        return {name: vector[where].view(self._shapes[name]) for name, where in self._slices.items()}
+        return {name: vector[where].view(self._shapes[name]) for name, where in self.slices.items()}
 
     def attach_gradient(self) -> Tensor:
         """Zeros like ``vector``, whose views are from now on the parameters' ``.grad``."""
@@ -70,8 +70,8 @@ class FlatParameters:
         Raises:
             SpecError: a name is missing or unknown, or a shape differs.
         """
-        if arrays.keys() != self._slices.keys():
-            missing, unknown = sorted(self._slices.keys() - arrays.keys()), sorted(arrays.keys() - self._slices.keys())
+        if arrays.keys() != self.slices.keys():
+            missing, unknown = sorted(self.slices.keys() - arrays.keys()), sorted(arrays.keys() - self.slices.keys())
             raise SpecError(f"weights are of another network: missing {missing}, unknown {unknown}")
         for name, shape in self._shapes.items():
             if np.shape(arrays[name]) != tuple(shape):

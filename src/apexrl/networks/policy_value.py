@@ -48,13 +48,14 @@ class PolicyValue(nn.Module):
         if self.recurrent is not None:
             self.recurrent.begin_orthogonal()
         self.trunk = None if units else Trunk(spec, hidden, image_units, network)
-        self.value_trunk = Trunk(spec, hidden, image_units, network) if separate else None
+        value_trunk = Trunk(spec, hidden, image_units, network) if separate else None
         features = units or self._feed_forward.features
         self.policy = nn.Linear(features, outputs)
         nn.init.orthogonal_(self.policy.weight, POLICY_GAIN)
         nn.init.zeros_(self.policy.bias)
-        self.value = nn.Linear(features, 1)
         self.free = nn.Parameter(torch.zeros(free)) if free else None
+        self.value_trunk = value_trunk  # what only the value reads comes last: its gradient is clipped for itself
+        self.value = nn.Linear(features, 1)
 
     @property
     def _feed_forward(self) -> Trunk:

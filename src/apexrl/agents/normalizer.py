@@ -1,0 +1,248 @@
+"""Running normalisation: observations to mean 0 and deviation 1, rewards so that discounted returns have size 1.
+
+The statistics are averages over the batches that are learned from, so they cover what all actors have seen. They are a
+parameter group like any other: they travel with the weights, lie in checkpoints, are averaged between learners and
+applied by parameter servers. What the replay holds stays raw; every read is scaled alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from apexrl.agents.sequence_batch import Sequences
+from apexrl.agents.trained_network import Trained
+from apexrl.agents.transition_batch import Observation, Transitions
+from apexrl.agents.unroll_batch import Unrolls
+from apexrl.config import AgentConfig
+from apexrl.networks.encoders import is_image
+from apexrl.spec import EnvSpec
+
+GROUP = "normalizer"
+VARIANCE_FLOOR = 1e-8  # as Stable-Baselines3's VecNormalize has it
+ROUNDING = 1e-10  # of a mean², in float32: a constant observation must not become noise
+SMALLEST_RATE = 1e-3  # ours: the averages forget after about a thousand updates, as the policy changes what is seen
+SETTLING_UPDATES, PERIOD_UPDATES = 100, 10  # ours: afterwards every tenth batch is measured
+
+
+class Moments(nn.Module):
+    """Mean and variance of each observation field; of rewards E[R], E[R²], E[d], E[d²].
+
+    Args:
+        shapes: observation field -> shape of one frame.
+        rewards: whether rewards are measured.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], rewards: bool) -> None:
+        super().__init__()
+
+        def constant(name: str, value: Tensor) -> nn.Parameter:
+            parameter = nn.Parameter(value, requires_grad=False)
+            self.register_parameter(name.replace(".", "_"), parameter)
+            return parameter
+
+        self.means = {name: constant(f"mean/{name}", torch.zeros(shape)) for name, shape in shapes.items()}
+        self.variances = {name: constant(f"variance/{name}", torch.ones(shape)) for name, shape in shapes.items()}
+        self.rewards = constant("rewards", torch.zeros(4)) if rewards else None
+
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing was ever measured."""
+        measured = [*self.means.values(), *([] if self.rewards is None else [self.rewards])]
+        return not any(bool(one.any()) for one in measured)
+
+    def scaled(self, name: str, observation: Tensor, limit: float) -> Tensor:
+        """(x − mean) / deviation, within ± ``limit``, float32 [..., *shape]."""
+        mean, variance = self.means[name], self.variances[name]
+        factor = (variance + VARIANCE_FLOOR).addcmul_(mean, mean, value=ROUNDING).rsqrt_()
+        return (observation.to(torch.float32) - mean).mul_(factor).clamp_(-limit, limit)
+
+
+class RunningAverage:
+    """The optimizer of statistics: the "gradient" is a batch's, and the parameters are the average of all so far."""
+
+    def __init__(self) -> None:
+        self.learning_rate = 0.0  # nothing depends on it
+        self.state: dict[str, Tensor] = {}
+        self.steps = torch.zeros(())  # counted on the CPU
+
+    def step(self, vector: Tensor, gradient: Tensor) -> None:
+        self.steps += 1
+        vector.lerp_(gradient, max(1.0 / float(self.steps), SMALLEST_RATE))
+
+
+class Averaged(Trained[Moments]):
+    """Statistics in the place of a network in training."""
+
+    def optimizer_for(self, vector: Tensor) -> RunningAverage:
+        return RunningAverage()
+
+    def step(self, gradient: Tensor | None = None) -> None:
+        """Take a batch's statistics into the averages."""
+        self.optimizer.step(self.parameters.vector, self.gradient if gradient is None else gradient)
+
+    def anneal(self, left: float) -> None:
+        """Averages have no step size."""
+
+
+class Seen(NamedTuple):
+    """What one batch says."""
+
+    observation: dict[str, Tensor]  # name -> [N, *shape], raw
+    reward: Tensor  # [N], raw, of one step or of n
+    discount: Tensor  # [N], of what follows
+
+
+class Normalizer:
+    """Scales what an agent reads, as ``normalize_observations``, ``normalize_returns`` and ``reward_scale`` say.
+
+    Fields of images, of categories and of uint8 stay as they are: encoders scale or encode them.
+    """
+
+    def __init__(self, spec: EnvSpec, config: AgentConfig, device: torch.device) -> None:
+        self._limit = config.observation_clip
+        self._reward_scale = config.reward_scale
+        self._stacked = spec.stack > 1
+        shapes = {
+            name: field.shape
+            for name, field in spec.observation.items()
+            if field.dtype not in ("uint8", "bool") and name not in spec.categories and not is_image(field)
+        }
+        moments = Moments(shapes if config.normalize_observations else {}, config.normalize_returns)
+        self._moments = moments.to(device)
+        used = next(moments.parameters(), None) is not None
+        self._trained = Averaged(GROUP, self._moments, config) if used else None
+        self._established = False
+        self._size: Tensor | None = self._moments.rewards  # moments that rewards are scaled by
+
+    @property
+    def networks(self) -> dict[str, Trained[Any]]:
+        """What an agent adds to its own ``networks``: nothing where nothing is measured."""
+        return {} if self._trained is None else {GROUP: self._trained}
+
+    # Reading
+
+    def observation(self, observation: Observation) -> Observation:
+        """Scaled, name -> [..., *shape]; what is not measured is handed on."""
+        means, limit = self._moments.means, self._limit
+        if not means:
+            return observation
+        return {
+            name: self._moments.scaled(name, value, limit) if name in means else value
+            for name, value in observation.items()
+        }
+
+    def reward(self, reward: Tensor) -> Tensor:
+        """In the units in which returns are learned, like ``reward``."""
+        if self._size is not None:
+            reward = reward * (self._reward_scale / self.return_size(self._size))
+        elif self._reward_scale != 1.0:
+            reward = reward * self._reward_scale
+        return reward
+
+    @property
+    def unit(self) -> float:
+        """A learned return of 1, in the environment's units."""
+        rewards = self._moments.rewards
+        return (1.0 if rewards is None else float(self.return_size(rewards))) / self._reward_scale
+
+    @staticmethod
+    def return_size(rewards: Tensor) -> Tensor:
+        """√E[G²] of the discounted return G = R + d·G', a scalar; 1 while no reward was seen.
+
+        With R and d independent from step to step, E[G] = E[R] / (1 − E[d]) and
+        E[G²] = (E[R²] + 2·E[R]·E[d]·E[G]) / (1 − E[d²]). It is made from rewards alone: from learned values, an error
+        of these would feed itself.
+
+        Args:
+            rewards: E[R], E[R²], E[d], E[d²].
+        """
+        first, second, discount, discount_square = rewards.unbind()
+        mean = first / (1.0 - discount).clamp(min=1e-4)
+        square = (second + 2.0 * first * discount * mean) / (1.0 - discount_square).clamp(min=1e-4)
+        return torch.where(second > 0, square, 1.0).sqrt()
+
+    # Batches, as agents learn from them
+
+    def transitions(self, batch: Transitions) -> Transitions:
+        """Scaled."""
+        if self._trained is None and self._reward_scale == 1.0:
+            return batch
+        return batch._replace(
+            observation=self.observation(batch.observation),
+            next_observation=self.observation(batch.next_observation),
+            reward=self.reward(batch.reward),
+        )
+
+    def sequences(self, batch: Sequences) -> Sequences:
+        """Scaled."""
+        return batch._replace(
+            warming=self.observation(batch.warming),
+            observation=self.observation(batch.observation),
+            reward=self.reward(batch.reward),
+        )
+
+    def unrolls(self, batch: Unrolls) -> Unrolls:
+        """Scaled."""
+        return batch._replace(observation=self.observation(batch.observation), reward=self.reward(batch.reward))
+
+    # Learning
+
+    def groups(self, batch: Transitions | Sequences | Unrolls, updates: int) -> dict[str, Tensor]:
+        """What an agent adds to the groups of its ``gradients``: the statistics of a batch that is not scaled yet.
+
+        Args:
+            updates: made so far.
+        """
+        trained = self._trained
+        if trained is None:
+            return {}
+        if updates < SETTLING_UPDATES or updates % PERIOD_UPDATES == 0 or not self._established:
+            fresh = not self._established and self._moments.fresh
+            self._established = True
+            trained.gradient.copy_(trained.parameters.vector)  # what a batch without steps says
+            self._measure(self._seen(batch), trained.parameters.split(trained.gradient))
+            if fresh:  # the first update is to be scaled, too
+                trained.parameters.vector.copy_(trained.gradient)
+            rewards = self._moments.rewards
+            if rewards is not None:  # so are the first rewards
+                self._size = rewards if rewards[1] > 0 else trained.parameters.split(trained.gradient)["rewards"]
+        return {GROUP: trained.gradient}
+
+    def step(self, groups: Mapping[str, Tensor]) -> None:
+        """Take a batch's statistics into the averages, if they are there."""
+        if self._trained is not None and GROUP in groups:
+            self._trained.step(groups[GROUP])
+
+    def _measure(self, seen: Seen, into: Mapping[str, Tensor]) -> None:
+        """The variance is the batch's own, and (batch's mean − mean)² besides: over many batches that adds up to the
+        variance of all (Chan et al. 1979), however few rows each has. Before the first one there is no mean."""
+        if not len(seen.reward):
+            return
+        for name, mean in self._moments.means.items():
+            rows = seen.observation[name].to(torch.float32)
+            variance, found = torch.var_mean(rows, dim=0, correction=0)
+            into[f"mean/{name}".replace(".", "_")].copy_(found)
+            if mean.any():
+                variance = variance + (found - mean).square_()
+            into[f"variance/{name}".replace(".", "_")].copy_(variance)
+        if self._moments.rewards is not None:
+            reward, discount = seen.reward, seen.discount
+            moments = (reward.mean(), reward.square().mean(), discount.mean(), discount.square().mean())
+            into["rewards"].copy_(torch.stack(moments))
+
+    def _seen(self, batch: Transitions | Sequences | Unrolls) -> Seen:
+        """Steps that were taken, newest frames only."""
+        if isinstance(batch, Transitions):
+            newest = {name: batch.observation[name] for name in self._moments.means}
+            reward, discount = batch.reward, batch.discount
+        else:
+            taken = batch.mask.t()  # [B, T]
+            newest = {name: batch.observation[name][:, : taken.shape[1]][taken] for name in self._moments.means}
+            reward, discount = batch.reward[batch.mask], batch.discount[batch.mask]
+        if self._stacked:
+            newest = {name: value[:, -1] for name, value in newest.items()}
+        return Seen(newest, reward, discount)
