@@ -86,7 +86,7 @@ def test_flags_are_flat_and_change_the_preset(started: list[Any]) -> None:
 
 
 def test_a_stop_rule_can_be_taken_away(started: list[Any]) -> None:
-    config = the_config("cartpole", "--stop-at-return", "None", runs=started)
+    config = the_config("cartpole", "--stop-at-return", "none", runs=started)
     assert config.stop.stop_at_return is None
 
 

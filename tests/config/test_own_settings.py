@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
@@ -16,6 +17,8 @@ from apexrl import agents, topologies
 from apexrl.cli.main import main
 from apexrl.config import Config, outside
 from apexrl.config.convert import from_toml, override
+from apexrl.config.settings import Needs
+from apexrl.config.trust import entrusted
 from apexrl.errors import ConfigError
 from apexrl.presets import with_topology
 from apexrl.topologies.validation import validate
@@ -98,6 +101,8 @@ def test_a_setting_is_a_flag_and_in_config_toml_and_survives_resume(tmp_path: Pa
     assert again.summary["env_steps"] >= 500
     assert again.config is not None
     assert again.config.agent.agent_settings == {"curiosity": 0.75, "sizes": (7, 8), "bonus": True, "bonus_decay": 0.5}
+    recorded = from_toml((tmp_path / "runs/first/config.toml").read_text())
+    assert (recorded.agent.agent_settings["curiosity"], recorded.stop.env_steps) == (0.75, 500)
     # the run's file is a start as good as any
     assert (
         main(["train", "runs/first/config.toml", "--trust", "curious_agent", "--curiosity", "1", "--name", "second"])
@@ -105,6 +110,15 @@ def test_a_setting_is_a_flag_and_in_config_toml_and_survives_resume(tmp_path: Pa
     )
     second = from_toml((tmp_path / "runs/second/config.toml").read_text()).agent.agent_settings
     assert (second["curiosity"], second["sizes"]) == (1.0, [7, 8])
+
+
+def test_a_strangers_folder_cannot_leave_their_range(tmp_path: Path) -> None:
+    assert main(["train", "--env", "CartPole-v1", "--agent", AGENT, "--name", "first", *SMALL]) == 0
+    path = tmp_path / "runs/first/config.toml"
+    path.write_text(path.read_text().replace("curiosity = 0.25", "curiosity = 2e9"))
+    for use in (apexrl.load, apexrl.resume):
+        with pytest.raises(ConfigError, match="--curiosity must be between 0 and 1, not 2000000000"):
+            use(tmp_path / "runs/first", trust=("curious_agent",))
 
 
 def test_help_describes_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,6 +130,16 @@ def test_help_describes_it(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert "Sizes of nothing in particular. Each must be at least 1. (default: 3 4)" in text
     assert "--agent-settings" not in text
+    assert "--gamma FLOAT Discount per environment step (Ape-X: 0.99). Must be between 0 and 1." in text
+
+
+def test_list_describes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", AGENT]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--curiosity Weight of the bonus for what was rarely seen. float; between 0 and 1; default: 0.25" in text
+    assert "--bonus-decay How fast it falls. float; positive; default: 0.5 means something with --bonus" in text
+    assert main(["list", "curious_agent:Nobody"]) == 2
+    assert "module curious_agent has no class 'Nobody'" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
@@ -125,6 +149,7 @@ def test_help_describes_it(capsys: pytest.CaptureFixture[str]) -> None:
         (["--sizes", "0"], "--sizes must be numbers, each at least 1, not (0,)"),
         (["--curiositee", "2"], "--curiosity"),
         (["--no-bonus", "--bonus-decay", "2"], "--bonus-decay means nothing with --no-bonus"),
+        (["--curiositee"], f"For full helptext, run apexrl train --agent {AGENT} --help"),
     ],
 )
 def test_the_command_refuses_what_it_cannot_be(
@@ -165,6 +190,32 @@ def test_a_name_of_apexrls_is_not_taken_twice(tmp_path: Path) -> None:
         validate(agents.with_agent(Config(), AGENT))
 
 
+@dataclass(frozen=True)
+class Switched:
+    on: bool
+    strength: Annotated[float, Needs("on")] = 0.5
+
+
+@dataclass(frozen=True)
+class Deadlocked:
+    strength: Annotated[float, Needs("on")]
+    on: bool = False
+
+
+def test_a_switch_may_have_no_default_but_what_needs_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(topology="outer")
+    monkeypatch.setattr("apexrl.config.convert.is_outside", lambda kind, name: name == "outer")
+    apex = topologies.TOPOLOGIES["apex"]
+    monkeypatch.setitem(topologies.TOPOLOGIES, "outer", apex._replace(settings=Switched))
+    with pytest.raises(ConfigError, match=r"^say --on: it has no default"):
+        validate(override(config, {"strength": 0.25}), ["strength"])
+    both = {"on": True, "strength": 0.25}
+    assert validate(override(config, both), both).wiring.topology_settings == both
+    monkeypatch.setitem(topologies.TOPOLOGIES, "outer", apex._replace(settings=Deadlocked))
+    with pytest.raises(ConfigError, match=r"its setting 'strength' needs --on, so give it a default"):
+        validate(config)
+
+
 @pytest.mark.parametrize("named", [f'[agent]\nagent = "{AGENT}"\n', f'topology = "{AGENT}"\n'])
 def test_a_file_that_nobody_trusts_imports_nothing(
     named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -185,6 +236,22 @@ def test_an_installed_package_offers_agents_and_topologies_by_name(monkeypatch: 
         assert agents.agent_class("curious").__name__ == "Curious"
         with pytest.raises(ConfigError, match=r"no agent 'curius' \(did you mean 'curious'\?\)"):
             agents.check_name("curius")
+    finally:
+        outside.installed.cache_clear()
+
+
+def test_an_installed_package_takes_no_shipped_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    outside.installed.cache_clear()
+    points = [EntryPoint(name, AGENT, f"apexrl.{kind}") for kind, name in (("agents", "dqn"), ("topologies", "apex"))]
+    monkeypatch.setattr(outside, "distributions", lambda path: [SimpleNamespace(entry_points=points)])
+    try:
+        for kind, name in (("agents", "dqn"), ("topologies", "apex")):
+            with pytest.warns(UserWarning, match=f"^apexrl ships '{name}', so {AGENT}, which .* is left out"):
+                assert not outside.is_outside(kind, name)  # type: ignore[arg-type]
+        config = agents.with_agent(Config(topology="apex"), "dqn")
+        assert entrusted(config, (), "theirs.toml") == config
+        with pytest.raises(ConfigError, match="unknown setting 'curiosity'"):
+            override(config, {"curiosity": 0.5})
     finally:
         outside.installed.cache_clear()
 

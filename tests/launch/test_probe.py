@@ -9,7 +9,9 @@ from recording_observer import small
 
 from apexrl import errors
 from apexrl.agents.dqn import DQN
+from apexrl.config import AgentConfig, LearnerConfig
 from apexrl.errors import AgentError, ConfigError, EnvError, WorkerError
+from apexrl.launch import launch
 from apexrl.launch.probe import probe, probe_answer, probe_work, revive
 from apexrl.links.local import worker_messages
 from apexrl.protocols import Item
@@ -47,6 +49,23 @@ def test_bounds_of_a_box_of_actions_survive() -> None:
     np.testing.assert_array_equal(again.action.low, low)
     np.testing.assert_array_equal(again.action.high, high)
     assert again.stack == 2
+
+
+@pytest.mark.parametrize(
+    ("learner", "agent", "text"),
+    [
+        (LearnerConfig(device="cuda:77"), AgentConfig(), "--device 'cuda:77': this PyTorch finds"),
+        (LearnerConfig(), AgentConfig(hidden=(1 << 20, 1 << 20)), "weights alone need 4,096.0 GiB of memory, but"),
+    ],
+)
+def test_what_this_machine_lacks_is_refused_before_there_is_a_folder(
+    tmp_path: Path, learner: LearnerConfig, agent: AgentConfig, text: str
+) -> None:
+    config = replace(small(tmp_path), learner=learner, agent=agent)
+    for serial in (False, True):
+        with pytest.raises(ConfigError, match=text):
+            launch(replace(config, serial=serial))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

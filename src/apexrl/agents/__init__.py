@@ -10,7 +10,7 @@ from apexrl.agents.catalogue import AGENTS, AgentInfo
 from apexrl.agents.setting_relevance import check_in_use, check_read, unread
 from apexrl.config import AgentConfig, Config
 from apexrl.config.convert import flat, override
-from apexrl.config.outside import installed
+from apexrl.config.outside import installed, ship
 from apexrl.config.settings import as_flag, did_you_mean
 from apexrl.errors import AgentError, ConfigError
 from apexrl.spec import Field
@@ -27,6 +27,8 @@ __all__ = [
     "unread",
     "with_agent",
 ]
+
+ship("agents", AGENTS)
 
 METHODS = ("act", "update", "weights", "load", "state_dict", "load_state_dict")
 

@@ -6,19 +6,25 @@ import dataclasses
 import json
 import typing
 from collections.abc import Callable, Mapping, Sequence, Set
-from copy import copy
-from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import tyro
 
 from apexrl.config import Config
-from apexrl.config.settings import settings_of
+from apexrl.config.settings import Range, Setting, settings_of
 
 T = TypeVar("T")
 
 OWN = frozenset(("agent_settings", "topology_settings"))
 """Settings that hold those which an agent or a topology of your own declares, each of which is a flag."""
+
+_NUMBER_OR_NONE: Any = tyro.constructors.PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="FLOAT|none",
+    instance_from_str=lambda words: None if words[0].lower() == "none" else float(words[0]),
+    is_instance=lambda value: value is None or isinstance(value, (int, float)),
+    str_from_instance=lambda value: ["none" if value is None else str(value)],
+)
 
 _GROUPS: dict[str, Any] = {
     str(kind.__name__): kind
@@ -37,12 +43,15 @@ def offering(
 ) -> tuple[type[Any], dict[str, Any]]:
     """``command`` with flags for settings in ``own``, without those in ``unread``, and its values from ``start``."""
     values = {entry.name: getattr(start, entry.name) for entry in dataclasses.fields(Config)}
-    groups: list[tuple[str, Any, Any]] = []
-    for name, value in values.items():
+    fields: list[tuple[str, Any, Any]] = []
+    for name, setting in settings_of(Config).items():
+        value = values[name]
         if dataclasses.is_dataclass(value):
-            kind = _without(type(value), unread | OWN)
-            groups.append((name, kind, dataclasses.field(default_factory=kind)))
+            kind = _shown(type(value), unread | OWN)
             values[name] = kind(**{entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)})
+            fields.append((name, kind, dataclasses.field(default=values[name])))
+        elif setting.rules:
+            fields.append((name, _with_help(setting), dataclasses.field(default=value)))
     has = {**start.agent.agent_settings, **start.wiring.topology_settings}
     for place, kind in own.items():
         known = {
@@ -50,32 +59,28 @@ def offering(
             for name, setting in settings_of(kind).items()
         }
         filled = {name: tyro.MISSING if value is dataclasses.MISSING else value for name, value in known.items()}
-        shown = _with_ranges(kind)
-        groups.append((place, shown, dataclasses.field(default=shown(**filled))))
-    return dataclasses.make_dataclass("Train", groups, bases=(command,), frozen=True), values
+        shown = _shown(kind)
+        fields.append((place, shown, dataclasses.field(default=shown(**filled))))
+    return dataclasses.make_dataclass("Train", fields, bases=(command,), frozen=True), values
 
 
-def _with_ranges(kind: type[Any]) -> type[Any]:
-    """A dataclass with the fields of ``kind``, whose help also says what they may be."""
-    fields = []
-    for name, setting in settings_of(kind).items():
-        must = "Each must be" if typing.get_origin(setting.hint) is tuple else "Must be"
-        words = " ".join([setting.description, *(f"{must} {rule}." for rule in setting.rules)])
-        fields.append((name, Annotated[setting.hint, tyro.conf.arg(help=words.strip())]))
+def _shown(kind: type[Any], hidden: Set[str] = frozenset()) -> type[Any]:
+    """A dataclass with the fields of ``kind``, whose help says what they may be; those in ``hidden`` are no flags."""
+    fields = [
+        (name, Annotated[setting.hint, tyro.conf.Suppress] if name in hidden else _with_help(setting))
+        for name, setting in settings_of(kind).items()
+    ]
     return dataclasses.make_dataclass(kind.__name__, fields, frozen=True, namespace={"__doc__": kind.__doc__})
 
 
-def _without(kind: type[Any], unread: Set[str]) -> type[Any]:
-    """A dataclass like ``kind``, some of whose fields are no flags."""
-    hidden = [
-        (name, Annotated[one.hint, tyro.conf.Suppress], dataclasses.field(default_factory=partial(copy, one.default)))
-        for name, one in settings_of(kind).items()
-        if name in unread
-    ]
-    if not hidden:
-        return kind
-    said = {"__doc__": kind.__doc__}
-    return dataclasses.make_dataclass(kind.__name__, hidden, bases=(kind,), frozen=True, namespace=said)
+def _with_help(setting: Setting) -> Any:
+    """A setting's type, with its description and its range as help."""
+    must = "Each must be" if typing.get_origin(setting.hint) is tuple else "Must be"
+    rules = [f"{must} {rule}." for rule in setting.rules if rule != Range()]
+    how = tyro.conf.arg(help=" ".join([setting.description, *rules]).strip())
+    return (
+        Annotated[setting.hint, _NUMBER_OR_NONE, how] if setting.hint == float | None else Annotated[setting.hint, how]
+    )
 
 
 def plain_group(value: Any) -> Any:

@@ -29,7 +29,7 @@ def print_help(commands: Mapping[str, Callable[..., int]]) -> None:
         "eval": "RUN [--episodes N] [--video DIR]",
         "resume": "RUN",
         "compare": "--env PRESET --topologies A,B --minutes M [--flags]",
-        "list": "[presets | agents | topologies | NAME]",
+        "list": "[presets | agents | topologies | NAME | MODULE:NAME]",
         "learner": f"{start} {server}",
         "actor": f"{server} [--actors N]",
         "envs": "--connect HOST:PORT [--actors N]",

@@ -1,16 +1,20 @@
-"""What ``apexrl list`` shows. Neither PyTorch nor Gymnasium is imported."""
+"""What ``apexrl list`` shows. Neither PyTorch nor Gymnasium is imported, unless your own agent or topology does."""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from apexrl.agents import AGENTS, AgentInfo, unread
+from apexrl.agents import AGENTS, AgentInfo, agent_class, unread
 from apexrl.agents.setting_relevance import SOME
+from apexrl.cli.flags import OWN
 from apexrl.config import Config
 from apexrl.config.convert import flat, known_settings
 from apexrl.config.outside import installed
-from apexrl.config.settings import as_flag, did_you_mean, flag, settings_of, spell_type
+from apexrl.config.settings import Setting, as_flag, did_you_mean, flag, settings_of, spell_type
 from apexrl.errors import ConfigError
 from apexrl.presets import PRESETS, Preset
 from apexrl.run.folder import env_name
@@ -81,7 +85,7 @@ def _sections(words: Sequence[str]) -> list[Section]:
     if full and words[0] not in known:
         settings = known_settings().keys() - _SUBJECT_SETTINGS
         raise ConfigError(
-            f"apexrl list knows {', '.join(SUBJECTS)}, their names and the settings, not {words[0]!r}"
+            f"apexrl list knows {', '.join(SUBJECTS)}, their names, settings and MODULE:NAME, not {words[0]!r}"
             f"{did_you_mean(words[0], (*SUBJECTS, *PRESETS, *AGENTS, *TOPOLOGIES, *settings))}"
         )
     return [section for subject in words or SUBJECTS for section in known[subject](full)]
@@ -89,12 +93,39 @@ def _sections(words: Sequence[str]) -> list[Section]:
 
 def _of_one(name: str) -> list[Section]:
     """What goes by this name: it may be an agent's and a topology's."""
+    if ":" in name or name in installed("agents"):
+        return _from_outside(name)
     sections = [_agent(name)] if name in AGENTS else []
     sections += [_presets(True, (name,))] if name in PRESETS else []
     sections += _topologies(True, (name,)) if name in (*TOPOLOGIES, *installed("topologies")) else []
     setting = name.removeprefix("--").replace("-", "_")
     known = setting in known_settings().keys() - _SUBJECT_SETTINGS
     return sections + ([_setting(setting)] if known and not sections else [])
+
+
+def _from_outside(name: str) -> list[Section]:
+    """An agent or a topology from outside this package, imported, and the settings that it declares.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    module, _, attribute = (installed("agents")[name].value if ":" not in name else name).partition(":")
+    if not module or not inspect.isfunction(getattr(_imported(module), attribute, None)):
+        found = agent_class(name)
+        about = [Section("Agents: --agent NAME", [Entry(name, (inspect.getdoc(found) or "").partition("\n")[0])])]
+        declared = getattr(found, "Settings", None)
+    else:
+        about, declared = _topologies(True, (name,)), info(name).settings
+    own = [_described(setting) for setting in settings_of(declared).values()] if declared else []
+    return [*about, *([Section("Settings of its own", own)] if own else [])]
+
+
+def _imported(module: str) -> Any:
+    """The module, or None where there is none: ``agent_class`` says what is wrong."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        return None
 
 
 def _agent(name: str) -> Section:
@@ -107,13 +138,20 @@ def _agent(name: str) -> Section:
 
 def _setting(name: str) -> Section:
     """What a setting may be, and who reads it."""
-    (_, setting), (agents, topologies) = known_settings()[name], readers(name)
-    limits = "".join(f"; {rule}" for rule in setting.rules)
-    notes = [f"{spell_type(setting.hint)}{limits}; default: {setting.default!r}"]
-    notes += [f"means something with {setting.needs}"] if setting.needs else []
+    (agents, topologies), entry = readers(name), _described(known_settings()[name][1])
+    notes = [*entry.notes]
     notes += [f"read by agents {', '.join(agents)}"] if len(agents) < len(AGENTS) else []
     notes += [f"read by topologies {', '.join(topologies)}"] if len(topologies) < len(TOPOLOGIES) else []
-    return Section("Settings", [Entry(setting.flag, setting.description, notes)])
+    return Section("Settings", [entry._replace(notes=notes)])
+
+
+def _described(setting: Setting) -> Entry:
+    """A setting: its description, type, range and default, and what it needs."""
+    limits = "".join(f"; {rule}" for rule in setting.rules)
+    default = "none: it must be given" if setting.default is dataclasses.MISSING else repr(setting.default)
+    notes = [f"{spell_type(setting.hint)}{limits}; default: {default}"]
+    notes += [f"means something with {setting.needs}"] if setting.needs else []
+    return Entry(setting.flag, setting.description, notes)
 
 
 def _presets(full: bool, names: Sequence[str] = tuple(PRESETS)) -> Section:
@@ -136,7 +174,9 @@ def _agents(full: bool) -> list[Section]:
     groups: dict[str, dict[str, AgentInfo]] = {}
     for name, agent in AGENTS.items():
         groups.setdefault(agent.needs, {})[name] = agent
-    return [_of_needs(needs, group, full) for needs, group in groups.items()]
+    outside = [Entry(name, point.value) for name, point in installed("agents").items()]
+    sections = [_of_needs(needs, group, full) for needs, group in groups.items()]
+    return [*sections, *([Section("Agents of installed packages: --agent NAME", outside)] if outside else [])]
 
 
 def _of_needs(needs: str, group: Mapping[str, AgentInfo], full: bool) -> Section:
@@ -170,7 +210,7 @@ def _of_topology(name: str) -> list[str]:
         notes.append(f"and with {' '.join(as_flag(*one) for one in about.fixed.items())}: {', '.join(otherwise)}")
     notes.append(f"takes {about.agent} where it must choose")
     if own := [*about.reads, *([about.settings] if about.settings else [])]:
-        notes.append("has " + " ".join(flag(name) for kind in own for name in settings_of(kind)))
+        notes.append("has " + " ".join(flag(name) for kind in own for name in settings_of(kind) if name not in OWN))
     return [*notes, about.source]
 
 

@@ -91,6 +91,8 @@ def _names_own_code(words: list[str]) -> bool:
     """
     if words and words[0] in ("train", "learner", "compare") and not any(word.endswith(".toml") for word in words[1:2]):
         return True
+    if words[:1] == ["list"] and any(":" in word for word in words[1:]):
+        return True
     flags = {word.partition("=")[0] for word in words}
     return not flags.isdisjoint(("--trust", "--env", "--agent", "--network", "--topology"))
 
@@ -341,7 +343,7 @@ def _compare(words: list[str]) -> int:
 def _list(words: list[str]) -> int:
     """list presets, agents and topologies, or describe one of them"""
     if "-h" in words or "--help" in words:
-        print("usage: apexrl list [presets | agents | topologies | NAME]")
+        print("usage: apexrl list [presets | agents | topologies | NAME | MODULE:NAME]")
         return OK
     from rich.console import Console
 

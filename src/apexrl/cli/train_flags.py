@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -17,7 +17,7 @@ from apexrl.cli.placement_flags import RAY_FLAGS, PlacementFlags, other_hosts
 from apexrl.config import Config
 from apexrl.config.convert import flat, override
 from apexrl.config.placement import Placement, Ray
-from apexrl.config.settings import flag
+from apexrl.config.settings import as_flag, flag
 from apexrl.config.trust import entrusted, named
 from apexrl.errors import ConfigError
 from apexrl.launch.ray import resources
@@ -57,8 +57,8 @@ class Resume(PlacementFlags):
     """New limit of environment steps, those before included; 0: no limit."""
     minutes: float | None = None
     """New limit of minutes of training, those before included; 0: no limit."""
-    stop_at_return: float | None = None
-    """New mean greedy return at which to stop."""
+    stop_at_return: Annotated[float | Literal["none"] | None, tyro.conf.arg(metavar="FLOAT|none")] = None
+    """New mean greedy return at which to stop; none: no goal."""
     run_name: Annotated[str, tyro.conf.arg(name="run", metavar="NAME")] = ""
     """What the run is called on the Redis server; empty: as before."""
     ray: Annotated[str, tyro.conf.arg(metavar="auto|local|HOST:PORT|none")] = ""
@@ -183,9 +183,10 @@ def parse_train(
         "--help, what others do."
     )
     kind, values = offering(_Train, start, agents.unread(agent) | topologies.unread(topology), own_settings(start))
+    chosen = [as_flag(name, value) for name, value in (("topology", topology), ("agent", agent)) if name in given]
     parsed = tyro.cli(
         kind,
-        prog=f"apexrl {command} {word}".strip(),
+        prog=" ".join(["apexrl", command, *([word] if word else []), *chosen]),
         description=description,
         args=list(words),
         default=kind(**values),
@@ -275,8 +276,8 @@ def _setting(word: str) -> str:
 
 def resumed(config: Config, wanted: Resume) -> Config:
     """A run's configuration with the new stop rules of ``resume``."""
-    given = {
-        name: value
+    given: dict[str, Any] = {
+        name: None if value == "none" else value
         for name in ("env_steps", "minutes", "stop_at_return")
         if (value := getattr(wanted, name)) is not None
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from apexrl.config.settings import Limit, Needs, Range
+from apexrl.config.settings import Needs, Range
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class LearningSettings:
     """Environment steps of reward before bootstrapping (Ape-X: 3)."""
     gamma: Annotated[float, Range(0, 1)] = 0.99
     """Discount per environment step (Ape-X: 0.99)."""
-    hidden: Annotated[tuple[int, ...], Range(1), Limit(1 << 20)] = (256, 256)
+    hidden: Annotated[tuple[int, ...], Range(1, 1 << 20)] = (256, 256)
     """Units of the fully connected layers for vector observations (rl-zoo's CartPole DQN: 256, 256)."""
-    image_units: Annotated[int, Range(1), Limit(1 << 20)] = 512
+    image_units: Annotated[int, Range(1, 1 << 20)] = 512
     """Units of the fully connected layer behind convolutions (Mnih et al. 2015: 512)."""
     normalize_observations: bool = False
     """Scales observations to mean 0 and deviation 1 by running statistics. Images are divided by 255 in any case."""
@@ -121,7 +121,7 @@ class DistributionSettings:
 
     distribution: Literal["expected", "categorical", "quantile", "implicit_quantile"] = "expected"
     """What the network learns of the return: its mean, C51's categories, QR-DQN's or IQN's quantiles."""
-    quantiles: Annotated[int, Range(2), Needs("distribution", ("quantile",)), Limit(1 << 20)] = 200
+    quantiles: Annotated[int, Range(2, 1 << 20), Needs("distribution", ("quantile",))] = 200
     """Quantiles that QR-DQN learns (Dabney et al. 2018a: 200)."""
     quantile_samples: Annotated[int, Range(2), Needs("distribution", ("implicit_quantile",))] = 64
     """Fractions τ that IQN draws for each of its two states (Dabney et al. 2018b: 64); it acts on half of them."""
@@ -133,7 +133,7 @@ class DistributionSettings:
 class CategoricalSettings:
     """Categories of the return: C51 and D4PG."""
 
-    atoms: Annotated[int, Range(2), Needs("distribution", ("categorical",)), Limit(1 << 20)] = 51
+    atoms: Annotated[int, Range(2, 1 << 20), Needs("distribution", ("categorical",))] = 51
     """Categories of the categorical distribution (C51: 51)."""
     v_min: Annotated[float, Range(), Needs("distribution", ("categorical",))] = -10.0
     """Least return that the categories cover (C51: −10, for clipped rewards)."""
@@ -145,7 +145,7 @@ class CategoricalSettings:
 class CriticSettings:
     """Agents with critics and a policy that learn from transitions: deterministic and soft ones."""
 
-    critic_hidden: Annotated[tuple[int, ...], Range(1), Limit(1 << 20)] = ()
+    critic_hidden: Annotated[tuple[int, ...], Range(1, 1 << 20)] = ()
     """Units of the critics' layers; empty: the same as hidden."""
     policy_learning_rate: Annotated[float, Range(0)] = 0.0
     """Step size of the policy; 0: the same as learning_rate."""
@@ -189,7 +189,7 @@ class RecurrentSettings:
     """Steps between the starts of sequences (R2D2: 40)."""
     burn_in: Annotated[int, Range(0, 255)] = 40
     """Steps before these that only build up the recurrent state (R2D2: 40)."""
-    recurrent_units: Annotated[int, Range(1), Needs("recurrent"), Limit(1 << 20)] = 512
+    recurrent_units: Annotated[int, Range(1, 1 << 20), Needs("recurrent")] = 512
     """Units of the LSTM (R2D2: 512)."""
     rescaling_eps: Annotated[float, Range(0)] = 1e-3
     """ε of the value rescaling h (R2D2: 1e-3); 0: values are not rescaled."""

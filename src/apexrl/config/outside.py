@@ -4,21 +4,41 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Collection, Mapping
 from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 from typing import Literal
 
 Kind = Literal["agents", "topologies"]
 
+_shipped: dict[Kind, Collection[str]] = {}
+
+
+def ship(kind: Kind, names: Collection[str]) -> None:
+    """Reserve the ``names`` that this package ships: an installed package's entry point cannot take one."""
+    _shipped[kind] = names
+    installed.cache_clear()
+
 
 @functools.cache
 def installed(kind: Kind) -> Mapping[str, EntryPoint]:
-    """What installed packages offer in the entry point group ``apexrl.agents`` or ``apexrl.topologies``, by name."""
+    """What installed packages offer in the entry point group ``apexrl.agents`` or ``apexrl.topologies``, by name.
+
+    One with a name that this package ships is left out, with a warning.
+    """
     here = Path.cwd()  # may be anybody's folder, with a distribution in it
     installed_here = distributions(path=[entry for entry in sys.path if Path(entry).resolve() != here])
     points = [point for package in installed_here for point in package.entry_points if point.group == f"apexrl.{kind}"]
-    return {point.name: point for point in reversed(points)}  # of one name, the first on Python's path
+    found = {point.name: point for point in reversed(points)}  # of one name, the first on Python's path
+    for name in found.keys() & set(_shipped.get(kind, ())):
+        warnings.warn(
+            f"apexrl ships {name!r}, so {found[name].value}, which an installed package offers under that name "
+            f"(entry point group apexrl.{kind}), is left out: write {found[name].value} to use it",
+            stacklevel=2,
+        )
+        del found[name]
+    return found
 
 
 def is_outside(kind: Kind, name: str) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from apexrl.config.agent_settings import AgentConfig
-from apexrl.config.settings import Limit, Matches, Needs, Range
+from apexrl.config.settings import Matches, Needs, Range
 from apexrl.config.topology_settings import WiringConfig
 
 
@@ -77,13 +77,13 @@ class ReplayConfig(ReplaySettings):
 class ActorSettings:
     """Actor processes and their environments."""
 
-    actors: Annotated[int, Range(0), Limit(4096)] = 2
+    actors: Annotated[int, Range(0, 4096)] = 2
     """Actor processes (Ape-X: 360)."""
-    envs_per_actor: Annotated[int, Range(1), Limit(65536)] = 8
+    envs_per_actor: Annotated[int, Range(1, 65536)] = 8
     """Environments stepped together in one actor process (Ape-X: 1)."""
     vector: Literal["sync", "threads"] = "sync"
     """sync: steps environments one after the other; threads: one thread each, for simulators that mostly wait."""
-    actor_slots: Annotated[int, Range(0), Limit(65536)] = 0
+    actor_slots: Annotated[int, Range(0, 65536)] = 0
     """Most actors that the run may have, on all hosts together; the ε ladder is spread over them.
     0: --actors, or 64 when other hosts may join."""
     random_start: bool = False
@@ -134,7 +134,7 @@ class LearnerConfig:
     """Learner updates between two publications of the weights (ours: publishing copies them once)."""
     prefetch: Annotated[int, Range(-1)] = -1
     """Batches sampled ahead by a thread (Ape-X: 16); −1: 4 on CUDA, 0 on the CPU."""
-    learner_threads: Annotated[int, Range(1), Limit(4096)] = 1
+    learner_threads: Annotated[int, Range(1, 4096)] = 1
     """CPU threads of PyTorch in the learner (ours: the other cores belong to the actors)."""
     device: Annotated[str, Matches(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, cuda, cuda:N or mps")] = "auto"
     """auto, cpu, cuda or cuda:N. auto assigns visible GPUs to learners and servers in turn, else the CPU."""
@@ -161,7 +161,7 @@ class EvaluatorConfig:
     """Episodes per evaluation, and again on new seeds at the end."""
     eval_period_seconds: Annotated[float, Range(above=0)] = 1.0
     """Seconds between the starts of two evaluations."""
-    eval_envs: Annotated[int, Range(1), Limit(65536)] = 10
+    eval_envs: Annotated[int, Range(1, 65536)] = 10
     """Environments that the evaluator steps as one batch."""
     eval_timeout: Annotated[float, Range(above=0)] = 600.0
     """Seconds that one evaluation may take (ours: an episode without a time limit may never end)."""
@@ -175,8 +175,8 @@ class StopConfig:
     """Environment steps of all actors together; 0: no limit."""
     minutes: Annotated[float, Range(0)] = 0.0
     """Minutes since the first environment step; 0: no limit."""
-    stop_at_return: float | None = None
-    """The run ends when one evaluation's mean greedy return reaches this; None: no goal."""
+    stop_at_return: Annotated[float | None, Range()] = None
+    """The run ends when one evaluation's mean greedy return reaches this; none: no goal."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class HostsConfig:
 
     send_period: Annotated[float, Range(0)] = 0.1
     """Seconds after which a partly filled chunk is sent (ours); a full one is sent at once."""
-    window_mb: Annotated[float, Range(above=0), Limit(1 << 20)] = 64.0
+    window_mb: Annotated[float, Range(above=0, at_most=1 << 20)] = 64.0
     """Megabytes of one host's experience that the learner has not yet committed, at most (ours)."""
     when_full: Literal["wait", "drop-oldest"] = "wait"
     """When window_mb is reached: actors wait, or the oldest experience is dropped and counted."""

@@ -43,13 +43,14 @@ class Range:
     def __str__(self) -> str:
         least, most = math.isfinite(self.at_least), math.isfinite(self.at_most)
         if math.isfinite(self.below):
-            return f"from {self.at_least:g} up to, not including, {_spell_bound(self.below)}"
+            return f"at least {self.at_least:g} and below {_spell_bound(self.below)}"
         if least and most:
             return f"between {self.at_least:,} and {self.at_most:,}"
         if least:
             return f"at least {self.at_least:,}" if self.at_least else "0 or more"
         if math.isfinite(self.above):
-            return f"more than {self.above:,}" if self.above else "positive"
+            words = f"more than {self.above:,}" if self.above else "positive"
+            return f"{words} and at most {self.at_most:,}" if most else words
         return f"{self.at_most:,} or less" if most else "a finite number"
 
 
@@ -65,13 +66,6 @@ class Matches:
 
     def __str__(self) -> str:
         return self.words
-
-
-@dataclass(frozen=True)
-class Limit:
-    """The most that a configuration which somebody else wrote may ask of this machine (``config.trust``)."""
-
-    most: int
 
 
 @dataclass(frozen=True)
@@ -99,7 +93,6 @@ class Setting(NamedTuple):
     default: Any
     rules: tuple[Range | Matches, ...]
     needs: Needs | None
-    limit: Limit | None
     family: Any
     """The dataclass that declares it."""
 
@@ -153,7 +146,6 @@ def _declared(kind: Any) -> Mapping[str, Setting]:
             entry.default_factory() if entry.default_factory is not dataclasses.MISSING else entry.default,
             tuple(one for one in told if isinstance(one, Range | Matches)),
             next((one for one in told if isinstance(one, Needs)), None),
-            next((one for one in told if isinstance(one, Limit)), None),
             next(base for base in kind.__mro__ if entry.name in inspect.get_annotations(base)),
         )
     return found

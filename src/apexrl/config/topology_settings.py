@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from apexrl.config.settings import Limit, Range
+from apexrl.config.settings import Range
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class QueueSettings:
 class LearnersSettings:
     """Topologies with several learners."""
 
-    learners: Annotated[int, Range(1), Limit(4096)] = 1
+    learners: Annotated[int, Range(1, 4096)] = 1
     """Number of learners (Gorila: 100)."""
 
 
@@ -42,7 +42,7 @@ class LearnersSettings:
 class ParameterServerSettings:
     """Parameter servers of gorila and a3c."""
 
-    parameter_servers: Annotated[int, Range(1), Limit(4096)] = 1
+    parameter_servers: Annotated[int, Range(1, 4096)] = 1
     """Parameter server processes; each owns a slice of parameters and optimizer state (Gorila: 31)."""
     max_gradient_lag: Annotated[int, Range(0)] = 0
     """Refuses gradients of parameters more updates old than this; 0: no limit (Gorila: a threshold)."""
@@ -86,7 +86,7 @@ class InferenceSettings:
 class SampleFactorySettings:
     """Sample Factory alone."""
 
-    policy_workers: Annotated[int, Range(1), Limit(4096)] = 1
+    policy_workers: Annotated[int, Range(1, 4096)] = 1
     """Policy worker processes, which choose actions for rollout workers (Sample Factory: 1)."""
 
 
@@ -94,9 +94,9 @@ class SampleFactorySettings:
 class GA3CSettings:
     """GA3C alone."""
 
-    predictors: Annotated[int, Range(1), Limit(4096)] = 2
+    predictors: Annotated[int, Range(1, 4096)] = 2
     """Predictor threads, which choose actions (GA3C: 2)."""
-    trainers: Annotated[int, Range(1), Limit(4096)] = 2
+    trainers: Annotated[int, Range(1, 4096)] = 2
     """Trainer threads, which learn (GA3C: 2)."""
     training_min_batch: Annotated[int, Range(1)] = 1
     """Fewest unrolls in a trainer's batch; batch_size is the most (GA3C: 1)."""

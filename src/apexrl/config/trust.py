@@ -24,7 +24,6 @@ from urllib.parse import unquote, urlsplit
 
 from apexrl.config import Config, outside
 from apexrl.config.convert import LazyCallable, describe_callable, flat, import_callable, known_settings
-from apexrl.config.settings import flag
 from apexrl.errors import ConfigError
 
 _SOURCES: Final = ("", "src", "lib", "python")
@@ -73,16 +72,17 @@ def entrusted(config: Config, trust: Sequence[str], origin: str, env: bool = Tru
 
     Raises:
         ConfigError: it names an agent, a network, a topology or an environment that may not be run, or gives an
-            environment a name to import; or it asks for numbers that no run has; or ``trust`` holds what is no module.
+            environment a name to import; or a value is out of range; or ``trust`` holds what is no module.
     """
     trusted = (trust,) if isinstance(trust, str) else tuple(trust)
     for name in trusted:
         if not _plain(name):
             raise ConfigError(f"--trust {name!r} is no module: name it as Python imports it, as in --trust my_sim.envs")
     for name, value in flat(config).items():
-        limit = known_settings()[name][1].limit
-        if limit and any(number > limit.most for number in (value if isinstance(value, tuple) else (value,))):
-            raise ConfigError(f"{origin}: {flag(name)} is more than {limit.most}, and no run has that many")
+        try:
+            known_settings()[name][1].check(value)
+        except ConfigError as error:
+            raise ConfigError(f"{origin}: {error}") from None
     for what, name in _own(config).items():
         _check(name, _module(name), what, trusted, origin, command)
     for what, point in (

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from apexrl.agents.network_size import least_nbytes
 from apexrl.config import Config, WiringConfig
 from apexrl.config.trust import entrusted
 from apexrl.errors import ConfigError, SnapshotError, SpecError
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 
 _LARGE = 1 << 30  # bytes; smaller networks are not checked beforehand
-_IMAGE = 1 << 16  # larger observations are images, which go through convolutions first
 
 
 class LoadedAgent:
@@ -158,22 +156,12 @@ def load_agent(
 
 def _check_size(config: Config, spec: EnvSpec, found: checkpoints.Checkpoint) -> None:
     """Refuse a network that is far larger than its stored weights, before memory is allocated."""
-    agent = config.agent
-    inputs = spec.stack * sum(math.prod(field.shape) for field in spec.observation.values())
-    inputs += sum(spec.categories.values())
-    layers = [inputs, *agent.hidden]
-    numbers = max(
-        inputs // 64 * agent.image_units,  # features after convolutions, at least
-        sum(a * b for a, b in pairwise(layers)) if inputs < _IMAGE else 0,
-        sum(a * b for a, b in pairwise(agent.hidden)),
-        sum(a * b for a, b in pairwise(agent.critic_hidden)),
-        max(agent.recurrent_units, agent.atoms, agent.quantiles, agent.cosines) ** 2,
-    )
     held = sum(array.nbytes for array in found.arrays.values())
-    if 4 * numbers > max(_LARGE, 64 * held):
+    needs = least_nbytes(config.agent, spec)
+    if needs > max(_LARGE, 64 * held):
         raise SnapshotError(
             f"{found.path} holds {held} bytes of weights, and the settings and spaces of its run folder describe a "
-            f"network of {4 * numbers} bytes or more: one of them is not this run's"
+            f"network of {needs} bytes or more: one of them is not this run's"
         )
 
 

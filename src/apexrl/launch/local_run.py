@@ -12,7 +12,7 @@ from apexrl.errors import ConfigError
 from apexrl.launch import run_claim
 from apexrl.launch.fork_client import preloaded
 from apexrl.launch.interrupts import Interrupts
-from apexrl.launch.probe import probe
+from apexrl.launch.probe import probe_learner
 from apexrl.launch.run_claim import Claim
 from apexrl.launch.run_ledger import Base, Ledger, base_of
 from apexrl.launch.serial import run_serial
@@ -35,7 +35,7 @@ def processes(
     config = with_room(config) if config.wiring.autotune else config
     supervisor = Supervisor(config, interrupts, preloaded(config))
     try:
-        seen = supervisor.probe()
+        seen = supervisor.probe(probe_learner)
         program = wire(config, seen)
         if config.wiring.autotune and not program.tunable:
             raise ConfigError(f"topology {config.topology} has no numbers that could be tuned: leave out --autotune")
@@ -48,7 +48,7 @@ def check(config: Config, interrupts: Interrupts) -> None:
     """Look at environment and agent in a process of their own, and wire them; nothing else is started."""
     wire = topology(config.topology)
     with closing(Supervisor(config, interrupts, preloaded(config))) as supervisor:
-        wire(config, supervisor.probe())
+        wire(config, supervisor.probe(probe_learner))
 
 
 def supervise(
@@ -88,7 +88,7 @@ def serial(
 ) -> dict[str, Any]:
     """Every role in this process, in turn."""
     wire = topology(config.topology)
-    seen = probe(config)
+    seen = probe_learner(config)
     program = wire(config, seen)
 
     def body(ledger: Ledger, wiring: Wiring) -> None:
@@ -130,6 +130,8 @@ def record(
         ledger.open()
         if claim.lock.trouble:
             ledger.tell(claim.lock.trouble, "warning")
+        if not claim.begins:
+            ledger.note("config.toml", lambda: folder.record_config(config))
         ledger.note("env_spec.json", lambda: folder.write_spec(seen.spec))
         body(ledger, wiring)
     except BaseException as error:

@@ -9,12 +9,22 @@ from typing import Any
 
 from apexrl import errors
 from apexrl.config import Config
-from apexrl.errors import AgentError, ApexrlError
+from apexrl.errors import AgentError, ApexrlError, ConfigError
 from apexrl.links.local import worker_messages
 from apexrl.protocols import Item, Place, Prioritizing
 from apexrl.run.folder import spec_from_json, spec_to_json
+from apexrl.shared.available_memory import memory_limits, size
 from apexrl.spec import EnvSpec, Field
 from apexrl.topologies.program import OPTIONAL, Probe
+
+
+def probe_learner(config: Config) -> Probe:
+    """``probe`` where the learner will run: its device must be here."""
+    from apexrl.roles.learner import torch_device
+
+    if config.learner.device != "auto":  # which is always here
+        torch_device(config.learner.device)
+    return probe(config)
 
 
 def probe(config: Config) -> Probe:
@@ -27,8 +37,9 @@ def probe(config: Config) -> Probe:
     env = make_vector(config.env, 1, config.seed)
     try:
         spec = env.spec
+        check_size(config, spec)
         agent = made(config, spec)
-        size = weights_nbytes(config.agent.agent, agent)
+        nbytes = weights_nbytes(config.agent.agent, agent)
         offers = tuple(name for name in OPTIONAL if hasattr(agent, name))
         item: Item = getattr(agent, "item", Item())
         if item.kind != "unroll" and not isinstance(agent, Prioritizing):
@@ -36,9 +47,29 @@ def probe(config: Config) -> Probe:
                 f"agent {config.agent.agent!r} learns from {item.kind}s, which are drawn by priority, but lacks "
                 "priorities; see apexrl.protocols.Prioritizing for what it does"
             )
-        return Probe(spec, recorded(agent), size, item, offers, sizes(agent), places(agent))
+        return Probe(spec, recorded(agent), nbytes, item, offers, sizes(agent), places(agent))
     finally:
         env.close()
+
+
+def check_size(config: Config, spec: EnvSpec) -> None:
+    """Refuse a shipped agent's network whose weights alone need more memory than there is.
+
+    Raises:
+        ConfigError: with the numbers.
+    """
+    from apexrl.agents import AGENTS
+    from apexrl.agents.network_size import least_nbytes
+
+    if config.agent.agent not in AGENTS or config.agent.network:
+        return
+    needs = least_nbytes(config.agent, spec)
+    for limit in memory_limits():
+        if needs > limit.nbytes:
+            raise ConfigError(
+                f"the network's weights alone need {size(needs)} of memory, but {limit.why}: give its layers fewer "
+                "units, as in --hidden 256 256"
+            )
 
 
 def made(config: Config, spec: EnvSpec) -> Any:
@@ -73,20 +104,20 @@ def weights_nbytes(name: str, agent: Any) -> int:
     """
     try:
         weights = dict(agent.weights())
-        size = sum(int(array.nbytes) for array in weights.values())
+        nbytes = sum(int(array.nbytes) for array in weights.values())
     except ApexrlError:
         raise
     except Exception as error:
         raise AgentError(
             f"agent {name}: weights() must return a dict of arrays, name -> array, but raised {told(error)}"
         ) from error
-    if not size:
+    if not nbytes:
         empty = ", ".join(f"{key!r} {list(array.shape)}" for key, array in weights.items())
         raise AgentError(
             f"agent {name}: weights() returned {f'only empty arrays ({empty})' if empty else 'an empty dict'}. It must "
             "return all that acting needs: actors and the evaluator know of the learner's work by nothing else"
         )
-    return size
+    return nbytes
 
 
 def told(error: Exception) -> str:

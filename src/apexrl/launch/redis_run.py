@@ -20,7 +20,7 @@ from apexrl.launch.host_agreement import open_to_hosts
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.local_actor_host import LocalActorHost
 from apexrl.launch.local_run import supervise
-from apexrl.launch.probe import step_spec_to_json
+from apexrl.launch.probe import probe_learner, step_spec_to_json
 from apexrl.launch.run_claim import Claim
 from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.supervisor import Supervisor
@@ -104,7 +104,7 @@ def learn(
         preload = (*preloaded(config), *HOST_PRELOAD)
         hurried = ("interrupted", "replaced")
         supervisor = stack.enter_context(closing(Supervisor(config, interrupts, preload, hurried)))
-        seen = supervisor.probe()
+        seen = supervisor.probe(probe_learner)
         whole = wire(config, seen)
         record = make_record(config, identity, whole, seen)
         if placement.token:

@@ -149,7 +149,7 @@ class RunFolder:
         return self.path / "summary.json"
 
     def config(self) -> Config:
-        """The configuration that the run was started with.
+        """The configuration with which the run was started, or resumed last.
 
         Raises:
             ConfigError: ``config.toml`` cannot be read.
@@ -163,6 +163,15 @@ class RunFolder:
     def write_config(self, config: Config) -> None:
         """Write ``config.toml`` atomically; it makes the folder a run folder."""
         replace_text(self.config_path, convert.to_toml(config, _header()))
+
+    def record_config(self, config: Config) -> None:
+        """Write ``config.toml`` again if a resumed run has other settings than it holds.
+
+        Raises:
+            FencedError: another process has started a newer generation of the run.
+        """
+        if convert.to_toml(config) != convert.to_toml(self.config()):
+            replace_text(self.config_path, convert.to_toml(config, _header()), self.lives.check)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json`` atomically; NaN and infinity become null.

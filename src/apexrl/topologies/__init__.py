@@ -18,7 +18,7 @@ from apexrl.agents import AGENTS
 from apexrl.config import Config, WiringConfig
 from apexrl.config import topology_settings as families
 from apexrl.config.convert import flat
-from apexrl.config.outside import installed
+from apexrl.config.outside import installed, ship
 from apexrl.config.settings import as_flag, flag, names_of
 from apexrl.errors import AgentError, ConfigError
 from apexrl.topologies.program import BatchesLink, Node, Probe, Program, ReplayLink, WeightsLink
@@ -140,6 +140,8 @@ TOPOLOGIES = {
         ignores=("pull_period",),
     ),
 }
+
+ship("topologies", TOPOLOGIES)
 
 _WIRING = names_of([WiringConfig]) - names_of([families.AutotuneSettings])  # all topologies read the latter
 

@@ -84,6 +84,9 @@ def own_settings(config: Config) -> dict[str, type[Any]]:
             raise ConfigError(f"{owner}: its settings, {kind!r}, are no dataclass: write @dataclass above the class")
         if taken := settings_of(kind).keys() & known_settings().keys():
             raise ConfigError(f"{owner}: apexrl has a setting {min(taken)!r} already: read that, or take another name")
+        for name, setting in settings_of(kind).items():
+            if setting.needs and setting.default is MISSING:
+                raise ConfigError(f"{owner}: its setting {name!r} needs {setting.needs}, so give it a default")
     return {place: kind for place, (_, kind) in found.items() if kind is not None}
 
 
@@ -95,31 +98,29 @@ def with_own_settings(config: Config, given: Iterable[str] = ()) -> Config:
             that another setting keeps from being read.
     """
     kinds = own_settings(config)
-    values = {**config.agent.agent_settings, **config.wiring.topology_settings}
-    defaults = {name: setting.default for kind in kinds.values() for name, setting in settings_of(kind).items()}
-    known = defaults.keys()
-    if unknown := [name for name in values if name not in known]:
+    known = {name: setting for kind in kinds.values() for name, setting in settings_of(kind).items()}
+    has = {**config.agent.agent_settings, **config.wiring.topology_settings}
+    if unknown := [name for name in has if name not in known]:
         near = did_you_mean(unknown[0], {*known, *known_settings()})
         raise ConfigError(
             f"unknown setting {unknown[0]!r}{near}: neither apexrl, nor agent {config.agent.agent}, "
             f"nor topology {config.topology} declares it"
         )
+    values = flat(config)
+    for name, setting in known.items():
+        values[name] = setting.converted(has[name]) if name in has else setting.default
+        if values[name] is MISSING:
+            raise ConfigError(f"say {flag(name)}: it has no default")
+        setting.check(values[name])
+    for name, setting in known.items():
+        if name in given and (needs := setting.needs) and not needs.met(values.get(needs.switch)):
+            switch = as_flag(needs.switch, values.get(needs.switch))
+            raise ConfigError(f"{flag(name)} means nothing with {switch}: change the other")
     own: dict[str, dict[str, Any]] = {"agent_settings": {}, "topology_settings": {}}
     for place, kind in kinds.items():
         for name, setting in settings_of(kind).items():
-            value = setting.converted(values[name]) if name in values else setting.default
-            if value is MISSING:
-                raise ConfigError(f"say {flag(name)}: it has no default")
-            setting.check(value)
-            needs = setting.needs
-            if (
-                needs
-                and name in given
-                and not needs.met(has := {**flat(config), **defaults, **values}.get(needs.switch))
-            ):
-                raise ConfigError(f"{flag(name)} means nothing with {as_flag(needs.switch, has)}: change the other")
-            if value is not None or setting.default is not None:  # TOML has no word for None
-                own[place][name] = value
+            if values[name] is not None or setting.default is not None:  # TOML has no word for None
+                own[place][name] = values[name]
     return replace(
         config,
         agent=replace(config.agent, agent_settings=own["agent_settings"]),

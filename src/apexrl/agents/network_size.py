@@ -1,0 +1,27 @@
+"""A lower bound on the memory of a network's weights, known before it is made."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Final
+
+from apexrl.config import AgentConfig
+from apexrl.spec import EnvSpec
+
+_IMAGE: Final = 1 << 16
+"""Larger observations are images, which pass through convolutions first."""
+
+
+def least_nbytes(config: AgentConfig, spec: EnvSpec) -> int:
+    """Bytes that the weights of a shipped agent's network take at least."""
+    inputs = spec.stack * sum(math.prod(field.shape) for field in spec.observation.values())
+    inputs += sum(spec.categories.values())
+    numbers = max(
+        inputs // 64 * config.image_units,  # features after convolutions, at least
+        sum(a * b for a, b in pairwise([inputs, *config.hidden])) if inputs < _IMAGE else 0,
+        sum(a * b for a, b in pairwise(config.hidden)),
+        sum(a * b for a, b in pairwise(config.critic_hidden)),
+        max(config.recurrent_units, config.atoms, config.quantiles, config.cosines) ** 2,
+    )
+    return 4 * numbers
