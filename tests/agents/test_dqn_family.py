@@ -235,6 +235,13 @@ def test_every_act_draws_anew_and_a_greedy_one_never(name: str) -> None:
         np.testing.assert_allclose(many, answers(True), atol=0.04)
 
 
+def test_every_environment_explores_by_noise_of_its_own() -> None:
+    agent = DQN(VECTOR, config_of("noisy_dqn"))
+    alike = {"observation": np.ones((6, *VECTOR.observation["observation"].shape), np.float32)}
+    q = agent.act(alike, None, np.zeros(6, np.float32)).extras["q"]
+    assert len({tuple(row) for row in q.tolist()}) == 6
+
+
 @pytest.mark.parametrize("double", [True, False])
 def test_every_pass_of_an_update_has_its_own_noise(double: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = DQN(VECTOR, config_of("noisy_dqn", double=double))

@@ -44,6 +44,21 @@ def test_the_layer_is_its_formula() -> None:
     torch.testing.assert_close(layer(x), x @ layer.weight.T + layer.bias)
 
 
+@pytest.mark.parametrize("between", [(), (3,)], ids=["rows", "fractions of rows"])
+def test_noise_of_each_row_is_a_matrix_for_each_row(between: tuple[int, ...]) -> None:
+    layer = NoisyLinear(7, 4, 0.5)
+    with torch.no_grad():
+        for sigma in (layer.weight_sigma, layer.bias_sigma):
+            sigma.uniform_(-1.0, 1.0)
+    x, rows = torch.randn(5, *between, 7), torch.stack([noise(layer, seed) for seed in range(5)])
+    expected = []
+    for row, epsilon in zip(x, rows, strict=True):
+        layer.noise = epsilon
+        expected.append(layer(row))
+    layer.noise = rows
+    torch.testing.assert_close(layer(x), torch.stack(expected))
+
+
 def test_the_noise_has_the_published_scale() -> None:
     """Var y = σ²·(Σ x²·E f² + 1)·E f² with E f(ε)² = E|ε| = √(2/π)."""
     layer = NoisyLinear(16, 4, 0.5)

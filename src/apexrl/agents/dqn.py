@@ -22,7 +22,7 @@ from apexrl.agents.bootstrap import targets_of
 from apexrl.agents.discrete_actions import Choices
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.return_heads import Fresh, midpoints, returns_of
-from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
+from apexrl.agents.rng_state import RandomGenerator, acting_generator, noise_generator, seeded_layers
 from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained, as_returned
 from apexrl.agents.transition_batch import Transitions, as_array, on_device, to_device
 from apexrl.config import AgentConfig
@@ -74,6 +74,8 @@ class DQN:
         self._normalizer = Normalizer(spec, config, self._device)
         self.networks: dict[str, Trained[Any]] = {"q": self._network, **self._normalizer.networks}
         self.generators: dict[str, RandomGenerator] = {"rng": self._rng}
+        if network.noise_size:
+            self.generators["noise"] = self._noise = noise_generator(seed)
         self.updates = 0  # learner updates made
 
     @property
@@ -86,11 +88,11 @@ class DQN:
     def act(self, observations: Arrays, state: State, exploration: NDArray[np.float32], greedy: bool = False) -> Acted:
         """Actions, int64 [B] or [B, k], with what priorities need. ``exploration`` is ε of each environment, [B].
 
-        Noise is drawn anew, and fractions half as many as in learning (Dabney et al. 2018b: 32). A greedy action uses
-        no noise and always the same fractions.
+        Every environment has noise of its own, drawn anew, and half as many fractions as in learning (Dabney et al.
+        2018b: 32). A greedy action uses no noise and always the same fractions.
         """
         few = self._few
-        draw = self._greedy_draw(len(exploration)) if greedy else self._draw(len(exploration), few)
+        draw = self._greedy_draw(len(exploration)) if greedy else self._draw(len(exploration), few, shared=False)
         seen = self._normalizer.observation(on_device(observations, self._device))
         answers = self._returns.read(self._online.values(seen, draw)).cpu()
         q = self._returns.means(answers)  # [B, n]
@@ -238,14 +240,16 @@ class DQN:
         few = self._few
         return Draw(None, midpoints(few, self._device).expand(rows, few)) if few else NOTHING
 
-    def _draw(self, rows: int, samples: int = 0) -> Draw:
-        """The random numbers of one pass through the network: noise for all rows, τ ~ U(0, 1) for every row."""
+    def _draw(self, rows: int, samples: int = 0, shared: bool = True) -> Draw:
+        """The random numbers of one pass through the network: noise for all rows, or of each its own, and τ ~ U(0, 1)
+        of each."""
         if self._certain:
             return NOTHING
         network = self._network.network
         noise = fractions = None
         if network.noise_size:
-            noise = scaled(to_device(self._rng.standard_normal(network.noise_size, np.float32), self._device))
+            size = [network.noise_size] if shared else [rows, network.noise_size]
+            noise = scaled(torch.randn(size, generator=self._noise).to(self._device))
         if self._implicit:
             shape = (rows, samples or self._config.quantile_samples)
             fractions = to_device(self._rng.random(shape, np.float32), self._device)

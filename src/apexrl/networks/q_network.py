@@ -18,7 +18,7 @@ from apexrl.spec import EnvSpec
 class Draw(NamedTuple):
     """The random numbers of one pass through a ``QNetwork``."""
 
-    noise: Tensor | None = None  # float32 [noise_size], f(ε) of all noisy layers; None: their means
+    noise: Tensor | None = None  # float32, f(ε) of all noisy layers, [noise_size] or of each row; None: their means
     fractions: Tensor | None = None  # float32 [B, N] in 0 … 1, of an implicit network
 
 
@@ -127,7 +127,7 @@ class QNetwork(nn.Module):
         begin = 0
         for layer in self._noisy:
             end = begin + layer.noise_size
-            layer.noise = None if noise is None else noise[begin:end]
+            layer.noise = None if noise is None else noise[..., begin:end]
             begin = end
 
 
