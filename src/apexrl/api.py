@@ -89,7 +89,8 @@ def train(
     """Train an agent and wait until it is done.
 
     Args:
-        config: a ``Config``, or a preset's name; empty: the defaults, for which ``env`` must be given.
+        config: a ``Config``, or a preset's name; empty: agent, topology and settings that suit ``env``, which must be
+            given (``agent="auto"``); ``recipe="paper"`` has the numbers of the agent's paper.
         env: Gymnasium id, ``module:Id-v0``, or a callable that returns an environment (keyword arguments:
             ``env_kwargs``). Worker processes must be able to import a callable: define it at the top of a module.
         callbacks: called with every ``RunStatus``; returning True stops the run.
@@ -121,24 +122,22 @@ def train(
         HeldError: another process trains the run.
         WorkerError: the run failed; its folder holds logs and checkpoints.
     """
-    if isinstance(config, str):
-        if not config and env is None:
-            raise ConfigError("say what to train: a preset's name, a Config, or env=")
-        from apexrl.presets import preset
-
-        config = preset(config).config if config else Config()
+    if config == "" and env is None:
+        raise ConfigError("say what to train: a preset's name, a Config, or env=")
     from apexrl.launch.ray.resources import in_range
     from apexrl.topologies.validation import validate
 
     overrides = in_range(overrides, bool(ray))
     if env is not None:
         overrides["env"] = env
-    config = convert.override(_with_names(config, overrides), overrides)
-    observers: list[Observer] = [CallbackObserver(callback) for callback in callbacks]
+    observers: list[Observer] = [*panels(show), *(CallbackObserver(callback) for callback in callbacks)]
+    config = _start(config, overrides, observers)
+    overrides.pop("agent", None)  # it has that, or what was chosen for "auto"
+    config = convert.override(config, overrides)
     placement = _placement(redis, run, listen, token, tls, ray, replace_run=replace_run)
     again: dict[str, Any] = {"resume_or_start": True} if resume_or_start else {}
     config = validate(config, overrides, elsewhere=bool(listen))
-    return _run(config, observers=[*panels(show), *observers], placement=placement, **again)
+    return _run(config, observers=observers, placement=placement, **again)
 
 
 def resume(
@@ -321,16 +320,29 @@ def _tell(observers: Sequence[Observer], text: str) -> None:
 _run = run  # for functions with an argument of that name
 
 
-def _with_names(config: Config, overrides: Mapping[str, Any]) -> Config:
-    """``config`` with the topology and the agent that ``overrides`` name."""
-    from apexrl.presets import with_names
+def _start(config: Config | str, overrides: Mapping[str, Any], observers: Sequence[Observer]) -> Config:
+    """What ``overrides`` are applied to, with the topology and the agent that they name."""
+    from apexrl.presets import preset, unseen, with_names
 
     topology, agent = overrides.get("topology", ""), overrides.get("agent", "")
     if not isinstance(agent, str):
         raise ConfigError(f"agent= is a name, not {agent!r}; your own: 'package.module:Class'")
     if not isinstance(topology, str):
         raise ConfigError(f"topology= is a name, not {topology!r}")
-    return with_names(config, topology, agent)
+    if config == "":
+        known = convert.known_settings()
+        look = convert.override(Config(), {name: overrides[name] for name in unseen.LOOKED_AT if name in overrides})
+        recipe = known["recipe"][1].converted(overrides.get("recipe", "default"))
+        start = unseen.start(look, agent, topology, recipe, overrides)
+        if start.said:
+            _tell(observers, start.said)
+        return start.config
+    if "recipe" in overrides:
+        raise ConfigError("recipe= is for a run without a preset or a Config, which have their settings")
+    config = preset(config).config if isinstance(config, str) else config
+    if config.preset or config.recipe == "none" or not (agent or topology):
+        return with_names(config, topology, agent)
+    return unseen.switched(config, agent, topology)
 
 
 def _placement(

@@ -70,7 +70,7 @@ def test_runs_tables_and_pictures(tmp_path: Path) -> None:
 def test_what_equal_terms_put_aside_is_told(tmp_path: Path) -> None:
     console = quiet()
     compare.compare(a_plan(("dqn", "r2d2"), 1), tmp_path, console, run=FakeRuns(), check=nothing)
-    words = "the preset's own settings for r2d2 are not used: --hidden 64"
+    words = "own settings of r2d2 are not used: --hidden 64"
     assert f"\nequal terms: {words}\n" in told(console)
     page = (tmp_path / "compare.md").read_text(encoding="utf-8")
     assert f"apex · r2d2: {words}." in page

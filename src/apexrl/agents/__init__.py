@@ -42,6 +42,8 @@ def check_name(name: str) -> None:
     known = [*AGENTS, *installed("agents")]
     if name in known:
         return
+    if name == "auto":
+        raise ConfigError("agent auto is for a run without a preset, a file or a Config, which have an agent")
     if ":" not in name:
         raise ConfigError(
             f"there is no agent {name!r}{did_you_mean(name, known)}. Known: {', '.join(known)}; "

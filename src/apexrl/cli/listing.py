@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from apexrl.agents import AGENTS, AgentInfo, agent_class, unread
-from apexrl.agents.setting_relevance import SOME
+from apexrl.agents.setting_relevance import SOME, idle
 from apexrl.cli.flags import OWN
 from apexrl.config import Config
 from apexrl.config.convert import flat, known_settings
@@ -17,6 +17,7 @@ from apexrl.config.outside import installed
 from apexrl.config.settings import Setting, as_flag, did_you_mean, flag, settings_of, spell_type
 from apexrl.errors import ConfigError
 from apexrl.presets import PRESETS, Preset
+from apexrl.presets.unseen import Recipe, assumed_start, default_topology
 from apexrl.run.folder import env_name
 from apexrl.topologies import TOPOLOGIES, info, runs
 from apexrl.topologies.validation import readers
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 SUBJECTS = ("presets", "agents", "topologies")
 _SUBJECT_SETTINGS = {"preset", "agent", "topology"}  # their names are meant for the subjects
 SETS = "Shown is what a name sets, but for defaults. All: apexrl train PRESET --agent NAME --help."
+
+_AFTER = "ours, after rl-zoo, Stable-Baselines3 and CleanRL"  # the sources of agents.default_settings
 
 
 class Entry(NamedTuple):
@@ -129,11 +132,25 @@ def _imported(module: str) -> Any:
 
 
 def _agent(name: str) -> Section:
-    """One agent, and the settings that not every agent reads."""
+    """One agent, its recipes, and the settings that not every agent reads."""
     section = _of_needs(AGENTS[name].needs, {name: AGENTS[name]}, True)
     reads = [flag(setting) for setting in known_settings() if setting in SOME and setting not in unread(name)]
     (entry,) = section.entries
-    return section._replace(entries=[entry._replace(notes=[*entry.notes, f"reads {' '.join(reads)}"])])
+    notes = [
+        *entry.notes,
+        f"without a preset, for vectors ({_AFTER}): {_recipe(name, 'default')}",
+        f"with --recipe paper ({AGENTS[name].citation}): {_recipe(name, 'paper')}",
+        f"reads {' '.join(reads)}",
+    ]
+    return section._replace(entries=[entry._replace(notes=notes)])
+
+
+def _recipe(name: str, recipe: Recipe) -> str:
+    """The settings of an agent without a preset, but for those that have their defaults or mean nothing to it."""
+    config = assumed_start(name, default_topology(name), recipe)
+    values, defaults = flat(config), flat(Config())
+    never = unread(name) | set(idle(config)) | {"agent", "topology", "recipe"}
+    return " ".join(as_flag(key, value) for key, value in values.items() if key not in never and value != defaults[key])
 
 
 def _setting(name: str) -> Section:

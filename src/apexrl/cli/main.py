@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from apexrl.config import Config
+from apexrl.config import Config, convert
 from apexrl.config.convert import from_toml
 from apexrl.config.settings import did_you_mean
 from apexrl.config.trust import entrusted
@@ -25,6 +25,7 @@ from apexrl.errors import AgentError, ApexrlError, ConfigError, EnvError, HeldEr
 if TYPE_CHECKING:
     from apexrl.api import Run
     from apexrl.config.placement import Placement
+    from apexrl.presets.unseen import Recipe
 
 TRAIN_MODULES = frozenset(
     ("gymnasium", "matplotlib", "msgspec", "rich", "safetensors", "tensorboard", "tomli_w", "torch", "tyro")
@@ -206,7 +207,7 @@ def _starting_point(words: list[str], command: str = "train") -> tuple[Config, s
                 raise ConfigError(f"there is no file {path}")
             # the folder of the first run exists: this one gets a new name
             start = dataclasses.replace(from_toml(path.read_text(encoding="utf-8"), str(path)), name="")
-            return _with_names(start, words), word
+            return _of_file(start, words, word), word
         return _with_names(preset(word).config, words), word
     asks_help = "-h" in words or "--help" in words
     if not asks_help and not any(word == "--env" or word.startswith("--env=") for word in words):
@@ -217,7 +218,46 @@ def _starting_point(words: list[str], command: str = "train") -> tuple[Config, s
             f"say what to train: apexrl {command} PRESET ({', '.join(names())}), or apexrl {command} --env ID; "
             f"see: apexrl {command} --help"
         )
-    return _with_names(Config(), words), ""
+    return _unseen(words, asks_help), ""
+
+
+def _unseen(words: list[str], asks_help: bool) -> Config:
+    """What a run without a preset starts from. ``--agent auto``, which is no agent's name, goes from ``words``."""
+    from apexrl.cli import train_flags
+    from apexrl.presets import unseen
+    from apexrl.presets.choice import AUTO
+
+    agent, topology = _given(words, "--agent"), _given(words, "--topology")
+    recipe = _recipe(words)
+    if agent == AUTO:
+        place = words.index("--agent") if "--agent" in words else words.index("--agent=auto")
+        del words[place : place + (2 if words[place] == "--agent" else 1)]
+    if asks_help:
+        return unseen.assumed_start(agent, topology, recipe)
+    look = train_flags.parse_look(words, Config())
+    start = unseen.start(look, agent, topology, recipe, train_flags.settings_given(words))
+    if start.said:
+        print(f"apexrl: {start.said}", file=sys.stderr, flush=True)
+    return start.config
+
+
+def _recipe(words: list[str]) -> Recipe:
+    """The recipe that the flags of a run without a preset name, or that which it has by itself."""
+    recipe: Recipe = convert.known_settings()["recipe"][1].converted(
+        _given(words, "--recipe") or "default", "--recipe: "
+    )
+    return recipe
+
+
+def _of_file(config: Config, words: list[str], word: str) -> Config:
+    """The configuration of a file with the topology and the agent that the flags name."""
+    from apexrl.cli import train_flags
+    from apexrl.presets import unseen
+
+    agent, topology = _given(words, "--agent"), _given(words, "--topology")
+    if config.preset or config.recipe == "none" or not (agent or topology):
+        return _with_names(config, words)
+    return unseen.switched(config, agent, topology, train_flags.look_of_file(words, config, word))
 
 
 def _with_names(config: Config, words: list[str]) -> Config:
@@ -334,7 +374,9 @@ def _compare(words: list[str]) -> int:
         minutes=wanted.minutes,
         env_steps=wanted.env_steps,
         until_goal=wanted.until_goal,
+        recipe=_recipe(rest),
         change=change,
+        look=lambda config: train_flags.parse_look(rest, config),
     )
     report = compare.compare(plan, wanted.out or compare.default_out(plan))
     return INTERRUPTED if report.interrupted else FAILED if report.failed else OK

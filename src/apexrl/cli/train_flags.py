@@ -15,13 +15,14 @@ from apexrl.cli.flags import OWN, offering, plain_group, registry
 from apexrl.cli.host_flags import Modules, RunName
 from apexrl.cli.placement_flags import RAY_FLAGS, PlacementFlags, other_hosts
 from apexrl.config import Config
-from apexrl.config.convert import flat, override
+from apexrl.config.convert import flat, known_settings, override
 from apexrl.config.placement import Placement, Ray
 from apexrl.config.settings import as_flag, flag
 from apexrl.config.trust import entrusted, named
 from apexrl.errors import ConfigError
 from apexrl.launch.ray import resources
 from apexrl.launch.ray.resources import HERE, actors_range
+from apexrl.presets.unseen import LOOKED_AT
 from apexrl.topologies.validation import check_read, own_settings, validate
 
 
@@ -168,6 +169,8 @@ def parse_train(
     words = _with_range(words)
     given = [_setting(word) for word in words]
     _check_imports(start, words, given, word)
+    if "recipe" in given and (word or start.preset):
+        raise ConfigError(f"--recipe is for a run without a preset or a file: {word or start.preset} has its settings")
     check_read(start, given)
     what = "Learn, with actors that other hosts bring," if alone else "Train"
     description = (
@@ -176,7 +179,10 @@ def parse_train(
         else f"{what} a preset, a run's config.toml, or your own environment:\n\n"
         f"  apexrl {command} PRESET [--flags]\n"
         f"  apexrl {command} --env MODULE:Env-v0 [--flags]\n\n"
-        "See apexrl list for presets. Every setting is a flag; the defaults below are those without a preset."
+        "See apexrl list for presets. Without one, --agent auto is the default: agent and topology are chosen from the "
+        "environment's actions, the time of a step and the cores, and printed. Settings are then those of the agent "
+        "that learn on an unseen environment; --recipe paper has its paper's.\n\n"
+        "Every setting is a flag; the defaults below are those without a preset, for observations that are vectors."
     )
     description += (
         f"\n\nShown is what topology {topology} and agent {agent} read; with --topology NAME or --agent NAME before "
@@ -214,6 +220,38 @@ def parse_train(
     return config, other_hosts(parsed, parsed.run, actors=not alone, make=True)
 
 
+def parse_look(words: Sequence[str], start: Config) -> Config:
+    """``start`` with those flags of ``train`` that count before an agent is chosen: the environment's."""
+    values, known = flat(start), known_settings()
+    fields = [(name, Annotated[known[name][1].hint, tyro.conf.arg(help="")]) for name in LOOKED_AT]
+    kind = dataclasses.make_dataclass("Look", fields, frozen=True)
+    parsed, _ = tyro.cli(
+        kind,
+        prog="apexrl train",
+        args=list(words),
+        default=kind(**{name: values[name] for name in LOOKED_AT}),
+        registry=registry(),
+        return_unknown_args=True,
+    )
+    return override(start, vars(parsed))
+
+
+def look_of_file(words: Sequence[str], start: Config, word: str) -> Config:
+    """The same for a file ``word``, if it may have its environment made here.
+
+    Raises:
+        ConfigError: it names code that nobody trusts.
+    """
+    look = parse_look(words, start)
+    given = {name: value for name, value in flat(look).items() if name in settings_given(words)}
+    return entrusted(look, (*_modules(words), *named(given)), word)
+
+
+def settings_given(words: Sequence[str]) -> list[str]:
+    """The settings of which there are flags among ``words``."""
+    return [name for name in map(_setting, words) if name]
+
+
 def resumes_or_starts(words: Sequence[str]) -> bool:
     """Whether ``--resume-or-start`` is among the flags of ``train`` or ``learner``."""
     said = [word for word in words if _setting(word) == "resume_or_start"]
@@ -223,11 +261,15 @@ def resumes_or_starts(words: Sequence[str]) -> bool:
 def _check_imports(start: Config, words: Sequence[str], given: Sequence[str], word: str) -> None:
     """Refuse to import, for its flags, an agent or a topology that only the file ``word`` names and nobody trusts."""
     if word.endswith(".toml"):
-        pairs = zip(words, [*words, ""][1:], strict=True)
-        trust = [after if one == "--trust" else one[8:] for one, after in pairs if one.partition("=")[0] == "--trust"]
         named = {"agent": start.agent.agent, "topology": start.topology}
         only_there = {name: value for name, value in named.items() if name not in given}
-        entrusted(override(Config(), only_there), trust, word, env=False)
+        entrusted(override(Config(), only_there), _modules(words), word, env=False)
+
+
+def _modules(words: Sequence[str]) -> list[str]:
+    """What follows each ``--trust``."""
+    pairs = zip(words, [*words, ""][1:], strict=True)
+    return [after if one == "--trust" else one[8:] for one, after in pairs if one.partition("=")[0] == "--trust"]
 
 
 def _trusted(config: Config, trust: Sequence[str], given: Sequence[str], word: str) -> Config:

@@ -13,6 +13,9 @@ from apexrl.agents import setting_relevance
 from apexrl.config import Config, EnvConfig, EvaluatorConfig, convert
 from apexrl.config.settings import as_flag
 from apexrl.errors import ConfigError
+from apexrl.launch.env_look import env_facts
+from apexrl.presets import unseen
+from apexrl.presets.unseen import Recipe
 from apexrl.run.folder import env_name
 from apexrl.topologies.validation import validate
 
@@ -87,7 +90,9 @@ def plan(
     minutes: float | None = None,
     env_steps: int | None = None,
     until_goal: bool = False,
+    recipe: Recipe = "default",
     change: Callable[[Config], Config] = lambda config: config,
+    look: Callable[[Config], Config] = lambda config: config,
 ) -> Plan:
     """Every topology with every agent that it can run, with the settings that the preset has for it.
 
@@ -99,7 +104,9 @@ def plan(
         minutes: training time of each run; None: no limit.
         env_steps: of each run; None: no limit. Without both limits the preset's hold.
         until_goal: a run also ends when it reaches the goal.
+        recipe: whose settings an agent's name brings, where ``env`` is no preset.
         change: applies the user's own settings to every configuration.
+        look: applies those of them that make another environment.
 
     Raises:
         ConfigError: an unknown name, a name that runs with none of the others, or no budget; names the flag.
@@ -116,6 +123,7 @@ def plan(
     names = _each(topology_names) or [ground.topology]
     others = _each(agent_names)
     _check_names(names, others)
+    facts = None if ground.preset else env_facts(look(ground), measure=False)
     arms = []
     left_out = {}
     goal = None
@@ -124,7 +132,12 @@ def plan(
             there = Arm(convert.override(ground, {"topology": name, "agent": agent}))
             left_out[there.label] = topologies.obstacle(there.config)
             continue
-        alike, put_aside = _alike(presets.with_topology(ground, name, agent), ground)
+        if facts is None:
+            config = presets.with_topology(ground, name, agent)
+        else:
+            steps = int(wanted["env_steps"])
+            config = replace(unseen.with_names(name, agent, facts, recipe, steps), env=ground.env)
+        alike, put_aside = _alike(config, ground)
         config = change(alike)
         goal = config.stop.stop_at_return
         config = convert.override(config, {**wanted, "stop_at_return": goal if until_goal else None})
@@ -207,6 +220,7 @@ def terms(plan: Plan) -> str:
     until = f", or the goal of {plan.goal:g}" if stop.stop_at_return is not None else ""
     parts = [
         env_name(config),
+        *([] if config.preset else [f"recipe {config.recipe}"]),
         f"{actors.actors} × {actors.envs_per_actor} environments",
         config.agent.network or as_flag("hidden", config.agent.hidden)[2:],
         f"{len(plan.seeds)} {'seeds' if len(plan.seeds) > 1 else 'seed'}",

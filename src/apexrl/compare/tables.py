@@ -179,9 +179,9 @@ def failure(run: Outcome) -> str:
 
 
 def put_aside(arm: Arm) -> str:
-    """The preset's settings that an arm does not use, so that all arms are equal."""
+    """The agent's settings that an arm does not use, so that all arms are equal."""
     flags = " ".join(as_flag(name, value) for name, value in arm.put_aside.items())
-    return f"the preset's own settings for {arm.agent} are not used: {flags}"
+    return f"own settings of {arm.agent} are not used: {flags}"
 
 
 def write(report: Report, out: Path) -> list[Path]:
@@ -241,6 +241,7 @@ def _data(report: Report) -> dict[str, Any]:
         "budget": {"minutes": stop.minutes, "env_steps": stop.env_steps},
         "seeds": list(plan.seeds),
         "arms": [{"topology": arm.topology, "agent": arm.agent} for arm in plan.arms],
+        "recipe": plan.config.recipe,
         "left_out": dict(plan.left_out),
         "machine": _machine(),
         "runs": [run.to_json() for run in report.ordered],

@@ -203,6 +203,9 @@ class Config:
 
     preset: str = ""
     """The preset that the run started from; empty: none."""
+    recipe: Literal["none", "default", "paper"] = "none"
+    """What an agent's name brings without a preset: settings that learn on an unseen environment, or its paper's.
+    Applied when a run begins, below settings that are given; none: what a preset, a file or a Config has."""
     topology: str = "apex"
     """The distributed architecture: see apexrl list topologies."""
     name: str = ""

@@ -6,6 +6,7 @@ control board) that it created; their messages to it never block the sender.
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import signal
@@ -42,7 +43,6 @@ _REPLAY_GRACE_SECONDS = 1800.0  # when it also writes the replay
 _NUMBER_SECONDS = 1.0  # until a fence is tried to be written again
 _HURRIED_GRACE_SECONDS = 5.0
 _HURRIED_KEEPER_SECONDS = 30.0  # it has a checkpoint to write
-_PROBE_TICKET = 0
 
 
 class Supervisor:
@@ -71,7 +71,7 @@ class Supervisor:
         self._selector.register(self._server, selectors.EVENT_READ)
         self._slots: list[Slot] = []
         self._tickets: dict[int, Slot] = {}
-        self._next_ticket = _PROBE_TICKET + 1
+        self._next_ticket = 0
         self._failure: ApexrlError | None = None
         self._starter = StallDetector()  # of the fork server
         self._hung_calls = 0
@@ -92,17 +92,28 @@ class Supervisor:
             EnvError: the environment cannot be made, or takes longer than ``env_timeout``.
             ApexrlError: whatever else the probe met, under its own class.
         """
-        timeout = self._config.actor.env_timeout
+        return probe_answer(self.answer_of(probe_work, (self._config, look)))
+
+    def answer_of(
+        self, work: Callable[..., int], args: tuple[Any, ...], most_seconds: float = math.inf
+    ) -> worker_messages.Message:
+        """The first message that ``work(channel, *args)`` sends from a process of its own.
+
+        Raises:
+            EnvError: the process ended without one, or took longer than ``env_timeout`` or ``most_seconds``.
+        """
+        timeout = min(self._config.actor.env_timeout, most_seconds)
+        ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
         ours, theirs = worker_messages.channel()
         with ours, theirs:
-            self._fork(_PROBE_TICKET, probe_work, (self._config, look), f"{self._run_tag}/probe", theirs, None)
+            self._fork(ticket, work, args, f"{self._run_tag}/probe", theirs, None)
             theirs.close()
             deadline: float | None = None
             dead = False
             while True:
                 heard = worker_messages.receive(ours)
                 if heard:
-                    return probe_answer(heard[0])
+                    return heard[0]
                 if dead:
                     raise EnvError(f"making the environment ended its process\n{self._server.complaints()}".rstrip())
                 if self._interrupts.count:
@@ -118,7 +129,7 @@ class Supervisor:
                         "what its constructor waits for"
                     )
                 self._selector.select(0.02)
-                dead = any(isinstance(news, Died) for news in self._server.events())
+                dead = any(isinstance(news, Died) and news.ticket == ticket for news in self._server.events())
 
     def run(self, program: Program, ledger: Ledger, board: ControlBoard, wiring: Wiring) -> None:
         """Run ``program`` until something stops it. Raises what made it fail; otherwise ``ledger`` knows the reason.

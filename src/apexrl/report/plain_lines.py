@@ -83,7 +83,8 @@ class PlainLines:
 def title(config: Config) -> str:
     """Environment, topology, agent and seed of a run."""
     what = config.preset or env_name(config)
-    return f"apexrl  {what}  ·  {config.topology} {config.agent.agent}  ·  seed {config.seed}"
+    recipe = f"  ·  recipe {config.recipe}" if config.recipe != "none" else ""
+    return f"apexrl  {what}  ·  {config.topology} {config.agent.agent}{recipe}  ·  seed {config.seed}"
 
 
 def line(status: RunStatus) -> str:

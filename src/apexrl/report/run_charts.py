@@ -37,4 +37,5 @@ def draw_lag(folder: RunFolder, config: Config) -> bool:
 
 def _title(config: Config) -> str:
     what = config.preset or env_name(config)
-    return f"{what}  ·  {config.topology} {config.agent.agent}  ·  seed {config.seed}"
+    recipe = f"  ·  recipe {config.recipe}" if config.recipe != "none" else ""
+    return f"{what}  ·  {config.topology} {config.agent.agent}{recipe}  ·  seed {config.seed}"

@@ -237,6 +237,7 @@ def make_summary(
     wall = status.elapsed_seconds
     summary: dict[str, Any] = {
         "preset": config.preset,
+        "recipe": config.recipe,
         "topology": config.topology,
         "agent": config.agent.agent,
         "env": env_name(config),

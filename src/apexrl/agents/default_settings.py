@@ -1,0 +1,304 @@
+"""What an agent's name brings without a preset (``--recipe default``): settings that learn on an unseen environment.
+
+They come on top of ``catalogue.AGENTS[name].settings``, in this order: what the agent's family has for vectors, small
+images or large images; then what the agent has for itself; then what it has for box actions or in one topology. They
+depend on facts of the environment alone. "rl-zoo" is DLR-RM/rl-baselines3-zoo, "SB3" Stable-Baselines3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from apexrl.agents.catalogue import AGENTS
+from apexrl.agents.env_facts import EnvFacts
+from apexrl.config.convert import known_settings
+
+Settings = dict[str, Any]
+
+SMALL_IMAGE_SIDE = 36  # pixels; smaller images are encoded by small convolutions (networks.encoders)
+_REPLAY_BYTES = 2 << 30  # most memory of a replay's observations
+
+_SCALED: Settings = {
+    "normalize_observations": True,
+    "normalize_returns": True,
+}
+_SCALED_IMAGES: Settings = {
+    "normalize_returns": True,  # the pixels are divided by 255 as they are
+}
+# Values of size 1 need few categories; without scaled returns they must cover rewards of 1 at γ 0.99.
+_CATEGORIES: Settings = (
+    {"v_min": -5.0, "v_max": 5.0} if "normalize_returns" in known_settings() else {"v_min": -100.0, "v_max": 100.0}
+)
+
+# --- Q-learning: dqn, double_dqn, dueling_dqn, c51, qr_dqn, iqn, noisy_dqn, rainbow, munchausen_dqn
+
+_Q_VECTORS: Settings = _SCALED | {
+    "hidden": (128, 128),
+    "optimizer": "adam",
+    "learning_rate": 1e-3,  # rl-zoo: 6.3e-4 to 2.3e-3
+    "optimizer_eps": 1e-8,
+    "gradient_clip": 10.0,  # SB3
+    "huber": 1.0,  # SB3
+    "gamma": 0.99,
+    "n_step": 3,
+    "batch_size": 128,  # rl-zoo: 64 to 128
+    "samples_per_insert": 32.0,  # an update for every four steps
+    "min_size": 1_000,
+    "capacity": 200_000,
+    "target_period_updates": 500,  # CleanRL
+    "actors": 2,
+    "envs_per_actor": 8,
+    "pull_period": 10,  # the publication period, in steps of one environment
+}
+_Q_SMALL_IMAGES: Settings = _SCALED_IMAGES | {
+    "image_units": 128,  # MinAtar's DQN, as are the next ones but for the step size
+    "optimizer": "adam",
+    "learning_rate": 2.5e-4,  # Dopamine's MinAtar settings, as is ε
+    "optimizer_eps": 3.1e-4,
+    "gradient_clip": 10.0,
+    "huber": 1.0,
+    "gamma": 0.99,
+    "n_step": 3,
+    "batch_size": 32,
+    "samples_per_insert": 8.0,  # an update for every four steps (Dopamine)
+    "min_size": 5_000,
+    "capacity": 100_000,
+    "target_period_updates": 1_000,
+    "actors": 2,
+    "envs_per_actor": 8,
+    "pull_period": 20,
+}
+_Q_LARGE_IMAGES: Settings = _SCALED_IMAGES | {
+    "image_units": 512,
+    "optimizer": "adam",
+    "learning_rate": 1e-4,  # rl-zoo, CleanRL
+    "optimizer_eps": 1.5e-4,  # Rainbow
+    "gradient_clip": 10.0,
+    "huber": 1.0,
+    "gamma": 0.99,
+    "n_step": 3,
+    "batch_size": 32,
+    "samples_per_insert": 8.0,  # an update for every four steps
+    "min_size": 10_000,
+    "capacity": 200_000,
+    "target_period_updates": 1_000,
+    "actors": 2,
+    "envs_per_actor": 8,
+    "pull_period": 50,
+}
+_Q_OWN: Mapping[str, Settings] = {
+    "c51": _CATEGORIES | {"learning_rate": 5e-4},
+    "qr_dqn": {"quantiles": 50, "learning_rate": 5e-4},  # 200 are for Atari; rl-zoo's CartPole has 10
+    "iqn": {"quantile_samples": 32, "learning_rate": 5e-4},
+    "rainbow": _CATEGORIES | {"learning_rate": 5e-4},
+    "munchausen_dqn": {"n_step": 1},  # its bonus is for the first reward
+}
+
+# --- R2D2. Capacity, min_size and samples_per_insert count sequences, each of which brings 10 steps (40 of images)
+
+_R2D2_VECTORS: Settings = _SCALED | {
+    "hidden": (128,),
+    "recurrent_units": 128,
+    "sequence_length": 20,  # RLlib's stateless CartPole
+    "sequence_stride": 10,
+    "burn_in": 10,
+    "gamma": 0.99,
+    "n_step": 3,
+    "learning_rate": 5e-4,  # RLlib
+    "optimizer_eps": 1e-5,
+    "gradient_clip": 10.0,
+    "rescaling_eps": 0.0,  # returns are scaled already
+    "batch_size": 32,
+    "samples_per_insert": 8.0,  # every step is learned from 16 times
+    "min_size": 100,
+    "capacity": 20_000,
+    "target_period_updates": 200,
+    "actors": 2,
+    "envs_per_actor": 8,
+    "pull_period": 10,
+}
+_R2D2_IMAGES: Settings = _SCALED_IMAGES | {
+    "recurrent_units": 256,
+    "sequence_length": 40,
+    "sequence_stride": 40,
+    "burn_in": 0,
+    "gamma": 0.99,
+    "learning_rate": 2.5e-4,
+    "optimizer_eps": 1e-5,
+    "gradient_clip": 10.0,
+    "batch_size": 32,
+    "samples_per_insert": 2.0,
+    "min_size": 200,
+    "capacity": 5_000,
+    "target_period_updates": 500,
+    "actors": 2,
+    "envs_per_actor": 8,
+    "pull_period": 40,
+}
+
+# --- soft actor-critic over discrete actions
+
+_DISCRETE_SAC_VECTORS: Settings = _SCALED | {
+    "hidden": (128, 128),
+    "learning_rate": 3e-4,  # the paper's
+    "optimizer_eps": 1e-8,
+    "gradient_clip": 10.0,
+    "gamma": 0.99,
+    "n_step": 1,
+    "alpha": 0.0,  # uniform sampling
+    "batch_size": 128,
+    "samples_per_insert": 32.0,  # an update for every four steps (the paper's)
+    "min_size": 1_000,
+    "capacity": 200_000,
+    "actors": 2,
+    "envs_per_actor": 4,
+    "pull_period": 10,
+}
+_DISCRETE_SAC_IMAGES: Settings = _Q_LARGE_IMAGES | {
+    "learning_rate": 3e-4,
+    "n_step": 1,
+    "alpha": 0.0,
+    "batch_size": 64,
+    "samples_per_insert": 16.0,
+}
+
+# --- actor-critics for boxes: sac, crossq, td3, ddpg, bires_ddpg, d4pg. One update for every step (SB3, rl-zoo)
+
+_BOXES_VECTORS: Settings = _SCALED | {
+    "hidden": (256, 256),
+    "learning_rate": 1e-3,  # rl-zoo's of Pendulum and of small robots; SB3's default is 3e-4
+    "batch_size": 256,
+    "samples_per_insert": 256.0,
+    "min_size": 1_000,
+    "capacity": 1_000_000,
+    "gamma": 0.99,
+    "actors": 1,
+    "envs_per_actor": 1,
+    "pull_period": 10,
+}
+_BOXES_IMAGES: Settings = _SCALED_IMAGES | {
+    "hidden": (256,),
+    "image_units": 256,
+    "learning_rate": 3e-4,
+    "batch_size": 128,
+    "samples_per_insert": 64.0,
+    "min_size": 2_000,
+    "capacity": 100_000,
+    "gamma": 0.99,
+    "actors": 1,
+    "envs_per_actor": 4,
+    "pull_period": 10,
+}
+_BOXES_OWN: Mapping[str, Settings] = {
+    "sac": {"learning_rate": 7.3e-4},  # rl-zoo's most frequent
+    "crossq": {"critic_hidden": (256, 256), "publish_period_updates": 10},  # the authors' 2048 units are for a GPU
+    "td3": {"sigma": 0.1},
+    "ddpg": {"policy_learning_rate": 0.0, "polyak": 0.005, "sigma": 0.1},  # SB3
+    "bires_ddpg": {"policy_learning_rate": 0.0, "polyak": 0.005, "sigma": 0.1},
+    "d4pg": _CATEGORIES | {"learning_rate": 5e-4, "critic_hidden": (), "target_period_updates": 100, "sigma": 0.3},
+}
+
+# --- policy gradients from unrolls: a2c, impala, ppo, appo. Batches count unrolls
+
+_UNROLLS_VECTORS: Settings = _SCALED | {
+    "hidden": (64, 64),  # SB3, CleanRL
+    "separate_values": True,  # SB3, CleanRL
+    "normalize_advantages": True,
+    "summed_loss": False,
+    "optimizer": "adam",
+    "learning_rate": 1e-3,
+    "optimizer_eps": 1e-5,
+    "gradient_clip": 0.5,
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "value_coefficient": 0.5,
+    "entropy_coefficient": 0.01,
+    "actors": 2,
+    "envs_per_actor": 8,
+}
+_UNROLLS_IMAGES: Settings = _SCALED_IMAGES | {
+    "normalize_advantages": True,
+    "summed_loss": False,
+    "optimizer": "adam",
+    "learning_rate": 5e-4,
+    "optimizer_eps": 1e-5,
+    "gradient_clip": 0.5,
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "value_coefficient": 0.5,
+    "entropy_coefficient": 0.01,
+    "actors": 2,
+    "envs_per_actor": 16,
+}
+_UNROLLS_OWN: Mapping[str, Settings] = {
+    "a2c": {"unroll_length": 16, "batch_size": 8},
+    "impala": {"unroll_length": 32, "batch_size": 8},
+    "ppo": {  # CleanRL's and SB3's 2048 steps, in minibatches of 64
+        "unroll_length": 128,
+        "batch_size": 16,
+        "epochs": 10,
+        "minibatches": 32,
+        "learning_rate": 3e-4,
+        "queue_batches": 1,  # several epochs take the policy far: the next one is to act soon
+    },
+    "appo": {
+        "unroll_length": 32,
+        "batch_size": 16,
+        "epochs": 2,
+        "minibatches": 4,
+        "clip_ratio": 0.2,
+        "learning_rate": 5e-4,
+    },
+}
+_UNROLLS_BOXES: Settings = {
+    "entropy_coefficient": 0.0,  # SB3, CleanRL: the policy's deviation is a parameter of its own
+}
+
+# --- what a topology wants otherwise: topology -> agent -> settings
+
+_IN_TOPOLOGY: Mapping[str, Mapping[str, Settings]] = {
+    # Unrolls of all environments become full at the same time: larger batches are fewer updates meanwhile.
+    "ga3c": {"a2c": {"batch_size": 16, "training_min_batch": 16}},
+}
+
+
+def default_settings(agent: str, topology: str, facts: EnvFacts) -> dict[str, Any]:
+    """Flat settings that shipped ``agent`` has without a preset, beyond those that its name stands for.
+
+    Args:
+        agent: a name of ``AGENTS``.
+        topology: in which it runs.
+        facts: of the environment.
+    """
+    found = dict(_of_family(agent, facts))
+    own = {**_Q_OWN, **_BOXES_OWN, **_UNROLLS_OWN}.get(agent, {})
+    found |= own
+    if AGENTS[agent].item == "unroll" and facts.spec.action.box:
+        found |= _UNROLLS_BOXES
+    found |= _IN_TOPOLOGY.get(topology, {}).get(agent, {})
+    if "capacity" in found:
+        found["capacity"] = _room(found, AGENTS[agent].item == "sequence", facts)
+    return {name: value for name, value in found.items() if name in known_settings()}
+
+
+def _of_family(agent: str, facts: EnvFacts) -> Settings:
+    images = bool(facts.image_side)
+    if agent == "r2d2":
+        return _R2D2_IMAGES if images else _R2D2_VECTORS
+    if agent == "discrete_sac":
+        return _DISCRETE_SAC_IMAGES if images else _DISCRETE_SAC_VECTORS
+    if AGENTS[agent].item == "unroll":
+        return _UNROLLS_IMAGES if images else _UNROLLS_VECTORS
+    if agent in _BOXES_OWN:
+        return _BOXES_IMAGES if images else _BOXES_VECTORS
+    if images:
+        return _Q_SMALL_IMAGES if facts.image_side < SMALL_IMAGE_SIDE else _Q_LARGE_IMAGES
+    return _Q_VECTORS
+
+
+def _room(settings: Settings, sequences: bool, facts: EnvFacts) -> int:
+    """Items that a replay of bounded memory keeps; at least twice as many as the first update waits for."""
+    steps = settings["sequence_stride"] if sequences else 1
+    most = _REPLAY_BYTES // max(1, steps * facts.observation_nbytes)
+    return max(2 * int(settings["min_size"]), min(int(settings["capacity"]), most))

@@ -1,0 +1,42 @@
+"""What defaults may depend on: facts of an environment, and never its name."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from apexrl.spec import EnvSpec
+
+
+class EnvFacts(NamedTuple):
+    """What is known of an environment before a run."""
+
+    spec: EnvSpec
+    """Its observations and actions."""
+    time_limit: int | None = None
+    """Environment steps after which an episode is cut; None: no limit is known."""
+    step_seconds: float | None = None
+    """Seconds of one step with random actions, resets included; None: not measured."""
+
+    @property
+    def image_side(self) -> int:
+        """Pixels of the shorter side of the largest image in an observation; 0: there are vectors alone.
+
+        Three dimensions are an image, as are two of uint8 (``networks.encoders``).
+        """
+        shapes = [(field.shape, field.dtype) for field in self.spec.observation.values()]
+        images = [shape for shape, dtype in shapes if len(shape) == 3 or (len(shape) == 2 and dtype == "uint8")]
+        return max((sorted(shape)[-2] for shape in images), default=0)
+
+    @property
+    def observation_nbytes(self) -> int:
+        """Bytes of one observation without stacked frames, of which a replay keeps one a step."""
+        return sum(field.nbytes for field in self.spec.observation.values())
+
+    @property
+    def action_words(self) -> str:
+        """Its actions, for a message: ``4 discrete actions``."""
+        action = self.spec.action
+        if action.box:
+            return f"actions are {math.prod(action.shape)} numbers"
+        return f"{action.n} discrete actions" if action.discrete else f"{len(action.nvec)} discrete choices at once"

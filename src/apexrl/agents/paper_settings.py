@@ -1,0 +1,196 @@
+"""What ``--recipe paper`` adds to ``catalogue.AGENTS[name].settings``: the rest of a paper's numbers, with sources.
+
+"dqn_zoo" is google-deepmind/dqn_zoo, the authors' later code; its periods in frames are a quarter as many steps, and a
+sixteenth as many updates. Schedules that this version has not (of ε, of β) stand at their last or first value. What
+belongs to the environment, such as clipped rewards and stacked frames, is the environment's own setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from apexrl.agents.env_facts import EnvFacts
+
+Settings = dict[str, Any]
+
+# One actor, which acts with the newest weights: an update for every four of its steps, each of which is published.
+_ONE_ACTOR: Settings = {"actors": 1, "envs_per_actor": 1, "pull_period": 4, "publish_period_updates": 1}
+
+# Mnih et al. 2015, extended data table 1.
+_DQN: Settings = _ONE_ACTOR | {
+    "n_step": 1,
+    "gamma": 0.99,
+    "hidden": (512,),  # the layer behind the convolutions
+    "image_units": 512,
+    "huber": 1.0,  # errors are clipped to ±1
+    "optimizer": "rmsprop",
+    "centered": True,
+    "momentum": 0.0,  # what the table calls momentum is the decay of the mean gradient
+    "learning_rate": 2.5e-4,
+    "rmsprop_decay": 0.95,
+    "optimizer_eps": 0.01 / 32**2,  # 0.01 of summed losses; ours are means over the batch (dqn_zoo)
+    "gradient_clip": 0.0,
+    "batch_size": 32,
+    "samples_per_insert": 8.0,  # an update for every four steps
+    "capacity": 1_000_000,
+    "min_size": 50_000,
+    "random_start": True,
+    "alpha": 0.0,  # uniform sampling
+    "target_period_updates": 2_500,  # 10 000 steps in the authors' code and in dqn_zoo
+    "polyak": 0.0,
+    "epsilon": 0.1,  # falls from 1 over a million frames
+    "epsilon_alpha": 0.0,  # the same for every environment
+}
+# dqn_zoo's optimizer for distributions: Adam, ε 0.01 over the batch, gradients clipped at 10.
+_ADAM: Settings = {
+    "optimizer": "adam",
+    "first_moment_decay": 0.9,
+    "optimizer_eps": 0.01 / 32,
+    "gradient_clip": 10.0,
+    "epsilon": 0.01,
+}
+_QUANTILES: Settings = _DQN | _ADAM | {"learning_rate": 5e-5, "huber": 1.0}  # Dabney et al. 2018a, 2018b: κ 1
+
+# Horgan et al. 2018, table 1 and appendices C and E.
+_APEX: Settings = {
+    "n_step": 3,
+    "gamma": 0.99,
+    "image_units": 512,
+    "huber": 0.0,
+    "optimizer": "rmsprop",
+    "centered": True,
+    "momentum": 0.0,
+    "learning_rate": 2.5e-4 / 4,
+    "rmsprop_decay": 0.95,
+    "optimizer_eps": 1.5e-7,
+    "gradient_clip": 40.0,
+    "batch_size": 512,
+    "samples_per_insert": 0.0,  # no limit
+    "capacity": 2_000_000,
+    "trim_every": 100,
+    "min_size": 50_000,
+    "alpha": 0.6,
+    "beta": 0.4,
+    "target_period_updates": 2_500,
+    "polyak": 0.0,
+    "epsilon": 0.4,
+    "epsilon_alpha": 7.0,
+    "envs_per_actor": 1,
+    "pull_period": 100,  # 400 frames
+}
+
+_PAPERS: Mapping[str, Settings] = {
+    "dqn": _DQN,
+    # van Hasselt et al. 2016, appendix: the tuned version (dqn_zoo's double_q too). Its bias that all actions share is
+    # left out
+    "double_dqn": _DQN | {"target_period_updates": 7_500, "epsilon": 0.01},
+    "dueling_dqn": _APEX,
+    # Bellemare et al. 2017, section 5
+    "c51": _DQN | _ADAM | {"huber": 0.0, "learning_rate": 2.5e-4, "atoms": 51, "v_min": -10.0, "v_max": 10.0},
+    "qr_dqn": _QUANTILES | {"quantiles": 200},
+    "iqn": _QUANTILES | {"quantile_samples": 64, "cosines": 64},
+    # Fortunato et al. 2018, appendix: as DQN, without ε
+    "noisy_dqn": _DQN | {"noisy_sigma": 0.5, "epsilon": 0.0},
+    # Hessel et al. 2018, table 1; the clip is the dueling network's
+    "rainbow": _DQN
+    | {
+        "n_step": 3,
+        "huber": 0.0,
+        "optimizer": "adam",
+        "first_moment_decay": 0.9,
+        "learning_rate": 6.25e-5,
+        "optimizer_eps": 1.5e-4,
+        "gradient_clip": 10.0,
+        "min_size": 20_000,  # 80 000 frames
+        "target_period_updates": 2_000,  # 32 000 frames
+        "alpha": 0.5,
+        "beta": 0.4,  # rises to 1
+        "noisy_sigma": 0.5,
+        "epsilon": 0.0,
+        "atoms": 51,
+        "v_min": -10.0,
+        "v_max": 10.0,
+    },
+    # Vieillard et al. 2020, appendix B: Dopamine's DQN with Adam (google-research: munchausen_rl/agents/m_dqn.py)
+    "munchausen_dqn": _DQN
+    | {
+        "optimizer": "adam",
+        "first_moment_decay": 0.9,
+        "learning_rate": 5e-5,
+        "optimizer_eps": 3.125e-4,
+        "min_size": 20_000,
+        "target_period_updates": 2_000,  # 8 000 steps
+        "epsilon": 0.01,
+        "munchausen_alpha": 0.9,
+        "munchausen_temperature": 0.03,
+        "munchausen_clip": -1.0,
+    },
+    # Kapturowski et al. 2019, table 2
+    "r2d2": {"epsilon_alpha": 7.0, "envs_per_actor": 1, "pull_period": 400, "image_units": 512},
+    # Christodoulou 2019, appendix; its target entropy, 0.98 log n, is --target-entropy
+    "discrete_sac": {
+        "n_step": 1,
+        "gamma": 0.99,
+        "learning_rate": 3e-4,
+        "optimizer_eps": 1e-8,
+        "gradient_clip": 5.0,
+        "batch_size": 64,
+        "samples_per_insert": 16.0,  # an update for every four steps
+        "capacity": 1_000_000,
+        "min_size": 20_000,
+        "random_start": True,
+        "alpha": 0.0,
+        **_ONE_ACTOR,
+    },
+    "sac": {"actors": 1, "envs_per_actor": 1},
+    "crossq": {"actors": 1, "envs_per_actor": 1},
+    # Fujimoto et al. 2018, appendix C. Random actions: 10 000 steps in HalfCheetah and Ant, 1 000 elsewhere
+    "td3": {
+        "hidden": (400, 300),
+        "learning_rate": 1e-3,
+        "batch_size": 100,
+        "samples_per_insert": 100.0,
+        "min_size": 1_000,
+        "actors": 1,
+        "envs_per_actor": 1,
+    },
+    "ddpg": {"actors": 1, "envs_per_actor": 1},
+    "bires_ddpg": {"actors": 1, "envs_per_actor": 1},
+    "d4pg": {"envs_per_actor": 1},
+    "a2c": {"actors": 16, "envs_per_actor": 1, "hidden": (256,), "image_units": 256},  # a worker's layer of 256
+    "impala": {"envs_per_actor": 1, "image_units": 256},  # the shallow network
+    "ppo": {"clip_ratio": 0.1, "image_units": 512, "actors": 1, "envs_per_actor": 8, "queue_batches": 1},
+    "appo": {"image_units": 512},  # its bound on the values' change means nothing with one gradient step
+}
+# Schulman et al. 2017, table 3 (MuJoCo), in CleanRL's form.
+_PPO_BOXES: Settings = {
+    "hidden": (64, 64),
+    "separate_values": True,
+    "unroll_length": 2048,
+    "batch_size": 1,
+    "epochs": 10,
+    "minibatches": 32,
+    "learning_rate": 3e-4,
+    "clip_ratio": 0.2,
+    "entropy_coefficient": 0.0,
+    "envs_per_actor": 1,
+}
+_ANNEALED = frozenset(("a2c", "impala", "ppo"))
+"""Agents whose step size falls to 0 in their papers."""
+
+
+def paper_settings(agent: str, facts: EnvFacts, env_steps: int = 0) -> dict[str, Any]:
+    """Flat settings of the paper of shipped ``agent``, beyond those that its name stands for.
+
+    Args:
+        agent: a name of ``AGENTS``.
+        facts: of the environment: PPO's paper has other numbers for boxes.
+        env_steps: of the run; step sizes can fall only where its end is known.
+    """
+    found = {**_PAPERS[agent]}
+    if agent == "ppo" and facts.spec.action.box:
+        found |= _PPO_BOXES
+    if agent in _ANNEALED and env_steps:
+        found["anneal"] = True
+    return found

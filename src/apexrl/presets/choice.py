@@ -1,0 +1,99 @@
+"""``--agent auto``: an agent and a topology, from an environment's actions, the time of a step, and the cores."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from apexrl import agents, topologies
+from apexrl.agents import AGENTS
+from apexrl.agents.env_facts import EnvFacts
+from apexrl.config.settings import flag
+
+AUTO = "auto"
+"""In place of an agent's name."""
+
+FAST_STEP_SECONDS = 0.002
+"""An environment whose step takes less is fast: a policy gradient gets more from many steps than a replay from few."""
+
+_MANY_CORES = 8  # from here on one process may choose the actions of all others
+
+
+class Choice(NamedTuple):
+    """An agent, a topology, and why."""
+
+    agent: str
+    topology: str
+    why: str
+
+
+def choose(facts: EnvFacts, cores: int, agent: str, topology: str, given: Collection[str]) -> Choice:
+    """What suits an environment, and reads what somebody has given.
+
+    Args:
+        facts: of the environment.
+        cores: that this process may use.
+        agent: the only one to think of; ``AUTO``: any.
+        topology: the same; empty: any.
+        given: flat names of the settings that somebody gave.
+    """
+    pairs = list(_pairs(facts, cores, agent, topology))
+    if not pairs:  # validation says why they do not go together
+        return Choice(topologies.info(topology).agent if agent == AUTO else agent, topology or "apex", "")
+    best = pairs[0]
+    found = next((pair for pair in pairs if not _in_vain(*pair, given)), best)
+    reasons = [f"{facts.action_words}, {_speed(facts)}", f"{cores} core{'s' if cores != 1 else ''}"]
+    if topology:
+        reasons.append(f"--topology {topology}")
+    if found != best and (needs := _in_vain(*best, given)):
+        reasons.append(f"{best[0]} in {best[1]} would not read {' '.join(flag(name) for name in needs)}")
+    return Choice(*found, "; ".join(reasons))
+
+
+def _pairs(facts: EnvFacts, cores: int, agent: str, topology: str) -> Iterator[tuple[str, str]]:
+    """Agents with topologies that run them, the best first."""
+    names = [agent] if agent != AUTO else _agents(facts, topology)
+    for name in names:
+        for other in [topology] if topology else _topologies(name, facts, cores):
+            if topologies.runs(other, name):
+                yield name, other
+
+
+def _agents(facts: EnvFacts, topology: str) -> list[str]:
+    """Agents for its actions: that of the topology, then those for such an environment, then all others."""
+    box = facts.spec.action.box
+    replays, unrolls = ("sac" if box else "dueling_dqn"), "ppo"
+    first = [unrolls, replays] if _fast(facts) else [replays, unrolls]
+    own = [topologies.info(topology).agent] if topology else []
+    named = [*own, *first, *AGENTS] if topology else [*first, *AGENTS]
+    return [name for name in dict.fromkeys(named) if _acts(name, box)]
+
+
+def _topologies(agent: str, facts: EnvFacts, cores: int) -> list[str]:
+    """Topologies, that which suits the agent here first."""
+    if AGENTS[agent].item != "unroll":
+        best = "apex"
+    else:
+        best = "sample_factory" if cores >= _MANY_CORES and facts.image_side else "impala"
+    return [best, *(name for name in topologies.TOPOLOGIES if name != best)]
+
+
+def _acts(agent: str, box: bool) -> bool:
+    needs = AGENTS[agent].needs
+    return ("Box" in needs) if box else ("Discrete" in needs)
+
+
+def _in_vain(agent: str, topology: str, given: Collection[str]) -> list[str]:
+    """Settings of ``given`` that this pair does not read."""
+    nothing = agents.unread(agent) | topologies.unread(topology)
+    return [name for name in given if name in nothing]
+
+
+def _fast(facts: EnvFacts) -> bool:
+    return facts.step_seconds is not None and facts.step_seconds < FAST_STEP_SECONDS
+
+
+def _speed(facts: EnvFacts) -> str:
+    if facts.step_seconds is None:
+        return "a step of unknown time"
+    return f"a step of {1000 * facts.step_seconds:.3g} ms ({'fast' if _fast(facts) else 'slow'})"

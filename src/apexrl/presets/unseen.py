@@ -1,0 +1,135 @@
+"""What a run without a preset starts from: an agent, a topology, and the settings that its recipe has for them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from apexrl import agents, presets, topologies
+from apexrl.agents import AGENTS
+from apexrl.agents.default_settings import default_settings
+from apexrl.agents.env_facts import EnvFacts
+from apexrl.agents.paper_settings import paper_settings
+from apexrl.config import Config
+from apexrl.config.convert import check_values, flat, override
+from apexrl.errors import ConfigError
+from apexrl.presets.choice import AUTO, choose
+from apexrl.spec import ActionSpec, EnvSpec, Field
+
+Recipe = Literal["none", "default", "paper"]
+
+LOOKED_AT = ("env", "env_kwargs", "atari", "stack", "reward_clip", "last_action_reward", "max_episode_steps",
+             "env_timeout", "stall_timeout", "serial", "seed", "env_steps")  # fmt: skip
+"""Settings that count before an agent is chosen."""
+
+
+class Start(NamedTuple):
+    """What a run starts from, and what to say of it; empty: nothing was chosen."""
+
+    config: Config
+    said: str = ""
+
+
+def start(look: Config, agent: str, topology: str, recipe: Recipe, given: Collection[str] = ()) -> Start:
+    """What a run without a preset starts from; whatever somebody has given goes on top.
+
+    Args:
+        look: a configuration with the settings of ``LOOKED_AT``; the others do not count.
+        agent: its name; empty or ``auto``: one that suits the environment.
+        topology: its name; empty: one that suits agent and environment.
+        recipe: whose settings the agent's name brings.
+        given: flat names of all settings that somebody gave.
+
+    Raises:
+        ConfigError: a name or a value that there is not.
+        EnvError: the environment cannot be made.
+        SpecError: one of its spaces is not supported.
+    """
+    agent = agent or AUTO
+    check_values(look)
+    if agent not in (*AGENTS, AUTO):  # one of your own, with settings of its own
+        if recipe == "paper":
+            raise ConfigError(f"--recipe paper: nothing is known of a paper of agent {agent}, which is your own")
+        return Start(presets.with_names(Config(), topology, agent))
+    from apexrl.launch.env_look import env_facts
+
+    facts = env_facts(look, measure=agent == AUTO)
+    cores = len(os.sched_getaffinity(0))
+    chosen = choose(facts, cores, agent, topology, given)
+    config = with_recipe(chosen.agent, chosen.topology, facts, recipe, look.stop.env_steps)
+    if agent != AUTO or not chosen.why:
+        return Start(config)
+    said = f"--agent auto: {chosen.agent} in topology {chosen.topology}, for {chosen.why}"
+    return Start(config, f"{said}. --agent and --topology choose otherwise")
+
+
+def switched(config: Config, agent: str, topology: str, look: Config | None = None) -> Config:
+    """A run's own configuration with another agent or topology: what differs from its recipe stays as it is.
+
+    Args:
+        config: without a preset, and with a recipe.
+        agent: another one; empty: one that the topology runs, its own if it does.
+        topology: another one; empty: its own.
+        look: has the environment to look at, if that is another.
+    """
+    from apexrl.launch.env_look import env_facts
+
+    named = presets.with_names(config, topology, agent)
+    names = config.agent.agent, named.agent.agent
+    if not set(names) <= AGENTS.keys() or (names[0] == names[1] and config.topology == named.topology):
+        return named
+    facts = env_facts(look or config, measure=False)
+    steps = config.stop.env_steps
+    before = flat(with_recipe(names[0], config.topology, facts, config.recipe, steps))
+    own = {name: value for name, value in flat(config).items() if value != before[name]}
+    return override(with_recipe(names[1], named.topology, facts, config.recipe, steps), own)
+
+
+def assumed_start(agent: str, topology: str, recipe: Recipe) -> Config:
+    """What a run starts from where no environment is at hand, as for ``--help``: of vectors, with few actions."""
+    named = presets.with_names(Config(), topology, "" if agent == AUTO else agent)
+    if named.agent.agent not in AGENTS:
+        return named
+    return with_recipe(named.agent.agent, named.topology, assumed_facts(named.agent.agent), recipe)
+
+
+def default_topology(agent: str) -> str:
+    """The topology of shipped ``agent`` where neither a topology nor many cores are given."""
+    return choose(assumed_facts(agent), 1, agent, "", ()).topology
+
+
+def assumed_facts(agent: str) -> EnvFacts:
+    """Of an environment of vectors, with actions such as shipped ``agent`` needs."""
+    ones = np.ones(2, np.float32)
+    box = ActionSpec((2,), "float32", low=-ones, high=ones)
+    return EnvFacts(EnvSpec({"observation": Field((8,), "float32")}, ActionSpec(n=4) if _discrete(agent) else box))
+
+
+def with_names(topology: str, agent: str, facts: EnvFacts, recipe: Recipe, env_steps: int = 0) -> Config:
+    """What a run in ``topology`` starts from; without an agent's name, with one that suits the environment."""
+    if agent and agent not in AGENTS:
+        return presets.with_names(Config(), topology, agent)
+    agent = agent or choose(facts, 1, AUTO, topology, ()).agent
+    topologies.check_agent(topology, agent)
+    return with_recipe(agent, topology, facts, recipe, env_steps)
+
+
+def with_recipe(agent: str, topology: str, facts: EnvFacts, recipe: Recipe, env_steps: int = 0) -> Config:
+    """The defaults, the settings that the names of ``agent`` and ``topology`` stand for, and those of the recipe."""
+    config = replace(agents.with_agent(Config(), agent), topology=topology, recipe=recipe)
+    return override(config, recipe_settings(agent, topology, facts, recipe, env_steps))
+
+
+def recipe_settings(agent: str, topology: str, facts: EnvFacts, recipe: Recipe, env_steps: int = 0) -> dict[str, Any]:
+    """Flat settings that a recipe has for shipped ``agent``, beyond those that its name stands for."""
+    if recipe == "default":
+        return default_settings(agent, topology, facts)
+    return paper_settings(agent, facts, env_steps) if recipe == "paper" else {}
+
+
+def _discrete(agent: str) -> bool:
+    return "Discrete" in AGENTS[agent].needs

@@ -1,0 +1,90 @@
+"""Facts of an environment before a run, and that one which hangs or crashes harms nobody."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from apexrl.config import Config
+from apexrl.config.convert import override
+from apexrl.errors import EnvError, SpecError
+from apexrl.launch import env_look
+from apexrl.launch.env_look import env_facts
+
+
+def config(env: Any, **settings: Any) -> Config:
+    return override(Config(), {"env": env, **settings})
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env_look, "MEASURED_SECONDS", 0.05)
+
+
+class Sleeps(gym.Env[Any, Any]):
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gym.spaces.Discrete(3, start=1)
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        assert 1 <= action <= 3
+        time.sleep(self.seconds)
+        return np.zeros(2, np.float32), 0.0, False, True, {}
+
+
+class Ends(Sleeps):
+    def step(self, action: Any) -> Any:
+        os._exit(3)
+
+
+@pytest.mark.parametrize("serial", [True, False])
+def test_facts_of_an_environment(serial: bool) -> None:
+    facts = env_facts(config("CartPole-v1", serial=serial), measure=False)
+    assert (facts.spec.action.n, facts.time_limit, facts.step_seconds, facts.image_side) == (2, 500, None, 0)
+    facts = env_facts(config(Sleeps, env_kwargs={"seconds": 0.02}, max_episode_steps=7, serial=serial), measure=True)
+    assert (facts.spec.action.n, facts.spec.action.start, facts.time_limit) == (3, 1, 7)
+    assert facts.step_seconds is not None
+    assert facts.step_seconds >= 0.02
+
+
+def test_an_environment_that_fails_at_its_first_steps_has_a_speed_that_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(env_look, "_SLOWEST_SECONDS", 0.3)
+    for env, settings in (
+        ("apexrl.envs.faulty:Hangs-v0", {"env_kwargs": {"at_step": 1}}),
+        ("apexrl.envs.faulty:Raises-v0", {"env_kwargs": {"at_step": 1}}),
+        (Ends, {"env_kwargs": {"seconds": 0.0}}),
+    ):
+        facts = env_facts(config(env, **settings), measure=True)
+        assert facts.step_seconds is None
+        assert facts.spec.action.n in (2, 3)
+
+
+def test_an_environment_that_cannot_be_made_is_told() -> None:
+    with pytest.raises(EnvError, match="no licence"):
+        env_facts(config("apexrl.envs.faulty:RaisesOnMake-v0"), measure=True)
+    with pytest.raises(EnvError, match=r"longer than 0\.2 s"):
+        env_facts(config(_never, env_timeout=0.2), measure=False)
+    with pytest.raises(SpecError, match="Text"):
+        env_facts(config(_text), measure=False)
+
+
+def _never() -> Any:
+    time.sleep(3600.0)
+
+
+def _text() -> Any:
+    env = Sleeps(0.0)
+    env.observation_space = gym.spaces.Text(3)  # type: ignore[assignment]
+    return env
