@@ -106,7 +106,7 @@ def test_tables_name_settings_that_there_are() -> None:
     named = {name: value for name, value in vars(default_settings).items() if name.isupper() and name[0] == "_"}
     assert len(tables(named)) > 15
     for table in tables(named):
-        assert table.keys() <= known_settings().keys() | {"normalize_observations", "normalize_returns"}
+        assert table.keys() <= known_settings().keys()
 
 
 def test_defaults_depend_on_facts_and_on_no_name() -> None:
@@ -122,7 +122,7 @@ def test_defaults_depend_on_facts_and_on_no_name() -> None:
 
 
 ATARI = {"batch_size": 32, "n_step": 1, "alpha": 0.0, "capacity": 1_000_000, "min_size": 50_000, "gamma": 0.99,
-         "samples_per_insert": 8.0, "target_period_updates": 2_500, "image_units": 512, "hidden": (512,)}  # fmt: skip
+         "updates_per_step": 0.25, "target_period_updates": 2_500, "image_units": 512, "hidden": (512,)}  # fmt: skip
 CATEGORIES = {"atoms": 51, "v_min": -10.0, "v_max": 10.0}
 PAPERS: dict[str, dict[str, Any]] = {
     "dqn": ATARI

@@ -12,7 +12,6 @@ from typing import Any
 
 from apexrl.agents.catalogue import AGENTS
 from apexrl.agents.env_facts import EnvFacts
-from apexrl.config.convert import known_settings
 
 Settings = dict[str, Any]
 
@@ -26,10 +25,7 @@ _SCALED: Settings = {
 _SCALED_IMAGES: Settings = {
     "normalize_returns": True,  # the pixels are divided by 255 as they are
 }
-# Values of size 1 need few categories; without scaled returns they must cover rewards of 1 at γ 0.99.
-_CATEGORIES: Settings = (
-    {"v_min": -5.0, "v_max": 5.0} if "normalize_returns" in known_settings() else {"v_min": -100.0, "v_max": 100.0}
-)
+_CATEGORIES: Settings = {"v_min": -5.0, "v_max": 5.0}  # scaled returns are of size 1
 
 # --- Q-learning: dqn, double_dqn, dueling_dqn, c51, qr_dqn, iqn, noisy_dqn, rainbow, munchausen_dqn
 
@@ -43,7 +39,7 @@ _Q_VECTORS: Settings = _SCALED | {
     "gamma": 0.99,
     "n_step": 3,
     "batch_size": 128,  # rl-zoo: 64 to 128
-    "samples_per_insert": 32.0,  # an update for every four steps
+    "updates_per_step": 0.25,
     "min_size": 1_000,
     "capacity": 200_000,
     "target_period_updates": 500,  # CleanRL
@@ -61,7 +57,7 @@ _Q_SMALL_IMAGES: Settings = _SCALED_IMAGES | {
     "gamma": 0.99,
     "n_step": 3,
     "batch_size": 32,
-    "samples_per_insert": 8.0,  # an update for every four steps (Dopamine)
+    "updates_per_step": 0.25,  # Dopamine
     "min_size": 5_000,
     "capacity": 100_000,
     "target_period_updates": 1_000,
@@ -79,7 +75,7 @@ _Q_LARGE_IMAGES: Settings = _SCALED_IMAGES | {
     "gamma": 0.99,
     "n_step": 3,
     "batch_size": 32,
-    "samples_per_insert": 8.0,  # an update for every four steps
+    "updates_per_step": 0.25,
     "min_size": 10_000,
     "capacity": 200_000,
     "target_period_updates": 1_000,
@@ -95,7 +91,7 @@ _Q_OWN: Mapping[str, Settings] = {
     "munchausen_dqn": {"n_step": 1},  # its bonus is for the first reward
 }
 
-# --- R2D2. Capacity, min_size and samples_per_insert count sequences, each of which brings 10 steps (40 of images)
+# --- R2D2. Capacity and min_size count sequences, each of which brings 10 steps (40 of images)
 
 _R2D2_VECTORS: Settings = _SCALED | {
     "hidden": (128,),
@@ -110,7 +106,7 @@ _R2D2_VECTORS: Settings = _SCALED | {
     "gradient_clip": 10.0,
     "rescaling_eps": 0.0,  # returns are scaled already
     "batch_size": 32,
-    "samples_per_insert": 8.0,  # every step is learned from 16 times
+    "updates_per_step": 0.025,  # every step is learned from 16 times
     "min_size": 100,
     "capacity": 20_000,
     "target_period_updates": 200,
@@ -128,7 +124,7 @@ _R2D2_IMAGES: Settings = _SCALED_IMAGES | {
     "optimizer_eps": 1e-5,
     "gradient_clip": 10.0,
     "batch_size": 32,
-    "samples_per_insert": 2.0,
+    "updates_per_step": 0.0016,  # twice
     "min_size": 200,
     "capacity": 5_000,
     "target_period_updates": 500,
@@ -148,7 +144,7 @@ _DISCRETE_SAC_VECTORS: Settings = _SCALED | {
     "n_step": 1,
     "alpha": 0.0,  # uniform sampling
     "batch_size": 128,
-    "samples_per_insert": 32.0,  # an update for every four steps (the paper's)
+    "updates_per_step": 0.25,  # the paper's
     "min_size": 1_000,
     "capacity": 200_000,
     "actors": 2,
@@ -160,7 +156,6 @@ _DISCRETE_SAC_IMAGES: Settings = _Q_LARGE_IMAGES | {
     "n_step": 1,
     "alpha": 0.0,
     "batch_size": 64,
-    "samples_per_insert": 16.0,
 }
 
 # --- actor-critics for boxes: sac, crossq, td3, ddpg, bires_ddpg, d4pg. One update for every step (SB3, rl-zoo)
@@ -169,7 +164,7 @@ _BOXES_VECTORS: Settings = _SCALED | {
     "hidden": (256, 256),
     "learning_rate": 1e-3,  # rl-zoo's of Pendulum and of small robots; SB3's default is 3e-4
     "batch_size": 256,
-    "samples_per_insert": 256.0,
+    "updates_per_step": 1.0,
     "min_size": 1_000,
     "capacity": 1_000_000,
     "gamma": 0.99,
@@ -182,7 +177,7 @@ _BOXES_IMAGES: Settings = _SCALED_IMAGES | {
     "image_units": 256,
     "learning_rate": 3e-4,
     "batch_size": 128,
-    "samples_per_insert": 64.0,
+    "updates_per_step": 0.5,
     "min_size": 2_000,
     "capacity": 100_000,
     "gamma": 0.99,
@@ -279,7 +274,7 @@ def default_settings(agent: str, topology: str, facts: EnvFacts) -> dict[str, An
     found |= _IN_TOPOLOGY.get(topology, {}).get(agent, {})
     if "capacity" in found:
         found["capacity"] = _room(found, AGENTS[agent].item == "sequence", facts)
-    return {name: value for name, value in found.items() if name in known_settings()}
+    return found
 
 
 def _of_family(agent: str, facts: EnvFacts) -> Settings:

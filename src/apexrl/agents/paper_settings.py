@@ -32,7 +32,7 @@ _DQN: Settings = _ONE_ACTOR | {
     "optimizer_eps": 0.01 / 32**2,  # 0.01 of summed losses; ours are means over the batch (dqn_zoo)
     "gradient_clip": 0.0,
     "batch_size": 32,
-    "samples_per_insert": 8.0,  # an update for every four steps
+    "updates_per_step": 0.25,
     "capacity": 1_000_000,
     "min_size": 50_000,
     "random_start": True,
@@ -66,7 +66,7 @@ _APEX: Settings = {
     "optimizer_eps": 1.5e-7,
     "gradient_clip": 40.0,
     "batch_size": 512,
-    "samples_per_insert": 0.0,  # no limit
+    "updates_per_step": 0.0,  # no limit
     "capacity": 2_000_000,
     "trim_every": 100,
     "min_size": 50_000,
@@ -136,7 +136,7 @@ _PAPERS: Mapping[str, Settings] = {
         "optimizer_eps": 1e-8,
         "gradient_clip": 5.0,
         "batch_size": 64,
-        "samples_per_insert": 16.0,  # an update for every four steps
+        "updates_per_step": 0.25,
         "capacity": 1_000_000,
         "min_size": 20_000,
         "random_start": True,
@@ -150,7 +150,6 @@ _PAPERS: Mapping[str, Settings] = {
         "hidden": (400, 300),
         "learning_rate": 1e-3,
         "batch_size": 100,
-        "samples_per_insert": 100.0,
         "min_size": 1_000,
         "actors": 1,
         "envs_per_actor": 1,
