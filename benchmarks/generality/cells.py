@@ -96,9 +96,12 @@ def run(cell: Cell, minutes: float, python: str) -> Record:
     """
     record: Record = {**vars(cell), "machine": report.machine(), "commit": _commit(), "failure": ""}
     try:
-        return record | (_ours(cell, minutes) if cell.system == "apexrl" else _theirs(cell, minutes, python))
+        record |= _ours(cell, minutes) if cell.system == "apexrl" else _theirs(cell, minutes, python)
     except (runs.RunFailed, processes.Failed, subprocess.TimeoutExpired) as error:
         return record | {"failure": str(error)[-2000:]}
+    if record["steps"] < 0.99 * cell.env_steps:
+        record["failure"] = f"ended after {record['steps']:,} of {cell.env_steps:,} steps"
+    return record
 
 
 def _ours(cell: Cell, minutes: float) -> Record:

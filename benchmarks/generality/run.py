@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -52,22 +52,28 @@ def chosen_tasks(names: Sequence[str]) -> list[str]:
 
 
 def run_all(todo: Sequence[Cell], options: argparse.Namespace, path: Path) -> None:
-    """Run them, ``--jobs`` at a time; each is kept as soon as it has ended."""
-    lock, python = Lock(), options.python.get(options.peer, sys.executable)
+    """Run them, ``--jobs`` at a time; each is kept as soon as it has ended, unless all of this is interrupted."""
+    lock, interrupted, python = Lock(), Event(), options.python.get(options.peer, sys.executable)
 
     def one(cell: Cell) -> None:
         record = cells.run(cell, options.minutes, python)
         record["shared"] = options.shared or options.jobs > 1
         with lock:
-            cells.keep(path, record)
-            print(in_words(record), flush=True)
+            if not interrupted.is_set():  # then the cell may have been, too
+                cells.keep(path, record)
+                print(in_words(record), flush=True)
 
+    if options.jobs == 1:  # in this thread, which signals interrupt
+        for cell in todo:
+            one(cell)
+        return
     with ThreadPoolExecutor(options.jobs) as pool:
         try:
             for done in [pool.submit(one, cell) for cell in todo]:
                 done.result()
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            interrupted.set()
+            pool.shutdown(wait=True, cancel_futures=True)
             raise
 
 

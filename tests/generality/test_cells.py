@@ -92,6 +92,12 @@ def test_a_cell_that_fails_says_how(tmp_path, monkeypatch):
     assert "FAILED" in run.in_words(ended)
 
 
+def test_a_run_that_stops_short_of_its_steps_has_failed(monkeypatch):
+    monkeypatch.setattr(cells, "_ours", lambda cell, minutes: {"steps": 100_000, "final": 500.0})
+    (cell,) = wanted(tasks=["CartPole-v1"])
+    assert cells.run(cell, minutes=1.0, python="")["failure"] == "ended after 100,000 of 200,000 steps"
+
+
 def test_tables_show_both_sides_and_failures_but_no_trials():
     slower = [[100, 30.0, 23.68], [200_000, 600.0, 500.0]]
     shown = [
