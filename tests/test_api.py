@@ -263,11 +263,35 @@ def test_evaluate_plays_exactly_what_was_asked(tmp_path: Path) -> None:
         apexrl.evaluate(folder.path, 0)
 
 
+def test_evaluate_may_act_otherwise_than_the_run_did(tmp_path: Path) -> None:
+    folder = a_run(tmp_path)
+    own = apexrl.evaluate(folder.path, 4)
+    wild = apexrl.evaluate(folder.path, 4, epsilon=1.0, sticky=0.25, noops=3)
+    assert (own.protocol, wild.protocol) == ("greedy", "greedy, epsilon 1, sticky 0.25, noops 3")
+    assert own.returns != wild.returns
+    assert wild.returns == apexrl.evaluate(folder.path, 4, epsilon=1.0, sticky=0.25, noops=3).returns
+    with pytest.raises(ConfigError, match=r"--actions sampled means nothing to agent .* --epsilon 0\.05"):
+        apexrl.evaluate(folder.path, 4, actions="sampled")
+    with pytest.raises(ConfigError, match="--eval-epsilon must be between 0 and 1, not 2"):
+        apexrl.evaluate(folder.path, 4, epsilon=2.0)
+
+
+def test_a_run_knows_what_its_weights_reach() -> None:
+    run = apexrl.Run(Path("x"), {"final_eval_return": 3.0, "last_weights_return": 2.0})
+    assert (run.best_weights_return, run.last_weights_return) == (3.0, 2.0)
+    assert apexrl.Run(Path("x"), {}).last_weights_return is None
+
+
 def test_films(tmp_path: Path) -> None:
     folder = a_run(tmp_path)
     result = apexrl.evaluate(folder.path, 2, tmp_path / "films")
     assert [film.name for film in result.films] == ["episode-001.mp4", "episode-002.mp4"]
     assert all(film.read_bytes()[4:8] == b"ftyp" for film in result.films)
+
+
+def test_films_of_an_agent_that_sees_its_last_action(tmp_path: Path) -> None:
+    config = Config(env=EnvConfig(env="CartPole-v1", last_action_reward=True), agent=AgentConfig(hidden=(8,)))
+    assert len(apexrl.evaluate(a_run(tmp_path, config).path, 1, tmp_path / "films").films) == 1
 
 
 def test_what_cannot_be_filmed(tmp_path: Path) -> None:

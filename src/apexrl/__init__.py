@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from apexrl.api import Evaluation, Run, evaluate, load, resume, train
+    from apexrl.api import Run, evaluate, load, resume, train
     from apexrl.config import (
         ActorConfig,
         AgentConfig,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         StopConfig,
     )
     from apexrl.errors import ApexrlError
+    from apexrl.evaluation.episodes import Evaluation
     from apexrl.evaluation.loaded_agent import LoadedAgent
     from apexrl.presets import preset
     from apexrl.remote_api import join, join_envs
@@ -40,7 +41,7 @@ _HOMES = {
     "ApexrlError": "apexrl.errors",
     "Config": "apexrl.config",
     "EnvConfig": "apexrl.config",
-    "Evaluation": "apexrl.api",
+    "Evaluation": "apexrl.evaluation.episodes",
     "EvaluatorConfig": "apexrl.config",
     "LearnerConfig": "apexrl.config",
     "LoadedAgent": "apexrl.evaluation.loaded_agent",

@@ -8,9 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal
 
 from apexrl.config import Config, convert
 from apexrl.config.placement import Listen, Placement, Ray, Redis
@@ -22,6 +20,7 @@ from apexrl.run.observers import Callback, CallbackObserver, FolderObserver
 from apexrl.run.status import Observer
 
 if TYPE_CHECKING:
+    from apexrl.evaluation.episodes import Evaluation
     from apexrl.evaluation.loaded_agent import LoadedAgent
     from apexrl.launch.run_claim import Claim
 
@@ -45,29 +44,18 @@ class Run:
         """The trained agent with the best weights; loaded when first asked for."""
         return load(self)
 
+    @property
+    def best_weights_return(self) -> float | None:
+        """Mean return of the best weights on fresh seeds at the end; None: they were not measured."""
+        return self.summary.get("final_eval_return")
+
+    @property
+    def last_weights_return(self) -> float | None:
+        """Mean return of the last weights on the same seeds; None: they were not measured."""
+        return self.summary.get("last_weights_return")
+
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """The result of ``evaluate``."""
-
-    returns: list[float]
-    """Undiscounted, unclipped return of each episode."""
-    checkpoint: Path
-    """The file that the weights came from."""
-    films: list[Path] = dataclasses.field(default_factory=list)
-    """One video per episode, when ``video`` was given."""
-
-    @property
-    def mean(self) -> float:
-        return float(np.mean(self.returns))
-
-    @property
-    def std(self) -> float:
-        """Standard deviation over the episodes (population)."""
-        return float(np.std(self.returns))
 
 
 def train(
@@ -218,8 +206,12 @@ def evaluate(
     checkpoint: str = "best",
     env: Callable[..., Any] | None = None,
     trust: Sequence[str] = (),
+    actions: Literal["greedy", "sampled"] | None = None,
+    epsilon: float | None = None,
+    sticky: float | None = None,
+    noops: int | None = None,
 ) -> Evaluation:
-    """Play greedy episodes in fresh environments.
+    """Play episodes in fresh environments, as the run's own evaluations did unless arguments say otherwise.
 
     Args:
         run: run folder, or the result of ``train``.
@@ -229,33 +221,23 @@ def evaluate(
         checkpoint: ``best``, ``latest``, or a checkpoint file.
         env: makes the environment, in place of the one that the folder names.
         trust: as for ``load``.
-    """
-    from apexrl.envs import FrameStack, make_vector
-    from apexrl.evaluation.loaded_agent import load_agent, trusted_config
-    from apexrl.roles.evaluator import Trial
+        actions: ``greedy``: the best action, or the policy's mode; ``sampled``: drawn from the policy.
+        epsilon: probability that an action is uniformly random instead.
+        sticky: probability that an environment repeats its previous action.
+        noops: most no-ops (action 0) at the start of an episode.
 
-    if episodes < 1:
-        raise ConfigError(f"--episodes must be at least 1, not {episodes}")
+    Raises:
+        ConfigError: a value is out of range, or means nothing to the agent or for the environment's actions.
+    """
+    from apexrl.evaluation import episodes as playing
+    from apexrl.evaluation.loaded_agent import load_agent, trusted_config
+
     folder = _folder(run)
     config = _config(run, env) or trusted_config(folder, _given(trust), env)
-    wanted = config.env
-    loaded = load_agent(folder, checkpoint, config=config)
-    if video is not None:
-        from apexrl.evaluation.video import filmed
-
-        count, wanted, films = 1, *filmed(wanted, Path(video))
-    else:
-        count, films = min(episodes, config.evaluator.eval_envs), []
-    vector = make_vector(wanted, count, seed)
-    try:
-        frames = FrameStack(vector.spec.stack, count, vector.spec.observation)
-        trial = Trial(loaded.agent, vector, frames, episodes, seed)
-        while trial.step():
-            pass
-    finally:
-        vector.close()
-    assert loaded.checkpoint is not None
-    return Evaluation(trial.returns, loaded.checkpoint, films)
+    given = {"eval_actions": actions, "eval_epsilon": epsilon, "eval_sticky": sticky, "eval_noops": noops}
+    config = convert.override(config, {name: value for name, value in given.items() if value is not None})
+    playing.check(config, episodes)
+    return playing.play(load_agent(folder, checkpoint, config=config), config, episodes, seed, video)
 
 
 def run(

@@ -11,7 +11,7 @@ import pytest
 from signal_runs import Game, act, asks
 
 from apexrl import agents, presets
-from apexrl.agents import AGENTS, agent_class, check_identity, check_in_use, check_read, unread
+from apexrl.agents import AGENTS, agent_class, check_evaluation, check_identity, check_in_use, check_read, unread
 from apexrl.agents.setting_relevance import READS, SOME, idle
 from apexrl.config import AgentConfig, Config, convert
 from apexrl.config.convert import flat, override
@@ -125,6 +125,37 @@ def test_noise_of_zero_is_none(name: str) -> None:
 )
 def test_what_a_name_leaves_open_may_be_set(name: str, change: dict[str, Any]) -> None:
     check_identity(override(agents.with_agent(Config(), name), change).agent)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "told"),
+    [
+        ("td3", {}, "--eval-actions sampled means nothing to agent td3, whose policy is deterministic"),
+        ("dqn", {}, "agent dqn, whose actions are random by ε alone: say how often with --eval-epsilon"),
+        ("r2d2", {}, "agent r2d2, whose actions are random by ε alone"),
+        ("dqn", {"eval_epsilon": 0.05}, ""),
+        ("dqn", {"noisy": True}, ""),
+        ("rainbow", {}, ""),
+        ("sac", {}, ""),
+        ("ppo", {}, ""),
+        ("my.module:Agent", {}, ""),
+    ],
+)
+def test_only_a_random_policy_is_sampled_in_evaluations(name: str, change: dict[str, Any], told: str) -> None:
+    config = override(agents.with_agent(Config(), name), {"eval_actions": "sampled", **change})
+    if told:
+        with pytest.raises(ConfigError, match=told):
+            check_evaluation(config)
+    else:
+        check_evaluation(config)
+    check_evaluation(override(config, {"eval_actions": "greedy"}))
+
+
+def test_life_losses_are_the_atari_pipelines() -> None:
+    off = override(Config(), {"life_loss_ends": False})
+    with pytest.raises(ConfigError, match="--life-loss-ends means nothing with --no-atari"):
+        check_in_use(off, ["life_loss_ends"])
+    check_in_use(override(off, {"atari": True}), ["life_loss_ends"])
 
 
 # What is read

@@ -320,7 +320,7 @@ def test_top_help_version_and_list() -> None:
 
 
 def test_every_word_of_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from apexrl.api import Evaluation
+    from apexrl.evaluation.episodes import Evaluation
 
     asked: list[Any] = []
 
@@ -330,9 +330,14 @@ def test_every_word_of_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
     monkeypatch.setattr("apexrl.api.evaluate", evaluate)
     assert main.main(["eval", "runs/x", "--episodes", "2", "--video", "films"]) == 0
-    assert asked == [(("runs/x", 2, "films"), {"seed": 1_000_000_007, "checkpoint": "best", "trust": ()})]
-    assert capsys.readouterr().out == (
-        "return 2.00 ± 1.00 (min 1.00, max 3.00) over 2 greedy episodes\n"
+    same = {"seed": 1_000_000_007, "checkpoint": "best", "trust": ()}
+    own = dict.fromkeys(("actions", "epsilon", "sticky", "noops"))  # as the run's evaluations
+    assert asked == [(("runs/x", 2, "films"), {**same, **own})]
+    other = {"actions": "sampled", "epsilon": 0.05, "sticky": 0.25, "noops": 30}
+    assert main.main(["eval", "runs/x", *(word for name in other for word in (f"--{name}", str(other[name])))]) == 0
+    assert asked[1][1] == {**same, **other}
+    assert capsys.readouterr().out.startswith(
+        "return 2.00 ± 1.00 (min 1.00, max 3.00) over 2 episodes (greedy)\n"
         "weights: best.safetensors\nvideo: films/episode-001.mp4\n"
     )
 

@@ -77,7 +77,7 @@ def test_the_picture_shows_everything() -> None:
     text = drawn(a_view([a_member(), client, dead], unreadable=2), 120)
     for words in (
         "cartpole-1", "redis.example:6379", "● training", "01:15", "learner on big (4321)", "heard of 0.3 s ago",
-        "208.7", "greedy 213.4", "best 301.5", "123.5k", "8123/s", "5123", "412/s", "weights 1200", "41.2k",
+        "208.7", "eval 213.4", "best 301.5", "123.5k", "8123/s", "5123", "412/s", "weights 1200", "41.2k",
         "41% of 100.0k", "0.0156", "12.1", "p95 31.0", "98.8k", "12 frames queued", "17", "3 duplicate",
         "0 frames refused", "node-0:7000", "● acting", "0-7", "54.3k", "812", "1180", "20", "345", "node-2:7002 client",
         "3 20-22 24", "node-1:7001", "● lost", "42.0 s", "2 alive, 13 actors, 1624 steps/s together",

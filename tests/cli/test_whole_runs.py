@@ -75,7 +75,7 @@ def test_the_command_from_train_to_eval(tmp_path: Path) -> None:
 
     played = command(tmp_path, "eval", "runs/first", "--episodes", "3", "--trust", "my_sim")
     assert played.returncode == 0, played.stderr
-    assert "over 3 greedy episodes" in played.stdout
+    assert "over 3 episodes (greedy)" in played.stdout
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["first"]
 
 

@@ -37,7 +37,8 @@ def test_runs_tables_and_pictures(tmp_path: Path) -> None:
     header, _, *lines = [line for line in page.splitlines() if line.startswith("| ")][:4]
     first = dict(zip(header.split(" | "), lines[0].split(" | "), strict=True))
     assert (first["| topology"], first["agent"], first["seeds"]) == ("| apex", "dqn", "2")
-    assert first["final return (each seed)"] == "150.0 (100.0, 200.0)"
+    assert first["return, best weights (each seed)"] == "150.0 (100.0, 200.0)"
+    assert first["return, last weights (each seed)"] == "135.0 (90.0, 180.0)"
     assert first["goal: reached, env steps, time"] == "0 of 2"
     assert (first["env steps"], first["updates"], first["minutes"]) == ("1000", "20", "0.17")
     assert (first["env steps/s"], first["learned steps/s"]) == ("100", "64")
@@ -58,8 +59,9 @@ def test_runs_tables_and_pictures(tmp_path: Path) -> None:
 
     lines = told(console).splitlines()
     assert lines[0].startswith("apexrl compare  CartPole-v1  ·  2 × 16 environments  ·  hidden 128 128  ·  2 seeds")
-    assert lines[1] == "1/4  apex · dqn  seed 1  return 100.0, 1000 steps in 00:10 (100/s), 20 updates, lag 1.50, " + (
-        "1 restarts"
+    assert lines[1] == (
+        "1/4  apex · dqn  seed 1  return: best weights 100.0, last weights 90.0, 1000 steps in 00:10 (100/s), "
+        "20 updates, lag 1.50, 1 restarts"
     )
     assert [line.split("  ")[0] for line in lines[1:5]] == ["1/4", "2/4", "3/4", "4/4"]
     assert tables.in_markdown(report).strip() in told(console)
@@ -84,7 +86,7 @@ def test_the_way_to_the_goal_is_measured(tmp_path: Path) -> None:
     report = compare.compare(a_plan(("dqn",), 3, change=change), tmp_path, quiet(), run=FakeRuns(), check=nothing)
     each = report.of(report.plan.arms[0])
     assert [(run.goal_env_steps, run.goal_seconds) for run in each] == [(750, 7.5), (500, 5.0), (250, 2.5)]
-    assert tables.rows(report)[0][4] == "3 of 3: 500, 5.0 s"
+    assert tables.rows(report)[0][5] == "3 of 3: 500, 5.0 s"
 
 
 def test_what_came_to_its_end_is_not_run_again(tmp_path: Path) -> None:

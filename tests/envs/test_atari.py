@@ -75,3 +75,26 @@ def test_pong_and_breakout_through_the_pipeline() -> None:
     assert lost == 5 * len(finished) + lost % 5
     assert finished
     env.close()
+
+
+def test_lost_lives_may_end_nothing() -> None:
+    env = make_vector(EnvConfig(env="ALE/Breakout-v5", atari=True, life_loss_ends=False), 1, 0)
+    env.reset()
+    ended, finished = 0, []
+    while not finished:
+        stepped = env.step(np.array([1]))
+        ended += int(stepped.terminated[0])
+        finished += stepped.episodes
+    assert ended == 1
+    env.close()
+
+
+def test_a_game_that_stands_still_has_a_time_limit() -> None:
+    """Breakout waits for FIRE; the emulator ends it after 108,000 frames."""
+    assert gym.spec("ALE/Breakout-v5").kwargs["max_num_frames_per_episode"] == 108_000
+    config = EnvConfig(env="ALE/Breakout-v5", atari=True, env_kwargs={"max_num_frames_per_episode": 400})
+    env = make_vector(config, 1, 0)
+    env.reset()
+    lengths = [episode.length for _ in range(101) for episode in env.step(np.array([0])).episodes]
+    assert len(lengths) == 1
+    env.close()

@@ -137,12 +137,14 @@ def test_an_observer_that_answers_true_stops_the_run(tmp_path: Path) -> None:
 def test_the_summary_says_what_the_final_evaluation_found(tmp_path: Path) -> None:
     ledger, watcher = ledger_of(tmp_path)
     ledger.hear("evaluation", evaluation(80.0))
-    ledger.hear("evaluation", evaluation(70.0, final=True))
+    ledger.hear("evaluation", {**evaluation(70.0, final=True), "weights": "best"})
+    ledger.hear("evaluation", {**evaluation(60.0, final=True), "weights": "last"})
     ledger.stop("minutes")
     tick(ledger, 101.0, env_steps=1)
     summary = ledger.close()
     assert summary == watcher.summary
     assert (summary["best_eval_return"], summary["final_eval_return"], summary["final_eval_episodes"]) == (80, 70, 20)
+    assert (summary["last_weights_return"], summary["last_weights_episodes"]) == (60, 20)
     assert summary["stopped_by"] == "minutes"
 
 

@@ -79,10 +79,12 @@ def test_a_return_stops_the_run_and_the_final_evaluation_has_other_seeds(tmp_pat
     config = serial(tmp_path, "goal", stop=StopConfig(stop_at_return=5.0))
     summary = launch(config, [watcher := Watcher()])
     assert summary["stopped_by"] == "stop_at_return"
-    *earlier, final = watcher.said("evaluation")
-    assert final["final"]
-    assert final["version"] == earlier[-1]["version"]
-    assert final["returns"] != earlier[-1]["returns"]
+    *earlier, best, last = watcher.said("evaluation")
+    assert (best["weights"], last["weights"]) == ("best", "last")
+    assert best["version"] == earlier[-1]["version"]
+    assert best["returns"] != earlier[-1]["returns"]
+    assert last["version"] >= best["version"]
+    assert (summary["final_eval_return"], summary["last_weights_return"]) == (best["mean"], last["mean"])
 
 
 def test_a_resumed_run_goes_on(first: Any, tmp_path: Path) -> None:

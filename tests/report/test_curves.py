@@ -23,6 +23,7 @@ def a_run() -> list[dict[str, Any]]:
                      "env_steps_per_second": 1000.0, "updates_per_second": 40.0, "policy_lag_mean": lag,
                      "policy_lag_p95": lag})  # fmt: skip
         rows.append({"kind": "evaluation", **at, "mean": 15.0 * second, "final": second == 29})
+    rows.append({**rows[-1], "mean": 410.0, "weights": "last"})
     return rows
 
 
@@ -63,22 +64,24 @@ def test_what_is_on_the_axes(tmp_path: Path) -> None:
     )
     axes = [axis for sub in figure.subfigs for axis in sub.axes]
     assert [axis.get_xlabel() for axis in axes] == ["environment steps", "seconds of training"] + ["seconds"] * 3
-    greedy = next(drawn for drawn in axes[0].lines if drawn.get_label() == "greedy evaluation")
+    greedy = next(drawn for drawn in axes[0].lines if drawn.get_label() == "evaluation")
     assert list(greedy.get_ydata())[:3] == [0.0, 15.0, 30.0]  # type: ignore[arg-type]
     assert len(list(greedy.get_xdata())) == 29  # type: ignore[arg-type]
-    star = next(drawn for drawn in axes[0].lines if str(drawn.get_label()).startswith("final"))
-    assert star.get_label() == "final evaluation: 435"
+    star = next(drawn for drawn in axes[0].lines if str(drawn.get_label()).startswith("best weights"))
+    assert star.get_label() == "best weights, fresh seeds: 435"
+    diamond = next(drawn for drawn in axes[0].lines if str(drawn.get_label()).startswith("last weights"))
+    assert diamond.get_label() == "last weights, fresh seeds: 410"
 
 
 def test_the_final_star_is_where_its_weights_were() -> None:
     from apexrl.report.curves import _draw
 
     rows = a_run()
-    rows[-1].update(env_steps=12_500, updates=500)  # the best weights, long past
+    rows[-2].update(env_steps=12_500, updates=500)  # the best weights, long past
     figure = _draw([r for r in rows if r["kind"] == "status"], [r for r in rows if r["kind"] == "evaluation"], "", None)
     by_steps, by_time = figure.subfigs[0].axes
     for axes, at in ((by_steps, 12_500), (by_time, 12.5)):
-        (star,) = [drawn for drawn in axes.lines if str(drawn.get_label()).startswith("final")]
+        (star,) = [drawn for drawn in axes.lines if str(drawn.get_label()).startswith("best weights")]
         assert list(star.get_xdata()) == [at]  # type: ignore[arg-type]
 
 

@@ -129,18 +129,20 @@ def test_plain_lines_have_no_escape_codes() -> None:
     plain.update(a_status())  # too soon
     plain.event("evaluation", {"mean": 400.0, "std": 2.0, "episodes": 20, "final": False})
     plain.event("evaluation", {"mean": 399.0, "std": 2.0, "episodes": 20, "final": False})  # no better
-    plain.event("evaluation", {"mean": 321.5, "std": 2.0, "episodes": 20, "final": True})
+    plain.event("evaluation", {"mean": 321.5, "std": 2.0, "episodes": 20, "final": True, "weights": "best"})
+    plain.event("evaluation", {"mean": 300.5, "std": 2.0, "episodes": 20, "final": True, "weights": "last"})
     plain.event("episodes", {"returns": []})
     plain.message("the learner was restarted", "warning")
     plain.finished({"stopped_by": "error"})
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert len(lines) == 6
+    assert len(lines) == 7
     assert "runs/cartpole-1" in lines[0]
     assert lines[1] == line(a_status())
     assert "best evaluation so far: return 400.00 ± 2.00 over 20 episodes" in lines[2]
-    assert "final evaluation: return 321.50 ± 2.00 over 20 episodes" in lines[3]
-    assert "warning: the learner was restarted" in lines[4]
-    assert lines[5].startswith("Failed after 00:00")
+    assert "best weights on fresh seeds: return 321.50 ± 2.00 over 20 episodes" in lines[3]
+    assert "last weights on fresh seeds: return 300.50 ± 2.00 over 20 episodes" in lines[4]
+    assert "warning: the learner was restarted" in lines[5]
+    assert lines[6].startswith("Failed after 00:00")
     assert "\x1b" not in "".join(lines)
 
 
@@ -194,10 +196,11 @@ def test_numbers_and_clock() -> None:
 
 def test_closing_lines() -> None:
     good = {"stopped_by": "stop_at_return", "wall_seconds": 31.2, "env_steps": 123456, "updates": 5123,
-            "final_eval_return": 498.2, "final_eval_episodes": 20}  # fmt: skip
+            "final_eval_return": 498.2, "final_eval_episodes": 20,
+            "last_weights_return": 473.6}  # fmt: skip
     assert closing_line(good).plain == (
         "Stopped after 00:31, because the return was reached; 123,456 steps, 5,123 updates; "
-        "final greedy return 498.2 over 20 fresh episodes"
+        "return over 20 fresh episodes: best weights 498.2, last weights 473.6"
     )
     assert closing_line({"stopped_by": "interrupted", "final_eval_return": None}).plain.startswith(
         "Stopped after 00:00"

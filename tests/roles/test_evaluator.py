@@ -178,7 +178,8 @@ def test_every_evaluation_has_fresh_seeds(stage: Any) -> None:
         stage.run.totals["env_steps"] += 1000
     evaluator.close()
     returns = [tuple(values["returns"]) for values in stage.values("evaluation")]
-    assert len(returns) == 6  # four on the way, the newest once more, and the final one
+    assert len(returns) == 7  # four on the way, the newest once more, and the final ones
+    assert returns[5] == returns[6]  # all weights are the same: measured once
     assert len(set(returns)) >= 5  # short random episodes may well agree once
 
 
@@ -187,15 +188,15 @@ def test_the_best_is_kept_on_disk_and_measured_at_the_end(stage: Any, monkeypatc
     scores = [10.0, 30.0, 20.0, 5.0]
     monkeypatch.setattr(Trial, "mean", property(lambda self: scores[len(stage.said)]))
     monkeypatch.setattr(Trial, "step", lambda self: False)
-    monkeypatch.setattr(Evaluator, "_send", lambda self, trial, candidate, final: stage.said.append((
-        "final" if final else "evaluation", candidate.version)))  # fmt: skip
+    monkeypatch.setattr(Evaluator, "_send", lambda self, trial, candidate, weights="": stage.said.append((
+        weights or "evaluation", candidate.version)))  # fmt: skip
     for version in (2, 3):
         evaluate(evaluator)
         weights.publish(agent_class("dqn")(spec, CONFIG.agent, "cpu", version).weights(), version)
         stage.run.totals["env_steps"] += 1000
     evaluate(evaluator)
     evaluator.close()
-    assert stage.said == [("evaluation", 1), ("evaluation", 2), ("evaluation", 3), ("final", 2)]
+    assert stage.said == [("evaluation", 1), ("evaluation", 2), ("evaluation", 3), ("best", 2), ("last", 3)]
     folder = RunFolder(stage.context("x").folder).checkpoints
     path = checkpoint.best(folder)
     assert path is not None
@@ -223,6 +224,115 @@ def test_a_hurried_stop_skips_the_final_evaluation(stage: Any) -> None:
     assert [values["final"] for values in stage.values("evaluation")] == [False]
 
 
+class Trials:
+    """Records the seed and the weights of every trial of an evaluator, and the greedy flag of its agent's calls."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self.seeds: list[int] = []
+        self.weights: list[Any] = []
+        self.greedy: set[bool] = set()
+        load, act, reset = evaluator._agent.load, evaluator._agent.act, evaluator._env.reset
+
+        def loaded(weights: Any) -> None:
+            self._newest = weights
+            load(weights)
+
+        def acted(seen: Any, state: Any, exploration: Any, greedy: bool = False) -> Acted:
+            self.greedy.add(greedy)
+            return act(seen, state, exploration, greedy)
+
+        def begun(seed: int) -> Any:
+            self.seeds.append(seed)
+            self.weights.append(self._newest)
+            return reset(seed)
+
+        evaluator._agent.load, evaluator._agent.act = loaded, acted  # type: ignore[method-assign]
+        evaluator._env.reset = begun  # type: ignore[method-assign, assignment]
+
+
+def measured(stage: Any, settings: EvaluatorConfig, versions: int, hurry: bool = False) -> Trials:
+    """A run of ``versions`` weights, of which the first are better than the others, to its end."""
+    spec, weights = published(1)
+    evaluator = Evaluator(stage.context("evaluator"), config=replace(CONFIG, evaluator=settings), spec=spec,
+                          weights=weights)  # fmt: skip
+    trials = Trials(evaluator)
+    for version in range(2, versions + 1):
+        evaluate(evaluator)
+        evaluator._best_return = 1000.0
+        weights.publish(agent_class("dqn")(spec, CONFIG.agent, "cpu", version).weights(), version)
+        stage.run.totals["env_steps"] += 1000
+    evaluate(evaluator)
+    if hurry:
+        evaluator._send = lambda *_: setattr(stage.run, "hurried", True)  # type: ignore[method-assign]
+    evaluator.close()
+    return trials
+
+
+def test_the_best_and_the_last_weights_are_measured_on_the_same_fresh_seeds(stage: Any) -> None:
+    trials = measured(stage, CONFIG.evaluator, 3)
+    *earlier, best, last = stage.values("evaluation")
+    assert [values["version"] for values in earlier] == [1, 2, 3]
+    assert [(values["final"], values["weights"], values["version"]) for values in (best, last)] == [
+        (True, "best", 1),
+        (True, "last", 3),
+    ]
+    assert trials.seeds[-1] == trials.seeds[-2]
+    assert len(set(trials.seeds)) == 4
+    assert all((trials.weights[-2][name] == array).all() for name, array in trials.weights[0].items())
+    assert all((trials.weights[-1][name] == array).all() for name, array in trials.weights[2].items())
+
+
+def test_where_the_best_weights_are_the_last_they_are_measured_once(stage: Any) -> None:
+    trials = measured(stage, CONFIG.evaluator, 1)
+    _, best, last = stage.values("evaluation")
+    assert len(trials.seeds) == 2
+    assert best["returns"] == last["returns"]
+    assert (best["weights"], last["weights"], best["version"], last["version"]) == ("best", "last", 1, 1)
+
+
+def test_haste_skips_the_last_weights(stage: Any) -> None:
+    trials = measured(stage, CONFIG.evaluator, 2, hurry=True)
+    assert len(trials.seeds) == 3  # two on the way, and the best
+
+
+def test_a_final_evaluation_ends_at_its_time_limit(stage: Any) -> None:
+    settings = replace(CONFIG.evaluator, eval_timeout=1e-9)
+    measured(stage, settings, 2)
+    assert stage.values("evaluation") == []
+    assert all("an evaluation took longer" in values["text"] for values in stage.values("log"))
+
+
+def test_evaluations_with_a_seed_have_the_same_episodes_and_the_final_ones_others(stage: Any) -> None:
+    settings = replace(CONFIG.evaluator, eval_seed=11)
+    trials = measured(stage, settings, 3)
+    assert len(set(trials.seeds[:3])) == 1
+    assert trials.seeds[3] == trials.seeds[4] != trials.seeds[0]
+
+
+@pytest.mark.parametrize("actions", ["greedy", "sampled"])
+def test_actions_are_greedy_or_sampled(stage: Any, actions: Any) -> None:
+    trials = measured(stage, replace(CONFIG.evaluator, eval_actions=actions), 1)
+    assert trials.greedy == {actions == "greedy"}
+
+
+def test_random_actions_reach_the_environments() -> None:
+    env = make_vector(EnvConfig(env="apexrl.envs.toy:Corridor-v0"), 2, 0)
+    executed: list[Any] = []
+    step = env.step
+
+    def stepped(actions: Any) -> Stepped:
+        executed.append(actions)
+        return step(actions)
+
+    env.step = stepped  # type: ignore[method-assign]
+    settings = EvaluatorConfig(eval_epsilon=1.0)
+    played = Trial(Still(), env, FrameStack(1, 2, env.spec.observation), 6, 3, settings=settings)  # type: ignore[arg-type]
+    while played.step():
+        pass
+    env.close()
+    assert set(np.concatenate(executed).tolist()) == {0, 1}  # the agent always chooses 0
+
+
 def test_environments_in_threads_are_measured_alike(make_stage: Any) -> None:
     """Every episode is played to its end by all environments together, so the figure does not depend on their pace."""
     measured = []
@@ -239,4 +349,4 @@ def test_environments_in_threads_are_measured_alike(make_stage: Any) -> None:
         evaluator.close()
         measured.append([values["returns"] for values in stage.values("evaluation")])
     assert measured[0] == measured[1]
-    assert len(measured[0]) == 2
+    assert len(measured[0]) == 3

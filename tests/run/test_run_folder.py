@@ -92,9 +92,11 @@ def test_summary_has_what_is_promised(tmp_path: Path) -> None:
         dropped={"messages": 2},
     )
     summary = make_summary(
-        Config(preset="cartpole", seed=3), status, stopped_by="stop_at_return", final_eval_return=499.0,
-        final_eval_episodes=20,
-    )  # fmt: skip
+        Config(preset="cartpole", seed=3),
+        status,
+        stopped_by="stop_at_return",
+        finals={"best": {"mean": 499.0, "episodes": 20}, "last": {"mean": 480.0, "episodes": 20}},
+    )
     assert set(summary) >= PROMISED
     assert (summary["env_steps_per_second"], summary["updates_per_second"]) == (50.0, 5.0)
     lag = {"mean": 1.0, "p95": 2.0, "max": 3.0, "steps": 3, "histogram": {"0": 2, "3": 1}}

@@ -20,6 +20,8 @@ READS = {name: names_of(info.reads) for name, info in AGENTS.items()}
 SOME = set().union(*READS.values())
 """What some agents read; all of them read the others."""
 
+_COMMON = known_settings().keys() - SOME
+
 _NEEDS = {name: setting.needs for name, (_, setting) in known_settings().items() if setting.needs}
 
 
@@ -38,7 +40,7 @@ def unread(agent: str) -> set[str]:
 
 def idle(config: Config) -> dict[str, str]:
     """Settings that mean nothing with the others as they are -> the flag that keeps them so."""
-    reads, values = READS.get(config.agent.agent, set()), flat(config)
+    reads, values = READS.get(config.agent.agent, set()) | _COMMON, flat(config)
     return {
         name: as_flag(needs.switch, values[needs.switch])
         for name, needs in _NEEDS.items()
@@ -69,3 +71,27 @@ def check_in_use(config: Config, given: Iterable[str]) -> None:
     for name in given:
         if name in nothing:
             raise ConfigError(f"{flag(name)} means nothing with {nothing[name]}: leave it out, or change the other")
+
+
+def check_evaluation(config: Config, prefix: str = "--eval-") -> None:
+    """Refuse an evaluation that samples actions of an agent that draws none.
+
+    Args:
+        prefix: of the flags, for the message.
+
+    Raises:
+        ConfigError: the message says what to set instead.
+    """
+    settings, agent = config.evaluator, config.agent
+    reads = READS.get(agent.agent, set())
+    if settings.eval_actions != "sampled":
+        return
+    if "sigma" in reads:
+        raise ConfigError(
+            f"{prefix}actions sampled means nothing to agent {agent.agent}, whose policy is deterministic: leave it out"
+        )
+    if "epsilon" in reads and not (agent.noisy or settings.eval_epsilon):
+        raise ConfigError(
+            f"{prefix}actions sampled means nothing to agent {agent.agent}, whose actions are random by ε alone: say "
+            f"how often with {prefix}epsilon, as in {prefix}epsilon 0.05"
+        )

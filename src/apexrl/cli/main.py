@@ -331,7 +331,7 @@ def _shown(start: Callable[..., Run]) -> int:
 
 
 def _eval(words: list[str]) -> int:
-    """play greedy episodes with a run's best weights, and record videos"""
+    """play episodes with a run's best weights, and record videos"""
     from apexrl import api
     from apexrl.cli import flags, train_flags
 
@@ -344,10 +344,14 @@ def _eval(words: list[str]) -> int:
         seed=wanted.seed,
         checkpoint=wanted.checkpoint,
         trust=wanted.trust,
+        actions=wanted.actions,
+        epsilon=wanted.epsilon,
+        sticky=wanted.sticky,
+        noops=wanted.noops,
     )
     returns = result.returns
     print(f"return {result.mean:.2f} ± {result.std:.2f} (min {min(returns):.2f}, max {max(returns):.2f})", end="")
-    print(f" over {len(returns)} greedy episodes")
+    print(f" over {len(returns)} episodes ({result.protocol})")
     print(f"weights: {result.checkpoint}")
     for film in result.films:
         print(f"video: {film}")

@@ -260,7 +260,7 @@ def _from_log(folder: RunFolder, trouble: str) -> RenderableType:
 def _numbers(status: RunStatus) -> Table:
     table = figures_table()
     table.columns[2].style, table.columns[2].no_wrap = "dim", False
-    best = f"greedy {number(status.eval_return)}   best {number(status.best_eval_return)}"
+    best = f"eval {number(status.eval_return)}   best {number(status.best_eval_return)}"
     table.add_row("return, training", number(status.train_return), best)
     table.add_row("env steps", count(status.env_steps), f"{count(status.env_steps_per_second)}/s")
     version = f"{count(status.updates_per_second)}/s   weights {status.weights_version}"

@@ -217,7 +217,7 @@ def _numbers(view: RunView, width: int) -> Table:
     digest = view.digest
     room = max(8, min(40, width - 62))
     table = figures_table()
-    best = Text(f"greedy {number(digest.eval_return)}   best {number(digest.best_eval_return)}", style="dim")
+    best = Text(f"eval {number(digest.eval_return)}   best {number(digest.best_eval_return)}", style="dim")
     table.add_row("return, training", number(digest.train_return), best)
     rate = "cyan" if view.learner_alive else "dim"
     table.add_row("env steps", count(digest.env_steps), Text(f"{count(digest.env_steps_per_second)}/s", style=rate))

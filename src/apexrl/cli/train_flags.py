@@ -59,7 +59,7 @@ class Resume(PlacementFlags):
     minutes: float | None = None
     """New limit of minutes of training, those before included; 0: no limit."""
     stop_at_return: Annotated[float | Literal["none"] | None, tyro.conf.arg(metavar="FLOAT|none")] = None
-    """New mean greedy return at which to stop; none: no goal."""
+    """New mean return of an evaluation at which to stop; none: no goal."""
     run_name: Annotated[str, tyro.conf.arg(name="run", metavar="NAME")] = ""
     """What the run is called on the Redis server; empty: as before."""
     ray: Annotated[str, tyro.conf.arg(metavar="auto|local|HOST:PORT|none")] = ""
@@ -74,7 +74,7 @@ class Resume(PlacementFlags):
 
 @dataclass(frozen=True)
 class Eval:
-    """Play greedy episodes with the best weights of a run."""
+    """Play episodes with the best weights of a run, as its own evaluations did unless flags say otherwise."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run folder, as printed at the end of apexrl train."""
@@ -85,7 +85,16 @@ class Eval:
     seed: int = 1_000_000_007
     """Of the environments; training uses others."""
     checkpoint: Annotated[str, tyro.conf.arg(metavar="best|latest|FILE")] = "best"
-    """Which weights: those of the best evaluation, the newest, or a checkpoint file."""
+    """Which weights: those of the best evaluation, the last, or a checkpoint file."""
+    actions: Literal["greedy", "sampled"] | None = None
+    """greedy: the best action, or the policy's mode; sampled: drawn from the policy.
+    Without this flag: as in the run's own evaluations. Likewise the next three."""
+    epsilon: float | None = None
+    """Probability that an action is uniformly random instead."""
+    sticky: float | None = None
+    """Probability that an environment repeats its previous action."""
+    noops: int | None = None
+    """Most no-ops (action 0) at the start of an episode."""
     trust: Modules = ()
     """Module or package of your own, of which the folder may name environments, an agent or a network.
     May be given several times. All others are refused."""

@@ -58,7 +58,7 @@ def draw(runs: Runs, plan: Plan, out: Path) -> list[Path]:
 
 
 def returns(runs: Runs, plan: Plan, by_time: bool) -> Figure | None:
-    """Greedy evaluations: thin lines the seeds, a bold one their mean, as far as all of them go."""
+    """Evaluations: thin lines the seeds, a bold one their mean, as far as all of them go."""
     drawn = {label: curves for label, each in runs.items() if (curves := [run.curve for run in each if run.curve])}
     if not drawn:
         return None
@@ -81,7 +81,7 @@ def returns(runs: Runs, plan: Plan, by_time: bool) -> Figure | None:
         axes.plot(x, y, color=colours[label][0], linestyle=colours[label][1], linewidth=2.2, marker=marker, label=label)
     against = f"{unit} of training" if by_time else "environment steps"
     many = max(len(each) for each in drawn.values()) > 1
-    axes.set(xlabel=against, ylabel="mean return of a greedy evaluation")
+    axes.set(xlabel=against, ylabel="mean return of an evaluation")
     axes.set_title(_title(plan, "bold: mean of the seeds, as far as all go; thin: each seed" if many else ""))
     axes.set_xlim(left=0)
     axes.margins(x=0.02)

@@ -37,7 +37,9 @@ class Outcome:
     """Seconds of training, from the first environment step to the stop."""
     startup_seconds: float = 0.0
     final_return: float | None = None
-    """Mean of greedy episodes on fresh seeds at the end, with the weights of the best evaluation."""
+    """Mean of episodes on fresh seeds at the end, with the weights of the best evaluation."""
+    last_return: float | None = None
+    """The same with the last weights, on the same seeds."""
     best_return: float | None = None
     """Return of the best evaluation."""
     goal_env_steps: int | None = None
@@ -109,6 +111,7 @@ def outcome(config: Config, folder: RunFolder, out: Path, goal: float | None, fa
         seconds=seconds,
         startup_seconds=float(summary.get("startup_seconds") or 0.0),
         final_return=summary.get("final_eval_return"),
+        last_return=summary.get("last_weights_return"),
         best_return=summary.get("best_eval_return"),
         goal_env_steps=None if reached is None else reached[0],
         goal_seconds=None if reached is None else reached[1],

@@ -67,7 +67,7 @@ class Plan:
     arms: Sequence[Arm]
     seeds: Sequence[int]
     goal: float | None = None
-    """Mean greedy return of an evaluation at which the task counts as done; None: no such return is known."""
+    """Mean return of an evaluation at which the task counts as done; None: no such return is known."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Pairs that cannot run: label -> reason, worded to follow "which"."""
 

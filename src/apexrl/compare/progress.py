@@ -112,7 +112,7 @@ class RunLine:
         words = [
             clock(status.elapsed_seconds),
             status.phase,
-            f"return {number(status.train_return)}, greedy {number(status.eval_return)}",
+            f"return {number(status.train_return)}, eval {number(status.eval_return)}",
             f"{count(status.env_steps)} steps, {count(status.env_steps_per_second)}/s",
         ]
         if status.eta_seconds is not None:

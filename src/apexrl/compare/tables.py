@@ -48,11 +48,13 @@ def _mean_of(name: str, spell: Callable[[float], str] = count) -> Callable[[Sequ
     return cell
 
 
-def _returns(runs: Sequence[Outcome], report: Report) -> str:
-    mean = _mean(run.final_return for run in runs)
-    if mean is None or len(runs) < 2:
-        return number(mean)
-    return f"{number(mean)} ({', '.join(number(run.final_return) for run in runs)})"
+def _each_of(name: str) -> Callable[[Sequence[Outcome], Report], str]:
+    def cell(runs: Sequence[Outcome], report: Report) -> str:
+        values = [getattr(run, name) for run in runs]
+        mean = _mean(values)
+        return number(mean) if mean is None or len(runs) < 2 else f"{number(mean)} ({', '.join(map(number, values))})"
+
+    return cell
 
 
 def _goal(runs: Sequence[Outcome], report: Report) -> str:
@@ -92,7 +94,8 @@ def _restarts(runs: Sequence[Outcome], report: Report) -> str:
 _minutes = _mean_of("seconds", lambda seconds: f"{seconds / 60:.2f}")
 
 COLUMNS: Final = (
-    Column("final return (each seed)", _returns),
+    Column("return, best weights (each seed)", _each_of("final_return")),
+    Column("return, last weights (each seed)", _each_of("last_return")),
     Column("goal: reached, env steps, time", _goal),
     Column("env steps", _mean_of("env_steps")),
     Column("updates", _mean_of("updates")),
@@ -103,7 +106,8 @@ COLUMNS: Final = (
     Column("restarts", _restarts),
 )
 SCREEN: Final = (
-    Column("return", _mean_of("final_return", number)),
+    Column("return: best", _mean_of("final_return", number)),
+    Column("last", _mean_of("last_return", number)),
     Column("goal", _reached),
     Column("goal time", _goal_time),
     Column("goal steps", _goal_steps, 100),
@@ -159,7 +163,7 @@ def in_words(run: Outcome) -> str:
     if run.failure:
         return f"failed: {_brief(run.failure)}"
     words = [
-        f"return {number(run.final_return)}",
+        f"return: best weights {number(run.final_return)}, last weights {number(run.last_return)}",
         f"{count(run.env_steps)} steps in {clock(run.seconds)} ({count(run.env_steps_per_second or 0.0)}/s)",
         f"{count(run.updates)} updates",
     ]
@@ -200,11 +204,11 @@ def _page(report: Report, out: Path) -> str:
         *filter(None, [several_agents(plan)]),
         _machine(),
         in_markdown(report).rstrip(),
-        "Means over the seeds; steps and time to the goal are medians of those that reached it. Final return: mean of "
-        f"{plan.config.evaluator.eval_episodes} greedy episodes on fresh seeds, with the weights that did best in the "
-        "run's own evaluations. Goal: environment steps before, and time until, the first evaluation that reached it. "
-        "Time counts from the first environment step, evaluations alongside. Learned steps: environment steps in the "
-        "learner's batches, each as often as it was in one. Policy lag: in learner updates.",
+        "Means over the seeds; steps and time to the goal are medians of those that reached it. Return: mean of "
+        f"{plan.config.evaluator.eval_episodes} episodes on fresh seeds, with the weights that did best in the run's "
+        "own evaluations, and with the last ones. Goal: environment steps before, and time until, the first evaluation "
+        "that reached it. Time counts from the first environment step, evaluations alongside. Learned steps: "
+        "environment steps in the learner's batches, each as often as it was in one. Policy lag: in learner updates.",
     ]
     parts += ["\n".join(f"- {failure(run)}" for run in report.failed)] * bool(report.failed)
     if plan.left_out:

@@ -24,7 +24,11 @@ class EnvConfig:
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment's constructor."""
     atari: bool = False
-    """Ape-X's Atari pipeline: 84×84 grey, action repeat 4, life loss ends the learner's episode, up to 30 no-ops."""
+    """Ape-X's Atari pipeline: 84×84 grey, action repeat 4, life loss ends the learner's episode, up to 30 no-ops.
+    Games have a time limit of 108,000 frames, 27,000 steps, which is the emulator's."""
+    life_loss_ends: Annotated[bool, Needs("atari")] = True
+    """A lost life ends the learner's episode in the Atari pipeline (DQN, Ape-X: yes; R2D2: no).
+    Reported returns are of whole games either way."""
     stack: Annotated[int, Range(1)] = 1
     """Consecutive frames in one observation (Ape-X on Atari: 4). The replay stores each frame once."""
     reward_clip: Annotated[float, Range(0)] = 0.0
@@ -155,7 +159,8 @@ class LearnerConfig:
 
 @dataclass(frozen=True)
 class EvaluatorConfig:
-    """The evaluator plays greedy episodes with the newest weights, on seeds of its own."""
+    """The evaluator plays episodes with the newest weights, on seeds of its own. At the end it measures the best and
+    the last weights once more, both on the same new seeds, which have chosen neither."""
 
     eval_episodes: Annotated[int, Range(1)] = 20
     """Episodes per evaluation, and again on new seeds at the end."""
@@ -165,6 +170,20 @@ class EvaluatorConfig:
     """Environments that the evaluator steps as one batch."""
     eval_timeout: Annotated[float, Range(above=0)] = 600.0
     """Seconds that one evaluation may take (ours: an episode without a time limit may never end)."""
+    eval_actions: Literal["greedy", "sampled"] = "greedy"
+    """How an evaluation chooses actions. greedy: the best one, or the policy's mode.
+    sampled: drawn from the policy as while acting (actor-critics, SAC, noisy networks)."""
+    eval_epsilon: Annotated[float, Range(0, 1)] = 0.0
+    """Probability that an evaluation's action is uniformly random instead (DQN: 0.05; Rainbow, IQN: 0.001).
+    Not for box actions."""
+    eval_sticky: Annotated[float, Range(0, below=1)] = 0.0
+    """Probability that an evaluation's environment repeats its previous action (Machado et al. 2018: 0.25)."""
+    eval_noops: Annotated[int, Range(0, 65536)] = 0
+    """Most no-ops (action 0) at the start of an evaluation's episode; how many is drawn uniformly.
+    Discrete actions only. The Atari pipeline has up to 30 of its own."""
+    eval_seed: Annotated[int, Range(0, below=2**63)] = 0
+    """Seed of the episodes of every evaluation; 0: each has fresh ones.
+    The final evaluations have other seeds, made from this one: episodes that chose the best weights flatter them."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +195,7 @@ class StopConfig:
     minutes: Annotated[float, Range(0)] = 0.0
     """Minutes since the first environment step; 0: no limit."""
     stop_at_return: Annotated[float | None, Range()] = None
-    """The run ends when one evaluation's mean greedy return reaches this; none: no goal."""
+    """The run ends when one evaluation's mean return reaches this; none: no goal."""
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def make_env(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, 
         env = _make(config, kwargs)
     if config.max_episode_steps:
         env = gym.wrappers.TimeLimit(env, config.max_episode_steps)
-    if config.atari:
+    if config.atari and config.life_loss_ends:
         env = LifeLossEnds(env)
     return LastActionReward(env, config.reward_clip) if config.last_action_reward else env
 

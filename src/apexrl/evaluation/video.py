@@ -40,7 +40,7 @@ def filmed(config: EnvConfig, folder: Path) -> tuple[EnvConfig, list[Path]]:
         return Camera(env, folder, films, env_name(config))
 
     # make() has wrapped the environment already
-    return dataclasses.replace(config, env=make, atari=False, max_episode_steps=0), films
+    return dataclasses.replace(config, env=make, atari=False, last_action_reward=False, max_episode_steps=0), films
 
 
 class Camera(gym.Wrapper[Any, Any, Any, Any]):

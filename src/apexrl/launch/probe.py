@@ -33,11 +33,13 @@ def probe(config: Config) -> Probe:
     from apexrl.agents.named_vectors import sizes
     from apexrl.agents.parameter_layout import places
     from apexrl.envs import make_vector
+    from apexrl.roles.executed_actions import check_actions
 
     env = make_vector(config.env, 1, config.seed)
     try:
         spec = env.spec
         check_size(config, spec)
+        check_actions(config.evaluator, spec.action)
         agent = made(config, spec)
         nbytes = weights_nbytes(config.agent.agent, agent)
         offers = tuple(name for name in OPTIONAL if hasattr(agent, name))

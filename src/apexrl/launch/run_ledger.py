@@ -100,7 +100,7 @@ class Ledger:
         self.config = config
         self.folder = folder
         self.stop_reason: str | None = None
-        self.final: Mapping[str, Any] = {}
+        self.finals: dict[str, Mapping[str, Any]] = {}  # final evaluations: of the `best` and of the `last` weights
         self.carried: Mapping[str, Any] = {}  # between hosts: the newest totals of intake or uplink
         self.tuned: Mapping[str, Any] = {}  # what an auto-tuner has found
         self.given_up: list[str] = []  # workers without which the run goes on
@@ -134,7 +134,7 @@ class Ledger:
             self._lags.hear(values)
             status.policy_lag, status.lag_histogram = self._lags.lately
         elif kind == "evaluation" and values["final"]:
-            self.final = values
+            self.finals[values.get("weights", "best")] = values
         elif kind == "evaluation":
             mean = float(values["mean"])
             status.eval_return = mean
@@ -282,8 +282,7 @@ class Ledger:
             self.config,
             replace(self.status, policy_lag=lag, lag_histogram=histogram),
             stopped_by="error" if error is not None else self.stop_reason or "interrupted",
-            final_eval_return=self.final.get("mean"),
-            final_eval_episodes=int(self.final.get("episodes", 0)),
+            finals=self.finals,
             carried=self.carried,
             tuned=self.tuned,
             given_up=self.given_up,

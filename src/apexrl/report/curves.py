@@ -97,7 +97,8 @@ def _draw(status: Rows, evaluations: Rows, title: str, goal: float | None) -> Fi
 
 
 def _returns(axes: Axes, status: Rows, evaluations: Rows, key: str, scale: float, goal: float | None) -> None:
-    """Training episodes faintly with their moving average; greedy evaluations boldly; the final one as a star."""
+    """Training episodes faintly with their moving average; evaluations boldly; the best weights, measured again at the
+    end, as a star, and the last ones as a diamond."""
     if goal is not None:
         axes.axhline(goal, color=GREY, linewidth=1, linestyle=(0, (4, 3)))
         axes.annotate(f"goal {goal:g}", (0.0, goal), xycoords=("axes fraction", "data"), fontsize=9, color=GREY,
@@ -111,12 +112,15 @@ def _returns(axes: Axes, status: Rows, evaluations: Rows, key: str, scale: float
     x, y = _points([row for row in evaluations if not row.get("final")], key, "mean", scale)
     if y:
         marker = "o" if len(y) <= 80 else ""
-        axes.plot(x, y, color=GREEDY, linewidth=2, marker=marker, markersize=3.5, label="greedy evaluation")
-    x, y = _points([row for row in evaluations if row.get("final")][-1:], key, "mean", scale)
-    if y:
-        label = f"final evaluation: {y[0]:.4g}"
-        axes.plot(x, y, color=GREEDY, marker="*", markersize=14, markeredgecolor="white", linestyle="", label=label,
-                  clip_on=False, zorder=5)  # fmt: skip
+        axes.plot(x, y, color=GREEDY, linewidth=2, marker=marker, markersize=3.5, label="evaluation")
+    finals = [row for row in evaluations if row.get("final")]
+    for weights, marker, size in (("best", "*", 14), ("last", "D", 7)):
+        again = [row for row in finals if row.get("weights", "best") == weights][-1:]
+        x, y = _points(again, key, "mean", scale)
+        if y:
+            label = f"{weights} weights, fresh seeds: {y[0]:.4g}"
+            axes.plot(x, y, color=GREEDY, marker=marker, markersize=size, markeredgecolor="white", linestyle="",
+                      label=label, clip_on=False, zorder=5)  # fmt: skip
     axes.set_xlim(left=0)
     axes.margins(x=0.02)
 

@@ -165,7 +165,7 @@ class View:
         if status.best_eval_return is not None:
             greedy.append(f"  best {number(status.best_eval_return)}", style="dim")
         table.add_row("return, training", number(status.train_return), train)
-        table.add_row("return, greedy", number(status.eval_return), greedy)
+        table.add_row("return, eval", number(status.eval_return), greedy)
         table.add_row("env steps", count(status.env_steps), _rate(status.env_steps_per_second, "/s"))
         table.add_row("updates", count(status.updates), _rate(status.updates_per_second, "/s"))
         if status.replay_capacity:

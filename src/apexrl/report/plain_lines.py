@@ -62,7 +62,8 @@ class PlainLines:
         final = bool(values.get("final"))
         if kind == "evaluation" and (final or values["mean"] > self._best):  # the status lines show the others
             self._best = max(self._best, values["mean"])
-            name = "final evaluation" if final else "best evaluation so far"
+            again = f"{values.get('weights', 'best')} weights on fresh seeds"
+            name = again if final else "best evaluation so far"
             spread = f" ± {values['std']:.2f}" if "std" in values else ""
             episodes = f" over {values['episodes']} episodes" if "episodes" in values else ""
             self._print(f"{clock(self._status.elapsed_seconds)}  {name}: return {values['mean']:.2f}{spread}{episodes}")
@@ -95,7 +96,7 @@ def line(status: RunStatus) -> str:
         f"steps {count(status.env_steps)} ({count(status.env_steps_per_second)}/s)",
         f"updates {count(status.updates)} ({count(status.updates_per_second)}/s)",
         f"return {number(status.train_return)}",
-        f"greedy {number(status.eval_return)} (best {number(status.best_eval_return)})",
+        f"eval {number(status.eval_return)} (best {number(status.best_eval_return)})",
     ]
     if status.replay_capacity:  # of a topology with a replay, once it exists
         parts.append(f"replay {status.replay_size / status.replay_capacity:.0%}")
@@ -135,9 +136,10 @@ def closing_line(summary: Mapping[str, Any]) -> Text:
     if stopped_by != "error" and not updates and "updates" in summary and not summary.get("hosts"):
         words += "; nothing was learned: there was no batch yet"
         words += " (--batch-size; a prioritized replay first holds --min-size items)"
-    if summary.get("final_eval_return") is not None:
-        words += f"; final greedy return {number(summary['final_eval_return'])}"
-        words += f" over {summary.get('final_eval_episodes')} fresh episodes"
+    best, last = summary.get("final_eval_return"), summary.get("last_weights_return")
+    if best is not None:
+        words += f"; return over {summary.get('final_eval_episodes')} fresh episodes: best weights {number(best)}"
+        words += "" if last is None else f", last weights {number(last)}"
     return Text.assemble(begin, words)
 
 

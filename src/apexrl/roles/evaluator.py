@@ -1,18 +1,19 @@
-"""The evaluator role: plays greedy episodes with the newest weights, in environments of its own."""
+"""The evaluator role: plays episodes with the newest weights, in environments of its own."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from apexrl.config import Config
+from apexrl.config import Config, EvaluatorConfig
 from apexrl.protocols import Agent, Context, State, WeightsReader
 from apexrl.roles import checkpointing
 from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.env_arrays import zeroed
+from apexrl.roles.executed_actions import ExecutedActions, changes_actions
 from apexrl.roles.expected_returns import ExpectedReturns
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.run import checkpoint
@@ -37,11 +38,18 @@ class Candidate(NamedTuple):
     def origin(self) -> dict[str, int]:
         return {"version": self.version, "env_steps": self.env_steps, "updates": self.updates}
 
+    def equals(self, other: Candidate) -> bool:
+        """Whether the weights are the same. Versions do not tell: after a restart a learner counts some again."""
+        return self.weights.keys() == other.weights.keys() and all(
+            np.array_equal(array, other.weights[name]) for name, array in self.weights.items()
+        )
+
 
 class Evaluator:
-    """Evaluates the newest weights periodically, keeps the best, and at the end evaluates those on fresh seeds.
+    """Evaluates the newest weights periodically, keeps the best, and at the end measures the best and the last again.
 
-    The final result is unbiased: its seeds chose neither the weights nor the moment to stop.
+    These final results are unbiased: both are of the same fresh seeds, which chose neither the weights nor the moment
+    to stop. With ``eval_seed`` all earlier evaluations have the same seeds, and the final ones have others.
     """
 
     traits = RoleTraits("evaluator", Work("evaluations", "evals/s", "evaluating"), writes_to_folder=True)
@@ -58,7 +66,7 @@ class Evaluator:
         self._check = ActionCheck(config.agent.agent, spec.action)
         self._weights = weights
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, "cpu", context.seed)
-        self._seeds = np.random.SeedSequence(context.seed)  # spawns a fresh seed for every evaluation
+        self._seeds = np.random.SeedSequence(context.seed)  # spawns fresh ones, unless one is set
         with context.env_call():
             self._env = make_vector(config.env, envs, context.seed, config.actor.vector)
         self._frames = FrameStack(spec.stack, envs, spec.observation)
@@ -84,7 +92,7 @@ class Evaluator:
                 time.sleep(min(self._context.patience, _REST_SECONDS))
                 return False
             self._next_start = self._context.clock() + self._settings.eval_period_seconds
-            self._trial = self._begin()
+            self._trial = self._begin(self._seed())
         with self._context.env_call():
             running = self._trial.step()
         if not running:
@@ -96,23 +104,46 @@ class Evaluator:
         return True
 
     def close(self) -> None:
-        """The newest weights once more, then the final evaluation: the best so far, on seeds never used before."""
+        """The newest weights once more; then the final evaluations, of the best and of the last weights."""
         if self._best_return < self._goal and not self._context.hurried() and self._pull():
-            trial = self._begin()  # a run may end long after its last evaluation began
+            trial = self._begin(self._seed())  # a run may end long after its last evaluation began
             if self._finish(trial):
                 self._judge(trial)
-        if not self._context.hurried() and (self._best is not None or self._pull()):
-            chosen = self._best or self._newest
-            self._agent.load(chosen.weights)
-            trial = self._begin()
-            if self._finish(trial) or (trial.returns and not self._context.hurried()):
-                self._send(trial, chosen, final=True)
-                if self._best is None:
-                    self._keep(chosen, trial.mean)
+        if not self._context.hurried():
+            self._measure_again()
         if self._unsaved:
             self._saving.last(self._write_best)
         with self._context.env_call():
             self._env.close()
+
+    def _measure_again(self) -> None:
+        """The best and the last weights on the same seeds, never used before; once, where they are the same."""
+        if self._best is None:
+            self._pull()
+        best, seed = self._best or self._newest, self._seed(final=True)
+        if not best.weights:
+            return
+        measured = self._measure(best, seed)
+        if measured is not None:
+            self._send(measured, best, "best")
+            if self._best is None:
+                self._keep(best, measured.mean)
+        if self._context.hurried():
+            return
+        self._pull()  # what the learner published when it ended
+        last = self._newest
+        if not last.weights:
+            return
+        if not last.equals(best):
+            measured = self._measure(last, seed)
+        if measured is not None:
+            self._send(measured, last, "last")
+
+    def _measure(self, candidate: Candidate, seed: int) -> Trial | None:
+        """A trial of weights, as far as it came in its time; None: it was cut short by haste, or no episode ended."""
+        self._agent.load(candidate.weights)
+        trial = self._begin(seed)
+        return trial if self._finish(trial) or (trial.returns and not self._context.hurried()) else None
 
     def _finish(self, trial: Trial) -> bool:
         """Play a trial to its end. False: it was cut short by haste or its time limit."""
@@ -135,18 +166,31 @@ class Evaluator:
         self._agent.load(arrays)
         return True
 
-    def _begin(self) -> Trial:
-        seed = int(self._seeds.spawn(1)[0].generate_state(1)[0])
+    def _seed(self, final: bool = False) -> int:
+        """Of an evaluation's episodes. The final ones have another seed than those that choose weights."""
+        fixed = self._settings.eval_seed
+        source = np.random.SeedSequence(fixed, spawn_key=(final,)) if fixed else self._seeds.spawn(1)[0]
+        return int(source.generate_state(1)[0])
+
+    def _begin(self, seed: int) -> Trial:
+        settings = self._settings
         with self._context.env_call():
             return Trial(
-                self._agent, self._env, self._frames, self._settings.eval_episodes, seed, self._check, self._gamma
+                self._agent,
+                self._env,
+                self._frames,
+                settings.eval_episodes,
+                seed,
+                self._check,
+                self._gamma,
+                settings,
             )
 
     def _judge(self, trial: Trial) -> None:
         self._context.count(evaluations=1)
         if trial.mean >= self._best_return:  # of equals the newest, which has seen most
             self._keep(self._newest, trial.mean)
-        self._send(trial, self._newest, final=False)
+        self._send(trial, self._newest)
 
     def _keep(self, candidate: Candidate, mean: float) -> None:
         self._best, self._best_return = candidate, mean
@@ -169,28 +213,35 @@ class Evaluator:
             self._best = Candidate(version, found.arrays, env_steps, updates)
             self._best_return = float(found.metadata["eval_return"])
 
-    def _send(self, trial: Trial, candidate: Candidate, final: bool) -> None:
+    def _send(self, trial: Trial, candidate: Candidate, weights: Literal["", "best", "last"] = "") -> None:
+        """Tell what was measured. ``weights``: whose final evaluation it is; empty: it is none."""
         self._context.send(
             "evaluation",
             episodes=len(trial.returns),
             mean=trial.mean,
             std=float(np.std(trial.returns)),
             returns=trial.returns,
-            final=final,
+            final=bool(weights),
+            **({"weights": weights} if weights else {}),
             **candidate.origin(),
             **trial.compared(),
         )
 
 
 class Trial:
-    """Exactly ``episodes`` greedy episodes over B environments stepped together.
+    """Exactly ``episodes`` episodes over B environments stepped together.
 
     Every environment owes a number of episodes that is fixed beforehand. Taking whichever end first would favour
     short episodes.
 
     Args:
+        seed: of the environments, and of what ``settings`` have drawn.
         check: looks at the agent's actions; None: nobody does.
         gamma: discount of the returns that are compared with those that the agent expects; None: none are.
+        settings: how the agent acts; the defaults are greedy.
+
+    Raises:
+        ConfigError: the settings mean nothing for the environment's actions.
     """
 
     def __init__(
@@ -202,7 +253,13 @@ class Trial:
         seed: int,
         check: ActionCheck | None = None,
         gamma: float | None = None,
+        settings: EvaluatorConfig | None = None,
     ) -> None:
+        settings = settings or EvaluatorConfig()
+        self._greedy = settings.eval_actions == "greedy"
+        self._changes: ExecutedActions | None = None
+        if changes_actions(settings):
+            self._changes = ExecutedActions(settings, env.spec.action, env.num_envs, seed)
         self._agent = agent
         self._env = env
         self._check = check
@@ -232,9 +289,11 @@ class Trial:
             AgentError: the agent's actions are none that the environment takes.
             EnvError: an environment raised an error.
         """
-        actions, _, self._state = self._agent.act(self._seen, self._state, self._exploration, greedy=True)
+        actions, _, self._state = self._agent.act(self._seen, self._state, self._exploration, greedy=self._greedy)
         if self._check is not None:
             self._check.first(actions, self._env.num_envs)
+        if self._changes is not None:
+            actions = self._changes.of(np.asarray(actions))
         try:
             stepped = self._env.step(actions)
         except Exception:
@@ -246,6 +305,8 @@ class Trial:
             self._expected.note(stepped, self._seen, self._owed)
         if self._state and stepped.starts.any():
             self._state = zeroed(self._state, stepped.starts)
+        if self._changes is not None:
+            self._changes.stepped(actions, stepped.starts, [episode.env for episode in stepped.episodes])
         for episode in stepped.episodes:
             if self._owed[episode.env]:
                 self._owed[episode.env] -= 1

@@ -221,20 +221,21 @@ def make_summary(
     status: RunStatus,
     *,
     stopped_by: StopReason,
-    final_eval_return: float | None = None,
-    final_eval_episodes: int = 0,
+    finals: Mapping[str, Mapping[str, Any]] | None = None,
     carried: Mapping[str, Any] | None = None,
     tuned: Mapping[str, Any] | None = None,
     given_up: Sequence[str] = (),
     error: str | None = None,
 ) -> dict[str, Any]:
-    """The contents of ``summary.json``, from the last status of a run; ``carried``: totals of the traffic between
-    hosts; ``tuned``: the result of auto-tuning; ``given_up``: workers that were not restarted any more.
+    """The contents of ``summary.json``, from the last status of a run; ``finals``: the final evaluations, of
+    the ``best`` and of the ``last`` weights; ``carried``: totals of the traffic between hosts; ``tuned``: the result of
+    auto-tuning; ``given_up``: workers that were not restarted any more.
 
     ``wall_seconds`` is training: from the first environment step to the stop. Rates are averages over it.
     ``policy_lag`` is that of all steps learned from: ``steps`` of them, ``histogram``: least lag of a bin -> steps.
     """
     wall = status.elapsed_seconds
+    best, last = ((finals or {}).get(weights, {}) for weights in ("best", "last"))
     summary: dict[str, Any] = {
         "preset": config.preset,
         "recipe": config.recipe,
@@ -257,8 +258,10 @@ def make_summary(
             "histogram": {str(least): count for least, count in status.lag_histogram.items()},
         },
         "best_eval_return": status.best_eval_return,
-        "final_eval_return": final_eval_return,
-        "final_eval_episodes": final_eval_episodes,
+        "final_eval_return": best.get("mean"),
+        "final_eval_episodes": int(best.get("episodes", 0)),
+        "last_weights_return": last.get("mean"),
+        "last_weights_episodes": int(last.get("episodes", 0)),
         "stopped_by": stopped_by,
         "restarts": dict(status.restarts),
         "dropped": dict(status.dropped),

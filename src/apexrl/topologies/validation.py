@@ -42,6 +42,7 @@ def validate(config: Config, given: Iterable[str] = (), elsewhere: bool = False)
     topologies.check_fixed(config)
     agents.check_in_use(config, given)
     agents.check_identity(config.agent)
+    agents.check_evaluation(config)
     return config
 
 
