@@ -120,6 +120,9 @@ def test_what_it_cannot_do_is_refused() -> None:
         ActorCritic(EnvSpec({"observation": Field((2,), "float32")}, endless), config_of("ppo"))
     with pytest.raises(AgentError, match=r"value_clip 0.2 holds values .* set epochs or minibatches above 1"):
         ActorCritic(spec_of(CARTPOLE), config_of("ppo", value_clip=0.2))
+    for steps in ({"epochs": 2}, {"minibatches": 3}):
+        with pytest.raises(AgentError, match=r"--surrogate log_prob with .* Set --epochs 1 --minibatches 1"):
+            ActorCritic(spec_of(CARTPOLE), config_of("impala", **steps))
     for setting in ("unroll_length", "epochs", "minibatches", "recurrent_units"):
         with pytest.raises(AgentError, match=f"{setting} 0"):
             ActorCritic(spec_of(CARTPOLE), config_of("ppo", **{setting: 0}))
@@ -347,7 +350,8 @@ def test_a_step_that_fails_undoes_those_before_it(recurrent: bool, plays: dict[s
 @pytest.mark.parametrize("where", ["reward", "log_prob", "observation"])
 def test_the_unroll_to_blame_is_named(name: str, where: str, plays: dict[str, Batch]) -> None:
     batch = some(plays["choices"], slice(0, 16))
-    agent = learner("choices", name, epochs=2, minibatches=4)
+    several = {} if name in ("a2c", "impala") else {"epochs": 2, "minibatches": 4}
+    agent = learner("choices", name, **several)
     data = {key: value.copy() for key, value in batch.data.items()}
     data[where][3, np.flatnonzero(data["mask"][3])[0]] = np.nan
     before = floats(agent)

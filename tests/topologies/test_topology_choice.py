@@ -213,6 +213,10 @@ def test_train_from_python_chooses_alike(monkeypatch: pytest.MonkeyPatch) -> Non
     ("overrides", "words"),
     [
         ({"topology": "impala", "agent": "dqn"}, "topology impala cannot run agent dqn"),
+        (
+            {"topology": "impala", "agent": "a2c", "minibatches": 2},
+            "--surrogate log_prob with --epochs 1 and --minibatches 2",
+        ),
         ({"topology": "a3c", "agent": "a2c", "epochs": 2}, "topology a3c runs agents with --epochs 1 alone"),
         ({"agent": "impala"}, "topology apex cannot run agent impala"),
         ({"queue_batches": 2}, "--queue-batches means nothing to topology apex"),
@@ -227,7 +231,7 @@ def test_train_from_python_refuses_alike(
     import apexrl
 
     seen = run_nothing(monkeypatch)
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises((ConfigError, AgentError), match=words):
         apexrl.train("cartpole", show=False, **overrides)
     assert not seen
 

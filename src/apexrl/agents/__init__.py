@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from apexrl.agents.catalogue import AGENTS, AgentInfo
-from apexrl.agents.setting_relevance import check_evaluation, check_in_use, check_read, unread
+from apexrl.agents.setting_relevance import (
+    check_evaluation,
+    check_gradient_steps,
+    check_in_use,
+    check_read,
+    unread,
+)
 from apexrl.config import AgentConfig, Config
 from apexrl.config.convert import flat, override
 from apexrl.config.outside import installed, ship
@@ -20,6 +26,7 @@ __all__ = [
     "AgentInfo",
     "agent_class",
     "check_evaluation",
+    "check_gradient_steps",
     "check_identity",
     "check_in_use",
     "check_name",

@@ -20,6 +20,7 @@ from apexrl.agents.box_actions import ActionBox
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, pack, restore, seeded_layers
 from apexrl.agents.sequence_batch import C, H
+from apexrl.agents.setting_relevance import check_gradient_steps
 from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained, not_finite
 from apexrl.agents.transition_batch import as_array, on_device
 from apexrl.agents.unroll_batch import Unrolls, unrolls
@@ -75,8 +76,8 @@ class ActorCritic:
         seed: of the network's first weights, of acting, and of the shuffling of minibatches.
 
     Raises:
-        AgentError: a bound of the box is infinite, an unroll would have no steps, or values are to be clipped in
-            updates of one gradient step.
+        AgentError: a bound of the box is infinite, an unroll would have no steps, values are to be clipped in updates
+            of one gradient step, or the log-probability is to be followed for several.
     """
 
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
@@ -90,6 +91,7 @@ class ActorCritic:
                 f"value_clip {config.value_clip:g} holds values to where they were before an update, and an update of "
                 "one gradient step begins there: leave it out, or set epochs or minibatches above 1"
             )
+        check_gradient_steps(config)
         self.item = Item("unroll", config.unroll_length)
         self._config = config
         self._device = torch.device(device)

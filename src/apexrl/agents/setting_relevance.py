@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from apexrl.agents.catalogue import AGENTS
-from apexrl.config import Config
+from apexrl.config import AgentConfig, Config
 from apexrl.config.convert import flat, known_settings
 from apexrl.config.settings import as_flag, flag, names_of
-from apexrl.errors import ConfigError
+from apexrl.errors import AgentError, ConfigError
 
 READS = {name: names_of(info.reads) for name, info in AGENTS.items()}
 """Shipped agent -> the settings that it reads, some of them only with others."""
@@ -94,4 +94,18 @@ def check_evaluation(config: Config, prefix: str = "--eval-") -> None:
         raise ConfigError(
             f"{prefix}actions sampled means nothing to agent {agent.agent}, whose actions are random by ε alone: say "
             f"how often with {prefix}epsilon, as in {prefix}epsilon 0.05"
+        )
+
+
+def check_gradient_steps(config: AgentConfig) -> None:
+    """Refuse several gradient steps of one batch where nothing holds them to the policy that acted.
+
+    Raises:
+        AgentError: the message names the settings.
+    """
+    if config.surrogate == "log_prob" and config.epochs * config.minibatches > 1:
+        raise AgentError(
+            f"--surrogate log_prob with --epochs {config.epochs} and --minibatches {config.minibatches}: from the "
+            "second gradient step on the policy is not the one that acted, and A·log π has no ratio, no clip for it. "
+            "Set --epochs 1 --minibatches 1, or choose an agent with --surrogate clipped (ppo, appo)"
         )

@@ -231,9 +231,10 @@ class ActorCriticSettings:
     summed_loss: bool = False
     """Losses are sums over unrolls and steps (IMPALA) instead of means; choose step size and clip accordingly."""
     epochs: Annotated[int, Range(1)] = 1
-    """Passes over the batch in one update (PPO on Atari: 4)."""
+    """Passes over the batch in one update (PPO on Atari: 4). More than one needs surrogate clipped."""
     minibatches: Annotated[int, Range(1)] = 1
-    """Gradient steps per epoch, each on a share of the steps (of the unrolls if recurrent; PPO on Atari: 4)."""
+    """Gradient steps per epoch, each on a share of the steps (of the unrolls if recurrent; PPO on Atari: 4).
+    More than one needs surrogate clipped."""
     recurrent: bool = False
     """Puts an LSTM of recurrent_units between encoder and heads."""
     anneal: bool = False

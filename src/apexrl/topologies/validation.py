@@ -29,7 +29,7 @@ def validate(config: Config, given: Iterable[str] = (), elsewhere: bool = False)
 
     Raises:
         ConfigError: the message names the flag, and what to do.
-        AgentError: a class of your own is no agent.
+        AgentError: a class of your own is no agent; or an agent's updates cannot be as they are set.
     """
     given = tuple(given)
     agent, topology = config.agent.agent, config.topology
@@ -43,6 +43,8 @@ def validate(config: Config, given: Iterable[str] = (), elsewhere: bool = False)
     agents.check_in_use(config, given)
     agents.check_identity(config.agent)
     agents.check_evaluation(config)
+    if agent in agents.AGENTS:
+        agents.check_gradient_steps(config.agent)
     return config
 
 
