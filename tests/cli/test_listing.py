@@ -43,7 +43,7 @@ def test_one_agent_says_what_it_reads_and_one_setting_who_reads_it() -> None:
     assert not {"--temperature", "--noisy", "--gamma", "--seed"} & set(reads)
     line = told(listed("target-noise-clip", width=100), "--target-noise-clip")
     assert "float; 0 or more; default: 0.5" in line
-    assert "means something with not --target-noise 0" in line
+    assert "has an effect only with not --target-noise 0" in line
     assert line.endswith("read by agents td3")
     assert told(listed("splits", width=200), "--splits").endswith("read by topologies ga3c, seed, sample_factory")
 
@@ -114,8 +114,8 @@ def test_topologies_say_whom_they_run_what_is_their_own_and_cite() -> None:
     apex, impala = told(lines, "apex"), told(lines, "impala")
     assert apex.endswith("Horgan et al. 2018, arXiv 1803.00933")
     assert "runs agents that learn from transitions or sequences: dqn, double_dqn," in apex
-    assert "r2d2" in apex.partition("takes dueling_dqn where it must choose")[0]
-    assert "takes impala where it must choose has --queue-batches" in impala
+    assert "r2d2" in apex.partition("its default agent is dueling_dqn")[0]
+    assert "its default agent is impala has --queue-batches" in impala
     assert "a2c, impala" in impala
     assert max(map(len, listed("topologies"))) <= 80
 

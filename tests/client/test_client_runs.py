@@ -247,7 +247,7 @@ def test_an_agent_that_cannot_be_made_here_takes_no_slot(learn: Any, connect: An
 def test_an_agent_that_nobody_trusts_is_not_made_and_takes_no_slot(redis_server: RedisServer, learn: Any) -> None:
     learner = learn()
     for trust in ((), ("counting",), ("counting_agent.more",)):
-        with pytest.raises(ConfigError, match="wants 'counting_agent:CountingAgent' to be called here as its agent"):
+        with pytest.raises(ConfigError, match="names 'counting_agent:CountingAgent' as its agent"):
             client.connect(redis_server.url, RUN, 1.0, trust=trust)
     assert learner.place._connection.command("HLEN", learner.place.keys.slots) == 0
 

@@ -185,7 +185,7 @@ def test_presets_are_in_range(name: str) -> None:
         ({"v_min": 3.0, "v_max": 3.0}, "--v-min 3 must be less than --v-max 3"),
         ({"critic_hidden": (0,)}, "--critic-hidden must be numbers, each between 1 and 1,048,576, not"),
         ({"value_clip": -0.1}, "--value-clip must be 0 or more"),
-        ({"anneal": True}, "--anneal lets the step size fall .* say how many with --env-steps"),
+        ({"anneal": True}, "--anneal lowers the step size .* set --env-steps"),
     ],
 )
 def test_values_out_of_range_are_refused(values: dict[str, Any], words: str) -> None:

@@ -137,7 +137,7 @@ def test_list_describes_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", AGENT]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "--curiosity Weight of the bonus for what was rarely seen. float; between 0 and 1; default: 0.25" in text
-    assert "--bonus-decay How fast it falls. float; positive; default: 0.5 means something with --bonus" in text
+    assert "--bonus-decay How fast it falls. float; positive; default: 0.5 has an effect only with --bonus" in text
     assert main(["list", "curious_agent:Nobody"]) == 2
     assert "module curious_agent has no class 'Nobody'" in " ".join(capsys.readouterr().err.split())
 

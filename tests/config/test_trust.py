@@ -49,15 +49,15 @@ def own(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_what_nobody_has_named_is_refused_in_words(tmp_path: Path) -> None:
     called = tmp_path / "called"
     hostile = calling("subprocess:check_output", args=f"touch {called}", shell=True)
-    with pytest.raises(ConfigError, match="'subprocess:check_output' to be called here as its environment") as caught:
+    with pytest.raises(ConfigError, match="'subprocess:check_output' as its environment") as caught:
         entrusted(hostile, (), ORIGIN)
     assert str(caught.value).startswith(ORIGIN)
     assert "--trust subprocess (in Python: trust=('subprocess',))" in str(caught.value)
-    with pytest.raises(ConfigError, match="'subprocess:Popen' to be called here as its agent"):
+    with pytest.raises(ConfigError, match="'subprocess:Popen' as its agent"):
         entrusted(an_agent("subprocess:Popen"), ("own",), ORIGIN)
-    with pytest.raises(ConfigError, match="'subprocess:Popen' to be called here as its network"):
+    with pytest.raises(ConfigError, match="'subprocess:Popen' as its network"):
         entrusted(a_network("subprocess:Popen"), ("own",), ORIGIN)
-    with pytest.raises(ConfigError, match="nobody has said that subprocess:check_output may be called here"):
+    with pytest.raises(ConfigError, match="the environment subprocess:check_output is not trusted here"):
         hostile.env.env(**hostile.env.env_kwargs)  # also where somebody forgot to ask
     assert not called.exists()
     assert subprocess.check_output(**hostile.env.env_kwargs) == b""  # as it would have been
@@ -72,7 +72,7 @@ def test_ids_and_shipped_agents_need_no_trust() -> None:
 @pytest.mark.parametrize("module", ["subprocess", "my_sim", "tests.somewhere", "my sim", "a:b", ""])
 def test_an_id_of_no_installed_package_is_refused_unless_its_module_is_named(module: str) -> None:
     config = read(f"[env]\nenv = '{module}:Plant-v0'\n")
-    with pytest.raises(ConfigError, match="of no package that is installed here"):
+    with pytest.raises(ConfigError, match="belongs to no installed package"):
         entrusted(config, ("other",), ORIGIN)
     if module.replace(".", "").isidentifier():
         assert entrusted(config, (module,), ORIGIN) == config
@@ -81,7 +81,7 @@ def test_an_id_of_no_installed_package_is_refused_unless_its_module_is_named(mod
 @pytest.mark.parametrize("value", ["os:system", ["my.module:Class"], {"deep": {"in": "subprocess:check_output"}}])
 def test_a_name_to_import_among_the_arguments_of_an_environment_is_refused(value: Any) -> None:
     config = convert.override(Config(), {"env_kwargs": {"render_mode": "rgb_array", "what": value}})
-    with pytest.raises(ConfigError, match="to be called here as its environment's argument"):
+    with pytest.raises(ConfigError, match="as its environment's argument"):
         entrusted(config, (), ORIGIN)
     assert entrusted(config, ("os", "my", "subprocess"), ORIGIN) == config
     plain = convert.override(Config(), {"env_kwargs": {"host": "sim:7000", "path": "C:\\maps\\a b", "ratio": "4:3"}})
@@ -129,10 +129,10 @@ def test_what_is_of_a_named_module_is_called(own: ModuleType, trust: Any) -> Non
 
 @pytest.mark.parametrize("name", ["ownership:make", "own_too.envs:make", "own", ":make", "\x1b[2J:make"])
 def test_a_name_that_only_looks_alike_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="nobody has said that it may") as caught:
+    with pytest.raises(ConfigError, match="that code is not trusted here") as caught:
         entrusted(calling(name) if name.isprintable() else an_agent(name), ("own.envs", "own.agents"), ORIGIN)
     assert str(caught.value).isprintable()
-    with pytest.raises(ConfigError, match="nobody has said that it may"):
+    with pytest.raises(ConfigError, match="that code is not trusted here"):
         entrusted(a_network(name), ("own.envs", "own.agents"), ORIGIN)
 
 
@@ -141,7 +141,7 @@ def test_a_name_that_only_looks_alike_is_refused(name: str) -> None:
 def test_what_a_named_module_has_from_elsewhere_is_not_called(own: ModuleType, name: str, tmp_path: Path) -> None:
     called = tmp_path / "called"
     config = entrusted(calling(name, args=f"touch {called}", shell=True), ("own",), ORIGIN)
-    with pytest.raises(ConfigError, match=r"\(of module '\w*'\) to be called here"):
+    with pytest.raises(ConfigError, match=r"\(of module '\w*'\) as its environment, and"):
         config.env.env(**config.env.env_kwargs)
     assert not called.exists()
 

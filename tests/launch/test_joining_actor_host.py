@@ -70,7 +70,9 @@ def test_a_record_that_names_what_nobody_trusts_is_refused_before_anything_is_ma
     place = LearnerLease.take(
         redis_server.server(), msgspec.structs.replace(record, config=convert.to_toml(hostile)), 10.0
     )
-    with pytest.raises(ConfigError, match=r"run r at 127\.0\.0\.1:\d+ wants 'subprocess:check_output' to be called"):
+    with pytest.raises(
+        ConfigError, match=r"run r at 127\.0\.0\.1:\d+ names 'subprocess:check_output' as its environment"
+    ):
         remote_api.join(redis_server.url, "r", out=str(tmp_path), show=False)
     with pytest.raises(ConfigError, match="--trust 'own:make' is no module"):
         remote_api.join(redis_server.url, "r", out=str(tmp_path), show=False, trust=("own:make",))

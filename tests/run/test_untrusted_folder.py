@@ -64,7 +64,7 @@ def test_a_command_in_place_of_an_environment_is_never_run(
     hostile: tuple[RunFolder, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, called = hostile
-    refused = pytest.raises(ConfigError, match="'subprocess:check_output' to be called here as its environment")
+    refused = pytest.raises(ConfigError, match="'subprocess:check_output' as its environment")
     with refused:
         apexrl.evaluate(folder.path, 1)
     with refused:
@@ -79,7 +79,7 @@ def test_a_command_in_place_of_an_environment_is_never_run(
         path = folder.config_path if words == ["train"] else folder.path
         assert main.main([*words, str(path)]) == main.USAGE
         told = " ".join(capsys.readouterr().err.split())
-        assert "'subprocess:check_output' to be called here" in told
+        assert "'subprocess:check_output' as its environment" in told
         assert "--trust subprocess" in told
     assert f"apexrl resume {folder.path} --trust subprocess" in " ".join(
         (main.main(["resume", str(folder.path)]), capsys.readouterr().err)[1].split()
@@ -94,7 +94,7 @@ def test_an_agent_and_a_network_of_ones_own_are_named(tmp_path: Path) -> None:
         before = folder.config_path.read_text()
         edit(folder, f'\n{setting} = "{"dueling_dqn" if setting == "agent" else ""}"', f'\n{setting} = "{name}"')
         for use in (apexrl.load, apexrl.evaluate, apexrl.resume):
-            with pytest.raises(ConfigError, match=f"to be called here as its {setting}.*--trust subprocess"):
+            with pytest.raises(ConfigError, match=f"as its {setting}.*--trust subprocess"):
                 use(folder.path)
         folder.config_path.write_text(before)
 
@@ -127,7 +127,7 @@ def test_a_run_of_this_program_is_its_own(tmp_path: Path) -> None:
                        hidden=(8,), out=str(tmp_path), show=False)  # fmt: skip
     assert run.agent.act([0.0, 0.0, 0.0, 0.0]) in (0, 1)
     assert len(apexrl.evaluate(run, 1).returns) == 1
-    with pytest.raises(ConfigError, match="to be called here as its environment"):
+    with pytest.raises(ConfigError, match="as its environment"):
         apexrl.evaluate(run.path, 1)
 
 
@@ -149,7 +149,7 @@ def test_a_file_trains_what_flags_name_and_nothing_else_of_its_own(
     assert main.main(["train", "cartpole", "--trust", "my_sim"]) == main.USAGE
     file.write_text(f"out = '{tmp_path}'\n")
     assert main.main(["train", str(file)]) == main.USAGE
-    assert f"say --out {tmp_path}" in " ".join(capsys.readouterr().err.split())
+    assert f"add --out {tmp_path}" in " ".join(capsys.readouterr().err.split())
     assert main.main(["train", str(file), "--out", str(tmp_path)]) == 0
 
 

@@ -11,12 +11,10 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 from apexrl.config import Config
+from apexrl.config.convert import OWN
 from apexrl.config.settings import Range, Setting, settings_of
 
 T = TypeVar("T")
-
-OWN = frozenset(("agent_settings", "topology_settings"))
-"""Settings that hold those which an agent or a topology of your own declares, each of which is a flag."""
 
 _NUMBER_OR_NONE: Any = tyro.constructors.PrimitiveConstructorSpec(
     nargs=1,

@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping
 _EXAMPLES = (
     ("apexrl train cartpole", "train CartPole with two actor processes"),
     ("apexrl train cartpole --actors 8 --seed 2", "any setting is a flag; see apexrl train cartpole --help"),
-    ("apexrl train --env my_sim:Plant-v0 --minutes 30", "your own environment, from your own module"),
+    ("apexrl train --env my_sim:Plant-v0 --minutes 30", "train on your own environment, from your own module"),
     ("apexrl eval runs/NAME --video films", "record videos of the trained agent"),
-    ("apexrl compare --env cartpole --topologies apex,impala --minutes 1", "which topology learns better and faster"),
-    ("apexrl learner cartpole --redis redis://HOST --run cp", "one learner for actors on many hosts …"),
-    ("apexrl actor --redis redis://HOST --run cp --actors 8", "… each of which runs some of them"),
+    (
+        "apexrl compare --env cartpole --topologies apex,impala --minutes 1",
+        "see which topology learns better and faster",
+    ),
+    ("apexrl learner cartpole --redis redis://HOST --run cp", "train with actors on many hosts, here the learner …"),
+    ("apexrl actor --redis redis://HOST --run cp --actors 8", "… and on every other host some actors"),
 )
 
 

@@ -24,89 +24,91 @@ Modules = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(me
 
 @dataclass(frozen=True)
 class Actor:
-    """Bring actors to a run whose learner works on another host. It may be started before the learner.
+    """Run actors for a run whose learner is on another host. May be started before the learner.
 
-    Settings come from the run; the environment must be installed here too. One of your own, MODULE:ID, whose module is
-    of no installed package, wants --trust MODULE. Ends by itself when the run is over.
+    Settings come from the run. Its environment must be installed here too; a module of your own that belongs to no
+    installed package needs --trust MODULE. Ends when the run ends.
     """
 
     redis: Url = ""
-    """Redis server of the run: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://; else APEXRL_REDIS_URL."""
+    """Redis server of the run: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://.
+    Empty: the environment variable APEXRL_REDIS_URL."""
     run: RunName = ""
-    """What the run is called there."""
+    """The run's name on that server."""
     actors: int = 0
     """Actor processes on this host; 0: as many as the run's configuration says."""
     out: str = "runs"
-    """Folder of run folders; this host's part of the run gets one, NAME@HOST."""
+    """Folder that holds the run folders; this host writes into NAME@HOST."""
     env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Keyword arguments of the environment's constructor that are different on this host."""
+    """Keyword arguments of the environment's constructor that differ on this host."""
     trust: Modules = ()
-    """Module or package of your own, of which the run may name environments, an --agent or a --network on this host.
-    May be given several times. All others are refused."""
+    """Module or package whose environments, agents and networks the run may name.
+    Other code that is not installed is refused. May be given several times."""
     token_file: File = ""
-    """Holds the learner's token: its run may name modules without --trust, and one without it is refused.
-    Empty: APEXRL_TOKEN says it, if anything does."""
+    """File with the learner's token. A run signed with it needs no --trust, and one without it is refused.
+    Empty: the environment variable APEXRL_TOKEN, if it is set."""
 
 
 @dataclass(frozen=True)
 class Envs:
-    """Bring environment workers to a run on another host that listens (topology seed or ga3c). It may be
-    started before.
+    """Run environment workers for a run on another host that listens (topology seed or ga3c). May be started first.
 
-    They have no agent: what to do, the inference server beside the learner tells them. Settings come from the run; the
-    environment must be installed here too. Ends by itself when the run is over.
+    Workers have no agent: the inference server beside the learner chooses their actions. Settings come from the run.
+    Its environment must be installed here too. Ends when the run ends.
     """
 
     connect: Address = ""
-    """Where the run listens."""
+    """Address at which the run listens (its --listen)."""
     token_file: File = ""
-    """Holds the run's token, copied from the learner's host; empty: APEXRL_TOKEN says it."""
+    """File with the run's token, copied from the learner's host. Empty: the environment variable APEXRL_TOKEN."""
     tls_fingerprint: Annotated[str, tyro.conf.arg(metavar="sha256:HEX")] = ""
-    """Use TLS, and believe only the run that has this certificate; the run prints it when it begins."""
+    """Use TLS, and accept only the certificate with this fingerprint, which the run prints when it begins."""
     tls_ca: File = ""
-    """Use TLS, and believe who has a certificate, for the name in --connect, of an authority in this file (PEM)."""
+    """Use TLS, and accept a certificate for the host in --connect that an authority in this file (PEM) signed."""
     tls_cert: File = ""
-    """This host's own certificate (PEM), for a run that was given --tls-ca."""
+    """This host's own certificate (PEM), for a run that has --tls-ca."""
     tls_key: File = ""
-    """Private key of --tls-cert; empty: it stands in that file."""
+    """Private key of --tls-cert; empty: the same file."""
     actors: int = 0
-    """Worker processes on this host; 0: as many as the run has on its own, at least 1."""
+    """Worker processes on this host; 0: as many as on the learner's host, at least 1."""
     out: str = "runs"
-    """Folder of run folders; this host's part of the run gets one, NAME@HOST."""
+    """Folder that holds the run folders; this host writes into NAME@HOST."""
     env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Keyword arguments of the environment's constructor that are different on this host."""
+    """Keyword arguments of the environment's constructor that differ on this host."""
     trust: Modules = ()
-    """Module or package of your own, of which the run may name environments on this host.
-    May be given several times. All others are refused."""
+    """Module or package whose environments the run may name.
+    Other code that is not installed is refused. May be given several times."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """Show the runs at a Redis server or on a Ray cluster, every member of one of them, or the run of a folder."""
+    """Show the runs of a Redis server or a Ray cluster, the processes of one of them, or the run in a folder."""
 
     folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = ""
-    """Run folder, which knows where it runs; without it, say --redis or --ray."""
+    """Run folder, which records where the run is; without it, give --redis or --ray."""
     redis: Url = ""
-    """Redis server: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://; else APEXRL_REDIS_URL."""
+    """Redis server: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://.
+    Empty: the environment variable APEXRL_REDIS_URL."""
     ray: Annotated[str, tyro.conf.arg(metavar="auto|HOST:PORT")] = ""
-    """Ray cluster: auto, that of this machine, or the address of its head.
-    With RUN: where its cluster is, if not on this machine."""
+    """Ray cluster: auto for the one on this machine, or the address of its head node.
+    With RUN: the address of its cluster, if that is on another machine."""
     run: RunName = ""
-    """Which run there; empty: all."""
+    """Name of one run; empty: all."""
     watch: bool = False
-    """Keep it live until Ctrl-C."""
+    """Update the display until Ctrl-C."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Ask a run to end in good order: final checkpoint and evaluation, then its actors leave."""
+    """End a run: it writes a final checkpoint, evaluates, and its actors leave."""
 
     redis: Url = ""
-    """Redis server: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://; else APEXRL_REDIS_URL."""
+    """Redis server: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://.
+    Empty: the environment variable APEXRL_REDIS_URL."""
     run: RunName = ""
-    """Which run."""
+    """Name of the run."""
     wait_seconds: float = 60.0
-    """How long to wait for its end; 0: not at all."""
+    """Seconds to wait for its end; 0: do not wait."""
 
 
 def redis_url(given: str) -> str:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from apexrl.agents import AGENTS, AgentInfo, agent_class, unread
 from apexrl.agents.setting_relevance import SOME, idle
-from apexrl.cli.flags import OWN
 from apexrl.config import Config
-from apexrl.config.convert import flat, known_settings
+from apexrl.config.convert import OWN, flat, known_settings
 from apexrl.config.outside import installed
 from apexrl.config.settings import Setting, as_flag, did_you_mean, flag, settings_of, spell_type
 from apexrl.errors import ConfigError
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 SUBJECTS = ("presets", "agents", "topologies")
 _SUBJECT_SETTINGS = {"preset", "agent", "topology"}  # their names are meant for the subjects
-SETS = "Shown is what a name sets, but for defaults. All: apexrl train PRESET --agent NAME --help."
+SETS = "Settings that differ from the defaults. All of them: apexrl train PRESET --agent NAME --help."
 
 _AFTER = "ours, after rl-zoo, Stable-Baselines3 and CleanRL"  # the sources of agents.default_settings
 
@@ -95,7 +94,7 @@ def _sections(words: Sequence[str]) -> list[Section]:
 
 
 def _of_one(name: str) -> list[Section]:
-    """What goes by this name: it may be an agent's and a topology's."""
+    """Everything that has this name: it may be an agent's and a topology's."""
     if ":" in name or name in installed("agents"):
         return _from_outside(name)
     sections = [_agent(name)] if name in AGENTS else []
@@ -167,7 +166,7 @@ def _described(setting: Setting) -> Entry:
     limits = "".join(f"; {rule}" for rule in setting.rules)
     default = "none: it must be given" if setting.default is dataclasses.MISSING else repr(setting.default)
     notes = [f"{spell_type(setting.hint)}{limits}; default: {default}"]
-    notes += [f"means something with {setting.needs}"] if setting.needs else []
+    notes += [f"has an effect only with {setting.needs}"] if setting.needs else []
     return Entry(setting.flag, setting.description, notes)
 
 
@@ -216,7 +215,7 @@ def _topologies(full: bool, names: Sequence[str] = ()) -> list[Section]:
 
 
 def _of_topology(name: str) -> list[str]:
-    """Whom it runs, which flags are its own, and whose it is."""
+    """The agents that it runs, its own flags, and its source."""
     about = info(name)
     able = [agent for agent in AGENTS if runs(name, agent)]
     defaults = flat(Config())
@@ -225,7 +224,7 @@ def _of_topology(name: str) -> list[str]:
     notes = [f"runs agents that learn from {kinds}: {', '.join(agent for agent in able if agent not in otherwise)}"]
     if otherwise:
         notes.append(f"and with {' '.join(as_flag(*one) for one in about.fixed.items())}: {', '.join(otherwise)}")
-    notes.append(f"takes {about.agent} where it must choose")
+    notes.append(f"its default agent is {about.agent}")
     if own := [*about.reads, *([about.settings] if about.settings else [])]:
         notes.append("has " + " ".join(flag(name) for kind in own for name in settings_of(kind) if name not in OWN))
     return [*notes, about.source]

@@ -185,7 +185,7 @@ def _status(words: list[str]) -> int:
 
 
 def _stop(words: list[str]) -> int:
-    """stop a run over several hosts, after a last checkpoint"""
+    """end a run over several hosts, after a final checkpoint"""
     from apexrl.cli import flags, host_flags
 
     wanted = flags.parse(host_flags.Stop, words, "stop")

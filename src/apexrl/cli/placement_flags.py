@@ -21,30 +21,32 @@ class PlacementFlags:
     """Flags that ``train``, ``learner`` and ``resume`` have in common."""
 
     redis: Url = ""
-    """Redis server where other hosts join: redis[s]://USER:PASSWORD@HOST:PORT. With --run alone: APEXRL_REDIS_URL."""
+    """Redis server through which other hosts join: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://.
+    With --run alone, the environment variable APEXRL_REDIS_URL names it."""
     replace_run: bool = False
-    """Delete what the server keeps of another run of that name, if it has no learner."""
+    """Delete another run of that name from the Redis server first, if no learner works at it."""
     listen: Address = ""
-    """Where environment workers of other hosts may ask (topology seed or ga3c; --actors 0: only they).
-    :PORT is this machine alone, 0.0.0.0:PORT all its addresses."""
+    """Address at which environment workers of other hosts (apexrl envs) connect, for topology seed or ga3c.
+    :PORT listens on this machine alone, 0.0.0.0:PORT on all its addresses. --actors 0 starts no workers here."""
     token_file: File = ""
-    """Holds the token that they must know; train makes it if it is not there. Empty: APEXRL_TOKEN says it.
-    With --redis it signs what the hosts are told, for those that have it too."""
+    """File with the token that other hosts must know. train makes it if it is not there.
+    Empty: the environment variable APEXRL_TOKEN. With --redis, the token signs the run's record."""
     tls_self_signed: File = ""
-    """Certificate and key with which they know this run; made if not there. Its fingerprint is printed for them."""
+    """File with a self-signed certificate and its key, for TLS with --listen. Made if it is not there.
+    The run prints its fingerprint, for apexrl envs --tls-fingerprint."""
     tls_cert: File = ""
-    """Certificate of this run (PEM), of an authority that they trust."""
+    """Certificate of this run (PEM), signed by an authority that the other hosts trust."""
     tls_key: File = ""
-    """Private key of --tls-cert; empty: it stands in that file."""
+    """Private key of --tls-cert; empty: the same file."""
     tls_ca: File = ""
-    """Authorities (PEM) of which they must show certificates, too."""
+    """Authorities (PEM), one of which must have signed the certificate of each other host."""
     trust: Modules = ()
-    """Module or package of your own, of which FILE.toml or RUN may name environments, agent, network and topology.
-    What it names is refused otherwise, unless a flag names it again. May be given several times."""
+    """Module or package whose environments, agents, networks and topologies FILE.toml or RUN may name.
+    Code that is not installed is refused otherwise, unless a flag names it. May be given several times."""
 
 
 def other_hosts(wanted: PlacementFlags, run: str, *, actors: bool | None, make: bool) -> Listen | Redis | None:
-    """Where other hosts may join; None: nowhere.
+    """Where other hosts join; None: nowhere.
 
     Args:
         wanted: the flags.

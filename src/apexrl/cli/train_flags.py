@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from apexrl.agents.setting_relevance import check_in_use
-from apexrl.cli.flags import OWN, offering, plain_group, registry
+from apexrl.cli.flags import offering, plain_group, registry
 from apexrl.cli.host_flags import Modules, RunName
 from apexrl.cli.placement_flags import RAY_FLAGS, PlacementFlags, other_hosts
 from apexrl.config import Config
-from apexrl.config.convert import flat, known_settings, override
+from apexrl.config.convert import OWN, flat, known_settings, override
 from apexrl.config.placement import Placement, Ray
 from apexrl.config.settings import as_flag, flag
 from apexrl.config.trust import entrusted, named
@@ -30,46 +30,46 @@ from apexrl.topologies.validation import check_read, own_settings, validate
 class _Train(PlacementFlags, Config):
     preset: Annotated[str, tyro.conf.Suppress] = ""  # the first word, not a flag
     run: RunName = ""
-    """What the run is called on the Redis server; empty: as its run folder."""
+    """The run's name on the Redis server; empty: the name of its run folder."""
     resume_or_start: bool = False
-    """Go on with the run of this --name, if it has not ended; begin it if there is none.
+    """Resume the run of this --name if it has not ended; start it if there is none.
     For supervisors (systemd, Slurm, Kubernetes), which repeat the same command until it exits with 0."""
     ray: Annotated[str, tyro.conf.arg(metavar="auto|local|HOST:PORT")] = ""
-    """Run on a Ray cluster: this machine's, a new one here, or that with this head.
-    With --actors MIN:MAX the run grows and shrinks with it."""
+    """Run on a Ray cluster: auto is this machine's, local starts one, HOST:PORT is a head node.
+    With --actors MIN:MAX the number of actors follows the size of the cluster."""
     actor_cpus: float = 1.0
-    """Processors that Ray reserves for each actor."""
+    """CPUs that Ray reserves for each actor."""
     learner_gpus: float = 0.0
     """GPUs that Ray reserves for the learner."""
     replay_shards: int = 0
-    """Groups of actors with a shard of the replay each, on Ray; 0: one for each node."""
+    """Shards of the replay on Ray, each beside a group of actors; 0: one on each node."""
 
 
 @dataclass(frozen=True)
 class Resume(PlacementFlags):
-    """Go on with a run that was stopped: weights, optimizer, counters, and the replay when it was saved.
+    """Resume a run that has stopped: its weights, optimizer, counters, and the replay if it was saved.
 
-    What ended the run would end it again at once, so give the new end.
+    Give a new limit: the one that ended the run has been reached.
     """
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run folder, as printed at the end of apexrl train."""
     env_steps: int | None = None
-    """New limit of environment steps, those before included; 0: no limit."""
+    """New limit of environment steps, counted from the first start; 0: no limit. Default: as before."""
     minutes: float | None = None
-    """New limit of minutes of training, those before included; 0: no limit."""
+    """New limit of minutes of training, counted from the first start; 0: no limit. Default: as before."""
     stop_at_return: Annotated[float | Literal["none"] | None, tyro.conf.arg(metavar="FLOAT|none")] = None
-    """New mean return of an evaluation at which to stop; none: no goal."""
+    """New mean return of an evaluation at which to stop; none: no goal. Default: as before."""
     run_name: Annotated[str, tyro.conf.arg(name="run", metavar="NAME")] = ""
-    """What the run is called on the Redis server; empty: as before."""
+    """The run's name on the Redis server; empty: as before."""
     ray: Annotated[str, tyro.conf.arg(metavar="auto|local|HOST:PORT|none")] = ""
     """Ray cluster to resume on (default: the previous one); none: this machine alone."""
     actor_cpus: float | None = None
-    """Processors that Ray reserves for each actor, if not as before; likewise the next two."""
+    """CPUs that Ray reserves for each actor. Default: as before."""
     learner_gpus: float | None = None
-    """GPUs that Ray reserves for the learner."""
+    """GPUs that Ray reserves for the learner. Default: as before."""
     replay_shards: int | None = None
-    """Groups of actors with a shard of the replay each."""
+    """Shards of the replay, each beside a group of actors. Default: as before."""
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,14 @@ class Eval:
     episodes: int = 20
     """Episodes to play."""
     video: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
-    """Folder for films of the episodes (needs apexrl[video], and an environment that renders rgb_array)."""
+    """Folder for videos of the episodes (needs apexrl[video], and an environment that renders rgb_array)."""
     seed: int = 1_000_000_007
-    """Of the environments; training uses others."""
+    """Seed of the environments; training uses others."""
     checkpoint: Annotated[str, tyro.conf.arg(metavar="best|latest|FILE")] = "best"
-    """Which weights: those of the best evaluation, the last, or a checkpoint file."""
+    """Weights to play with: those of the best evaluation, the last ones, or a checkpoint file."""
     actions: Literal["greedy", "sampled"] | None = None
     """greedy: the best action, or the policy's mode; sampled: drawn from the policy.
-    Without this flag: as in the run's own evaluations. Likewise the next three."""
+    Default: as in the run's own evaluations; likewise for the next three."""
     epsilon: float | None = None
     """Probability that an action is uniformly random instead."""
     sticky: float | None = None
@@ -96,34 +96,35 @@ class Eval:
     noops: int | None = None
     """Most no-ops (action 0) at the start of an episode."""
     trust: Modules = ()
-    """Module or package of your own, of which the folder may name environments, an agent or a network.
-    May be given several times. All others are refused."""
+    """Module or package whose environments, agents and networks the folder may name.
+    Other code that is not installed is refused. May be given several times."""
 
 
 @dataclass(frozen=True)
 class Compare:
-    """Run topologies, agents, or both, one after another on equal terms; a table and pictures say how they did.
+    """Run topologies, agents, or both, one after another, and compare the results in a table and pictures.
 
-    The same for all are environment, processes and environments, network, device, budget and goal; the rest is what the
-    preset has for each agent. Any other flag of apexrl train may be added and holds for every run: --actors 4. Seed 1
-    of all comes first, then seed 2. Runs are ordinary run folders; the same command again goes on where it was
-    interrupted, and repeats none that came to its end.
+    Every run has the same environment, number of processes and environments, network, device, budget and goal. Other
+    settings are those that the preset has for each agent. Any other flag of apexrl train holds for every run:
+    --actors 4. All run with seed 1 first, then with seed 2. Each run has a run folder. The same command again resumes
+    what was interrupted, and repeats no run that has ended.
     """
 
     env: Annotated[str, tyro.conf.arg(metavar="PRESET|ID|MODULE:ID")] = ""
     """Preset, or an environment of your own."""
     topologies: Annotated[tuple[str, ...], tyro.conf.arg(metavar="A,B,…")] = ()
-    """Which to compare; see apexrl list topologies. None: that of the preset."""
+    """Topologies to compare (apexrl list topologies). Default: the preset's."""
     agents: Annotated[tuple[str, ...], tyro.conf.arg(metavar="A,B,…")] = ()
-    """Each of them in every topology that runs it; see apexrl list agents. None: one that suits, the preset's first."""
+    """Agents to compare, each in every topology that runs it (apexrl list agents).
+    Default: for each topology one that it runs, the preset's if possible."""
     seeds: int = 3
-    """Runs of each, with seeds 1, 2, …"""
+    """Number of runs of each, with seeds 1, 2, …"""
     minutes: float | None = None
-    """Minutes of training that each run may take. With neither this nor --env-steps, the preset's limits hold."""
+    """Minutes of training of each run. Without this and --env-steps, the preset's limits hold."""
     env_steps: int | None = None
-    """Environment steps that each run may take."""
+    """Environment steps of each run."""
     until_goal: bool = False
-    """Runs end at the preset's return, too (or that of --stop-at-return), and not only when the budget is spent."""
+    """End a run also when it reaches the preset's return, or that of --stop-at-return."""
     out: Annotated[str, tyro.conf.arg(metavar="DIR")] = ""
     """Folder for runs, table and pictures; empty: comparisons/ENV."""
 
@@ -181,7 +182,7 @@ def parse_train(
     if "recipe" in given and (word or start.preset):
         raise ConfigError(f"--recipe is for a run without a preset or a file: {word or start.preset} has its settings")
     check_read(start, given)
-    what = "Learn, with actors that other hosts bring," if alone else "Train"
+    what = "Train, with actors on other hosts," if alone else "Train"
     description = (
         f"{what} {word}. Every setting below is a flag; its value here is {word}'s."
         if word
@@ -194,8 +195,8 @@ def parse_train(
         "Every setting is a flag; the defaults below are those without a preset, for observations that are vectors."
     )
     description += (
-        f"\n\nShown is what topology {topology} and agent {agent} read; with --topology NAME or --agent NAME before "
-        "--help, what others do."
+        f"\n\nThese are the settings that topology {topology} and agent {agent} read. For others, add --topology "
+        "NAME or --agent NAME."
     )
     kind, values = offering(_Train, start, agents.unread(agent) | topologies.unread(topology), own_settings(start))
     chosen = [as_flag(name, value) for name, value in (("topology", topology), ("agent", agent)) if name in given]
@@ -289,13 +290,15 @@ def _trusted(config: Config, trust: Sequence[str], given: Sequence[str], word: s
     """
     if not word.endswith(".toml"):
         if trust:
-            raise ConfigError("--trust says what a FILE.toml may name, and means nothing without one")
+            raise ConfigError("--trust is for a FILE.toml of somebody else: leave it out, or give the file first")
         return config
     flags = {name: value for name, value in flat(config).items() if name in given}
     config = entrusted(config, (*trust, *named(flags)), word)
     out = Path(config.out)
     if "out" not in given and (out.is_absolute() or ".." in out.parts or config.out.startswith("~")):
-        raise ConfigError(f"{word} wants its run folder in {config.out}: say --out {config.out} if that is right")
+        raise ConfigError(
+            f"{word} puts the run folder in {config.out}, outside of here: add --out {config.out} if that is right"
+        )
     return config
 
 

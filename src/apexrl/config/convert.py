@@ -21,6 +21,9 @@ from apexrl.config.outside import is_outside
 from apexrl.config.settings import Setting, did_you_mean, settings_of, spell_type
 from apexrl.errors import ConfigError
 
+OWN = frozenset(("agent_settings", "topology_settings"))
+"""Settings that hold those which an agent or a topology of your own declares, each of which is a flag."""
+
 
 def to_toml(config: Config, comment: str = "") -> str:
     """Every setting of ``config``, defaults included; ``None`` (no limit) is left out, as TOML has no word for it.
@@ -146,7 +149,7 @@ class LazyCallable:
     origin: str = "config.toml"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise ConfigError(f"{self.origin}: nobody has said that {self.name} may be called here")
+        raise ConfigError(f"{self.origin}: the environment {self.name} is not trusted here: --trust allows its module")
 
 
 def override(config: Config, values: Mapping[str, Any]) -> Config:
@@ -221,13 +224,12 @@ def check_values(config: Config, elsewhere: bool = False) -> None:
         raise ConfigError(f"--name {config.name!r} is no plain folder name: use letters, digits, '-', '_' and '.'")
     if config.serial and actor.vector == "threads":
         raise ConfigError(
-            "--serial cannot go with --vector threads: which environment is ready first is no matter of the seed. "
+            "--serial cannot go with --vector threads: the seed does not decide which thread is ready first. "
             "Leave out one of them"
         )
     if config.serial and config.wiring.autotune:
         raise ConfigError(
-            "--serial cannot go with --autotune: roles that take turns in one process gain nothing by being more. "
-            "Leave out one of them"
+            "--serial cannot go with --autotune: in one process, more actors make nothing faster. Leave out one of them"
         )
     if 0 < actor.actor_slots < actor.actors:
         raise ConfigError(f"--actor-slots {actor.actor_slots} is less than --actors {actor.actors}")
@@ -239,9 +241,7 @@ def check_values(config: Config, elsewhere: bool = False) -> None:
             "in between would be in no sequence. Lower the one or raise the other"
         )
     if agent.anneal and not config.stop.env_steps:
-        raise ConfigError(
-            "--anneal lets the step size fall to 0 over the environment steps of the run: say how many with --env-steps"
-        )
+        raise ConfigError("--anneal lowers the step size to 0 over the environment steps of the run: set --env-steps")
     if replay.remover == "proportional" and replay.alpha == 0:
         raise ConfigError("--remover proportional needs priorities: set --alpha above 0, or --remover fifo")
     if replay.min_size > replay.capacity:

@@ -1,4 +1,4 @@
-"""What a configuration that somebody else may have written can run here: a run folder, a TOML file, a run's record.
+"""Which code a configuration from somebody else may run here: one of a run folder, a TOML file or a run's record.
 
 Such a configuration is data. It may name environments by their id: those that Gymnasium knows, and those of a package
 that is installed here (``module:Id-v0``: Gymnasium imports the module and makes only what is registered). It may name
@@ -57,7 +57,7 @@ def named(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def entrusted(config: Config, trust: Sequence[str], origin: str, env: bool = True, command: str = "") -> Config:
-    """``config``, if it has nothing run that nobody here has named.
+    """``config``, if it names no code but what is installed or trusted here.
 
     Args:
         config: an environment that is a callable and no ``LazyCallable`` is the caller's own.
@@ -104,8 +104,8 @@ def entrusted(config: Config, trust: Sequence[str], origin: str, env: bool = Tru
         module = _module(config.env.env)
         if not _within(module, trusted) and not installed(module):
             raise ConfigError(
-                f"{origin} names the environment {config.env.env!r}, and module {module!r} is of no package that is "
-                f"installed here, or is a program (__main__): {_advice(module, command)}"
+                f"{origin} names the environment {config.env.env!r}, and module {module!r} belongs to no installed "
+                f"package (or is a program, __main__), so it is not trusted here. {_advice(module, command)}"
             )
     return config
 
@@ -164,8 +164,7 @@ def _check(name: str, module: str, what: str, trust: Sequence[str], origin: str,
         return
     of = f" (of module {module!r})" if module != _module(name) else ""
     raise ConfigError(
-        f"{origin} wants {name!r}{of} to be called here as its {what}, and nobody has said that it may: "
-        f"{_advice(module, command)}"
+        f"{origin} names {name!r}{of} as its {what}, and that code is not trusted here. {_advice(module, command)}"
     )
 
 
@@ -173,8 +172,8 @@ def _advice(module: str, command: str) -> str:
     shown = module if _plain(module) else "MODULE"
     flag = f"{command} --trust {shown}" if command else f"--trust {shown}"
     return (
-        f"if you know it, name its module: {flag} (in Python: trust=({shown!r},)); if you do not, somebody else has "
-        "written this"
+        f"If you know that module, allow it: {flag} (in Python: trust=({shown!r},)). If not, do not: it may be "
+        "somebody else's"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a preset is."""
+"""``Preset``: settings for one environment, with those of each agent that was tried on it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Preset:
     """A named configuration, and what it takes to run it."""
 
     ground: Config
-    """What holds whoever the agent is: environment, actors, when it is done, and what several agents share."""
+    """Settings for every agent: environment, actors, when the run ends, and what several agents share."""
     summary: str
     """One line for ``apexrl list``: what is learned, and when it counts as solved."""
     extra: str = ""
     """The extra of this package that brings the environment; empty when ``train`` does."""
     modules: tuple[str, ...] = ()
-    """What that extra installs, by import name."""
+    """The packages that the extra installs, by import name."""
     agent: str = "dueling_dqn"
     """Whose settings it has unless another agent is asked for."""
     agents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

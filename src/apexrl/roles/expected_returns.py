@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apexrl.envs.vector import Stepped
 from apexrl.protocols import Arrays
+
+if TYPE_CHECKING:
+    from apexrl.envs.vector import Stepped
 
 MOST_LEFT = 0.05  # of the discount where an episode was truncated: with more, what would have followed counts too
 

@@ -82,13 +82,13 @@ def test_another_token_and_one_too_short_are_refused() -> None:
 @pytest.mark.parametrize(
     ("setting", "value", "words"),
     [
-        ("actors", 100_000, "--actors is more than 4096"),
+        ("actors", 100_000, "--actors must be between 0 and 4,096"),
         ("actors", 4000, "say how many, --actors"),
-        ("envs_per_actor", 10**9, "--envs-per-actor is more than 65536"),
-        ("hidden", (256, 10**9), "--hidden is more than"),
-        ("window_mb", 1e12, "--window-mb is more than"),
-        ("env", "no_package_of_that_name:Id-v0", "of no package that is installed here"),
-        ("env", "subprocess:Id-v0", "of no package that is installed here"),
+        ("envs_per_actor", 10**9, "--envs-per-actor must be between 1 and 65,536"),
+        ("hidden", (256, 10**9), "--hidden must be numbers, each between 1 and"),
+        ("window_mb", 1e12, "--window-mb must be positive and at most"),
+        ("env", "no_package_of_that_name:Id-v0", "belongs to no installed package"),
+        ("env", "subprocess:Id-v0", "belongs to no installed package"),
     ],
 )
 def test_what_a_record_asks_of_a_host_has_bounds(setting: str, value: Any, words: str) -> None:
