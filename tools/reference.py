@@ -186,7 +186,9 @@ def is_positional(hint: Any) -> bool:
 
 def metavar(hint: Any) -> str:
     shown = next((one.metavar for one in annotations_of(hint) if getattr(one, "metavar", None)), None)
-    return code(shown) if shown else kind(typing.get_args(hint)[0] if annotations_of(hint) else hint)
+    plain = typing.get_args(hint)[0] if annotations_of(hint) else hint
+    given = [one for one in typing.get_args(plain) if one is not type(None)]  # None: the flag was not given
+    return code(shown) if shown else kind(given[0] if len(given) == 1 else plain)
 
 
 def positional(flags: type[Any]) -> str:
