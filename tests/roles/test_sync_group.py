@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,12 @@ from apexrl.run.folder import RunFolder
 from apexrl.shared.weights_board import InlineWeights
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
-T, BATCH = 4, 3
+T, BATCH, CLIP = 4, 3, 0.5
 SPEC = EnvSpec({"observation": Field((3,), "float32")}, ActionSpec(n=2))
 CONFIG = override(
     agents.with_agent(Config(), "impala"),
-    {"hidden": (8,), "unroll_length": T, "batch_size": BATCH, "checkpoint_seconds": 1000.0, "learning_rate": 0.01},
+    {"hidden": (8,), "unroll_length": T, "batch_size": BATCH, "checkpoint_seconds": 1000.0, "learning_rate": 0.01}
+    | {"gradient_clip": CLIP},
 )
 
 
@@ -112,15 +114,18 @@ def test_all_have_the_same_parameters_and_optimizers(together: Together) -> None
     assert together.queues[0].stats()["sampled"] >= updates * BATCH
 
 
-def test_an_update_is_that_of_the_mean_gradient(together: Together) -> None:
-    alone = ActorCritic(SPEC, CONFIG.agent, seed=100)  # as the first learner began
+def test_an_update_is_that_of_the_mean_gradient_clipped_as_a_whole(together: Together) -> None:
+    alone = ActorCritic(SPEC, replace(CONFIG.agent, gradient_clip=0.0), seed=100)  # as the first learner began
     queues = [filled(seed) for seed in range(2)]
     for update in range(3):
         while together.stage.run.totals["updates"] <= update or len(set(map(bytes, together.parameters()))) > 1:
             together.rounds(1)
         batches = [alone.prepare(queue.sample(BATCH)) for queue in queues]
         gradients = [alone.gradients(batch).groups["policy_value"].clone() for batch in batches]
-        alone.apply({"policy_value": (gradients[0] + gradients[1]) / 2})
+        mean = (gradients[0] + gradients[1]) / 2
+        norm = float(torch.linalg.vector_norm(mean))
+        assert CLIP < norm < 0.97 * np.mean([float(torch.linalg.vector_norm(one)) for one in gradients])
+        alone.apply({"policy_value": mean * (CLIP / norm)})
         expected = alone._network.parameters.vector.numpy()
         np.testing.assert_allclose(together.parameters()[0], expected, rtol=0, atol=0)
     for queue in queues:

@@ -83,7 +83,8 @@ class RMSProp:
 
     Centred: Graves 2013, equations 38-45; plain: Tieleman & Hinton 2012, as in Mnih et al. 2016, equation S2. ε stands
     inside the root, as there and in TensorFlow, where the values of Ape-X, DQN, A3C and IMPALA come from. PyTorch adds
-    it outside, where 1.5e-7 would hardly be anything, and A3C's 0.1 much more than it was. v begins at 0.
+    it outside, where 1.5e-7 would hardly be anything, and A3C's 0.1 much more than it was. v begins at 1, as in
+    TensorFlow: from 0 on, the first step would be 1/√(1 − ρ) times η, whatever the gradient.
 
     Args:
         decay: ρ.
@@ -100,8 +101,8 @@ class RMSProp:
         momentum: float = 0.0,
     ) -> None:
         self.learning_rate, self._eps, self._decay, self._momentum = learning_rate, eps, decay, momentum
-        names = ["square_average", *(["gradient_average"] * centered), *(["momentum"] * (momentum > 0.0))]
-        self.state = {name: torch.zeros_like(vector) for name in names}
+        names = [*(["gradient_average"] * centered), *(["momentum"] * (momentum > 0.0))]
+        self.state = {"square_average": torch.ones_like(vector)} | {name: torch.zeros_like(vector) for name in names}
         self.steps = torch.zeros(())  # counted on the CPU
 
     def step(self, vector: Tensor, gradient: Tensor) -> None:

@@ -6,7 +6,7 @@ never hold them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
 from math import hypot, isfinite
@@ -42,7 +42,7 @@ class Loss(NamedTuple):
 class Gradients(NamedTuple):
     """The result of an agent's ``gradients``, which its ``apply`` takes."""
 
-    groups: dict[str, Tensor]  # group name -> flat gradient, clipped; holds until the next call
+    groups: dict[str, Tensor]  # group name -> flat gradient, clipped unless it ``averages``; holds until the next call
     priorities: NDArray[np.float32] | None  # [B] |δ|; None: of unrolls, which have none
     metrics: dict[str, float]
 
@@ -77,6 +77,9 @@ class Trained(Generic[N]):
         self.record = GradientRecord()
         starts = [where.start for one, where in self.parameters.slices.items() if apart and one.startswith(apart)]
         self._cuts = [min(starts)] if starts else []  # where the gradient is cut into parts that are clipped
+        self.averages = False
+        """Whether gradients are averaged with those of other learners, and the average is clipped."""
+        self._clips_average = False
 
     @cached_property
     def gradient(self) -> Tensor:
@@ -121,7 +124,8 @@ class Trained(Generic[N]):
 
     def clip(self, updates: int, priorities: NDArray[np.float32] | None = None) -> float:
         """Scale the gradient to a global L2 norm of at most ``gradient_clip`` (0: leave it); returns the norm before.
-        A part that is clipped for itself has that bound for itself.
+        A part that is clipped for itself has that bound for itself. With ``averages`` it is checked alone, and the
+        average is scaled.
 
         Args:
             updates: made so far, for the message.
@@ -130,16 +134,31 @@ class Trained(Generic[N]):
         Raises:
             NonFiniteError: the gradient, or the priority of a row, is NaN or infinite. Nothing was changed.
         """
-        parts = self.gradient.tensor_split(self._cuts) if self._cuts else (self.gradient,)
-        norms, most = [float(torch.linalg.vector_norm(part)) for part in parts], self._config.gradient_clip
+        norms = [float(torch.linalg.vector_norm(part)) for part in self._clipped_parts(self.gradient)]
         norm = hypot(*norms)
         if not isfinite(norm) or (priorities is not None and not np.isfinite(priorities).all()):
             raise not_finite(priorities, updates)
+        self._clips_average = self.averages
+        if not self.averages:
+            self._scale(self.gradient, norms)
+        return norm
+
+    def clip_average(self, gradient: Tensor) -> Tensor:
+        """``gradient``, the average of several learners', scaled as ``clip`` would have scaled this learner's: not at
+        all where it was not asked to."""
+        if self._clips_average:
+            self._scale(gradient, [float(torch.linalg.vector_norm(part)) for part in self._clipped_parts(gradient)])
+        return gradient
+
+    def _clipped_parts(self, gradient: Tensor) -> tuple[Tensor, ...]:
+        return gradient.tensor_split(self._cuts) if self._cuts else (gradient,)
+
+    def _scale(self, gradient: Tensor, norms: Sequence[float]) -> None:
+        most = self._config.gradient_clip
         self.record.note(max(norms), most)
-        for part, size in zip(parts, norms, strict=True):
+        for part, size in zip(self._clipped_parts(gradient), norms, strict=True):
             if 0.0 < most < size:
                 part.mul_(most / size)
-        return norm
 
     def step(self, gradient: Tensor | None = None) -> None:
         """One step of the optimizer along ``gradient``, or along its own."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SyncGroup:
-    """Makes updates of several learners together: their gradients are averaged before they are applied.
+    """Makes updates of several learners together: their gradients are averaged, clipped and applied.
 
     All have the same parameters and optimizers at every update, to the last bit. A learner that begins anew makes all
     of them begin anew, with the state of the first: its newest checkpoint, when it is the first that died. An update
@@ -37,6 +37,8 @@ class SyncGroup:
         from apexrl.links.local.gradient_averaging import LEADER
 
         self._agent = agent
+        for network in agent.networks.values():
+            network.averages = True
         self._patience = context.patience
         self._leads = context.index == LEADER
         self._member = link.member(context.index)
@@ -92,7 +94,7 @@ class SyncGroup:
         for name, network in self._networks:
             live = network.gradient
             if name in self._offered:
-                parts[name] = gradient[start : start + live.numel()].to(live.device)
+                parts[name] = network.clip_average(gradient[start : start + live.numel()].to(live.device))
             start += live.numel()
         return parts
 
