@@ -126,20 +126,25 @@ class Draws:
 
     def __init__(self, agent: DQN, config: AgentConfig, parameters: Parameters) -> None:
         self._rng = copy.deepcopy(agent._rng)
+        self._noise = torch.Generator()
+        if "noise" in agent.generators:
+            self._noise.set_state(agent._noise.get_state())
         self._noisy = [name.removesuffix(".weight_sigma") for name in parameters if name.endswith(".weight_sigma")]
         self._sizes = [tuple(parameters[f"{name}.weight"].shape) for name in self._noisy]
         self._implicit = config.distribution == "implicit_quantile"
 
-    def next(self, samples: int) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Layer -> f(ε_out)·f(ε_in)ᵀ with f(ε_out) as last column; τ [B, samples]."""
+    def next(self, samples: int, each: bool = False) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Layer -> f(ε_out)·f(ε_in)ᵀ with f(ε_out) as last column, of ``each`` row its own; τ [B, samples]."""
         noise = {}
         sizes = [size for layer in self._sizes for size in reversed(layer)]  # inputs first
-        raw = torch.tensor(self._rng.standard_normal(sum(sizes), np.float32).astype(np.float64)) if sizes else None
+        shape = (ROWS, sum(sizes)) if each else (sum(sizes),)
+        raw = torch.randn(shape, generator=self._noise).double() if sizes else None
         if raw is not None:
-            parts = list(raw.split(sizes))
+            parts = list(raw.split(sizes, dim=-1))
             for index, name in enumerate(self._noisy):
                 at_input, at_output = (e.sign() * e.abs() ** 0.5 for e in parts[2 * index : 2 * index + 2])
-                noise[name] = at_output[:, None] * torch.cat((at_input, torch.ones(1)))
+                with_bias = torch.cat((at_input, torch.ones(*at_input.shape[:-1], 1)), dim=-1)
+                noise[name] = at_output[..., :, None] * with_bias[..., None, :]
         if not self._implicit:
             return noise, None
         return noise, torch.tensor(self._rng.random((ROWS, samples), np.float32).astype(np.float64))
@@ -154,8 +159,10 @@ def answer(
     def linear(name: str, x: Tensor) -> Tensor:
         weight, bias = p[f"{name}.weight"], p[f"{name}.bias"]
         if name in noise:
-            weight = weight + p[f"{name}.weight_sigma"] * noise[name][:, :-1]
-            bias = bias + p[f"{name}.bias_sigma"] * noise[name][:, -1]
+            weight = weight + p[f"{name}.weight_sigma"] * noise[name][..., :-1]
+            bias = bias + p[f"{name}.bias_sigma"] * noise[name][..., -1]
+        if weight.ndim == 3:  # of each row its own
+            return torch.stack([row @ w.T + b for row, w, b in zip(x, weight, bias, strict=True)])
         return x @ weight.T + bias
 
     def split(y: Tensor, actions: int) -> Tensor:
@@ -177,6 +184,8 @@ def answer(
         a = split(linear("head", x[..., : config.image_units]), ACTIONS)
         v = split(linear("value", x[..., config.image_units :]), 1) if config.dueling else None
     else:
+        if fractions is not None:
+            x = linear("joint", x).relu()
         both = split(linear("head", x), ACTIONS + config.dueling)
         a, v = both[:, :ACTIONS], both[:, ACTIONS:] if config.dueling else None
     return a if v is None else v + a - a.mean(1, keepdim=True)
@@ -282,12 +291,12 @@ def test_updates_are_the_published_rule(rule: str, kind: str) -> None:
 @every_spec
 @pytest.mark.parametrize("rule", ["dqn", "dueling_dqn", "iqn", "noisy_dqn", "noisy_dueling_iqn", "munchausen_iqn"])
 def test_acting_reads_its_own_draw(rule: str, kind: str) -> None:
-    """Half as many fractions as learning, and f(ε): the Q-values recorded are those, and the best one is taken."""
+    """Half as many fractions as learning, and f(ε) of each row: the Q-values are those, and the best one is taken."""
     config, agent = config_of(rule), agent_of(rule, kind)
     online = parameters_of(agent, "online")
     draws = Draws(agent, config, online)
     seen = observe(np.random.default_rng(5), kind)
     acted = agent.act({"observation": seen}, None, np.zeros(ROWS, np.float32))
-    q = means(answer(online, config, seen, draws.next(config.quantile_samples // 2)), config).numpy()
+    q = means(answer(online, config, seen, draws.next(config.quantile_samples // 2, each=True)), config).numpy()
     np.testing.assert_allclose(acted.extras["q"], q, atol=1e-5)
     np.testing.assert_array_equal(acted.actions, q.argmax(axis=1))

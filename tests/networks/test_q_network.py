@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import pytest
 import torch
@@ -191,12 +193,15 @@ def test_an_implicit_network_answers_for_each_fraction_by_itself(name: str) -> N
 
 
 def test_the_embedding_is_its_formula() -> None:
-    network = QNetwork(spec_of("vector"), (), False, outputs=2, cosines=3)
+    network = QNetwork(spec_of("vector"), (16, 8), False, outputs=2, cosines=3)
     seen, tau = observe(spec_of("vector"), 1), 0.3
     cosines = torch.tensor([1.0, np.cos(np.pi * tau), np.cos(2 * np.pi * tau)], dtype=torch.float32)
     assert network.embedding is not None
     features = network.encoder(seen) * torch.relu(network.embedding(cosines))
-    torch.testing.assert_close(network(seen, Draw(fractions=torch.full((1, 1), tau)))[:, :, 0], network.head(features))
+    joint = cast("torch.nn.Linear", network.joint)
+    assert (joint.in_features, joint.out_features) == (8, 8)
+    expected = network.head(torch.relu(features @ joint.weight.T + joint.bias))
+    torch.testing.assert_close(network(seen, Draw(fractions=torch.full((1, 1), tau)))[:, :, 0], expected)
 
 
 def test_small_images_are_encoded_as_minatars() -> None:

@@ -43,10 +43,11 @@ class QNetwork(nn.Module):
     """An encoder and a head, plain or dueling (Wang et al. 2016), with one or more outputs per action.
 
     Where an image is seen, the head has a fully connected layer, one per stream when dueling, as in both papers. On
-    vectors, whose encoder is fully connected itself, the streams are linear. What belongs to the head is noisy when
-    ``noisy_sigma`` is not 0. Dueling is per output: of C51's logits before the softmax (Hessel et al. 2018). The first
-    layer of both streams is one matrix: where it is noisy, value and advantage share the noise at its input, and have
-    their own at its outputs (two layers, as in dqn_zoo, would share none).
+    vectors, whose encoder is fully connected itself, the streams are linear; behind ψ(τ)⊙f of implicit quantiles they
+    share one hidden layer, as large as the last of ``hidden``: without it a fraction could but scale features. What
+    belongs to the head is noisy when ``noisy_sigma`` is not 0. Dueling is per output: of C51's logits before the
+    softmax (Hessel et al. 2018). The first layer of both streams is one matrix: where it is noisy, value and advantage
+    share the noise at its input, and have their own at its outputs (two layers, as in dqn_zoo, would share none).
 
     Args:
         spec: the environment; its actions must be discrete.
@@ -83,12 +84,16 @@ class QNetwork(nn.Module):
         each = 1 if cosines else outputs
         self.streams: nn.Module | None = None  # the hidden layers of both streams in one matrix product
         self.value: nn.Module | None = None
+        self.joint: nn.Module | None = None  # a hidden layer of what features and fractions are together
         self._units = image_units
         if sees_image:
             self.streams = _linear(width, (2 if dueling else 1) * image_units, noisy_sigma)
             self.value = _linear(image_units, each, noisy_sigma) if dueling else None
             self.head = _linear(image_units, self.actions * each, noisy_sigma)
         else:
+            if cosines:
+                units = hidden[-1] if hidden else width
+                self.joint, width = _linear(width, units, noisy_sigma), units
             self.head = _linear(width, (self.actions + dueling) * each, noisy_sigma)  # [A, V] in one
         self._noisy = [layer for layer in self.modules() if isinstance(layer, NoisyLinear)]
         self.noise_size = sum(layer.noise_size for layer in self._noisy)
@@ -100,6 +105,8 @@ class QNetwork(nn.Module):
         if self.embedding is not None:
             assert draw.fractions is not None, "an implicit network is asked for fractions"
             x = x.unsqueeze(1) * self._embed(draw.fractions)
+        if self.joint is not None:
+            x = torch.relu(self.joint(x))
         if self.streams is None:
             z = self._per_action(self.head(x), self.actions + self.dueling)
             if self.dueling:
