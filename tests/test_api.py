@@ -164,7 +164,7 @@ def test_without_a_best_the_newest_is_taken(tmp_path: Path) -> None:
     folder = a_run(tmp_path, best=False)
     agent = apexrl.load(folder.path)
     assert agent.checkpoint is not None
-    assert agent.checkpoint.name == "life-0000-update-000000005.safetensors"
+    assert agent.checkpoint.name == "generation-0000-update-000000005.safetensors"
 
 
 def test_a_run_without_its_env_spec_makes_the_environment(tmp_path: Path) -> None:

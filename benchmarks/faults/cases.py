@@ -57,7 +57,7 @@ class Trial:
 
     def begins(self) -> bool:
         """Wait for the first checkpoint and for steps."""
-        ok = wait(lambda: bool(self.checkpoints.best_of_life) and self.service.steps() > 0, BEGIN_SECONDS)
+        ok = wait(lambda: bool(self.checkpoints.best_of_generation) and self.service.steps() > 0, BEGIN_SECONDS)
         return self.check(ok, "hangs", "the run does not begin")
 
     def goes_on(self, when: str) -> bool:
@@ -65,8 +65,8 @@ class Trial:
 
     def saves(self, when: str, seconds: float = 60.0) -> bool:
         """Wait for a checkpoint that is newer than the newest one."""
-        before = max(self.checkpoints.best_of_life.items(), default=(0, 0))
-        newer = wait(lambda: max(self.checkpoints.best_of_life.items(), default=(0, 0)) > before, seconds)
+        before = max(self.checkpoints.best_of_generation.items(), default=(0, 0))
+        newer = wait(lambda: max(self.checkpoints.best_of_generation.items(), default=(0, 0)) > before, seconds)
         return self.check(newer, "wrong", f"no new checkpoint {when}")
 
     def ends(self, already: bool = False) -> Outcome:
@@ -298,7 +298,7 @@ def learner_replaced(folder: Path, outcome: Outcome) -> Outcome:
             places.actor(0, "--actors", "2")
             run = folder / "runs" / "first"
             watched = Checkpoints(run / "checkpoints")
-            if not wait(lambda: bool(watched.best_of_life), BEGIN_SECONDS):
+            if not wait(lambda: bool(watched.best_of_generation), BEGIN_SECONDS):
                 outcome.hangs.append(f"the run does not begin: {first.said[-300:]}")
                 return outcome
             time.sleep(5.0)
@@ -306,13 +306,13 @@ def learner_replaced(folder: Path, outcome: Outcome) -> Outcome:
             time.sleep(7.0)  # a lease, and some
             second_run = folder / "runs" / "second"
             shutil.copytree(run, second_run, ignore=shutil.ignore_patterns("lock", "logs"))
-            at_takeover = dict(watched.best_of_life)
+            at_takeover = dict(watched.best_of_generation)
             second = places.apexrl("resume", str(second_run), "--redis", places.url(), "--run", "test")
             successor = Checkpoints(second_run / "checkpoints")
-            if not wait(lambda: max(successor.best_of_life, default=0) > max(at_takeover), 120.0):
+            if not wait(lambda: max(successor.best_of_generation, default=0) > max(at_takeover), 120.0):
                 outcome.lost_runs = 1
                 outcome.wrong.append(f"the successor writes no checkpoint: {second.said[-400:]}")
-            during = dict(watched.best_of_life)
+            during = dict(watched.best_of_generation)
             if during != at_takeover:
                 outcome.wrong.append(f"the one cut off went on writing: {at_takeover} -> {during}")
             link.restore()
@@ -321,10 +321,10 @@ def learner_replaced(folder: Path, outcome: Outcome) -> Outcome:
             except TimeoutError as error:
                 outcome.hangs.append(str(error)[-200:])
             watched.close()
-            if watched.best_of_life != during:
-                outcome.wrong.append(f"the replaced one wrote a checkpoint: {during} -> {watched.best_of_life}")
-            before = max(successor.best_of_life.items(), default=(0, 0))
-            if not wait(lambda: max(successor.best_of_life.items(), default=(0, 0)) > before, 60.0):
+            if watched.best_of_generation != during:
+                outcome.wrong.append(f"the replaced one wrote a checkpoint: {during} -> {watched.best_of_generation}")
+            before = max(successor.best_of_generation.items(), default=(0, 0))
+            if not wait(lambda: max(successor.best_of_generation.items(), default=(0, 0)) > before, 60.0):
                 outcome.hangs.append("the successor writes no more checkpoints")
             second.interrupt()
             try:
@@ -342,19 +342,19 @@ def redis_out_of_memory(folder: Path, outcome: Outcome) -> Outcome:
         actor = places.actor(0, "--actors", "2")
         run = places.run_folder
         watched = Checkpoints(run / "checkpoints")
-        if not wait(lambda: bool(watched.best_of_life), BEGIN_SECONDS):
+        if not wait(lambda: bool(watched.best_of_generation), BEGIN_SECONDS):
             outcome.hangs.append(f"the run does not begin: {learner.said[-300:]}")
             return outcome
         for _ in range(3):
             places.server.ask("CONFIG", "SET", "maxmemory", "1mb")
             time.sleep(15.0)
             places.server.ask("CONFIG", "SET", "maxmemory", "0")
-            before = max(watched.best_of_life.items())
+            before = max(watched.best_of_generation.items())
             if not (learner.running and actor.running):
                 outcome.lost_runs = 1
                 outcome.wrong.append(f"ended: {(actor if learner.running else learner).said[-300:]}")
                 break
-            if not wait(lambda before=before: max(watched.best_of_life.items()) > before, 60.0):
+            if not wait(lambda before=before: max(watched.best_of_generation.items()) > before, 60.0):
                 outcome.hangs.append("no checkpoint with memory again")
         learner.interrupt()
         for one in (learner, actor):

@@ -24,7 +24,7 @@ from benchmarks.lib import processes
 
 Mark = tuple[int, int]
 """Life and learner updates of a checkpoint."""
-_NUMBERED = re.compile(r"life-(\d+)-update-(\d+)\.safetensors")
+_NUMBERED = re.compile(r"generation-(\d+)-update-(\d+)\.safetensors")
 
 PROGRESS_SECONDS = 90.0
 """A run without an environment step for so long, though nothing keeps it, hangs."""
@@ -48,7 +48,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.best_of_life: dict[int, int] = {}  # life -> most updates of a complete checkpoint
+        self.best_of_generation: dict[int, int] = {}  # generation -> most updates of a complete checkpoint
         self.lost: list[str] = []
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -63,18 +63,18 @@ class Checkpoints:
         """Compare what is there with what was there."""
         present = sorted(marks(self.folder))
         if not present:
-            if self.best_of_life and self.folder.is_dir() and any(self.folder.iterdir()):
+            if self.best_of_generation and self.folder.is_dir() and any(self.folder.iterdir()):
                 self._note("no numbered checkpoint is left")
             return  # the folder may be away for now
         newest = present[-1]
-        known = max(self.best_of_life.items(), default=(0, 0))
+        known = max(self.best_of_generation.items(), default=(0, 0))
         if newest < known:
             self._note(f"{known} was there, the newest is now {newest}")
-        for life, updates in present:
-            before = [most for other, most in self.best_of_life.items() if other < life]
-            if life not in self.best_of_life and before and updates < max(before):
-                self._note(f"life {life} went back from {max(before)} to {updates} updates")
-            self.best_of_life[life] = max(updates, self.best_of_life.get(life, 0))
+        for generation, updates in present:
+            before = [most for other, most in self.best_of_generation.items() if other < generation]
+            if generation not in self.best_of_generation and before and updates < max(before):
+                self._note(f"generation {generation} went back from {max(before)} to {updates} updates")
+            self.best_of_generation[generation] = max(updates, self.best_of_generation.get(generation, 0))
 
     def _note(self, what: str) -> None:
         if what not in self.lost:
@@ -88,7 +88,7 @@ class Checkpoints:
 
 def marks(folder: Path) -> list[Mark]:
     """Of the complete numbered checkpoints in ``folder``."""
-    found = (_NUMBERED.fullmatch(path.name) for path in folder.glob("life-*"))
+    found = (_NUMBERED.fullmatch(path.name) for path in folder.glob("generation-*"))
     return [(int(match[1]), int(match[2])) for match in found if match]
 
 
@@ -98,7 +98,7 @@ class Service:
     Args:
         words: of the command, without ``apexrl``.
         run: its run folder.
-        log: what it says goes there, of all lives.
+        log: what it says goes there, of all generations.
         nohup: SIGHUP is ignored from the beginning.
         terminal: it runs on a pseudo-terminal of its own, which ``hang_up`` closes.
         before: called in each child before it becomes the command.

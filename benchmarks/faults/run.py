@@ -7,7 +7,7 @@
 Every case is a CartPole run (``apexrl train … --resume-or-start``, or ``apexrl learner`` and ``apexrl actor``) that an
 observer outside of it watches. A fault, then its end; then the run must make steps and write checkpoints again, end
 with Ctrl-C and a summary, and leave nothing behind. A checkpoint counts as lost when it was complete once and neither
-it nor a newer one is there, or when a later life began behind it. Needs root: it mounts small disks and makes a
+it nor a newer one is there, or when a later generation began behind it. Needs root: it mounts small disks and makes a
 memory group.
 """
 

@@ -71,10 +71,10 @@ class Rig:
     def push(self, frames: list[bytes]) -> None:
         """As anybody who has the password could."""
         with self.server.client() as client:
-            life = rig.wait_for("a stream", lambda: client.get(self.keys.steps))
+            generation = rig.wait_for("a stream", lambda: client.get(self.keys.steps))
             with client.pipeline(transaction=False) as pipe:
                 for frame in frames:
-                    pipe.execute_command("XADD", f"{self.keys.steps}:{life.decode()}", "*", "f", frame)
+                    pipe.execute_command("XADD", f"{self.keys.steps}:{generation.decode()}", "*", "f", frame)
                 pipe.execute()
 
     def take(self) -> list[bytes]:

@@ -106,8 +106,8 @@ def places() -> dict[str, str]:
             if reserved["state"] == "CREATED" and bundle.get("CPU") == HOME_CPUS:
                 found["home"] = str(reserved["bundles_to_node_id"][number])
     for named in ray.util.list_named_actors(all_namespaces=True):
-        group, _, life = named["name"].rpartition(".")
-        if life.isdigit() and group.startswith("shard-"):
+        group, _, generation = named["name"].rpartition(".")
+        if generation.isdigit() and group.startswith("shard-"):
             actor = ray.get_actor(named["name"], named["namespace"])
             hello: Any = ray.get(actor.hello.remote(), timeout=30.0)
             found[group] = str(hello.node)

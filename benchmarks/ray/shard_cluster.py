@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import ray
 
-from apexrl.launch.ray.shard_clients import ShardClient, life_name
+from apexrl.launch.ray.shard_clients import ShardClient, generation_name
 from apexrl.replay import Field, Replay
 from apexrl.replay.sharded.shard import DrawResult, Shard, UpdateResult
 from apexrl.replay.sharded.sharded_replay import ShardedReplay
@@ -80,8 +80,8 @@ class Host:
         """As from another ``node`` than this, whoever asks."""
         return self._shard.draw(count, until)
 
-    def update(self, life: str, keys: Any, priorities: Any) -> UpdateResult:
-        return self._shard.update(life, keys, priorities)
+    def update(self, generation: str, keys: Any, priorities: Any) -> UpdateResult:
+        return self._shard.update(generation, keys, priorities)
 
     def put(self, values: Mapping[str, Any], priorities: Any) -> int:
         """Insert finished rows; answers how many."""
@@ -98,7 +98,7 @@ class Host:
 
 def host(namespace: str, shard: int, options: Mapping[str, Any], fields: Mapping[str, Field]) -> Any:
     """A ``Host`` under the name by which samplers find it."""
-    name = life_name(f"shard-{shard}", 0)
+    name = generation_name(f"shard-{shard}", 0)
     return _remote(Host).options(num_cpus=0, name=name, namespace=namespace).remote(dict(options), dict(fields))
 
 

@@ -59,13 +59,13 @@ class Consumption(IdleObserver):
     def __init__(self, case: Case) -> None:
         self.counted = Counted(case)
         self.made: list[tuple[float, int]] = []  # monotonic seconds, environment steps that were made
-        self._steps: dict[tuple[str, int], int] = {}  # of a life of a reporter
+        self._steps: dict[tuple[str, int], int] = {}  # of a generation of a reporter
         self._frames = case.frames
 
     def event(self, kind: str, values: dict[str, Any]) -> None:
         if kind == "metrics":
             histogram = values["run_lag_histogram"]
-            self._steps[values["reporter"], values["life"]] = sum(histogram.values())
+            self._steps[values["reporter"], values["generation"]] = sum(histogram.values())
 
     def update(self, status: RunStatus) -> bool:
         now = time.monotonic()

@@ -2,7 +2,7 @@
 
 | | cartpole | pong |
 | --- | --- | --- |
-| environment | CartPole-v1 | PongNoFrameskip-v4, 84×84 grey, action repeat 4, stack 4, 30 no-ops, a lost life ends an episode, rewards clipped |
+| environment | CartPole-v1 | PongNoFrameskip-v4, 84×84 grey, action repeat 4, stack 4, 30 no-ops, a lost generation ends an episode, rewards clipped |
 | network | 512–512, ReLU, shared by policy and value | convolutions 32 8×8/4, 64 4×4/2, 64 3×3/1, then 512, ReLU, shared |
 | unroll, steps | 32 | 128 |
 | batch of an update, steps | 1024 | 1024 |

@@ -66,7 +66,7 @@ gym.register("AuditCartPole-v0", entry_point="experience_audit:AuditCartPole", m
 
 
 class Stream(NamedTuple):
-    """One life of one environment."""
+    """One generation of one environment."""
 
     who: str
     made: int  # steps

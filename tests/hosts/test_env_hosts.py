@@ -136,8 +136,8 @@ def test_hosts_bring_all_environments_and_what_breaks_is_mended(hosts: Hosts) ->
     assert summary["restarts"]["env_worker"] >= 1
     assert summary["restarts"]["gateway"] == summary["restarts"]["inference_server"] == 0
     assert summary["hosts"]["env_steps"] == summary["env_steps"]
-    # the first host's worker, its next life, and that one after the cut; others may have come too late to ask
-    assert summary["hosts"]["worker_lives"] >= 3
+    # the first host's worker, its next generation, and that one after the cut; others may have come too late to ask
+    assert summary["hosts"]["worker_connections"] >= 3
     assert TOKEN not in "".join(
         path.read_text(errors="replace") for path in hosts.folder.rglob("*.*") if path.is_file()
     )

@@ -129,7 +129,7 @@ REFUSED = {
         ("HSET", KEYS.learner, "token", "mine"),
         ("HSET", KEYS.state, "taken", "9"),
         ("HSET", KEYS.committed, "other/1", "9"),
-        ("SET", KEYS.steps, "9-life"),
+        ("SET", KEYS.steps, "9-generation"),
         ("DEL", KEYS.record),
         ("DEL", KEYS.weights),
         ("HDEL", KEYS.learner, "token"),

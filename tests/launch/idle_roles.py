@@ -18,7 +18,7 @@ from apexrl.protocols import Context
 
 
 class Counts:
-    """Counts environment steps; ``deeds`` maps "index.generation" (or "*") to what that life shall do."""
+    """Counts environment steps; ``deeds`` maps "index.generation" (or "*") to what that generation shall do."""
 
     def __init__(
         self, context: Context, deeds: dict[str, str], steps: int = 1, pid_file: str = "", **_queues: int

@@ -42,8 +42,8 @@ def kill_once(role: str, when: Callable[[RunStatus], bool]) -> tuple[list[int], 
             updates[0] = status.updates
             os.kill(killed[0], signal.SIGKILL)
         back = [worker for worker in status.workers if worker.role == role and worker.restarts and worker.pid]
-        lives = any(worker.state not in ("starting", "restarting") for worker in back)
-        return bool(killed) and lives and status.updates > updates[0] + 60
+        generations = any(worker.state not in ("starting", "restarting") for worker in back)
+        return bool(killed) and generations and status.updates > updates[0] + 60
 
     return killed, act
 

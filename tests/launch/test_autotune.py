@@ -208,7 +208,7 @@ def test_a_worker_that_does_not_leave_is_killed(
 
 def test_a_worker_that_cannot_be_added_is_done_without(tmp_path: Path, script: Callable[..., None]) -> None:
     script(3, 4, 4)
-    watcher = tune(tmp_path, {f"2.{life}": "raise at once" for life in range(100)})
+    watcher = tune(tmp_path, {f"2.{generation}": "raise at once" for generation in range(100)})
     assert watcher.summary["stopped_by"] == "callback"
     assert Script.made[0].limits == [("actor", 2)]
     assert any("3 × actor cannot be run: EnvError: no licence" in text for text in watcher.texts)
@@ -376,7 +376,7 @@ def test_a_knob_is_turned_inside_a_worker(
     monkeypatch.setattr(Script, "settings", [{"thread": 3}, {"thread": 1}])
     config = Config(name="run", out=str(tmp_path), wiring=WiringConfig(autotune=True, autotune_seconds=WINDOW_SECONDS))
     program = Program(config)
-    program.role(Turned, knob=program.knob("thread", start=2, most=5), deeds={})
+    program.role(Turned, knob=program.thread_count("thread", start=2, most=5), deeds={})
     watcher = Watcher(lambda status: len(watcher.said("tuning")) == 3)
     folder = RunFolder.create(config)
     ledger = Ledger(config, folder, [watcher], Base(), time.monotonic())

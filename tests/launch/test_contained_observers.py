@@ -207,7 +207,7 @@ def test_a_run_folder_that_hangs_halts_nobody(tmp_path: Path, monkeypatch: pytes
         inside.set()
         returned.append(go.wait(0.0 if returned else 20.0))
 
-    monkeypatch.setattr(ledger.folder.lives, "keep", hang)
+    monkeypatch.setattr(ledger.folder.generations, "keep", hang)
     ledger.hear("checkpoint", {"path": "x", "updates": 1})
     for number in range(1000):
         ledger.note(f"{number}", hang)

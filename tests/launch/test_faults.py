@@ -45,7 +45,7 @@ def test_a_run_leaves_a_complete_folder_and_nobody_alive(tmp_path: Path) -> None
     assert summary["final_eval_episodes"] == 4
     assert summary["final_eval_return"] > 0
     assert 0 <= summary["policy_lag"]["mean"] <= summary["policy_lag"]["max"] < summary["updates"]
-    assert list((folder / "checkpoints").glob(f"life-*-update-{summary['updates']:09d}.safetensors"))
+    assert list((folder / "checkpoints").glob(f"generation-*-update-{summary['updates']:09d}.safetensors"))
     assert (folder / "checkpoints" / "best.safetensors").exists()
     assert json.loads((folder / "summary.json").read_text())["updates"] == summary["updates"]
     assert all_gone(worker.pid for status in watcher.statuses for worker in status.workers if worker.pid)
@@ -90,7 +90,7 @@ def test_a_killed_learner_goes_on_and_versions_never_go_back(tmp_path: Path) -> 
     assert versions == sorted(versions)
     sizes = [status.replay_size for status in watcher.statuses if status.replay_size]
     assert all(after > before - 500 for before, after in pairwise(sizes))  # the replay survived its owner
-    assert any("restored life-" in text or "took up the published weights" in text for text in watcher.texts)
+    assert any("restored generation-" in text or "took up the published weights" in text for text in watcher.texts)
 
 
 def test_processes_that_were_stopped_are_killed_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_an_environment_that_raises_once_is_survived(tmp_path: Path) -> None:
 
 
 def test_environments_that_always_raise_end_the_run_quickly_with_the_traceback(tmp_path: Path) -> None:
-    # at the first step: a life that got some work done would not count as one in vain
+    # at the first step: a generation that got some work done would not count as one in vain
     config = small(tmp_path, env=f"{FAULTY}:Raises-v0", at_step=1)
     with pytest.raises(WorkerError) as caught:
         launch(config, [watcher := Watcher()])
@@ -269,5 +269,5 @@ def test_ctrl_c_ends_with_checkpoint_and_summary(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["stopped_by"] == "interrupted"
     assert (summary["final_eval_return"], summary["final_eval_episodes"]) == (None, 0)  # which would take its time
-    assert list((tmp_path / "run" / "checkpoints").glob(f"life-*-update-*{summary['updates']}.safetensors"))
+    assert list((tmp_path / "run" / "checkpoints").glob(f"generation-*-update-*{summary['updates']}.safetensors"))
     assert all_gone([*workers, *simulators])

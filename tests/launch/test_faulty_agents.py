@@ -101,7 +101,7 @@ def test_a_checkpoint_of_another_network_names_file_and_agent(tmp_path: Path, se
     with pytest.raises(SpecError) as caught:
         launch(other, resume=tmp_path / "run")
     text = str(caught.value)
-    assert "checkpoints/life-" in text
+    assert "checkpoints/generation-" in text
     assert f"does not fit agent {config.agent.agent}: weights are of another network" in text
     assert "config.toml" in text
     assert "in a row" not in text

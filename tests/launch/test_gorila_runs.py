@@ -35,7 +35,7 @@ def test_a_run_of_learners_and_servers_learns_and_leaves_nobody(tmp_path: Path) 
     roles = ("replay", "gradient_learner", "parameter_server", "actor", "evaluator")
     assert summary["restarts"] == dict.fromkeys(roles, 0)
     assert summary["final_eval_episodes"] == 4
-    assert list((tmp_path / "run" / "checkpoints").glob(f"life-*-update-{summary['updates']:09d}.safetensors"))
+    assert list((tmp_path / "run" / "checkpoints").glob(f"generation-*-update-{summary['updates']:09d}.safetensors"))
     assert 0 <= summary["policy_lag"]["mean"] < summary["updates"]
     assert {"stale_gradients", "outlier_batches"} <= summary["dropped"].keys()
     versions = [status.weights_version for status in watcher.statuses]

@@ -27,7 +27,7 @@ LIVES = BEATS + "threading.Thread(target=_beat, args=({beats},), daemon=True).st
 
 
 class Stage:
-    """A companion, what it told, and its lives' process ids."""
+    """A companion, what it told, and its generations' process ids."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []

@@ -30,11 +30,11 @@ def test_work_gives_restarts_back() -> None:
         daily.ended(86_400.0, worked=True)
     assert not daily.exhausted
     often = RestartBudget(2)
-    lives = 0
+    generations = 0
     while not often.exhausted:
         often.ended(REFILL_SECONDS / 2, worked=True)
-        lives += 1
-    assert lives == 4  # each costs one and gives half of one back, the first had nothing to give back
+        generations += 1
+    assert generations == 4  # each costs one and gives half of one back, the first had nothing to give back
 
 
 def test_time_without_work_gives_nothing_back() -> None:
@@ -108,9 +108,9 @@ def test_who_ended_a_life(status: int, how: Ending) -> None:
     assert ending_of(status) == how
 
 
-@pytest.mark.parametrize(("lives", "pause"), [(0, 0.0), (1, 0.2), (2, 0.4), (9, 5.0), (5000, 5.0)])
-def test_the_pause_grows_to_a_limit(lives: int, pause: float) -> None:
+@pytest.mark.parametrize(("generations", "pause"), [(0, 0.0), (1, 0.2), (2, 0.4), (9, 5.0), (5000, 5.0)])
+def test_the_pause_grows_to_a_limit(generations: int, pause: float) -> None:
     patience = RestartBudget(1000)
-    for _ in range(lives):
+    for _ in range(generations):
         patience.ended(0.1, worked=False)
     assert patience.pause_seconds == pytest.approx(pause)

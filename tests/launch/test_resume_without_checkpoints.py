@@ -42,7 +42,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_resumed(tmp_path: Path, serial:
 
 def test_the_best_weights_are_enough(tmp_path: Path) -> None:
     more, folder, updates = trained(tmp_path)
-    for path in folder.checkpoints.glob("life-*-update-*"):
+    for path in folder.checkpoints.glob("generation-*-update-*"):
         path.unlink()
     after = launch(more, [watcher := Watcher()], resume=folder.path)
     assert after["updates"] > updates

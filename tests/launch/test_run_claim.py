@@ -24,7 +24,7 @@ from apexrl.errors import ConfigError, EnvError, FencedError, HeldError, Snapsho
 from apexrl.launch import launch, run_claim
 from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
-from apexrl.run.ownership import Lives, RunLock
+from apexrl.run.ownership import Generations, RunLock
 from apexrl.run.status import RunStatus
 
 ENDLESS = StopConfig(env_steps=0)
@@ -57,21 +57,24 @@ def test_a_run_that_is_trained_is_not_resumed_and_is_named_by_its_holder(tmp_pat
     try:
         wait_for(lambda: checkpoint.latest(tmp_path / "run" / "checkpoints"), process)
         os.killpg(process.pid, signal.SIGSTOP)  # the supervisor: nobody writes what is compared below
-        lives, text = (tmp_path / "run" / "lives.json").read_bytes(), (tmp_path / "run" / "config.toml").read_bytes()
+        generations, text = (
+            (tmp_path / "run" / "generations.json").read_bytes(),
+            (tmp_path / "run" / "config.toml").read_bytes(),
+        )
         with pytest.raises(HeldError, match=rf"is being trained by process {process.pid} on host .*apexrl.* train"):
             launch(config, resume=tmp_path / "run")
         with pytest.raises(HeldError):
             run_claim.resume_or_start(config, lambda text: None, wait_seconds=0.2)
         resume = [sys.executable, "-m", "apexrl.cli", "resume", str(tmp_path / "run")]
         assert subprocess.run(resume, check=False, capture_output=True).returncode == os.EX_TEMPFAIL
-        assert (tmp_path / "run" / "lives.json").read_bytes() == lives
+        assert (tmp_path / "run" / "generations.json").read_bytes() == generations
         assert (tmp_path / "run" / "config.toml").read_bytes() == text
         assert api.load(tmp_path / "run", "latest").checkpoint is not None  # who reads needs no lock
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     more = replace(config, stop=StopConfig(env_steps=1))
-    assert launch(more, resume=tmp_path / "run")["life"] > 1  # a killed holder holds nothing
+    assert launch(more, resume=tmp_path / "run")["generation"] > 1  # a killed holder holds nothing
 
 
 def test_of_two_resumes_at_once_one_runs(tmp_path: Path) -> None:
@@ -97,9 +100,9 @@ def test_a_new_run_takes_no_held_folder(tmp_path: Path) -> None:
     config = replace(small(tmp_path, stop=StopConfig(env_steps=300)), serial=True)
     launch(config)
     lock = RunLock(tmp_path / "run")
-    assert launch(config)["life"] == 1  # in run-2
+    assert launch(config)["generation"] == 1  # in run-2
     lock.close()
-    assert RunFolder.open(tmp_path / "run-2").summary()["life"] == 1
+    assert RunFolder.open(tmp_path / "run-2").summary()["generation"] == 1
 
 
 def test_every_life_of_a_writer_has_a_number_of_its_own(tmp_path: Path) -> None:
@@ -114,15 +117,17 @@ def test_every_life_of_a_writer_has_a_number_of_its_own(tmp_path: Path) -> None:
         return bool(killed) and status.restarts["learner"] == 1 and status.env_steps > 4000
 
     summary = launch(small(tmp_path, stop=ENDLESS), [Watcher(act)])
-    lives = json.loads((tmp_path / "run" / "lives.json").read_text())
-    assert (lives["run"], summary["life"]) == (1, 1)
-    assert sorted(lives[name] for name in ("learner-0", "evaluator-0")) == [3, 4] or lives["evaluator-0"] < 4
+    generations = json.loads((tmp_path / "run" / "generations.json").read_text())
+    assert (generations["run"], summary["generation"]) == (1, 1)
+    assert (
+        sorted(generations[name] for name in ("learner-0", "evaluator-0")) == [3, 4] or generations["evaluator-0"] < 4
+    )
     newest = checkpoint.load_latest(tmp_path / "run" / "checkpoints")
     assert newest is not None
-    assert newest.metadata["life"] == lives["learner-0"] > lives["evaluator-0"]
+    assert newest.metadata["generation"] == generations["learner-0"] > generations["evaluator-0"]
     best = checkpoint.best(tmp_path / "run" / "checkpoints")
     assert best is not None
-    assert checkpoint.load(best).metadata["life"] == lives["evaluator-0"]
+    assert checkpoint.load(best).metadata["generation"] == generations["evaluator-0"]
 
 
 @pytest.mark.parametrize("serial", [False, True])
@@ -133,7 +138,7 @@ def test_a_run_that_was_taken_over_ends_and_writes_nothing_more(tmp_path: Path, 
 
     def act(status: RunStatus) -> None:
         if not taken and checkpoint.latest(folder / "checkpoints"):
-            Lives(folder).begin()
+            Generations(folder).begin()
             time.sleep(0.2)  # for a file that was being put in place
             taken.append(written())
 
@@ -182,7 +187,7 @@ def test_a_killed_command_goes_on_when_it_is_repeated(tmp_path: Path) -> None:
         process = command(config, tmp_path, "--resume-or-start", "--env-steps", str(steps))
         assert process.wait(300.0) == 0, (tmp_path / "command.out").read_text()
     said = (tmp_path / "command.out").read_text()
-    assert "learner-0 restored life-" in said
+    assert "learner-0 restored generation-" in said
     assert said.count("is done: env_steps was reached") == 1
     assert RunFolder.open(tmp_path / "run").summary()["env_steps"] >= steps
 
@@ -239,6 +244,6 @@ def test_one_that_was_stopped_by_hand_is_done_and_one_that_was_interrupted_is_no
     assert once.summary["stopped_by"] == "callback"
     assert again(config).summary == once.summary
     folder = RunFolder.open(once.path)
-    folder.lives.run = once.summary["life"]
+    folder.generations.run = once.summary["generation"]
     folder.write_summary({**once.summary, "stopped_by": "interrupted"})
-    assert again(config, env_steps=once.summary["env_steps"] + 200).summary["life"] > once.summary["life"]
+    assert again(config, env_steps=once.summary["env_steps"] + 200).summary["generation"] > once.summary["generation"]

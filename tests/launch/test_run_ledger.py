@@ -110,7 +110,7 @@ def test_training_returns_are_averaged_over_the_latest_hundred(tmp_path: Path) -
 
 def test_metrics_and_lag_with_null_for_nan(tmp_path: Path) -> None:
     ledger, _ = ledger_of(tmp_path)
-    report = {"reporter": "learner-0", "life": 0, "lag": [1.0, 2.0, 3.0], "run_lag": [4.0, 5.0, None]}
+    report = {"reporter": "learner-0", "generation": 0, "lag": [1.0, 2.0, 3.0], "run_lag": [4.0, 5.0, None]}
     report |= {"lag_histogram": {"1": 3}, "run_lag_histogram": {"1": 3, "4": 7}}
     ledger.hear("metrics", {"values": {"loss": 0.5, "q": None}, **report})
     status = tick(ledger, 101.0)
@@ -228,27 +228,27 @@ def test_who_goes_on_with_a_run_says_for_longer_than_it_had(
 def test_numbers_of_lives_that_cannot_be_read_hide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("apexrl.launch.run_ledger.SUMMARY_SECONDS", 0.0)
     ledger, watcher = ledger_of(tmp_path)
-    ledger.folder.lives.begin()
-    ledger.folder.lives.path.write_text("{")
+    ledger.folder.generations.begin()
+    ledger.folder.generations.path.write_text("{")
     ledger.hear("checkpoint", {"path": "x", "updates": 1})
     assert ledger.number("learner-0") is None
-    ledger.note("spec", ledger.folder.lives.check)
+    ledger.note("spec", ledger.folder.generations.check)
     ledger.show()
     assert ledger.close(error="EnvError: the real one")["error"] == watcher.summary["error"]
-    assert any("lives.json cannot be read" in text and "The summary: " in text for text in watcher.texts)
-    ledger.folder.lives.path.unlink()  # as it says
+    assert any("generations.json cannot be read" in text and "The summary: " in text for text in watcher.texts)
+    ledger.folder.generations.path.unlink()  # as it says
     assert ledger.number("learner-0") == 2
 
 
 def test_a_run_that_was_taken_over_is_shown_no_more(tmp_path: Path) -> None:
     ledger, watcher = ledger_of(tmp_path)
-    ledger.folder.lives.begin()
+    ledger.folder.generations.begin()
     ledger.show()
-    RunFolder(ledger.folder.path).lives.begin()
+    RunFolder(ledger.folder.path).generations.begin()
     with pytest.raises(FencedError, match="has been taken over"):
         ledger.show()
     assert len(watcher.statuses) == 1
-    ledger.note("hosts.json", ledger.folder.lives.check)
+    ledger.note("hosts.json", ledger.folder.generations.check)
     ledger.close(error="FencedError")
     assert watcher.summary
     assert not ledger.folder.summary_path.exists()

@@ -1,4 +1,4 @@
-"""The run's policy lag out of the reports of several learners, and of their lives."""
+"""The run's policy lag out of the reports of several learners, and of their generations."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from apexrl.launch.run_policy_lag import Lags
 from apexrl.roles.policy_lag import LagMeter
 
 
-def meter(name: str, life: int = 0) -> LagMeter:
-    return LagMeter(SimpleNamespace(name=name, generation=life))  # type: ignore[arg-type]
+def meter(name: str, generation: int = 0) -> LagMeter:
+    return LagMeter(SimpleNamespace(name=name, generation=generation))  # type: ignore[arg-type]
 
 
 def crossed(report: dict[str, Any]) -> Any:
@@ -58,7 +58,7 @@ def test_several_reporters_are_one_run() -> None:
 
 
 def test_a_life_that_ended_still_counts_for_the_run() -> None:
-    lags, first, second = Lags(), meter("learner-0"), meter("learner-0", life=1)
+    lags, first, second = Lags(), meter("learner-0"), meter("learner-0", generation=1)
     first.add(np.full(30, 4))
     lags.hear(first.report())
     second.add(np.full(10, 8))

@@ -91,7 +91,7 @@ def test_a_killed_worker_gets_another_life_and_counters_go_on(tmp_path: Path) ->
 
 
 def test_a_worker_killed_from_outside_again_and_again_is_not_given_up(tmp_path: Path) -> None:
-    watcher = supervise(tmp_path, {f"0.{life}": "kill" for life in range(6)}, count=1)
+    watcher = supervise(tmp_path, {f"0.{generation}": "kill" for generation in range(6)}, count=1)
     assert watcher.summary["restarts"]["actor"] == 6
 
 
@@ -115,14 +115,14 @@ def test_failing_in_the_constructor_counts_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("least", [0, 2])
 def test_a_bad_actor_ends_the_run_that_needs_it(tmp_path: Path, least: int) -> None:
-    deeds = {f"0.{life}": "raise" for life in range(9)}
-    # two failures within two seconds of their starts; up to five, where lives begin slowly
+    deeds = {f"0.{generation}": "raise" for generation in range(9)}
+    # two failures within two seconds of their starts; up to five, where generations begin slowly
     with pytest.raises(WorkerError, match=r"actor-0 failed [2-5] times, and 4 restarts are allowed"):
         supervise(tmp_path, deeds, restarts=4, least=least, stop=StopConfig(minutes=5.0))
 
 
 def test_a_bad_actor_is_done_without_while_enough_are_left(tmp_path: Path) -> None:
-    deeds = {f"0.{life}": "raise" for life in range(9)}
+    deeds = {f"0.{generation}": "raise" for generation in range(9)}
     states: list[str] = []
 
     def act(status: Any) -> bool:
@@ -142,14 +142,14 @@ def test_a_bad_actor_is_done_without_while_enough_are_left(tmp_path: Path) -> No
 
 def test_the_last_of_each_queue_is_needed(tmp_path: Path) -> None:
     """Actors 0 and 2 serve one queue, actor 1 another one."""
-    deeds = {f"{index}.{life}": "raise" for index in (0, 1) for life in range(9)}
+    deeds = {f"{index}.{generation}": "raise" for index in (0, 1) for generation in range(9)}
     with pytest.raises(WorkerError, match="actor-1 failed"):
         supervise(tmp_path, deeds, count=3, restarts=4, least=1, stop=StopConfig(minutes=5.0), queue_0=1, queue_1=2)
 
 
 @pytest.mark.parametrize("deed", ["kill", "terminate"])
 def test_lives_that_others_end_cost_nothing(tmp_path: Path, deed: str) -> None:
-    watcher = supervise(tmp_path, {f"0.{life}": deed for life in range(4)}, count=1, restarts=1)
+    watcher = supervise(tmp_path, {f"0.{generation}": deed for generation in range(4)}, count=1, restarts=1)
     assert watcher.summary["restarts"]["actor"] == 4
 
 

@@ -168,7 +168,7 @@ def test_a_chunk_is_committed_once():
     sink.close()
     successor.open()
     assert not successor.commit("host/1", 0, 0, head, body)
-    assert successor.commit("host/2", 0, 0, head, body)  # another life numbers anew
+    assert successor.commit("host/2", 0, 0, head, body)  # another generation numbers anew
     assert receipts.read("host/1")[1:] == (head.items, 0, 2 * head.items)
     assert receipts.totals()[1:] == (2 * head.items, 0, 2 * head.items)
 
@@ -199,7 +199,7 @@ def test_counters_belong_to_the_host_whatever_lives_its_senders_have():
     receipts = Receipts(8)
     assert receipts.count("host", [5, 2], first=True) == [5, 2]
     assert receipts.count("host", [7, 1], first=False) == [2, 0]
-    assert receipts.count("host", [9, 4], first=True) == [2, 2]  # another life
+    assert receipts.count("host", [9, 4], first=True) == [2, 2]  # another generation
     assert receipts.count("late", [9, 4], first=False) == [9, 4]
 
 
@@ -224,8 +224,8 @@ def test_streams_that_ended_do_not_keep_what_is_old():
     there = Replay(4096, fields("transition"), streams=65, **KINDS["transition"])
     sink = ChunkSink(there, Receipts(100), 64)
     sink.open()
-    for life in range(60):
-        sink.commit(f"host/{life}", 0, 0, head, body)
+    for generation in range(60):
+        sink.commit(f"host/{generation}", 0, 0, head, body)
     assert sink.close_idle(60.0) == 0
     assert sink.close_idle(0.0) == 60
     assert sink.close_idle(0.0) == 0

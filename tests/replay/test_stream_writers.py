@@ -1,4 +1,4 @@
-"""A stream writer's life: short slots, going out of scope, priority functions that fail, streams named wrongly."""
+"""Stream writers: short slots, going out of scope, priority functions that fail, streams named wrongly."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class System:
         self.weights = InlineWeights()
         self.weights.publish({"w": np.array([1.0], np.float32)}, 1)
         self.server = self.new_server()
-        self.lives = [0] * WORKERS
+        self.generations = [0] * WORKERS
         self.workers = [self.new_worker(index) for index in range(WORKERS)]
 
     def new_server(self) -> InferenceServer:
@@ -107,11 +107,11 @@ class System:
 
     def new_worker(self, index: int) -> EnvWorker:
         context = self.stage.context("env_worker", index, seed=index + 1)
-        context.generation = self.lives[index]
+        context.generation = self.generations[index]
         return EnvWorker(context, config=self.config, spec=self.spec, inference=self.inference)
 
     def kill_worker(self, index: int) -> None:
-        self.lives[index] += 1
+        self.generations[index] += 1
         self.workers[index] = self.new_worker(index)
 
     def turn(self) -> None:

@@ -17,7 +17,7 @@ from apexrl.errors import FencedError, SnapshotError, SpecError
 from apexrl.roles import checkpointing
 from apexrl.roles.checkpointing import Saving
 from apexrl.run import checkpoint
-from apexrl.run.ownership import Fence, Lives
+from apexrl.run.ownership import Fence, Generations
 
 STATE = {"w": np.ones(3, np.float32)}
 
@@ -118,7 +118,7 @@ def test_a_successors_do_not_give_way(stage: Any, tmp_path: Path) -> None:
     """It begins, and writes, while this process stands still after its look at the fence."""
     folder = tmp_path / "checkpoints"
     context = stage.context("learner")
-    fence: Any = Fence(tmp_path, "learner-0", Lives(tmp_path).grant("learner-0"))
+    fence: Any = Fence(tmp_path, "learner-0", Generations(tmp_path).grant("learner-0"))
     context.fence = fence
     for updates in (1, 2):
         checkpoint.save(folder, STATE, {"updates": updates}, 2, fence)
@@ -127,7 +127,7 @@ def test_a_successors_do_not_give_way(stage: Any, tmp_path: Path) -> None:
     def check() -> None:
         fence.check = Fence.check.__get__(fence)
         fence.check()
-        successor = Fence(tmp_path, "learner-0", Lives(tmp_path).grant("learner-0"))
+        successor = Fence(tmp_path, "learner-0", Generations(tmp_path).grant("learner-0"))
         for updates in (1, 2):
             checkpoint.save(folder, STATE, {"updates": updates}, 2, successor)
 
@@ -140,7 +140,7 @@ def test_a_successors_do_not_give_way(stage: Any, tmp_path: Path) -> None:
 
     with pytest.raises(FencedError):
         Saving(context, 60.0, kept=2).last(write)
-    assert [path.name[:9] for path in checkpoint.numbered(folder)] == ["life-0002", "life-0002"]
+    assert [path.name[:15] for path in checkpoint.numbered(folder)] == ["generation-0002", "generation-0002"]
 
 
 def test_what_is_wrong_with_the_agent_stays_an_error(stage: Any) -> None:

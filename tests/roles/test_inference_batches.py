@@ -127,7 +127,7 @@ def test_threads_that_answer_at_the_same_time_write_every_step_once(
     deadline = time.monotonic() + 60.0
     while not errors and time.monotonic() < deadline:
         rows = sum(len(rows) for rows in system.streams())
-        served = len(system.replay.writers) == WORKERS + 3  # every life, and not only begun
+        served = len(system.replay.writers) == WORKERS + 3  # every generation, and not only begun
         if rows > 1200 * ENVS / 3 and served and min(answered) > 5:
             break
         time.sleep(0.01)

@@ -18,8 +18,8 @@ def test_a_new_life_of_a_worker_begins_anew_whenever_the_old_one_ended(
     stage: Any, monkeypatch: pytest.MonkeyPatch, moment: str, splits: int
 ) -> None:
     system = System(stage, monkeypatch, config_for(splits=splits))
-    for life in range(3):
-        system.turns(7 + life)
+    for generation in range(3):
+        system.turns(7 + generation)
         first = system.workers[0]
         if moment in ("asked", "taken"):
             first.step()  # the answers are taken, and the next actions asked for
@@ -95,7 +95,7 @@ def test_workers_of_another_host_ask_over_tcp(stage: Any, monkeypatch: pytest.Mo
     gateway = Gateway(system.link, "token")
     fields = {"request": request_fields(system.spec), "reply": reply_fields(system.spec)}
     system.inference = RemoteInference(gateway.address, "token", **fields, splits=system.link.splits)
-    system.lives = [1] * WORKERS
+    system.generations = [1] * WORKERS
     try:
         system.workers = [system.new_worker(index) for index in range(WORKERS)]
         for goal in (150, 300):
@@ -125,7 +125,7 @@ def test_a_request_of_an_old_life_is_thrown_away_and_counted(stage: Any, monkeyp
     system.turns(7)
     assert stage.run.totals["late_requests"] == 0
     writers = len(system.replay.writers)
-    late = system.link.worker(0, 0)  # what the first life had sent comes now
+    late = system.link.worker(0, 0)  # what the first generation had sent comes now
     while late.room(0) is None:
         assert system.server.step()
     late.ask(0, 0.0)

@@ -201,7 +201,7 @@ def test_recurrent_states_stay_with_their_environments(
         system.weights.publish(teacher.weights(), 1)
         system.server = system.new_server()
         system.turns(60)
-        system.kill_worker(1)  # its new life begins with zeros, as an episode does
+        system.kill_worker(1)  # its new generation begins with zeros, as an episode does
         system.turns(60)
         acting = system.server._agent
         assert isinstance(acting, Remembering)

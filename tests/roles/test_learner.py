@@ -155,7 +155,7 @@ def test_a_successor_restores_the_checkpoint_and_versions_go_on(stage: Any, repl
     assert weights.version == 8
     for name, value in first._agent.state_dict().items():
         np.testing.assert_array_equal(value, second._agent.state_dict()[name])
-    assert any("restored life-0000-update-000000006" in values["text"] for values in stage.values("log"))
+    assert any("restored generation-0000-update-000000006" in values["text"] for values in stage.values("log"))
 
 
 def test_without_a_checkpoint_a_successor_takes_up_the_published_weights(stage: Any, replay: Replay) -> None:
@@ -178,7 +178,7 @@ def test_checkpoints_come_by_period_and_old_ones_go(stage: Any, replay: Replay) 
         learner.step()
         stage.run.totals["env_steps"] += 1001  # a second of this clock
     kept = [path.name for path in checkpoint.numbered(folder_of(stage).checkpoints)]
-    assert kept == ["life-0000-update-000000003.safetensors", "life-0000-update-000000004.safetensors"]
+    assert kept == ["generation-0000-update-000000003.safetensors", "generation-0000-update-000000004.safetensors"]
 
 
 def test_the_replay_is_saved_when_asked_for(stage: Any, replay: Replay) -> None:
@@ -218,7 +218,7 @@ def test_a_loss_that_is_not_finite_names_update_batch_and_checkpoint(stage: Any)
         before = learner._agent.weights()
         kept = {name: np.array(value) for name, value in before.items()}
         with pytest.raises(
-            NonFiniteError, match=r"update 1 \(batch of 16 items, keys 0x.*life-0000-update-000000000"
+            NonFiniteError, match=r"update 1 \(batch of 16 items, keys 0x.*generation-0000-update-000000000"
         ) as caught:
             learner.step()
         assert [str(caught.value).count(words) for words in ("update 1", "earning", "as they were")] == [1, 1, 1]

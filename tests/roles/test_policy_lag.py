@@ -101,7 +101,7 @@ def test_nothing_is_known_before_the_first_batch(meter: LagMeter) -> None:
     report = meter.report()
     assert all(math.isnan(value) for value in report["lag"] + report["run_lag"])
     assert report["lag_histogram"] == report["run_lag_histogram"] == {}
-    assert (report["reporter"], report["life"]) == ("learner-2", 0)
+    assert (report["reporter"], report["generation"]) == ("learner-2", 0)
 
 
 def test_mean_quantile_and_maximum_of_the_window_and_of_the_run(meter: LagMeter) -> None:

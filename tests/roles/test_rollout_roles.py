@@ -53,7 +53,7 @@ class System:
         self.weights = InlineWeights()
         self.weights.publish({"w": np.array([1.0], np.float32)}, 1)
         self.policies = [self.new_policy(index) for index in range(policies)]
-        self.lives = [0] * WORKERS
+        self.generations = [0] * WORKERS
         self.workers = [self.new_worker(index) for index in range(WORKERS)]
 
     def new_policy(self, index: int) -> PolicyWorker:
@@ -63,7 +63,7 @@ class System:
 
     def new_worker(self, index: int) -> RolloutWorker:
         context = self.stage.context("rollout_worker", index, seed=index + 1)
-        context.generation = self.lives[index]
+        context.generation = self.generations[index]
         settings: dict[str, Any] = {"config": self.config, "spec": self.spec}
         return RolloutWorker(context, **settings, inference=self.link, replay=self.replay)
 
@@ -111,12 +111,12 @@ def test_a_policy_worker_that_dies_takes_nothing_with_it(
 ) -> None:
     """Not a step, and no recurrent state: streams go on as if nothing had been."""
     system = System(stage, monkeypatch, config_for(), policies)
-    for life in range(5):
+    for generation in range(5):
         system.turns(8)
         for worker in system.workers:  # all have asked, and nobody has answered
             while worker.step():
                 pass
-        system.policies[life % policies] = system.new_policy(life % policies)
+        system.policies[generation % policies] = system.new_policy(generation % policies)
     system.turns(8)
     assert len(system.streams()) == WORKERS * ENVS
     assert system.check() == stage.run.totals["env_steps"] > 180
@@ -129,7 +129,7 @@ def test_a_rollout_worker_that_dies_begins_anew_and_others_do_not_notice(
     system.turns(20)
     while system.workers[0].step():
         pass
-    system.lives[0] = 1
+    system.generations[0] = 1
     system.workers[0] = system.new_worker(0)  # the old one's requests are there yet
     system.turns(20)
     assert len(system.replay.writers) == WORKERS + 1

@@ -76,7 +76,7 @@ class Together:
         self.learners = [self.begin(index) for index in range(count)]
 
     def begin(self, index: int) -> Learner:
-        """A learner's life, with a seed of its own: what they have in common they have from the first."""
+        """A learner's generation, with a seed of its own: what they have in common they have from the first."""
         context = self.stage.context("learner", index=index, seed=100 + index)
         return Learner(
             context, config=self.config, spec=SPEC, replay=self.queues[index], weights=self.weights,
@@ -144,7 +144,7 @@ def test_the_first_publishes_counts_and_keeps(together: Together) -> None:
         learner.close()
     folder = RunFolder(together.stage.context("x").folder)
     assert [path.name for path in checkpoint.numbered(folder.checkpoints)] == [
-        f"life-0000-update-{updates:09d}.safetensors"
+        f"generation-0000-update-{updates:09d}.safetensors"
     ]
     lags = [values for values in together.stage.values("metrics") if values["run_lag_histogram"]]
     assert {values["reporter"] for values in lags} == {"learner-0", "learner-1"}

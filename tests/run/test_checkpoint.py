@@ -40,18 +40,18 @@ def test_equal_contents_are_equal_files(tmp_path: Path) -> None:
     metadata = {"updates": 12, "note": 'ü \x01 \x7f ☃ "quoted" \\ \n'}
     written = {checkpoint.save(tmp_path / str(n), ARRAYS, metadata).read_bytes() for n in range(12)}
     assert len(written) == 1  # metadata of four entries would else come in 24 orders
-    assert checkpoint.load(tmp_path / "0" / "life-0000-update-000000012.safetensors").metadata == {
+    assert checkpoint.load(tmp_path / "0" / "generation-0000-update-000000012.safetensors").metadata == {
         **metadata,
-        "life": 0,
+        "generation": 0,
     }
 
 
 def test_round_trip(tmp_path: Path) -> None:
     path = checkpoint.save(tmp_path, ARRAYS, {"updates": 1200, "env_steps": 5, "note": "ü"})
-    assert path.name == "life-0000-update-000001200.safetensors"
+    assert path.name == "generation-0000-update-000001200.safetensors"
     found = checkpoint.load(path)
     same(ARRAYS, found.arrays)
-    assert found.metadata == {"updates": 1200, "env_steps": 5, "note": "ü", "life": 0}
+    assert found.metadata == {"updates": 1200, "env_steps": 5, "note": "ü", "generation": 0}
     assert found.kind == "state"
     assert json.loads(path.with_suffix(".json").read_text())["updates"] == 1200
 
@@ -79,8 +79,8 @@ def test_old_ones_are_pruned_and_best_stays(tmp_path: Path) -> None:
     for updates in (1, 10, 100, 1000):
         checkpoint.save(tmp_path, ARRAYS, {"updates": updates}, keep=2)
     assert [path.name for path in checkpoint.numbered(tmp_path)] == [
-        "life-0000-update-000000100.safetensors",
-        "life-0000-update-000001000.safetensors",
+        "generation-0000-update-000000100.safetensors",
+        "generation-0000-update-000001000.safetensors",
     ]
     assert checkpoint.latest(tmp_path) == checkpoint.numbered(tmp_path)[-1]
     best = checkpoint.best(tmp_path)
@@ -89,7 +89,7 @@ def test_old_ones_are_pruned_and_best_stays(tmp_path: Path) -> None:
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {
         f"{stem}.{end}"
-        for stem in ("best", "life-0000-update-000000100", "life-0000-update-000001000")
+        for stem in ("best", "generation-0000-update-000000100", "generation-0000-update-000001000")
         for end in ("json", "safetensors")
     }
 
@@ -115,10 +115,10 @@ def test_truncated_anywhere_is_refused_by_name(tmp_path: Path) -> None:
     assert header < len(whole) - 4
     for size in {0, 1, 7, 8, 9, header // 2, header - 1, header, header + 1, len(whole) - 8, len(whole) - 1}:
         path.write_bytes(whole[:size])
-        with pytest.raises(SnapshotError, match="life-0000-update-000000001"):
+        with pytest.raises(SnapshotError, match="generation-0000-update-000000001"):
             checkpoint.load(path)
     path.write_bytes(whole + b"\x00")
-    with pytest.raises(SnapshotError, match="life-0000-update-000000001"):
+    with pytest.raises(SnapshotError, match="generation-0000-update-000000001"):
         checkpoint.load(path)
 
 
@@ -145,7 +145,7 @@ def test_every_changed_byte_is_noticed(tmp_path: Path) -> None:
 def test_foreign_files(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
-    path = tmp_path / "life-0000-update-000000003.safetensors"
+    path = tmp_path / "generation-0000-update-000000003.safetensors"
     save_file({"a": np.ones(3)}, path)
     with pytest.raises(SnapshotError, match="not written by apexrl"):
         checkpoint.load(path)
@@ -245,7 +245,7 @@ def test_a_disk_that_is_full_says_so_and_keeps_what_there_was(tmp_path: Path) ->
             os._exit(error.errno or 0)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == errno.EFBIG
-    assert [path.stem[10:] for path in checkpoint.numbered(tmp_path)] == ["update-000000001", "update-000000002"]
+    assert [path.stem[16:] for path in checkpoint.numbered(tmp_path)] == ["update-000000001", "update-000000002"]
     assert len(list(tmp_path.iterdir())) == 4  # nothing half-written makes the disk fuller
 
 

@@ -1,4 +1,4 @@
-"""Who may write a run folder: the lock that dies with its holder, numbers of lives, and fences."""
+"""Who may write a run folder: the lock that dies with its holder, numbers of generations, and fences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from apexrl.errors import FencedError, HeldError, LinkError, SnapshotError
 from apexrl.run import atomic_files, checkpoint
 from apexrl.run.atomic_files import replacing
 from apexrl.run.folder import RunFolder
-from apexrl.run.ownership import LOCK_FILE, REPLACED, Fence, Lives, RunLock, holder, lease_clock
+from apexrl.run.ownership import LOCK_FILE, REPLACED, Fence, Generations, RunLock, holder, lease_clock
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
 STATE = {"w": np.zeros(3, np.float32)}
@@ -115,18 +115,18 @@ def test_who_waited_for_a_file_that_was_removed_locks_the_one_that_is_there(tmp_
 
 
 def test_numbers_of_lives_only_rise(tmp_path: Path) -> None:
-    lives = Lives(tmp_path)
-    assert (lives.begin(), lives.grant("learner-0"), lives.grant("evaluator-0")) == (1, 2, 3)
-    assert (lives.newest("learner-0"), lives.newest("evaluator-0")) == (2, 3)
-    assert lives.grant("learner-0") == 4
-    assert Lives(tmp_path).begin() == 5
-    assert lives.newest("evaluator-0") == 5  # a new life of the run puts an end to all before
-    (tmp_path / "lives.json").unlink()
-    assert Lives(tmp_path).begin(least=7) == 8  # as the checkpoints showed
+    generations = Generations(tmp_path)
+    assert (generations.begin(), generations.grant("learner-0"), generations.grant("evaluator-0")) == (1, 2, 3)
+    assert (generations.newest("learner-0"), generations.newest("evaluator-0")) == (2, 3)
+    assert generations.grant("learner-0") == 4
+    assert Generations(tmp_path).begin() == 5
+    assert generations.newest("evaluator-0") == 5  # a new generation of the run puts an end to all before
+    (tmp_path / "generations.json").unlink()
+    assert Generations(tmp_path).begin(least=7) == 8  # as the checkpoints showed
 
 
 def test_a_holder_that_was_replaced_begins_no_lives(tmp_path: Path) -> None:
-    first, second = Lives(tmp_path), Lives(tmp_path)
+    first, second = Generations(tmp_path), Generations(tmp_path)
     first.begin()
     second.begin()
     with pytest.raises(FencedError, match="has been taken over"):
@@ -139,106 +139,108 @@ def test_a_holder_that_is_replaced_while_it_writes_overwrites_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str
 ) -> None:
     """It has looked, and stands still before its file takes its place."""
-    folder, successor = RunFolder(tmp_path), Lives(tmp_path)
-    folder.lives.begin()
+    folder, successor = RunFolder(tmp_path), Generations(tmp_path)
+    folder.generations.begin()
     waiting = [successor.begin]
     monkeypatch.setattr(atomic_files, "_sync", lambda path: waiting.pop()() if waiting else None)
     spec = EnvSpec({"x": Field((1,), "float32")}, ActionSpec(n=2))
     with pytest.raises(FencedError, match="has been taken over"):
         {
-            "grant": lambda: folder.lives.grant("learner-0"),
-            "keep": folder.lives.keep,
+            "grant": lambda: folder.generations.grant("learner-0"),
+            "keep": folder.generations.keep,
             "summary": lambda: folder.write_summary({}),
             "spec": lambda: folder.write_spec(spec),
         }[write]()
     assert successor.newest("") == successor.run == 2
-    assert {path.name for path in tmp_path.iterdir()} == {"lives.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"generations.json"}
 
 
 def test_a_number_that_went_back_is_put_right(tmp_path: Path) -> None:
     """A fenced holder stood still between its last look and the rename."""
-    first, second = Lives(tmp_path), Lives(tmp_path)
+    first, second = Generations(tmp_path), Generations(tmp_path)
     first.begin()
     first.grant("learner-0")
-    old = (tmp_path / "lives.json").read_text()
+    old = (tmp_path / "generations.json").read_text()
     second.begin()
     second.grant("learner-0")
-    new = (tmp_path / "lives.json").read_text()
-    (tmp_path / "lives.json").write_text(old)
+    new = (tmp_path / "generations.json").read_text()
+    (tmp_path / "generations.json").write_text(old)
     first.hold()  # it cannot know
     second.hold()
-    assert (tmp_path / "lives.json").read_text() == new
+    assert (tmp_path / "generations.json").read_text() == new
     with pytest.raises(FencedError):
         first.hold()
-    (tmp_path / "lives.json").write_text(old)
+    (tmp_path / "generations.json").write_text(old)
     assert second.grant("evaluator-0") == 5
     assert (second.newest(""), second.newest("learner-0")) == (3, 4)
 
 
 def test_a_fenced_life_writes_nothing(tmp_path: Path) -> None:
-    lives = Lives(tmp_path)
-    lives.begin()
-    old = Fence(tmp_path, "learner-0", lives.grant("learner-0"))
+    generations = Generations(tmp_path)
+    generations.begin()
+    old = Fence(tmp_path, "learner-0", generations.grant("learner-0"))
     folder = tmp_path / "checkpoints"
     checkpoint.save(folder, STATE, {"updates": 10}, fence=old)
     checkpoint.save_best(folder, STATE, {"updates": 10}, old)
-    new = Fence(tmp_path, "learner-0", lives.grant("learner-0"))
+    new = Fence(tmp_path, "learner-0", generations.grant("learner-0"))
     before = {path: path.read_bytes() for path in folder.iterdir()}
     for write in (checkpoint.save, checkpoint.save_best):
         with pytest.raises(FencedError, match=r"learner-0 has a newer generation \(3, this is 2\)"):
             write(folder, STATE, {"updates": 20}, fence=old)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
-    assert checkpoint.save(folder, STATE, {"updates": 5}, fence=new).name == "life-0003-update-000000005.safetensors"
+    assert (
+        checkpoint.save(folder, STATE, {"updates": 5}, fence=new).name == "generation-0003-update-000000005.safetensors"
+    )
 
 
 def test_one_that_is_fenced_while_it_writes_does_not_put_its_file_in_place(tmp_path: Path) -> None:
-    lives = Lives(tmp_path)
-    lives.begin()
-    fence = Fence(tmp_path, "learner-0", lives.grant("learner-0"))
+    generations = Generations(tmp_path)
+    generations.begin()
+    fence = Fence(tmp_path, "learner-0", generations.grant("learner-0"))
     path = tmp_path / "file"
     path.write_text("successor's")
     fence.check()
     with pytest.raises(FencedError), replacing(path, fence.check) as temporary:
         temporary.write_text("mine")
-        lives.grant("learner-0")  # the write took long, and it was given up on
+        generations.grant("learner-0")  # the write took long, and it was given up on
     assert path.read_text() == "successor's"
     assert not list(tmp_path.glob(".writing-*"))
 
 
 def test_the_newest_is_of_the_newest_life_and_a_successors_stay(tmp_path: Path) -> None:
     """One that was ahead, and one that took its place from an older checkpoint: the second's are the run's."""
-    lives = Lives(tmp_path)
-    lives.begin()
-    first = Fence(tmp_path, "learner-0", lives.grant("learner-0"))
+    generations = Generations(tmp_path)
+    generations.begin()
+    first = Fence(tmp_path, "learner-0", generations.grant("learner-0"))
     for updates in (19000, 19500, 20000):
         checkpoint.save(tmp_path, STATE, {"updates": updates}, fence=first)
-    second = Fence(tmp_path, "learner-0", lives.grant("learner-0"))
+    second = Fence(tmp_path, "learner-0", generations.grant("learner-0"))
     for updates in (11000, 11500):
         written = checkpoint.save(tmp_path, STATE, {"updates": updates}, fence=second)
         assert checkpoint.latest(tmp_path) == written
-    assert [path.name[10:] for path in checkpoint.numbered(tmp_path)] == [
+    assert [path.name[16:] for path in checkpoint.numbered(tmp_path)] == [
         "update-000020000.safetensors",
         "update-000011000.safetensors",
         "update-000011500.safetensors",
     ]
     found = checkpoint.load_latest(tmp_path)
     assert found is not None
-    assert (found.metadata["life"], found.metadata["updates"]) == (3, 11500)
+    assert (found.metadata["generation"], found.metadata["updates"]) == (3, 11500)
 
 
 class Replaced(Fence):
     """Stands still right after its nth look, until a successor has written its first checkpoint."""
 
     def __init__(self, folder: Path, looks: int, keep: int) -> None:
-        self.lives = Lives(folder.parent)
-        super().__init__(folder.parent, "learner-0", self.lives.grant("learner-0"))
+        self.generations = Generations(folder.parent)
+        super().__init__(folder.parent, "learner-0", self.generations.grant("learner-0"))
         self._folder, self._looks, self._keep = folder, looks, keep
 
     def check(self) -> None:
         super().check()
         self._looks -= 1
         if not self._looks:
-            successor = Fence(self._folder.parent, "learner-0", self.lives.grant("learner-0"))
+            successor = Fence(self._folder.parent, "learner-0", self.generations.grant("learner-0"))
             for updates in range(1, self._keep + 1):
                 checkpoint.save(self._folder, STATE, {"updates": updates}, self._keep, successor)
 
@@ -250,7 +252,7 @@ def test_one_that_was_replaced_while_it_wrote_removes_nothing_of_its_successors(
         checkpoint.save(tmp_path / "checkpoints", STATE, {"updates": 100}, 1, fence)
     newest = checkpoint.load_latest(tmp_path / "checkpoints")
     assert newest is not None
-    assert newest.metadata["life"] == fence.life + 1
+    assert newest.metadata["generation"] == fence.generation + 1
 
 
 def test_what_was_just_written_is_never_removed(tmp_path: Path) -> None:
@@ -286,32 +288,32 @@ def test_while_a_place_may_be_anothers_nothing_is_written(tmp_path: Path) -> Non
 
 
 def test_lives_that_cannot_be_read_are_said(tmp_path: Path) -> None:
-    (tmp_path / "lives.json").write_text(json.dumps([1]))
-    with pytest.raises(SnapshotError, match=r"lives\.json cannot be read"):
-        Lives(tmp_path).begin()
+    (tmp_path / "generations.json").write_text(json.dumps([1]))
+    with pytest.raises(SnapshotError, match=r"generations\.json cannot be read"):
+        Generations(tmp_path).begin()
 
 
 def test_two_threads_change_the_numbers_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that notes a checkpoint must not write back what it read before the other granted a life."""
-    lives = Lives(tmp_path)
-    lives.begin()
+    """One that notes a checkpoint must not write back what it read before the other granted a generation."""
+    generations = Generations(tmp_path)
+    generations.begin()
     inside, go = threading.Event(), threading.Event()
-    write = Lives._write
+    write = Generations._write
 
-    def hang(self: Lives, values: dict[str, int]) -> None:
+    def hang(self: Generations, values: dict[str, int]) -> None:
         inside.set()
         go.wait(60.0)
         write(self, values)
 
-    monkeypatch.setattr(Lives, "_write", hang)
-    thread = threading.Thread(target=lives.keep)
+    monkeypatch.setattr(Generations, "_write", hang)
+    thread = threading.Thread(target=generations.keep)
     thread.start()
     assert inside.wait(60.0)
-    monkeypatch.setattr(Lives, "_write", write)
+    monkeypatch.setattr(Generations, "_write", write)
     with pytest.raises(TimeoutError, match="takes too long"):
-        lives.grant("learner-0")
+        generations.grant("learner-0")
     go.set()
     thread.join(60.0)
-    number = lives.grant("learner-0")
-    assert lives.kept
-    assert lives.newest("learner-0") == number
+    number = generations.grant("learner-0")
+    assert generations.kept
+    assert generations.newest("learner-0") == number

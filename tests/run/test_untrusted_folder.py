@@ -282,7 +282,7 @@ def test_files_too_long_to_be_true_are_not_read(tmp_path: Path) -> None:
         apexrl.load(folder.path)
 
 
-@pytest.mark.parametrize("name", ["lives.json", "metrics.jsonl", "config.toml"])
+@pytest.mark.parametrize("name", ["generations.json", "metrics.jsonl", "config.toml"])
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(name: str, tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     (folder.path / name).unlink(missing_ok=True)

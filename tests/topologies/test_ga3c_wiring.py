@@ -12,7 +12,7 @@ from apexrl.presets import preset, with_topology
 from apexrl.protocols import Item, Place
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, topology
-from apexrl.topologies.program import KnobLink, Program
+from apexrl.topologies.program import CountLink, Program
 
 PROBE = Probe(
     EnvSpec({"observation": Field((4,), "float32")}, ActionSpec(n=2), stack=3),
@@ -58,8 +58,8 @@ def test_environments_and_both_kinds_of_threads_are_tunable() -> None:
     program = wired(predictors=3, trainers=1, autotune=True, actor_slots=12)
     assert program.tunable == {"env_worker": (5, 12), "predictor": (3, 8), "trainer": (1, 8)}
     ports = program.nodes[0].ports
-    assert [ports[name] for name in ("predictors", "trainers")] == program.knobs
-    assert all(isinstance(knob, KnobLink) for knob in program.knobs)
+    assert [ports[name] for name in ("predictors", "trainers")] == program.thread_counts
+    assert all(isinstance(knob, CountLink) for knob in program.thread_counts)
     assert wired(predictors=20).tunable["predictor"] == (20, 20)
 
 

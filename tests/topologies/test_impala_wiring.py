@@ -200,11 +200,11 @@ def test_unrolls_come_once_and_in_the_order_of_their_stream() -> None:
 
 @pytest.mark.parametrize("numbers", [(1, 4, T, 512, 1), (1, 1, T, 256, 1), (1, 16, T, 64, 1)], ids=str)
 def test_actors_that_die_again_and_again_do_not_stop_the_rest(numbers: tuple[int, int, int, int, int]) -> None:
-    """Each life leaves one unroll of every stream in a slot of its own."""
+    """Each generation leaves one unroll of every stream in a slot of its own."""
     streams, length, batch = numbers[1], numbers[2], numbers[3]
     with made(*numbers) as replay:
-        for life in range(4 * batch // streams):
-            writer = Stream(replay, streams, life)
+        for generation in range(4 * batch // streams):
+            writer = Stream(replay, streams, generation)
             for _ in range(length + 1):
                 if not writer.write():
                     assert len(replay) >= batch

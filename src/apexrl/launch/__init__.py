@@ -94,18 +94,18 @@ def check(config: Config) -> None:
         local_run.check(config, interrupts)
 
 
-def join(url: str, run: str, observers: Sequence[Observer] = (), **wishes: Any) -> dict[str, Any]:
+def join(url: str, run: str, observers: Sequence[Observer] = (), **options: Any) -> dict[str, Any]:
     """Bring actors to a run that a learner on another host works at, until it is over; see ``actor_host.join``."""
     from apexrl.launch import actor_host
     from apexrl.launch.interrupts import Interrupts
 
     began = time.monotonic()
     with Interrupts() as interrupts:
-        return actor_host.join(url, run, observers=observers, interrupts=interrupts, began=began, **wishes)
+        return actor_host.join(url, run, observers=observers, interrupts=interrupts, began=began, **options)
 
 
 def join_envs(
-    address: tuple[str, int], token: str, observers: Sequence[Observer] = (), **wishes: Any
+    address: tuple[str, int], token: str, observers: Sequence[Observer] = (), **options: Any
 ) -> dict[str, Any]:
     """Bring environment workers to a run that listens on another host, until it is over; see ``env_host.join``."""
     from apexrl.launch import env_host
@@ -113,4 +113,4 @@ def join_envs(
 
     began = time.monotonic()
     with Interrupts() as interrupts:
-        return env_host.join(address, token, observers=observers, interrupts=interrupts, began=began, **wishes)
+        return env_host.join(address, token, observers=observers, interrupts=interrupts, began=began, **options)

@@ -113,14 +113,14 @@ class AutoTune:
         self._run(self._tuner.next(), now)
 
     def _run(self, setting: dict[str, int], now: float) -> None:
-        """Call and dismiss workers, and turn knobs, until ``setting`` is what runs."""
+        """Call and dismiss workers, and set thread counts, until ``setting`` is what runs."""
         if setting == self._now_run:
             return
         for name, count in setting.items():
             if self._roles[name]:
                 _staff(self._roles[name], count, now)
             else:
-                self._wiring.turn(name, count)
+                self._wiring.set_count(name, count)
         self._now_run = setting
         self._ready_at = math.inf
 

@@ -176,13 +176,13 @@ class Beacon:
         if orders.lost_slots and not self._reason:
             lost = ", ".join(str(slot) for slot in orders.lost_slots)
             self._news.put((f"other hosts have taken the slots {lost} while the server was away", "warning"))
-        wishes = {
+        reasons = {
             "replaced": orders.replaced,
             "finished": orders.finished,
             "stopped": orders.stop,
             "lost slots": bool(orders.lost_slots),
         }
-        self._reason = self._reason or next((reason for reason, wanted in wishes.items() if wanted), "")
+        self._reason = self._reason or next((reason for reason, wanted in reasons.items() if wanted), "")
 
     def _lost(self, error: LinkError) -> None:
         if not self._server_away:

@@ -51,9 +51,9 @@ class Upkeep:
         if kind == "note":
             self._note(values["what"], values["write"])
         elif kind == "checkpoint":
-            self._try(self._folder.lives.keep)  # or it is noted with the next one
+            self._try(self._folder.generations.keep)  # or it is noted with the next one
         elif kind == "look":
-            self._try(self._folder.lives.hold)
+            self._try(self._folder.generations.hold)
             self.looking = False
 
     def message(self, text: str, level: Level = "info") -> None: ...

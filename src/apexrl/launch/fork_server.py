@@ -48,7 +48,7 @@ class Birth(NamedTuple):
 
 
 def serve(control: socket.socket, preload: Sequence[str]) -> None:
-    """The server's life, from the imports to the end of the supervisor."""
+    """The server's generation, from the imports to the end of the supervisor."""
     _adopt_orphans()
     _name_process("apexrl-starter")
     for module in preload:
@@ -84,7 +84,7 @@ class _Server:
                 readable, _, _ = select.select([self._control.fileno(), self._wake_read], [], [], _BEAT_SECONDS)
                 if self._wake_read in readable:
                     os.read(self._wake_read, 4096)
-                self._bury()
+                self._reap()
                 self._beat()
                 if self._control.fileno() in readable and not self._answer():
                     break
@@ -112,7 +112,7 @@ class _Server:
             self._say(event="failed", ticket=birth.ticket, error=str(error))
         else:
             if pid == 0:
-                self._live(birth, descriptors)
+                self._become_worker(birth, descriptors)
             self._workers[pid] = birth
             _set_group(pid)  # parent and child both do, so that neither has to wait for the other
             self._say(event="born", ticket=birth.ticket, pid=pid)
@@ -120,7 +120,7 @@ class _Server:
             os.close(descriptor)
         return True
 
-    def _live(self, birth: Birth, descriptors: list[int]) -> None:
+    def _become_worker(self, birth: Birth, descriptors: list[int]) -> None:
         """In the child: become a worker and never return."""
         status = 1
         try:
@@ -149,9 +149,9 @@ class _Server:
         finally:
             os._exit(status)
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         """Collect the dead, and kill what they have left running."""
-        buried: list[tuple[int, int]] = []
+        ended: list[tuple[int, int]] = []
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -159,8 +159,8 @@ class _Server:
                 break
             if pid == 0:
                 break
-            buried.append((pid, status))
-        dead = [(self._workers.pop(pid), pid, status) for pid, status in buried if pid in self._workers]
+            ended.append((pid, status))
+        dead = [(self._workers.pop(pid), pid, status) for pid, status in ended if pid in self._workers]
         for _, pid, _ in dead:
             _kill_group(pid)
         if dead:

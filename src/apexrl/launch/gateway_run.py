@@ -30,7 +30,7 @@ from apexrl.run.status import Observer
 from apexrl.topologies import Probe, Program, topology
 from apexrl.topologies.remote_envs import gateway_side, inference_of
 
-GATE_PRELOAD = ("msgspec", "apexrl.links.tcp.gateway_server")
+GATEWAY_PRELOAD = ("msgspec", "apexrl.links.tcp.gateway_server")
 _IDENTITY = "listen.json"
 """In the run folder: which of all runs it is, so that workers of a resumed one go on."""
 
@@ -51,14 +51,14 @@ def learn(
     config = _for_many(config, listen)
     wire = topology(config.topology)
     run_id = _known(None if claim is None else claim.folder) or str(uuid.uuid4())
-    with closing(Supervisor(config, interrupts, (*preloaded(config), *GATE_PRELOAD))) as supervisor:
+    with closing(Supervisor(config, interrupts, (*preloaded(config), *GATEWAY_PRELOAD))) as supervisor:
         seen = supervisor.probe(probe_learner)
         whole = wire(config, seen)
         program = gateway_side(whole, {"listen": listen, "record": make_record(config, run_id, whole, seen)})
 
         def first(ledger: Ledger, board: ControlBoard) -> None:
             path, text = ledger.folder.path / _IDENTITY, json.dumps({"run_id": run_id}) + "\n"
-            ledger.note(_IDENTITY, lambda: replace_text(path, text, ledger.folder.lives.check))
+            ledger.note(_IDENTITY, lambda: replace_text(path, text, ledger.folder.generations.check))
 
         return supervise(supervisor, program, config, observers, claim, began, seen, first)
 

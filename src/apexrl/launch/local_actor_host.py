@@ -48,14 +48,14 @@ class LocalActorHost:
     ours = True
 
     def __init__(self, url: str, identity: Identity, config: Config) -> None:
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the companion)
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as this observer)
         self._folder: Path | None = None
         self._failed = False
         self._tell: Callable[[str, Level], None] = lambda text, level: None
         self._stall_timeout = config.stall_timeout
         self._patience = RestartBudget(config.actor.actor_restarts)
         self._restart_at: float | None = None  # monotonic seconds, while there is no process
-        self._wishes = {
+        self._options = {
             "url": url,
             "run": identity.name,
             "run_id": identity.run_id,
@@ -90,7 +90,7 @@ class LocalActorHost:
         self._restart_at, self._began, self._why = None, time.monotonic(), ""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # its end is noticed, with what it said
-            self._process.stdin.write(json.dumps(self._wishes).encode() + b"\n")
+            self._process.stdin.write(json.dumps(self._options).encode() + b"\n")
             self._process.stdin.flush()
 
     def started(self, config: Config, folder: Path) -> None:
@@ -103,7 +103,7 @@ class LocalActorHost:
             if now >= self._restart_at:
                 self._start_again(now)
         elif status := self._process.poll():
-            self._bury(status, now)
+            self._handle_end(status, now)
         elif status is None:
             self._watch(now)
         return "actors failed" if self._failed else None
@@ -128,7 +128,7 @@ class LocalActorHost:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # its workers end with it
 
-    def _bury(self, status: int, now: float) -> None:
+    def _handle_end(self, status: int, now: float) -> None:
         """Handle its end: an error of its own ends the run, anything else leads to a restart."""
         how: Ending = "failed" if self._why else ending_of(status)
         lived = now - self._began
@@ -229,7 +229,7 @@ def main(beats: int) -> None:
     from apexrl.launch.interrupts import Interrupts
 
     began = time.monotonic()
-    wishes = json.loads(sys.stdin.readline())
+    options = json.loads(sys.stdin.readline())
     with Interrupts() as interrupts:
 
         def wait_for_the_end() -> None:
@@ -239,7 +239,7 @@ def main(beats: int) -> None:
 
         threading.Thread(target=wait_for_the_end, name="lifeline", daemon=True).start()
         try:
-            join(**wishes, observers=[LinePrinter(sys.stdout)], interrupts=interrupts, began=began)
+            join(**options, observers=[LinePrinter(sys.stdout)], interrupts=interrupts, began=began)
         except KeyboardInterrupt:
             pass
         except ApexrlError as error:

@@ -123,9 +123,9 @@ def record(
     checkpointing.check_left(folder, base.updates)
     if claim.begins:
         folder.write_config(config)
-    folder.lives.begin(checkpoint.newest_life(folder.checkpoints))
+    folder.generations.begin(checkpoint.newest_generation(folder.checkpoints))
     wiring = wire(folder.replay_path)
-    ledger = Ledger(config, folder, [RunLog(folder.path, folder.lives.check), *observers], base, began)
+    ledger = Ledger(config, folder, [RunLog(folder.path, folder.generations.check), *observers], base, began)
     try:
         ledger.open()
         if claim.lock.trouble:

@@ -56,7 +56,7 @@ class Identity:
 
     def write(self, folder: RunFolder) -> None:
         values = {"run": self.name, "run_id": self.run_id, "actors": self.actors}
-        replace_text(folder.hosts_path, json.dumps(values) + "\n", folder.lives.check)
+        replace_text(folder.hosts_path, json.dumps(values) + "\n", folder.generations.check)
 
     @classmethod
     def read(cls, folder: RunFolder) -> Identity | None:

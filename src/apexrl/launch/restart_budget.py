@@ -19,14 +19,14 @@ IN_VAIN = 3
 """Generations in a row without any work done, after which a worker counts as one that always fails."""
 
 REFILL_SECONDS = 600.0
-"""Of a life that did its work, which give one restart back."""
+"""Seconds of useful work that give one restart back."""
 
 _LONGEST_PAUSE_SECONDS = 5.0
 _LONGEST_KILLED_PAUSE_SECONDS = 60.0  # where kills cost nothing, this alone bounds how often they are answered
 
 Ending = Literal["failed", "killed", "vanished"]
-"""How a life ended: by itself (an error, an exit, a crash, a standstill); by somebody's signal or the loss of its node;
-or so that nobody knows which of these it was."""
+"""How a generation ended: by itself (error, exit, crash, stall); by a signal from outside or the loss of its node;
+unknown."""
 
 
 def ending_of(status: int) -> Ending:
@@ -44,12 +44,12 @@ class RestartBudget:
     def __init__(self, restarts: int) -> None:
         self.restarts = restarts
         self.failures = 0
-        self.in_vain = 0  # lives in a row that did no work
+        self.in_vain = 0  # generations in a row that did no work
         self._spent = 0.0
-        self._cut_short = 0  # lives in a row that were killed before they had worked for a useful time
+        self._cut_short = 0  # generations in a row that were killed before they had worked for a useful time
 
     def ended(self, lived_seconds: float, worked: bool, how: Ending = "failed") -> None:
-        """Enter the end of a life that was not asked to end.
+        """Enter the end of a generation that was not asked to end.
 
         Args:
             worked: whether it got anything done (an environment step, an update).
@@ -67,7 +67,7 @@ class RestartBudget:
             self._cut_short = 0 if worked and lived_seconds >= USEFUL_SECONDS else self._cut_short + 1
 
     def forgive(self) -> None:
-        """Allow one more life to a worker that was given up."""
+        """Allow one more generation to a worker that was given up."""
         self._spent = min(self._spent, float(self.restarts))
         self.in_vain = min(self.in_vain, IN_VAIN - 1)
 
@@ -82,7 +82,7 @@ class RestartBudget:
 
     @property
     def pause_seconds(self) -> float:
-        """Wait before the next life: none at first, then longer with every life in vain."""
+        """Wait before the next generation: none at first, then longer with every generation in vain."""
         kills = max(0, self._cut_short - 1)  # the first one is answered at once
         return max(
             min(_LONGEST_PAUSE_SECONDS, 0.1 * 2.0 ** min(self.in_vain, 20)) if self.in_vain else 0.0,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 MOST_BYTES: Final = 10 << 20
-"""Of one role's log, all its lives together, and once more of what it said before that: enough for what a failure says,
-little enough for a thousand roles. What is printed between two looks comes on top."""
+"""Of one role's log over all its generations; the file before it may have as much again. What is printed between two
+checks comes on top."""
 
 
 def bound(path: Path, most: int = MOST_BYTES) -> None:

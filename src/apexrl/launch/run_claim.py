@@ -13,7 +13,7 @@ from apexrl.config import Config, convert
 from apexrl.errors import ConfigError, HeldError, SnapshotError
 from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
-from apexrl.run.ownership import LIVES_FILE, LOCK_FILE, RunLock
+from apexrl.run.ownership import GENERATIONS_FILE, LOCK_FILE, RunLock
 
 HELD_SECONDS: Final = 60.0
 """How long a run that is to be resumed or started waits for the folder's holder to end."""
@@ -99,16 +99,16 @@ def _settled(claim: Claim) -> Claim:
     folder, config = claim.folder, claim.config
     folder.check_links()
     if not folder.config_path.exists():
-        others = {entry.name for entry in folder.path.iterdir()} - {LOCK_FILE, LIVES_FILE}
+        others = {entry.name for entry in folder.path.iterdir()} - {LOCK_FILE, GENERATIONS_FILE}
         if others:
             raise ConfigError(
                 f"{folder.path} is not a run folder: it holds {min(others)}, and no config.toml. Choose another --name"
             )
         return claim
     left = checkpoint.latest(folder.checkpoints) or checkpoint.best(folder.checkpoints)
-    if left is None and not folder.lives.kept:
+    if left is None and not folder.generations.kept:
         for old in (folder.metrics_path, folder.summary_path):
-            old.unlink(missing_ok=True)  # of a life that learned nothing: counters begin again
+            old.unlink(missing_ok=True)  # of a generation that learned nothing: counters begin again
         return claim
     known = folder.config()
     if differ := sorted(_differences(known, config)):
@@ -142,13 +142,13 @@ def _flat(config: Config) -> dict[str, Any]:
 
 
 def _ended(folder: RunFolder, config: Config) -> str:
-    """Why the run's last life was the end of it, by the rules that hold now; empty: it was not."""
+    """Why the run's last generation was the end of it, by the rules that hold now; empty: it was not."""
     try:
         summary = folder.summary()
     except SnapshotError:
         return ""
     why = summary.get("stopped_by")
-    if why in _OPEN_ENDED or summary.get("life") != folder.lives.newest(""):
+    if why in _OPEN_ENDED or summary.get("generation") != folder.generations.newest(""):
         return ""
     had = {
         "env_steps": (config.stop.env_steps, summary.get("env_steps")),

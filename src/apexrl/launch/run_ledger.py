@@ -63,7 +63,7 @@ def base_of(folder: RunFolder) -> Base:
 
 
 def check_ahead(stop: StopConfig, folder: RunFolder) -> None:
-    """Refuse to go on with a run that would end at once: its summary would be of a life in which nothing happened.
+    """Refuse to resume a run that would end at once, before it overwrites the summary.
 
     One that did not end in good order may go on, if only to its end.
 
@@ -104,7 +104,7 @@ class Ledger:
         self.carried: Mapping[str, Any] = {}  # between hosts: the newest totals of intake or uplink
         self.tuned: Mapping[str, Any] = {}  # what an auto-tuner has found
         self.given_up: list[str] = []  # workers without which the run goes on
-        self._unnumbered: set[str] = set()  # whose next life waits for the run folder
+        self._unnumbered: set[str] = set()  # whose next generation waits for the run folder
         self._observers = contained_observers.contained(observers)
         self._upkeep = Upkeep(folder)
         self._upkeep_thread = contained_observers.Contained(self._upkeep)
@@ -172,13 +172,13 @@ class Ledger:
             self.stop_reason = reason
 
     def number(self, name: str) -> int | None:
-        """The number of a new life of a role that writes into the run folder; None: it cannot be written down now.
+        """The number of a new generation of a role that writes into the run folder; None: it cannot be stored now.
 
         Raises:
             FencedError: another process has started a newer generation of the run.
         """
         try:
-            number = self.folder.lives.grant(name)
+            number = self.folder.generations.grant(name)
         except (OSError, SnapshotError) as error:
             if name not in self._unnumbered:
                 self._unnumbered.add(name)
@@ -288,7 +288,7 @@ class Ledger:
             given_up=self.given_up,
             error=error,
         )
-        summary["life"] = self.folder.lives.run
+        summary["generation"] = self.folder.generations.run
         self._write_summary(summary)
         contained_observers.pass_on_news(self._observers, time.monotonic())
         contained_observers.finish(self._observers, summary)

@@ -28,7 +28,7 @@ class Lags:
         """Enter a report."""
         name = str(values["reporter"])
         self._lately[name] = _lag(values["lag"], values["lag_histogram"])
-        self._ever[name, int(values["life"])] = _lag(values["run_lag"], values["run_lag_histogram"])
+        self._ever[name, int(values["generation"])] = _lag(values["run_lag"], values["run_lag_histogram"])
 
     @property
     def lately(self) -> Lag:

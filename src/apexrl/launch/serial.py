@@ -44,7 +44,7 @@ def run_serial(program: Program, ledger: Ledger, wiring: Wiring, interrupts: Int
                 generation=0,
                 seed=slot_seed(config.seed, node.name, index, 0, base.env_steps),
                 folder=ledger.folder.path,
-                life=ledger.folder.lives.grant(f"{node.name}-{index}") if node.traits.fenced else 0,
+                folder_generation=ledger.folder.generations.grant(f"{node.name}-{index}") if node.traits.fenced else 0,
             )
             members.append((node, context, node.factory(context, **wiring.ports(node))))
     limited = _limited(program)

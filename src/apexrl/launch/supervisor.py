@@ -168,8 +168,8 @@ class Supervisor:
 
     def _begin(self, slot: Slot, now: float) -> None:
         """Start a worker, once its fence is written if it writes into the run folder."""
-        life = self._ledger.number(slot.name) if slot.node.traits.fenced else 0
-        if life is None:
+        folder_generation = self._ledger.number(slot.name) if slot.node.traits.fenced else 0
+        if folder_generation is None:
             slot.restart_at = now + _NUMBER_SECONDS
             return
         theirs, log = slot.begin(now)
@@ -189,7 +189,7 @@ class Supervisor:
             factory=slot.node.factory,
             ports=self._wiring.ports(slot.node),
             nice=slot.node.nice,
-            life=life,
+            folder_generation=folder_generation,
         )
         slot.ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
         self._tickets[slot.ticket] = slot
@@ -228,14 +228,14 @@ class Supervisor:
             else:
                 del self._tickets[news.ticket]
                 self._listen(slot)
-                self._bury(slot, news)
+                self._handle_end(slot, news)
 
     def _listen(self, slot: Slot) -> None:
         for message in slot.receive():
             if message.kind != "error":
                 self._ledger.hear(message.kind, message.values)
 
-    def _bury(self, slot: Slot, death: Died) -> None:
+    def _handle_end(self, slot: Slot, death: Died) -> None:
         """Handle the end of a worker: an orderly stop, or a failure that leads to a restart or ends the run."""
         now = time.monotonic()
         if slot.channel is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from apexrl.topologies.program import BatchesLink, KnobLink, Link, Node, Program, ReceiptsLink, ReplayLink, WeightsLink
+from apexrl.topologies.program import BatchesLink, CountLink, Link, Node, Program, ReceiptsLink, ReplayLink, WeightsLink
 
 _SUMMED = ("size", "capacity", "inserted", "sampled", "evicted", "updates_applied", "updates_stale", "lost")
 
@@ -24,7 +24,7 @@ class Wiring:
         self._replays: list[Any] = []
         self._boards: list[Any] = []
         self._others: list[Any] = []
-        self._knobs: dict[str, Any] = {}
+        self._thread_counts: dict[str, Any] = {}
         self._shared = shared
         self._replay_path = replay_path
         for node in program.nodes:
@@ -62,10 +62,10 @@ class Wiring:
             self._others.append(real)
             if hasattr(real, "spoilt_reads"):  # weights are read from it
                 self._boards.append(real)
-        elif isinstance(port, KnobLink):
+        elif isinstance(port, CountLink):
             from apexrl.links.local.tunable_count import TunableCount
 
-            real = self._knobs[port.name] = TunableCount(port.start, self._shared)
+            real = self._thread_counts[port.name] = TunableCount(port.start, self._shared)
         if real is not port:
             self._links[id(port)] = real
         return real
@@ -74,13 +74,13 @@ class Wiring:
         """The node's ports with real links."""
         return {name: self._links.get(id(port), port) for name, port in node.ports.items()}
 
-    def turn(self, knob: str, value: int) -> None:
-        """Set a knob of the program, which some role must have among its ports.
+    def set_count(self, name: str, value: int) -> None:
+        """Set a thread count of the program, which some role must have among its ports.
 
         Raises:
             KeyError: none has.
         """
-        self._knobs[knob].value = value
+        self._thread_counts[name].value = value
 
     def replay_stats(self) -> dict[str, Any]:
         """``Replay.stats()``; empty without a replay. Of several, what they hold and count together."""

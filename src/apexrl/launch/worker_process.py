@@ -20,11 +20,11 @@ from apexrl.launch.stall_dump import dump_on_request
 from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.local.role_context import SharedContext
 from apexrl.roles.role_traits import traits_of
-from apexrl.run.atomic_files import Quiet
+from apexrl.run.atomic_files import SilentStream
 from apexrl.topologies.program import Factory
 
 FATAL = (NonFiniteError, ConfigError, SpecError, AgentError, FencedError)
-"""Errors that another life would only repeat: they end the run."""
+"""Errors that another generation would only repeat: they end the run."""
 
 _TEXT = 32_000  # characters of a traceback that travel
 _IDLE_SECONDS = 0.005
@@ -48,17 +48,20 @@ class Assignment:
     factory: Factory
     ports: Mapping[str, Any]
     nice: int = 0
-    life: int = 0
+    folder_generation: int = 0
     """Its number among those that write into the run folder (``ownership``); 0: it does not."""
 
 
 def work(channel: socket.socket, assignment: Assignment) -> int:
-    """A worker's life; returns the exit code. An error reaches the supervisor as a message with its traceback."""
+    """A worker's generation; returns the exit code. An error reaches the supervisor as a message with its traceback."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable()
     dump_on_request()
-    sys.stdout, sys.stderr = Quiet(sys.stdout), Quiet(sys.stderr)  # the log; a full disk shall end no environment
+    sys.stdout, sys.stderr = (
+        SilentStream(sys.stdout),
+        SilentStream(sys.stderr),
+    )  # the log; a full disk shall end no environment
     os.nice(assignment.nice)
     keep_memory()
     row = assignment.board.row(assignment.row)
@@ -74,7 +77,7 @@ def work(channel: socket.socket, assignment: Assignment) -> int:
         board=assignment.board,
         row=assignment.row,
         channel=channel,
-        life=assignment.life,
+        folder_generation=assignment.folder_generation,
     )
     return run_role(context, assignment.factory, assignment.ports)
 

@@ -50,27 +50,27 @@ class Slot:
         self.row = board.row(row)
         self.patience = RestartBudget(node.restarts)
         self.generation = -1
-        self.ticket = -1  # of the present life at the fork server
+        self.ticket = -1  # of the present generation at the fork server
         self.alive = False
         self.gone = False  # given up on, or ended in good order
         self.resting = False  # nobody is to serve here at present
-        self.leaving_since: float | None = None  # monotonic seconds at which the present life was asked to end
-        self.restarts = 0  # lives that followed upon a failure
-        self.restart_at = 0.0  # monotonic seconds of the next life, while there is none
-        self.errors: list[dict[str, Any]] = []  # the `error` messages of this life
+        self.leaving_since: float | None = None  # monotonic seconds at which the present generation was asked to end
+        self.restarts = 0  # generations that followed upon a failure
+        self.restart_at = 0.0  # monotonic seconds of the next generation, while there is none
+        self.errors: list[dict[str, Any]] = []  # the `error` messages of this generation
         self.last_error = ""
         self.hung = ""  # why it is to be killed, if it hangs
         self.stalled = False  # … and that it was not an environment call
         self.kill_at = 0.0  # monotonic seconds, if it hangs: until then it writes down where it is
-        self.pid = 0  # of the present life, once it is born
+        self.pid = 0  # of the present generation, once it is born
         self.channel: socket.socket | None = None
         self.log_path = folder / "logs" / f"{self.name}.log"
         self._rate = RateMeter()
-        self._left = True  # whether the last life ended because it was asked to, or there was none
+        self._left = True  # whether the last generation ended because it was asked to, or there was none
         self._born_at = 0.0
         self._work_at_birth = 0
         self._oom_kills_at_birth = 0
-        self._starved = False  # the kernel killed the last life for lack of memory
+        self._starved = False  # the kernel killed the last generation for lack of memory
         self._call, self._loop = StallDetector(), StallDetector()
 
     def begin(self, now: float) -> tuple[socket.socket, int | OSError]:
@@ -105,7 +105,7 @@ class Slot:
         return heard
 
     def end(self, now: float, status: int, unborn: str = "") -> None:
-        """This life is over with exit ``status`` (minus a signal's number); ``unborn``: why it never began."""
+        """This generation is over with exit ``status`` (minus a signal's number); ``unborn``: why it never began."""
         self._left, self.leaving_since = self.leaving_since is not None, None
         self.alive = False
         self.pid = 0

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from apexrl.report.number_format import clock, count, number
-from apexrl.run.atomic_files import Quiet
+from apexrl.run.atomic_files import SilentStream
 from apexrl.run.folder import env_name
 from apexrl.run.status import Level, RunStatus
 
@@ -24,13 +24,13 @@ LINE_PERIOD_SECONDS: Final = 5.0
 BRIEF_CHARACTERS: Final = 90
 
 
-def quiet(console: Console) -> Quiet:
+def quiet(console: Console) -> SilentStream:
     """Make ``console`` raise nothing when its terminal is closed, which would interrupt Rich while it draws.
 
     Returns:
         The stream, whose ``check`` raises what happened.
     """
-    output = Quiet(cast("TextIO", console.file))
+    output = SilentStream(cast("TextIO", console.file))
     console.file = cast("IO[str]", output)
     return output
 

@@ -119,7 +119,7 @@ class A3CWorker:
         try:
             found = self._agent.gradients(self._agent.prepare(batch))
         except NonFiniteError as error:
-            raise NonFiniteError(self._obituary(error)) from error
+            raise NonFiniteError(self._nonfinite_message(error)) from error
         lags, _ = lags_of(batch, self._parameters.newest, self._agent.item)
         self._lag.add(lags)
         self._parameters.send(found.groups, self._context.patience)
@@ -135,7 +135,7 @@ class A3CWorker:
             updates = self._context.total("updates")
             self._context.send("metrics", values=self._metrics, updates=updates, **self._lag.report())
 
-    def _obituary(self, error: NonFiniteError) -> str:
+    def _nonfinite_message(self, error: NonFiniteError) -> str:
         return (
             f"an unroll of version {self._parameters.version}: {error}. "
             f"{checkpointing.last_good(self._context)}. Lower --learning-rate or --gradient-clip, or look for NaN, "

@@ -99,9 +99,9 @@ def check_left(folder: RunFolder, updates: int) -> None:
     what = "holds no checkpoint" if kept.is_dir() else "is not there"
     raise SnapshotError(
         f"{folder.path} cannot be resumed: {updates} updates are recorded, but {kept} {what}. Either its checkpoints "
-        "were moved or deleted: put them back, at least the newest life-….safetensors. Or the run ended before its "
-        "first one (--checkpoint-seconds says how often they are written): its weights are lost. Start a new run with "
-        f"the same settings: apexrl train {folder.config_path} --name {folder.path.name}-again"
+        "were moved or deleted: put them back, at least the newest generation-….safetensors. Or the run ended "
+        "before its first one (--checkpoint-seconds says how often they are written): its weights are lost. Start a "
+        f"new run with the same settings: apexrl train {folder.config_path} --name {folder.path.name}-again"
     )
 
 
@@ -121,7 +121,7 @@ def _fits(context: Context, path: Path, name: str) -> Iterator[None]:
 class Saving:
     """When a role writes what it keeps, and what becomes of it where it cannot be written: that is told once, counted,
     and tried again. A disk that is full is no reason to lose the weights in memory. Nor may anything be written while
-    the run's place on its server may be another's; a life that is fenced is not caught here (``FencedError``).
+    the run's place on its server may be another's; a generation that is fenced is not caught here (``FencedError``).
 
     Args:
         seconds: between two of them, by the context's clock.
@@ -144,7 +144,7 @@ class Saving:
 
     def now(self, write: Callable[[], object]) -> bool:
         """Let ``write`` do it, and say when the next time is. False: it could not. A disk that answers late does not
-        cost the role its life: while it waits, a thread gives its signs of life."""
+        cost the role its process: while it waits, a thread gives its signs of life."""
         try:
             with self._signs_of_life():
                 write()
@@ -273,7 +273,7 @@ def write_state(context: Context, state: dict[str, Array], keep: int) -> None:
 
 
 def save_replay(context: Context, save: Callable[[Path, Callable[[], None]], object]) -> None:
-    """Let a replay's ``save`` write it beside the final checkpoint, as far as this life may."""
+    """Let a replay's ``save`` write it beside the final checkpoint, as far as this generation may."""
     path = RunFolder(context.folder).replay_path
 
     def write() -> None:

@@ -30,7 +30,7 @@ class InferenceGateway:
     """Counts what comes from other hosts as their workers would here, and tells who comes and goes.
 
     Its connections have threads of their own (``gateway_server``). One that takes a dead gateway's place finds
-    in the link's memory which lives there have been; workers and hosts come again by themselves.
+    in the link's memory which generations there have been; workers and hosts come again by themselves.
 
     Args:
         listen: where to listen, and the token.
@@ -117,7 +117,7 @@ class InferenceGateway:
         return bool(steps or returns or told)
 
     def _report(self) -> None:
-        """``gateway``: what this life of it has counted."""
+        """``gateway``: what this generation of it has counted."""
         self._next_report = self._context.clock() + _REPORT_SECONDS
         late = self._context.total("late_requests")
         self._context.send("gateway", **self._gateway.counts._asdict(), **self._totals, late_requests=late)

@@ -14,7 +14,7 @@ from apexrl.links.local.gradient_ring import GradientLink
 from apexrl.links.local.sharded_parameters import ShardedParameters
 from apexrl.protocols import Context, Item
 from apexrl.roles.batch_source import DirectBatches, UnsentPriorities
-from apexrl.roles.learner import obituary, torch_device, write_back
+from apexrl.roles.learner import nonfinite_message, torch_device, write_back
 from apexrl.roles.parameter_client import ParameterClient
 from apexrl.roles.policy_lag import AgeLimit, LagMeter, lags_of
 from apexrl.roles.role_traits import RoleTraits
@@ -112,7 +112,7 @@ class GradientLearner:
         try:
             found = self._agent.gradients(ready.prepared)
         except NonFiniteError as error:
-            raise NonFiniteError(obituary(self._context, error, self._client.version, batch)) from error
+            raise NonFiniteError(nonfinite_message(self._context, error, self._client.version, batch)) from error
         lags, aged = lags_of(batch, self._client.version, self._item, ready.fresh)
         write_back(self._context, self._name, self._batches, batch, self._client.version, found.priorities)
         self._metrics = found.metrics or self._metrics

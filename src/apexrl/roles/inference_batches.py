@@ -98,8 +98,8 @@ class InferenceBatches:
     """Batches of whoever waits (``Waiting``), for one thread or several that choose actions.
 
     A step is written when its results have come, before the answer. Where the replay takes no more, the request stays
-    unanswered and is looked at again; each worker has a writer of its own, so that others go on. A worker's new life
-    closes its writer: what its streams began is dropped, as its environments' recurrent states are.
+    unanswered and is tried again; each worker has a writer of its own, so that others continue. A new generation of a
+    worker closes its writer: unfinished items and recurrent states of its environments are dropped.
 
     One thread gathers at a time. No thread waits for environments, or chooses actions, while it holds the lock.
 
@@ -130,9 +130,9 @@ class InferenceBatches:
         )
         self._waiting = Waiting(context, config, inference, self._end)
         self._turn = threading.Lock()  # to gather
-        self._books = threading.Lock()  # of all that follows
+        self._lock = threading.Lock()  # of all that follows
 
-        self._lives = np.full(inference.workers, _NOBODY, np.int64)  # generation of each worker
+        self._generations = np.full(inference.workers, _NOBODY, np.int64)  # generation of each worker
         self._writers: list[StepWriter | None] = [None] * inference.workers
         self._acted = np.zeros(inference.groups, np.bool_)  # whose last actions are in `_begun`
         self._sizes = np.array([len(rows) for rows in inference.rows_of])
@@ -155,7 +155,7 @@ class InferenceBatches:
             groups = self._waiting.groups(self._pending, self._refused)
             if not groups:
                 return None
-            with self._books:
+            with self._lock:
                 requests = self._write(self._of_the_living(self._end.read(groups)))
                 self._under_way.update(requests.groups)
                 return self._batch(requests, random) if requests.groups else None
@@ -169,7 +169,7 @@ class InferenceBatches:
             AgentError: the first actions are none that the environments take.
         """
         self._check.first(acted.actions, len(batch.exploration), version == FIRST_VERSION)
-        with self._books:
+        with self._lock:
             self._under_way.difference_update(batch.requests.groups)
             requests, rows = self._still_living(batch.requests)
             if not requests.groups:
@@ -187,19 +187,19 @@ class InferenceBatches:
 
     def report(self, last: bool = False) -> None:
         """Tell how large batches are, and how long requests wait, a few times a second."""
-        with self._books:
+        with self._lock:
             self._meter.report(last)
 
     def close(self) -> None:
         """Publish the steps written so far."""
-        with self._books:
+        with self._lock:
             for writer in self._writers:
                 if writer is not None:
                     writer.close()
             self._meter.report(last=True)
 
     def _pending(self) -> list[int]:
-        with self._books:
+        with self._lock:
             return [group for group in self._end.pending() if group not in self._under_way]
 
     # State
@@ -217,17 +217,17 @@ class InferenceBatches:
         )
 
     def _of_the_living(self, requests: Requests) -> Requests:
-        """Note whose life is new, and leave out what their predecessors asked."""
+        """Note whose generation is new, and leave out what their predecessors asked."""
         workers = np.array(requests.groups) // len(self._link.splits)
         for worker, generation in zip(workers.tolist(), requests.generations.tolist(), strict=True):
-            if generation > self._lives[worker]:
-                self._begin_life(worker, generation)
+            if generation > self._generations[worker]:
+                self._begin_generation(worker, generation)
         return self._still_living(requests)[0]
 
     def _still_living(self, requests: Requests) -> tuple[Requests, NDArray[np.bool_] | slice]:
-        """Requests without those of past lives, which nobody waits for; and which of the rows are left."""
+        """Requests without those of past generations, which nobody waits for; and which of the rows are left."""
         workers = np.array(requests.groups) // len(self._link.splits)
-        alive = requests.generations == self._lives[workers]
+        alive = requests.generations == self._generations[workers]
         if alive.all():
             return requests, slice(None)
         sizes = self._sizes[requests.groups]
@@ -235,9 +235,9 @@ class InferenceBatches:
         self._end.dismiss(requests.only(~alive, sizes))
         return requests.only(alive, sizes), np.repeat(alive, sizes)
 
-    def _begin_life(self, worker: int, generation: int) -> None:
+    def _begin_generation(self, worker: int, generation: int) -> None:
         """What a worker's environments had begun is nobody's now, and their streams end here."""
-        self._lives[worker] = generation
+        self._generations[worker] = generation
         groups = range(worker * len(self._link.splits), (worker + 1) * len(self._link.splits))
         self._acted[groups.start : groups.stop] = False
         self._refused.difference_update(groups)
@@ -271,7 +271,7 @@ class InferenceBatches:
                     continue
             streams = (requests.rows[some] - worker * envs).tolist()
             writer = self._writers[worker]
-            assert writer is not None  # its life has begun
+            assert writer is not None  # its generation has begun
             try:
                 writer.append({name: values[some] for name, values in steps.items()}, streams, timeout=0.0)
             except WaitTimeout:

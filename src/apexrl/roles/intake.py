@@ -13,7 +13,7 @@ from apexrl.errors import FrameError, LinkError, OwnershipError, WaitTimeout
 from apexrl.protocols import Context
 from apexrl.roles.host_messages import HostMessages
 from apexrl.roles.role_traits import RoleTraits
-from apexrl.roles.uplink import COUNTED, LIVES
+from apexrl.roles.uplink import COUNTED, GENERATIONS
 from apexrl.run.status import Work
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Intake:
         except LinkError:
             time.sleep(min(self._context.patience, _PATIENCE_SECONDS))
             return False
-        self._receipts.restore({f"{member}/{life}": sequence for (member, life), sequence in known.items()})
+        self._receipts.restore({f"{member}/{generation}": sequence for (member, generation), sequence in known.items()})
         self._met = True
         return True
 
@@ -164,7 +164,7 @@ class Intake:
             self._refused_items += sum(head.items for head in received.heads[delivery.chunk :])
             self._context.send("log", text=f"{error} (frame {received.entry.decode()})", level="warning")
             return True
-        host = f"{received.member}/{received.generation // LIVES}"
+        host = f"{received.member}/{received.generation // GENERATIONS}"
         totals = [received.counts.get(name, 0) for name in COUNTED]
         grown = self._receipts.count(host, totals, first=received.sequence == 0)
         self._context.count(chunks=delivery.chunk, **dict(zip(COUNTED, grown, strict=True)))

@@ -132,7 +132,7 @@ class Learner:
             else:
                 learned = group.update(ready.prepared)
         except NonFiniteError as error:
-            raise NonFiniteError(obituary(self._context, error, self._version, batch)) from error
+            raise NonFiniteError(nonfinite_message(self._context, error, self._version, batch)) from error
         if learned is None:
             self._held = ready
             self._report()
@@ -184,7 +184,7 @@ class Learner:
             self._saving.now(self._checkpoint)
 
 
-def obituary(context: Context, error: NonFiniteError, version: int, batch: Batch) -> str:
+def nonfinite_message(context: Context, error: NonFiniteError, version: int, batch: Batch) -> str:
     """Why a run ends whose gradients became NaN or infinite, and what to do."""
     what = re.sub(r"^update \d+: ", "", str(error))  # an agent counts its own
     return (
@@ -212,7 +212,7 @@ def write_back(
     """Hand what an update made of a batch's priorities to the replay.
 
     Raises:
-        AgentError: they are none; another life would only repeat it.
+        AgentError: they are none; another generation would only repeat it.
     """
     try:
         batches.write_back(batch.keys, priorities)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from apexrl.replay import Replay
     from apexrl.roles.shared_model import Weights
 
-_LOOK_SECONDS = 0.05  # between looks at knobs, and at least between publications
+_LOOK_SECONDS = 0.05  # between looks at thread counts, and at least between publications
 _REPORT_SECONDS = 0.5
 
 

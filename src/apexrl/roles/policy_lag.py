@@ -82,7 +82,7 @@ class LagMeter:
     """Mean, 95th percentile, maximum and histogram over every step that was learned from. In learner updates."""
 
     def __init__(self, context: Context) -> None:
-        self._who = {"reporter": context.name, "life": context.generation}
+        self._who = {"reporter": context.name, "generation": context.generation}
         self._waiting: list[Lags] = []
         self._held = 0
         self._lately, self._ever = _Tally(), _Tally()
@@ -96,7 +96,7 @@ class LagMeter:
 
     def report(self) -> dict[str, Any]:
         """What a ``metrics`` message says of lag: ``lag`` [mean, p95, max], NaN where nothing was learned from, and
-        ``lag_histogram``, least lag of a bin -> steps, since the last report; ``run_…`` since this life began."""
+        ``lag_histogram``, least lag of a bin -> steps, since the last report; ``run_…`` since this generation began."""
         self._count()
         lately, self._lately = self._lately, _Tally()
         return {

@@ -13,7 +13,7 @@ from apexrl.protocols import Context, Item, WeightsReader, WeightsWriter
 from apexrl.roles import checkpointing
 from apexrl.roles.actor import FIRST_VERSION
 from apexrl.roles.batch_source import Ready
-from apexrl.roles.learner import obituary, torch_device
+from apexrl.roles.learner import nonfinite_message, torch_device
 from apexrl.roles.policy_lag import LagMeter, lags_of
 from apexrl.roles.update_pace import Anneal
 from apexrl.spec import EnvSpec
@@ -103,7 +103,7 @@ class SharedModel:
                     self._anneal.tell(agent)
                     self._count(agent, ready, agent.update(ready.prepared).metrics)
         except NonFiniteError as error:
-            raise NonFiniteError(obituary(self._context, error, self.version, ready.batch)) from error
+            raise NonFiniteError(nonfinite_message(self._context, error, self.version, ready.batch)) from error
 
     def _count(self, agent: Any, ready: Ready, metrics: dict[str, float]) -> None:
         self._agent.updates = agent.updates

@@ -28,7 +28,7 @@ class ThreadPool:
     """The threads ``NAME-0`` … ``NAME-<count-1>`` of a role. All calls are its main thread's.
 
     A member is made when its number is first wanted, and rests when it is wanted no longer. Its thread waits for
-    nobody longer than its context's patience, and so follows the knob within moments.
+    nobody longer than its context's patience, and so follows the count within moments.
 
     Args:
         name: of the threads.

@@ -38,8 +38,8 @@ class UpdatePace:
 class Anneal:
     """``--anneal``: tells an agent, before each of its updates, which part of the run's environment steps are made.
 
-    They are counted over the whole run, all its lives and hosts, whenever an update begins. So the step size is the
-    same function of experience whoever is faster, and a resumed run goes on with the one that it had.
+    They are counted over the whole run, with all resumes and hosts, whenever an update begins. So the step size is the
+    same function of experience at any speed, and a resumed run continues with the step size that it had.
     """
 
     def __init__(self, context: Context, config: Config) -> None:

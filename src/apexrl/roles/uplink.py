@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 FRAME_BYTES = 1 << 19
 """Chunks that are ready together share a frame up to this size."""
 
-LIVES = 1000
-"""Lives that one member's uplinks may have: each numbers its chunks anew."""
+GENERATIONS = 1000
+"""Generations that one member's uplinks may have: each numbers its chunks anew."""
 
 COUNTED = ("env_steps", "episodes")
 """Counters of a host that travel with its frames, as totals."""
@@ -73,7 +73,7 @@ class Uplink:
             keys,
             run_id=run_id,
             member=member,
-            generation=generation * LIVES + context.generation,
+            generation=generation * GENERATIONS + context.generation,
             schema=self._source.schema,
             window_bytes=int(hosts.window_mb * 2**20),
             when_full=hosts.when_full,

@@ -1,6 +1,6 @@
 """Writing files whole or not at all: a reader sees the old file or the new one, also after a crash or a power cut.
 
-What grows while it is read grows by whole pieces (``Growing``), and a stream may be told to raise nothing (``Quiet``).
+``AppendedFile`` grows by whole pieces. ``SilentStream`` is a text stream whose writes never raise.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def remove_leftovers(folder: Path) -> None:
                 os.close(descriptor)
 
 
-class Growing:
+class AppendedFile:
     """A file that grows by whole pieces. After an error, and when its path leads elsewhere, because it was moved or its
     disk mounted again, it is opened anew.
 
@@ -107,7 +107,7 @@ def open_lines(path: Path) -> io.FileIO:
     return file
 
 
-class Quiet(io.TextIOBase):
+class SilentStream(io.TextIOBase):
     """A text stream that raises nothing: what happened is kept, until ``check`` raises it.
 
     So whoever draws on a terminal can finish, and be told afterwards that it is gone.

@@ -1,7 +1,7 @@
 """Checkpoints: named arrays and a little JSON in one self-contained safetensors file, written whole or not at all.
 
-``checkpoints/`` of a run holds the newest ``life-0002-update-000001200.safetensors`` (all that a resume needs) and
-``best.safetensors`` (the acting weights of the best evaluation). The first number is the generation of the
+``checkpoints/`` of a run holds the newest ``generation-0002-update-000001200.safetensors`` (all that a resume needs)
+and ``best.safetensors`` (the acting weights of the best evaluation). The first number is the generation of the
 writer (``ownership``). It counts before that of updates: a successor may have resumed from an older checkpoint and is
 newer all the same. The JSON is in the file's header, with a checksum over everything; a ``.json`` beside each file
 repeats it for people and is never read back. No pickle, no PyTorch.
@@ -26,7 +26,7 @@ from apexrl.spec import Array
 
 FORMAT = "apexrl-checkpoint-1"
 BEST = "best.safetensors"
-_NUMBERED = re.compile(r"life-(\d+)-update-(\d+)\.safetensors")
+_NUMBERED = re.compile(r"generation-(\d+)-update-(\d+)\.safetensors")
 _UNNUMBERED = "update-*.safetensors"  # of versions without generations
 
 Kind = Literal["state", "weights"]
@@ -68,11 +68,15 @@ def save(
         FencedError: a newer generation writes here: nothing was written, or nothing removed.
         LinkError: another process may have the run's lease: likewise.
     """
-    life = 0 if fence is None else fence.life
-    path = Path(folder) / f"life-{life:04d}-update-{int(metadata['updates']):09d}.safetensors"
-    about = {**metadata, "life": life}
+    generation = 0 if fence is None else fence.generation
+    path = Path(folder) / f"generation-{generation:04d}-update-{int(metadata['updates']):09d}.safetensors"
+    about = {**metadata, "generation": generation}
     _write(path, arrays, about, "state", fence)  # complete before older ones are removed
-    others = [one for its_life, _, one in _with_lives(Path(folder)) if its_life <= life and one != path]
+    others = [
+        one
+        for its_generation, _, one in _with_generations(Path(folder))
+        if its_generation <= generation and one != path
+    ]
     _check(fence)()
     for old in others[: len(others) + 1 - max(1, keep)]:
         old.unlink(missing_ok=True)
@@ -87,7 +91,7 @@ def save_best(
     """Replace the best weights; ``metadata`` should hold ``updates``, ``env_steps`` and ``eval_return``. ``fence`` as
     for ``save``."""
     path = Path(folder) / BEST
-    about = {**metadata, "life": 0 if fence is None else fence.life}
+    about = {**metadata, "generation": 0 if fence is None else fence.generation}
     _write(path, weights, about, "weights", fence)
     _write_beside(path, about, "weights", fence)
     return path
@@ -99,7 +103,7 @@ def numbered(folder: Path) -> list[Path]:
     Raises:
         SnapshotError: all of them are of an earlier version.
     """
-    found = _with_lives(Path(folder))
+    found = _with_generations(Path(folder))
     if not found and (old := sorted(Path(folder).glob(_UNNUMBERED))):
         raise SnapshotError(
             f"{old[-1]} was written by an earlier version of apexrl, which this one cannot resume: use that version, "
@@ -108,14 +112,14 @@ def numbered(folder: Path) -> list[Path]:
     return [path for _, _, path in found]
 
 
-def newest_life(folder: Path) -> int:
+def newest_generation(folder: Path) -> int:
     """The highest generation that has written a numbered checkpoint; 0: none."""
-    return max((life for life, _, _ in _with_lives(Path(folder))), default=0)
+    return max((generation for generation, _, _ in _with_generations(Path(folder))), default=0)
 
 
-def _with_lives(folder: Path) -> list[tuple[int, int, Path]]:
+def _with_generations(folder: Path) -> list[tuple[int, int, Path]]:
     """(generation, updates, path) of the numbered checkpoints, sorted."""
-    matches = ((_NUMBERED.fullmatch(path.name), path) for path in folder.glob("life-*"))
+    matches = ((_NUMBERED.fullmatch(path.name), path) for path in folder.glob("generation-*"))
     return sorted((int(match[1]), int(match[2]), path) for match, path in matches if match)
 
 

@@ -5,9 +5,9 @@ runs/NAME/
   env_spec.json        observations and actions, so that an agent loads without its environment
   metrics.jsonl        one JSON object a line: status, evaluations, messages
   events.out.tfevents… the same for TensorBoard
-  checkpoints/         life-L-update-N.safetensors (all state), best.safetensors (weights); JSON beside each
+  checkpoints/         generation-L-update-N.safetensors (all state), best.safetensors (weights); JSON beside each
   lock                 held by the process that trains the run; names it
-  lives.json           the newest generation of the run, and of each role that writes checkpoints
+  generations.json           the newest generation of the run, and of each role that writes checkpoints
   learning_curve.png
   policy_lag.png       policy lag of the steps learned from
   autotune.png         with --autotune: the settings tried and their throughput
@@ -36,7 +36,7 @@ from apexrl.config import Config, convert
 from apexrl.config.settings import did_you_mean
 from apexrl.errors import ConfigError, SnapshotError, SpecError
 from apexrl.run.atomic_files import read_text, replace_text
-from apexrl.run.ownership import Lives
+from apexrl.run.ownership import Generations
 from apexrl.run.status import RunStatus
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
@@ -57,7 +57,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
-        self.lives = Lives(self.path)
+        self.generations = Generations(self.path)
 
     @classmethod
     def create(cls, config: Config) -> RunFolder:
@@ -171,7 +171,7 @@ class RunFolder:
             FencedError: another process has started a newer generation of the run.
         """
         if convert.to_toml(config) != convert.to_toml(self.config()):
-            replace_text(self.config_path, convert.to_toml(config, _header()), self.lives.check)
+            replace_text(self.config_path, convert.to_toml(config, _header()), self.generations.check)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json`` atomically; NaN and infinity become null.
@@ -179,7 +179,7 @@ class RunFolder:
         Raises:
             FencedError: another process has started a newer generation of the run.
         """
-        _replace_json(self.summary_path, summary, self.lives.check)
+        _replace_json(self.summary_path, summary, self.generations.check)
 
     def summary(self) -> dict[str, Any]:
         """The last summary; empty when the run has not ended yet."""
@@ -187,7 +187,7 @@ class RunFolder:
 
     def write_spec(self, spec: EnvSpec) -> None:
         """Write the environment's observations and actions (``env_spec.json``)."""
-        _replace_json(self.path / "env_spec.json", spec_to_json(spec), self.lives.check)
+        _replace_json(self.path / "env_spec.json", spec_to_json(spec), self.generations.check)
 
     def spec(self) -> EnvSpec | None:
         """The spec that ``write_spec`` wrote; None: there is none."""

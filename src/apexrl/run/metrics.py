@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from apexrl.config import StopConfig
 from apexrl.errors import FencedError, SnapshotError
-from apexrl.run.atomic_files import Growing, open_lines, open_plain
+from apexrl.run.atomic_files import AppendedFile, open_lines, open_plain
 from apexrl.run.status import Level, RunStatus
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ class RunLog:
         self._check = check
         self._status = RunStatus()
         self._logged_at = -math.inf
-        self._rows = Growing(lambda: open_lines(Path(folder) / "metrics.jsonl"))
-        self._events = Growing(lambda: open_events(Path(folder)))
+        self._rows = AppendedFile(lambda: open_lines(Path(folder) / "metrics.jsonl"))
+        self._events = AppendedFile(lambda: open_events(Path(folder)))
 
     def started(self, config: Config, folder: Path) -> None:
         self._rows.write(b"")

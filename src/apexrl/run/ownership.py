@@ -1,7 +1,7 @@
 """The lock and the fencing tokens of a run folder.
 
 ``lock`` is held in the kernel by the process that trains the run, until that process ends, and names it.
-``lives.json`` holds fencing tokens: the number of the newest generation of the run, and of each role that writes
+``generations.json`` holds fencing tokens: the number of the newest generation of the run, and of each role that writes
 checkpoints. The holder raises a number before that generation starts. A writer that finds a higher number than its own
 writes nothing any more, so one that was cut off and replaced does no harm when it continues.
 """
@@ -28,12 +28,12 @@ from apexrl.errors import ConfigError, FencedError, HeldError, LinkError, Snapsh
 from apexrl.run.atomic_files import read_text, replace_text
 
 LOCK_FILE: Final = "lock"
-LIVES_FILE: Final = "lives.json"
+GENERATIONS_FILE: Final = "generations.json"
 
 REPLACED: Final = -1.0
 """Value of ``held_until``: another process has the run's lease."""
 
-_RUN, _KEPT = "run", "kept"  # keys of lives.json: the newest generation of the run; that of the first checkpoint
+_RUN, _KEPT = "run", "kept"  # keys of generations.json: the newest generation of the run; that of the first checkpoint
 _LOOK_SECONDS = 0.1
 _TURN_SECONDS = 0.1  # for another thread's write
 _HOLDER_BYTES = 4096
@@ -150,11 +150,11 @@ def _let_go_in_child() -> None:
 os.register_at_fork(after_in_child=_let_go_in_child)
 
 
-class Lives:
+class Generations:
     """Numbers the generations of a run folder. Only the lock's holder may write; ``newest`` is for everybody."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = Path(folder) / LIVES_FILE
+        self.path = Path(folder) / GENERATIONS_FILE
         self.run = 0
         """The number of this generation of the run; 0: ``begin`` was not called."""
         self._given: dict[str, int] = {}  # contents that this process has written
@@ -168,7 +168,7 @@ class Lives:
         """
         values = self._read()
         self.run = max(least, *values.values(), 0) + 1
-        self._write({_RUN: self.run} | {name: life for name, life in values.items() if name == _KEPT})
+        self._write({_RUN: self.run} | {name: generation for name, generation in values.items() if name == _KEPT})
         return self.run
 
     @property
@@ -264,15 +264,15 @@ class Fence:
 
     Args:
         name: of the role's slot.
-        life: its number from ``Lives``; 0: none.
+        generation: its number from ``Generations``; 0: none.
         held_until: the time, by ``lease_clock``, until which the run's lease (on the Redis server; on Ray, with the
             driver) is surely held; 0: it needs none; ``REPLACED``: another process has it.
     """
 
-    def __init__(self, folder: Path, name: str, life: int, held_until: Callable[[], float] = lambda: 0.0) -> None:
-        self.life = life
+    def __init__(self, folder: Path, name: str, generation: int, held_until: Callable[[], float] = lambda: 0.0) -> None:
+        self.generation = generation
         self._name = name
-        self._lives = Lives(folder)
+        self._generations = Generations(folder)
         self._held_until = held_until
 
     @property
@@ -291,11 +291,11 @@ class Fence:
         """
         if self._held_until() == REPLACED:
             raise LinkError("another learner has this run's lease on the server")
-        newest = self._lives.newest(self._name)
-        if newest > self.life:
+        newest = self._generations.newest(self._name)
+        if newest > self.generation:
             raise FencedError(
-                f"{self._name} has a newer generation ({newest}, this is {self.life}): this one writes nothing into "
-                f"{self._lives.path.parent} any more"
+                f"{self._name} has a newer generation ({newest}, this is {self.generation}): this one writes nothing "
+                f"into {self._generations.path.parent} any more"
             )
         if self.paused:
             raise LinkError(

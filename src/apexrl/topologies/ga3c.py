@@ -43,8 +43,8 @@ def ga3c(config: Config, probe: Probe) -> Program:
     weights = program.weights(probe.weights_nbytes)
     settings: dict[str, Any] = {"config": config, "spec": probe.spec}
     threads: dict[str, Any] = {
-        "predictors": program.knob("predictor", wiring.predictors, _MOST_THREADS),
-        "trainers": program.knob("trainer", wiring.trainers, _MOST_THREADS),
+        "predictors": program.thread_count("predictor", wiring.predictors, _MOST_THREADS),
+        "trainers": program.thread_count("trainer", wiring.trainers, _MOST_THREADS),
     }
     central: dict[str, Any] = {"replay": program.replay(**queue(config, probe)), "weights": weights}
     fragile: dict[str, Any] = {"restarts": actors.actor_restarts, "env_timeout": actors.env_timeout}

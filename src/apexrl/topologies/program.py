@@ -96,10 +96,10 @@ class Link:
 
 
 @dataclass(frozen=True)
-class KnobLink:
+class CountLink:
     """Stands for a count inside a role (its threads of one kind) that an auto-tuner may change while it works.
 
-    A role reads ``knob.value`` as it goes.
+    A role reads its ``value`` as it goes.
     """
 
     name: str
@@ -155,13 +155,13 @@ class Program:
 
     config: Config
     nodes: list[Node] = field(default_factory=list)
-    knobs: list[KnobLink] = field(default_factory=list)
+    thread_counts: list[CountLink] = field(default_factory=list)
 
     @property
     def tunable(self) -> dict[str, tuple[int, int]]:
-        """What an auto-tuner may change: name of a role, or of a knob -> (how many at first, at most)."""
+        """What an auto-tuner may change: name of a role, or of a thread count -> (how many at first, at most)."""
         roles = {node.name: (node.count, node.most) for node in self.nodes if node.most >= node.count}
-        return roles | {knob.name: (knob.start, knob.most) for knob in self.knobs}
+        return roles | {count.name: (count.start, count.most) for count in self.thread_counts}
 
     def replay(self, **options: Any) -> ReplayLink:
         """A replay with these options (see ``apexrl.replay.Replay``)."""
@@ -179,11 +179,11 @@ class Program:
         """A link that ``make(shared=…, **options)`` makes, once, wherever roles name it."""
         return Link(make, options)
 
-    def knob(self, name: str, start: int, most: int) -> KnobLink:
+    def thread_count(self, name: str, start: int, most: int) -> CountLink:
         """A count inside a role: ``start`` at first, and from 1 to ``most`` while an auto-tuner is at work."""
-        knob = KnobLink(name, start, max(start, most))
-        self.knobs.append(knob)
-        return knob
+        count = CountLink(name, start, max(start, most))
+        self.thread_counts.append(count)
+        return count
 
     def role(
         self,

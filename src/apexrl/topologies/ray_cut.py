@@ -18,14 +18,14 @@ from apexrl.errors import ConfigError
 from apexrl.replay.layout import Layout
 from apexrl.topologies import host_cut, info
 from apexrl.topologies.parameter_server_links import board
-from apexrl.topologies.program import BatchesLink, KnobLink, Link, Node, Program, ReceiptsLink, ReplayLink, WeightsLink
+from apexrl.topologies.program import BatchesLink, CountLink, Link, Node, Program, ReceiptsLink, ReplayLink, WeightsLink
 from apexrl.topologies.queue_links import queue_names
 
 LEARNERS = ("learner", "gradient_learner")
 """The roles on the learner's node, each of which gets the processors and GPUs of a learner."""
 
 _SAMPLING = ("capacity", "sampler", "min_size", "samples_per_insert", "insert_band", "seed")
-_LINKS = (ReplayLink, BatchesLink, WeightsLink, ReceiptsLink, Link, KnobLink)
+_LINKS = (ReplayLink, BatchesLink, WeightsLink, ReceiptsLink, Link, CountLink)
 
 
 @dataclass(frozen=True)

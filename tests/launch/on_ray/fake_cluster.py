@@ -68,12 +68,12 @@ class Process:
         self.greeting.value = (Hello("here", "id", 1, {name: have for name, have in versions().items() if have}),)
 
     def fail(self, fatal: bool = False) -> None:
-        """A role's life ends with an error; ``fatal``: another life would repeat it."""
+        """A role's generation ends with an error; ``fatal``: another generation would repeat it."""
         error = {"error": "EnvError: the disk is full", "fatal": fatal, "traceback": "its traceback"}
         self.living.value = (Report({}, [Message("error", error)], pid=1, status=1),)
 
     def answer(self, method: str, arguments: tuple[Any, ...]) -> Coming:
-        if method == "live":
+        if method == "run":
             return self.living
         if method == "hello" and method not in self.fails:
             if method not in self.never:

@@ -126,15 +126,15 @@ class Learner:
 
 
 class Scribe:
-    """A learner whose agent is written all the time, and that notes in the run folder what became of it, by its life's
-    number. It samples, so as to be a learner."""
+    """A learner whose agent is written all the time, and that notes in the run folder what became of it, by its
+    generation. It samples, so as to be a learner."""
 
     traits = RoleTraits(writes_checkpoints=True)
 
     def __init__(self, context: Context, *, replay: BundledBatches, weights: Any) -> None:
         self._learner = Learner(context, replay=replay, weights=weights)
         self._context = context
-        self._notes = context.folder / f"notes-{context.fence.life}.txt"
+        self._notes = context.folder / f"notes-{context.fence.generation}.txt"
         self._note("began")
         threading.Thread(target=self._keep_writing, daemon=True).start()
 

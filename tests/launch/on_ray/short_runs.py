@@ -56,11 +56,11 @@ class Watcher:
         return any(words in text for text in self.texts)
 
     def where(self, shard: str) -> str:
-        """The node of a shard's newest life."""
+        """The node of a shard's newest generation."""
         found = ray.util.list_named_actors(all_namespaces=True)
         known = [one["name"] for one in found if one["namespace"] == self.namespace]  # another run may not be gone yet
-        lives = [int(name.rpartition(".")[2]) for name in known if name.startswith(f"{shard}.")]
-        actor = ray.get_actor(f"{shard}.{max(lives)}", self.namespace)
+        generations = [int(name.rpartition(".")[2]) for name in known if name.startswith(f"{shard}.")]
+        actor = ray.get_actor(f"{shard}.{max(generations)}", self.namespace)
         return str(ray.get(actor.hello.remote(), timeout=60.0).node)
 
 

@@ -47,7 +47,7 @@ def test_groups_beyond_the_first_begin_when_there_is_room(world: World, tmp_path
 
 
 def test_fewer_actors_than_the_least_are_said_once_and_so_are_enough_again(world: World, tmp_path: Path) -> None:
-    """The first life of a group that the run began with dies; its second comes up when the third group has come."""
+    """The first generation of a base group dies; its second comes up when the third group has come."""
     world.places.add(3)
 
     def trouble(process: Process, before: int) -> None:
@@ -88,10 +88,10 @@ def test_a_group_that_is_not_needed_and_dies_too_often_is_done_without(world: Wo
     world.trouble = trouble
     watcher = run(tmp_path, until, most=6, shards=3)
     assert any("shard-2 was lost" in text and "begins again when there is room" in text for text in watcher.texts)
-    lives = len(world.of(GroupMemory, 3))
-    assert lives > 1
+    generations = len(world.of(GroupMemory, 3))
+    assert generations > 1
     assert world.left == {3}
-    assert watcher.status.restarts["shard"] == lives - 1
+    assert watcher.status.restarts["shard"] == generations - 1
 
 
 @pytest.mark.parametrize("fatal", [False, True])

@@ -42,16 +42,16 @@ class Process:
         self.dead: Exception | None = None
         self.called: list[str] = []
         self.draw = SimpleNamespace(remote=self._draw)
-        self.lives = SimpleNamespace(remote=self._lives)
+        self.ping = SimpleNamespace(remote=self._ping)
 
     def _draw(self, count: int, until: int | None, node: str) -> Any:
         self.called.append(f"draw from {node}")
         if not node:
             return DrawResult({}, np.zeros(0, np.uint64), np.zeros(0), ShardStatus(50, 50.0, 50, "far", 0, 1))
-        return Lent(self.state, "its life", count, until)
+        return Lent(self.state, "its generation", count, until)
 
-    def _lives(self) -> Any:
-        self.called.append("lives")
+    def _ping(self) -> Any:
+        self.called.append("ping")
         return self.dead or True
 
 
@@ -76,7 +76,7 @@ def end(replay: Replay, monkeypatch: pytest.MonkeyPatch) -> ShardClient:
     monkeypatch.setattr(local_shard, "ray", made_up)
     monkeypatch.setattr(shard_clients, "node_id", lambda: "here")
     monkeypatch.setattr(local_shard, "_PULSE_SECONDS", 0.0)
-    made = ShardClient("shard-0", "mine", SimpleNamespace(lives=lambda name: []))  # type: ignore[arg-type]
+    made = ShardClient("shard-0", "mine", SimpleNamespace(generations=lambda name: []))  # type: ignore[arg-type]
     made._handle = Process(replay)
     return made
 
@@ -94,7 +94,7 @@ def test_a_lent_shard_is_sampled_here_and_its_process_only_asked_whether_it_live
     for _ in range(3):
         assert len(end.draw(8, None).take().keys) == 8
     assert end.update(drawn.status.generation, drawn.keys, np.full(8, 2.0)).take().updated == (8, 0)
-    assert set(process.called[2:]) == {"lives"}
+    assert set(process.called[2:]) == {"ping"}
 
 
 def test_it_is_lost_with_its_process(end: ShardClient) -> None:
@@ -104,7 +104,7 @@ def test_it_is_lost_with_its_process(end: ShardClient) -> None:
     process.dead = RayActorError()
     while end._near is not None:
         answer = end.draw(8, None)
-    for lost in (ahead, answer, end.draw(8, None), end.update("life", np.zeros(1, np.uint64), np.ones(1))):
+    for lost in (ahead, answer, end.draw(8, None), end.update("run", np.zeros(1, np.uint64), np.ones(1))):
         with pytest.raises(ClosedError):
             lost.take()
 
@@ -149,23 +149,23 @@ def test_what_a_former_process_lends_is_not_taken(end: ShardClient, replay: Repl
 
 
 def test_a_group_lends_its_shard_and_takes_it_back_when_nobody_has_it(replay: Replay) -> None:
-    ground: Any = GroupMemory.__new__(GroupMemory)
-    ground._shard, ground._node, ground._lent = Shard(replay), "here", False
-    life = ground._shard.generation
-    before = ground.draw(8, None, "elsewhere")
-    lent = ground.draw(8, None, "here")
-    assert (lent.life, lent.rows) == (life, 8)
+    memory: Any = GroupMemory.__new__(GroupMemory)
+    memory._shard, memory._node, memory._lent = Shard(replay), "here", False
+    generation = memory._shard.generation
+    before = memory.draw(8, None, "elsewhere")
+    lent = memory.draw(8, None, "here")
+    assert (lent.generation, lent.rows) == (generation, 8)
     assert not replay.core.native.owned
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as sampler:
-        assert sampler.submit(sample, lent).result() == life
+        assert sampler.submit(sample, lent).result() == generation
         with pytest.raises(ClosedError, match="owns this replay"):
-            ground.draw(8, None, "elsewhere")
-        meanwhile = ground.update(life, before.keys, np.ones(8))
+            memory.draw(8, None, "elsewhere")
+        meanwhile = memory.update(generation, before.keys, np.ones(8))
         assert meanwhile.updated == (0, 8)  # it is the sampler's to write them
-        assert (meanwhile.status.generation, meanwhile.status.size) == (life, 50)
-    after = ground.draw(8, None, "elsewhere")
-    assert (after.status.generation, after.status.sampled) == (life, 8 + 8 + 8)
-    assert ground.update(life, before.keys, np.ones(8)).updated == (8, 0)
+        assert (meanwhile.status.generation, meanwhile.status.size) == (generation, 50)
+    after = memory.draw(8, None, "elsewhere")
+    assert (after.status.generation, after.status.sampled) == (generation, 8 + 8 + 8)
+    assert memory.update(generation, before.keys, np.ones(8)).updated == (8, 0)
 
 
 def sample(lent: Lent) -> str:
@@ -181,7 +181,7 @@ def test_a_broken_connection_is_no_death(end: ShardClient) -> None:
     process.dead = ActorUnavailableError("the connection broke", b"x" * 16)
     for _ in range(4):
         assert end.draw(8, None).take().status.generation == first.status.generation
-    assert "lives" in process.called
+    assert "ping" in process.called
 
 
 @pytest.mark.cluster

@@ -22,7 +22,7 @@ from apexrl.launch.ray.ray_actors import GroupMemory, Hello, News, RayAssignment
 from apexrl.launch.ray.ray_slots import RaySlot
 from apexrl.links.local.control_board import RUN
 from apexrl.run import ownership
-from apexrl.run.ownership import Fence, Lives
+from apexrl.run.ownership import Fence, Generations
 from apexrl.topologies.program import Node
 
 
@@ -158,7 +158,7 @@ def test_a_group_that_never_takes_weights_is_done_without(world: World, tmp_path
         return any("goes on without shard-1" in text for text in watcher.texts)
 
     watcher = run(tmp_path, until, least=1, restarts=100)
-    assert len(world.of(GroupMemory, 2)) == 3  # lives in vain
+    assert len(world.of(GroupMemory, 2)) == 3  # generations in vain
     assert len(world.of(GroupMemory, 0)) == len(world.of(GroupMemory, 1)) == 1
     assert watcher.status.restarts["learner"] == 0
 
@@ -244,8 +244,8 @@ def test_a_learner_that_does_not_answer_is_said_to_write_nothing(world: World, t
 def role_process() -> Iterator[Callable[[RayAssignment], RoleProcess]]:
     made: list[RoleProcess] = []
 
-    def make(errand: RayAssignment) -> RoleProcess:
-        made.append(RoleProcess(errand))
+    def make(assignment: RayAssignment) -> RoleProcess:
+        made.append(RoleProcess(assignment))
         return made[-1]
 
     yield make
@@ -261,11 +261,11 @@ def test_a_writer_may_write_for_as_long_as_the_driver_surely_heard_it(
     now = [1000.0]
     monkeypatch.setattr(ray_actors, "lease_clock", lambda: now[0])
     monkeypatch.setattr(ownership, "lease_clock", lambda: now[0])
-    lives = Lives(tmp_path)
-    lives.begin()
-    process = role_process(RayAssignment("learner-0", "learner", 0, 0, 1, tmp_path, True, Learner, life=2))
-    assert lives.grant("learner-0") == 2
-    fence = Fence(tmp_path, "learner-0", process._errand.life, lambda: process._board.held_until)
+    generations = Generations(tmp_path)
+    generations.begin()
+    process = role_process(RayAssignment("learner-0", "learner", 0, 0, 1, tmp_path, True, Learner, folder_generation=2))
+    assert generations.grant("learner-0") == 2
+    fence = Fence(tmp_path, "learner-0", process._assignment.folder_generation, lambda: process._board.held_until)
     first = process.poll(News(RUN, {}))
     with pytest.raises(LinkError, match="has not answered"):
         fence.check()  # whether that report arrived, nobody knows
@@ -282,7 +282,7 @@ def test_a_writer_may_write_for_as_long_as_the_driver_surely_heard_it(
     process.poll(News(RUN, {}, second.said_at))  # sent a minute ago
     with pytest.raises(LinkError, match="has not answered"):
         fence.check()
-    lives.grant("learner-0")
+    generations.grant("learner-0")
     with pytest.raises(FencedError):
         fence.check()
 
@@ -296,7 +296,7 @@ def test_roles_that_write_nothing_need_no_lease(
 
 
 def test_a_life_that_never_began_is_no_second_loss(world: World, tmp_path: Path) -> None:
-    """Ray tries the next life on the lost node, too, until it has noticed that it is gone."""
+    """Ray tries the next generation on the lost node, too, until it has noticed that it is gone."""
     away = ActorUnavailableError("the connection broke", b"x" * 16)
 
     def trouble(process: Process, before: int) -> None:
@@ -372,11 +372,11 @@ def test_a_late_error_of_one_life_does_not_forget_the_next(monkeypatch: pytest.M
     end = shard_clients.ShardClient("shard-0", "mine")
     monkeypatch.setattr(shard_clients.ray, "get", Coming.get)
     lost = ActorUnavailableError("it went", b"x" * 16)
-    old = shard_clients.ShardAnswer(end, "life a", Coming(lost))
-    end._handle = "life b"
+    old = shard_clients.ShardAnswer(end, "generation a", Coming(lost))
+    end._handle = "generation b"
     with pytest.raises(ClosedError, match="this shard was lost"):
         old.take()
-    assert end._handle == "life b"
+    assert end._handle == "generation b"
     with pytest.raises(ClosedError):
-        shard_clients.ShardAnswer(end, "life b", Coming(lost)).take()
+        shard_clients.ShardAnswer(end, "generation b", Coming(lost)).take()
     assert end._handle is None

@@ -151,7 +151,7 @@ def test_all_ends_of_a_process_share_one_look_at_who_is_there(monkeypatch: pytes
 
     def listed(all_namespaces: bool) -> list[dict[str, str]]:
         looks.append(all_namespaces)
-        return [{"name": f"shard-{k}.{life}", "namespace": "mine"} for k in (0, 1) for life in range(k + 1)]
+        return [{"name": f"shard-{k}.{generation}", "namespace": "mine"} for k in (0, 1) for generation in range(k + 1)]
 
     monkeypatch.setattr(shard_clients, "_SEARCH_SECONDS", 1e6)
     monkeypatch.setattr(shard_clients, "list_named_actors", listed)

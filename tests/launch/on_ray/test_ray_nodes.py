@@ -19,7 +19,7 @@ from apexrl.config.placement import Ray
 from apexrl.errors import ConfigError
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.ray.driver import Driver
-from apexrl.run.ownership import Lives
+from apexrl.run.ownership import Generations
 from apexrl.run.status import RunStatus
 
 pytestmark = [
@@ -71,7 +71,9 @@ def test_the_learners_node_is_lost_and_home_begins_anew_from_the_last_checkpoint
 
     def act(watcher: Watcher, status: RunStatus) -> bool:
         if not lost:
-            if status.updates > 60 and list((tmp_path / "run" / "checkpoints").glob("life-*-update-*.safetensors")):
+            if status.updates > 60 and list(
+                (tmp_path / "run" / "checkpoints").glob("generation-*-update-*.safetensors")
+            ):
                 lost.append(status.updates)
                 nodes.lose(watcher.seen["node"])
                 watcher.seen = {}
@@ -86,7 +88,7 @@ def test_the_learners_node_is_lost_and_home_begins_anew_from_the_last_checkpoint
     assert summary["restarts"]["shard"] == 0
     assert summary["dropped"]["lost_items"] == 0
     assert watcher.said("the learner's node or memory was lost")
-    assert watcher.said("learner-0 restored life-")
+    assert watcher.said("learner-0 restored generation-")
     # The learner may have gone on for long after what the driver last heard. Versions never go back.
     assert 50 <= watcher.seen["restored"] < watcher.seen["first_version"]
     assert lost[0] < watcher.seen["first_version"]
@@ -102,17 +104,17 @@ def test_a_learner_that_is_cut_off_stops_writing_before_the_next_one_begins(node
         return [path.read_text().split("\n")[:-1] for path in found]
 
     def act(watcher: Watcher, status: RunStatus) -> bool:
-        lives = notes()
+        generations = notes()
         if not cut:
-            if watcher.seen and lives and any(line.startswith("wrote") for line in lives[0]):
+            if watcher.seen and generations and any(line.startswith("wrote") for line in generations[0]):
                 cut.append(watcher.seen["node"])
                 nodes.cut_off(cut[0])
                 nodes.add()
             return False
-        if len(lives) > 1 and not beside:
-            os.kill(int(lives[0][0].split()[1]), 0)  # it is there, beside the next one
+        if len(generations) > 1 and not beside:
+            os.kill(int(generations[0][0].split()[1]), 0)  # it is there, beside the next one
             beside.append(True)
-        return len(lives) > 1 and sum(line.startswith("wrote") for line in lives[1]) > 10
+        return len(generations) > 1 and sum(line.startswith("wrote") for line in generations[1]) > 10
 
     try:
         watcher = run(nodes.address, tmp_path, {}, act, learner=Scribe)
@@ -123,10 +125,10 @@ def test_a_learner_that_is_cut_off_stops_writing_before_the_next_one_begins(node
         words = [line.split()[0] for line in first]
         last = max(index for index, word in enumerate(words) if word == "wrote")
         assert "FencedError" not in words[:last]
-        assert words[last + 1] == "LinkError"  # its lease ran out before another life was begun
+        assert words[last + 1] == "LinkError"  # its lease ran out before another generation was begun
         assert len({line.split()[1] for line in first + second}) == 2
-        (newest,) = {path.name[:9] for path in (tmp_path / "run" / "checkpoints").glob("life-*.safetensors")}
-        assert newest == f"life-{Lives(tmp_path / 'run').newest('learner-0'):04d}" > "life-0001"
+        (newest,) = {path.name[:15] for path in (tmp_path / "run" / "checkpoints").glob("generation-*.safetensors")}
+        assert newest == f"generation-{Generations(tmp_path / 'run').newest('learner-0'):04d}" > "generation-0001"
     finally:
         if cut:
             nodes.lose(cut[0])

@@ -29,7 +29,7 @@ pytestmark = [
 
 
 def where(folder: Path) -> str:
-    """The namespace of a run's newest life on a cluster."""
+    """The namespace of a run's newest generation on a cluster."""
     return str(json.loads((folder / "ray.json").read_text())["namespace"])
 
 
@@ -85,7 +85,7 @@ def test_the_command_of_a_killed_driver_goes_on_when_it_is_repeated(cluster: str
         finally:
             first.kill()
             first.wait()
-    namespace, life = where(folder.path), checkpoint.newest_life(folder.checkpoints)
+    namespace, generation = where(folder.path), checkpoint.newest_generation(folder.checkpoints)
     reached = checkpoint.load_latest(folder.checkpoints)
     assert reached is not None
     steps = reached.metadata["env_steps"] + 20000
@@ -95,9 +95,9 @@ def test_the_command_of_a_killed_driver_goes_on_when_it_is_repeated(cluster: str
     assert b"is done: env_steps was reached" in again.stdout + again.stderr
     summary = folder.summary()
     assert summary["env_steps"] >= steps
-    newest = checkpoint.newest_life(folder.checkpoints)
-    assert newest > summary["life"] > life
-    assert "restored life-" in folder.metrics_path.read_text()
+    newest = checkpoint.newest_generation(folder.checkpoints)
+    assert newest > summary["run"] > generation
+    assert "restored generation-" in folder.metrics_path.read_text()
     ray.init(address=cluster, log_to_driver=False, logging_level="ERROR")
     try:
         left = [one for one in ray.util.list_named_actors(all_namespaces=True) if one["namespace"] == namespace]

@@ -52,7 +52,7 @@ def test_one_life_of_one_worker_is_dismissed() -> None:
     assert not row.dismissed(0)
     row.dismiss(3)
     assert row.dismissed(3)
-    assert not any(row.dismissed(life) for life in (0, 2, 4))
+    assert not any(row.dismissed(generation) for generation in (0, 2, 4))
     row.begin(7, 4)
     assert not row.dismissed(4)
     assert not board.row(0).dismissed(3)

@@ -203,11 +203,11 @@ def test_killed_senders_leave_whole_messages_only(capacity: int) -> None:
     real = link(2, 1, capacity)
     receivers = [real.receiver(k) for k in range(2)]
     last = [0, 0]
-    for life in range(1, 16):
+    for generation in range(1, 16):
         pid = os.fork()
         if pid == 0:
             try:
-                sender, number = real.sender(0), 10_000 * life
+                sender, number = real.sender(0), 10_000 * generation
                 while True:
                     number += 1
                     sender.begin(gradient(number), [number, number])
@@ -220,8 +220,8 @@ def test_killed_senders_leave_whole_messages_only(capacity: int) -> None:
         killed = False
         while True:
             now = time.monotonic()
-            assert now < deadline, (life, last)
-            if not killed and now > until and min(last) > 10_000 * life:  # each got something of this life
+            assert now < deadline, (generation, last)
+            if not killed and now > until and min(last) > 10_000 * generation:  # each got something of this generation
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 killed = True

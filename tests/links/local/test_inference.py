@@ -47,7 +47,7 @@ class Twin(RuleBasedStateMachine):
         self.newest: list[tuple[int, int, int] | None] = [None] * GROUPS  # generation, number, how many before it
         self.asked = [0] * GROUPS
         self.answered = [0] * GROUPS
-        self.waiting = [False] * GROUPS  # of the present life
+        self.waiting = [False] * GROUPS  # of the present generation
         self.reading: Requests | None = None
         self.memory: Any = None
 
@@ -261,11 +261,11 @@ def test_killed_workers_and_servers_block_nobody_and_confuse_nobody() -> None:
 
     worker, server = start(ask_on_and_on, 0, asked), start(answer_on_and_on)
     try:
-        for life in range(1, 3):
+        for generation in range(1, 3):
             reached(asked, asked.value + 100, worker, server)
             os.kill(worker.pid, signal.SIGKILL)
             worker.join()
-            worker = start(ask_on_and_on, life, asked)
+            worker = start(ask_on_and_on, generation, asked)
             reached(asked, asked.value + 100, worker, server)
             os.kill(server.pid, signal.SIGKILL)
             server.join()

@@ -237,8 +237,8 @@ def test_a_server_that_is_full_is_emptied(binary: str, tmp_path: Path, closing: 
         assert late.known() == {("m", 1): 20}
         client.delete(KEYS.steps)
         late.receive(0.1)
-        life: Any = client.get(KEYS.steps)  # even a new stream can be made, to be ready when there is room again
-        assert client.exists(b"%b:%b" % (KEYS.steps.encode(), life)) == 1
+        generation: Any = client.get(KEYS.steps)  # even a new stream can be made, to be ready when there is room again
+        assert client.exists(b"%b:%b" % (KEYS.steps.encode(), generation)) == 1
 
 
 @pytest.mark.parametrize("loss", ["entries", "committed", "both"])

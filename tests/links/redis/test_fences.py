@@ -97,12 +97,12 @@ def test_an_intake_begun_again_goes_on_where_the_last_one_was(ends: Ends) -> Non
     offer(sender, range(10))
     until(lambda: first.depth() == 10, lambda: sender.step(0.0))
     assert first.receive(1.0)
-    life = ask(ends, "GET", KEYS.steps)
-    assert life.startswith(b"%d-" % place.taken)
+    generation = ask(ends, "GET", KEYS.steps)
+    assert generation.startswith(b"%d-" % place.taken)
     first._disconnect()
     second = ends.receiver(fence=place.taken)
     until(lambda: sender.uncommitted_items == 0, lambda: sender.step(0.0), lambda: intake.take(second))
-    assert ask(ends, "GET", KEYS.steps) == life
+    assert ask(ends, "GET", KEYS.steps) == generation
     assert sender.resent_frames == 0
     place.leave()
 

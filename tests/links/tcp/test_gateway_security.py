@@ -302,7 +302,7 @@ def test_a_hello_that_was_changed_is_refused(places: Callable[..., Place]) -> No
         with pytest.raises(LinkError, match="does not know the run's token"):
             place.worker(port=listener.getsockname()[1])
         thread.join(SECONDS)
-    assert place.gateway.counts.worker_lives == 0
+    assert place.gateway.counts.worker_connections == 0
 
 
 # --- TLS

@@ -27,7 +27,7 @@ SECONDS = 120.0
 def test_a_refusal_of_somebody_without_the_token_is_shown_and_believed_in_nothing(kind: str) -> None:
     def pretend(listener: socket.socket) -> None:
         peer, _ = listener.accept()
-        end = frames.Peer(peer)
+        end = frames.Connection(peer)
         end.receive()
         end.send(frames.CHALLENGE, head=bytes(32))
         end.receive(32)
@@ -73,7 +73,7 @@ def test_a_name_that_was_good_once_is_looked_up_again(
 def test_frames_of_any_size_arrive_one_by_one_and_an_absent_one_is_not_waited_for() -> None:
     one, other = socket.socketpair()
     with one, other:
-        ends = frames.Peer(one), frames.Peer(other)
+        ends = frames.Connection(one), frames.Connection(other)
         bodies = [bytes([n % 251]) * n for n in (0, 1, 40_000, 40_000, 65_536, 300_000, 7)]
         sender = threading.Thread(target=lambda: [ends[1].send(frames.REQUEST, body=body) for body in bodies])
         sender.start()
@@ -96,7 +96,7 @@ def test_a_connection_may_have_any_descriptor() -> None:
     try:
         with one, other, socket.socket(fileno=fcntl.fcntl(one.fileno(), fcntl.F_DUPFD, 1100)) as high:
             assert high.fileno() >= 1100
-            end = frames.Peer(high)
+            end = frames.Connection(high)
             assert not end.readable(0.0)
             other.sendall(b"x")
             assert end.readable(SECONDS)

@@ -315,7 +315,7 @@ def test_the_token_never_travels_and_a_gateway_without_it_is_not_believed() -> N
         """Welcome whoever comes, and remember all that it says."""
         peer, _ = listener.accept()
         with peer:
-            end = frames.Peer(peer)
+            end = frames.Connection(peer)
             end.receive()
             end.send(frames.CHALLENGE, head=bytes(range(32)))
             said = end.receive(32)
@@ -339,13 +339,13 @@ def test_the_token_never_travels_and_a_gateway_without_it_is_not_believed() -> N
 def test_a_connection_that_fails_in_any_way_is_cleaned_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
 
-    def broken(peer: frames.Peer, seconds: float) -> bool:
+    def broken(peer: frames.Connection, seconds: float) -> bool:
         raise ValueError("nobody thought of this")
 
-    monkeypatch.setattr(gateway_server.frames.Peer, "readable", broken)
+    monkeypatch.setattr(gateway_server.frames.Connection, "readable", broken)
     one, other = socket.socketpair()
     with one, other:
-        peer = frames.Peer(one)
+        peer = frames.Connection(one)
         connection = gateway_server._Connection(place.link, peer, 0, 1, lambda steps: None, lambda why: None)
         until(lambda: not any(thread.is_alive() for thread in connection._threads))
         assert not connection.alive
@@ -365,10 +365,10 @@ def test_environment_steps_are_counted_once_and_not_those_that_nobody_can_learn_
     until(place.server.pending)
     with place.gateway._lock:
         place.gateway._open[0].end()  # asked once more on a new connection, of which it is the first
-    until(lambda: end.answered() == [] and place.gateway.counts.worker_lives == 2)
+    until(lambda: end.answered() == [] and place.gateway.counts.worker_connections == 2)
 
     def served() -> bool:
-        if place.server.pending():  # of either life: the old one's stays until somebody has looked at it
+        if place.server.pending():  # of either generation: the old one's stays until somebody has looked at it
             place.serve()
         return end.answered() == [0]
 

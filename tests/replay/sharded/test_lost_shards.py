@@ -1,4 +1,4 @@
-"""A shard that is lost costs its items and nothing else; words of lives that are over change nothing."""
+"""A shard that is lost costs its items and nothing else; words of generations that are over change nothing."""
 
 from __future__ import annotations
 

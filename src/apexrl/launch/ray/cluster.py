@@ -36,7 +36,7 @@ _NEAR = 0.001  # of the resource that stands for a node
 _HELLO, _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]), 4
 _remote: Any = ray.remote  # whose types know nothing of what it is asked for here
 _nodes: Any = ray.nodes
-_CONCURRENCY = {"data": 1, "weights": 1, "life": 1, "talk": 1}
+_CONCURRENCY = {"data": 1, "weights": 1, "run": 1, "talk": 1}
 
 
 class Cluster:
@@ -200,7 +200,7 @@ class Cluster:
 
 @functools.cache
 def _remote_class(cls: type) -> Any:
-    """Made anew, it would lie with the head of the cluster once more for every life."""
+    """Made anew, it would lie with the head of the cluster once more for every generation."""
     return _remote(concurrency_groups=_CONCURRENCY)(cls)
 
 

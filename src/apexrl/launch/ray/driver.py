@@ -23,7 +23,7 @@ from apexrl.launch.ray.preflight import HELLO_SECONDS, compare, receive, reserve
 from apexrl.launch.ray.ray_actors import GroupMemory, Look, News, RayAssignment, Report, RoleProcess
 from apexrl.launch.ray.ray_metrics import RayMetrics
 from apexrl.launch.ray.ray_slots import ActorGroup, RaySlot, cut
-from apexrl.launch.ray.shard_clients import life_name
+from apexrl.launch.ray.shard_clients import generation_name
 from apexrl.launch.restart_budget import REFILL_SECONDS, Ending
 from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.stall_dump import DUMP_SECONDS
@@ -33,7 +33,7 @@ from apexrl.topologies import Probe, Program
 from apexrl.topologies.ray_cut import LEARNERS, queues, sampling
 
 _TICK_SECONDS = 0.1
-_NUMBER_SECONDS = 1.0  # until a life's number is tried to be written again
+_NUMBER_SECONDS = 1.0  # between attempts to write a generation's number
 _NO_ROOM = "the cluster has no room for it now, or its node does not start processes (see `ray status`)"
 _PERIOD_SECONDS = 0.25  # between polls of one worker; and
 _POLLS_PER_SECOND = 1000.0  # … of all together, at most
@@ -68,7 +68,7 @@ class Driver:
             for group in groups:
                 for slot in group.slots:
                     kill(slot.handle)
-                kill(group.ground)
+                kill(group.memory)
         finally:
             self._cluster.close()
 
@@ -125,7 +125,7 @@ class Driver:
         """Until a tick has passed, or all has come that was asked for. Costs one call, however many there are."""
         waited = [group.greeting for group in self._groups] + [group.looked for group in self._groups]
         for slot in self._slots():
-            waited += [slot.life, slot.polled, slot.stacks]
+            waited += [slot.running, slot.polled, slot.stacks]
         waited = [reference for reference in waited if reference is not None]
         self._come = set()
         if waited:
@@ -139,14 +139,14 @@ class Driver:
         if self._stop_at is not None:
             for slot in group.slots:
                 slot.gone = slot.gone or slot.handle is None
-        if group.ground is None:
+        if group.memory is None:
             due = now >= group.restart_at and self._growth.may_begin(group)
             if due and group.dropped and self._stop_at is None:
-                self._take_back(group)
+                self._try_again(group)
             if due and not all(slot.gone for slot in group.slots):
-                self._found(group, now)
+                self._start_memory(group, now)
             return
-        if not self._hear_ground(group, now):
+        if not self._hear_memory(group, now):
             return
         for slot in group.slots:
             if slot.handle is not None:
@@ -171,18 +171,18 @@ class Driver:
                 self._ledger.tell(f"{group.name} has not begun to work within {limit:g} s: {_NO_ROOM}", "warning")
             group.late = group in missing
 
-    def _found(self, group: ActorGroup, now: float) -> None:
+    def _start_memory(self, group: ActorGroup, now: float) -> None:
         """Start a group: the process that holds its memory first."""
         cpus = self._placement.shard_cpus if group.number else 0.0
-        name = life_name(group.name, group.lives) if group.number else None
+        name = generation_name(group.name, group.starts) if group.number else None
         group.born_at = now
-        group.ground = self._cluster.actor(GroupMemory, group.number, cpus, name=name).remote(
+        group.memory = self._cluster.actor(GroupMemory, group.number, cpus, name=name).remote(
             group.program, group.gated
         )
-        group.lives += 1
-        group.greeting = group.ground.hello.remote()
+        group.starts += 1
+        group.greeting = group.memory.hello.remote()
 
-    def _hear_ground(self, group: ActorGroup, now: float) -> bool:
+    def _hear_memory(self, group: ActorGroup, now: float) -> bool:
         """False: it is not up."""
         try:
             if group.greeting is not None:
@@ -195,11 +195,11 @@ class Driver:
                 group.begun += 1
                 home = self._groups[0]
                 if group.number and home.up:
-                    home.ground.meet.remote(group.number, group.ground)
+                    home.memory.meet.remote(group.number, group.memory)
                 elif not group.number:
                     for other in self._groups[1:]:
                         if other.up:
-                            group.ground.meet.remote(other.number, other.ground)
+                            group.memory.meet.remote(other.number, other.memory)
             if group.looked is not None and group.looked in self._come:
                 looked, group.looked = group.looked, None
                 look: Look = ray.get(looked)
@@ -208,7 +208,7 @@ class Driver:
                 self._drop_refusing(look.refused, now)
             if group.looked is None and now - group.asked_at >= _PERIOD_SECONDS:
                 group.asked_at = now
-                group.looked = group.ground.look.remote()
+                group.looked = group.memory.look.remote()
             elif group.silence.look(group.asked_at, now) > _SILENT_SECONDS:
                 self._lose(group, WorkerError(f"it has not answered for {_SILENT_SECONDS:g} s"), now)
                 return False
@@ -234,7 +234,7 @@ class Driver:
     def _lose(self, group: ActorGroup, error: Exception, now: float, ending: Ending = "vanished") -> None:
         """Handle the loss of a group's memory: its workers restart with it."""
         if not group.up and "creation task" in str(error):  # what its making raised, another would too
-            group.ground = group.greeting = None
+            group.memory = group.greeting = None
             group.restart_at = float("inf")
             self._give_up_group(group, WorkerError(f"{group.name} cannot be made on its node:\n{error}"), now)
             return
@@ -250,29 +250,29 @@ class Driver:
 
     def _end_group(self, group: ActorGroup, why: str, now: float, ending: Ending = "vanished") -> None:
         """Kill the process that holds its memory, and its workers."""
-        if group.ground is None:
+        if group.memory is None:
             return
         for slot in group.slots:
             if slot.handle is not None:
                 kill(slot.handle)
                 slot.end(now, "killed", why, sure=False)
-        kill(group.ground)  # who cannot be reached may still live, beside the next one
+        kill(group.memory)  # who cannot be reached may still live, beside the next one
         group.end(now, ending)
         home = self._groups[0]
         if group.number and home.up:
-            home.ground.meet.remote(group.number, None)
+            home.memory.meet.remote(group.number, None)
 
     def _begin(self, group: ActorGroup, slot: RaySlot, now: float) -> None:
         """Start a generation of a worker."""
         placement, node, generation = self._placement, slot.node, slot.generation + 1
-        life = self._ledger.number(slot.name) if node.traits.fenced else 0
-        if life is None:
+        number = self._ledger.number(slot.name) if node.traits.fenced else 0
+        if number is None:
             slot.restart_at = now + _NUMBER_SECONDS
             return
         cpus, gpus = placement.actor_cpus if group.number else 0.0, 0.0
         if node.name in LEARNERS:
             cpus, gpus = placement.learner_cpus, placement.learner_gpus
-        errand = RayAssignment(
+        assignment = RayAssignment(
             name=slot.name,
             role=node.name,
             index=slot.index,
@@ -282,32 +282,32 @@ class Driver:
             keeps=node.traits.writes_checkpoints,
             factory=node.factory,
             nice=node.nice,
-            life=life,
+            folder_generation=number,
         )
-        handle = self._cluster.actor(RoleProcess, group.number, cpus, gpus).remote(errand)
+        handle = self._cluster.actor(RoleProcess, group.number, cpus, gpus).remote(assignment)
         slot.begin(now, handle)
-        slot.life = handle.live.remote(group.ground.ports.remote(node.name), self._others(slot))
+        slot.running = handle.run.remote(group.memory.ports.remote(node.name), self._others(slot))
 
     def _hear(self, group: ActorGroup, slot: RaySlot, now: float) -> None:
         try:
             if slot.polled is not None and slot.polled in self._come:
                 polled, slot.polled = slot.polled, None
                 self._enter(slot, ray.get(polled), now)
-            if slot.life in self._come:
+            if slot.running in self._come:
                 if slot.polled is not None:
                     with suppress(RayError):  # what was said before it ended
                         self._enter(slot, ray.get(slot.polled, timeout=1.0), now)
-                report: Report = ray.get(slot.life)
+                report: Report = ray.get(slot.running)
                 self._enter(slot, report, now)
-                self._bury(group, slot, now, report.status or 0, "")
+                self._handle_end(group, slot, now, report.status or 0, "")
                 return
         except RayTaskError as error:
-            self._bury(group, slot, now, 1, str(error))
+            self._handle_end(group, slot, now, 1, str(error))
             return
         except RayError as error:
             ending = _ending(error)
             dead = isinstance(error, ActorDiedError) and ending != "killed" and not slot.hung  # as its node says
-            self._bury(group, slot, now, None, _first_line(error), ending, dead)
+            self._handle_end(group, slot, now, None, _first_line(error), ending, dead)
             return
         if text := slot.lapse(now):
             self._ledger.tell(text, "warning")
@@ -347,13 +347,13 @@ class Driver:
 
     def _enter(self, slot: RaySlot, report: Report, now: float) -> None:
         for name, value in report.counters.items():
-            self._sums[name] += value - slot.lived.get(name, 0)
+            self._sums[name] += value - slot.counters.get(name, 0)
         slot.hear(report, now)
         for message in report.said:
             if message.kind != "error":
                 self._ledger.hear(message.kind, message.values)
 
-    def _bury(
+    def _handle_end(
         self,
         group: ActorGroup,
         slot: RaySlot,
@@ -363,9 +363,8 @@ class Driver:
         ending: Ending = "failed",
         sure: bool = True,
     ) -> None:
-        """A life has ended, with ``status`` or (None) killed: in good order, or to be followed by another. ``sure``: it
-        cannot live on unseen."""
-        kill(slot.handle)  # who cannot be reached may still live, and write checkpoints
+        """Handle the end of a worker, with ``status`` or (None) killed. ``sure``: its process is certainly gone."""
+        kill(slot.handle)  # an unreachable process may still run, and write checkpoints
         slot.end(now, ending, why, sure)
         if self._stop_at is not None:
             slot.gone = True
@@ -425,7 +424,7 @@ class Driver:
         minutes = f"it is tried again in {REFILL_SECONDS / 60:g} minutes"
         self._ledger.give_up(f"{group.name} and its actors", f"{error}; {minutes}")
 
-    def _take_back(self, group: ActorGroup) -> None:
+    def _try_again(self, group: ActorGroup) -> None:
         self._ledger.tell(f"{group.name} and its actors are tried again")
         group.dropped = False
         group.patience.forgive()
@@ -481,7 +480,7 @@ class Driver:
         return int(base) + self._sums[counter]
 
     def _others(self, slot: RaySlot) -> dict[str, int]:
-        return {name: self._total(name) - slot.lived.get(name, 0) for name in COUNTERS}
+        return {name: self._total(name) - slot.counters.get(name, 0) for name in COUNTERS}
 
     def _tick(self, now: float) -> None:
         sums = run_totals.enter(self._ledger, self._groups, self._total, self._hung_calls, now)

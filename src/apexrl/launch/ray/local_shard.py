@@ -26,7 +26,7 @@ class Lent(NamedTuple):
     """A shard's answer to a draw from its own node: its memory, to draw from directly."""
 
     replay: Handle  # of the replay, for a process of this node
-    life: str  # of the shard
+    generation: str  # of the shard
     rows: int
     until: int | None
 
@@ -34,11 +34,11 @@ class Lent(NamedTuple):
 class LocalShard:
     """Samples a group's replay in this process, which owns it from now on (``replay.sharded.shard.ShardClient``).
 
-    Its memory would outlive the group, with items of actors who are gone: so the life of the process that holds it is
-    the shard's.
+    The memory would outlive the group, with items of actors that are gone. So the shard ends with the process that
+    holds its memory.
 
     Args:
-        handle: of that process (``actors.Ground``).
+        handle: of that process (``ray_actors.GroupMemory``).
         lent: its replay.
 
     Raises:
@@ -48,17 +48,17 @@ class LocalShard:
 
     def __init__(self, handle: Any, lent: Lent) -> None:
         self._handle = handle
-        self._shard = Shard(Replay.attach(lent.replay), QUEUE_SECONDS, lent.life)
+        self._shard = Shard(Replay.attach(lent.replay), QUEUE_SECONDS, lent.generation)
         self._pulse: Any = None
         self._asked = time.monotonic()
 
-    def lives(self) -> bool:
+    def alive(self) -> bool:
         """False: the process was lost, as Ray said when it was last asked: at calls, twice a second at most."""
         now = time.monotonic()
         if self._pulse is None:
             if now - self._asked >= _PULSE_SECONDS:
                 self._asked = now
-                self._pulse = self._handle.lives.remote()
+                self._pulse = self._handle.ping.remote()
         elif ray.wait([self._pulse], timeout=0.0, fetch_local=False)[0]:
             pulse, self._pulse = self._pulse, None
             try:
@@ -73,8 +73,8 @@ class LocalShard:
         self._shard.admit(until)
         return LazyDraw(self._shard, count)
 
-    def update(self, life: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Answer:
-        return ReadyAnswer(self._shard.update(life, keys, priorities))
+    def update(self, generation: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Answer:
+        return ReadyAnswer(self._shard.update(generation, keys, priorities))
 
     def close(self) -> None:
         """Let go of the memory."""

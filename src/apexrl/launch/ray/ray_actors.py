@@ -120,7 +120,7 @@ class GroupMemory:
         version, spoilt = self._wiring.weights_version(), self._wiring.spoilt_weight_reads()
         return Look(self._wiring.replay_stats(), version, spoilt, refused)
 
-    def lives(self) -> bool:
+    def ping(self) -> bool:
         """Whoever can ask."""
         return True
 
@@ -141,10 +141,10 @@ class GroupMemory:
         return self._shard.draw(count, until)
 
     @_apart("data")
-    def update(self, life: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> UpdateResult:
+    def update(self, generation: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> UpdateResult:
         """See ``Shard.update``; while another process samples, only how the shard stands."""
         assert self._shard is not None
-        return self._shard.update("" if self._lent else life, keys, priorities)
+        return self._shard.update("" if self._lent else generation, keys, priorities)
 
     def meet(self, group: int, handle: Any) -> None:
         """(learner's node) Send the weights to another group from now on; None: no more."""
@@ -188,7 +188,7 @@ class RayAssignment:
     keeps: bool
     factory: Factory
     nice: int = 0
-    life: int = 0  # its number among those that write into the run folder
+    folder_generation: int = 0  # its number among those that write into the run folder
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class News:
     """What the driver tells a role."""
 
     stop: int
-    others: dict[str, int]  # counters of all others and of earlier lives
+    others: dict[str, int]  # counters of all others and of earlier generations
     heard: float = 0.0  # ``Report.said_at`` of the newest one that it has; 0: it has none
 
 
@@ -204,7 +204,7 @@ class News:
 class Report:
     """What a role tells the driver."""
 
-    counters: dict[str, int]  # of this life
+    counters: dict[str, int]  # of this generation
     said: list[worker_messages.Message] = field(default_factory=list)
     state: str = "starting"
     busy_seconds: float = 0.0  # of the oldest environment call in progress
@@ -217,35 +217,35 @@ class Report:
 class RoleProcess:
     """One generation of a worker. ``live`` runs the role; ``poll`` answers meanwhile."""
 
-    def __init__(self, errand: RayAssignment) -> None:
-        self._errand = errand
+    def __init__(self, assignment: RayAssignment) -> None:
+        self._assignment = assignment
         self._board = ControlBoard(1)
-        if errand.life:
+        if assignment.folder_generation:
             self._board.held_until = _NEVER
         self._row = self._board.row(0)
-        self._row.begin(os.getpid(), errand.generation)
+        self._row.begin(os.getpid(), assignment.generation)
         self._row.heartbeat = time.monotonic()
         self._ours, self._theirs = worker_messages.channel()
         self._hearing = threading.Lock()
 
-    @_apart("life")
-    def live(self, ports: Mapping[str, Any], others: dict[str, int]) -> Report:
+    @_apart("run")
+    def run(self, ports: Mapping[str, Any], others: dict[str, int]) -> Report:
         """Until told to stop, or an error, which is in the report."""
-        errand = self._errand
-        os.nice(errand.nice)
+        assignment = self._assignment
+        os.nice(assignment.nice)
         keep_memory()
         self._others(others)
         context = SharedContext(
-            name=errand.name,
-            role=errand.role,
-            index=errand.index,
-            generation=errand.generation,
-            seed=errand.seed,
-            folder=errand.folder,
+            name=assignment.name,
+            role=assignment.role,
+            index=assignment.index,
+            generation=assignment.generation,
+            seed=assignment.seed,
+            folder=assignment.folder,
             board=self._board,
             row=0,
             channel=self._theirs,
-            life=errand.life,
+            folder_generation=assignment.folder_generation,
         )
         return self._report(run_role(context, self._made, ports))
 
@@ -253,7 +253,7 @@ class RoleProcess:
     def poll(self, news: News) -> Report:
         self._others(news.others)
         self._board.stop = news.stop
-        if self._errand.life and news.heard:
+        if self._assignment.folder_generation and news.heard:
             self._board.held_until = news.heard + LEASE_SECONDS
         return self._report(None)
 
@@ -286,14 +286,14 @@ class RoleProcess:
 
     def _made(self, context: SharedContext, **ports: Any) -> Role:
         """The role; whoever writes checkpoints must write where the driver reads."""
-        if self._errand.keeps or self._errand.role == "evaluator":
-            folder = self._errand.folder
+        if self._assignment.keeps or self._assignment.role == "evaluator":
+            folder = self._assignment.folder
             if not (folder / "config.toml").exists():
                 raise ConfigError(
                     f"node {platform.node()} does not see the run folder {folder}: put --out on a file system that all "
                     "nodes share, or start the command on the node that has the learner's processor or GPU"
                 )
-        return self._errand.factory(context, **ports)
+        return self._assignment.factory(context, **ports)
 
 
 def probe_on(config: Any) -> Probe | dict[str, Any]:

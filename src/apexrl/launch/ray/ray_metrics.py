@@ -116,7 +116,7 @@ class RayMetrics:
 
     def __init__(self, namespace: str, folder: RunFolder) -> None:
         context = ray.get_runtime_context()
-        self._ray_path, self._check = folder.ray_path, folder.lives.check
+        self._ray_path, self._check = folder.ray_path, folder.generations.check
         self._folder = folder.path.resolve()
         self._where = {"address": context.gcs_address, "namespace": namespace, "auth": os.environ.get(AUTH_MODE, "")}
         # Beside the driver, whose end is its end; it has nothing to lose, so Ray may start it again.
@@ -137,7 +137,7 @@ class RayMetrics:
 
     def tick(self, now: float, status: RunStatus, groups: Sequence[ActorGroup], sums: Mapping[str, int]) -> None:
         """Tell how things stand, if it is time. ``now``: seconds, of any clock; ``sums``: ``inserted`` and ``sampled``
-        items of all shards and all their lives."""
+        items of all shards and all their generations."""
         if now - self._told_at < _PERIOD_SECONDS:
             return
         self._told_at = now
@@ -173,9 +173,9 @@ class RayMetrics:
             state="up"
             if group.up
             else "starting"
-            if group.ground is not None
+            if group.memory is not None
             else "lost"
-            if group.lives
+            if group.starts
             else "waiting",
             workers=tuple(slot.name for slot in group.slots),
             restarts=group.restarts,

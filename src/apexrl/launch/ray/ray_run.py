@@ -55,7 +55,9 @@ def cluster(
         driver.check(program)  # refused before there is a folder
 
         def body(ledger: Ledger, nothing: Wiring) -> None:
-            ledger.note("placement.json", lambda: remember(placement, ledger.folder.path, ledger.folder.lives.check))
+            ledger.note(
+                "placement.json", lambda: remember(placement, ledger.folder.path, ledger.folder.generations.check)
+            )
             try:
                 with closing(RayMetrics(driver.namespace, ledger.folder)) as figures:
                     ledger.note("ray.json", figures.write)

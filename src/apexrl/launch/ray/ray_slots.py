@@ -32,8 +32,8 @@ class RaySlot:
         self.patience = RestartBudget(node.restarts)
         self.generation = -1
         self.gone = False  # given up on, or ended in good order
-        self.handle: Any = None  # of the actor that lives it; None: there is none now
-        self.life: Any = None  # what comes when it ends
+        self.handle: Any = None  # of the Ray actor that runs it; None: there is none now
+        self.running: Any = None  # what comes when it ends
         self.polled: Any = None
         self.asked_at = self.heard_at = self.born_at = 0.0
         self.restart_at = 0.0
@@ -53,7 +53,7 @@ class RaySlot:
     def begin(self, now: float, handle: Any) -> None:
         self.generation += 1
         self.restarts += self.generation > 0
-        self.handle, self.life, self.polled, self.hung, self.stacks = handle, None, None, "", None
+        self.handle, self.running, self.polled, self.hung, self.stacks = handle, None, None, "", None
         self._silence = StallDetector()
         self._paused = False
         self.errors = []
@@ -74,12 +74,12 @@ class RaySlot:
         return _HURRIED_SECONDS if hurry else _GRACE_SECONDS
 
     def awaited(self, now: float) -> float:
-        """Seconds since its life was begun, if nothing was heard of it; else 0."""
+        """Seconds since its generation was begun, if nothing was heard of it; else 0."""
         return 0.0 if self.handle is None or self.report.pid else now - self.born_at
 
     def hangs(self, now: float, stall_timeout: float) -> str:
-        """Why this life is to be killed for what its environment, its loop, or its whole process, does not return from;
-        empty: it need not be. To be asked at every turn.
+        """Why this worker must be killed: its environment, its loop or its process hangs; empty: none does. Call it at
+        every tick.
 
         Args:
             stall_timeout: 0: the loop may stand still.
@@ -111,13 +111,13 @@ class RaySlot:
         return f"{self.name} answers again, and may write into the run folder"
 
     def end(self, now: float, how: Ending, why: str, sure: bool = True) -> None:
-        """This life is over; what it had counted stays. Unless that is ``sure``, a successor that writes into the run
-        folder waits until the lease of this one has run out."""
+        """Record the end of this generation and keep its counters. Unless it is ``sure``, a successor that writes into
+        the run folder waits until this generation's lease has expired."""
         worked = self.work_done > self._work_at_birth
         for name, value in self.report.counters.items():
             self._before[name] += value
         self.report = Report({})
-        self.handle = self.life = self.polled = self.stacks = None
+        self.handle = self.running = self.polled = self.stacks = None
         self.patience.ended(now - self.born_at, worked, "failed" if self.hung else how)
         why = self.hung or why
         self.last_error = self.errors[-1]["traceback"].rstrip() if self.errors and not self.hung else why
@@ -129,8 +129,8 @@ class RaySlot:
         return self._before[counter] + self.report.counters.get(counter, 0)
 
     @property
-    def lived(self) -> Mapping[str, int]:
-        """Counters of this life."""
+    def counters(self) -> Mapping[str, int]:
+        """Counters of this generation."""
         return self.report.counters
 
     @property
@@ -195,17 +195,17 @@ class ActorGroup:
         self, number: int, program: Program, restarts: int, optional: bool = False, gated: bool = False
     ) -> None:
         self.number = number  # of its bundle; 0 is the learner's node
-        self.gated = gated  # see ``actors.Ground``
+        self.gated = gated  # see ``ray_actors.GroupMemory``
         self.optional = optional  # the run goes on without it, and it begins when there is room
         self.name = "home" if number == 0 else f"shard-{number - 1}"
         self.program = program
         self.patience = RestartBudget(restarts)
         self.slots = [RaySlot(node, index) for node in program.nodes for index, _ in node.leases]
-        self.lives = 0  # that were tried; of them
+        self.starts = 0  # that were tried; of them
         self.begun = 0  # … came up
         self.late = False  # and that was said
         self.dropped = False  # the run goes on without it, at least for a while
-        self.ground: Any = None  # the actor that holds its memory; None: there is none now
+        self.memory: Any = None  # the actor that holds its memory; None: there is none now
         self.greeting: Any = None  # its answer to hello, until it has come
         self.up = False
         self.where: Hello | None = None  # it is, or was
@@ -219,7 +219,7 @@ class ActorGroup:
 
     def awaited(self, now: float) -> float:
         """Seconds for which it, or one that works in it, has been waited for in vain; 0: all are there."""
-        if self.ground is not None and not self.up:
+        if self.memory is not None and not self.up:
             return now - self.born_at
         return max((slot.awaited(now) for slot in self.slots), default=0.0)
 
@@ -240,6 +240,6 @@ class ActorGroup:
         worked = how != "failed" and bool(self.look.replay.get("inserted", 0) or self.look.version)
         self.patience.ended(now - self.born_at, worked, how)
         self.look, self.capacity = Look({}, 0, self.look.spoilt), 0
-        self.ground = self.greeting = self.looked = None
+        self.memory = self.greeting = self.looked = None
         self.up = False
         self.restart_at = now + self.patience.pause_seconds

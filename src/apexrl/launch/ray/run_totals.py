@@ -13,7 +13,7 @@ from apexrl.links.local.control_board import DROPPED
 def enter(
     ledger: Ledger, groups: Sequence[ActorGroup], total: Callable[[str], int], hung_calls: int, now: float
 ) -> dict[str, int]:
-    """Enter how everything stands; returns the sums over all shards and all their lives.
+    """Enter how everything stands; returns the sums over all shards and all their generations.
 
     Args:
         groups: that of the learner's node first.
@@ -40,7 +40,7 @@ def enter(
         totals=total,
         replay=replay,
         version=home.look.version,
-        workers=[slot.status(now) for group in groups if group.lives or not group.optional for slot in group.slots],
+        workers=[slot.status(now) for group in groups if group.starts or not group.optional for slot in group.slots],
         restarts=restarts,
         dropped={
             **{what: total(counter) for what, counter in DROPPED.items()},

@@ -38,7 +38,7 @@ class Sampler:
     ``BundledBatches`` unless it is a queue.
 
     Args:
-        names: of the shards; their actors are called by ``life_name``.
+        names: of the shards; their actors are called by ``generation_name``.
         namespace: theirs.
         options: of ``ShardedReplay``.
     """
@@ -56,30 +56,30 @@ def _sharded(names: list[str], namespace: str, options: dict[str, Any]) -> Shard
     return replay if options.get("sampler") == "fifo" else BundledBatches(replay, options.get("seed", 0))
 
 
-def life_name(shard: str, life: int) -> str:
-    """What the actor of a shard is called in its life 0, 1, …: Ray may remember whoever had a name before."""
-    return f"{shard}.{life}"
+def generation_name(shard: str, generation: int) -> str:
+    """What the actor of a shard is called in its generation 0, 1, …: Ray may remember whoever had a name before."""
+    return f"{shard}.{generation}"
 
 
 class Listing:
-    """The lives of a run's shards that Ray knows of, for all ends of a process: most of them may have yet to come."""
+    """The generations of a run's shards that Ray knows of, shared by all clients of a process."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
-        self._lives: dict[str, list[int]] = {}
+        self._generations: dict[str, list[int]] = {}
         self._looked = -1e9
 
-    def lives(self, shard: str) -> list[int]:
+    def generations(self, shard: str) -> list[int]:
         """The newest first."""
         now = time.monotonic()
         if now - self._looked >= _SEARCH_SECONDS:
-            self._looked, self._lives = now, {}
+            self._looked, self._generations = now, {}
             with suppress(RayError):
                 for actor in list_named_actors(all_namespaces=True):
-                    name, _, life = actor["name"].rpartition(".")
-                    if actor["namespace"] == self._namespace and life.isdigit():
-                        self._lives.setdefault(name, []).append(int(life))
-        return sorted(self._lives.get(shard, []), reverse=True)
+                    name, _, generation = actor["name"].rpartition(".")
+                    if actor["namespace"] == self._namespace and generation.isdigit():
+                        self._generations.setdefault(name, []).append(int(generation))
+        return sorted(self._generations.get(shard, []), reverse=True)
 
 
 class ShardClient:
@@ -103,9 +103,13 @@ class ShardClient:
             self._reach = node_id()
         return self._call("draw", count, until, self._reach)
 
-    def update(self, life: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Answer:
+    def update(self, generation: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Answer:
         near = self._here()
-        return self._call("update", life, keys, priorities) if near is None else near.update(life, keys, priorities)
+        return (
+            self._call("update", generation, keys, priorities)
+            if near is None
+            else near.update(generation, keys, priorities)
+        )
 
     def adopt(self, lent: Lent, handle: Any) -> DrawResult:
         """What was asked of ``handle`` is here: it is sampled by this process from now on.
@@ -127,7 +131,7 @@ class ShardClient:
         return drawn
 
     def forget(self, handle: Any) -> None:
-        """Whoever answers to ``handle`` was lost. Another life of the shard is not forgotten with it."""
+        """Whoever answers to ``handle`` was lost. Another generation of the shard is not forgotten with it."""
         if self._handle is handle:
             self._handle, self._reach = None, None
             if self._near is not None:
@@ -135,7 +139,7 @@ class ShardClient:
                 self._near = None
 
     def _here(self) -> LocalShard | None:
-        if self._near is not None and not self._near.lives():
+        if self._near is not None and not self._near.alive():
             self.forget(self._handle)
         return self._near
 
@@ -153,9 +157,9 @@ class ShardClient:
         if now - self._searched < _SEARCH_SECONDS:
             return False
         self._searched = now
-        for life in self._listing.lives(self._name):
+        for generation in self._listing.generations(self._name):
             with suppress(ValueError, RayError):  # it has gone meanwhile
-                self._handle = ray.get_actor(life_name(self._name, life), self._namespace)
+                self._handle = ray.get_actor(generation_name(self._name, generation), self._namespace)
                 return True
         return False
 

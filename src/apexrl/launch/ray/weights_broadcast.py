@@ -50,7 +50,7 @@ class WeightsBroadcast:
         self._weights = weights
         self._node = node
         self.refused: dict[int, str] = {}
-        """Groups that are there and take nothing of what they are sent, and why: their next lives are tried anew."""
+        """Group that does not accept weights -> why. Its next generation is tried anew."""
         self._ways: dict[int, _Way] = {}
         self._version = 0
         self._newest: Mapping[str, Array] = {}
@@ -76,7 +76,7 @@ class WeightsBroadcast:
 
     def _serve(self, group: int, handle: Any) -> None:
         way = self._ways.get(group)
-        if way is None or way.handle is not handle:  # a new life, of which nothing is known
+        if way is None or way.handle is not handle:  # a new generation, of which nothing is known
             self.refused.pop(group, None)
             if handle is None:
                 self._ways.pop(group, None)
@@ -124,7 +124,7 @@ class WeightsBroadcast:
 
 
 class _Way:
-    """To one life of a group."""
+    """To one generation of a group."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle

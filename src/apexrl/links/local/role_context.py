@@ -34,7 +34,7 @@ class SharedContext:
         board: ControlBoard,
         row: int,
         channel: socket.socket,
-        life: int = 0,
+        folder_generation: int = 0,
     ) -> None:
         self.name = name
         self.role = role
@@ -42,7 +42,7 @@ class SharedContext:
         self.generation = generation
         self.seed = seed
         self.folder = folder
-        self.fence = Fence(folder, name, life, lambda: board.held_until)
+        self.fence = Fence(folder, name, folder_generation, lambda: board.held_until)
         self._board = board
         self._row = board.row(row)
         self._channel = channel
@@ -148,7 +148,7 @@ class InlineContext:
         generation: int,
         seed: int,
         folder: Path,
-        life: int = 0,
+        folder_generation: int = 0,
     ) -> None:
         self.name = name
         self.role = role
@@ -156,7 +156,7 @@ class InlineContext:
         self.generation = generation
         self.seed = seed
         self.folder = folder
-        self.fence = Fence(folder, name, life)
+        self.fence = Fence(folder, name, folder_generation)
         self._run = run
         self.counts = dict.fromkeys(COUNTERS, 0)
 

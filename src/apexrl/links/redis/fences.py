@@ -21,10 +21,10 @@ FENCE: Final = (
 -- KEYS state, ... ARGV fence, ...
 heal(KEYS[1], 'hash')
 local fence = tonumber(ARGV[1])
-local function maker(life) return whole(string.match(life, '^(%d+)-')) end
-local function outdated(life)
+local function maker(generation) return whole(string.match(generation, '^(%d+)-')) end
+local function outdated(generation)
   if fence == 0 then return false end
-  return math.max(maker(life or ''), whole(redis.call('HGET', KEYS[1], 'taken'))) > fence
+  return math.max(maker(generation or ''), whole(redis.call('HGET', KEYS[1], 'taken'))) > fence
 end
 """
 )
@@ -32,13 +32,13 @@ end
 ADOPT: Final = (
     FENCE
     + """
--- KEYS state, steps, its stream, a new one. ARGV fence, life of its stream, life of the new one, group
+-- KEYS state, steps, its stream, a new one. ARGV fence, generation of its stream, generation of the new one, group
 heal(KEYS[2], 'string')
-local life = redis.call('GETRANGE', KEYS[2], 0, 62)
-if outdated(life) then return 'outdated' end
-if life ~= ARGV[2] then return 'moved' end
+local generation = redis.call('GETRANGE', KEYS[2], 0, 62)
+if outdated(generation) then return 'outdated' end
+if generation ~= ARGV[2] then return 'moved' end
 even_when_full()
-if life ~= '' and (fence == 0 or maker(life) == fence) and redis.call('TYPE', KEYS[3]).ok == 'stream' then
+if generation ~= '' and (fence == 0 or maker(generation) == fence) and redis.call('TYPE', KEYS[3]).ok == 'stream' then
   redis.pcall('XGROUP', 'CREATE', KEYS[3], ARGV[4], '0')  -- an error: it is there
   return 'adopted'
 end
@@ -53,12 +53,12 @@ return 'made'
 TELL: Final = (
     FENCE
     + """
--- KEYS state, steps, stream, committed. ARGV fence, life, group, number of entries, number of words that are fields and
--- sequences, then the entries, those words, and fields to be forgotten
+-- KEYS state, steps, stream, committed. ARGV fence, generation, group, number of entries, number of words that are
+-- fields and sequences, then the entries, those words, and fields to be forgotten
 heal(KEYS[2], 'string') heal(KEYS[4], 'hash')
-local life = redis.call('GETRANGE', KEYS[2], 0, 62)
-if outdated(life) then return 'outdated' end
-if life ~= ARGV[2] then return 'moved' end
+local generation = redis.call('GETRANGE', KEYS[2], 0, 62)
+if outdated(generation) then return 'outdated' end
+if generation ~= ARGV[2] then return 'moved' end
 even_when_full()
 local entries, words = tonumber(ARGV[4]), tonumber(ARGV[5])
 for i = 6 + entries, 5 + entries + words, 2 do redis.call('HSET', KEYS[4], ARGV[i], ARGV[i + 1]) end

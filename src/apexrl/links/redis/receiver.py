@@ -17,7 +17,7 @@ from apexrl.links.redis.fences import ADOPT, TELL, outdated
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.pipe import Pipe, Words, command
 from apexrl.links.redis.server import TROUBLE, Server, explain
-from apexrl.links.redis.stream_names import CONSUMER, GROUP, LAST_OF_LIFE, field_of, sequence_of, stream_of
+from apexrl.links.redis.stream_names import CONSUMER, GROUP, LAST_OF_GENERATION, field_of, sequence_of, stream_of
 from apexrl.protocols import ChunkHead
 
 MOST_BLOCK = 1.0
@@ -75,7 +75,7 @@ class ExperienceReceiver:
         self._pipe: Pipe | None = None
         self._backoff = Backoff()
         self._not_before = 0.0
-        self._life = self._stream = b""
+        self._stream_generation = self._stream = b""
         self._after = b"0"  # read our pending entries after this one; ">": new ones
         self._expected_bytes = max(
             1, most_bytes_per_read // FIRST_ENTRIES
@@ -199,26 +199,26 @@ class ExperienceReceiver:
         """Find the stream of the run, or create one."""
         keys, how = self._keys, b"moved"
         for _ in range(3):
-            life = self._present_life()
+            generation = self._present_generation()
             new = b"%d-%b" % (self._fence, secrets.token_hex(8).encode())
-            streams = stream_of(keys, life), stream_of(keys, new)
-            how = self._ask("EVAL", ADOPT, 4, keys.state, keys.steps, *streams, self._fence, life, new, GROUP)
+            streams = stream_of(keys, generation), stream_of(keys, new)
+            how = self._ask("EVAL", ADOPT, 4, keys.state, keys.steps, *streams, self._fence, generation, new, GROUP)
             if how != b"moved":
                 break
         if how == b"outdated":
             raise self._outdated()
         if how == b"moved":
             raise LinkError(f"the stream of run {keys.name} at {self._server.address} changes again and again")
-        found = life if how == b"adopted" else new
-        if found != self._life:
-            self._life, self._stream = found, stream_of(keys, found)
+        found = generation if how == b"adopted" else new
+        if found != self._stream_generation:
+            self._stream_generation, self._stream = found, stream_of(keys, found)
             self._done.clear()  # the old stream's entries are gone
             self._after = b"0" if how == b"adopted" else b">"
             self._unwritten = dict(self._table)
 
-    def _present_life(self) -> bytes:
+    def _present_generation(self) -> bytes:
         try:
-            return bytes(self._ask("GETRANGE", self._keys.steps, 0, LAST_OF_LIFE))
+            return bytes(self._ask("GETRANGE", self._keys.steps, 0, LAST_OF_GENERATION))
         except exceptions.ResponseError as error:
             if "WRONGTYPE" not in str(error):
                 raise
@@ -246,7 +246,7 @@ class ExperienceReceiver:
         entries: list[Any] = reply[0][1] if reply else []
         if not fresh:
             self._after = entries[-1][0] if entries else b">"
-        elif not entries and self._present_life() != self._life:
+        elif not entries and self._present_generation() != self._stream_generation:
             self._find_stream()  # senders do not find it any more
         return entries
 
@@ -300,7 +300,7 @@ class ExperienceReceiver:
             return
         keys, told = self._keys, _Told(self._done[:MOST_TOLD], dict(self._unwritten), list(self._forgotten))
         words = [word for pair in told.sequences.items() for word in pair]
-        sizes = self._fence, self._life, GROUP, len(told.entries), len(words)
+        sizes = self._fence, self._stream_generation, GROUP, len(told.entries), len(words)
         lists = *told.entries, *words, *told.forgotten
         pipe.send([command("EVAL", TELL, 4, keys.state, keys.steps, self._stream, keys.committed, *sizes, *lists)], 1)
         self._told = told
@@ -324,7 +324,7 @@ class ExperienceReceiver:
             for field, sequence in told.sequences.items():
                 if self._unwritten.get(field) == sequence:
                     del self._unwritten[field]
-        # Else the stream has another life, as the next look tells.
+        # Else the stream has another generation, as the next look tells.
 
     def _ask(self, *words: Words) -> Any:
         assert self._pipe is not None

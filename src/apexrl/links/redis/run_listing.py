@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 from apexrl.links.redis.keys import EVERY_RECORD, RunKeys
 from apexrl.links.redis.scripts import Connection
-from apexrl.links.redis.stream_names import LAST_OF_LIFE, stream_of
+from apexrl.links.redis.stream_names import LAST_OF_GENERATION, stream_of
 from apexrl.links.redis.values import (
     MOST_RECORD_BYTES,
     MOST_STATUS_BYTES,
@@ -16,7 +16,7 @@ from apexrl.links.redis.values import (
     LearnerDigest,
     RunRecord,
     decode,
-    lives,
+    is_alive,
     printable,
     whole,
 )
@@ -77,20 +77,20 @@ def look(connection: Connection, name: str) -> RunView:
         LinkError: the server cannot be reached or refuses.
     """
     keys = RunKeys(name)
-    clock, record, state, learner, life, members = connection.pipeline(
+    clock, record, state, learner, generation, members = connection.pipeline(
         [
             ("TIME",),
             ("GETRANGE", keys.record, 0, MOST_RECORD_BYTES),
             ("HMGET", keys.state, "phase", "stop"),
             ("HMGET", keys.learner, "token", "until", "seen", "host", "pid", "status"),
-            ("GETRANGE", keys.steps, 0, LAST_OF_LIFE),
+            ("GETRANGE", keys.steps, 0, LAST_OF_GENERATION),
             ("HSCAN", keys.members, 0, "COUNT", MOST_MEMBERS),
         ],
         refusals=True,
     )
-    queue = connection.pipeline([("XLEN", stream_of(keys, life))], refusals=True)[0] if life else 0
+    queue = connection.pipeline([("XLEN", stream_of(keys, generation))], refusals=True)[0] if generation else 0
     now = int(clock[0]) * 1000 + int(clock[1]) // 1000
-    unreadable = sum(reply is None for reply in (record, state, learner, life, queue, members))
+    unreadable = sum(reply is None for reply in (record, state, learner, generation, queue, members))
     phase, stop = state or [None] * 2
     token, until, seen, host, pid, status = learner or [None] * 6
     parsed, digest = decode(record or None, RunRecord), _sized(status, LearnerDigest)
@@ -106,7 +106,7 @@ def look(connection: Connection, name: str) -> RunView:
         record=parsed,
         phase=printable(phase, 20),
         stopping=stop is not None,
-        learner_alive=token is not None and lives(whole(seen), whole(until), now),
+        learner_alive=token is not None and is_alive(whole(seen), whole(until), now),
         learner_host=printable(host, 64),
         learner_pid=printable(pid, 20),
         learner_age_seconds=max(0, now - whole(seen)) / 1000,
@@ -150,7 +150,7 @@ def _member(key: bytes, value: bytes, now: int) -> MemberView | None:
         host=printable(heartbeat.host, 64),
         pid=heartbeat.pid,
         slots=sorted(heartbeat.slots),
-        state="left" if until == 0 else "alive" if lives(was_seen, until, now) else "lost",
+        state="left" if until == 0 else "alive" if is_alive(was_seen, until, now) else "lost",
         age_seconds=max(0, now - was_seen) / 1000,
         digest=heartbeat.digest,
     )

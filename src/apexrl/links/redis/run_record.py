@@ -25,7 +25,7 @@ from apexrl.links.redis.values import (
     RunRecord,
     decode,
     encode,
-    lives,
+    is_alive,
     printable,
     whole,
 )
@@ -105,7 +105,7 @@ class LearnerLease:
             replace: first delete a run of that name with another ``run_id``.
 
         Raises:
-            HeldError: another learner lives; the message names its host, process and last heartbeat.
+            HeldError: another learner is_alive; the message names its host, process and last heartbeat.
             ConfigError: the server has another run of that name, and ``replace`` is False.
             LinkError: the server cannot be reached or refuses.
         """
@@ -213,7 +213,7 @@ class LearnerLease:
         now = int(seconds) * 1000 + int(micros) // 1000
         entries = self._connection.pipeline([("HVALS", self.keys.members)], refusals=True)[0] or []
         parts = [entry.split(b" ", 2) for entry in entries]
-        return any(len(part) == 3 and lives(whole(part[0]), whole(part[1]), now) for part in parts)
+        return any(len(part) == 3 and is_alive(whole(part[0]), whole(part[1]), now) for part in parts)
 
 
 def find_run(
@@ -257,8 +257,8 @@ def find_run(
 
 
 def stop_run(server: Server, name: str) -> str:
-    """Request a run to stop. Answers ``asked``, ``finished`` (it had finished), ``deserted`` (no process of it lives;
-    it is marked as finished), or ``none`` (no such run)."""
+    """Request a run to stop. Answers ``asked``, ``finished`` (it had finished), ``deserted`` (none of its processes is
+    alive; it is marked as finished), or ``none`` (no such run)."""
     keys, connection = RunKeys(name), Connection(server)
     try:
         return str(connection.script(STOP, [keys.state, keys.learner, keys.members])[0].decode())

@@ -209,7 +209,7 @@ local function lessee(index)  -- of a lease that has not expired
   if whole(till) > now + whole(ttl) then lease(index, member, generation, text(whole(ttl))) end
   return member
 end
-local function learner_lives()  -- as `held`; seen in the future: the clock was set back, and it says so again at once
+local function learner_alive()  -- as `held`; seen in the future: the clock was set back, and it says so again at once
   local seen, till = whole(of_learner(learner, 'seen')), whole(of_learner(learner, 'until'))
   return identity(of_learner(learner, 'token')) and seen <= now + 1000 and till > now
 end
@@ -271,7 +271,7 @@ for i = first_message, #ARGV, 2 do
   told = told + 1
 end
 even_when_full()
-local alive = current and learner_lives()
+local alive = current and learner_alive()
 local stop = current and of_learner(state, 'stop')
 local finished = current and of_learner(state, 'phase') == 'finished'
 local slots, missing = {}, tonumber(ARGV[5])

@@ -15,7 +15,7 @@ from apexrl.links.redis.encoding import MOST_BODY_BYTES, MOST_CHUNKS, FrameHead,
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.pipe import Pipe, command
 from apexrl.links.redis.server import DEFAULT_BULK_BYTES, TROUBLE, Server, explain
-from apexrl.links.redis.stream_names import LAST_OF_LIFE, field_of, sequence_of, stream_of
+from apexrl.links.redis.stream_names import LAST_OF_GENERATION, field_of, sequence_of, stream_of
 from apexrl.protocols import ChunkHead
 
 BATCH_BYTES: Final = 4 * 2**20
@@ -66,10 +66,12 @@ class ExperienceSender:
         self._pipe: Pipe | None = None
         self._backoff = Backoff()
         self._not_before = 0.0
-        self._server_id, self._life = "", b""  # empty: unknown
+        self._server_id, self._stream_generation = "", b""  # empty: unknown
         self._most_bulk = most_bulk
         self._append = self._stream = b""  # XADD up to the frame; key of the present stream
-        self._look = command("HGET", keys.committed, self._field) + command("GETRANGE", keys.steps, 0, LAST_OF_LIFE)
+        self._look = command("HGET", keys.committed, self._field) + command(
+            "GETRANGE", keys.steps, 0, LAST_OF_GENERATION
+        )
         self._queued: deque[_Kept] = deque()
         self._sent: deque[_Kept] = deque()  # and taken by the server, uncommitted; older than those queued
         self._posted: _Posted | None = None
@@ -191,7 +193,7 @@ class ExperienceSender:
             if self._server_id != facts.run_id:  # it may have forgotten even what it answered
                 self._server_id = facts.run_id
                 self._queue_again()
-        return bool(self.uncommitted_bytes or self._deletes or not self._life)
+        return bool(self.uncommitted_bytes or self._deletes or not self._stream_generation)
 
     def _post(self) -> None:
         """Send deletions, one batch (all or nothing) and a read of what was committed; `_collect` reads the replies.
@@ -200,7 +202,7 @@ class ExperienceSender:
         """
         pipe = self._pipe
         assert pipe is not None
-        batch = self._batch() if self._life else []
+        batch = self._batch() if self._stream_generation else []
         whole = len(batch) > 1  # a full server must not refuse one frame and take the next
         deletes = len(self._deletes)
         doubted = self._sent[-1] if self._sent and time.monotonic() > self._sure_until else None
@@ -254,7 +256,7 @@ class ExperienceSender:
     def _taken(self, batch: list[_Kept], entries: list[bytes | None]) -> bool:
         """Move a batch from queued to sent, if the stream existed."""
         if None in entries:  # the stream is gone: wait until the receiver has created another
-            self._life = b""
+            self._stream_generation = b""
             self._queue_again()
             return False
         if not self._sent:
@@ -265,19 +267,19 @@ class ExperienceSender:
         self._well()
         return True
 
-    def _looked(self, committed: Any, life: Any) -> bool:
-        for reply in (committed, life):
+    def _looked(self, committed: Any, generation: Any) -> bool:
+        for reply in (committed, generation):
             if isinstance(reply, Exception):
                 raise reply
-        if life != self._life:
-            self._life = life
-            self._stream = stream_of(self._keys, life)
+        if generation != self._stream_generation:
+            self._stream_generation = generation
+            self._stream = stream_of(self._keys, generation)
             self._append = command("XADD", self._stream, "NOMKSTREAM", "*", "f", more=1)
             self._queue_again()
             self._deletes.clear()
             for kept in self._queued:
                 kept.entry = b""
-        if not life:
+        if not generation:
             self.trouble = "no learner takes experience yet"
         elif not self._queued:
             self._well()

@@ -13,13 +13,13 @@ GROUP: Final = "learner"
 CONSUMER: Final = "intake"
 """A fixed name, so that a new intake receives what its dead predecessor had not acknowledged."""
 
-LAST_OF_LIFE: Final = 62
+LAST_OF_GENERATION: Final = 62
 """Index of the last character read of a stream's generation."""
 
 
-def stream_of(keys: RunKeys, life: bytes) -> bytes:
+def stream_of(keys: RunKeys, generation: bytes) -> bytes:
     """The key of the stream in one of its generations."""
-    return b"%b:%b" % (keys.steps.encode(), life)
+    return b"%b:%b" % (keys.steps.encode(), generation)
 
 
 def field_of(member: str, generation: int) -> str:
@@ -35,5 +35,5 @@ def sequence_of(value: bytes | None) -> int:
 
 def depth(client: redis.Redis, keys: RunKeys) -> int:
     """Number of frames on the server that are not acknowledged. Raises redis-py's errors."""
-    life: Any = client.getrange(keys.steps, 0, LAST_OF_LIFE)
-    return int(client.xlen(stream_of(keys, life))) if life else 0
+    generation: Any = client.getrange(keys.steps, 0, LAST_OF_GENERATION)
+    return int(client.xlen(stream_of(keys, generation))) if generation else 0

@@ -181,7 +181,7 @@ def whole(data: bytes | None) -> int:
     return int(data) if data and data.isdigit() and len(data) <= 15 else 0
 
 
-def lives(seen: int, until: int, now: int) -> bool:
+def is_alive(seen: int, until: int, now: int) -> bool:
     """Whether a member last seen at ``seen``, with a lease ``until``, is alive; server times in milliseconds.
 
     ``now`` may have been read a little before the others. A time farther in the future means that the server's clock

@@ -70,7 +70,7 @@ class ConnectedHosts:
         self._record, self._leases, self._news, self._tell = record, leases, news, tell
         self._silence = 0.0 if record is None else record.lease_seconds
         self._lock = threading.Lock()
-        self._open: dict[str, frames.Peer] = {}  # member -> its newest connection
+        self._open: dict[str, frames.Connection] = {}  # member -> its newest connection
         self._arriving = 0  # hosts being admitted
         self._numbers: dict[str, int] = {}  # member -> the last beat whose episodes were counted
         self._restarts: dict[str, int] = {}
@@ -85,7 +85,7 @@ class ConnectedHosts:
         with self._lock:
             return len(self._open), sum(self._restarts.values())
 
-    def admit(self, peer: frames.Peer, caller: Caller, where: str) -> None:
+    def admit(self, peer: frames.Connection, caller: Caller, where: str) -> None:
         """Admit a host that knows the token.
 
         Raises:
@@ -143,7 +143,7 @@ class ConnectedHosts:
         for thread in self._threads:
             thread.join()
 
-    def _serve(self, peer: frames.Peer, member: str, where: str) -> None:
+    def _serve(self, peer: frames.Connection, member: str, where: str) -> None:
         name, left = where, False
         silence = _LOOKING_SECONDS
         try:

@@ -67,7 +67,7 @@ class Frame(NamedTuple):
     body: memoryview
 
 
-class Peer:
+class Connection:
     """A connection that sends and receives frames. One thread at a time receives; any thread sends.
 
     Small frames are sent at once. A peer that stalls or lost its power is detected.

@@ -104,12 +104,12 @@ _T = TypeVar("_T", bound=Message)
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
-def send(peer: frames.Peer, message: Message | Record) -> None:
+def send(peer: frames.Connection, message: Message | Record) -> None:
     """Send a message. OSError: the connection broke, or the other side does not read."""
     peer.send(frames.MESSAGE, body=msgspec.msgpack.encode(message))
 
 
-def receive(peer: frames.Peer, kind: type[_T], seconds: float) -> _T:
+def receive(peer: frames.Connection, kind: type[_T], seconds: float) -> _T:
     """The next message, which must be of ``kind``.
 
     Raises:
@@ -122,7 +122,7 @@ def receive(peer: frames.Peer, kind: type[_T], seconds: float) -> _T:
     return message
 
 
-def receive_any(peer: frames.Peer, seconds: float) -> Message:
+def receive_any(peer: frames.Connection, seconds: float) -> Message:
     """The next message. Raises like ``receive``."""
     try:
         return _decoder.decode(_body(peer, MOST_MESSAGE_BYTES, seconds))
@@ -130,7 +130,7 @@ def receive_any(peer: frames.Peer, seconds: float) -> Message:
         raise FrameError(f"a message cannot be read: {error}") from None
 
 
-def receive_record(peer: frames.Peer, seconds: float) -> Record:
+def receive_record(peer: frames.Connection, seconds: float) -> Record:
     """The record that begins a host's connection. Raises like ``receive``."""
     try:
         return msgspec.msgpack.decode(_body(peer, MOST_RECORD_BYTES, seconds), type=Record)
@@ -138,7 +138,7 @@ def receive_record(peer: frames.Peer, seconds: float) -> Record:
         raise FrameError(f"the run's record cannot be read: {error}") from None
 
 
-def _body(peer: frames.Peer, most: int, seconds: float) -> memoryview:
+def _body(peer: frames.Connection, most: int, seconds: float) -> memoryview:
     frame = peer.receive(most, seconds)
     if frame.kind != frames.MESSAGE or frame.text:
         raise FrameError("what came is no message")

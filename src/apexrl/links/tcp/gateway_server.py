@@ -35,7 +35,7 @@ class Counts(NamedTuple):
     """Connected now."""
     workers: int
     """Connected now."""
-    worker_lives: int
+    worker_connections: int
     """Accepted connections of workers."""
     refused: int
     """Refused connections."""
@@ -79,7 +79,7 @@ class Gateway:
         self._lock = threading.Lock()
         self._open: dict[int, _Connection] = {}  # worker -> its newest connection
         self._greetings = HandshakeLimits(tell)
-        self._lives = 0
+        self._accepted = 0
         self._news = HostCounts()
         self._leases = SlotLeases(link, first, lease_seconds)
         self.members = ConnectedHosts(record, self._leases, self._news, tell)
@@ -110,7 +110,7 @@ class Gateway:
         hosts, restarts = self.members.counts
         with self._lock:
             workers = sum(connection.alive for connection in self._open.values())
-            return Counts(hosts, workers, self._lives, self._greetings.failed, restarts)
+            return Counts(hosts, workers, self._accepted, self._greetings.failed, restarts)
 
     def news(self) -> tuple[int, list[float], list[int]]:
         """Since the last call: environment steps, and returns and lengths of episodes."""
@@ -136,7 +136,7 @@ class Gateway:
         """Admit a worker or a host, or refuse it with a reason."""
         address, place = where[0], f"{where[0]}:{where[1]}"
         who, replaced = "somebody", b""
-        peer = frames.Peer(connection)
+        peer = frames.Connection(connection)
         try:
             caller = challenge(peer, self._token, self._tls)
             hello = caller.hello
@@ -157,7 +157,7 @@ class Gateway:
         finally:
             self._greetings.end(address)
 
-    def _let_in(self, peer: frames.Peer, caller: Caller, who: str, address: str) -> None:
+    def _let_in(self, peer: frames.Connection, caller: Caller, who: str, address: str) -> None:
         hello = caller.hello
         if hello.schema != self._schema:
             raise LinkError("its environments, or their groups, are not those of this run")
@@ -173,7 +173,7 @@ class Gateway:
                 raise ConnectionAbortedError(str(error)) from None
             if old is not None:
                 old.end()  # two connections must not write into the same columns
-            self._lives += 1
+            self._accepted += 1
             self._open[hello.worker] = _Connection(
                 self._link,
                 peer,
@@ -199,7 +199,7 @@ class _Connection:
     def __init__(
         self,
         link: InferenceLink,
-        peer: frames.Peer,
+        peer: frames.Connection,
         worker: int,
         generation: int,
         stepped: Callable[[int], None],

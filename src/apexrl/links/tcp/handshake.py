@@ -95,7 +95,7 @@ def enter(
     generation: int = 0,
     schema: bytes = b"",
     tls: ClientTls | None = None,
-) -> frames.Peer:
+) -> frames.Connection:
     """Connect to the gateway at ``address`` and complete the handshake.
 
     Args:
@@ -119,7 +119,7 @@ def enter(
         raise LinkError(f"{where}: no host has that name ({error.strerror})") from None
     except OSError as error:
         raise UnreachableError(f"no inference gateway answers at {where}: {error}") from None
-    peer = frames.Peer(connection)
+    peer = frames.Connection(connection)
     try:
         if tls and context:
             tls.check(peer.start_tls(context, time.monotonic() + frames.HELLO_SECONDS, address[0]), where)
@@ -144,7 +144,7 @@ def enter(
     return peer
 
 
-def _say_hello(peer: frames.Peer, where: str, token: str, hello: Hello) -> None:
+def _say_hello(peer: frames.Connection, where: str, token: str, hello: Hello) -> None:
     peer.send(frames.OPEN)
     begun = _answer(peer, where, hello)
     if begun.kind != frames.CHALLENGE or len(begun.text) != _NONCE_BYTES:
@@ -162,7 +162,7 @@ def _say_hello(peer: frames.Peer, where: str, token: str, hello: Hello) -> None:
         peer.seal(secret.proof(b"frames of worker"), secret.proof(b"frames of gateway"), gmac)
 
 
-def _answer(peer: frames.Peer, where: str, hello: Hello, secret: _Secret | None = None) -> frames.Frame:
+def _answer(peer: frames.Connection, where: str, hello: Hello, secret: _Secret | None = None) -> frames.Frame:
     """The gateway's answer. RefusedError: it is a refusal."""
     frame = peer.receive(seconds=frames.HELLO_SECONDS)
     if frame.kind != frames.REFUSED:
@@ -172,7 +172,7 @@ def _answer(peer: frames.Peer, where: str, hello: Hello, secret: _Secret | None 
     raise RefusedError(f"the inference gateway at {where} refused {_called(hello.worker)}: {why}", replaced)
 
 
-def challenge(peer: frames.Peer, token: str, tls: ssl.SSLContext | None = None) -> Caller:
+def challenge(peer: frames.Connection, token: str, tls: ssl.SSLContext | None = None) -> Caller:
     """The gateway's side: a caller that proves to know the token within ``frames.HELLO_SECONDS``.
 
     Raises:
@@ -207,14 +207,14 @@ def challenge(peer: frames.Peer, token: str, tls: ssl.SSLContext | None = None) 
     return Caller(hello, answer, secret.proof(b"replaced"), keys, gmac)
 
 
-def welcome(peer: frames.Peer, caller: Caller) -> None:
+def welcome(peer: frames.Connection, caller: Caller) -> None:
     """Accept the caller and begin to authenticate frames."""
     peer.send(frames.WELCOME, head=caller.welcome)
     if not peer.encrypted:
         peer.seal(*caller.keys, caller.gmac)
 
 
-def refuse(peer: frames.Peer, why: str, replaced: bytes = b"") -> None:
+def refuse(peer: frames.Connection, why: str, replaced: bytes = b"") -> None:
     """Send the reason, if the peer still listens, and disconnect."""
     with suppress(OSError):
         peer.send(frames.REFUSED, head=msgspec.msgpack.encode((replaced, why[:_MOST_WHY])))

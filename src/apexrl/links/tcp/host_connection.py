@@ -44,7 +44,7 @@ class HostConnection:
         self.leases: list[Lease] = []
         self._name, self._pid = name, pid
         self._connect_seconds = connect_seconds
-        self._peer: frames.Peer | None = None
+        self._peer: frames.Connection | None = None
         self._number = 0  # of the newest beat
 
     @property

@@ -13,7 +13,7 @@ from apexrl.errors import FrameError, LinkError
 from apexrl.links.backoff import Backoff
 from apexrl.links.tcp import frames
 from apexrl.links.tcp.handshake import UnreachableError, enter
-from apexrl.links.tcp.slot_leases import LEASE_BITS, LIFE_BITS, Lease
+from apexrl.links.tcp.slot_leases import GENERATION_BITS, LEASE_BITS, Lease
 from apexrl.links.tcp.tls import ClientTls
 from apexrl.spec import Array, Field
 
@@ -68,13 +68,13 @@ class RemoteRequestClient:
 
     def __init__(self, link: RemoteInference, worker: int, generation: int) -> None:
         self._link, self._worker = link, worker
-        self._generation = (link.leases.get(worker, 0) << LEASE_BITS) + (generation << LIFE_BITS)
+        self._generation = (link.leases.get(worker, 0) << LEASE_BITS) + (generation << GENERATION_BITS)
         self._columns = [frames.empty(link.request, size) for size in link.splits]
         self._replies: list[dict[str, Array] | None] = [None] * len(link.splits)
         self._waiting = [False] * len(link.splits)
         self._reply_bytes = frames.nbytes(link.reply)
         self._schema = frames.schema_of(link.request, link.reply, link.splits)
-        self._peer: frames.Peer | None = None
+        self._peer: frames.Connection | None = None
         self._heard = 0.0  # monotonic time of the gateway's last frame, or of the first request after it
         self._pinged = False
         self._backoff = Backoff(least=0.1)
@@ -138,7 +138,7 @@ class RemoteRequestClient:
             except OSError:
                 self._hang_up()
 
-    def _take_frame(self, peer: frames.Peer) -> None:
+    def _take_frame(self, peer: frames.Connection) -> None:
         sizes = self._link.splits
         kind, split, head, body = peer.receive(max(sizes) * self._reply_bytes)
         self._hear()

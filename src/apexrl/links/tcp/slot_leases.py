@@ -13,7 +13,7 @@ from apexrl.links.local.inference import InferenceLink
 LEASE_BITS: Final = 40
 """A worker's generation in the link is lease · 2^40 + worker's generation · 2^20 + connection, so each change
 counts."""
-LIFE_BITS: Final = 20
+GENERATION_BITS: Final = 20
 
 Lease = tuple[int, int]
 """(slot, generation of its lease)."""
