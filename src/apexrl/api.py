@@ -119,7 +119,8 @@ def train(
     if env is not None:
         overrides["env"] = env
     observers: list[Observer] = [*panels(show), *(CallbackObserver(callback) for callback in callbacks)]
-    config = _start(config, overrides, observers)
+    placed = [name for name, value in (("redis", redis), ("listen", listen), ("ray", ray)) if value]
+    config = _start(config, overrides, placed, observers)
     overrides.pop("agent", None)  # it has that, or what was chosen for "auto"
     config = convert.override(config, overrides)
     placement = _placement(redis, run, listen, token, tls, ray, replace_run=replace_run)
@@ -302,8 +303,14 @@ def _tell(observers: Sequence[Observer], text: str) -> None:
 _run = run  # for functions with an argument of that name
 
 
-def _start(config: Config | str, overrides: Mapping[str, Any], observers: Sequence[Observer]) -> Config:
-    """What ``overrides`` are applied to, with the topology and the agent that they name."""
+def _start(
+    config: Config | str, overrides: Mapping[str, Any], placed: Sequence[str], observers: Sequence[Observer]
+) -> Config:
+    """What ``overrides`` are applied to, with the topology and the agent that they name.
+
+    Args:
+        placed: arguments that place the run on other machines.
+    """
     from apexrl.presets import preset, unseen, with_names
 
     topology, agent = overrides.get("topology", ""), overrides.get("agent", "")
@@ -315,7 +322,7 @@ def _start(config: Config | str, overrides: Mapping[str, Any], observers: Sequen
         known = convert.known_settings()
         look = convert.override(Config(), {name: overrides[name] for name in unseen.LOOKED_AT if name in overrides})
         recipe = known["recipe"][1].converted(overrides.get("recipe", "default"))
-        start = unseen.start(look, agent, topology, recipe, overrides)
+        start = unseen.start(look, agent, topology, recipe, [*overrides, *placed])
         if start.said:
             _tell(observers, start.said)
         return start.config

@@ -190,6 +190,13 @@ def test_what_is_given_is_read_by_what_is_chosen() -> None:
     assert choose(facts("box"), 2, AUTO, "", ["target_noise"])[:2] == ("td3", "apex")
 
 
+def test_a_run_on_other_machines_gets_a_topology_for_them() -> None:
+    many = facts(seen="image", step=FAST)
+    assert choose(many, 64, AUTO, "", ["redis"])[:2] == ("ppo", "impala")
+    assert choose(many, 64, AUTO, "", ["ray", "learners"])[:2] == ("ppo", "impala")
+    assert choose(facts(), 2, AUTO, "", ["listen"])[:2] == ("dueling_dqn", "seed")
+
+
 def test_a_name_that_is_given_stays() -> None:
     for topology, about in topologies.TOPOLOGIES.items():
         assert choose(facts(), 2, AUTO, topology, ())[:2] == (about.agent, topology)

@@ -218,10 +218,10 @@ def _starting_point(words: list[str], command: str = "train") -> tuple[Config, s
             f"say what to train: apexrl {command} PRESET ({', '.join(names())}), or apexrl {command} --env ID; "
             f"see: apexrl {command} --help"
         )
-    return _unseen(words, asks_help), ""
+    return _unseen(words, command, asks_help), ""
 
 
-def _unseen(words: list[str], asks_help: bool) -> Config:
+def _unseen(words: list[str], command: str, asks_help: bool) -> Config:
     """What a run without a preset starts from. ``--agent auto``, which is no agent's name, goes from ``words``."""
     from apexrl.cli import train_flags
     from apexrl.presets import unseen
@@ -235,7 +235,8 @@ def _unseen(words: list[str], asks_help: bool) -> Config:
     if asks_help:
         return unseen.assumed_start(agent, topology, recipe)
     look = train_flags.parse_look(words, Config())
-    start = unseen.start(look, agent, topology, recipe, train_flags.settings_given(words))
+    given = [*train_flags.settings_given(words), *(["redis"] if command == "learner" else [])]
+    start = unseen.start(look, agent, topology, recipe, given)
     if start.said:
         print(f"apexrl: {start.said}", file=sys.stderr, flush=True)
     return start.config

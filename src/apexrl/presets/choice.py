@@ -16,6 +16,9 @@ AUTO = "auto"
 FAST_STEP_SECONDS = 0.002
 """An environment whose step takes less is fast: a policy gradient gets more from many steps than a replay from few."""
 
+_PLACED = {"listen": ("seed", "ga3c"), "redis": ("apex", "impala"), "ray": ("apex", "impala", "gorila")}
+"""Flags that place a run on other machines -> topologies that can be placed so."""
+
 _MANY_CORES = 8  # from here on one process may choose the actions of all others
 
 
@@ -35,9 +38,9 @@ def choose(facts: EnvFacts, cores: int, agent: str, topology: str, given: Collec
         cores: that this process may use.
         agent: the only one to think of; ``AUTO``: any.
         topology: the same; empty: any.
-        given: flat names of the settings that somebody gave.
+        given: flat names of the settings that somebody gave, and flags such as ``redis``.
     """
-    pairs = list(_pairs(facts, cores, agent, topology))
+    pairs = list(_pairs(facts, cores, agent, topology, given))
     if not pairs:  # validation says why they do not go together
         return Choice(topologies.info(topology).agent if agent == AUTO else agent, topology or "apex", "")
     best = pairs[0]
@@ -50,12 +53,13 @@ def choose(facts: EnvFacts, cores: int, agent: str, topology: str, given: Collec
     return Choice(*found, "; ".join(reasons))
 
 
-def _pairs(facts: EnvFacts, cores: int, agent: str, topology: str) -> Iterator[tuple[str, str]]:
+def _pairs(facts: EnvFacts, cores: int, agent: str, topology: str, given: Collection[str]) -> Iterator[tuple[str, str]]:
     """Agents with topologies that run them, the best first."""
     names = [agent] if agent != AUTO else _agents(facts, topology)
+    placed = [_PLACED[flag] for flag in given if flag in _PLACED]
     for name in names:
         for other in [topology] if topology else _topologies(name, facts, cores):
-            if topologies.runs(other, name):
+            if topologies.runs(other, name) and (topology or all(other in able for able in placed)):
                 yield name, other
 
 
