@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from apexrl import agents, presets, topologies
 from apexrl.agents import setting_relevance
+from apexrl.agents.env_facts import EnvFacts
 from apexrl.config import Config, EnvConfig, EvaluatorConfig, convert
-from apexrl.config.settings import as_flag
-from apexrl.errors import ConfigError
+from apexrl.config.settings import as_flag, did_you_mean
+from apexrl.errors import ConfigError, EnvError
 from apexrl.launch.env_look import env_facts
 from apexrl.presets import unseen
 from apexrl.presets.unseen import Recipe
@@ -123,7 +124,7 @@ def plan(
     names = _each(topology_names) or [ground.topology]
     others = _each(agent_names)
     _check_names(names, others)
-    facts = None if ground.preset else env_facts(look(ground), measure=False)
+    facts = None if ground.preset else _facts(env, look(ground))
     arms = []
     left_out = {}
     goal = None
@@ -159,6 +160,14 @@ def _ground(env: str) -> Config:
     if not env:
         raise ConfigError(f"give an environment: --env PRESET ({', '.join(presets.names())}), or --env ID")
     return presets.PRESETS[env].config if env in presets.PRESETS else Config(env=EnvConfig(env=env))
+
+
+def _facts(env: str, look: Config) -> EnvFacts:
+    """What is known of the environment, which is no preset's."""
+    try:
+        return env_facts(look, measure=False)
+    except EnvError as error:
+        raise EnvError(f"--env {env}{did_you_mean(env, presets.names())}: {error}") from error
 
 
 def _each(words: Sequence[str]) -> list[str]:

@@ -90,6 +90,8 @@ def _make(config: EnvConfig, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
         return made
     register_atari(config.env)
     register_minatar(config.env)
+    if module := name.rpartition(":")[0]:
+        _guard(name, lambda: importlib.import_module(module), {})  # Gymnasium's error does not name what is missing
     made = _guard(name, lambda **kw: gym.make(name, disable_env_checker=True, **kw), kwargs)
     assert isinstance(made, gym.Env)
     return made
