@@ -18,7 +18,7 @@ from apexrl.cli.redraw import redraw
 from apexrl.config.placement import Ray
 from apexrl.errors import ApexrlError, ConfigError, LinkError
 from apexrl.launch.ray.resources import here
-from apexrl.links.redis.values import printable
+from apexrl.links.printable import printable
 from apexrl.report.number_format import clock, count, number
 from apexrl.report.table_parts import columns_table, counted, figures_table
 from apexrl.run.atomic_files import read_text

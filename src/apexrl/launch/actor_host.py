@@ -33,9 +33,10 @@ from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.supervisor import Supervisor
 from apexrl.links.backoff import Backoff
 from apexrl.links.local.control_board import ControlBoard
+from apexrl.links.printable import host_name
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostLease
-from apexrl.links.redis.run_record import RunRecord, find_run, host_name
+from apexrl.links.redis.run_record import RunRecord, find_run
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.signing import trusted_modules
 from apexrl.replay.chunks import schema

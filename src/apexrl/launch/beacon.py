@@ -6,7 +6,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from apexrl.config import Config
@@ -16,6 +15,7 @@ from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.redis.members import HostLease, renewal_pause
 from apexrl.links.redis.run_record import LearnerLease, Orders
 from apexrl.links.redis.values import HostDigest, LearnerDigest
+from apexrl.run.observers import IdleObserver
 from apexrl.run.ownership import REPLACED, lease_clock
 from apexrl.run.status import Level, RunStatus
 
@@ -31,7 +31,7 @@ _CARRIED = {  # what the intake says -> what a digest calls it
 }
 
 
-class Beacon:
+class Beacon(IdleObserver):
     """An observer that renews a lease in a thread of its own: the supervisor never waits for the server.
 
     Args:
@@ -84,8 +84,6 @@ class Beacon:
         """Raise what took the place from us, if anything did."""
         if self.error is not None:
             raise self.error
-
-    def started(self, config: Config, folder: Path) -> None: ...
 
     def update(self, status: RunStatus) -> str | None:
         self._status = status

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from apexrl.agents import AGENTS, with_agent
@@ -29,7 +28,6 @@ from apexrl.launch.host_agreement import (
     check_version,
     first_difference,
     on_this_host,
-    own_name,
     refuse_difference,
 )
 from apexrl.launch.interrupts import Interrupts
@@ -39,6 +37,7 @@ from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.supervisor import Supervisor
 from apexrl.links.backoff import Backoff
 from apexrl.links.local.control_board import ControlBoard
+from apexrl.links.printable import host_name
 from apexrl.links.tcp.gateway_messages import MOST_EPISODES, MOST_TEXT, MOST_TEXTS, Record
 from apexrl.links.tcp.handshake import RefusedError, UnreachableError
 from apexrl.links.tcp.host_connection import HostConnection
@@ -46,6 +45,7 @@ from apexrl.links.tcp.remote_inference import RemoteInference
 from apexrl.links.tcp.tls import ClientTls
 from apexrl.roles.env_worker import reply_fields, request_fields
 from apexrl.run.folder import spec_to_json
+from apexrl.run.observers import IdleObserver
 from apexrl.run.status import Level, Observer, RunStatus
 from apexrl.topologies.remote_envs import envs_side
 
@@ -106,7 +106,7 @@ def join(
     tell = partial(contained_observers.tell, observers)
     minutes = HostsConfig().patience_minutes
     while True:
-        host = HostConnection(address, token, own_name(), os.getpid(), tls)
+        host = HostConnection(address, token, host_name(), os.getpid(), tls)
         with ExitStack() as stack:
             stack.callback(host.leave)
             record = _find(host, minutes, tell, interrupts)
@@ -174,7 +174,7 @@ def _work(
         try:
             seen = supervisor.probe(probe_env)
         except (EnvError, ConfigError, SpecError) as error:
-            raise type(error)(f"on host {own_name()}: {error}") from error
+            raise type(error)(f"on host {host_name()}: {error}") from error
         found = first_difference(spec_to_json(seen.spec), record.spec)
         if found is not None:
             refuse_difference(config, found, record.host, record.apexrl)
@@ -231,7 +231,7 @@ def _lease(
         told = True
 
 
-class LeaseKeeper:
+class LeaseKeeper(IdleObserver):
     """An observer that keeps a host's slots, from a thread of its own: the supervisor never waits for the learner.
 
     Args:
@@ -273,8 +273,6 @@ class LeaseKeeper:
         if self.error is not None:
             raise self.error
 
-    def started(self, config: Config, folder: Path) -> None: ...
-
     def update(self, status: RunStatus) -> str | None:
         self._restarts = sum(status.restarts.values())
         while self._tell is not None and not self._news.empty():
@@ -288,8 +286,6 @@ class LeaseKeeper:
     def message(self, text: str, level: Level = "info") -> None:
         if level != "info":
             self._texts.append((level, text[:MOST_TEXT].encode(errors="replace").decode()))
-
-    def finished(self, summary: Mapping[str, Any]) -> None: ...
 
     def _keep(self) -> None:
         """The thread: beat until closed, then say goodbye."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from apexrl.config import Config
 from apexrl.errors import FencedError, SnapshotError
 from apexrl.launch import role_logs
 from apexrl.run.folder import RunFolder
+from apexrl.run.observers import IdleObserver
 from apexrl.run.status import Level, RunStatus
 
 
-class Upkeep:
+class Upkeep(IdleObserver):
     """An observer that keeps the logs of roles short, notes that there is a checkpoint, and writes small files, again
     where they could not be written. As it ``writes``, it is called in a thread: a folder that hangs halts nobody."""
 
@@ -38,8 +37,6 @@ class Upkeep:
             told.append(self._news.popleft())
         return told
 
-    def started(self, config: Config, folder: Path) -> None: ...
-
     def update(self, status: RunStatus) -> None:
         self._write_again()
         for log in (self._folder.path / "logs").glob("*.log"):
@@ -55,8 +52,6 @@ class Upkeep:
         elif kind == "look":
             self._try(self._folder.generations.hold)
             self.looking = False
-
-    def message(self, text: str, level: Level = "info") -> None: ...
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         self._write_again()

@@ -14,7 +14,7 @@ from apexrl.config import AgentConfig, Config, convert
 from apexrl.config.placement import Listen
 from apexrl.errors import ConfigError
 from apexrl.launch.fork_client import preloaded
-from apexrl.launch.host_agreement import open_to_hosts, own_name
+from apexrl.launch.host_agreement import open_to_hosts
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.local_run import supervise
 from apexrl.launch.probe import probe_learner
@@ -22,6 +22,7 @@ from apexrl.launch.run_claim import Claim
 from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.supervisor import Supervisor
 from apexrl.links.local.control_board import ControlBoard
+from apexrl.links.printable import host_name
 from apexrl.links.tcp.gateway_messages import Record
 from apexrl.links.tcp.handshake import LEAST_TOKEN
 from apexrl.run.atomic_files import read_text, replace_text
@@ -71,7 +72,7 @@ def make_record(config: Config, run_id: str, program: Program, seen: Probe) -> R
         run_id=run_id,
         name=config.name,
         apexrl=versions()["apexrl"] or "",
-        host=own_name(),
+        host=host_name(),
         config=convert.to_toml(replace(config, agent=agent, out=Config().out)),
         spec=spec_to_json(seen.spec),
         splits=list(inference_of(program).options["splits"]),

@@ -10,17 +10,12 @@ from typing import Any, Final
 
 from apexrl.config import Config, convert
 from apexrl.errors import ConfigError
-from apexrl.links.redis.values import printable
+from apexrl.links.printable import host_name
 from apexrl.run.folder import default_name, env_name, versions
 from apexrl.topologies.host_cut import with_slots
 
 _ACTORS_PER_PROCESSOR: Final = 64
 """That a run may ask of a host; the host's own command may say more."""
-
-
-def own_name() -> str:
-    """This machine's name, for people."""
-    return printable(os.uname().nodename, 64) or "host"
 
 
 def actors_here(said: int, wanted: int, origin: str) -> int:
@@ -77,7 +72,7 @@ def on_this_host(config: Config, run: str, actors: int, out: str, env_kwargs: Ma
     """The ``config`` of a run whose learner is elsewhere, with this host's actors, run folder and ``env_kwargs``."""
     actor = replace(config.actor, actors=actors, min_actors=min(config.actor.min_actors, actors))
     env = replace(config.env, env_kwargs={**config.env.env_kwargs, **env_kwargs})
-    return replace(config, name=re.sub(r"[^\w.+=@-]", "-", f"{run}@{own_name()}"), out=out, actor=actor, env=env)
+    return replace(config, name=re.sub(r"[^\w.+=@-]", "-", f"{run}@{host_name()}"), out=out, actor=actor, env=env)
 
 
 def check_version(run: str, theirs: str, host: str) -> None:
@@ -89,7 +84,7 @@ def check_version(run: str, theirs: str, host: str) -> None:
     ours = versions()["apexrl"] or ""
     if ours.split(".")[:2] != theirs.split(".")[:2]:
         raise ConfigError(
-            f"{run} was started by apexrl {theirs} on {host}, and host {own_name()} has {ours}: install the same "
+            f"{run} was started by apexrl {theirs} on {host}, and host {host_name()} has {ours}: install the same "
             "version on every host"
         )
 
@@ -98,6 +93,6 @@ def refuse_difference(config: Config, found: str, host: str, theirs: str) -> Non
     """Raise ConfigError: environment or agent differ here from the learner's ``host``, as ``found`` says."""
     have = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
     raise ConfigError(
-        f"on host {own_name()} {env_name(config)} is not what it is on the learner's host {host}: {found}. Install the "
-        f"same versions on both (here: {have}; there: apexrl {theirs})"
+        f"on host {host_name()} {env_name(config)} is not what it is on the learner's host {host}: {found}. Install "
+        f"the same versions on both (here: {have}; there: apexrl {theirs})"
     )

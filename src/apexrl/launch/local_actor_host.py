@@ -26,6 +26,7 @@ from apexrl.launch.contained_observers import complain
 from apexrl.launch.restart_budget import EARLY_SECONDS, Ending, RestartBudget, ending_of
 from apexrl.launch.stall_dump import START, stood_still
 from apexrl.links.local.stall_detector import StallDetector
+from apexrl.run.observers import IdleObserver
 from apexrl.run.status import Level, RunStatus
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ _BEAT_SECONDS: Final = 1.0
 _LEAST_STALL_SECONDS: Final = 5.0
 
 
-class LocalActorHost:
+class LocalActorHost(IdleObserver):
     """An observer on the learner's side: starts the actor host, restarts it when it is killed or stands still, reports
     when it fails, and waits for it at the end."""
 
@@ -147,12 +148,6 @@ class LocalActorHost:
             self._process.stdin.close()
         os.close(self._beats)
 
-    def event(self, kind: str, values: Mapping[str, Any]) -> None: ...
-
-    def message(self, text: str, level: Level = "info") -> None: ...
-
-    def finished(self, summary: Mapping[str, Any]) -> None: ...
-
     def check(self) -> None:
         """Raise WorkerError if it failed before the run was over."""
         if self._failed:
@@ -182,7 +177,7 @@ class LocalActorHost:
         return self._output.read().decode(errors="replace").strip() + "\n"
 
 
-class LinePrinter:
+class LinePrinter(IdleObserver):
     """Prints messages, and the status every few seconds."""
 
     writes = "standard output"
@@ -199,8 +194,6 @@ class LinePrinter:
             self._next = time.monotonic() + _LINE_SECONDS
             rate = status.env_steps_per_second
             self._print(f"{status.phase}: {status.env_steps} steps, {rate:.0f}/s, weights {status.weights_version}")
-
-    def event(self, kind: str, values: Mapping[str, Any]) -> None: ...
 
     def message(self, text: str, level: Level = "info") -> None:
         self._print(text if level == "info" else f"{level}: {text}")

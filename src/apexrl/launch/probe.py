@@ -151,9 +151,7 @@ def probe_work(channel: socket.socket, config: Config, look: Callable[[Config], 
     try:
         found = look(config)
     except Exception as error:
-        text = traceback.format_exc()
-        values = {"kind": type(error).__name__, "error": str(error), "traceback": text[-32_000:]}
-        worker_messages.send(channel, "error", values)
+        worker_messages.send(channel, "error", error_values(error))
         return 1
     answer: dict[str, Any] = {
         "spec": spec_to_json(found.spec),
@@ -184,6 +182,11 @@ def probe_answer(message: worker_messages.Message) -> Probe:
     spec, item, offers = spec_from_json(values["spec"]), Item(**values["item"]), tuple(values["offers"])
     places = {name: Place(group, start, tuple(shape)) for name, (group, start, shape) in values["places"].items()}
     return Probe(spec, step_spec, values["nbytes"], item, offers, values["vectors"], places)
+
+
+def error_values(error: Exception) -> dict[str, str]:
+    """An error being handled as JSON-able values, for ``revive``."""
+    return {"kind": type(error).__name__, "error": str(error), "traceback": traceback.format_exc()[-32_000:]}
 
 
 def revive(kind: str, text: str, trace: str) -> errors.ApexrlError:

@@ -25,8 +25,9 @@ from apexrl.launch.run_claim import Claim
 from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.supervisor import Supervisor
 from apexrl.links.local.control_board import ControlBoard
+from apexrl.links.printable import host_name
 from apexrl.links.redis.keys import check_name
-from apexrl.links.redis.run_record import LearnerLease, RunRecord, host_name
+from apexrl.links.redis.run_record import LearnerLease, RunRecord
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.signing import sign
 from apexrl.replay.chunks import schema

@@ -9,6 +9,7 @@ from apexrl.protocols import Agent, Context, WeightsReader
 from apexrl.roles.actor import FIRST_VERSION, wanted_priorities
 from apexrl.roles.inference_batches import InferenceBatches
 from apexrl.roles.learner import torch_device
+from apexrl.roles.newest_weights import NewestWeights
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.run.status import Work
 from apexrl.spec import EnvSpec
@@ -45,10 +46,9 @@ class InferenceServer:
         torch.set_num_threads(max(1, config.learner.learner_threads))
         device = torch_device(config.learner.device, 1 + context.index)  # behind the learner
         self._context = context
-        self._weights = weights
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, device, context.seed)
+        self._weights = NewestWeights(context, self._agent, weights)
         self._random_start = config.actor.random_start
-        self._version = 0
         priorities = wanted_priorities(config, self._agent)
         self._batches = InferenceBatches(
             context, config=config, spec=spec, inference=inference, replay=replay, priorities=priorities
@@ -56,23 +56,16 @@ class InferenceServer:
 
     def step(self) -> bool:
         """Answer whoever waits. False: nobody does, no weights are published yet, or the replay takes no more."""
-        self._pull()
-        if self._version == 0:
+        self._weights.pull()
+        if self._weights.version == 0:
             return False
-        batch = self._batches.next(random=self._random_start and self._version == FIRST_VERSION)
+        batch = self._batches.next(random=self._random_start and self._weights.version == FIRST_VERSION)
         if batch is not None:
             acted = self._agent.act(batch.seen, batch.state, batch.exploration)
-            self._batches.answer(batch, acted, self._version)
+            self._batches.answer(batch, acted, self._weights.version)
         self._batches.report()
         return batch is not None
 
     def close(self) -> None:
         """Publish the steps written so far."""
         self._batches.close()
-
-    def _pull(self) -> None:
-        newest = self._weights.latest(newer_than=self._version)
-        if newest is not None:
-            self._version, arrays = newest
-            self._agent.load(arrays)
-            self._context.count(weights_pulled=1)

@@ -15,6 +15,7 @@ from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.actor import FIRST_VERSION, VERSION
 from apexrl.roles.inference_batches import InferenceMeter, Waiting
 from apexrl.roles.learner import torch_device
+from apexrl.roles.newest_weights import NewestWeights
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.run.status import Work
 from apexrl.spec import EnvSpec, is_observation
@@ -47,10 +48,9 @@ class PolicyWorker:
         device = torch_device(config.learner.device, 1 + context.index)  # behind the learner
         self._context = context
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, device, context.seed)
+        self._weights = NewestWeights(context, self._agent, weights)
         self._name = config.agent.agent
         self._check = ActionCheck(self._name, spec.action)
-        self._weights = weights
-        self._version = 0
         self._random_start = config.actor.random_start
         self._exploration = np.concatenate(
             [slot_exploration(spec.action, config.actor, slot, slots, envs) for slot in range(inference.workers)]
@@ -66,8 +66,8 @@ class PolicyWorker:
     def step(self) -> bool:
         """Answer whoever waits. False: nobody does, or no weights are published yet."""
         self._look()
-        self._pull()
-        if self._version == 0:
+        self._weights.pull()
+        if self._weights.version == 0:
             return False
         groups = self._waiting.groups(self._end.pending, ())
         if groups:
@@ -80,7 +80,7 @@ class PolicyWorker:
         seen = {name: values for name, values in requests.columns.items() if is_observation(name)}
         state: State = {name: requests.columns[name] for name in self._states} or None
         exploration = self._exploration[requests.rows]
-        random = self._random_start and self._version == FIRST_VERSION
+        random = self._random_start and self._weights.version == FIRST_VERSION
         if random:
             exploration = np.full_like(exploration, np.inf)
         actions, extras, after = self._agent.act(seen, state, exploration)
@@ -91,7 +91,7 @@ class PolicyWorker:
                 f"agent {self._name} has the recurrent state {sorted(after)} and records {sorted(self._states)} once "
                 "per item: topology sample_factory keeps states where steps are recorded, so both must be the same"
             )
-        versions = np.full(len(actions), self._version, np.int64)
+        versions = np.full(len(actions), self._weights.version, np.int64)
         self._end.answer(requests, {"action": actions, **extras, **after, VERSION: versions})
         self._context.count(batches=1)
         self._meter.add(len(actions), requests.waited_since)
@@ -103,13 +103,6 @@ class PolicyWorker:
         self._next_look = now + _LOOK_SECONDS
         if self._assignment.update():
             self._end.answer_partitions(self._assignment.held)
-
-    def _pull(self) -> None:
-        newest = self._weights.latest(newer_than=self._version)
-        if newest is not None:
-            self._version, arrays = newest
-            self._agent.load(arrays)
-            self._context.count(weights_pulled=1)
 
     def close(self) -> None:
         """Leave the groups to other policy workers."""

@@ -58,6 +58,19 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         self.generations = Generations(self.path)
+        self.config_path = self.path / "config.toml"
+        self.metrics_path = self.path / "metrics.jsonl"
+        self.summary_path = self.path / "summary.json"
+        self.hosts_path = self.path / "hosts.json"
+        """The run's name and id on a Redis server, if it was on one."""
+        self.ray_path = self.path / "ray.json"
+        """The last Ray cluster of the run."""
+        self.curve_path = self.path / "learning_curve.png"
+        self.autotune_path = self.path / "autotune.png"
+        self.lag_path = self.path / "policy_lag.png"
+        self.checkpoints = self.path / "checkpoints"
+        self.replay_path = self.checkpoints / "replay"
+        """The replay's snapshot, with ``--save-replay``."""
 
     @classmethod
     def create(cls, config: Config) -> RunFolder:
@@ -104,49 +117,6 @@ class RunFolder:
                         "put what it leads to in its place. If you made that link for the room, move the whole run "
                         "folder there: a link may lead to that"
                     )
-
-    @property
-    def config_path(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def hosts_path(self) -> Path:
-        """The run's name and id on a Redis server, if it was on one."""
-        return self.path / "hosts.json"
-
-    @property
-    def ray_path(self) -> Path:
-        """The last Ray cluster of the run."""
-        return self.path / "ray.json"
-
-    @property
-    def replay_path(self) -> Path:
-        """The replay's snapshot, with ``--save-replay``."""
-        return self.checkpoints / "replay"
-
-    @property
-    def curve_path(self) -> Path:
-        return self.path / "learning_curve.png"
-
-    @property
-    def autotune_path(self) -> Path:
-        return self.path / "autotune.png"
-
-    @property
-    def lag_path(self) -> Path:
-        return self.path / "policy_lag.png"
-
-    @property
-    def summary_path(self) -> Path:
-        return self.path / "summary.json"
 
     def config(self) -> Config:
         """The configuration with which the run was started, or resumed last.

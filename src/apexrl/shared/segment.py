@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from apexrl import _native
 from apexrl.errors import ClosedError
 
+_T = TypeVar("_T")
 
-def attach_segment(state: tuple[int, int, bytes, str]) -> _native.Segment:
-    """The segment of ``state`` (pid, descriptor, uuid, path). ClosedError: its creator has ended."""
+
+State = tuple[int, int, bytes, str]
+"""(pid, descriptor, uuid, path) of a segment."""
+
+
+def attach_segment(state: State) -> _native.Segment:
+    """ClosedError: the segment's creator has ended."""
+    return _attached(_native.Segment.attach, state)
+
+
+def attach_board(state: State) -> _native.Board:
+    """ClosedError: the board's creator has ended."""
+    return _attached(_native.Board.attach, state)
+
+
+def _attached(attach: Callable[[State], _T], state: State) -> _T:
     try:
-        return _native.Segment.attach(state)
+        return attach(state)
     except RuntimeError as error:
         raise ClosedError(str(error)) from None
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from apexrl import _native
-from apexrl.errors import ClosedError, SpecError
+from apexrl.errors import SpecError
+from apexrl.shared.segment import attach_board
 from apexrl.spec import Array
 
 
@@ -33,10 +34,7 @@ class WeightsBoard:
     @staticmethod
     def _attach(state: tuple[int, int, bytes, str]) -> WeightsBoard:
         board = WeightsBoard.__new__(WeightsBoard)
-        try:
-            board._native = _native.Board.attach(state)
-        except RuntimeError as error:
-            raise ClosedError(str(error)) from None
+        board._native = attach_board(state)
         board._layout = None
         return board
 

@@ -25,7 +25,7 @@ import ray
 from numpy.typing import NDArray
 
 from apexrl.errors import ClosedError, ConfigError, OwnershipError
-from apexrl.launch.probe import probe
+from apexrl.launch.probe import error_values, probe
 from apexrl.launch.ray.local_shard import Lent, node_id
 from apexrl.launch.ray.weights_broadcast import WeightsBroadcast, publish
 from apexrl.launch.wiring import Wiring
@@ -301,5 +301,4 @@ def probe_on(config: Any) -> Probe | dict[str, Any]:
     try:
         return probe(config)
     except Exception as error:
-        text = traceback.format_exc()
-        return {"kind": type(error).__name__, "error": str(error), "traceback": text[-32_000:]}
+        return error_values(error)

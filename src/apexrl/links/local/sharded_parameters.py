@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from apexrl import _native
 from apexrl._native import Segment
-from apexrl.errors import ClosedError, SpecError
+from apexrl.errors import SpecError
 from apexrl.links.local.parameter_slices import ONLINE, TARGET, Floats, ParameterSlices
+from apexrl.shared.segment import attach_board
 from apexrl.spec import Array
 
 _LINE = 64  # bytes of a cache line, on which every vector begins
@@ -143,10 +144,7 @@ class SliceBoard:
     def _attach(sizes: dict[str, int], state: tuple[int, int, bytes, str]) -> SliceBoard:
         board = SliceBoard.__new__(SliceBoard)
         board.sizes = sizes
-        try:
-            board._native = _native.Board.attach(state)
-        except RuntimeError as error:
-            raise ClosedError(str(error)) from None
+        board._native = attach_board(state)
         return board
 
     @property

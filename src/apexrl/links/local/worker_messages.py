@@ -37,7 +37,7 @@ def channel() -> tuple[socket.socket, socket.socket]:
 
 def send(channel: socket.socket, kind: str, values: dict[str, Any]) -> bool:
     """Send without waiting. False: dropped, because the supervisor is behind or gone, or the message is too long."""
-    data = msgspec.json.encode((kind, values), enc_hook=_plain)
+    data = msgspec.json.encode((kind, values), enc_hook=plain)
     if len(data) > MAX_BYTES:
         return False
     try:
@@ -65,7 +65,7 @@ def receive(channel: socket.socket) -> list[Message]:
         messages.append(Message(kind, values))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """NumPy scalars and arrays as numbers and lists."""
     if hasattr(value, "tolist"):
         return value.tolist()

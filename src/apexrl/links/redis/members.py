@@ -15,9 +15,10 @@ import msgspec
 
 from apexrl.errors import ClosedError, ExhaustedError, LinkError
 from apexrl.links.backoff import Backoff
+from apexrl.links.printable import host_name, printable
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.outbox import Outbox
-from apexrl.links.redis.run_record import Orders, RunRecord, host_name
+from apexrl.links.redis.run_record import Orders, RunRecord
 from apexrl.links.redis.scripts import JOIN, LEAVE, POP, RENEW_MEMBER, Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.values import (
@@ -28,7 +29,6 @@ from apexrl.links.redis.values import (
     HostDigest,
     decode,
     encode,
-    printable,
 )
 
 __all__ = ["HostDigest", "HostLease", "Message", "MessageReader", "SlotLease", "renewal_pause"]

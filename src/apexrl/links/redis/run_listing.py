@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from apexrl.links.printable import printable
 from apexrl.links.redis.keys import EVERY_RECORD, RunKeys
 from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.stream_names import LAST_OF_GENERATION, stream_of
@@ -17,7 +18,6 @@ from apexrl.links.redis.values import (
     RunRecord,
     decode,
     is_alive,
-    printable,
     whole,
 )
 

@@ -14,6 +14,7 @@ import msgspec
 
 from apexrl.errors import ClosedError, ConfigError, HeldError, LinkError, OwnershipError, WaitTimeout
 from apexrl.links.backoff import Backoff
+from apexrl.links.printable import host_name, printable
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.scripts import CLEAR, END, PRUNE, RENEW_LEARNER, RESTORE, STOP, TAKE, Connection
 from apexrl.links.redis.server import Server
@@ -26,12 +27,11 @@ from apexrl.links.redis.values import (
     decode,
     encode,
     is_alive,
-    printable,
     whole,
 )
 from apexrl.run.ownership import lease_clock
 
-__all__ = ["LearnerDigest", "LearnerLease", "Orders", "RunRecord", "find_run", "host_name", "stop_run"]
+__all__ = ["LearnerDigest", "LearnerLease", "Orders", "RunRecord", "find_run", "stop_run"]
 
 FINISHED_DAYS: Final = 7
 """Days that the record of a finished run stays for `apexrl status`."""
@@ -264,11 +264,6 @@ def stop_run(server: Server, name: str) -> str:
         return str(connection.script(STOP, [keys.state, keys.learner, keys.members])[0].decode())
     finally:
         connection.close()
-
-
-def host_name() -> str:
-    """This machine's name, for messages."""
-    return printable(os.uname().nodename, 64) or "host"
 
 
 class _Version(msgspec.Struct):

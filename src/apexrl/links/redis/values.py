@@ -8,6 +8,8 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
+from apexrl.links.local.worker_messages import plain
+from apexrl.links.printable import printable
 from apexrl.run.status import RunStatus
 
 PROTOCOL: Final = 2
@@ -202,13 +204,7 @@ def decode(data: bytes | None, kind: type[T]) -> T | None:
 
 def encode(value: Any) -> bytes:
     """JSON; NumPy scalars and arrays become numbers and lists."""
-    return msgspec.json.encode(value, enc_hook=_plain)
-
-
-def printable(text: str | bytes | None, most: int = 80) -> str:
-    """``text`` safe for a terminal: one line, no control characters, at most ``most`` characters."""
-    words = text.decode("utf-8", "replace") if isinstance(text, bytes) else text or ""
-    return "".join(c if c.isprintable() else "?" for c in words[:most])
+    return msgspec.json.encode(value, enc_hook=plain)
 
 
 def carried_fields(digest: type[msgspec.Struct], carried: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -219,9 +215,3 @@ def carried_fields(digest: type[msgspec.Struct], carried: Mapping[str, Any] | No
 
 def _finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"JSON cannot hold a {type(value).__name__}")

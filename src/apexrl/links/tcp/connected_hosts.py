@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from apexrl.errors import ExhaustedError, FrameError, LinkError
-from apexrl.links.redis.values import printable
+from apexrl.links.printable import printable
 from apexrl.links.tcp import frames
 from apexrl.links.tcp.gateway_messages import Beat, Join, Joined, Leave, Orders, Record, receive_any, send
 from apexrl.links.tcp.handshake import Caller, welcome

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from apexrl.errors import FrameError, LinkError
-from apexrl.links.redis.values import printable
+from apexrl.links.printable import printable
 from apexrl.links.tcp import frames
 from apexrl.links.tcp.tls import ClientTls, in_words
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final, TypeVar
 
 from apexrl.errors import ExhaustedError, FrameError
-from apexrl.links.redis.values import printable
+from apexrl.links.printable import printable
 from apexrl.links.tcp import frames
 from apexrl.links.tcp import gateway_messages as messages
 from apexrl.links.tcp.handshake import HOST, UnreachableError, enter
