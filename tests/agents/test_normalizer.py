@@ -179,3 +179,34 @@ def test_expected_returns_are_in_the_environments_units(game: Game) -> None:
     np.testing.assert_allclose(
         two_expected.expected_returns(moved), 1e3 * one_expected.expected_returns(seen), rtol=5e-2, atol=2.0
     )
+
+
+@pytest.mark.parametrize("changes", [{}, {"epochs": 2, "minibatches": 2}, {"recurrent": True}])
+def test_popart_keeps_what_values_say_as_their_units_change(changes: dict[str, Any]) -> None:
+    game = Game("ppo", "vector", "discrete", popart=True, learning_rate=1e-20, reward_scale=1e3, **changes)
+    agent: Any = game.agent()
+    seen = game.seen(4)
+    before = agent.expected_returns(seen)
+    for batch in game.batches(3):
+        agent.update(agent.prepare(batch))
+    units = agent._normalizer.values()
+    assert units.deviation > 100.0
+    assert abs(float(units.mean)) > 100.0
+    np.testing.assert_allclose(agent.expected_returns(seen), before, rtol=1e-3, atol=1e-3)
+    game.close()
+
+
+def test_popart_learns_alike_whatever_the_scale_of_returns() -> None:
+    learned = []
+    for scale in (1.0, 1e4):
+        game = Game("impala", "vector", "discrete", popart=True, summed_loss=False)
+        agent: Any = game.agent()
+        for batch in game.batches(6):
+            batch.data["reward"] = batch.data["reward"] * np.float32(scale)
+            agent.update(agent.prepare(batch))
+        learned.append(agent.weights())
+        game.close()
+    # the first update is made before there are units, and its gradient is clipped; values then learn in the same units
+    one, two = learned
+    assert two["normalizer/targets"][0] == pytest.approx(1e4 * one["normalizer/targets"][0], rel=0.2)
+    assert np.abs(two["value.weight"]).max() < 10.0

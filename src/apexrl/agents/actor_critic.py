@@ -168,7 +168,8 @@ class ActorCritic:
         zeros = torch.zeros((rows, self._units), device=self._device)
         first = torch.zeros((1, rows), dtype=torch.bool, device=self._device)
         memory = LSTMState(zeros, zeros) if self._units else None
-        return as_array(self._network.network.unroll(seen, memory, first)[1][0] * self._normalizer.unit)
+        values = self._normalizer.values().of(self._network.network.unroll(seen, memory, first)[1][0])
+        return as_array(values * self._normalizer.unit)
 
     # Learning
 
@@ -193,7 +194,7 @@ class ActorCritic:
     def apply(self, groups: Mapping[str, Tensor]) -> None:
         """One step of the optimizer."""
         self._network.step(groups[GROUP])
-        self._normalizer.step(groups)
+        self._normalizer.step(groups, self._network.network.value)
         self.updates += 1
 
     def update(self, prepared: Unrolls) -> Learned:
@@ -244,7 +245,7 @@ class ActorCritic:
                 gradients = gradients._replace(groups=gradients.groups | statistics)
             groups = yield gradients
             self._network.step(groups[GROUP])
-            self._normalizer.step(groups)
+            self._normalizer.step(groups, self._network.network.value)
         self.updates += 1
         return Learned(None, gradients.metrics)
 
@@ -295,6 +296,7 @@ class ActorCritic:
         outputs, values = self._network.network.unroll(batch.observation, memory, batch.first, batch.resets)
         steps = len(batch.mask)
         log_prob, entropy = self._policy.score(outputs[:steps].flatten(0, 1), batch.action.flatten(0, 1))
+        values = self._normalizer.values().of(values)
         return Evaluated(log_prob.view(batch.mask.shape), entropy.view(batch.mask.shape), values)
 
     def _aims(self, batch: Unrolls, now: Evaluated) -> Aims:
@@ -313,13 +315,18 @@ class ActorCritic:
         worst = as_array((found.advantage.abs() + torch.where(batch.mask, lately.abs(), 0.0)).amax(dim=0))
         if not np.isfinite(worst).all():
             raise not_finite(worst, self.updates)
+        self._normalizer.measure_targets(found.target[batch.mask])
         return Aims(*found, now.values[:-1].detach())
 
     def loss(self, batch: Unrolls, now: Evaluated, aims: Aims) -> Tensor:
         """Surrogate + c_v·½(V − target)² − c_e·H, summed over the steps that may be learned from; unless the sum is
-        wanted, over the number of all steps, so that steps too old make the step shorter (Sample Factory)."""
-        config = self._config
-        advantage = normalized_advantage(aims.advantage, batch.fresh) if config.normalize_advantages else aims.advantage
+        wanted, over the number of all steps, so that steps too old make the step shorter (Sample Factory).
+
+        With PopArt, A and V − target are in units of the targets' deviation."""
+        config, unit = self._config, self._normalizer.values().deviation
+        advantage = aims.advantage / unit
+        if config.normalize_advantages:
+            advantage = normalized_advantage(advantage, batch.fresh)
         if config.surrogate == "clipped":
             surrogate = clipped_surrogate(self._ratio(batch, now), advantage, config.clip_ratio)
         else:
@@ -329,7 +336,7 @@ class ActorCritic:
             error = clipped_value_loss(values, aims.target, aims.before, config.value_clip)
         else:
             error = value_loss(values, aims.target)
-        losses = surrogate + config.value_coefficient * error - config.entropy_coefficient * now.entropy
+        losses = surrogate + config.value_coefficient * error / unit.square() - config.entropy_coefficient * now.entropy
         total = torch.where(batch.fresh, losses, 0.0).sum()
         return total if config.summed_loss else total / batch.mask.sum().clamp(min=1)
 

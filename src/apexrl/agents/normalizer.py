@@ -24,19 +24,22 @@ from apexrl.spec import EnvSpec
 GROUP = "normalizer"
 VARIANCE_FLOOR = 1e-8  # as Stable-Baselines3's VecNormalize has it
 ROUNDING = 1e-10  # of a mean², in float32: a constant observation must not become noise
+SMALLEST_DEVIATION = 1e-4  # of targets (Hessel et al. 2019, section 4)
 SMALLEST_RATE = 1e-3  # ours: the averages forget after about a thousand updates, as the policy changes what is seen
 SETTLING_UPDATES, PERIOD_UPDATES = 100, 10  # ours: afterwards every tenth batch is measured
 
 
 class Moments(nn.Module):
-    """Mean and variance of each observation field; of rewards E[R], E[R²], E[d], E[d²].
+    """Mean and variance of each observation field; of rewards E[R], E[R²], E[d], E[d²]; of values' targets
+    E[G], E[G²].
 
     Args:
         shapes: observation field -> shape of one frame.
         rewards: whether rewards are measured.
+        targets: whether values' targets are.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], rewards: bool) -> None:
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], rewards: bool, targets: bool) -> None:
         super().__init__()
 
         def constant(name: str, value: Tensor) -> nn.Parameter:
@@ -47,6 +50,7 @@ class Moments(nn.Module):
         self.means = {name: constant(f"mean/{name}", torch.zeros(shape)) for name, shape in shapes.items()}
         self.variances = {name: constant(f"variance/{name}", torch.ones(shape)) for name, shape in shapes.items()}
         self.rewards = constant("rewards", torch.zeros(4)) if rewards else None
+        self.targets = constant("targets", torch.zeros(2)) if targets else None
 
     @property
     def fresh(self) -> bool:
@@ -96,6 +100,17 @@ class Seen(NamedTuple):
     discount: Tensor  # [N], of what follows
 
 
+class ValueUnits(NamedTuple):
+    """Values are ``deviation`` · output + ``mean``; both scalars."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def of(self, outputs: Tensor) -> Tensor:
+        """Values of a network's outputs, of any shape."""
+        return torch.addcmul(self.mean, self.deviation, outputs)
+
+
 class Normalizer:
     """Scales what an agent reads, as ``normalize_observations``, ``normalize_returns`` and ``reward_scale`` say.
 
@@ -111,10 +126,11 @@ class Normalizer:
             for name, field in spec.observation.items()
             if field.dtype not in ("uint8", "bool") and name not in spec.categories and not is_image(field)
         }
-        moments = Moments(shapes if config.normalize_observations else {}, config.normalize_returns)
+        moments = Moments(shapes if config.normalize_observations else {}, config.normalize_returns, config.popart)
         self._moments = moments.to(device)
         used = next(moments.parameters(), None) is not None
         self._trained = Averaged(GROUP, self._moments, config) if used else None
+        self._plain = ValueUnits(torch.zeros((), device=device), torch.ones((), device=device))
         self._established = False
         self._size: Tensor | None = self._moments.rewards  # moments that rewards are scaled by
 
@@ -165,6 +181,15 @@ class Normalizer:
         square = (second + 2.0 * first * discount * mean) / (1.0 - discount_square).clamp(min=1e-4)
         return torch.where(second > 0, square, 1.0).sqrt()
 
+    def values(self) -> ValueUnits:
+        """The units in which values are learned, on the scale of scaled rewards."""
+        targets = self._moments.targets
+        if targets is None:
+            return self._plain
+        mean, square = targets.unbind()
+        deviation = (square - mean.square()).clamp(min=SMALLEST_DEVIATION**2).sqrt()
+        return ValueUnits(mean.clone(), torch.where(square > 0, deviation, 1.0))
+
     # Batches, as agents learn from them
 
     def transitions(self, batch: Transitions) -> Transitions:
@@ -212,10 +237,27 @@ class Normalizer:
                 self._size = rewards if rewards[1] > 0 else trained.parameters.split(trained.gradient)["rewards"]
         return {GROUP: trained.gradient}
 
-    def step(self, groups: Mapping[str, Tensor]) -> None:
-        """Take a batch's statistics into the averages, if they are there."""
-        if self._trained is not None and GROUP in groups:
-            self._trained.step(groups[GROUP])
+    def measure_targets(self, targets: Tensor) -> None:
+        """Put values' targets [N] of this batch into the gradient of ``groups``."""
+        if self._trained is not None and self._moments.targets is not None and len(targets):
+            into = self._trained.parameters.split(self._trained.gradient)["targets"]
+            into.copy_(torch.stack((targets.mean(), targets.square().mean())))
+
+    def step(self, groups: Mapping[str, Tensor], head: nn.Linear | None = None) -> None:
+        """Take a batch's statistics into the averages, if they are there.
+
+        Args:
+            head: of the values, which are to stay what they were in new units (van Hasselt et al. 2016, section 2.1).
+        """
+        if self._trained is None or GROUP not in groups:
+            return
+        before = self.values()
+        self._trained.step(groups[GROUP])
+        after = self.values()
+        if head is not None and self._moments.targets is not None:
+            with torch.no_grad():
+                head.weight.mul_(before.deviation / after.deviation)
+                head.bias.mul_(before.deviation).add_(before.mean - after.mean).div_(after.deviation)
 
     def _measure(self, seen: Seen, into: Mapping[str, Tensor]) -> None:
         """The variance is the batch's own, and (batch's mean − mean)² besides: over many batches that adds up to the

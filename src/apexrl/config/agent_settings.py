@@ -222,6 +222,9 @@ class ActorCriticSettings:
     With large returns the value loss dominates the layers that policy and values share."""
     separate_values: Annotated[bool, Needs("recurrent", (False,))] = False
     """The value function has its own layers, of the policy's sizes (CleanRL and SB3 for vectors: yes)."""
+    popart: bool = False
+    """Values are learned in units of their targets' running mean and deviation, and keep what they say as these change
+    (van Hasselt et al. 2016; Hessel et al. 2019). Parameter servers (a3c --no-hogwild) leave out the second part."""
     value_clip: Annotated[float, Range(0)] = 0.0
     """Bound of a value's change in one update, in units of return; 0: none (OpenAI's PPO: 0.2)."""
     entropy_coefficient: Annotated[float, Range(0)] = 0.01
