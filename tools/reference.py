@@ -23,6 +23,8 @@ from apexrl.cli.main import COMMANDS
 from apexrl.config import Config
 from apexrl.config.settings import Setting, flag, settings_of, spell_type
 from apexrl.presets import PRESETS
+from apexrl.report.diagnostic_watch import PATIENCE
+from apexrl.report.diagnostics import DIAGNOSTICS
 from apexrl.run.folder import env_name
 from apexrl.topologies import TOPOLOGIES, runs
 from apexrl.topologies.validation import readers
@@ -132,6 +134,7 @@ def default(value: Any) -> str:
 
 TAKES: dict[str, type[Any]] = {
     "eval": train_flags.Eval, "resume": train_flags.Resume, "compare": train_flags.Compare,
+    "doctor": train_flags.Doctor,
     "actor": host_flags.Actor, "envs": host_flags.Envs, "status": host_flags.Status, "stop": host_flags.Stop,
 }  # fmt: skip
 
@@ -336,6 +339,32 @@ def catalogue() -> str:
     )
 
 
+# --- diagnostics
+
+
+def diagnostics() -> str:
+    rows = [
+        (
+            code(entry.name),
+            ", ".join(entry.families),
+            *(
+                re.sub(r"--[a-z][a-z-]+", r"`\g<0>`", words)
+                for words in (entry.meaning, entry.healthy, entry.if_low, entry.if_high)
+            ),
+        )
+        for entry in DIAGNOSTICS
+    ]
+    return page(
+        "Diagnostics",
+        "Metrics that show why an agent does not learn. Panel and plain lines mention the worst two that have been "
+        f"outside their range for {PATIENCE} reports; [`apexrl doctor`](../how-to/agent-does-not-learn.md) reads them "
+        "from a run's folder. Agents measure them with their other [metrics](metrics.md#the-agent): in one update of "
+        "50, in no other. Ranges are wide enough for the shipped presets; a run outside one may still learn.",
+        "*Agents*: those that learn from a replay (transitions or sequences), and those of unrolls.",
+        table(("metric", "agents", "meaning", "healthy", "below it, try", "above it, try"), rows),
+    )
+
+
 # --- errors
 
 
@@ -363,7 +392,8 @@ def page(title: str, *parts: str) -> str:
     return "\n\n".join([f"# {title}", GENERATED, *parts]) + "\n"
 
 
-PAGES = {"settings.md": settings, "cli.md": commands, "api.md": api, "catalogue.md": catalogue, "errors.md": errors}
+PAGES = {"settings.md": settings, "cli.md": commands, "api.md": api, "catalogue.md": catalogue, "errors.md": errors,
+         "diagnostics.md": diagnostics}  # fmt: skip
 
 
 def main() -> int:

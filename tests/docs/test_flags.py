@@ -14,7 +14,7 @@ from apexrl.config.convert import flat
 from apexrl.config.settings import flag
 
 KINDS = (
-    train_flags._Train, train_flags.Resume, train_flags.Eval, train_flags.Compare,
+    train_flags._Train, train_flags.Resume, train_flags.Eval, train_flags.Compare, train_flags.Doctor,
     host_flags.Actor, host_flags.Envs, host_flags.Status, host_flags.Stop,
 )  # fmt: skip
 OWN = {"--priority-cap", "--penalty", "--rehearsals"}  # settings that pages declare

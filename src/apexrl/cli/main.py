@@ -1,7 +1,7 @@
 """The ``apexrl`` command. Until something is trained, it imports neither PyTorch nor Gymnasium.
 
-Exit codes: 0 done, 1 the run failed, 2 the command was not understood, 75 another process trains the run (try again
-later), 130 Ctrl-C (after checkpoint and summary).
+Exit codes: 0 done, 1 the run failed, 2 the command was not understood, 3 ``doctor`` named a cause, 75 another process
+trains the run (try again later), 130 Ctrl-C (after checkpoint and summary).
 """
 
 from __future__ import annotations
@@ -359,6 +359,16 @@ def _eval(words: list[str]) -> int:
     return OK
 
 
+def _doctor(words: list[str]) -> int:
+    """name the likeliest causes of bad learning in a run, and the settings to change"""
+    from rich.console import Console
+
+    from apexrl.cli import doctor, flags, train_flags
+
+    wanted = flags.parse(train_flags.Doctor, words, "doctor")
+    return doctor.examine(wanted.run, wanted.json, Console(soft_wrap=False, highlight=False))
+
+
 def _compare(words: list[str]) -> int:
     """compare topologies or agents: a table and pictures"""
     from apexrl.cli import train_flags
@@ -404,6 +414,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "eval": _eval,
     "resume": _resume,
+    "doctor": _doctor,
     "compare": _compare,
     "list": _list,
     "learner": _learner,

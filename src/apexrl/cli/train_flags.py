@@ -101,6 +101,20 @@ class Eval:
 
 
 @dataclass(frozen=True)
+class Doctor:
+    """Read a run's folder, finished or not, and name the likeliest three causes of bad learning.
+
+    Each comes with numbers of the run and the setting to change. Exit code 3: at least one cause was named; 0: nothing
+    looks wrong.
+    """
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder, as printed at the end of apexrl train."""
+    json: bool = False
+    """Print one JSON object instead of text."""
+
+
+@dataclass(frozen=True)
 class Compare:
     """Run topologies, agents, or both, one after another, and compare the results in a table and pictures.
 

@@ -22,6 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from apexrl.report.diagnostic_watch import DiagnosticWatch
 from apexrl.report.number_format import clock, count, number, sparkline
 from apexrl.report.plain_lines import PlainLines, brief, closing_line, losses, quiet, title, weights_behind
 from apexrl.report.table_parts import columns_table, figures_table, fill_bar
@@ -120,18 +121,22 @@ class View:
         self.messages: deque[tuple[str, Level]] = deque(maxlen=3)
         self._stop: StopConfig | None = None
         self._noted_episodes = -1
+        self._diagnostics = DiagnosticWatch("")
 
     def began(self, config: Config, folder: Path) -> None:
         self.folder = str(folder)
         self._stop = config.stop
+        self._diagnostics = DiagnosticWatch(config.agent.agent)
         self.title = title(config)
 
     def note(self, kind: str, values: Mapping[str, Any]) -> None:
         if kind == "evaluation" and not values.get("final"):
+            self._diagnostics.evaluated(values)
             self.eval_returns.append(float(values["mean"]))
 
     def note_training(self) -> None:
         status = self.status
+        self._diagnostics.update(status)
         if status.train_return is not None and status.episodes != self._noted_episodes:
             self._noted_episodes = status.episodes
             self.train_returns.append(status.train_return)
@@ -142,6 +147,8 @@ class View:
         parts: list[RenderableType] = [self._numbers(width), Text(""), self._workers(width)]
         if lost := losses(status):
             parts += [Text(""), lost]
+        if unhealthy := self._diagnostics.line():
+            parts += [Text(""), Text(unhealthy, style="yellow", no_wrap=True, overflow="ellipsis")]
         if status.trouble:
             parts.append(Text(weights_behind(status), style="yellow", overflow="fold"))
         parts += [Text(text, style=_LEVELS[level], overflow="fold") for text, level in self.messages]

@@ -25,12 +25,18 @@ def count(value: float) -> str:
     return f"{value:.0f}"
 
 
-def number(value: float | None) -> str:
-    """A measurement in about four figures; a dash for None and NaN."""
+def number(value: float | None, small: bool = False) -> str:
+    """A measurement in about four figures; a dash for None and NaN.
+
+    Args:
+        small: those below 0.1 in two significant figures: 2.1e-05.
+    """
     if value is None or not math.isfinite(value):
         return "–"
     if abs(value) >= 1e4:
         return count(value)
+    if small and 0.0 < abs(value) < 0.1:
+        return f"{value:.2g}"
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 

@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, TextIO, cast
 from rich.console import Console
 from rich.text import Text
 
+from apexrl.report.diagnostic_watch import DiagnosticWatch
 from apexrl.report.number_format import clock, count, number
 from apexrl.run.atomic_files import SilentStream
 from apexrl.run.folder import env_name
@@ -46,9 +47,12 @@ class PlainLines:
         self._printed_at = -math.inf
         self._phase = ""
         self._best = -math.inf
+        self._diagnostics = DiagnosticWatch("")
+        self._mentioned: set[str] = set()
         self._status = RunStatus()
 
     def started(self, config: Config, folder: Path) -> None:
+        self._diagnostics = DiagnosticWatch(config.agent.agent)
         self._print(f"{title(config)}  ·  {folder}")
 
     def update(self, status: RunStatus) -> None:
@@ -57,9 +61,16 @@ class PlainLines:
         if now - self._printed_at >= LINE_PERIOD_SECONDS or status.phase != self._phase:
             self._printed_at, self._phase = now, status.phase
             self._print(line(status))
+        self._diagnostics.update(status)
+        names = {one.diagnostic.name for one in self._diagnostics.worst}
+        if names - self._mentioned:  # each once
+            self._mentioned |= names
+            self._print(f"{clock(status.elapsed_seconds)}  {self._diagnostics.line()}")
 
     def event(self, kind: str, values: Mapping[str, Any]) -> None:
         final = bool(values.get("final"))
+        if kind == "evaluation":
+            self._diagnostics.evaluated(values)
         if kind == "evaluation" and (final or values["mean"] > self._best):  # the status lines show the others
             self._best = max(self._best, values["mean"])
             again = f"{values.get('weights', 'best')} weights on fresh seeds"

@@ -1,0 +1,33 @@
+"""The causes that ``apexrl doctor`` knows, one module for each concern."""
+
+from collections.abc import Callable
+
+from apexrl.report.diagnosis.causes import discount, episodes, exploration, replay_use, scales, stale_data, step_size
+from apexrl.report.diagnosis.finding import Cause
+from apexrl.report.diagnosis.run_record import RunRecord
+
+CAUSES: tuple[Callable[[RunRecord], Cause | None], ...] = (
+    step_size.learning_rate_large,
+    step_size.learning_rate_small,
+    step_size.gradient_clip_small,
+    discount.gamma_small,
+    discount.gamma_large,
+    scales.rewards_large,
+    scales.rewards_small,
+    scales.observations_large,
+    scales.observations_small,
+    scales.support_narrow,
+    episodes.ends_at_once,
+    episodes.ends_never,
+    episodes.limit_as_end,
+    episodes.returns_alike,
+    exploration.exploration_none,
+    exploration.entropy_large,
+    exploration.entropy_lost,
+    replay_use.replay_small,
+    replay_use.updates_few,
+    replay_use.target_rare,
+    stale_data.policy_lag_large,
+    stale_data.values_too_high,
+    stale_data.weights_uneven,
+)

@@ -1,0 +1,60 @@
+"""Which metrics of a run have been outside their healthy range for a while, for panel and plain lines."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+from apexrl.report.diagnostics import Family, OutOfRange, family, outside, overestimation
+from apexrl.report.number_format import number
+from apexrl.run.status import RunStatus
+
+PATIENCE: Final = 6
+"""Reports in a row, each of 50 updates or more, before a metric is mentioned; one batch alone says little."""
+SHOWN: Final = 2
+
+
+class DiagnosticWatch:
+    """Follows the metrics of one run.
+
+    Args:
+        agent: its name.
+    """
+
+    def __init__(self, agent: str) -> None:
+        self._family: Family = family(agent)
+        self._metrics: Mapping[str, float] = {}
+        self._overestimation = math.nan
+        self._reports: Counter[str] = Counter()
+        self._found: list[OutOfRange] = []
+
+    def update(self, status: RunStatus) -> None:
+        """Look at a status; one with the metrics of the last is passed over."""
+        if not status.metrics or status.metrics == self._metrics:
+            return
+        self._metrics = dict(status.metrics)
+        values = {**self._metrics, "policy_lag_mean": status.policy_lag.mean, "overestimation": self._overestimation}
+        self._found = outside(values, self._family)
+        names = {one.diagnostic.name for one in self._found}
+        self._reports = Counter({name: self._reports[name] + 1 for name in names})
+
+    def evaluated(self, values: Mapping[str, Any]) -> None:
+        """Look at an evaluation during training."""
+        if "expected_return" in values and not values.get("final"):
+            self._overestimation = overestimation(values["expected_return"], values["discounted_return"])
+
+    @property
+    def worst(self) -> list[OutOfRange]:
+        """At most two that are outside their range, the farthest first."""
+        return [one for one in self._found if self._reports[one.diagnostic.name] >= PATIENCE][:SHOWN]
+
+    def line(self) -> str:
+        """They in one line, with the advice for the first; empty: there is none."""
+        if not (worst := self.worst):
+            return ""
+        said = ", ".join(
+            f"{one.diagnostic.name} {number(one.value, small=True)} ({one.diagnostic.healthy})" for one in worst
+        )
+        return f"unhealthy: {said}. Try {worst[0].diagnostic.advice(worst[0].value)}"

@@ -1,0 +1,105 @@
+"""The table of diagnostics, and which of them panel and plain lines mention."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from apexrl.agents import AGENTS
+from apexrl.config import AgentConfig, Config
+from apexrl.config.convert import flat
+from apexrl.config.settings import flag
+from apexrl.report.diagnostic_watch import PATIENCE, DiagnosticWatch
+from apexrl.report.diagnostics import DIAGNOSTICS, diagnostic, family, outside, overestimation
+from apexrl.report.live_panel import View
+from apexrl.report.plain_lines import PlainLines
+from apexrl.run.status import RunStatus
+
+CONFIG = Config(agent=AgentConfig(agent="dqn"))
+
+
+def test_the_farthest_from_its_range_comes_first() -> None:
+    found = outside({"dead_units": 0.7, "reward_size": 1e5, "gradient_norm": 3.0, "kl": 9.0, "loss": 1e9}, "replay")
+    assert [one.diagnostic.name for one in found] == ["reward_size", "dead_units"]
+    assert outside({"dead_units": 0.6, "relative_update": math.nan}, "replay") == []
+    (low,) = outside({"relative_update": 1e-6}, "unrolls")
+    assert low.diagnostic.advice(low.value) == "a larger --learning-rate"
+
+
+@pytest.mark.parametrize("entry", DIAGNOSTICS, ids=lambda entry: f"{entry.name}-{entry.families[0]}")
+def test_advice_names_settings_that_exist(entry: object) -> None:
+    assert isinstance(entry, type(DIAGNOSTICS[0]))
+    flags = {flag(name) for name in flat(Config())}
+    for end, advice in ((entry.low, entry.if_low), (entry.high, entry.if_high)):
+        named = {word.strip(",;.") for word in advice.split() if word.startswith("--")}
+        assert named <= flags
+        assert bool(named) == (math.isfinite(end) and entry != diagnostic("clipped_gradients", "unrolls"))
+
+
+def test_every_shipped_agent_has_a_family() -> None:
+    assert {name for name in AGENTS if family(name) == "unrolls"} == {"a2c", "impala", "ppo", "appo"}
+
+
+def test_overestimation_is_relative_to_the_larger_return() -> None:
+    assert overestimation(10.0, 5.0) == 0.5
+    assert overestimation(-5.0, -10.0) == 0.5
+    assert overestimation(5.0, 10.0) == -0.5
+    assert overestimation(10.0, -10.0) == 2.0
+    assert overestimation(0.0, 0.0) == 0.0
+
+
+def status(updates: int, dead: float) -> RunStatus:
+    return RunStatus(phase="training", updates=updates, metrics={"dead_units": dead, "loss": float(updates)})
+
+
+def test_a_metric_is_mentioned_after_some_reports_in_a_row() -> None:
+    watch = DiagnosticWatch("dqn")
+    for report in range(PATIENCE - 1):
+        watch.update(status(report, 0.9))
+        watch.update(status(report, 0.9))  # the same report again
+    assert watch.line() == ""
+    watch.update(status(99, 0.9))
+    assert watch.line() == (
+        "unhealthy: dead_units 0.90 (at most 0.6). Try a smaller --learning-rate, or --normalize-observations"
+    )
+    watch.update(status(100, 0.1))
+    assert watch.line() == ""
+
+
+def test_evaluations_tell_of_overestimation() -> None:
+    watch = DiagnosticWatch("dqn")
+    for report in range(PATIENCE):
+        watch.evaluated({"mean": 1.0, "expected_return": 100.0, "discounted_return": 1.0})
+        watch.evaluated({"mean": 1.0, "expected_return": 1.0, "discounted_return": 1.0, "final": True})
+        watch.update(status(report, 0.1))
+    assert watch.line().startswith("unhealthy: overestimation 0.99 (at most 0.5). Try --double")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_panel_has_one_line_of_them(width: int) -> None:
+    view = View()
+    view.began(CONFIG, Path("runs/x"))
+    for report in range(PATIENCE):
+        view.status = status(report, 0.9)
+        view.status.metrics |= {"reward_size": 1e6, "gradient_norm": 1e5}
+        view.note_training()
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(view.render(width))
+    lines = [line for line in console.file.getvalue().splitlines() if "unhealthy" in line]  # type: ignore[attr-defined]
+    assert len(lines) == 1
+    assert "reward_size 1.00M" in lines[0]
+    assert "gradient_norm" in lines[0]
+    assert "dead_units" not in lines[0]
+
+
+def test_plain_lines_mention_each_once() -> None:
+    console = Console(file=io.StringIO(), width=200, force_terminal=False)
+    lines = PlainLines(console)
+    lines.started(CONFIG, Path("runs/x"))
+    for report in range(3 * PATIENCE):
+        lines.update(status(report, 0.9))
+    assert console.file.getvalue().count("unhealthy: dead_units") == 1  # type: ignore[attr-defined]

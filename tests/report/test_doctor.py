@@ -1,0 +1,127 @@
+"""``apexrl doctor`` on runs that were spoilt on purpose, and on healthy ones. ``spoilt_runs.py`` made the folders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from spoilt_runs import CASES, RUNS, shorten, train
+
+from apexrl.cli.main import main
+from apexrl.config import Config
+from apexrl.config.convert import flat, override
+from apexrl.report.diagnosis import diagnose
+from apexrl.report.diagnosis.finding import LISTED, Cause
+from apexrl.report.diagnosis.run_record import Evaluation, RunRecord
+
+SPOILT = [name for name, case in CASES.items() if case.causes]
+HEALTHY = [name for name, case in CASES.items() if not case.causes]
+
+
+def check(name: str, causes: list[Cause]) -> None:
+    """That a spoilt run's cause is named, and of a healthy run no likely one."""
+    if right := CASES[name].causes:
+        assert any(cause.name in right for cause in causes), causes
+    else:
+        assert not any(cause.likely for cause in causes), causes
+
+
+def record(name: str = "healthy-dqn", **settings: Any) -> RunRecord:
+    """A run's record without metrics, with some settings changed."""
+    return RunRecord(flat(override(Config(), settings)))
+
+
+def evaluation(length: int, terminated: float = 1.0, mean: float = 1.0) -> Evaluation:
+    return Evaluation(mean, (mean,) * 4, (length,) * 4, terminated, None, None)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_spoilt_runs_have_their_cause_named_and_healthy_ones_none(name: str) -> None:
+    check(name, diagnose(RunRecord.of(RUNS / name)))
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_cause_has_evidence_of_the_run_and_something_to_change(name: str) -> None:
+    causes = diagnose(RunRecord.of(RUNS / name))
+    assert 1 <= len(causes) <= 3
+    assert [cause.confidence for cause in causes] == sorted((c.confidence for c in causes), reverse=True)
+    for cause in causes:
+        assert LISTED <= cause.confidence <= 1.0
+        assert cause.change
+        assert {one.where for one in cause.evidence} <= {"config.toml", "metrics.jsonl", "summary.json"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CASES)
+def test_trained_again_they_are_told_apart_as_well(name: str, tmp_path: Path) -> None:
+    shorten(train(name, tmp_path), tmp_path / "short")
+    check(name, diagnose(RunRecord.of(tmp_path / "short")))
+
+
+def test_exit_code_and_text_of_a_spoilt_and_of_a_healthy_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(RUNS / "learning-rate-x100")]) == 3
+    text = capsys.readouterr().out
+    assert "1. The learning rate is too large" in text
+    assert "--learning-rate 0.23" in text
+    assert "change: --learning-rate 0.001" in text
+    assert main(["doctor", str(RUNS / "healthy-dqn")]) == 0
+    assert "Nothing looks wrong." in capsys.readouterr().out
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(RUNS / "support-narrow"), "--json"]) == 3
+    said = json.loads(capsys.readouterr().out)
+    assert said["causes"][0]["cause"] == "support_narrow"
+    assert {"text": "--v-max 1", "where": "config.toml"} in said["causes"][0]["evidence"]
+    assert main(["doctor", str(RUNS / "healthy-ppo"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["causes"] == []
+
+
+def test_a_running_run_and_damaged_rows_are_read(tmp_path: Path) -> None:
+    shutil.copytree(RUNS / "learning-rate-1000th", tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    (tmp_path / "run" / "env_spec.json").unlink()
+    rows = tmp_path / "run" / "metrics.jsonl"
+    bad = '{"kind": "status", "updates": "many", "agent/q": [1]}\n{"kind": "evaluation", "returns": 3}\n[]\n{"kind'
+    rows.write_text(rows.read_text() + bad)
+    assert diagnose(RunRecord.of(tmp_path / "run"))[0].name == "learning_rate_small"
+    rows.unlink()
+    assert [cause.likely for cause in diagnose(RunRecord.of(tmp_path / "run"))] == [False]  # the setting alone
+
+
+def test_no_run_is_told_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["doctor", str(tmp_path)]) == 2
+    assert "is not a run folder" in capsys.readouterr().err
+
+
+def test_settings_that_the_agent_does_not_read_are_not_blamed() -> None:
+    stands = record(epsilon=0.0, target_period_updates=10**6)
+    assert stands.reads("target_period_updates")
+    noisy = record(epsilon=0.0, noisy=True)
+    names = {cause.name for cause in diagnose(noisy)}
+    assert "exploration_none" not in names
+    assert "exploration_none" in {cause.name for cause in diagnose(stands)}
+
+
+def test_a_game_of_fixed_length_is_no_time_limit() -> None:
+    rounds = tuple(evaluation(8, mean=mean) for mean in (1.0, 2.0, 3.0))
+    assert diagnose(RunRecord(flat(Config()), (), rounds)) == []
+    limit = (evaluation(9), evaluation(200, mean=9.0), evaluation(200, mean=9.0))
+    assert [cause.name for cause in diagnose(RunRecord(flat(Config()), (), limit))] == ["limit_as_end"]
+    cut = tuple(one.__class__(*(*vars(one).values(),)[:3], 0.0, None, None) for one in limit)
+    assert diagnose(RunRecord(flat(Config()), (), cut)) == []
+
+
+def test_returns_that_rise_make_every_cause_less_likely() -> None:
+    short = {"gamma": 0.5}
+    flat_run = (evaluation(90), evaluation(90, mean=1.1))
+    rising = (evaluation(90), evaluation(90, mean=50.0))
+    (bad,), (good,) = (
+        diagnose(RunRecord(flat(override(Config(), short)), (), evaluations)) for evaluations in (flat_run, rising)
+    )
+    assert bad.name == good.name == "gamma_small"
+    assert bad.likely
+    assert not good.likely
