@@ -23,14 +23,14 @@ class PyInbox {
   std::tuple<CommitStatus, const char*> commit(uint32_t stream, const HeadTuple& head, nb::handle body, size_t offset,
                                       uint32_t account, uint64_t sequence, uint64_t item) {
     Buffer buffer;
-    const auto& [source, life, first, positions, rows, cells, items, bytes] = head;
+    const auto& [source, slot_generation, first, positions, rows, cells, items, bytes] = head;
     if (!buffer.get(body.ptr(), PyBUF_C_CONTIGUOUS)) throw std::invalid_argument("a body is contiguous bytes");
     const size_t size = size_t(buffer.view().len);
     if (stream >= inbox_.streams() || account >= inbox_.accounts()) throw nb::index_error("no such stream or account");
     if (offset > size || bytes > size - offset) return {CommitStatus::refused, "its body is cut off"};
     if (!inbox_.leased()) return {CommitStatus::closed, nullptr};
     const char* why = nullptr;
-    const ChunkHead chunk{source, life, first, positions, rows, cells, items, bytes};
+    const ChunkHead chunk{source, slot_generation, first, positions, rows, cells, items, bytes};
     nb::gil_scoped_release release;
     auto answer = inbox_.commit(stream, chunk, buffer.data<uint8_t>() + offset, bytes, account, sequence, item, why);
     const auto owner = answer == CommitStatus::wait ? replay_->replay->owner() : nullptr;
@@ -77,7 +77,7 @@ void bind_chunks(nb::module_& m) {
     nb::list heads;
     if (status == SampleStatus::ok)
       for (const ChunkHead& c : chunks)
-        heads.append(nb::make_tuple(c.source, c.life, c.first, c.positions, c.rows, c.cells, c.items, c.bytes));
+        heads.append(nb::make_tuple(c.source, c.slot_generation, c.first, c.positions, c.rows, c.cells, c.items, c.bytes));
     const bool some = status == SampleStatus::ok;
     return nb::make_tuple(status, heads, nb::bytes(reinterpret_cast<const char*>(out.data()), some ? out.size() : 0));
   }, nb::arg("replay"), nb::arg("linger"), nb::arg("most"), nb::arg("allowed"));

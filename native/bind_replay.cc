@@ -90,13 +90,13 @@ void bind_replay(nb::module_& m) {
   keep_members(WriteStatus::yielded);
 
   nb::class_<Outputs>(m, "Outputs");
-  nb::class_<Owner::Snapshot>(m, "Snapshot")
-      .def_ro("max_priority", &Owner::Snapshot::largest)
-      .def_ro("inserted", &Owner::Snapshot::inserted)
-      .def_ro("sampled", &Owner::Snapshot::sampled)
-      .def_ro("evicted", &Owner::Snapshot::evicted)
-      .def_ro("batches", &Owner::Snapshot::batches)
-      .def_prop_ro("rng", [](const Owner::Snapshot& s) {
+  nb::class_<Snapshot>(m, "Snapshot")
+      .def_ro("max_priority", &Snapshot::largest)
+      .def_ro("inserted", &Snapshot::inserted)
+      .def_ro("sampled", &Snapshot::sampled)
+      .def_ro("evicted", &Snapshot::evicted)
+      .def_ro("batches", &Snapshot::batches)
+      .def_prop_ro("rng", [](const Snapshot& s) {
         std::vector<uint64_t> words(s.rng.first.state.begin(), s.rng.first.state.end());
         words.insert(words.end(), s.rng.second.state.begin(), s.rng.second.state.end());
         return words;
@@ -279,14 +279,14 @@ void bind_replay(nb::module_& m) {
         d["growth_refused"] = h.growth_refused.load();
         return d;
       })
-      .def("snapshot", [](PyReplay& r) -> std::optional<Owner::Snapshot> {  // none: not the owner
+      .def("snapshot", [](PyReplay& r) -> std::optional<Snapshot> {  // none: not the owner
         const auto owner = r.replay->owner();
-        Owner::Snapshot all;
+        Snapshot all;
         nb::gil_scoped_release release;
         if (owner == nullptr || !owner->snapshot(all)) return std::nullopt;
         return all;
       })
-      .def("snapshot_block", [](PyReplay& r, Owner::Snapshot& all, nb::handle out) {  // -> entries; -1: not the owner
+      .def("snapshot_block", [](PyReplay& r, Snapshot& all, nb::handle out) {  // -> entries; -1: not the owner
         Buffer buffer;
         if (!buffer.get(out.ptr(), PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)) throw std::invalid_argument("out must be writable");
         const auto owner = r.replay->owner();

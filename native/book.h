@@ -8,7 +8,7 @@
 
 #include "crash.h"
 #include "growth.h"
-#include "layout.h"
+#include "view.h"
 #include "limiter.h"
 #include "process.h"
 #include "segment.h"
@@ -43,7 +43,7 @@ class Book {
     Header& h = header();
     const Geometry& g = view_.geometry();
     const uint64_t epoch = h.epoch.fetch_add(1, std::memory_order_acq_rel);
-    h.hungry.store(0, std::memory_order_relaxed);  // a predecessor may have died while it waited
+    h.sampler_waits.store(0, std::memory_order_relaxed);  // a predecessor may have died while it waited
     h.owner.store(process_token(), std::memory_order_release);
     reclaim_grant();
     const uint64_t used = std::min<uint64_t>(h.next_unused.load(std::memory_order_acquire), g.slots);
@@ -146,7 +146,7 @@ class Book {
   //
   // A worker goes on meanwhile. A slot that has items here makes all that were used before it due, also one that was
   // looked at first and was still empty then; what comes later has its turn with the next drain. What the order word
-  // of a slot without items says is of an earlier life.
+  // of a slot without items says is of an earlier generation.
   size_t in_order_of_use(std::vector<uint32_t>& held) {
     if (view_.geometry().sampler != Sampler::fifo) return held.size();
     const auto filled = [&](uint32_t s) { return view_.meta(s).count.load(std::memory_order_acquire) > 0; };

@@ -9,14 +9,14 @@
 #include <vector>
 
 #include "gather.h"
-#include "layout.h"
+#include "view.h"
 #include "zeroed.h"
 
 namespace apexrl {
 
 struct ChunkHead {
   uint64_t source;     // lane << 32 | stream of the writing host
-  uint64_t life;       // slot << 24 | the low bits of its generation there
+  uint64_t slot_generation;       // slot << 24 | the low bits of its generation there
   uint32_t first;      // item position in that slot
   uint32_t positions;
   uint32_t rows;       // behind + positions + what the last window needs

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "gather.h"
-#include "layout.h"
+#include "view.h"
 #include "power.h"
 #include "rng.h"
 #include "store.h"

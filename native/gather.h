@@ -1,10 +1,10 @@
-// From item names (slot, row) to contiguous arrays: frame stacks, n-step returns, later observations.
+// Copies items, given as slot and row, into contiguous arrays: frame stacks, n-step returns, later observations.
 #pragma once
 
 #include <cmath>
 #include <vector>
 
-#include "layout.h"
+#include "view.h"
 #include "stream_copy.h"
 
 namespace apexrl {
@@ -13,10 +13,10 @@ struct ItemRef {
   uint32_t slot;
   uint32_t row;   // of the item's own step
   uint32_t span;  // m: environment steps to the bootstrap observation, m <= n
-  uint32_t warm;  // rows before it that warm a recurrent state, <= burn-in
+  uint32_t burn_in;  // rows before it from which a recurrent state is built up
 };
 
-// Where a column's cells are: values of the header that no store to an output can seem to change.
+// Where a column's cells are. A copy: the compiler need not reload it after each store to an output.
 struct Cells {
   Cells(const View& view, const Column& c)
       : first(view.cell(c, 0, 0)), slot_bytes(view.geometry().slot_bytes), stride(view.stride(c)) {}
@@ -26,7 +26,7 @@ struct Cells {
   size_t slot_bytes, stride;
 };
 
-// Up to a few hundred bytes, without a call.
+// A copy of up to 256 bytes without a call.
 inline void copy_short(uint8_t* to, const uint8_t* from, size_t bytes) {
   if (bytes < 16 || bytes > 256) {
     std::memcpy(to, from, bytes);
@@ -108,18 +108,18 @@ inline uint32_t span_of(const View& view, uint32_t slot, uint32_t row, uint32_t 
   return 0;
 }
 
-// Rows before `row` that an item there is warmed with: within the episode (sequence) or the stream (unroll).
-inline uint32_t warm_of(const View& view, uint32_t slot, uint32_t row) {
+// Burn-in rows of an item at `row`: within the episode (sequence) or the stream (unroll).
+inline uint32_t burn_in_of(const View& view, uint32_t slot, uint32_t row) {
   const Geometry& g = view.geometry();
   if (g.burn_in == 0) return 0;
   if (g.kind == Kind::sequence) return std::min<uint32_t>(g.burn_in, view.head(slot, row).age);
-  uint32_t warm = 0;
-  while (warm < g.burn_in && !(flags_of(view.head(slot, row - warm - 1)) & kAbsent)) ++warm;
-  return warm;
+  uint32_t burn_in = 0;
+  while (burn_in < g.burn_in && !(flags_of(view.head(slot, row - burn_in - 1)) & kAbsent)) ++burn_in;
+  return burn_in;
 }
 
 inline ItemRef item_at(const View& view, uint32_t slot, uint32_t row, uint32_t rows) {
-  return {slot, row, span_of(view, slot, row, rows), warm_of(view, slot, row)};
+  return {slot, row, span_of(view, slot, row, rows), burn_in_of(view, slot, row)};
 }
 
 // n-step return sum_{k<m} gamma^k r_{t+k} and discount gamma^m (1 - terminated) (Sutton & Barto, eq. 7.1; the
@@ -152,14 +152,14 @@ inline void gather_rows(const View& view, const Column& c, const ItemRef* items,
   std::vector<ItemRef> rows(stacked ? total : 0);
   for (size_t i = 0; i < n; ++i) {
     const ItemRef& item = items[i];
-    const uint32_t before = g.burn_in - item.warm, count = item.warm + item.span + (c.windowed ? 1 : 0);
+    const uint32_t before = g.burn_in - item.burn_in, count = item.burn_in + item.span + (c.windowed ? 1 : 0);
     std::memset(out, 0, before * row_bytes);
     out += before * row_bytes;
     if (stacked) {
-      for (uint32_t k = 0; k < count; ++k) rows[k] = {item.slot, item.row - item.warm + k, 0, 0};
+      for (uint32_t k = 0; k < count; ++k) rows[k] = {item.slot, item.row - item.burn_in + k, 0, 0};
       gather_stacked(view, c, rows.data(), count, false, out);
     } else {
-      const uint8_t* from = view.cell(c, item.slot, item.row - item.warm);
+      const uint8_t* from = view.cell(c, item.slot, item.row - item.burn_in);
       if (stride == c.bytes) {
         std::memcpy(out, from, count * row_bytes);
       } else {
@@ -181,7 +181,7 @@ inline void gather_cells(const View& view, const Column& c, const ItemRef* items
   }
 }
 
-// A column of n items in whatever shape their kind has; `later`: (transition) its value `span` steps later.
+// A column of n items, in the shape that their kind has; `later`: (transition) its value `span` steps later.
 inline void gather_any(const View& view, const Column& c, const ItemRef* items, size_t n, bool later, uint8_t* out) {
   const Kind kind = view.geometry().kind;
   if (c.per_item) return gather_cells(view, c, items, n, out);
@@ -189,8 +189,8 @@ inline void gather_any(const View& view, const Column& c, const ItemRef* items, 
   gather_column(view, c, items, n, later, out);
 }
 
-// What the steps of n items were: out [n, T] (first: [n, T + 1]). discount = gamma (1 - terminated); mask: a step was
-// taken here; first: an episode begins here.
+// Rewards, discounts and flags of the steps of n items: out [n, T] (first: [n, T + 1]). discount = gamma (1 -
+// terminated); mask: a step was taken here; first: an episode begins here.
 inline void gather_steps(const View& view, const ItemRef* items, size_t n, float* reward, float* discount,
                          uint8_t* mask, uint8_t* first) {
   const Geometry& g = view.geometry();
@@ -201,13 +201,13 @@ inline void gather_steps(const View& view, const ItemRef* items, size_t n, float
   std::fill_n(first, n * (total + 1), uint8_t(0));
   for (size_t i = 0; i < n; ++i) {
     const ItemRef& item = items[i];
-    const size_t before = g.burn_in - item.warm;
-    for (uint32_t k = 0; k <= item.warm + item.span; ++k) {
-      const StepHead& head = view.head(item.slot, item.row - item.warm + k);
+    const size_t before = g.burn_in - item.burn_in;
+    for (uint32_t k = 0; k <= item.burn_in + item.span; ++k) {
+      const StepHead& head = view.head(item.slot, item.row - item.burn_in + k);
       const uint8_t flags = flags_of(head);
       const bool step = !(flags & kFinal);
       first[i * (total + 1) + before + k] = step && head.age == 0;
-      if (k == item.warm + item.span) break;
+      if (k == item.burn_in + item.span) break;
       reward[i * total + before + k] = head.reward;
       discount[i * total + before + k] = step && !(flags & kTerminated) ? float(g.gamma) : 0.0f;
       mask[i * total + before + k] = step;

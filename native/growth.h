@@ -1,7 +1,7 @@
 // Commits the memory of unused slots just before their use, where the system could otherwise refuse it later.
 #pragma once
 
-#include "layout.h"
+#include "view.h"
 #include "segment.h"
 
 namespace apexrl {

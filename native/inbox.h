@@ -110,14 +110,14 @@ class Inbox {
                 uint64_t item, const char*& why) {
     why = nullptr;
     if (view_.header().closed.load(std::memory_order_relaxed)) return CommitStatus::closed;
-    Account& books = receipts_.account(account);
-    const uint64_t progress = books.progress.load(std::memory_order_relaxed);
+    Account& account_state = receipts_.account(account);
+    const uint64_t progress = account_state.progress.load(std::memory_order_relaxed);
     if (sequence < progress >> 16) {
-      books.repeated.fetch_add(std::min(c.items, 65535u), std::memory_order_relaxed);
+      account_state.repeated.fetch_add(std::min(c.items, 65535u), std::memory_order_relaxed);
       return CommitStatus::repeated;
     }
     why = flaw_of(view_, c, body, bytes);
-    const uint64_t expected = books.next_item.load(std::memory_order_relaxed);
+    const uint64_t expected = account_state.next_item.load(std::memory_order_relaxed);
     uint32_t from = sequence == progress >> 16 ? uint32_t(progress & 0xffff) : 0;
     if (why == nullptr && from >= c.positions) why = "it is another chunk than the one that came before under its number";
     if (why == nullptr && from == 0 && item < expected) why = "its items were numbered before";
@@ -126,12 +126,12 @@ class Inbox {
     if (why == nullptr && from == 0 && !joined && (item - expected > kAhead || sequence - (progress >> 16) > kAhead)) why = "it is numbered too far ahead";
     if (why == nullptr && (sequence >= uint64_t(1) << 40 || item >= uint64_t(1) << 50)) why = "its number is out of range";
     if (why != nullptr) return CommitStatus::refused;
-    const uint64_t missing = books.missing.load(std::memory_order_relaxed) + (from == 0 ? item - expected : 0);
+    const uint64_t missing = account_state.missing.load(std::memory_order_relaxed) + (from == 0 ? item - expected : 0);
     uint32_t before = 0;  // items in positions before `from`
     for (uint32_t p = 0; p < from; ++p) before += staged_of(c, body, p) >= 0.0;
     while (from < c.positions) {
       if (lease_.room() == 0) return CommitStatus::wait;
-      const int64_t n = place(i, c, body, from, before, Entry{account, 0, item, books.committed.load(std::memory_order_relaxed), missing}, sequence);
+      const int64_t n = place(i, c, body, from, before, Entry{account, 0, item, account_state.committed.load(std::memory_order_relaxed), missing}, sequence);
       if (n < 0) return CommitStatus::wait;
       for (int64_t k = 0; k < n; ++k) before += staged_of(c, body, from + uint32_t(k)) >= 0.0;
       from += uint32_t(n);
@@ -143,7 +143,7 @@ class Inbox {
  private:
   struct Stream {
     int64_t slot = -1;
-    uint64_t life = 0;   // of the sender's slot
+    uint64_t slot_generation = 0;   // of the sender's slot
     int64_t base = 0;    // the sender's position at our position 0
     uint32_t count = 0;  // positions published
     uint32_t rows = 0;   // written
@@ -162,7 +162,7 @@ class Inbox {
     Stream& s = stream_[i];
     const int64_t here = int64_t(c.first) + from;
     if (s.slot >= 0) {  // only what follows what is there without a hole may join it
-      const bool follows = s.life == c.life && here >= s.base + s.count && here - s.base < g.chunk &&
+      const bool follows = s.slot_generation == c.slot_generation && here >= s.base + s.count && here - s.base < g.chunk &&
                            int64_t(c.first) - s.base <= int64_t(s.rows) && int64_t(c.first) >= s.base && agrees(s, c, body);
       if (!follows) close(i);
     }
@@ -170,7 +170,7 @@ class Inbox {
       const int64_t slot = lease_.take(i);
       if (slot < 0) return -1;
       lease_.settle(i, slot);
-      s = Stream{slot, c.life, here, 0, 0, 0};
+      s = Stream{slot, c.slot_generation, here, 0, 0, 0};
     }
     const uint32_t slot = uint32_t(s.slot), at = uint32_t(here - s.base);  // our first position
     uint32_t n = std::min(c.positions - from, g.chunk - at), items = 0;
@@ -209,7 +209,7 @@ class Inbox {
     return n;
   }
 
-  // Whether the chunk repeats what is here already, where it does: else it only claims to be of the same life.
+  // Whether the rows that the chunk shares with those here are equal; otherwise it only claims to continue the same slot.
   bool agrees(const Stream& s, const ChunkHead& c, const uint8_t* body) const {
     const uint32_t slot = uint32_t(s.slot), begin = uint32_t(int64_t(c.first) - s.base), end = std::min(s.rows, begin + c.rows);
     const uint8_t* column_at = body + size_t(c.rows) * sizeof(StepHead) + size_t(c.positions) * sizeof(double);

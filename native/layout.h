@@ -1,9 +1,9 @@
-// What stands where in a replay's segment. Everything here is plain data and atomics that work across processes.
+// The layout of a replay's segment: plain data, and atomics that work across processes.
 //
 //   Header | lanes | slot metas | leaves | staged priorities | slots
 //
-// A slot holds the rows of one chunk: small columns together in records, large ones in planes of their own. Its state is one 8-byte word; whoever dies at any instruction leaves words from which the next owner
-// can tell what every slot is.
+// A slot holds the rows of one chunk: small columns together in records, large ones in planes of their own. Its state is
+// one 8-byte word. A process may die at any instruction: the next owner can tell from the words what every slot is.
 #pragma once
 
 #include <algorithm>
@@ -25,9 +25,9 @@ enum class Kind : uint32_t { rows = 0, transition = 1, sequence = 2, unroll = 3 
 enum class Sampler : uint32_t { prioritized = 0, fifo = 1 };  // uniform: prioritized with alpha 0
 enum class Remover : uint32_t { fifo = 0, proportional = 1 };
 
-// Of a row in a stream, at the start of its record. All of it stands when the first window that holds the row is
-// published, but for `flags` and `cell`: the writer says later that an item begins here, while windows of items before
-// it are read. Those two are then accessed as relaxed atomics, by the functions below.
+// The head of a row in a stream, at the start of its record. It is complete when the first window that holds the row is
+// published, except `flags` and `cell`: the writer marks later that an item begins here, while windows of earlier items
+// are read. So those two are accessed as relaxed atomics, by the functions below.
 struct StepHead {
   float reward;
   uint8_t flags;
@@ -71,14 +71,14 @@ struct Column {
 struct Geometry {
   uint64_t capacity;   // items
   uint64_t most;       // items, where the capacity is a soft limit
-  uint32_t chunk;      // L: item positions per slot; every row is one, though an item begin only at some
+  uint32_t chunk;      // L: item positions per slot, one a row; an item begins only at some of them
   uint32_t chunk_items;  // the most items that a slot can hold
   uint32_t behind;     // rows before the first item position that its window may need
   uint32_t ahead;      // rows after the last
   uint32_t rows;       // behind + chunk + ahead
   uint32_t leaves;     // of a slot: chunk, rounded up to 8 from 3 on
   uint32_t slots;
-  uint32_t at_will;    // slots that workers take by themselves; the others an owner hands out, when none is free
+  uint32_t at_will;    // slots that workers take without the owner, which hands out the others when none is free
   uint32_t lanes;
   uint32_t streams;    // of all lanes together; also entries of one lane's tables
   uint32_t desk;       // free slots kept ready for a lane
@@ -129,15 +129,15 @@ struct SlotWord {
     return {SlotState(w & 7), uint32_t((w >> 3) & 0x1fff), w >> 16};
   }
   uint64_t pack() const { return uint64_t(state) | uint64_t(lane) << 3 | generation << 16; }
-  // False: a process whose memory went bad has written it. Such a slot is left alone for good.
+  // False: a faulty process has written it. Such a slot is never used again.
   bool sound(const Geometry& g) const { return state <= SlotState::free && lane < g.lanes; }
 };
 
 struct SlotMeta {
   Shared<uint64_t> word;
   Shared<uint64_t> order;    // while leased: of use by its lane; once committed: of eviction
-  Shared<uint64_t> past;     // generation << 16 | `count` of a life that has ended, the latest
-  Shared<uint32_t> count;    // item positions published by the writer, a prefix
+  Shared<uint64_t> past;     // of the previous generation: its number << 16 | its `count`
+  Shared<uint32_t> count;    // item positions published by the writer (a prefix)
   Shared<uint32_t> items;    // real items among them (no final observations)
   Shared<uint32_t> drained;  // item positions whose leaves the owner has set, a prefix
   Shared<uint32_t> consumed; // fifo: item positions that were given out, a prefix
@@ -171,7 +171,7 @@ struct Header {
   alignas(64) Shared<uint64_t> max_priority; // bits of the largest (|p|+eps)^alpha so far; 0: none yet
   alignas(64) Shared<uint32_t> bell;         // rung by workers: the owner is needed
   Shared<uint32_t> asleep;                   // the owner's thread sleeps
-  Shared<uint32_t> hungry;                   // a sampler waits for items
+  Shared<uint32_t> sampler_waits;                   // a sampler waits for items
   Shared<uint32_t> closed;
   Shared<uint32_t> lane_waits;               // some worker waits at its bell
   alignas(64) Shared<uint64_t> insert_limit; // items that may ever be inserted, as things stand
@@ -182,22 +182,22 @@ struct Header {
   Shared<uint64_t> updates_applied, updates_stale;
   Shared<uint64_t> next_order;
   Shared<uint64_t> epoch;                    // owners so far
-  Shared<uint64_t> owner;                    // its process_token; 0: none that left in good order
-  Shared<uint32_t> provisional;              // the owner only makes room: it yields to who wants to sample
-  Shared<int64_t> wanted;                    // when somebody last did, in ns of the monotonic clock; 0: let in
+  Shared<uint64_t> owner;                    // its process_token; 0: none, the last one left by itself
+  Shared<uint32_t> provisional;              // the owner only evicts for writers: it yields to a process that samples
+  Shared<int64_t> wanted;                    // when a process last asked to sample (monotonic ns); 0: none waits
   Shared<uint32_t> granting;                 // slot + 1 that the owner is handing out at this moment
   Shared<uint64_t> lanes_reclaimed;
   Shared<uint64_t> dropped_steps;            // appended, but their window was never completed
-  Shared<uint64_t> handed;                   // fifo: items given out and perhaps not yet used
-  Shared<uint64_t> lost;                     // fifo: those of owners that died
-  Shared<uint64_t> damaged;                  // words found here that no sound process writes
+  Shared<uint64_t> handed;                   // fifo: items given out that may be in use
+  Shared<uint64_t> lost;                     // fifo: items that owners had given out when they died
+  Shared<uint64_t> damaged;                  // words with impossible values that were found here
   Shared<uint64_t> allowed;                  // fifo: items that may wait here, + 1; 0: as many as the capacity
   // the limiter (Reverb's): samples and inserts may drift apart within a band
   Shared<uint64_t> min_size;
   Shared<double> samples_per_insert;         // 0: no limit
   Shared<double> error_buffer;
-  Shared<double> diff_offset;                     // what is not counted: of before the rate was changed
-  Shared<double> insert_band;                     // of min_size * samples_per_insert
+  Shared<double> diff_offset;                // difference from before the rate was changed, which does not count
+  Shared<double> insert_band;                // of min_size * samples_per_insert
 };
 
 inline uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
@@ -211,8 +211,8 @@ inline uint32_t bits_for(uint64_t n) {  // bits that hold 0 … n-1
 // Leaves of all slots, as a sum tree takes them.
 inline uint64_t tree_leaves(const Geometry& g) { return round_up(uint64_t(g.leaves) * g.slots, 8); }
 
-// Bytes that a full replay takes at least, what its owner keeps of its own included: with episodes that are long beside
-// an item, and without the slots that are being written. What was never needed was never touched.
+// Bytes that a full replay takes at least, its owner's private memory included, if episodes are long beside an item and
+// without the slots that are being written. Slots that were never needed take no memory.
 inline uint64_t bytes_when_full(const Geometry& g) {
   const uint64_t slots = std::min<uint64_t>((g.most * std::max<uint64_t>(g.stride, 1) + g.chunk - 1) / g.chunk, g.slots);
   const uint64_t trees = g.remover == Remover::proportional ? 3 : 1;  // a leaf's share: its eighth, or those, twice, and a mass
@@ -280,7 +280,7 @@ inline void lay_out(Geometry& g, std::vector<Column>& columns) {
   g.total = g.slots_at + g.slot_bytes * slots;
 }
 
-// Whether what a header says is a layout that `lay_out` makes, in memory of `nbytes`.
+// Whether a header's geometry is one that `lay_out` makes, and fits into `nbytes`.
 inline bool is_laid_out(const Header& h, uint64_t nbytes) {
   const Geometry said = h.geometry;
   constexpr uint32_t kSome = 1 << 20;
@@ -308,162 +308,7 @@ inline bool is_laid_out(const Header& h, uint64_t nbytes) {
   return again == said && again.total <= nbytes && std::equal(columns.begin(), columns.end(), h.column);
 }
 
-// Typed access to a replay's segment.
-class View {
- public:
-  explicit View(uint8_t* base) : base_(base) {}
-
-  Header& header() const { return *reinterpret_cast<Header*>(base_); }
-  const Geometry& geometry() const { return header().geometry; }
-  Lane& lane(uint32_t i) const {
-    return *reinterpret_cast<Lane*>(base_ + geometry().lanes_at + geometry().lane_bytes * i);
-  }
-  Shared<uint32_t>* desk(uint32_t lane_index) const {
-    return reinterpret_cast<Shared<uint32_t>*>(reinterpret_cast<uint8_t*>(&lane(lane_index)) + sizeof(Lane));
-  }
-  Shared<uint32_t>* current(uint32_t lane_index) const { return desk(lane_index) + geometry().desk; }
-  Shared<uint32_t>* next(uint32_t lane_index) const { return current(lane_index) + geometry().streams; }
-  SlotMeta& meta(uint32_t slot) const { return reinterpret_cast<SlotMeta*>(base_ + geometry().metas_at)[slot]; }
-  double* leaves() const { return reinterpret_cast<double*>(base_ + geometry().leaves_at); }
-  double* leaves(uint32_t slot) const { return leaves() + size_t(slot) * geometry().leaves; }
-  // Priorities as the writer left them, after eps and alpha; negative: no item.
-  double* staged(uint32_t slot) const {
-    return reinterpret_cast<double*>(base_ + geometry().staged_at) + size_t(slot) * geometry().leaves;
-  }
-  uint8_t* slot(uint32_t slot_index) const {
-    return base_ + geometry().slots_at + geometry().slot_bytes * slot_index;
-  }
-  uint8_t* record(uint32_t slot_index, uint32_t row) const {
-    return slot(slot_index) + size_t(geometry().record) * row;
-  }
-  StepHead& head(uint32_t slot_index, uint32_t row) const {
-    return *reinterpret_cast<StepHead*>(record(slot_index, row));
-  }
-  // One row's value of a column (of a per-item column: one cell's), and the distance to the next row's.
-  uint8_t* cell(const Column& c, uint32_t slot_index, uint32_t row) const {
-    return c.plane ? slot(slot_index) + c.plane_offset + size_t(c.bytes) * row
-                   : record(slot_index, row) + c.offset;
-  }
-  size_t stride(const Column& c) const { return c.plane ? c.bytes : geometry().record; }
-
-  uint64_t key(uint32_t slot_index, uint32_t offset, uint64_t generation) const {
-    const auto& g = geometry();
-    return uint64_t(offset) | uint64_t(slot_index) << g.offset_bits | generation << (g.offset_bits + g.slot_bits);
-  }
-
-  // Items in the replay as far as shared words tell: published, not evicted.
-  uint64_t visible_items() const {
-    const uint32_t used = uint32_t(std::min<uint64_t>(
-        header().next_unused.load(std::memory_order_acquire), geometry().slots));
-    uint64_t items = 0;
-    for (uint32_t s = 0; s < used; ++s) {
-      const auto state = SlotWord::unpack(meta(s).word.load(std::memory_order_acquire)).state;
-      if (state == SlotState::leased || state == SlotState::closed || state == SlotState::committed)
-        items += std::min(meta(s).items.load(std::memory_order_relaxed), geometry().chunk);
-    }
-    return std::min(items, geometry().most);
-  }
-
-  // The same after an owner's death, which may have left counters behind, holes (proportional) and items given out.
-  uint64_t remaining_items() const {
-    uint64_t items = 0;
-    const uint64_t used = std::min<uint64_t>(header().next_unused.load(std::memory_order_acquire), geometry().slots);
-    for (uint32_t s = 0; s < used; ++s) {
-      const auto state = SlotWord::unpack(meta(s).word.load(std::memory_order_acquire)).state;
-      if (state != SlotState::leased && state != SlotState::closed && state != SlotState::committed) continue;
-      const uint32_t count = std::min(meta(s).count.load(std::memory_order_acquire), geometry().chunk);
-      for (uint32_t p = meta(s).consumed.load(std::memory_order_relaxed); p < count; ++p) items += staged(s)[p] >= 0.0;
-    }
-    return std::min(items, geometry().most);
-  }
-
-  // `len`: exact once everything published was taken in by the owner, else an upper estimate within one publication.
-  uint64_t size(bool owned) const {
-    const Header& h = header();
-    if (h.epoch.load(std::memory_order_acquire) == 0) return visible_items();
-    if (!owned) return remaining_items();
-    const uint64_t absorbed = h.absorbed.load(std::memory_order_acquire);
-    const uint64_t inserted = h.inserted.load(std::memory_order_acquire);
-    const uint64_t pending = inserted > absorbed ? inserted - absorbed : 0;
-    return std::min(h.items.load(std::memory_order_acquire) + pending, geometry().most);
-  }
-
- private:
-  uint8_t* base_;
-};
-
 constexpr char kReplayMagic[9] = "APEXRPL5";
 constexpr uint32_t kReplayVersion = 5;
-
-// One slot in a snapshot; its rows and leaves follow.
-struct SnapshotEntry {
-  uint32_t slot, visible;
-  uint64_t generation, order;
-  uint32_t consumed, unused;
-};
-inline size_t snapshot_entry_bytes(const Geometry& g) {
-  return sizeof(SnapshotEntry) + g.slot_bytes + g.leaves * sizeof(double);
-}
-
-inline double max_priority(const Header& h) {
-  const uint64_t bits = h.max_priority.load(std::memory_order_relaxed);
-  double value;
-  std::memcpy(&value, &bits, 8);
-  return value;
-}
-
-inline void raise_max_priority(Header& h, double value) {
-  uint64_t seen = h.max_priority.load(std::memory_order_relaxed);
-  for (;;) {
-    double old;
-    std::memcpy(&old, &seen, 8);
-    if (old >= value) return;
-    uint64_t bits;
-    std::memcpy(&bits, &value, 8);
-    if (h.max_priority.compare_exchange_weak(seen, bits, std::memory_order_relaxed)) return;
-  }
-}
-
-// A worker's lease ends, by its own hand or because it died: what it published is handed over, the rest is freed.
-// The caller holds the lane's lock. A chunk of finished rows that a fifo sampler empties stays the lane's until it is
-// full: whoever leases the lane next goes on in it. Else writers that come and go would use up all slots.
-inline void retire_lane(const View& view, uint32_t index) {
-  Lane& lane = view.lane(index);
-  Header& h = view.header();
-  const auto& g = view.geometry();
-  auto settle = [&](Shared<uint32_t>& entry, bool may_stay = false) {
-    const uint32_t held = entry.load(std::memory_order_acquire);
-    if (held == 0) return;
-    if (held > g.slots) {
-      h.damaged.fetch_add(1, std::memory_order_relaxed);
-      return entry.store(0, std::memory_order_release);
-    }
-    const uint32_t slot = held - 1;
-    SlotMeta& meta = view.meta(slot);
-    SlotWord word = SlotWord::unpack(meta.word.load(std::memory_order_acquire));
-    const uint32_t count = meta.count.load(std::memory_order_acquire);
-    if (word.state == SlotState::leased && word.lane == index) {
-      if (may_stay && count < g.chunk && meta.consumed.load(std::memory_order_acquire) < count) return;
-      word.state = SlotState::closed;
-      meta.word.store(word.pack(), std::memory_order_release);
-    } else if (word.state == SlotState::unused && slot < h.next_unused.load(std::memory_order_acquire)) {
-      // It died between claiming a never-used slot and saying so, unless another lane is just claiming it.
-      bool elsewhere = false;
-      for (uint32_t l = 0; l < g.lanes && !elsewhere; ++l)
-        for (uint32_t s = 0; l != index && s < g.streams && !elsewhere; ++s)
-          elsewhere = view.next(l)[s].load(std::memory_order_acquire) == held;
-      // Exchanged, not stored: since the scan, its claimant may have said so, or the owner have handed it out.
-      uint64_t unused = 0;
-      if (!elsewhere) meta.word.compare_exchange_strong(unused, SlotWord{SlotState::closed, index, 1}.pack());
-    }
-    entry.store(0, std::memory_order_release);
-  };
-  for (uint32_t s = 0; s < g.streams; ++s) settle(view.next(index)[s]);
-  const bool may_stay = g.kind == Kind::rows && g.sampler == Sampler::fifo;
-  for (uint32_t s = 0; s < g.streams; ++s) settle(view.current(index)[s], may_stay);
-  for (uint32_t d = 0; d < g.desk; ++d) settle(view.desk(index)[d]);
-  lane.active.store(0, std::memory_order_release);
-  lane.published.fetch_add(1, std::memory_order_release);
-}
 
 }  // namespace apexrl

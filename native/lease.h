@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "growth.h"
-#include "layout.h"
+#include "view.h"
 #include "segment.h"
 #include "stream_copy.h"
 
@@ -142,7 +142,7 @@ class Lease {
 
   // Tells the owner that something was published, and wakes it if it waits.
   //
-  // The fence pairs with that of Owner::wait_for_items. There `hungry` is stored, then `published` loaded; here it is
+  // The fence pairs with that of Owner::wait_for_items. There `sampler_waits` is stored, then `published` loaded; here it is
   // the other way about. Of two sequentially consistent fences one comes first, and what was stored before it is seen
   // after the other: the owner sees the publication, or this worker sees that it must ring. Without them both stores
   // may still be in their processors' store buffers, and both loads miss.
@@ -151,7 +151,7 @@ class Lease {
     lane.published.store(lane.published.load(std::memory_order_relaxed) + 1, std::memory_order_release);
     wake_fence();
     Header& h = header();
-    if (h.hungry.load(std::memory_order_relaxed)) return ring();
+    if (h.sampler_waits.load(std::memory_order_relaxed)) return ring();
     if (h.owner.load(std::memory_order_relaxed) == process_) return;  // an owner in this process serves without a wake-up
     if (h.asleep.load(std::memory_order_relaxed) && low()) ring();  // missed: wait() rings when the desk is empty
   }

@@ -5,7 +5,7 @@
 // When the rate is changed, counting restarts in the middle of the band.
 #pragma once
 
-#include "layout.h"
+#include "view.h"
 #include "process.h"
 
 namespace apexrl {

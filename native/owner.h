@@ -1,8 +1,7 @@
-// The one process that samples: sum tree, eviction order, limiter.
+// The owner, the one process that samples: sum tree, eviction order, limiter.
 //
-// Everything that a successor needs stands in shared words; the members here can be made again from them. A native
-// thread serves workers of other processes, so that they never wait for the training loop. Its mutex is private to
-// this process.
+// A successor needs only the shared words: all members here can be rebuilt from them. A thread serves workers of other
+// processes, so they never wait for the training loop. The mutex is private to this process.
 #pragma once
 
 #include <memory>
@@ -12,15 +11,16 @@
 
 #include "book.h"
 #include "draws.h"
-#include "layout.h"
+#include "view.h"
 #include "segment.h"
+#include "snapshot.h"
 
 namespace apexrl {
 
 class Owner {
  public:
-  // Takes ownership, or returns null and Segment::holder of the living owner. `provisional`: only to make room; a process
-  // that wants to sample is let in.
+  // Takes ownership, or returns null and Segment::holder of the living owner. `provisional`: only to evict for writers; it
+  // yields to a process that wants to sample.
   static Owner* acquire(const std::shared_ptr<Segment>& segment, bool provisional, int& holder) {
     Header& h = View(segment->data()).header();
     if (provisional && wanted(h)) return nullptr;  // after them
@@ -41,7 +41,7 @@ class Owner {
     }
   }
 
-  // In a forked child this object is only memory: the caller leaks it instead of destroying it.
+  // A forked child does not own the replay: there the caller leaks this object instead of destroying it.
   ~Owner() {
     {
       std::lock_guard guard(mutex_);
@@ -50,12 +50,12 @@ class Owner {
     futex_wake(header().bell);
     if (thread_.joinable()) thread_.join();
     if (yielded_.load()) return;
-    // An orderly end: the last batch is its holder's to use. Those that are served count until a server sees to them.
+    // The last batch is the caller's to use. Served batches count until a batch server settles them.
     header().handed.store(served_, std::memory_order_relaxed);
     leave();
   }
 
-  // It was provisional and has let another process in: this object is good for nothing more.
+  // This object no longer owns the replay: it was provisional and let another process in, or it resigned.
   bool yielded() const { return yielded_.load(std::memory_order_acquire); }
 
   uint64_t size() {
@@ -86,13 +86,12 @@ class Owner {
     if (yielded()) return SampleStatus::yielded;
     h.provisional.store(0, std::memory_order_relaxed);
     SampleStatus status = SampleStatus::yielded;
-    keep_books([&] { status = draw(beta, out, normalize, outstanding); });
+    change_state([&] { status = draw(beta, out, normalize, outstanding); });
     return status;
   }
 
   // fifo: chunks for another host, their bodies one after the other in `out`, of `most` bytes in all unless one item
-  // needs more. They are given out: they are the caller's to keep from here on. `allowed`: items that may wait here
-  // until the next call.
+  // needs more. The replay forgets them: the caller keeps them. `allowed`: items that may wait here until the next call.
   SampleStatus take_chunks(int64_t linger, uint64_t most, uint64_t allowed, std::vector<ChunkHead>& chunks,
                            std::vector<uint8_t>& out) {
     std::lock_guard guard(mutex_);
@@ -103,7 +102,7 @@ class Owner {
     if (yielded()) return SampleStatus::yielded;
     h.provisional.store(0, std::memory_order_relaxed);
     SampleStatus status = SampleStatus::yielded;
-    keep_books([&] { status = fill_chunks(linger, most, allowed, chunks, out); });
+    change_state([&] { status = fill_chunks(linger, most, allowed, chunks, out); });
     return status;
   }
 
@@ -149,20 +148,20 @@ class Owner {
     {
       std::lock_guard guard(mutex_);
       if (yielded()) return;
-      ++hungry_;
-      h.hungry.store(1, std::memory_order_relaxed);
+      ++waiting_;
+      h.sampler_waits.store(1, std::memory_order_relaxed);
       wake_fence();  // pairs with that of Lease::announce()
       bool some = false;
-      keep_books([&] {
+      change_state([&] {
         book_.drain();
         some = may_sample(1) == SampleStatus::ok && book_.store.items() >= book_.limiter.min_size();
       });
       if (some) ns = std::min<int64_t>(ns, 1'000'000);
-      if (yielded() || h.absorbed.load(std::memory_order_relaxed) != tried_at_) ns = 0;  // there is something to look at
+      if (yielded() || h.absorbed.load(std::memory_order_relaxed) != tried_at_) ns = 0;  // something new came in
     }
     if (!h.closed.load(std::memory_order_acquire)) futex_wait(h.bell, seen, ns);
     std::lock_guard guard(mutex_);
-    if (--hungry_ == 0 && !yielded()) h.hungry.store(0, std::memory_order_relaxed);  // else it is the next owner's word
+    if (--waiting_ == 0 && !yielded()) h.sampler_waits.store(0, std::memory_order_relaxed);  // otherwise the word is the next owner's
   }
 
   // False: it has yielded.
@@ -174,8 +173,8 @@ class Owner {
     return true;
   }
 
-  // fifo: items of served batches are done with, were lost with a learner, or are out since a predecessor's time (who
-  // came after it counted them as lost).
+  // fifo: items of served batches were used; were lost with a learner; or were given out by a predecessor, whose successor
+  // counted them as lost.
   void done(uint64_t items) {
     std::lock_guard guard(mutex_);
     served_ -= std::min(items, served_);
@@ -199,35 +198,12 @@ class Owner {
     book_.store.removal_rng = removal;
   }
 
-  // What a snapshot must hold: slots oldest first, then those still being written; and the counters of this moment.
-  struct SnapshotSlot {
-    uint32_t slot;
-    uint32_t visible;
-    uint64_t generation;
-  };
-  struct Snapshot {
-    std::vector<SnapshotSlot> slots;
-    std::vector<uint64_t> copied;  // per slot: generation + 1 of what was copied, or 0
-    size_t next = 0;
-    uint64_t order = 0;            // entries so far
-    bool missed = false;           // some were evicted before they were copied
-    int passes = 1;
-    uint64_t inserted = 0, sampled = 0, evicted = 0, batches = 0;
-    double largest = 0.0;
-    std::pair<Rng, Rng> rng{Rng(0), Rng(0)};
-  };
   // False: it has yielded.
   bool snapshot(Snapshot& all) {
     std::lock_guard guard(mutex_);
     if (yielded() || !drain()) return false;
     header().provisional.store(0, std::memory_order_relaxed);
-    all.copied.assign(view_.geometry().slots, 0);
-    list_slots(all);
-    const Header& h = header();
-    all.inserted = h.absorbed.load();
-    all.sampled = h.sampled.load();
-    all.evicted = h.evicted.load();
-    all.largest = max_priority(h);
+    all.begin(view_, book_);
     all.batches = batches_;
     all.rng = {draws_.rng, book_.store.removal_rng};
     return true;
@@ -236,47 +212,14 @@ class Owner {
     std::lock_guard guard(mutex_);
     batches_ = batches;
   }
-  // Copies slots into `out`, one entry after the other, as many as fit; answers how many. What was evicted before it
-  // could be copied is left out, and what came in its place is copied at the end. False: it has yielded.
+  // Copies as many entries of `all` into `out` as fit. False: it has yielded.
   bool snapshot_block(Snapshot& all, uint8_t* out, size_t bytes, size_t& written) {
     std::lock_guard guard(mutex_);
     written = 0;
-    if (yielded()) return false;
-    const Geometry& g = view_.geometry();
-    const size_t entry_bytes = snapshot_entry_bytes(g);
-    for (;; ++all.next) {
-      if (all.next == all.slots.size()) {
-        if (!all.missed || all.passes == 3) break;
-        ++all.passes;
-        if (!drain()) return false;
-        list_slots(all);
-        if (all.slots.empty()) break;
-      }
-      if (bytes < entry_bytes) break;
-      const SnapshotSlot& wanted = all.slots[all.next];
-      const auto& now = book_.store.slots[wanted.slot];
-      if (now.generation != wanted.generation || now.visible < wanted.visible) {
-        all.missed = true;
-        continue;
-      }
-      const uint32_t consumed = std::min(view_.meta(wanted.slot).consumed.load(), wanted.visible);
-      const SnapshotEntry entry{wanted.slot, wanted.visible, wanted.generation, ++all.order, consumed, 0};
-      std::memcpy(out, &entry, sizeof entry);
-      out += sizeof entry;
-      std::memcpy(out, view_.slot(wanted.slot), g.slot_bytes);
-      out += g.slot_bytes;
-      double* leaves = reinterpret_cast<double*>(out);
-      std::fill_n(leaves, g.leaves, 0.0);
-      std::copy_n(view_.leaves(wanted.slot), wanted.visible, leaves);
-      out += g.leaves * sizeof(double);
-      bytes -= entry_bytes;
-      all.copied[wanted.slot] = wanted.generation + 1;
-      ++written;
-    }
-    return true;
+    return !yielded() && all.copy(view_, book_, out, bytes, written, [this] { return drain(); });
   }
 
-  // For tests: worst error of a sum; 1e300 when the books disagree with the slot words or with themselves.
+  // For tests: worst error of a sum; 1e300 when the members disagree with the slot words or with each other.
   double check() {
     std::lock_guard guard(mutex_);
     if (yielded() || !drain()) return 0.0;
@@ -299,10 +242,10 @@ class Owner {
 
   Header& header() const { return view_.header(); }
 
-  // Does what changes the books. Where memory ran out half-way, or shared words say what cannot be, they are wrong: then
-  // this process gives the replay up (false, or the exception), and the next owner, which it may be, makes them again.
+  // Runs what changes the members. If memory runs out half-way, or shared words have impossible values, the members are
+  // wrong: this process then gives the replay up (false, or the exception), and the next owner rebuilds them.
   template <typename Change>
-  bool keep_books(Change&& change) {
+  bool change_state(Change&& change) {
     try {
       change();
       return true;
@@ -315,9 +258,9 @@ class Owner {
     }
   }
   bool drain() {
-    return keep_books([this] { book_.drain(); });
+    return change_state([this] { book_.drain(); });
   }
-  void resign() {  // `handed` stays: what was being given out is lost
+  void resign() {  // `handed` stays: items that were being given out are lost
     yielded_.store(true, std::memory_order_release);
     leave();
     futex_wake(header().bell);  // the thread
@@ -376,24 +319,13 @@ class Owner {
     return chunks.empty() ? SampleStatus::too_few : SampleStatus::ok;
   }
 
-  // Whether a process asked to sample within the last second: it may have died since.
+  // Whether a process asked to sample within the last second. It may have died since.
   static bool wanted(const Header& h) {
     const int64_t asked = h.wanted.load(std::memory_order_acquire);
     return asked != 0 && now_ns() - asked < 1'000'000'000;
   }
 
-  // What is there and was not copied yet.
-  void list_slots(Snapshot& all) const {
-    all.slots.clear();
-    all.next = 0;
-    all.missed = false;
-    for (const uint32_t s : book_.filled()) {
-      const auto& now = book_.store.slots[s];
-      if (all.copied[s] != now.generation + 1) all.slots.push_back({s, now.visible, now.generation});
-    }
-  }
-
-  void leave() {  // `provisional` stays as it is: without an owner it says nothing, and the next one sets it
+  void leave() {  // `provisional` means nothing without an owner, and the next one sets it
     header().owner.store(0, std::memory_order_release);
     segment_->unlock(kOwnerLock);
   }
@@ -418,9 +350,9 @@ class Owner {
             return leave();
           }
           others = book_.serves_others();
-          try {  // this process's own workers are served at fixed points: its draws repeat exactly
+          try {  // this process's own workers are served at fixed points, so that its draws repeat exactly
             if (others && !drain()) return;
-          } catch (const std::bad_alloc&) {  // it has resigned; whoever samples next has its memory, or is told so
+          } catch (const std::bad_alloc&) {  // it has resigned
             return;
           }
         }
@@ -440,7 +372,7 @@ class Owner {
   uint64_t served_ = 0;   // fifo: items of batches that learners have or will have
   uint64_t drawn_ = 0;    // fifo: items of the last batch that was not served
   uint64_t tried_at_ = 0; // items taken in before the last look for a batch
-  uint32_t hungry_ = 0;   // threads that wait for items
+  uint32_t waiting_ = 0;   // threads that wait for items
   bool stop_ = false;
   std::atomic<bool> yielded_{false};
   std::thread thread_;

@@ -8,14 +8,14 @@
 #include <vector>
 
 #include "gather.h"
-#include "layout.h"
+#include "view.h"
 
 namespace apexrl {
 
 class Queue {
  public:
   // Positions [from, to) of a slot, which was not there before them. A range ends with an item: nothing of it is left
-  // when its slot's last item has gone, for the slot may then have another life.
+  // when its slot's last item has gone, for the slot may then have another generation.
   void push(const View& view, uint32_t slot, uint32_t from, uint32_t to) {
     const double* staged = view.staged(slot);
     while (to > from && !(staged[to - 1] >= 0.0)) --to;

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "crash.h"
-#include "layout.h"
+#include "view.h"
 #include "segment.h"
 
 namespace apexrl {

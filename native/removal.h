@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "layout.h"
+#include "view.h"
 #include "rng.h"
 #include "sum_tree.h"
 

@@ -10,7 +10,7 @@
 
 #include "chunks.h"
 #include "crash.h"
-#include "layout.h"
+#include "view.h"
 #include "process.h"
 #include "queue.h"
 #include "removal.h"

@@ -1,6 +1,6 @@
-// One level of many descents of a sum tree at once, with vector instructions where the processor has them.
+// Many descents of a sum tree, one level at a time, with vector instructions where the processor has them.
 //
-// Every version adds in the same order, so the same tree and draws give the same leaves on every machine.
+// All versions add in the same order: a tree and its draws give the same leaves on every machine.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ inline void sums_of_8(const double* v, double* s) {
   for (int j = 0; j < 8; ++j) s[j] = j >= 4 ? b[j] + b[j - 4] : b[j];
 }
 
-// Rounding can lead past the last positive child: back to it, and to its last positive leaf.
+// Rounding can lead past the last positive child. Answers that child, and makes `prefix` lead to its last positive leaf.
 inline uint32_t last_positive(const double* v, uint32_t child, double& prefix) {
   while (child > 0 && v[child] <= 0.0) --child;
   while (child < 7 && v[child] <= 0.0) ++child;
@@ -105,7 +105,7 @@ __attribute__((target("avx2,popcnt"))) inline void descend_avx2(const double* be
 
 using Descend = void (*)(const double* below, const double* next, double* prefix, uint32_t* node, size_t n);
 
-// `which`: 2 AVX-512, 1 AVX2, 0 plain; null where this processor has it not.
+// `which`: 2 AVX-512, 1 AVX2, 0 plain; null where this processor lacks it.
 inline Descend descend_version(int which) {
 #ifdef APEXRL_VECTORS
   if (which == 2 && __builtin_cpu_supports("avx512f")) return descend_avx512;

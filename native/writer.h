@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "gather.h"
-#include "layout.h"
+#include "view.h"
 #include "lease.h"
 
 namespace apexrl {
@@ -300,7 +300,7 @@ class Writer {
           return;
         }
         cell = uint16_t(s.cells++);
-        if (per_item_) fill_cell(s, row - warm_of(view_, slot, row), cell);
+        if (per_item_) fill_cell(s, row - burn_in_of(view_, slot, row), cell);
       }
       if (item) {
         mark(head, head.flags | kItem, cell);

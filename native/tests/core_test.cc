@@ -8,43 +8,14 @@
 #include "../board.h"
 #include "../choices.h"
 #include "../inbox.h"
-#include "../replay.h"
+#include "check.h"
 
 using namespace apexrl;
-
-#define CHECK(condition)                                                        \
-  do {                                                                          \
-    if (!(condition)) {                                                         \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);      \
-      std::exit(1);                                                             \
-    }                                                                           \
-  } while (0)
+using namespace apexrl::testing;
 
 namespace {
 
-struct Row {
-  uint64_t tag;
-  uint32_t small;
-  uint8_t large[100];
-};
-
-Geometry geometry(Kind kind, uint64_t capacity, uint32_t lanes, uint32_t streams, uint32_t stack, uint32_t n) {
-  Geometry g{};
-  g.kind = kind;
-  g.capacity = capacity;
-  g.chunk = uint32_t(std::clamp<uint64_t>(capacity / 32, 1, 64));
-  g.behind = kind == Kind::rows ? 0 : stack - 1;
-  g.ahead = kind == Kind::rows ? 0 : n;
-  g.lanes = lanes;
-  g.streams = streams;
-  g.stack = stack;
-  g.n_step = n;
-  g.gamma = 0.9;
-  g.alpha = 0.6;
-  g.eps = 1e-6;
-  g.seed = 1;
-  return g;
-}
+uint32_t chunk_of(uint64_t capacity) { return uint32_t(std::clamp<uint64_t>(capacity / 32, 1, 64)); }
 
 std::vector<Column> columns(bool windowed) {
   return {Column{8, 8, uint8_t(windowed), 1, 0, 0, 0, 0}, Column{4, 4, 0, 1, 0, 0, 0, 0},
@@ -102,10 +73,9 @@ struct Drawn {
 void random_rows(unsigned seed) {
   std::mt19937 random(seed);
   const uint64_t capacity = 1 + random() % 900;
-  auto replay = Replay::create(geometry(Kind::rows, capacity, 2, 1, 1, 1), columns(false), "{}", 0, 0.0, 0.0, "");
-  int holder = 0;
-  const auto owner = replay->own(holder);
-  CHECK(owner != nullptr && replay->own(holder).get() == owner.get());
+  auto replay = create(geometry(Kind::rows, capacity, chunk_of(capacity), 2, 1), columns(false));
+  const auto owner = owned(replay);
+  CHECK(owner != nullptr && owned(replay).get() == owner.get());
   Writer writer(replay->segment(), 1), other(replay->segment(), 1);
   CHECK(writer.lease() == WriteStatus::ok && other.lease() == WriteStatus::ok);
   uint64_t next = 1;
@@ -139,33 +109,21 @@ void random_streams(unsigned seed) {
   std::mt19937 random(seed);
   const uint32_t stack = 1 + random() % 4, n_step = 1 + random() % 5, streams = 1 + random() % 4;
   const uint64_t capacity = 40 + random() % 2000;
-  auto replay = Replay::create(geometry(Kind::transition, capacity, 2, streams, stack, n_step), columns(true), "{}", 0,
-                               0.0, 0.0, "");
-  int holder = 0;
-  const auto owner = replay->own(holder);
+  auto replay = create(geometry(Kind::transition, capacity, chunk_of(capacity), 2, streams, stack, n_step), columns(true));
+  const auto owner = owned(replay);
   Writer writer(replay->segment(), streams);
   CHECK(writer.lease() == WriteStatus::ok);
   Rows rows(streams);
   std::vector<float> reward(streams, 1.0f);
   std::vector<uint8_t> terminated(streams), truncated(streams);
-  std::vector<ItemRef> pending;
+  const auto serve = [&] { return owner->serve(), true; };
   for (uint64_t t = 1; t < 1500; ++t) {
     for (uint32_t s = 0; s < streams; ++s) {
       rows.fill(s, t);
       terminated[s] = random() % 20 == 0;
       truncated[s] = random() % 40 == 0;
     }
-    bool stored = false;
-    while (!stored) {
-      const WriteStatus status = writer.append(rows.data().data(), reward.data(), terminated.data(), truncated.data(),
-                                          nullptr, streams, stored);
-      if (status == WriteStatus::publish) {
-        std::vector<double> powered(writer.pending(pending), 1.5);
-        writer.publish(powered.data());
-      } else if (!stored) {
-        owner->serve();
-      }
-    }
+    CHECK(append(writer, rows.data(), reward.data(), terminated.data(), truncated.data(), streams, serve));
     if (t % 50 == 0 && owner->size() > 0) {
       Drawn drawn(32, stack, true);
       CHECK(owner->sample(0.4, drawn.out) == SampleStatus::ok);
@@ -185,7 +143,7 @@ void random_chunks(unsigned seed) {
   const Kind kind = Kind(1 + seed % 3);
   const uint32_t streams = 1 + random() % 3;
   const auto make = [&](Sampler sampler, uint64_t capacity) {
-    Geometry g = geometry(kind, capacity, 2, 8, kind == Kind::transition ? 1 + seed % 4 : 1, 1 + seed % 5);
+    Geometry g = geometry(kind, capacity, chunk_of(capacity), 2, 8, kind == Kind::transition ? 1 + seed % 4 : 1, 1 + seed % 5);
     g.sampler = sampler;
     auto all = columns(true);
     if (kind != Kind::transition) {
@@ -197,11 +155,10 @@ void random_chunks(unsigned seed) {
       g.chunk_items = g.cells;
       all.push_back(Column{24, 8, 0, 1, 0, 1, 0, 0});
     }
-    return Replay::create(g, all, "{}", 0, 0.0, 0.0, "");
+    return create(g, all);
   };
   auto here = make(Sampler::fifo, 4000), there = make(Sampler::prioritized, 500 + random() % 4000);
-  int holder = 0;
-  const auto sender = here->own(holder), owner = there->own(holder);
+  const auto sender = owned(here), owner = owned(there);
   Writer writer(here->segment(), streams);
   Inbox inbox(there->segment(), streams, Segment::create(Receipts::bytes(1)));
   CHECK(writer.lease() == WriteStatus::ok && inbox.lease() == WriteStatus::ok);
@@ -210,7 +167,6 @@ void random_chunks(unsigned seed) {
   const std::vector<float> reward(streams, 1.0f);
   std::vector<ChunkHead> heads;
   std::vector<uint8_t> bodies;
-  std::vector<ItemRef> pending;
   uint64_t sequence = 0, items = 0;
   for (uint64_t t = 1; t < 800; ++t) {
     for (uint32_t s = 0; s < streams; ++s) {
@@ -219,11 +175,7 @@ void random_chunks(unsigned seed) {
     }
     auto data = rows.data();
     if (kind != Kind::transition) data.push_back(state.data());
-    for (bool stored = false; !stored;) {
-      const WriteStatus status = writer.append(data.data(), reward.data(), ends.data(), none.data(), nullptr, streams, stored);
-      if (status == WriteStatus::publish) writer.publish(std::vector<double>(writer.pending(pending), 1.5).data());
-      CHECK(status != WriteStatus::wait);
-    }
+    CHECK(append(writer, data, reward.data(), ends.data(), none.data(), streams, [] { return false; }));
     if (random() % 10 != 0 || sender->take_chunks(0, 1 + random() % 50'000, 4000, heads, bodies) != SampleStatus::ok) continue;
     size_t at = 0;
     for (const ChunkHead& head : heads) {
@@ -264,14 +216,13 @@ void random_chunks(unsigned seed) {
 
 // Three writers, a sampler and the owner's own thread over one mapping.
 void threads(Sampler sampler, Remover remover) {
-  Geometry g = geometry(Kind::rows, 2000, 4, 1, 1, 1);
+  Geometry g = geometry(Kind::rows, 2000, chunk_of(2000), 4, 1);
   g.sampler = sampler;
   g.remover = remover;
   g.remover_alpha = -0.4;
   if (remover == Remover::proportional) g.chunk = 1;
-  auto replay = Replay::create(g, columns(false), "{}", 0, 0.0, 0.0, "");
-  int holder = 0;
-  const auto owner = replay->own(holder);
+  auto replay = create(g, columns(false));
+  const auto owner = owned(replay);
   std::atomic<bool> stop{false};
   std::vector<std::thread> all;
   for (unsigned w = 0; w < 3; ++w)
@@ -313,16 +264,14 @@ void threads(Sampler sampler, Remover remover) {
 // Three writers of two streams each and a sampler: windows are read while later rows of theirs are marked.
 void stream_threads(Kind kind) {
   const bool steps = kind != Kind::transition;
-  Geometry g = geometry(kind, 400, 4, 8, steps ? 1 : 3, 3);
-  g.chunk = 12;
+  Geometry g = geometry(kind, 400, 12, 4, 8, steps ? 1 : 3, 3);
   if (steps) {
     g.burn_in = g.behind = 1;
     g.stride = kind == Kind::unroll ? 3 : 2;
     g.cells = g.chunk_items = 2 * g.chunk / g.stride;
   }
-  auto replay = Replay::create(g, columns(true), "{}", 0, 0.0, 0.0, "");
-  int holder = 0;
-  const auto owner = replay->own(holder);
+  auto replay = create(g, columns(true));
+  const auto owner = owned(replay);
   std::atomic<bool> stop{false};
   std::vector<std::thread> all;
   for (unsigned w = 0; w < 3; ++w)
@@ -330,18 +279,14 @@ void stream_threads(Kind kind) {
       std::mt19937 random(w);
       Rows rows(2);
       const float reward[2] = {1.0f, 1.0f};
-      std::vector<ItemRef> pending;
       for (uint64_t t = 1; !stop;) {
         Writer writer(replay->segment(), 2);
+        const auto wait = [&] { return writer.wait(1'000'000), !stop; };
         if (writer.lease() != WriteStatus::ok) continue;
         for (int n = 0; n < 200 && !stop; ++n, ++t) {
           const uint8_t terminated[2] = {random() % 20 == 0, 0}, truncated[2] = {0, random() % 20 == 0};
           for (size_t s = 0; s < 2; ++s) rows.fill(s, t);
-          for (bool stored = false; !stored && !stop;) {
-            const WriteStatus status = writer.append(rows.data().data(), reward, terminated, truncated, nullptr, 2, stored);
-            if (status == WriteStatus::publish) writer.publish(std::vector<double>(writer.pending(pending), 1.5).data());
-            if (status == WriteStatus::wait) writer.wait(1'000'000);
-          }
+          append(writer, rows.data(), reward, terminated, truncated, 2, wait);
           if (random() % 4 == 0) writer.publish(nullptr);
         }
       }

@@ -8,17 +8,9 @@
 
 #include "../crash.h"
 #include "../inbox.h"
-#include "../replay.h"
+#include "check.h"
 
 using namespace apexrl;
-
-#define CHECK(condition)                                                                     \
-  do {                                                                                       \
-    if (!(condition)) {                                                                      \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                   \
-      _exit(1);                                                                              \
-    }                                                                                        \
-  } while (0)
 
 namespace {
 
@@ -191,7 +183,7 @@ class Worker {
   uint64_t next_;
 };
 
-// A worker's life, from lease to release. Where slots are free or someone frees them, it does not wait for long.
+// A worker from lease to release. Where slots are free or someone frees them, it does not wait for long.
 void work(const Replay& replay, uint64_t number) {
   Worker worker(replay, number);
   worker.write(26, [&] { return worker.wait(), true; });
@@ -280,9 +272,9 @@ std::set<uint64_t> contents(const Replay& replay, Owner& owner) {
   const View& view = replay.view();
   const Geometry& g = view.geometry();
   std::set<uint64_t> tags;
-  Owner::Snapshot snapshot;
+  Snapshot snapshot;
   CHECK(owner.snapshot(snapshot));
-  for (const auto& s : snapshot.slots)
+  for (const auto& s : snapshot.slots())
     for (uint32_t p = view.meta(s.slot).consumed.load(); p < s.visible; ++p) {
       if (view.staged(s.slot)[p] < 0.0) continue;
       const uint32_t row = g.behind + p;

@@ -1,5 +1,5 @@
 // Every place where a writer or an owner can die: a process is killed before its first change of shared memory, then
-// before its second, and so on until it lives to the end. After each death others take over and go on, and every
+// before its second, and so on until it survives to the end. After each death others take over and go on, and every
 // invariant must hold. Built with -DAPEXRL_CRASH_POINTS; prints the places at which processes were killed.
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -124,7 +124,7 @@ bool survives(int which, uint64_t n, const std::function<void()>& script, const 
   }
 }
 
-// An owner's life beside a worker that writes whenever `turn` says so: takes over, samples, updates, evicts, gives up.
+// Runs an owner beside a worker that writes whenever `turn` says so: takes over, samples, updates, evicts, gives up.
 void rule(Replay& replay, std::atomic<uint32_t>& turn) {
   int holder = 0;
   const auto owner = replay.own(holder);
@@ -251,7 +251,7 @@ std::vector<Parcel> pack(const Flavour& flavour) {
   return parcels;
 }
 
-// An intake's life: commits every parcel but `lost`, whatever a predecessor has committed.
+// Runs an intake: commits every parcel but `lost`, whatever a predecessor has committed.
 void bring(Replay& replay, const std::shared_ptr<Segment>& receipts, const std::vector<Parcel>& parcels, size_t lost) {
   Inbox inbox(replay.segment(), kStreams, receipts);
   CHECK(inbox.lease() == WriteStatus::ok);

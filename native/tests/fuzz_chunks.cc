@@ -132,9 +132,9 @@ struct Stream {
 };
 
 // What a Writer would have sent of the stream's positions [first, first + positions).
-Sent cut(const View& view, Stream& stream, uint32_t first, uint32_t positions, uint8_t life) {
+Sent cut(const View& view, Stream& stream, uint32_t first, uint32_t positions, uint8_t slot_generation) {
   const Geometry& g = view.geometry();
-  Sent sent{ChunkHead{0, life, first, positions, g.behind + positions + g.ahead, 0, 0, 0}, {}};
+  Sent sent{ChunkHead{0, slot_generation, first, positions, g.behind + positions + g.ahead, 0, 0, 0}, {}};
   std::vector<StepHead> heads(sent.head.rows);
   std::vector<double> staged(positions, -1.0);
   for (uint32_t r = 0; r < sent.head.rows; ++r) heads[r] = stream.at(int64_t(first) + r - g.behind);

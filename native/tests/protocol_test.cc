@@ -9,17 +9,10 @@
 
 #include "../board.h"
 #include "../receipts.h"
-#include "../replay.h"
+#include "check.h"
 
 using namespace apexrl;
-
-#define CHECK(condition)                                                        \
-  do {                                                                          \
-    if (!(condition)) {                                                         \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);      \
-      std::exit(1);                                                             \
-    }                                                                           \
-  } while (0)
+using namespace apexrl::testing;
 
 namespace {
 std::atomic<bool> exhausted{false};  // threads but the first get no memory
@@ -36,20 +29,9 @@ thread_local bool first_thread = false;
 namespace {
 
 std::shared_ptr<Replay> make(Sampler sampler, uint64_t capacity = 1000, Kind kind = Kind::rows) {
-  Geometry g{};
-  g.kind = kind;
+  Geometry g = geometry(kind, capacity, 16, 4, kind == Kind::rows ? 1 : 8);
   g.sampler = sampler;
-  g.capacity = capacity;
-  g.chunk = 16;
-  g.lanes = 4;
-  g.streams = kind == Kind::rows ? 1 : 8;
-  g.stack = g.n_step = g.trim_every = 1;
-  g.ahead = kind == Kind::rows ? 0 : 1;
-  g.gamma = 0.9;
-  g.alpha = 0.6;
-  g.eps = 1e-6;
-  g.seed = 1;
-  return Replay::create(g, {Column{8, 8, kind != Kind::rows, 1, 0, 0, 0, 0}}, "{}", 0, 0.0, 0.0, "");
+  return create(g, {Column{8, 8, kind != Kind::rows, 1, 0, 0, 0, 0}});
 }
 
 void put(Writer& writer, uint64_t first, size_t n) {
@@ -110,8 +92,7 @@ void wrong_words_harm_no_process() {
     for (const Spoil spoil : spoils)
       for (const bool taken_in : {false, true}) {
         auto replay = make(sampler);
-        int holder = 0;
-        auto owner = taken_in ? replay->own(holder) : nullptr;
+        auto owner = taken_in ? owned(replay) : nullptr;
         {
           Writer writer(replay->segment(), 1);
           CHECK(writer.lease() == WriteStatus::ok);
@@ -124,7 +105,7 @@ void wrong_words_harm_no_process() {
             if (owner) owner->serve();
             Taken taken(4);
             if (owner) owner->sample(0.4, taken.out);
-            owner = replay->own(holder);
+            owner = owned(replay);
             CHECK(owner != nullptr);
             CHECK(owner->size() <= 1000);
             const std::vector<double> fresh(4, 0.5);
@@ -140,7 +121,7 @@ void wrong_words_harm_no_process() {
         CHECK(next.lease() == WriteStatus::ok);
         owner.reset();
         replay->disown();
-        owner = replay->own(holder);
+        owner = owned(replay);
         CHECK(owner != nullptr && owner->size() <= 1000);
       }
 }
@@ -228,16 +209,10 @@ void wrong_words_of_a_board_are_refused() {
 
 // A slot's per-item values may be asked for by any number that a row's head holds.
 void wrong_cell_reads_no_other_memory() {
-  Geometry g{};
-  g.kind = Kind::unroll;
+  Geometry g = geometry(Kind::unroll, 64, 4, 1, 1, 1, 2);
   g.sampler = Sampler::fifo;
-  g.capacity = 64;
-  g.chunk = 4;
-  g.lanes = g.streams = 1;
-  g.stack = g.trim_every = 1;
-  g.n_step = g.stride = g.ahead = 2;
-  g.cells = g.chunk_items = 2;
-  auto replay = Replay::create(g, {Column{8, 8, 1, 1, 0, 0, 0, 0}, Column{1 << 16, 8, 0, 1, 0, 1, 0, 0}}, "{}", 0, 0.0, 0.0, "");
+  g.stride = g.cells = g.chunk_items = 2;
+  auto replay = create(g, {Column{8, 8, 1, 1, 0, 0, 0, 0}, Column{1 << 16, 8, 0, 1, 0, 1, 0, 0}});
   const View& view = replay->view();
   view.head(view.geometry().slots - 1, 0).cell = 65535;
   std::vector<uint8_t> out(1 << 16);
@@ -245,13 +220,13 @@ void wrong_cell_reads_no_other_memory() {
   gather_cells(view, view.header().column[1], &item, 1, out.data());
 }
 
-// The owner dies with what the intake noted down in a slot that has since had another life and is about to have a third.
-void receipt_is_of_its_own_life() {
+// The owner dies with the intake's note in a slot that has had another generation since, and is about to have a third.
+void receipt_is_of_one_generation() {
   auto replay = make(Sampler::prioritized, 64);
   Receipts receipts(Segment::create(Receipts::bytes(2)));
   const View& view = replay->view();
   SlotMeta& meta = view.meta(3);
-  const auto life = [&](uint64_t generation) {  // as Book::grant() begins one
+  const auto begin = [&](uint64_t generation) {  // as Book::grant() does
     const uint64_t last = SlotWord::unpack(meta.word.load()).generation;
     meta.past.store(last << 16 | meta.count.load());
     meta.word.store(SlotWord{SlotState::free, 0, generation}.pack());
@@ -259,14 +234,14 @@ void receipt_is_of_its_own_life() {
     meta.word.store(SlotWord{SlotState::leased, 0, generation}.pack());
   };
   for (const uint32_t published : {0u, 16u}) {
-    for (const int lives : {0, 1}) {
+    for (const int later : {0, 1}) {
       meta.count.store(0);
-      life(5);
+      begin(5);
       receipts.account(1).committed.store(0);
       receipts.announce(view, 3, 16, Entry{1, 1 << 16, 16, 16, 0});
       meta.count.store(published);
-      if (lives == 1) {
-        life(6);
+      if (later == 1) {
+        begin(6);
         meta.count.store(published == 0 ? 16 : 2);  // of another worker
       }
       receipts.recover(view);
@@ -274,59 +249,56 @@ void receipt_is_of_its_own_life() {
     }
   }
   meta.count.store(0);
-  life(5);
+  begin(5);
   receipts.account(1).committed.store(0);
   receipts.announce(view, 3, 16, Entry{1, 1 << 16, 16, 16, 0});
   meta.count.store(16);
-  life(6);
+  begin(6);
   meta.count.store(2);
   meta.past.store(uint64_t(6) << 16 | 2);  // the first store of the next grant
   receipts.recover(view);
   CHECK(receipts.account(1).committed.load() == 16);
 }
 
-void successor_of_a_waiting_owner_is_not_hungry() {
+void successor_of_a_waiting_owner_does_not_wait() {
   auto replay = make(Sampler::prioritized);
-  int holder = 0;
   const pid_t pid = fork();
   if (pid == 0) {
-    const auto owner = replay->own(holder);
+    const auto owner = owned(replay);
     for (;;) owner->wait_for_items(1'000'000'000);
   }
   const Header& h = replay->view().header();
-  for (int tries = 0; h.hungry.load() == 0; ++tries) {
+  for (int tries = 0; h.sampler_waits.load() == 0; ++tries) {
     CHECK(tries < 10'000);
     usleep(1000);
   }
   kill(pid, SIGKILL);
   waitpid(pid, nullptr, 0);
-  const auto owner = replay->own(holder);
-  CHECK(owner != nullptr && h.hungry.load() == 0);
+  const auto owner = owned(replay);
+  CHECK(owner != nullptr && h.sampler_waits.load() == 0);
 }
 
 // The first thread that no longer waits leaves the other waiting.
 void every_waiting_thread_is_rung_for() {
   auto replay = make(Sampler::fifo);
-  int holder = 0;
-  const auto owner = replay->own(holder);
+  const auto owner = owned(replay);
   const Header& h = replay->view().header();
   std::atomic<bool> done{false};
   std::thread other([&] {
     while (!done) owner->wait_for_items(20'000'000'000);
   });
-  while (h.hungry.load() == 0) usleep(100);
+  while (h.sampler_waits.load() == 0) usleep(100);
   owner->wait_for_items(1'000'000);
-  CHECK(h.hungry.load() == 1);
+  CHECK(h.sampler_waits.load() == 1);
   done = true;
   futex_wake(replay->view().header().bell);
   other.join();
-  CHECK(h.hungry.load() == 0);
+  CHECK(h.sampler_waits.load() == 0);
 }
 
 void owner_without_memory_gives_the_replay_up() {
   auto replay = make(Sampler::prioritized);
-  int holder = 0;
-  auto owner = replay->own(holder);
+  auto owner = owned(replay);
   Writer writer(replay->segment(), 1);
   CHECK(writer.lease() == WriteStatus::ok);
   const View& view = replay->view();
@@ -339,7 +311,7 @@ void owner_without_memory_gives_the_replay_up() {
     usleep(1000);
   }
   exhausted = false;
-  owner = replay->own(holder);
+  owner = owned(replay);
   CHECK(owner != nullptr && owner->size() == 5 && owner->check() == 0.0);
   put(writer, 5, 100);
   CHECK(owner->size() == 105);
@@ -353,8 +325,7 @@ void fifo_fills_by_single_rows() {
     CHECK(writer.lease() == WriteStatus::ok);
     put(writer, i, 1);
   }
-  int holder = 0;
-  const auto owner = replay->own(holder);
+  const auto owner = owned(replay);
   CHECK(owner->size() == 1000);
   Taken taken(1000);
   CHECK(owner->sample(0.4, taken.out) == SampleStatus::ok);
@@ -370,21 +341,16 @@ void fifo_fills_by_single_rows() {
 // Items go to another host, then to the sampler, then to the host again: each once.
 void chunks_and_batches_take_turns() {
   auto replay = make(Sampler::fifo, 1000, Kind::transition);
-  int holder = 0;
-  const auto owner = replay->own(holder);
+  const auto owner = owned(replay);
   Writer writer(replay->segment(), 1);
   CHECK(writer.lease() == WriteStatus::ok);
   uint64_t written = 0, came = 0;
   const auto write = [&](size_t n) {
     for (; n > 0; --n, ++written) {
-      const uint8_t* columns[] = {reinterpret_cast<const uint8_t*>(&written)};
+      const std::vector<const uint8_t*> columns = {reinterpret_cast<const uint8_t*>(&written)};
       const float reward = 1.0f;
       const uint8_t no = 0;
-      for (bool stored = false; !stored;) {
-        const WriteStatus status = writer.append(columns, &reward, &no, &no, nullptr, 1, stored);
-        CHECK(stored || status == WriteStatus::publish);
-        if (status == WriteStatus::publish) writer.publish(nullptr);
-      }
+      CHECK(append(writer, columns, &reward, &no, &no, 1, [] { return false; }));
     }
     writer.publish(nullptr);
   };
@@ -420,8 +386,8 @@ int main() {
   wrong_header_is_refused();
   wrong_words_of_a_board_are_refused();
   wrong_cell_reads_no_other_memory();
-  receipt_is_of_its_own_life();
-  successor_of_a_waiting_owner_is_not_hungry();
+  receipt_is_of_one_generation();
+  successor_of_a_waiting_owner_does_not_wait();
   every_waiting_thread_is_rung_for();
   owner_without_memory_gives_the_replay_up();
   fifo_fills_by_single_rows();

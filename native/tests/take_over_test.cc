@@ -4,17 +4,9 @@
 #include <cstdlib>
 #include <future>
 
-#include "../replay.h"
+#include "check.h"
 
 using namespace apexrl;
-
-#define CHECK(condition)                                                     \
-  do {                                                                       \
-    if (!(condition)) {                                                      \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);   \
-      std::_Exit(1);                                                         \
-    }                                                                        \
-  } while (0)
 
 namespace {
 
