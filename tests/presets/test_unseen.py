@@ -268,6 +268,18 @@ def test_a_file_is_taken_as_it_is_and_another_name_leaves_nothing_of_the_first(s
     assert started[3] == started[2]
 
 
+def test_a_files_environment_is_looked_at_only_if_it_is_trusted(
+    started: list[Config], looked: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = override(unseen.with_recipe("dqn", "apex", facts(), "default"), {"env": "nobody_has_this:X-v0"})
+    Path("one.toml").write_text(convert.to_toml(recorded))
+    assert main.main(["train", "one.toml", "--agent", "qr_dqn"]) == main.USAGE
+    assert "--trust nobody_has_this" in capsys.readouterr().err
+    assert not looked
+    assert main.main(["train", "one.toml", "--agent", "qr_dqn", "--trust", "nobody_has_this"]) == 0
+    assert started[0].agent.distribution == "quantile"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -277,6 +289,8 @@ def test_a_file_is_taken_as_it_is_and_another_name_leaves_nothing_of_the_first(s
         (["--env", "Any-v0", "--agent", "my.own:Agent", "--recipe", "paper"], "nothing is known of a paper"),
         (["--env", "Any-v0", "--agent", "dqm"], "did you mean 'dqn'"),
         (["--env", "Any-v0", "--agent", "dqn", "--unroll-length", "3"], "--unroll-length means nothing to agent dqn"),
+        (["--env", "Any-v0", "--topology", "impal"], "did you mean 'impala'"),
+        (["--env", "Any-v0", "--topology", "impala", "--agent", "dqn"], "topology impala cannot run agent dqn"),
         (["--env", "Any-v0", "--stack", "0"], "--stack must be at least 1"),
     ],
 )

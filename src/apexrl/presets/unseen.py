@@ -55,6 +55,9 @@ def start(look: Config, agent: str, topology: str, recipe: Recipe, given: Collec
         if recipe == "paper":
             raise ConfigError(f"--recipe paper: nothing is known of a paper of agent {agent}, which is your own")
         return Start(presets.with_names(Config(), topology, agent))
+    if topology:
+        topologies.check_name(topology)
+        topologies.check_agent(topology, agent)
     from apexrl.launch.env_look import env_facts
 
     facts = env_facts(look, measure=agent == AUTO)
