@@ -230,18 +230,18 @@ EXPLORATION = {
     "sigma",
     "sigma_alpha",
 }  # of the actor, which hands it over
-TOLD = {"anneal"}  # of the learner, which says how far the run is
+TOLD = {"anneal", "learning_rate_end", "exploration_steps", "beta_end"}  # roles say how far the run is
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in AGENTS if name not in ("double_dqn", "dueling_dqn", "rainbow")),
     ("dqn", {"polyak": 0.1}),
-    ("dqn", {"optimizer": "rmsprop"}),
+    ("dqn", {"optimizer": "rmsprop", "rmsprop_decay": 0.5}),  # the mean square soon forgets that it began at 1
     ("dqn", {"double": True, "noisy": True, "distribution": "quantile"}),
     ("r2d2", {"polyak": 0.1}),
-    ("td3", {"polyak": 0.0, "optimizer": "rmsprop"}),
+    ("td3", {"polyak": 0.0, "optimizer": "rmsprop", "rmsprop_decay": 0.5}),
     ("td3", {"target_noise": 0.0}),
     ("sac", {"temperature": 0.2, "polyak": 0.0}),
-    ("crossq", {"optimizer": "rmsprop"}),
+    ("crossq", {"optimizer": "rmsprop", "rmsprop_decay": 0.5}),
     ("discrete_sac", {"temperature": 0.2}),
     ("impala", {"recurrent": True}),
     ("a2c", {"optimizer": "sgd", "momentum": 0.5}),

@@ -127,7 +127,8 @@ CATEGORIES = {"atoms": 51, "v_min": -10.0, "v_max": 10.0}
 PAPERS: dict[str, dict[str, Any]] = {
     "dqn": ATARI
     | {"optimizer": "rmsprop", "centered": True, "learning_rate": 2.5e-4, "rmsprop_decay": 0.95,
-       "optimizer_eps": 0.01 / 1024, "huber": 1.0, "epsilon": 0.1, "double": False, "dueling": False},
+       "optimizer_eps": 0.01 / 1024, "huber": 1.0, "epsilon": 0.1, "exploration_steps": 1_000_000,
+       "double": False, "dueling": False},
     "c51": ATARI
     | {"optimizer": "adam", "learning_rate": 2.5e-4, "optimizer_eps": 0.01 / 32, "epsilon": 0.01, **CATEGORIES},
     "qr_dqn": ATARI
@@ -136,6 +137,7 @@ PAPERS: dict[str, dict[str, Any]] = {
     | {"optimizer": "adam", "learning_rate": 5e-5, "optimizer_eps": 0.01 / 32, "quantile_samples": 64, "cosines": 64},
     "rainbow": ATARI
     | {"optimizer": "adam", "learning_rate": 6.25e-5, "optimizer_eps": 1.5e-4, "n_step": 3, "alpha": 0.5, "beta": 0.4,
+       "beta_end": 1.0, "exploration_steps": 0,
        "min_size": 20_000, "target_period_updates": 2_000, "noisy_sigma": 0.5, "epsilon": 0.0, **CATEGORIES},
     "dueling_dqn": {"optimizer": "rmsprop", "learning_rate": 6.25e-5, "optimizer_eps": 1.5e-7, "gradient_clip": 40.0,
                     "batch_size": 512, "n_step": 3, "alpha": 0.6, "beta": 0.4, "epsilon": 0.4, "epsilon_alpha": 7.0},
@@ -152,6 +154,13 @@ def test_a_papers_recipe_has_its_numbers(agent: str) -> None:
     config = unseen.with_recipe(agent, unseen.default_topology(agent), facts(kind, "image"), "paper", 10**6)
     values = flat(config)
     assert {name: values[name] for name in PAPERS[agent]} == PAPERS[agent]
+
+
+def test_what_changes_until_the_end_needs_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apexrl.launch.env_look.env_facts", lambda *_, **__: facts())
+    for steps, said in ((0, "--recipe paper leaves out --beta-end 1, which needs --env-steps"), (9, "")):
+        found = unseen.start(override(Config(), {"env_steps": steps}), "rainbow", "", "paper")
+        assert (found.said, found.config.agent.beta_end) == (said, 1.0 if steps else 0.0)
 
 
 def test_step_sizes_fall_only_where_the_end_is_known() -> None:

@@ -86,7 +86,7 @@ class Source:
 @pytest.mark.parametrize("ahead", [0, 4])
 def test_batches_that_are_prepared_ahead_are_as_old_as_when_they_are_learned_from(ahead: int) -> None:
     """The version grows by one with every batch, so batch k of version 1 has lag k: those from 3 on are too old."""
-    direct = DirectBatches(Source(1), None, 2, 0.4, 0.0, AgeLimit(2, 1, TRANSITION))  # type: ignore[arg-type]
+    direct = DirectBatches(Source(1), None, 2, lambda: 0.4, 0.0, AgeLimit(2, 1, TRANSITION))  # type: ignore[arg-type]
     batches = PrefetchedBatches(direct, ahead, patience=5.0) if ahead else direct
     readies = [batches.next() for _ in range(6)]
     batches.close()

@@ -121,7 +121,7 @@ def test_an_error_while_prefetching_is_raised_in_the_learner() -> None:
 @pytest.mark.parametrize(("taken", "lost"), [(1, 4), (2, 3), (4, 1)])
 def test_of_a_queue_what_waits_or_is_in_hand_is_lost_with_the_learner(taken: int, lost: int) -> None:
     with queue_of(4 * BATCH) as replay:
-        direct = DirectBatches(replay, object(), BATCH, 0.4, 0.3, several=True)  # type: ignore[arg-type]
+        direct = DirectBatches(replay, object(), BATCH, lambda: 0.4, 0.3, several=True)  # type: ignore[arg-type]
         batches = PrefetchedBatches(direct, 3, patience=30.0)
         assert all(batches.next() is not None for _ in range(taken))
         deadline = time.monotonic() + 10.0
@@ -152,7 +152,7 @@ def test_direct_batches_give_none_while_the_replay_says_wait() -> None:
         def sample(self, size: int, beta: float, timeout: float) -> None:
             raise WaitTimeout("too few")
 
-    assert DirectBatches(Empty(), None, 4, 0.4, 0.0).next() is None  # type: ignore[arg-type]
+    assert DirectBatches(Empty(), None, 4, lambda: 0.4, 0.0).next() is None  # type: ignore[arg-type]
 
 
 def test_the_thread_uses_the_learners_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,10 +173,6 @@ class ActorCritic:
 
     # Learning
 
-    def anneal(self, progress: float) -> None:
-        """Before an update: how much of the run is behind it, 0 … 1. The step size falls to 0 with it."""
-        self._network.anneal(1.0 - progress)
-
     def prepare(self, batch: Sampled) -> Unrolls:
         """Hand a batch over to the device, time first."""
         return unrolls(batch, "action" if self._box is None else SAMPLE, self._states, self._device)
@@ -370,3 +366,4 @@ class ActorCritic:
 
     weights, load = trained_agent.weights, trained_agent.load
     state_dict, load_state_dict = trained_agent.state_dict, trained_agent.load_state_dict
+    anneal = trained_agent.anneal

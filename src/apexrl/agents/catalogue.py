@@ -37,8 +37,9 @@ _BOX = "bounded Box actions"
 _ANY = "Discrete, MultiDiscrete, MultiBinary or bounded Box actions"
 
 # What an agent's class reads. Unrolls are queued, not kept to be drawn again; and their policy is random by itself.
-_KEPT = (families.OptimizerSettings, ReplaySettings, "n_step", "random_start")
-_VALUES = (*_KEPT, families.ValueSettings, families.TargetSettings, EpsilonSettings, "huber")
+_STEP_SIZE = (families.OptimizerSettings, "anneal", "learning_rate_end")
+_KEPT = (*_STEP_SIZE, ReplaySettings, "beta_end", "n_step", "random_start")
+_VALUES = (*_KEPT, families.ValueSettings, families.TargetSettings, EpsilonSettings, "exploration_steps", "huber")
 _DQN = (
     *_VALUES,
     families.NoisySettings,
@@ -48,7 +49,7 @@ _DQN = (
 )
 _SOFT = (*_KEPT, families.CriticSettings, families.SoftSettings, "huber")
 _DETERMINISTIC = (*_KEPT, families.CriticSettings, families.TargetSettings, ActionNoiseSettings)
-_GRADIENTS = (families.OptimizerSettings, families.ActorCriticSettings, "recurrent_units")
+_GRADIENTS = (*_STEP_SIZE, families.ActorCriticSettings, "recurrent_units")
 _dqn = partial(AgentInfo, "apexrl.agents.dqn:DQN", _DISCRETE, _DQN)
 _actor_critic = partial(AgentInfo, "apexrl.agents.actor_critic:ActorCritic", _ANY, _GRADIENTS, item="unroll")
 

@@ -225,6 +225,7 @@ class DQN:
 
     update, weights, load = trained_agent.update, trained_agent.weights, trained_agent.load
     state_dict, load_state_dict = trained_agent.state_dict, trained_agent.load_state_dict
+    anneal = trained_agent.anneal
 
     def refresh(self) -> None:
         """Parameters were changed, or moved to other memory, from outside: forget what was derived from them."""

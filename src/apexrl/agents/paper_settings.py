@@ -1,8 +1,8 @@
 """What ``--recipe paper`` adds to ``catalogue.AGENTS[name].settings``: the rest of a paper's numbers, with sources.
 
 "dqn_zoo" is google-deepmind/dqn_zoo, the authors' later code; its periods in frames are a quarter as many steps, and a
-sixteenth as many updates. Schedules that this version has not (of ε, of β) stand at their last or first value. What
-belongs to the environment, such as clipped rewards and stacked frames, is the environment's own setting.
+sixteenth as many updates. What belongs to the environment, such as clipped rewards and stacked frames, is the
+environment's own setting.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _DQN: Settings = _ONE_ACTOR | {
     "alpha": 0.0,  # uniform sampling
     "target_period_updates": 2_500,  # 10 000 steps in the authors' code and in dqn_zoo
     "polyak": 0.0,
-    "epsilon": 0.1,  # falls from 1 over a million frames
+    "epsilon": 0.1,
+    "exploration_steps": 1_000_000,
     "epsilon_alpha": 0.0,  # the same for every environment
 }
 # dqn_zoo's optimizer for distributions: Adam, ε 0.01 over the batch, gradients clipped at 10.
@@ -91,7 +92,7 @@ _PAPERS: Mapping[str, Settings] = {
     "qr_dqn": _QUANTILES | {"quantiles": 200},
     "iqn": _QUANTILES | {"quantile_samples": 64, "cosines": 64},
     # Fortunato et al. 2018, appendix: as DQN, without ε
-    "noisy_dqn": _DQN | {"noisy_sigma": 0.5, "epsilon": 0.0},
+    "noisy_dqn": _DQN | {"noisy_sigma": 0.5, "epsilon": 0.0, "exploration_steps": 0},
     # Hessel et al. 2018, table 1; the clip is the dueling network's
     "rainbow": _DQN
     | {
@@ -105,9 +106,10 @@ _PAPERS: Mapping[str, Settings] = {
         "min_size": 20_000,  # 80 000 frames
         "target_period_updates": 2_000,  # 32 000 frames
         "alpha": 0.5,
-        "beta": 0.4,  # rises to 1
+        "beta": 0.4,
         "noisy_sigma": 0.5,
         "epsilon": 0.0,
+        "exploration_steps": 0,
         "atoms": 51,
         "v_min": -10.0,
         "v_max": 10.0,
@@ -122,6 +124,7 @@ _PAPERS: Mapping[str, Settings] = {
         "min_size": 20_000,
         "target_period_updates": 2_000,  # 8 000 steps
         "epsilon": 0.01,
+        "exploration_steps": 250_000,
         "munchausen_alpha": 0.9,
         "munchausen_temperature": 0.03,
         "munchausen_clip": -1.0,
@@ -175,8 +178,11 @@ _PPO_BOXES: Settings = {
     "entropy_coefficient": 0.0,
     "envs_per_actor": 1,
 }
-_ANNEALED = frozenset(("a2c", "impala", "ppo"))
-"""Agents whose step size falls to 0 in their papers."""
+_UNTIL_THE_END: Mapping[str, Settings] = {
+    **{agent: {"anneal": True} for agent in ("a2c", "impala", "ppo")},
+    "rainbow": {"beta_end": 1.0},
+}
+"""Of papers where something changes until the last step of a run."""
 
 
 def paper_settings(agent: str, facts: EnvFacts, env_steps: int = 0) -> dict[str, Any]:
@@ -185,11 +191,9 @@ def paper_settings(agent: str, facts: EnvFacts, env_steps: int = 0) -> dict[str,
     Args:
         agent: a name of ``AGENTS``.
         facts: of the environment: PPO's paper has other numbers for boxes.
-        env_steps: of the run; step sizes can fall only where its end is known.
+        env_steps: of the run; what changes until its end can do so only where the end is known.
     """
     found = {**_PAPERS[agent]}
     if agent == "ppo" and facts.spec.action.box:
         found |= _PPO_BOXES
-    if agent in _ANNEALED and env_steps:
-        found["anneal"] = True
-    return found
+    return found | (_UNTIL_THE_END.get(agent, {}) if env_steps else {})

@@ -15,6 +15,7 @@ from torch import Tensor
 from apexrl.agents.rng_state import RandomGenerator, pack, restore
 from apexrl.agents.trained_network import Gradients, Trained, held
 from apexrl.agents.transition_batch import Transitions, transitions
+from apexrl.config import AgentConfig
 from apexrl.protocols import Arrays, Learned, Sampled
 from apexrl.spec import Array
 
@@ -25,6 +26,7 @@ class TrainedAgent(Protocol):
     networks: dict[str, Trained[Any]]  # parameter group -> network
     generators: dict[str, RandomGenerator]  # name in a checkpoint -> random generator
     updates: int  # learner updates made
+    _config: AgentConfig
 
     def gradients(self, batch: Any) -> Gradients: ...
     def apply(self, groups: Mapping[str, Tensor]) -> None: ...
@@ -50,6 +52,13 @@ def update(agent: TrainedAgent, prepared: Any) -> Learned:
     groups, priorities, metrics = agent.gradients(prepared)
     agent.apply(groups)
     return Learned(priorities, metrics)
+
+
+def anneal(agent: TrainedAgent, progress: float) -> None:
+    """Before an update: how much of the run is behind it, 0 … 1. Step sizes fall with it to ``learning_rate_end``."""
+    left = 1.0 - progress * (1.0 - agent._config.learning_rate_end)
+    for network in agent.networks.values():
+        network.anneal(left)
 
 
 def weights(agent: TrainedAgent) -> dict[str, Array]:

@@ -240,12 +240,25 @@ class ActorCriticSettings:
     More than one needs surrogate clipped."""
     recurrent: bool = False
     """Puts an LSTM of recurrent_units between encoder and heads."""
+
+
+@dataclass(frozen=True)
+class ScheduleSettings:
+    """What changes while a run goes on: linearly, by the environment steps of all actors together."""
+
     anneal: bool = False
-    """The step size falls linearly from learning_rate to 0 over --env-steps (A3C, IMPALA, PPO on Atari)."""
+    """The step size falls from learning_rate to a share of it over --env-steps (A3C, IMPALA, PPO on Atari)."""
+    learning_rate_end: Annotated[float, Range(0, 1), Needs("anneal")] = 0.0
+    """The share of learning_rate that is left at the end (A3C, IMPALA, PPO on Atari: 0)."""
+    exploration_steps: Annotated[int, Range(0)] = 0
+    """Environment steps over which ε falls from 1 to what it then stays at (DQN: 1 million); 0: it never falls."""
+    beta_end: Annotated[float, Range(0), Needs("alpha", unless=(0.0,))] = 0.0
+    """beta becomes this over --env-steps (Rainbow: 1); 0: it stays as it is (Ape-X)."""
 
 
 @dataclass(frozen=True)
 class AgentConfig(  # a dataclass has the fields of its last base first
+    ScheduleSettings,
     ActorCriticSettings,
     RecurrentSettings,
     SoftSettings,

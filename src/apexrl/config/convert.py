@@ -241,7 +241,9 @@ def check_values(config: Config, elsewhere: bool = False) -> None:
             "in between would be in no sequence. Lower the one or raise the other"
         )
     if agent.anneal and not config.stop.env_steps:
-        raise ConfigError("--anneal lowers the step size to 0 over the environment steps of the run: set --env-steps")
+        raise ConfigError("--anneal lowers the step size over the environment steps of the run: set --env-steps")
+    if agent.beta_end and not config.stop.env_steps:
+        raise ConfigError("--beta-end is reached with the last of the run's environment steps: set --env-steps")
     if replay.remover == "proportional" and replay.alpha == 0:
         raise ConfigError("--remover proportional needs priorities: set --alpha above 0, or --remover fifo")
     if replay.min_size > replay.capacity:

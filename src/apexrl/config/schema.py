@@ -49,7 +49,7 @@ class ReplaySettings:
     alpha: Annotated[float, Range(0)] = 0.6
     """Priority exponent; 0 samples uniformly (Ape-X: 0.6)."""
     beta: Annotated[float, Range(0), Needs("alpha", unless=(0.0,))] = 0.4
-    """Importance-weight exponent, constant (Ape-X: 0.4)."""
+    """Importance-weight exponent, constant unless beta_end is set (Ape-X: 0.4)."""
     priority_eps: Annotated[float, Range(above=0), Needs("alpha", unless=(0.0,))] = 1e-6
     """Added to |δ| before the exponent (CleanRL's and tf2rl's value)."""
     remover: Literal["fifo", "proportional"] = "fifo"

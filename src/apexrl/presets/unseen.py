@@ -16,6 +16,7 @@ from apexrl.agents.env_facts import EnvFacts
 from apexrl.agents.paper_settings import paper_settings
 from apexrl.config import Config
 from apexrl.config.convert import check_values, flat, override
+from apexrl.config.settings import as_flag
 from apexrl.errors import ConfigError
 from apexrl.presets.choice import AUTO, choose
 from apexrl.spec import ActionSpec, EnvSpec, Field
@@ -65,7 +66,7 @@ def start(look: Config, agent: str, topology: str, recipe: Recipe, given: Collec
     chosen = choose(facts, cores, agent, topology, given)
     config = with_recipe(chosen.agent, chosen.topology, facts, recipe, look.stop.env_steps)
     if agent != AUTO or not chosen.why:
-        return Start(config)
+        return Start(config, _left_out(agent, facts) if recipe == "paper" and not look.stop.env_steps else "")
     said = f"--agent auto: {chosen.agent} in topology {chosen.topology}, for {chosen.why}"
     return Start(config, f"{said}. --agent and --topology choose otherwise")
 
@@ -132,6 +133,13 @@ def recipe_settings(agent: str, topology: str, facts: EnvFacts, recipe: Recipe, 
     if recipe == "default":
         return default_settings(agent, topology, facts)
     return paper_settings(agent, facts, env_steps) if recipe == "paper" else {}
+
+
+def _left_out(agent: str, facts: EnvFacts) -> str:
+    """What a paper changes until a run's end, where nobody knows that."""
+    without, whole = paper_settings(agent, facts), paper_settings(agent, facts, env_steps=1)
+    left_out = " ".join(as_flag(name, value) for name, value in whole.items() if name not in without)
+    return f"--recipe paper leaves out {left_out}, which needs --env-steps" if left_out else ""
 
 
 def _discrete(agent: str) -> bool:

@@ -19,8 +19,8 @@ from apexrl.roles.hogwild import HogwildParameters
 from apexrl.roles.parameter_client import ParameterClient
 from apexrl.roles.policy_lag import LagMeter, lags_of
 from apexrl.roles.role_traits import RoleTraits
+from apexrl.roles.schedules import Anneal
 from apexrl.roles.unroll_builder import UnrollBuilder
-from apexrl.roles.update_pace import Anneal
 from apexrl.run.status import Work
 from apexrl.spec import EnvSpec
 

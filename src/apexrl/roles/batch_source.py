@@ -49,6 +49,7 @@ class DirectBatches:
     """Samples and prepares in the learner's own thread.
 
     Args:
+        beta: says the exponent of importance weights of the next batch.
         patience: seconds that ``next`` waits for the replay.
         ages: marks steps that are too old to be learned from; None: no step is.
         several: batches wait for the learner beside the one that it is at. Of a queue, all of them count as lost if
@@ -60,7 +61,7 @@ class DirectBatches:
         replay: Replay | ServedBatches,
         agent: Agent,
         batch_size: int,
-        beta: float,
+        beta: Callable[[], float],
         patience: float,
         ages: AgeLimit | None = None,
         several: bool = False,
@@ -78,7 +79,7 @@ class DirectBatches:
     def next(self) -> Ready | None:
         """A batch, or None while the replay holds too little or its limiter says wait."""
         try:
-            batch = self._replay.sample(self._batch_size, beta=self._beta, timeout=self._patience, **self._sampling)
+            batch = self._replay.sample(self._batch_size, beta=self._beta(), timeout=self._patience, **self._sampling)
         except WaitTimeout:
             return None
         fresh = None if self._ages is None else self._ages(batch)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from apexrl.agents.exploration import slot_exploration
 from apexrl.config import Config
 from apexrl.protocols import Agent, Context
 from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.env_arrays import EnvArrays, Which
 from apexrl.roles.episode_reports import Episodes
+from apexrl.roles.schedules import Exploration
 from apexrl.spec import Array, EnvSpec
 
 VERSION = "version"
@@ -44,7 +44,7 @@ class EnvPlayer:
         self._context = context
         self._agent = agent
         self._check = ActionCheck(config.agent.agent, spec.action)
-        self._exploration = slot_exploration(spec.action, config.actor, context.index, slots, envs)
+        self._exploration = Exploration(context, config, spec.action, [context.index], slots, envs)
         with context.env_call():
             self._env = make_vector(config.env, envs, seed, config.actor.vector, context.env_call)
             self._observation = self._env.reset()
@@ -71,7 +71,7 @@ class EnvPlayer:
         if self.seen is None:
             return
         which = self.which
-        exploration = self._exploration if which is None else self._exploration[which]
+        exploration = self._exploration() if which is None else self._exploration()[which]
         if random:
             exploration = np.full_like(exploration, np.inf)
         actions, extras, state = self._agent.act(self.seen, self._state.take(which) or None, exploration)

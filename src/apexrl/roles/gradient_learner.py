@@ -18,6 +18,7 @@ from apexrl.roles.learner import nonfinite_message, torch_device, write_back
 from apexrl.roles.parameter_client import ParameterClient
 from apexrl.roles.policy_lag import AgeLimit, LagMeter, lags_of
 from apexrl.roles.role_traits import RoleTraits
+from apexrl.roles.schedules import Beta
 from apexrl.roles.update_pace import UpdatePace
 from apexrl.run.status import Work
 from apexrl.spec import EnvSpec
@@ -81,7 +82,7 @@ class GradientLearner:
         source = replay if batches is None else batches.learner(context.index)
         assert source is not None  # one of the two is wired
         self._batches = DirectBatches(
-            source, self._agent, settings.batch_size, config.replay.beta, context.patience, self._ages
+            source, self._agent, settings.batch_size, Beta(context, config), context.patience, self._ages
         )
         self._unsent = UnsentPriorities(context, replay)
         self._outliers = Outliers(config.wiring.outlier_deviations)

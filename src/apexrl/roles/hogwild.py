@@ -9,7 +9,7 @@ import numpy as np
 
 from apexrl.links.local.shared_parameters import SharedParameters
 from apexrl.protocols import STATISTICS, Context
-from apexrl.roles.update_pace import Anneal
+from apexrl.roles.schedules import Anneal
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apexrl.agents.exploration import slot_exploration
 from apexrl.config import Config
 from apexrl.errors import WaitTimeout
 from apexrl.protocols import Acted, Context, State, StepWriter
 from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.actor import FIRST_VERSION, VERSION, PriorityFn
 from apexrl.roles.env_arrays import EnvArrays
+from apexrl.roles.schedules import Exploration
 from apexrl.spec import Array, EnvSpec, is_observation
 
 if TYPE_CHECKING:
@@ -125,9 +125,7 @@ class InferenceBatches:
         self._priorities = priorities
         self._stacked = spec.stack > 1
         self._check = ActionCheck(config.agent.agent, spec.action)
-        self._exploration = np.concatenate(
-            [slot_exploration(spec.action, config.actor, slot, slots, envs) for slot in range(inference.workers)]
-        )
+        self._exploration = Exploration(context, config, spec.action, range(inference.workers), slots, envs)
         self._waiting = Waiting(context, config, inference, self._end)
         self._turn = threading.Lock()  # to gather
         self._lock = threading.Lock()  # of all that follows
@@ -208,7 +206,7 @@ class InferenceBatches:
         which = requests.rows
         seen = {name: values for name, values in requests.columns.items() if is_observation(name)}
         self._state.clear(which, np.asarray(requests.columns["starts"], np.bool_))
-        exploration = self._exploration[which]
+        exploration = self._exploration()[which]
         return InferenceBatch(
             requests,
             seen,

@@ -13,8 +13,9 @@ from apexrl.roles.actor import FIRST_VERSION
 from apexrl.roles.batch_source import DirectBatches, PrefetchedBatches, Ready, UnsentPriorities
 from apexrl.roles.policy_lag import AgeLimit, LagMeter, lags_of
 from apexrl.roles.role_traits import RoleTraits
+from apexrl.roles.schedules import Anneal, Beta
 from apexrl.roles.sync_group import SyncGroup
-from apexrl.roles.update_pace import Anneal, UpdatePace
+from apexrl.roles.update_pace import UpdatePace
 from apexrl.run.folder import RunFolder
 from apexrl.run.status import Work
 from apexrl.spec import Array, EnvSpec
@@ -95,7 +96,7 @@ class Learner:
         ahead = settings.prefetch if settings.prefetch >= 0 else PREFETCH_ON_CUDA * device.startswith("cuda")
         threaded = ahead > 0 and context.patience > 0  # taking turns in one process leaves nobody to fetch ahead
         direct = DirectBatches(
-            source, self._agent, settings.batch_size, config.replay.beta, context.patience, self._ages, threaded
+            source, self._agent, settings.batch_size, Beta(context, config), context.patience, self._ages, threaded
         )
         self._batches = (
             PrefetchedBatches(direct, ahead, context.patience, config.stall_timeout, device) if threaded else direct

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from apexrl.agents.exploration import slot_exploration
 from apexrl.config import Config
 from apexrl.errors import AgentError
 from apexrl.links.local.server_assignment import ServerAssignment
@@ -17,6 +16,7 @@ from apexrl.roles.inference_batches import InferenceMeter, Waiting
 from apexrl.roles.learner import torch_device
 from apexrl.roles.newest_weights import NewestWeights
 from apexrl.roles.role_traits import RoleTraits
+from apexrl.roles.schedules import Exploration
 from apexrl.run.status import Work
 from apexrl.spec import EnvSpec, is_observation
 
@@ -52,9 +52,7 @@ class PolicyWorker:
         self._name = config.agent.agent
         self._check = ActionCheck(self._name, spec.action)
         self._random_start = config.actor.random_start
-        self._exploration = np.concatenate(
-            [slot_exploration(spec.action, config.actor, slot, slots, envs) for slot in range(inference.workers)]
-        )
+        self._exploration = Exploration(context, config, spec.action, range(inference.workers), slots, envs)
         self._states = {name for name in inference.request if not is_observation(name)}
         self._end = inference.server(context.index)
         self._assignment = ServerAssignment(inference, context.index)
@@ -79,7 +77,7 @@ class PolicyWorker:
         """Choose actions for all of a batch at once; also for those who live no more, whom it does not know."""
         seen = {name: values for name, values in requests.columns.items() if is_observation(name)}
         state: State = {name: requests.columns[name] for name in self._states} or None
-        exploration = self._exploration[requests.rows]
+        exploration = self._exploration()[requests.rows]
         random = self._random_start and self._weights.version == FIRST_VERSION
         if random:
             exploration = np.full_like(exploration, np.inf)

@@ -15,7 +15,7 @@ from apexrl.roles.actor import FIRST_VERSION
 from apexrl.roles.batch_source import Ready
 from apexrl.roles.learner import nonfinite_message, torch_device
 from apexrl.roles.policy_lag import LagMeter, lags_of
-from apexrl.roles.update_pace import Anneal
+from apexrl.roles.schedules import Anneal
 from apexrl.spec import EnvSpec
 
 if TYPE_CHECKING:

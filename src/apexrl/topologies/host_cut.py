@@ -43,10 +43,15 @@ def learner_side(program: Program, remote: Mapping[str, Any], resumed: bool = Fa
         resumed: these may have been at work for the run before.
 
     Raises:
-        ConfigError: the topology cannot be cut between actors and learner.
+        ConfigError: the topology cannot be cut between actors and learner, or a setting cannot hold on both sides.
     """
     actor, replay, weights = cut(program)
     config = program.config
+    if config.agent.exploration_steps:
+        raise ConfigError(
+            "--exploration-steps counts the steps of the whole run, and actors on other hosts know only their own: "
+            "set --exploration-steps 0 with --redis"
+        )
     streams = config.actor.actor_slots * config.actor.envs_per_actor
     # its one writer stands for all remote actors
     shared = ReplayLink({**replay.options, "writers": 1, "streams": max(streams, replay.options["streams"])})
@@ -72,10 +77,15 @@ def actor_side(program: Program, leases: Sequence[tuple[int, int]], remote: Mapp
         remote: the uplink's ports that say where the learner is.
 
     Raises:
-        ConfigError: the topology cannot be cut between actors and learner.
+        ConfigError: the topology cannot be cut between actors and learner, or a setting cannot hold on both sides.
     """
     actor, replay, weights = cut(program)
     config = program.config
+    if config.agent.exploration_steps:
+        raise ConfigError(
+            "--exploration-steps counts the steps of the whole run, and actors on other hosts know only their own: "
+            "set --exploration-steps 0 with --redis"
+        )
     streams = len(leases) * config.actor.envs_per_actor
     local = ReplayLink(passing(replay.options, len(leases), streams, int(config.hosts.window_mb * 2**20)))
     here = replace(

@@ -1,0 +1,82 @@
+"""What changes over a run: step size, importance weights and exploration, by the environment steps that are made.
+
+They are counted over the whole run, all its lives and hosts. So a schedule is the same function of experience whoever
+is faster, and a resumed run goes on with what it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apexrl.agents.exploration import slot_exploration
+from apexrl.config import Config
+from apexrl.errors import AgentError
+from apexrl.protocols import Context
+from apexrl.spec import ActionSpec
+
+_BETA_DECIMALS = 2  # batches that are drawn ahead, or several at a time, have one β: it should change seldom
+
+
+class Anneal:
+    """``--anneal``: tells an agent, before each of its updates, which part of the run's environment steps are made."""
+
+    def __init__(self, context: Context, config: Config) -> None:
+        self._context = context
+        self._budget = config.stop.env_steps if config.agent.anneal else 0
+
+    def tell(self, agent: Any) -> None:
+        """Before an update.
+
+        Raises:
+            AgentError: it is to be told and has no ``anneal``.
+        """
+        if not self._budget:
+            return
+        if not callable(getattr(agent, "anneal", None)):
+            raise AgentError(f"--anneal needs an agent with anneal(progress), which {type(agent).__name__} has not")
+        agent.anneal(min(1.0, self._context.total("env_steps") / self._budget))
+
+
+class Beta:
+    """The exponent of importance weights: ``beta``, and from there linearly to ``--beta-end`` at the run's end."""
+
+    def __init__(self, context: Context, config: Config) -> None:
+        self._context = context
+        self._first, self._last = config.replay.beta, config.agent.beta_end
+        self._budget = config.stop.env_steps if self._last else 0
+
+    def __call__(self) -> float:
+        """β of a batch that is drawn now."""
+        if not self._budget:
+            return self._first
+        made = min(1.0, self._context.total("env_steps") / self._budget)
+        return round(self._first + made * (self._last - self._first), _BETA_DECIMALS)
+
+
+class Exploration:
+    """How much the environments of some actor slots explore; ε falls to that from 1 over ``--exploration-steps``.
+
+    Args:
+        mine: the slots, of ``slots`` with ``envs`` environments each.
+    """
+
+    def __init__(
+        self, context: Context, config: Config, action: ActionSpec, mine: Iterable[int], slots: int, envs: int
+    ) -> None:
+        self._context = context
+        self._rungs = np.concatenate([slot_exploration(action, config.actor, slot, slots, envs) for slot in mine])
+        self._steps = 0 if action.box else config.agent.exploration_steps
+
+    def __call__(self) -> NDArray[np.float32]:
+        """Of actions that are chosen now, float32 [environments]."""
+        if not self._steps:
+            return self._rungs
+        left = 1.0 - self._context.total("env_steps") / self._steps
+        if left <= 0.0:
+            self._steps = 0
+            return self._rungs
+        return (self._rungs + left * (1.0 - self._rungs)).astype(np.float32)
