@@ -11,6 +11,8 @@ from apexrl.report.number_format import count, number
 
 LONG = 50  # steps of episodes that hardly are all meant to last equally long
 MANY_STEPS = 10_000
+ENOUGH_EPISODES = 10
+ENOUGH_UPDATES = 200
 
 
 def ends_at_once(record: RunRecord) -> Cause | None:
@@ -51,11 +53,11 @@ def ends_never(record: RunRecord) -> Cause | None:
 def limit_as_end(record: RunRecord) -> Cause | None:
     """Episodes end as terminated at a step that looks like a time limit: what would follow is learned to be worth 0."""
     lengths, later = _lengths(record), list(chain.from_iterable(one.lengths for one in record.later))
-    if not later or any((one.terminated or 0.0) < 1.0 for one in record.later):
+    if len(later) < ENOUGH_EPISODES or any((one.terminated or 0.0) < 1.0 for one in record.later):
         return None
     longest = max(lengths)
     share = later.count(longest) / len(later)
-    if share < 0.5 or longest <= 2:
+    if share < 0.8 or longest <= 2:
         return None
     if len(set(lengths)) == 1:  # a game of so many rounds, perhaps
         confidence = 0.35 if longest >= LONG and longest % LONG == 0 else 0.0
@@ -74,15 +76,16 @@ def limit_as_end(record: RunRecord) -> Cause | None:
 
 def returns_alike(record: RunRecord) -> Cause | None:
     """No episode differs from any other: there is nothing to learn from."""
-    if not record.returns_alike:
+    if not record.returns_alike or record.updates < ENOUGH_UPDATES:
         return None
     size = record.metric("reward_size")
+    more = f": {as_flag('epsilon', 1.0)}" if record.reads("epsilon") and record.discrete else ""
     return Cause(
         "returns_alike",
         "No reward was ever seen" if size == 0.0 else "Every episode had the same return",
         0.5,
         (Evidence(f"all returns of all evaluations are {number(record.evaluations[0].mean)}", METRICS),),
-        "explore more, as " + as_flag("epsilon", 1.0) if record.reads("epsilon") else "a reward on the way to the goal",
+        "reward steps on the way to the goal, or explore more" + more,
     )
 
 

@@ -43,13 +43,11 @@ def updates_few(record: RunRecord) -> Cause | None:
         return Cause("updates_few", "No update was made", 0.95, tuple(evidence), change)
     if record.family == "unrolls":
         return None
-    confidence = 0.0
+    confidence = 0.5
     if record.outside("samples_per_insert", above=False):
         evidence.append(record.seen("samples_per_insert"))
-        confidence += 0.5
-    if updates < FEW_UPDATES:
-        confidence += 0.3
-    if confidence < 0.3:
+        confidence = 0.8 if updates < FEW_UPDATES else 0.5
+    elif updates >= FEW_UPDATES / 10:
         return None
     per_step = READINGS / max(1.0, record.setting("batch_size", 1.0))
     return Cause(

@@ -10,6 +10,8 @@ from apexrl.report.diagnosis.run_record import METRICS, RunRecord
 from apexrl.report.diagnostics import outside
 from apexrl.report.number_format import number
 
+ENOUGH_UPDATES = 500  # before them values are what the network began with
+
 
 def policy_lag_large(record: RunRecord) -> Cause | None:
     """Unrolls come from policies that are many updates old."""
@@ -36,7 +38,9 @@ def policy_lag_large(record: RunRecord) -> Cause | None:
 def values_too_high(record: RunRecord) -> Cause | None:
     """The agent expects much more than it gets."""
     over = record.overestimation
-    if record.family == "unrolls" or over is None or not outside({"overestimation": over}, "replay"):
+    if record.family == "unrolls" or record.updates < ENOUGH_UPDATES or over is None:
+        return None
+    if not outside({"overestimation": over}, "replay"):
         return None
     last = record.later[-1]
     seen = [Evidence(f"overestimation {number(over)}", METRICS)]

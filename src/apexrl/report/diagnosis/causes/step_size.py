@@ -44,7 +44,8 @@ def learning_rate_small(record: RunRecord) -> Cause | None:
     least = USUAL[optimizer][0]
     confidence = 0.35 + 0.1 * log10(least / rate) if rate < least else 0.0
     evidence = [record.given("learning_rate")]
-    if record.outside("relative_update", above=False) and record.updates:
+    pulled = record.metric("gradient_norm")  # where nothing pulls, small updates are right
+    if record.outside("relative_update", above=False) and (pulled is None or pulled > 0.01):
         evidence.append(record.seen("relative_update"))
         confidence += 0.35
     if confidence < 0.1 or record.learned > 0.5:
