@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def record(name: str = "healthy-dqn", **settings: Any) -> RunRecord:
 
 
 def evaluation(length: int, terminated: float = 1.0, mean: float = 1.0) -> Evaluation:
-    return Evaluation(mean, (mean,) * 4, (length,) * 4, terminated, None, None)
+    return Evaluation(mean, (mean,) * 10, (length,) * 10, terminated, None, None)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -111,7 +112,7 @@ def test_a_game_of_fixed_length_is_no_time_limit() -> None:
     assert diagnose(RunRecord(flat(Config()), (), rounds)) == []
     limit = (evaluation(9), evaluation(200, mean=9.0), evaluation(200, mean=9.0))
     assert [cause.name for cause in diagnose(RunRecord(flat(Config()), (), limit))] == ["limit_as_end"]
-    cut = tuple(one.__class__(*(*vars(one).values(),)[:3], 0.0, None, None) for one in limit)
+    cut = tuple(replace(one, terminated=0.0) for one in limit)
     assert diagnose(RunRecord(flat(Config()), (), cut)) == []
 
 
