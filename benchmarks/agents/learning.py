@@ -13,14 +13,10 @@ settings, is not run again (unless ``--again``), and the table always holds all 
 from __future__ import annotations
 
 import argparse
-import json
-import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.lib import learning, report
+from benchmarks.lib import learning
 
 if TYPE_CHECKING:
     from apexrl.config import Config
@@ -77,59 +73,22 @@ def configured(part: Part, agent: str, seed: int, options: argparse.Namespace) -
     return convert.override(config, overrides(part, seed, options))
 
 
-def run(name: str, agent: str, seed: int, options: argparse.Namespace) -> Record:
-    """One run to its end, or how it failed."""
-    part = PARTS[name]
-    wanted, config = overrides(part, seed, options), configured(part, agent, seed, options)
-    record: Record = {
-        "part": name, "agent": agent, "seed": seed, "bar": part.bar, "budget": wanted["env_steps"],
-        "settings": learning.digest(config, options.flags), "jobs": options.jobs,
-    }  # fmt: skip
-    flags = ["--agent", agent]
-    for setting, value in wanted.items():
-        flags += ["--" + setting.replace("_", "-"), str(value)]
-    limit = 60 * wanted["minutes"] + 900
-    run_name = f"agents-{name}-{agent}-{seed}"
-    return learning.measure(record, config, part.preset, run_name, [*flags, *options.flags], limit)
-
-
-def missing(options: argparse.Namespace) -> list[tuple[str, str, int]]:
-    """What was asked for and is not there with the same settings: the first seed of all agents first."""
-    found = [] if options.again else learning.kept(options.records)
-    have = {(r["part"], r["agent"], r["seed"], r["settings"]) for r in found}
-    wanted = []
+def planned(options: argparse.Namespace) -> Iterator[learning.Planned]:
+    """All runs that were asked for: the first seed of all agents first."""
     for name in options.part:
         part = PARTS[name]
         for seed in options.seeds or part.seeds:
             for agent in [a for a in part.agents if not options.agents or a in options.agents]:
-                digest = learning.digest(configured(part, agent, seed, options), options.flags)
-                if (name, agent, seed, digest) not in have:
-                    wanted.append((name, agent, seed))
-    return wanted
-
-
-def run_all(wanted: Sequence[tuple[str, str, int]], options: argparse.Namespace) -> None:
-    """Run them, ``--jobs`` at a time; each is kept as soon as it has ended."""
-    folder = options.records
-    folder.mkdir(parents=True, exist_ok=True)
-    interrupted = threading.Event()
-
-    def one(what: tuple[str, str, int]) -> None:
-        record = run(*what, options)
-        if interrupted.is_set():  # then the run was, too
-            return
-        path = folder / f"{'-'.join(map(str, what))}.json"
-        path.write_text(json.dumps(record), encoding="utf-8")
-        print(f"{' '.join(map(str, what))}: {learning.in_words(record)}", flush=True)
-
-    with ThreadPoolExecutor(options.jobs) as pool:
-        try:
-            for done in [pool.submit(one, what) for what in wanted]:
-                done.result()
-        except BaseException:
-            interrupted.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+                wanted, config = overrides(part, seed, options), configured(part, agent, seed, options)
+                record: Record = {
+                    "part": name, "agent": agent, "seed": seed, "bar": part.bar, "budget": wanted["env_steps"],
+                    "settings": learning.digest(config, options.flags), "jobs": options.jobs,
+                }  # fmt: skip
+                flags = ["--agent", agent]
+                for setting, value in wanted.items():
+                    flags += ["--" + setting.replace("_", "-"), str(value)]
+                limit = 60 * wanted["minutes"] + 900
+                yield learning.Planned(record, config, part.preset, [*flags, *options.flags], limit)
 
 
 def main() -> None:
@@ -137,14 +96,8 @@ def main() -> None:
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
     parser.add_argument("--agents", nargs="+", default=[], help="only these (default: all of the part)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[], help="default: 1 2 3; halfcheetah 1")
-    parser.add_argument("--env-steps", type=int, default=0, help="another budget; use other --records, too")
-    parser.add_argument("--minutes", type=float, default=0.0, help="limit of one run (default: 90; halfcheetah 120)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once; their minutes are then marked as shared")
-    parser.add_argument("--again", action="store_true", help="also what was run before")
-    parser.add_argument("--table", action="store_true", help="run nothing; make table and pictures of what there is")
-    parser.add_argument("--out", type=Path, default=report.OUT, help="folder for table and pictures")
-    parser.add_argument("--records", type=Path, default=report.RECORDS / "agents", help="folder for ended runs")
-    parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="all that follows goes to apexrl train")
+    learning.add_flags(parser, "agents")
     options = parser.parse_args()
     known = {agent for part in PARTS.values() for agent in part.agents}
     if unknown := [agent for agent in options.agents if agent not in known]:
@@ -152,7 +105,7 @@ def main() -> None:
 
     try:
         if not options.table:
-            run_all(missing(options), options)
+            learning.run_missing(planned(options), "agent", "agents", options, options.jobs)
     finally:
         records = learning.kept(options.records)
         for table, parts in TABLES.items():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import math
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.lib import report, runs
 
@@ -44,6 +47,63 @@ def digest(config: Config, flags: Sequence[str]) -> str:
 def kept(folder: Path) -> list[Record]:
     """Every record so far."""
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+
+
+class Planned(NamedTuple):
+    """One run: its record, but for what it reaches, and how it is started."""
+
+    record: Record
+    config: Config
+    preset: str
+    flags: Sequence[str]
+    limit: float
+    """Seconds."""
+
+
+def add_flags(parser: argparse.ArgumentParser, records: str) -> None:
+    """The flags of every benchmark of learning runs, whose records are in the folder ``records``."""
+    parser.add_argument("--env-steps", type=int, default=0, help="another budget; use other --records, too")
+    parser.add_argument("--minutes", type=float, default=0.0, help="limit of one run (default: the part's)")
+    parser.add_argument("--again", action="store_true", help="also what was run before")
+    parser.add_argument("--table", action="store_true", help="run nothing; make table and pictures of what there is")
+    parser.add_argument("--out", type=Path, default=report.OUT, help="folder for table and pictures")
+    parser.add_argument("--records", type=Path, default=report.RECORDS / records, help="folder for ended runs")
+    parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="all that follows goes to apexrl train")
+
+
+def run_missing(planned: Iterable[Planned], by: str, title: str, options: argparse.Namespace, jobs: int = 1) -> None:
+    """Run what has no record with the same settings, ``jobs`` at a time; each is kept as soon as it has ended.
+
+    Args:
+        by: what the records compare: ``agent`` or ``topology``.
+        title: of the benchmark, with which the names of its runs begin.
+    """
+    folder = options.records
+    folder.mkdir(parents=True, exist_ok=True)
+    have = [] if options.again else [tuple(record[key] for key in _key(by)) for record in kept(folder)]
+    wanted = [plan for plan in planned if tuple(plan.record[key] for key in _key(by)) not in have]
+    interrupted = threading.Event()
+
+    def one(plan: Planned) -> None:
+        name = "-".join(str(plan.record[key]) for key in ("part", by, "seed"))
+        record = measure(plan.record, plan.config, plan.preset, f"{title}-{name}", plan.flags, plan.limit)
+        if interrupted.is_set():  # then the run was, too
+            return
+        (folder / f"{name}.json").write_text(json.dumps(record), encoding="utf-8")
+        print(f"{name}, agent {record['agent']}: {in_words(record)}", flush=True)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            for done in [pool.submit(one, plan) for plan in wanted]:
+                done.result()
+        except BaseException:
+            interrupted.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _key(by: str) -> tuple[str, ...]:
+    return ("part", by, "seed", "settings")
 
 
 def measure(record: Record, config: Config, preset: str, run_name: str, flags: Sequence[str], limit: float) -> Record:

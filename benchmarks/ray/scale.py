@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 from typing import Any
 
 from benchmarks.lib import report
@@ -182,21 +181,14 @@ def fitting(options: argparse.Namespace) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", choices=shard_cluster.ROWS, default="atari")
     parser.add_argument("--items", type=int, default=0, help="default: the paper's 2M, or as many as fit into memory")
     parser.add_argument("--shards", type=int, default=2)
-    parser.add_argument("--writers", type=int, default=2, help="processes")
-    parser.add_argument("--streams", type=int, default=ACTORS, help="actors of the paper (default: 360)")
     parser.add_argument("--inserts", type=float, default=INSERTS, help="transitions/s at 1x")
     parser.add_argument("--batches", type=float, default=BATCHES, help="batches/s at 1x")
     parser.add_argument("--first", type=float, default=0.5, help="multiple to begin with")
     parser.add_argument("--most", type=float, default=64.0, help="multiple to end with")
     parser.add_argument("--refine", type=int, default=3, help="times that the gap is halved")
-    parser.add_argument("--warm-up", type=float, default=3.0, help="seconds before a window")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of a window")
-    parser.add_argument("--store-mb", type=int, default=600, help="of the object store")
-    parser.add_argument("--quick", action="store_true", help="small rows, seconds: does it work?")
-    parser.add_argument("--out", type=Path, default=report.OUT, help="folder for table and figures")
+    shard_cluster.add_flags(parser, writers=2, streams=ACTORS, warm_up=3.0, seconds=20.0)
     options = parser.parse_args()
     if options.quick:
         options.rows, options.items, options.streams, options.most, options.refine = "small", 10_000, 16, 1.0, 0

@@ -7,6 +7,7 @@ ready-made steps in shared memory, as actors of a shard's group do.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import tempfile
@@ -24,6 +25,7 @@ from apexrl.launch.ray.shard_clients import ShardClient, generation_name
 from apexrl.replay import Field, Replay
 from apexrl.replay.sharded.shard import DrawResult, Shard, UpdateResult
 from apexrl.replay.sharded.sharded_replay import ShardedReplay
+from benchmarks.lib import report
 from benchmarks.replay.rows import CYCLE, ROWS, steps
 
 ALPHA, BETA, EPS = 0.6, 0.4, 1e-6
@@ -37,6 +39,18 @@ QUIET = {
     "RAY_prestart_worker_first_driver": "0",
 }
 _remote: Any = ray.remote
+
+
+def add_flags(parser: argparse.ArgumentParser, writers: int, streams: int, warm_up: float, seconds: float) -> None:
+    """The flags of every benchmark that drives such a cluster, with these defaults."""
+    parser.add_argument("--rows", choices=ROWS, default="atari", help="whose rates are measured")
+    parser.add_argument("--writers", type=int, default=writers, help="processes; at least as many as shards")
+    parser.add_argument("--streams", type=int, default=streams, help="of all writers together")
+    parser.add_argument("--warm-up", type=float, default=warm_up, help="seconds before a window")
+    parser.add_argument("--seconds", type=float, default=seconds, help="of a window")
+    parser.add_argument("--store-mb", type=int, default=600, help="of the object store")
+    parser.add_argument("--quick", action="store_true", help="small rows, seconds: does it work?")
+    parser.add_argument("--out", type=Path, default=report.OUT, help="folder for table and figures")
 
 
 @contextmanager

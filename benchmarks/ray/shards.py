@@ -219,17 +219,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--items", type=int, default=10_000, help="whose frequencies are counted")
     parser.add_argument("--draws", type=int, default=4000, help="batches that are counted")
-    parser.add_argument("--rows", choices=shard_cluster.ROWS, default="atari", help="whose rates are measured")
     parser.add_argument("--rate-items", type=int, default=100_000)
-    parser.add_argument("--writers", type=int, default=4, help="processes; at least as many as shards")
-    parser.add_argument("--streams", type=int, default=64, help="of all writers together")
-    parser.add_argument("--warm-up", type=float, default=2.0, help="seconds before a window")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of a window")
     parser.add_argument("--launch-warm-up", type=float, default=10.0, help="seconds, of a launcher's run")
     parser.add_argument("--launch-window", type=float, default=60.0, help="seconds, of a launcher's run")
-    parser.add_argument("--store-mb", type=int, default=600, help="of the object store")
-    parser.add_argument("--quick", action="store_true", help="seconds of each: does it work?")
-    parser.add_argument("--out", type=Path, default=report.OUT, help="folder for table and figures")
+    shard_cluster.add_flags(parser, writers=4, streams=64, warm_up=2.0, seconds=15.0)
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.items, options.draws, options.rows = 1, 200, 60, "small"

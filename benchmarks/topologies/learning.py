@@ -13,16 +13,14 @@ with the same settings, is not run again (unless ``--again``), and the table alw
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from apexrl import presets
 from apexrl.agents import AGENTS
 from apexrl.config import Config, convert
 from apexrl.topologies import TOPOLOGIES
-from benchmarks.lib import learning, processes, report
+from benchmarks.lib import learning, processes
 
 Record = learning.Record
 MINUTES = 3.0  # that a run on CartPole may take on two cores
@@ -79,44 +77,19 @@ def words(which: Run, wanted: Mapping[str, Any]) -> list[str]:
     return flags
 
 
-def run(name: str, which: Run, seed: int, options: argparse.Namespace) -> Record:
-    """One run to its end, or how it failed."""
-    part = PARTS[name]
-    wanted, config = overrides(part, which, seed, options), configured(part, which, seed, options)
-    record: Record = {
-        "part": name, "topology": which.topology, "agent": config.agent.agent, "seed": seed, "bar": part.bar,
-        "budget": wanted["env_steps"], "settings": learning.digest(config, options.flags),
-    }  # fmt: skip
-    flags = [*words(which, wanted), *options.flags]
-    run_name = f"topologies-{name}-{which.topology}-{seed}"
-    return learning.measure(record, config, part.preset, run_name, flags, 60.0 * wanted["minutes"] + 300.0)
-
-
-def missing(options: argparse.Namespace) -> list[tuple[str, Run, int]]:
-    """What was asked for and is not there with the same settings: the first seed of all topologies first."""
-    found = [] if options.again else learning.kept(options.records)
-    have = {(r["part"], r["topology"], r["seed"], r["settings"]) for r in found}
-    wanted = []
+def planned(options: argparse.Namespace) -> Iterator[learning.Planned]:
+    """All runs that were asked for: the first seed of all topologies first."""
     for name in options.part:
         part = PARTS[name]
         for seed in options.seeds:
-            for which in part.runs:
-                if options.topologies and which.topology not in options.topologies:
-                    continue
-                digest = learning.digest(configured(part, which, seed, options), options.flags)
-                if (name, which.topology, seed, digest) not in have:
-                    wanted.append((name, which, seed))
-    return wanted
-
-
-def learn(options: argparse.Namespace) -> None:
-    """Run what is missing, one after the other; each is kept as soon as it has ended."""
-    options.records.mkdir(parents=True, exist_ok=True)
-    for name, which, seed in missing(options):
-        record = run(name, which, seed, options)
-        path = options.records / f"{name}-{which.topology}-{seed}.json"
-        path.write_text(json.dumps(record), encoding="utf-8")
-        print(f"{name} {which.topology} {record['agent']} {seed}: {learning.in_words(record)}", flush=True)
+            for which in [one for one in part.runs if not options.topologies or one.topology in options.topologies]:
+                wanted, config = overrides(part, which, seed, options), configured(part, which, seed, options)
+                record: Record = {
+                    "part": name, "topology": which.topology, "agent": config.agent.agent, "seed": seed,
+                    "bar": part.bar, "budget": wanted["env_steps"], "settings": learning.digest(config, options.flags),
+                }  # fmt: skip
+                flags = [*words(which, wanted), *options.flags]
+                yield learning.Planned(record, config, part.preset, flags, 60.0 * wanted["minutes"] + 300.0)
 
 
 def main() -> None:
@@ -124,18 +97,12 @@ def main() -> None:
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
     parser.add_argument("--topologies", nargs="+", choices=TOPOLOGIES, default=[], help="only these (default: all)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="default: 1 2 3")
-    parser.add_argument("--env-steps", type=int, default=0, help="another budget; use other --records, too")
-    parser.add_argument("--minutes", type=float, default=0.0, help="limit of one run (default: the part's)")
-    parser.add_argument("--again", action="store_true", help="also what was run before")
-    parser.add_argument("--table", action="store_true", help="run nothing; make table and pictures of what there is")
-    parser.add_argument("--out", type=Path, default=report.OUT, help="folder for table and pictures")
-    parser.add_argument("--records", type=Path, default=report.RECORDS / "topologies", help="folder for ended runs")
-    parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="all that follows goes to apexrl train")
+    learning.add_flags(parser, "topologies")
     options = parser.parse_args()
     processes.end_in_order()
     try:
         if not options.table:
-            learn(options)
+            learning.run_missing(planned(options), "topology", "topologies", options)
     finally:
         if records := learning.kept(options.records):
             order = {name: tuple(which.topology for which in part.runs) for name, part in PARTS.items()}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
+from gateway_rig import RECORD, SECONDS, SPLITS, TOKEN, until
 
 from apexrl.errors import ExhaustedError, LinkError
 from apexrl.links.local.inference import InferenceLink
@@ -22,20 +22,6 @@ from apexrl.links.tcp.remote_inference import RemoteInference
 from apexrl.links.tcp.slot_leases import LEASE_BITS, SlotLeases
 from free_ports import free_port
 from numbered_requests import REPLY, REQUEST
-
-TOKEN = "a token of this test"
-SPLITS = (2, 1)
-SECONDS = 120.0
-RECORD = Record(
-    run_id="12345678-abcd",
-    name="r",
-    apexrl="0.1.0",
-    host="h",
-    config="x = 1",
-    spec={},
-    splits=[2, 1],
-    lease_seconds=5.0,
-)
 
 
 def link(workers: int = 5) -> InferenceLink:
@@ -149,14 +135,6 @@ def place() -> Iterator[Place]:
     found = Place()
     yield found
     found.gateway.close()
-
-
-def until(truth: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + SECONDS
-    while not (found := truth()):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    return found
 
 
 def test_a_host_hears_what_to_run_and_tells_what_happened_once(place: Place) -> None:

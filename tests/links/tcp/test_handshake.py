@@ -9,6 +9,7 @@ import threading
 from typing import Any
 
 import pytest
+from gateway_rig import SECONDS, SPLITS, TOKEN
 
 from apexrl.errors import FrameError, LinkError
 from apexrl.links.tcp import frames, handshake
@@ -17,10 +18,7 @@ from apexrl.links.tcp.host_connection import HostConnection
 from apexrl.links.tcp.remote_inference import RemoteInference
 from numbered_requests import REPLY, REQUEST
 
-TOKEN = "a token of this test"
 RUN = "12345678-abcd"
-SPLITS = (2, 1)
-SECONDS = 120.0
 
 
 @pytest.mark.parametrize("kind", ["host", "worker"])

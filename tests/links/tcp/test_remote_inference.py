@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from gateway_rig import SECONDS, SPLITS, TOKEN, until
 
 from apexrl.errors import LinkError
 from apexrl.links.local.inference import InferenceLink, RequestServer
@@ -25,18 +25,6 @@ from free_ports import free_port
 
 REQUEST = {"observation": Field((3,), "float32"), "starts": Field((), "bool")}
 REPLY = {"action": Field((2,), "int64")}
-SPLITS = (2, 1)
-SECONDS = 120.0
-TOKEN = "a token of this test"
-
-
-def until(truth: Callable[[], Any]) -> Any:
-    """Wait for what another thread does."""
-    deadline = time.monotonic() + SECONDS
-    while not (found := truth()):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    return found
 
 
 @dataclass
