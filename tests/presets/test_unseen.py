@@ -23,6 +23,9 @@ from apexrl.config.convert import flat, known_settings, override
 from apexrl.errors import ConfigError
 from apexrl.presets import unseen
 from apexrl.presets.choice import AUTO, FAST_STEP_SECONDS, choose
+from apexrl.report.plain_lines import title
+from apexrl.run.folder import make_summary
+from apexrl.run.status import RunStatus
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies.validation import validate
 
@@ -324,6 +327,13 @@ def test_arms_of_a_comparison_have_their_recipes(looked: list[Config]) -> None:
     assert [(arm.agent, arm.config.recipe) for arm in plan.arms] == [("dueling_dqn", "paper"), ("impala", "paper")]
     assert plan.arms[0].config.agent.optimizer == "rmsprop"
     assert "recipe paper" in terms(plan)
+
+
+def test_a_runs_first_line_and_its_summary_say_the_recipe() -> None:
+    config = unseen.with_recipe("dqn", "apex", facts(), "paper")
+    assert "recipe paper" in title(config)
+    assert "recipe" not in title(Config())
+    assert make_summary(config, RunStatus(), stopped_by="env_steps")["recipe"] == "paper"
 
 
 def test_a_resumed_run_keeps_its_recorded_values(started: list[Config]) -> None:
