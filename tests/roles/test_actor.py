@@ -136,7 +136,7 @@ def test_priorities_are_computed_only_where_draws_depend_on_them(stage: Any, alp
 
 
 def test_each_slot_has_its_own_rungs_of_the_ladder(stage: Any) -> None:
-    seen = [make(stage, index=index)[0]._player._exploration for index in range(3)]
+    seen = [make(stage, index=index)[0]._player._exploration() for index in range(3)]
     ladder = epsilon_ladder(6, 0.4, 7.0)
     np.testing.assert_array_equal(np.stack(seen), ladder[[[0, 3], [2, 5], [1, 4]]])
 
@@ -144,7 +144,7 @@ def test_each_slot_has_its_own_rungs_of_the_ladder(stage: Any) -> None:
 def test_slots_that_nobody_has_taken_keep_their_rungs(stage: Any) -> None:
     config = replace(CONFIG, actor=replace(CONFIG.actor, actor_slots=8))
     ladder = epsilon_ladder(16, 0.4, 7.0)
-    np.testing.assert_array_equal(make(stage, config, index=1)[0]._player._exploration, ladder[[4, 12]])
+    np.testing.assert_array_equal(make(stage, config, index=1)[0]._player._exploration(), ladder[[4, 12]])
 
 
 def test_finished_episodes_are_reported_with_return_and_length(stage: Any) -> None:

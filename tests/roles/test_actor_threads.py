@@ -104,7 +104,7 @@ def test_a_row_says_where_it_is_of_and_counts_what_was_decided_there(
         # the state is zero where an episode begins
         assert told.tolist() == [stream * 1_000_000 + int(row["observation"][2]) for row in rows]
         assert {int(row["observation"][0]) for row in rows} == {stream}
-        assert {float(row["explored"]) for row in rows} == {float(actor._player._exploration[stream])}
+        assert {float(row["explored"]) for row in rows} == {float(actor._player._exploration()[stream])}
         final = [bool(row["terminated"] or row["truncated"]) for row in rows]
         for before, (row, after) in zip([False, *final], itertools.pairwise(rows), strict=False):
             here, there = row["observation"], after["observation"]
