@@ -64,7 +64,7 @@ def test_a_metric_is_mentioned_after_some_reports_in_a_row() -> None:
     assert watch.line() == ""
     watch.update(status(99, 0.9))
     assert watch.line() == (
-        "unhealthy: dead_units 0.90 (at most 0.6). Try a smaller --learning-rate, or --normalize-observations"
+        "try a smaller --learning-rate, or --normalize-observations: dead_units is 0.90 (healthy: at most 0.6)"
     )
     watch.update(status(100, 0.1))
     assert watch.line() == ""
@@ -76,7 +76,7 @@ def test_evaluations_tell_of_overestimation() -> None:
         watch.evaluated({"mean": 1.0, "expected_return": 100.0, "discounted_return": 1.0})
         watch.evaluated({"mean": 1.0, "expected_return": 1.0, "discounted_return": 1.0, "final": True})
         watch.update(status(report, 0.1))
-    assert watch.line().startswith("unhealthy: overestimation 0.99 (at most 0.5). Try --double")
+    assert watch.line().endswith("overestimation is 0.99 (healthy: at most 0.5)")
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -85,15 +85,15 @@ def test_the_panel_has_one_line_of_them(width: int) -> None:
     view.began(CONFIG, Path("runs/x"))
     for report in range(PATIENCE):
         view.status = status(report, 0.9)
-        view.status.metrics |= {"reward_size": 1e6, "gradient_norm": 1e5}
+        view.status.metrics |= {"reward_size": 1e6, "gradient_norm": 1e9}
         view.note_training()
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
     console.print(view.render(width))
-    lines = [line for line in console.file.getvalue().splitlines() if "unhealthy" in line]  # type: ignore[attr-defined]
+    lines = [line for line in console.file.getvalue().splitlines() if "│  try " in line]  # type: ignore[attr-defined]
     assert len(lines) == 1
-    assert "reward_size 1.00M" in lines[0]
-    assert "gradient_norm" in lines[0]
-    assert "dead_units" not in lines[0]
+    assert "try --normalize-returns, or --reward-scale: reward_size is 1.00M" in lines[0]
+    assert ("dead_units is 0.90" in lines[0]) == (width == 120)
+    assert "gradient_norm" not in lines[0]  # it is no wonder with such rewards
 
 
 def test_plain_lines_mention_each_once() -> None:
@@ -102,4 +102,4 @@ def test_plain_lines_mention_each_once() -> None:
     lines.started(CONFIG, Path("runs/x"))
     for report in range(3 * PATIENCE):
         lines.update(status(report, 0.9))
-    assert console.file.getvalue().count("unhealthy: dead_units") == 1  # type: ignore[attr-defined]
+    assert console.file.getvalue().count("dead_units is") == 1  # type: ignore[attr-defined]

@@ -51,10 +51,11 @@ class DiagnosticWatch:
         return [one for one in self._found if self._reports[one.diagnostic.name] >= PATIENCE][:SHOWN]
 
     def line(self) -> str:
-        """They in one line, with the advice for the first; empty: there is none."""
+        """They in one line, behind the advice for the first, as the end may be cut off; empty: there is none."""
         if not (worst := self.worst):
             return ""
         said = ", ".join(
-            f"{one.diagnostic.name} {number(one.value, small=True)} ({one.diagnostic.healthy})" for one in worst
+            f"{one.diagnostic.name} is {number(one.value, small=True)} (healthy: {one.diagnostic.healthy})"
+            for one in worst
         )
-        return f"unhealthy: {said}. Try {worst[0].diagnostic.advice(worst[0].value)}"
+        return f"try {worst[0].diagnostic.advice(worst[0].value)}: {said}"

@@ -25,6 +25,7 @@ class Diagnostic(NamedTuple):
     if_low: str = ""  # what to change
     if_high: str = ""
     families: tuple[Family, ...] = ("replay", "unrolls")
+    symptom: bool = False  # what another metric explains, where that is outside its range, too
 
     @property
     def healthy(self) -> str:
@@ -57,6 +58,7 @@ DIAGNOSTICS: Final = (
         high=0.95,
         if_high=f"{_NORMALIZE_RETURNS}; else a larger --gradient-clip",
         families=("replay",),
+        symptom=True,
     ),
     Diagnostic(
         "clipped_gradients",
@@ -69,6 +71,7 @@ DIAGNOSTICS: Final = (
         "L2 norm of the gradient before it is clipped",
         high=1e4,
         if_high="--normalize-observations and --normalize-returns",
+        symptom=True,
     ),
     Diagnostic(
         "relative_update",
@@ -186,14 +189,14 @@ class OutOfRange(NamedTuple):
 
 
 def outside(values: Mapping[str, float], of: Family) -> list[OutOfRange]:
-    """Those of ``values`` that are outside their range, the farthest first."""
+    """Those of ``values`` that are outside their range: the farthest first, symptoms last."""
     found = [
         OutOfRange(entry, values[entry.name])
         for entry in DIAGNOSTICS
         if of in entry.families and math.isfinite(values.get(entry.name, math.nan))
     ]
     found = [one for one in found if one.diagnostic.excess(one.value)]
-    return sorted(found, key=lambda one: -one.diagnostic.excess(one.value))
+    return sorted(found, key=lambda one: (one.diagnostic.symptom, -one.diagnostic.excess(one.value)))
 
 
 def overestimation(expected: float, observed: float) -> float:
