@@ -15,14 +15,14 @@ from idle_roles import Actor, Learner
 from recording_observer import Act, Watcher, all_gone
 
 from apexrl.config import Config, StopConfig
-from apexrl.config.convert import override
 from apexrl.errors import NonFiniteError, WorkerError
-from apexrl.launch import supervisor
+from apexrl.launch import worker_slots
 from apexrl.launch.fork_client import PRELOAD, preloaded
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.run_ledger import Base, Ledger
 from apexrl.launch.supervisor import Supervisor
 from apexrl.launch.wiring import Wiring
+from apexrl.launch.worker_slots import Slot
 from apexrl.links.local.control_board import HURRY, STOP, ControlBoard
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.run.folder import RunFolder
@@ -218,7 +218,7 @@ def test_the_first_interrupt_ends_in_good_order(tmp_path: Path) -> None:
 
 
 def test_a_second_interrupt_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_HURRIED_GRACE_SECONDS", 300.0)  # nobody is killed for being late
+    monkeypatch.setattr(worker_slots, "_HURRIED_SECONDS", 300.0)  # nobody is killed for being late
     sent: list[int] = []
 
     def act(status: Any) -> None:
@@ -303,8 +303,8 @@ def test_the_runs_own_agent_is_imported_before_the_first_worker() -> None:
 @pytest.mark.parametrize(
     ("name", "keeps", "save", "seconds"),
     [
-        ("replay", False, True, supervisor._REPLAY_GRACE_SECONDS),
-        ("learner", True, True, supervisor._REPLAY_GRACE_SECONDS),
+        ("replay", False, True, worker_slots._REPLAY_SECONDS),
+        ("learner", True, True, worker_slots._REPLAY_SECONDS),
         ("actor", False, True, None),
         ("replay", False, False, None),
     ],
@@ -313,11 +313,10 @@ def test_whoever_writes_the_replay_has_the_time_for_it(
     name: str, keeps: bool, save: bool, seconds: float | None, word: int
 ) -> None:
     """Of several learners none owns the replay: its own role does, and saves it after Ctrl-C too."""
-    boss: Any = SimpleNamespace(_board=SimpleNamespace(stop=word), _config=override(Config(), {"save_replay": save}))
     traits = RoleTraits(writes_replay=name == "replay", writes_checkpoints=keeps)
     slot: Any = SimpleNamespace(node=SimpleNamespace(name=name, traits=traits))
-    grace = Supervisor._grace(boss, slot)
-    assert grace == seconds if seconds else grace != supervisor._REPLAY_GRACE_SECONDS
+    grace = Slot.grace(slot, word == HURRY, save)
+    assert grace == seconds if seconds else grace != worker_slots._REPLAY_SECONDS
 
 
 def test_a_life_that_the_kernel_killed_for_lack_of_memory_has_failed(

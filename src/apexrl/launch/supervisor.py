@@ -38,11 +38,7 @@ _FIRST_TICK_SECONDS = 0.02  # until the first environment step, so that its time
 _SHOW_SECONDS = 0.25
 _STARTER_SECONDS = 5.0  # of silence, after which the fork server is asked nothing
 _LEAVE_SECONDS = 20.0  # from being asked to leave, while the run goes on, to the kill
-_KEEPER_GRACE_SECONDS = 120.0  # of the role that writes checkpoints
-_REPLAY_GRACE_SECONDS = 1800.0  # when it also writes the replay
 _NUMBER_SECONDS = 1.0  # until a fence is tried to be written again
-_HURRIED_GRACE_SECONDS = 5.0
-_HURRIED_KEEPER_SECONDS = 30.0  # it has a checkpoint to write
 
 
 class Supervisor:
@@ -264,12 +260,10 @@ class Supervisor:
             if slot.last_error:
                 self._ledger.tell(f"{slot.name} did not leave in good order: {slot.headline}", "warning")
                 slot.last_error = ""
-        elif all(other.patience.fails_always for other in role):
-            who = f"all {len(role)} {slot.node.name}s fail always; {slot.name}" if len(role) > 1 else slot.name
-            often = f"{slot.patience.in_vain} times in a row"
-            self._give_up(slot, WorkerError(f"{who} failed {often}: {slot.account}"))
+        elif (failure := slot.role_failure(role)) is not None:
+            self._give_up(slot, failure)
         elif slot.patience.exhausted:
-            why = f"{slot.patience.account}. The last time: {slot.account}"
+            why = slot.exhausted_account
             if self._can_go_on_without(slot):
                 slot.gone = True
                 self._ledger.give_up(slot.name, f"it {why}")
@@ -318,13 +312,9 @@ class Supervisor:
 
     def _watch_starter(self, now: float) -> None:
         """End the run in good order when the fork server stands still."""
-        limit = max(self._config.stall_timeout, _STARTER_SECONDS)
+        limit = max(self._config.stall_timeout, _STARTER_SECONDS) * (1.0 if self._server.ready else START)
         quiet = self._starter.look(self._server.beats, now)
-        if (
-            self._config.stall_timeout
-            and self._failure is None
-            and quiet > limit * (1.0 if self._server.ready else START)
-        ):
+        if self._config.stall_timeout and self._failure is None and quiet > limit:
             self._failure = WorkerError(
                 f"the process that starts workers stood still for {quiet:.0f} s (--stall-timeout): apexrl resume goes "
                 "on from the last checkpoint"
@@ -350,14 +340,7 @@ class Supervisor:
         return 0.0 if ends else self._config.stall_timeout
 
     def _grace(self, slot: Slot) -> float:
-        """Seconds from the stop in which a worker may wind up."""
-        hurry = self._board.stop == HURRY
-        traits = slot.node.traits
-        if self._config.learner.save_replay and (traits.writes_checkpoints or traits.writes_replay):
-            return _REPLAY_GRACE_SECONDS
-        if traits.writes_checkpoints:
-            return _HURRIED_KEEPER_SECONDS if hurry else _KEEPER_GRACE_SECONDS
-        return _HURRIED_GRACE_SECONDS if hurry else traits.grace_seconds
+        return slot.grace(self._board.stop == HURRY, self._config.learner.save_replay)
 
     def _kill(self, slot: Slot) -> None:
         """Kill a worker with everything it started."""

@@ -6,19 +6,23 @@ import os
 import socket
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from apexrl.launch.restart_budget import RestartBudget, ending_of
+from apexrl.launch.restart_budget import ending_of
+from apexrl.launch.slot_state import SlotState
 from apexrl.launch.stall_dump import START, hung_call, stood_still
 from apexrl.links.local import worker_messages
 from apexrl.links.local.control_board import STATES, ControlBoard
 from apexrl.links.local.stall_detector import StallDetector
-from apexrl.run.metrics import RateMeter
 from apexrl.run.status import WorkerState, WorkerStatus
 from apexrl.shared import available_memory
 from apexrl.topologies.program import Node
+
+# Seconds from the run's stop to the kill
+_HURRIED_SECONDS = 5.0
+_CHECKPOINT_SECONDS, _HURRIED_CHECKPOINT_SECONDS = 120.0, 30.0  # of a role that writes checkpoints
+_REPLAY_SECONDS = 1800.0  # of a role that writes the replay
 
 
 def slot_seed(seed: int, role: str, index: int, generation: int, resumed_at: int = 0, lease: int = 0) -> int:
@@ -33,42 +37,24 @@ def slot_seed(seed: int, role: str, index: int, generation: int, resumed_at: int
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0])
 
 
-def in_full(headline: str, text: str) -> str:
-    """The account of an end: its headline and the text, unless that begins with the headline."""
-    return text if text.startswith(headline) else f"{headline}\n{text}"
-
-
-class Slot:
+class Slot(SlotState):
     """One worker of a program, over all its generations."""
 
     def __init__(self, node: Node, index: int, lease: int, board: ControlBoard, row: int, folder: Path) -> None:
-        self.node = node
-        self.index = index
+        super().__init__(node, index)
         self.lease = lease
-        self.name = f"{node.name}-{index}"
         self.row_number = row
         self.row = board.row(row)
-        self.patience = RestartBudget(node.restarts)
-        self.generation = -1
         self.ticket = -1  # of the present generation at the fork server
         self.alive = False
-        self.gone = False  # given up on, or ended in good order
         self.resting = False  # nobody is to serve here at present
         self.leaving_since: float | None = None  # monotonic seconds at which the present generation was asked to end
-        self.restarts = 0  # generations that followed upon a failure
-        self.restart_at = 0.0  # monotonic seconds of the next generation, while there is none
-        self.errors: list[dict[str, Any]] = []  # the `error` messages of this generation
-        self.last_error = ""
-        self.hung = ""  # why it is to be killed, if it hangs
-        self.stalled = False  # … and that it was not an environment call
-        self.kill_at = 0.0  # monotonic seconds, if it hangs: until then it writes down where it is
+        self.stalled = False  # it hangs outside of environment calls
         self.pid = 0  # of the present generation, once it is born
         self.channel: socket.socket | None = None
         self.log_path = folder / "logs" / f"{self.name}.log"
-        self._rate = RateMeter()
         self._left = True  # whether the last generation ended because it was asked to, or there was none
         self._born_at = 0.0
-        self._work_at_birth = 0
         self._oom_kills_at_birth = 0
         self._starved = False  # the kernel killed the last generation for lack of memory
         self._call, self._loop = StallDetector(), StallDetector()
@@ -134,6 +120,15 @@ class Slot:
             self.channel.close()
             self.channel = None
 
+    def grace(self, hurry: bool, saves_replay: bool) -> float:
+        """Seconds from the run's stop in which the worker may end."""
+        traits = self.node.traits
+        if saves_replay and (traits.writes_checkpoints or traits.writes_replay):
+            return _REPLAY_SECONDS
+        if traits.writes_checkpoints:
+            return _HURRIED_CHECKPOINT_SECONDS if hurry else _CHECKPOINT_SECONDS
+        return _HURRIED_SECONDS if hurry else traits.grace_seconds
+
     @property
     def at_work(self) -> bool:
         """Whether a worker has made its first step and is not asked to leave."""
@@ -182,17 +177,6 @@ class Slot:
             heartbeat_age_seconds=max(0.0, now - self.row.heartbeat),
             work=self.node.traits.work,
         )
-
-    @property
-    def headline(self) -> str:
-        """How the last worker ended, in one line."""
-        lines = self.errors[-1]["error"].splitlines() if self.errors and not self.hung else self.last_error.splitlines()
-        return str(lines[0]) if lines else ""
-
-    @property
-    def account(self) -> str:
-        """How the last worker ended, in full."""
-        return in_full(self.headline, self.last_error)
 
     def why(self, status: int) -> str:
         """Why this worker ended, for a human."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -184,3 +184,13 @@ class BatchPool:
 
     def clear(self) -> None:
         self._sets.clear()
+
+
+def joined(parts: Sequence[Array], whole: Array | None, allocator: Allocator) -> Array:
+    """``parts`` concatenated, into ``whole`` if given; writable, unlike arrays of an object store."""
+    if whole is None and len(parts) == 1 and allocator is aligned and parts[0].flags.writeable:
+        return parts[0]
+    if whole is None:
+        whole = allocator((sum(len(part) for part in parts), *parts[0].shape[1:]), parts[0].dtype.name)
+    np.concatenate(parts, out=whole)
+    return whole

@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from apexrl.config import ActorConfig, Config
 from apexrl.config.placement import Ray
 from apexrl.launch.interrupts import Interrupts
-from apexrl.launch.ray import cluster, driver, ray_slots
+from apexrl.launch.ray import cluster, driver, group_control, ray_slots
 from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.group_plan import most_actors, plan
 from apexrl.launch.ray.ray_actors import Hello, Look, Report
@@ -197,7 +197,7 @@ class Watcher:
 def make_up(monkeypatch: pytest.MonkeyPatch, patience: float = 30.0) -> World:
     """In Ray's place; for ``patience`` seconds the driver waits for whoever does not come."""
     world = World()
-    for module in (driver, cluster):
+    for module in (driver, group_control, cluster):
         monkeypatch.setattr(module, "ray", world)
     monkeypatch.setattr(driver, "Cluster", world.connect)
     monkeypatch.setattr(driver, "HELLO_SECONDS", patience)

@@ -13,7 +13,7 @@ from apexrl.config import ActorConfig, Config
 from apexrl.config.placement import Ray
 from apexrl.errors import WorkerError
 from apexrl.launch.interrupts import Interrupts
-from apexrl.launch.ray import driver, elastic_groups
+from apexrl.launch.ray import driver, elastic_groups, group_control
 from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.ray_actors import GroupMemory, Hello, RoleProcess
 
@@ -155,7 +155,7 @@ def test_an_actor_that_fails_too_often_is_done_without_and_its_group_stays(world
 def test_a_group_that_is_lost_too_often_is_done_without_and_tried_again(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "REFILL_SECONDS", 1.0)
+    monkeypatch.setattr(group_control, "REFILL_SECONDS", 1.0)
 
     def trouble(process: Process, before: int) -> None:
         if process.place == 2 and process.kind is GroupMemory and before <= 5:

@@ -17,7 +17,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError,
 
 from apexrl.errors import ClosedError, ConfigError, FencedError, LinkError, WorkerError
 from apexrl.launch.interrupts import Interrupts
-from apexrl.launch.ray import driver, preflight, ray_actors, ray_slots, shard_clients
+from apexrl.launch.ray import driver, group_control, preflight, ray_actors, ray_slots, shard_clients
 from apexrl.launch.ray.ray_actors import GroupMemory, Hello, News, RayAssignment, Report, RoleProcess
 from apexrl.launch.ray.ray_slots import RaySlot
 from apexrl.links.local.control_board import RUN
@@ -73,7 +73,7 @@ def test_a_group_without_a_place_is_said_once_and_the_others_go_on(impatient: Wo
 
 def test_memory_that_does_not_answer_is_lost(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that was stopped, or is stuck, is up for Ray; who samples its shard waits for it."""
-    monkeypatch.setattr(driver, "_SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(group_control, "_SILENT_SECONDS", 0.5)
 
     def trouble(process: Process, before: int) -> None:
         if process.place == 2 and process.kind is GroupMemory and not before:

@@ -9,11 +9,10 @@ from apexrl.launch.ray.group_plan import Plan
 from apexrl.launch.ray.ray_actors import LEASE_SECONDS, Hello, Look, Report
 from apexrl.launch.ray.shard_clients import samplers
 from apexrl.launch.restart_budget import Ending, RestartBudget
+from apexrl.launch.slot_state import SlotState
 from apexrl.launch.stall_dump import START, hung_call, stood_still
-from apexrl.launch.worker_slots import in_full
 from apexrl.links.local.control_board import COUNTERS, STATES
 from apexrl.links.local.stall_detector import StallDetector
-from apexrl.run.metrics import RateMeter
 from apexrl.run.status import WorkerState, WorkerStatus
 from apexrl.topologies.program import Node, Program
 from apexrl.topologies.ray_cut import actor_group_side, learner_node_side, sampling
@@ -22,33 +21,20 @@ _GRACE_SECONDS, _HURRIED_SECONDS = 20.0, 8.0  # from the stop to the kill
 _KEEPER_SECONDS, _HURRIED_KEEPER_SECONDS = 120.0, 30.0  # of the role that writes checkpoints
 
 
-class RaySlot:
+class RaySlot(SlotState):
     """A worker's slot: it keeps its seed, ε and counters over all generations of workers."""
 
     def __init__(self, node: Node, index: int) -> None:
-        self.node = node
-        self.index = index
-        self.name = f"{node.name}-{index}"
-        self.patience = RestartBudget(node.restarts)
-        self.generation = -1
-        self.gone = False  # given up on, or ended in good order
+        super().__init__(node, index)
         self.handle: Any = None  # of the Ray actor that runs it; None: there is none now
         self.running: Any = None  # what comes when it ends
         self.polled: Any = None
         self.asked_at = self.heard_at = self.born_at = 0.0
-        self.restart_at = 0.0
-        self.restarts = 0
-        self.hung = ""  # why it was killed, or is about to be, if it hung
-        self.stacks: Any = None  # … and where it was, when it comes
-        self.kill_at = 0.0
+        self.stacks: Any = None  # of a worker that hangs, once they arrive
         self._silence = StallDetector()
         self._paused = False  # it writes nothing into the run folder, as it was not heard
-        self.errors: list[dict[str, Any]] = []
-        self.last_error = ""
         self.report = Report({})
         self._before = dict.fromkeys(COUNTERS, 0)
-        self._work_at_birth = 0
-        self._rate = RateMeter()
 
     def begin(self, now: float, handle: Any) -> None:
         self.generation += 1
@@ -136,15 +122,6 @@ class RaySlot:
     @property
     def work_done(self) -> int:
         return self.total(self.node.traits.work.counter)
-
-    @property
-    def headline(self) -> str:
-        text = str(self.errors[-1]["error"]) if self.errors and not self.hung else self.last_error
-        return (text.splitlines() or [""])[0]
-
-    @property
-    def account(self) -> str:
-        return in_full(self.headline, self.last_error)
 
     def status(self, now: float) -> WorkerStatus:
         state: WorkerState = self.report.state  # type: ignore[assignment]  # STATES is a subset of WorkerState

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apexrl.errors import ClosedError, ConfigError, WaitTimeout
-from apexrl.replay.batch import Allocator, ArraySet, Batch, Updated, aligned
+from apexrl.replay.batch import Allocator, ArraySet, Batch, Updated, aligned, joined
 from apexrl.replay.core import Normalize
 from apexrl.replay.layout import Layout
 from apexrl.replay.priorities import checked
@@ -29,7 +29,6 @@ from apexrl.replay.sharded.shard import QUEUE_SECONDS, Answer, DrawResult, Shard
 from apexrl.replay.sharded.shard_keys import MAX_ROWS, ShardKeys, ShardRows
 from apexrl.replay.sharded.shard_limiter import ShardLimiter
 from apexrl.replay.sharded.shard_state import BatchPlan, DrawRequest, ShardState
-from apexrl.spec import Array
 
 _WAITING_UPDATES = 64  # priority messages that one shard may leave unanswered
 _POLL_SECONDS, _STARVED_SECONDS = 0.1, 0.005  # between polls of a shard that was not drawn from; while items are short
@@ -367,7 +366,9 @@ class ShardedReplay:
         parts = plan.got
         given = {} if into is None else into.named
         names = list(parts[0][2].data)
-        data = {name: self._joined([drawn.data[name] for _, _, drawn in parts], given.get(name)) for name in names}
+        data = {
+            name: joined([drawn.data[name] for _, _, drawn in parts], given.get(name), self.allocator) for name in names
+        }
         probabilities = np.concatenate([chance * drawn.probabilities for _, chance, drawn in parts])
         if self._fifo:
             weights = np.ones(plan.rows, np.float32)
@@ -379,20 +380,6 @@ class ShardedReplay:
         if into is not None:
             into.fixed[0][:], into.fixed[1][:], into.fixed[2][:] = keys, probabilities, weights
         return Batch(data, keys, probabilities, weights)
-
-    def _joined(self, parts: Sequence[Array], whole: Array | None) -> Array:
-        """``parts`` concatenated, into ``whole`` if it is given. A batch's arrays belong to the caller and must be
-        writable, which arrays in an object store are not."""
-        if whole is None and len(parts) == 1 and self.allocator is aligned and parts[0].flags.writeable:
-            return parts[0]
-        rows = sum(len(part) for part in parts)
-        if whole is None:
-            whole = self.allocator((rows, *parts[0].shape[1:]), parts[0].dtype.name)
-        at = 0
-        for part in parts:
-            whole[at : at + len(part)] = part
-            at += len(part)
-        return whole
 
     def _why(self, size: int) -> str:
         lost = sum(one.lost for one in self._shards)
