@@ -6,7 +6,6 @@ trains the run (try again later), 130 Ctrl-C (after checkpoint and summary).
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 import traceback
@@ -16,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from apexrl.config import Config, convert
-from apexrl.config.convert import from_toml
+from apexrl.config import Config
 from apexrl.config.settings import did_you_mean
 from apexrl.config.trust import entrusted
 from apexrl.errors import AgentError, ApexrlError, ConfigError, EnvError, HeldError, SpecError
@@ -25,7 +23,6 @@ from apexrl.errors import AgentError, ApexrlError, ConfigError, EnvError, HeldEr
 if TYPE_CHECKING:
     from apexrl.api import Run
     from apexrl.config.placement import Placement
-    from apexrl.presets.unseen import Recipe
 
 TRAIN_MODULES = frozenset(
     ("gymnasium", "matplotlib", "msgspec", "rich", "safetensors", "tensorboard", "tomli_w", "torch", "tyro")
@@ -121,9 +118,10 @@ def _dispatch(words: list[str]) -> int:
 def _train(words: list[str], command: str = "train") -> int:
     """train a preset, a config.toml, or your own environment"""
     from apexrl.cli import train_flags
+    from apexrl.cli.starting_point import starting_point
 
     again = train_flags.resumes_or_starts(words)
-    config, placement = train_flags.parse_train(words, *_starting_point(words, command), command)
+    config, placement = train_flags.parse_train(words, *starting_point(words, command), command)
     return _run(config, None, placement, again)
 
 
@@ -193,88 +191,6 @@ def _stop(words: list[str]) -> int:
     from apexrl.cli.redis_status import stop
 
     return stop(url, run, wanted.wait_seconds)
-
-
-def _starting_point(words: list[str], command: str = "train") -> tuple[Config, str]:
-    """The configuration that the flags change, and its name on the command line, which is removed from ``words``."""
-    from apexrl.presets import names, preset
-
-    if words and not words[0].startswith("-"):
-        word = words.pop(0)
-        if word.endswith(".toml"):
-            path = Path(word).expanduser()
-            if not path.is_file():
-                raise ConfigError(f"there is no file {path}")
-            # the folder of the first run exists: this one gets a new name
-            start = dataclasses.replace(from_toml(path.read_text(encoding="utf-8"), str(path)), name="")
-            return _of_file(start, words, word), word
-        return _with_names(preset(word).config, words), word
-    asks_help = "-h" in words or "--help" in words
-    if not asks_help and not any(word == "--env" or word.startswith("--env=") for word in words):
-        misplaced = next((word for word in words if word in names()), None)
-        if misplaced:
-            raise ConfigError(f"the preset comes first: apexrl {command} {misplaced} --flags")
-        raise ConfigError(
-            f"say what to train: apexrl {command} PRESET ({', '.join(names())}), or apexrl {command} --env ID; "
-            f"see: apexrl {command} --help"
-        )
-    return _unseen(words, command, asks_help), ""
-
-
-def _unseen(words: list[str], command: str, asks_help: bool) -> Config:
-    """What a run without a preset starts from. ``--agent auto``, which is no agent's name, goes from ``words``."""
-    from apexrl.cli import train_flags
-    from apexrl.presets import unseen
-    from apexrl.presets.choice import AUTO
-
-    agent, topology = _given(words, "--agent"), _given(words, "--topology")
-    recipe = _recipe(words)
-    if agent == AUTO:
-        place = words.index("--agent") if "--agent" in words else words.index("--agent=auto")
-        del words[place : place + (2 if words[place] == "--agent" else 1)]
-    if asks_help:
-        return unseen.assumed_start(agent, topology, recipe)
-    look = train_flags.parse_look(words, Config())
-    given = [*train_flags.settings_given(words), *(["redis"] if command == "learner" else [])]
-    start = unseen.start(look, agent, topology, recipe, given)
-    if start.said:
-        print(f"apexrl: {start.said}", file=sys.stderr, flush=True)
-    return start.config
-
-
-def _recipe(words: list[str]) -> Recipe:
-    """The recipe that the flags of a run without a preset name, or that which it has by itself."""
-    recipe: Recipe = convert.known_settings()["recipe"][1].converted(
-        _given(words, "--recipe") or "default", "--recipe: "
-    )
-    return recipe
-
-
-def _of_file(config: Config, words: list[str], word: str) -> Config:
-    """The configuration of a file with the topology and the agent that the flags name."""
-    from apexrl.cli import train_flags
-    from apexrl.presets import unseen
-
-    agent, topology = _given(words, "--agent"), _given(words, "--topology")
-    if config.preset or config.recipe == "none" or not (agent or topology):
-        return _with_names(config, words)
-    return unseen.switched(config, agent, topology, train_flags.look_of_file(words, config, word))
-
-
-def _with_names(config: Config, words: list[str]) -> Config:
-    """``config`` with the topology and the agent that the flags name."""
-    from apexrl.presets import with_names
-
-    return with_names(config, _given(words, "--topology"), _given(words, "--agent"))
-
-
-def _given(words: list[str], flag: str) -> str:
-    """The value of ``flag``; empty: it is not there."""
-    for place, word in enumerate(words):
-        value = words[place + 1] if word == flag and place + 1 < len(words) else word.partition(f"{flag}=")[2]
-        if value:
-            return value
-    return ""
 
 
 def _resume(words: list[str]) -> int:
@@ -372,6 +288,7 @@ def _doctor(words: list[str]) -> int:
 def _compare(words: list[str]) -> int:
     """compare topologies or agents: a table and pictures"""
     from apexrl.cli import train_flags
+    from apexrl.cli.starting_point import recipe_given
 
     named = ["--env"] if words and not words[0].startswith("-") else []  # a preset without --env, as with train
     wanted, rest = train_flags.parse_compare([*named, *words])
@@ -389,7 +306,7 @@ def _compare(words: list[str]) -> int:
         minutes=wanted.minutes,
         env_steps=wanted.env_steps,
         until_goal=wanted.until_goal,
-        recipe=_recipe(rest),
+        recipe=recipe_given(rest),
         change=change,
         look=lambda config: train_flags.parse_look(rest, config),
     )
