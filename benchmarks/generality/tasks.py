@@ -10,7 +10,7 @@ from typing import Literal
 
 ENVS = "benchmarks.generality.envs:"
 ZOO = "benchmark.md of DLR-RM/rl-baselines3-zoo"
-FIGURE = "curves of Young & Tian 2019 (arXiv 1903.03176) at 5M frames, roughly: they give no numbers"
+FIGURE = "rough, remembered reading of DQN's curves at 5M frames in Young & Tian 2019, which gives no numbers"
 
 
 @dataclass(frozen=True)
