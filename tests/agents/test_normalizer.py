@@ -85,9 +85,18 @@ def test_the_size_of_returns_solves_its_recursion() -> None:
         )
     normalizer = Normalizer(spec_of(), AgentConfig(normalize_returns=True), CPU)
     normalizer.step(normalizer.groups(transitions(np.zeros((500, 3)), reward, discount), 0))
+    assert np.sqrt(square) > 5.0
     assert normalizer.unit == pytest.approx(np.sqrt(square), rel=1e-4)
     scaled = normalizer.reward(torch.tensor([5.0]))
     assert float(scaled) == pytest.approx(5.0 / np.sqrt(square), rel=1e-4)
+
+
+def test_returns_are_no_smaller_than_rewards_that_are_rare() -> None:
+    reward = np.zeros(500)
+    reward[0] = 20.0
+    normalizer = Normalizer(spec_of(), AgentConfig(normalize_returns=True), CPU)
+    normalizer.step(normalizer.groups(transitions(np.zeros((500, 3)), reward, 0.5), 0))
+    assert normalizer.unit == pytest.approx(20.0)
 
 
 def test_rewards_are_left_alone_until_there_is_one() -> None:

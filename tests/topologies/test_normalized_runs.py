@@ -58,5 +58,5 @@ def test_statistics_are_of_what_the_actors_saw(name: str, tmp_path: Path) -> Non
     assert ((variance[[1, 3]] > 0.05) & (variance[[1, 3]] < 3.0)).all()
     assert (variance[[0, 2]] < 0.2).all()
     assert 0.5 < rewards[0] < 3.0, "1 a step, of at most three steps"
-    assert 0.7 < rewards[2] < 1.0, "γ, but at ends"
+    assert 0.7 < rewards[3] < 1.0, "γ, but at ends"
     assert float(found["normalizer/optimizer/steps"]) > 5

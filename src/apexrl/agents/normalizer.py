@@ -30,7 +30,7 @@ SETTLING_UPDATES, PERIOD_UPDATES = 100, 10  # ours: afterwards every tenth batch
 
 
 class Moments(nn.Module):
-    """Mean and variance of each observation field; of rewards E[R], E[R²], E[d], E[d²]; of values' targets
+    """Mean and variance of each observation field; of rewards E[R], E[R²], E[|R|], E[d], E[d²]; of values' targets
     E[G], E[G²].
 
     Args:
@@ -49,7 +49,7 @@ class Moments(nn.Module):
 
         self.means = {name: constant(f"mean/{name}", torch.zeros(shape)) for name, shape in shapes.items()}
         self.variances = {name: constant(f"variance/{name}", torch.ones(shape)) for name, shape in shapes.items()}
-        self.rewards = constant("rewards", torch.zeros(4)) if rewards else None
+        self.rewards = constant("rewards", torch.zeros(5)) if rewards else None
         self.targets = constant("targets", torch.zeros(2)) if targets else None
 
     @property
@@ -171,15 +171,16 @@ class Normalizer:
 
         With R and d independent from step to step, E[G] = E[R] / (1 − E[d]) and
         E[G²] = (E[R²] + 2·E[R]·E[d]·E[G]) / (1 − E[d²]). It is made from rewards alone: from learned values, an error
-        of these would feed itself.
+        of these would feed itself. Nor is it less than E[R²] / E[|R|], the size of rewards that are not 0: where these
+        are rare, returns will be of their size as soon as something is learned.
 
         Args:
-            rewards: E[R], E[R²], E[d], E[d²].
+            rewards: E[R], E[R²], E[|R|], E[d], E[d²].
         """
-        first, second, discount, discount_square = rewards.unbind()
+        first, second, size, discount, discount_square = rewards.unbind()
         mean = first / (1.0 - discount).clamp(min=1e-4)
         square = (second + 2.0 * first * discount * mean) / (1.0 - discount_square).clamp(min=1e-4)
-        return torch.where(second > 0, square, 1.0).sqrt()
+        return torch.where(second > 0, torch.maximum(square.sqrt(), second / size), 1.0)
 
     def values(self) -> ValueUnits:
         """The units in which values are learned, on the scale of scaled rewards."""
@@ -273,8 +274,8 @@ class Normalizer:
             into[f"variance/{name}".replace(".", "_")].copy_(variance)
         if self._moments.rewards is not None:
             reward, discount = seen.reward, seen.discount
-            moments = (reward.mean(), reward.square().mean(), discount.mean(), discount.square().mean())
-            into["rewards"].copy_(torch.stack(moments))
+            rewards = (reward.mean(), reward.square().mean(), reward.abs().mean())
+            into["rewards"].copy_(torch.stack((*rewards, discount.mean(), discount.square().mean())))
 
     def _seen(self, batch: Transitions | Sequences | Unrolls) -> Seen:
         """Steps that were taken, newest frames only."""

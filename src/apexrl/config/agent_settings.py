@@ -223,8 +223,8 @@ class ActorCriticSettings:
     separate_values: Annotated[bool, Needs("recurrent", (False,))] = False
     """The value function has its own layers, of the policy's sizes (CleanRL and SB3 for vectors: yes)."""
     popart: bool = False
-    """Values are learned in units of their targets' running mean and deviation, and keep what they say as these change
-    (van Hasselt et al. 2016; Hessel et al. 2019). Parameter servers (a3c --no-hogwild) leave out the second part."""
+    """Values are learned in units of their targets' running mean and deviation (van Hasselt et al. 2016).
+    They keep what they say as these change, but with parameter servers (a3c --no-hogwild)."""
     value_clip: Annotated[float, Range(0)] = 0.0
     """Bound of a value's change in one update, in units of return; 0: none (OpenAI's PPO: 0.2)."""
     entropy_coefficient: Annotated[float, Range(0)] = 0.01
