@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from apexrl.config import Config
-from apexrl.links.local.role_context import InlineContext, InlineRun
+from apexrl.links.local.role_context import InlineContext, InlineRun, WorkerIdentity
 from apexrl.links.redis.experience_stream import ExperienceSender
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.server import Server
@@ -56,7 +56,7 @@ class Rig:
         self.replay = material.replay(SHAPE, 200_000)
         self.said: Counter[str] = Counter()
         run = InlineRun(self._hear, steps_per_second=1000.0)
-        context = InlineContext(run, name="intake-0", role="intake", index=0, generation=0, seed=1, folder=folder)
+        context = InlineContext(run, WorkerIdentity("intake-0", "intake", 0, 0, 1, folder))
         self.receipts = Receipts()
         self.intake = Intake(
             context, config=Config(), server=here, keys=self.keys, run_id=RUN_ID, replay=self.replay,

@@ -36,7 +36,7 @@ from benchmarks.lib import report
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from apexrl.cli.redis_status import picture_of_run
-from apexrl.links.local.role_context import InlineContext, InlineRun
+from apexrl.links.local.role_context import InlineContext, InlineRun, WorkerIdentity
 from apexrl.links.redis import weights_channel as of_weights
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostLease, MessageReader, renewal_pause
@@ -192,7 +192,7 @@ def membership(hosts: int, seconds: float, adapted: bool, folder: Path) -> dict[
 
         heard: list[str] = []
         run = InlineRun(lambda name, kind, values: heard.append(kind), steps_per_second=1000.0)
-        context = InlineContext(run, name="i", role="intake", index=0, generation=0, seed=0, folder=folder)
+        context = InlineContext(run, WorkerIdentity("i", "intake", 0, 0, 0, folder))
         messages, passing, reads = MessageReader(link, learner.keys), HostMessages(context), []
 
         def read() -> None:

@@ -18,7 +18,7 @@ from apexrl.config import Config, EnvConfig
 from apexrl.config.convert import override
 from apexrl.envs import FrameStack, make_vector
 from apexrl.launch.probe import probe
-from apexrl.links.local.role_context import InlineContext, InlineRun
+from apexrl.links.local.role_context import InlineContext, InlineRun, WorkerIdentity
 from apexrl.protocols import Agent, Arrays, State
 from apexrl.replay import Batch, Replay
 from apexrl.roles import Actor
@@ -112,7 +112,7 @@ class Game:
         board = WeightsBoard(seen.weights_nbytes)
         board.publish(self.agent(seed=7).weights(), 2)  # something has been learned: no random start
         run = InlineRun(lambda name, kind, values: None, steps_per_second=1.0)
-        context = InlineContext(run, name="actor-0", role="actor", index=0, generation=0, seed=1, folder=Path())
+        context = InlineContext(run, WorkerIdentity("actor-0", "actor", 0, 0, 1, Path()))
         actor = Actor(context, config=self.config, spec=self.spec, replay=_Noting(self), weights=board)  # type: ignore[arg-type]
         for _ in range(40):
             assert actor.step()

@@ -17,7 +17,7 @@ import numpy as np
 from apexrl.config import ActorConfig, AgentConfig, Config, EnvConfig, HostsConfig, ReplayConfig
 from apexrl.errors import LinkError
 from apexrl.launch.redis_run import make_record
-from apexrl.links.local.role_context import InlineContext, InlineRun
+from apexrl.links.local.role_context import InlineContext, InlineRun, WorkerIdentity
 from apexrl.links.redis.run_record import LearnerDigest, LearnerLease, Orders
 from apexrl.links.redis.server import Server
 from apexrl.replay import Replay
@@ -40,15 +40,6 @@ CONFIG = Config(
 )
 
 
-class Context(InlineContext):
-    """Of a role in real time."""
-
-    patience = 0.05
-
-    def clock(self) -> float:
-        return time.monotonic()
-
-
 class LearnerSide:
     def __init__(
         self, url: str, config: Config = CONFIG, spec: EnvSpec = SPEC, record: dict[str, Any] | None = None
@@ -61,9 +52,9 @@ class LearnerSide:
         told = msgspec.structs.replace(told, **(record or {}))
         self.place = LearnerLease.take(server, told, config.hosts.lease_seconds, replace=True)
         self.said: list[tuple[str, dict[str, Any]]] = []
-        run = InlineRun(lambda name, kind, values: self.said.append((kind, values)), steps_per_second=1.0)
+        run = InlineRun(lambda name, kind, values: self.said.append((kind, values)), steps_per_second=1.0, real_time=True)
         self.totals = run.totals
-        context = Context(run, name="intake-0", role="intake", index=0, generation=0, seed=0, folder=Path())
+        context = InlineContext(run, WorkerIdentity("intake-0", "intake", 0, 0, 0, Path()))
         side = learner_side(whole, {})
         (intake,) = (node for node in side.nodes if node.name == "intake")
         self.replay = Replay(**intake.ports["replay"].options)

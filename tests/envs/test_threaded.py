@@ -21,7 +21,7 @@ from apexrl.envs.threaded import ThreadRows
 from apexrl.errors import EnvError
 from apexrl.links.local import worker_messages
 from apexrl.links.local.control_board import ControlBoard
-from apexrl.links.local.role_context import SharedContext
+from apexrl.links.local.role_context import SharedContext, WorkerIdentity
 
 ALL = np.arange(3)
 
@@ -385,9 +385,7 @@ def test_one_that_hangs_among_many_that_run_is_seen_from_outside() -> None:
     board = ControlBoard(1)
     ours, theirs = worker_messages.channel()
     with ours, theirs:
-        context = SharedContext(
-            name="x", role="x", index=0, generation=0, seed=0, folder=Path(), board=board, row=0, channel=theirs
-        )
+        context = SharedContext(WorkerIdentity("x", "x", 0, 0, 0, Path()), board, 0, theirs)
         row = board.row(0)
         envs = three()
         env = gated(*envs, call=context.env_call)

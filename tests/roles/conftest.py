@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from apexrl.links.local.role_context import InlineContext, InlineRun
+from apexrl.links.local.role_context import InlineContext, InlineRun, WorkerIdentity
 
 
 class Stage:
@@ -18,9 +18,7 @@ class Stage:
         self._folder = folder
 
     def context(self, role: str, index: int = 0, seed: int = 1) -> InlineContext:
-        return InlineContext(
-            self.run, name=f"{role}-{index}", role=role, index=index, generation=0, seed=seed, folder=self._folder
-        )
+        return InlineContext(self.run, WorkerIdentity(f"{role}-{index}", role, index, 0, seed, self._folder))
 
     def values(self, kind: str) -> list[dict[str, Any]]:
         return [values for name, values in self.said if name == kind]

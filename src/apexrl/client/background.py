@@ -17,7 +17,7 @@ from apexrl.config import Config, convert
 from apexrl.config.trust import entrusted
 from apexrl.errors import ApexrlError, ClosedError, ConfigError, LinkError
 from apexrl.links.backoff import Backoff
-from apexrl.links.local.role_context import InlineContext, InlineRun
+from apexrl.links.local.role_context import InlineContext, InlineRun, WorkerIdentity
 from apexrl.links.redis.members import HostDigest, HostLease, renewal_pause
 from apexrl.links.redis.run_record import Orders, RunRecord, find_run
 from apexrl.links.redis.server import Server
@@ -72,10 +72,9 @@ class Carrier:
         self._learner_alive = True
         self._returns: deque[float] = deque(maxlen=_MEAN_EPISODES)
         self._carried: Mapping[str, Any] = {}
-        self._run = InlineRun(self._hear, steps_per_second=1.0)
-        self._context = _Context(
-            self._run, name=f"client-{self.slot}", role="uplink", index=0, generation=0, seed=0, folder=Path()
-        )
+        self._run = InlineRun(self._hear, steps_per_second=1.0, real_time=True)
+        uplink = WorkerIdentity(f"client-{self.slot}", "uplink", index=0, generation=0, seed=0, folder=Path())
+        self._context = InlineContext(self._run, uplink)
         try:
             self._threads = self._start()
         except BaseException:
@@ -256,15 +255,6 @@ class Carrier:
         """Receive the uplink's totals and its trouble."""
         if kind == "uplink":
             self._carried = values
-
-
-class _Context(InlineContext):
-    """The context of a role in a thread of the program's process."""
-
-    patience = 0.1
-
-    def clock(self) -> float:
-        return time.monotonic()
 
 
 def why_ended(run: str, orders: Orders) -> str | None:

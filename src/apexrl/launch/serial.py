@@ -14,7 +14,7 @@ from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.wiring import Wiring
 from apexrl.launch.worker_slots import slot_seed
 from apexrl.links.local.control_board import DROPPED
-from apexrl.links.local.role_context import InlineContext, InlineRun
+from apexrl.links.local.role_context import InlineContext, InlineRun, WorkerIdentity
 from apexrl.protocols import Role
 from apexrl.run.metrics import RateMeter
 from apexrl.run.status import WorkerStatus
@@ -36,8 +36,7 @@ def run_serial(program: Program, ledger: Ledger, wiring: Wiring, interrupts: Int
     members: list[tuple[Node, InlineContext, Role]] = []
     for node in program.nodes:
         for index in range(node.count):
-            context = InlineContext(
-                shared,
+            worker = WorkerIdentity(
                 name=f"{node.name}-{index}",
                 role=node.name,
                 index=index,
@@ -46,6 +45,7 @@ def run_serial(program: Program, ledger: Ledger, wiring: Wiring, interrupts: Int
                 folder=ledger.folder.path,
                 folder_generation=ledger.folder.generations.grant(f"{node.name}-{index}") if node.traits.fenced else 0,
             )
+            context = InlineContext(shared, worker)
             members.append((node, context, node.factory(context, **wiring.ports(node))))
     limited = _limited(program)
     rates = {context.name: RateMeter() for _, context, _ in members}

@@ -29,6 +29,7 @@ from apexrl.launch.worker_process import Assignment, work
 from apexrl.launch.worker_slots import Slot, slot_seed
 from apexrl.links.local import worker_messages
 from apexrl.links.local.control_board import DROPPED, HURRY, RUN, STOP, ControlBoard
+from apexrl.links.local.role_context import WorkerIdentity
 from apexrl.links.local.stall_detector import StallDetector
 from apexrl.topologies.program import Probe, Program
 from apexrl.topologies.queue_links import queue_names
@@ -171,22 +172,18 @@ class Supervisor:
         theirs, log = slot.begin(now)
         if isinstance(log, OSError):
             self._ledger.tell(f"{slot.name} works without a log: {log}", "warning")
-        assignment = Assignment(
+        seeded = slot.index, slot.generation, self._ledger.base.env_steps, slot.lease
+        worker = WorkerIdentity(
             name=slot.name,
             role=slot.node.name,
             index=slot.index,
             generation=slot.generation,
-            seed=slot_seed(
-                self._config.seed, slot.node.name, slot.index, slot.generation, self._ledger.base.env_steps, slot.lease
-            ),
+            seed=slot_seed(self._config.seed, slot.node.name, *seeded),
             folder=self._ledger.folder.path,
-            board=self._board,
-            row=slot.row_number,
-            factory=slot.node.factory,
-            ports=self._wiring.ports(slot.node),
-            nice=slot.node.nice,
             folder_generation=folder_generation,
         )
+        ports = self._wiring.ports(slot.node)
+        assignment = Assignment(worker, self._board, slot.row_number, slot.node.factory, ports, slot.node.nice)
         slot.ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
         self._tickets[slot.ticket] = slot
         assert slot.channel is not None

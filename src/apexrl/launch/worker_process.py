@@ -12,13 +12,12 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from apexrl.errors import AgentError, ConfigError, FencedError, NonFiniteError, SpecError
 from apexrl.launch.stall_dump import dump_on_request
 from apexrl.links.local.control_board import ControlBoard
-from apexrl.links.local.role_context import SharedContext
+from apexrl.links.local.role_context import SharedContext, WorkerIdentity
 from apexrl.roles.role_traits import traits_of
 from apexrl.run.atomic_files import SilentStream
 from apexrl.topologies.program import Factory
@@ -37,19 +36,12 @@ _KEPT_HEAP_BYTES = 128 << 20  # twice one of a thread's heaps, which are given b
 class Assignment:
     """All that one worker needs to know."""
 
-    name: str
-    role: str
-    index: int
-    generation: int
-    seed: int
-    folder: Path
+    worker: WorkerIdentity
     board: ControlBoard
     row: int
     factory: Factory
     ports: Mapping[str, Any]
     nice: int = 0
-    folder_generation: int = 0
-    """Its number among those that write into the run folder (``ownership``); 0: it does not."""
 
 
 def work(channel: socket.socket, assignment: Assignment) -> int:
@@ -65,20 +57,9 @@ def work(channel: socket.socket, assignment: Assignment) -> int:
     os.nice(assignment.nice)
     keep_memory()
     row = assignment.board.row(assignment.row)
-    row.begin(os.getpid(), assignment.generation)
+    row.begin(os.getpid(), assignment.worker.generation)
     row.heartbeat = time.monotonic()
-    context = SharedContext(
-        name=assignment.name,
-        role=assignment.role,
-        index=assignment.index,
-        generation=assignment.generation,
-        seed=assignment.seed,
-        folder=assignment.folder,
-        board=assignment.board,
-        row=assignment.row,
-        channel=channel,
-        folder_generation=assignment.folder_generation,
-    )
+    context = SharedContext(assignment.worker, assignment.board, assignment.row, channel)
     return run_role(context, assignment.factory, assignment.ports)
 
 

@@ -21,6 +21,7 @@ from apexrl.launch.ray import driver, group_control, preflight, ray_actors, ray_
 from apexrl.launch.ray.ray_actors import GroupMemory, Hello, News, RayAssignment, Report, RoleProcess
 from apexrl.launch.ray.ray_slots import RaySlot
 from apexrl.links.local.control_board import RUN
+from apexrl.links.local.role_context import WorkerIdentity
 from apexrl.run import ownership
 from apexrl.run.ownership import Fence, Generations
 from apexrl.topologies.program import Node
@@ -263,9 +264,11 @@ def test_a_writer_may_write_for_as_long_as_the_driver_surely_heard_it(
     monkeypatch.setattr(ownership, "lease_clock", lambda: now[0])
     generations = Generations(tmp_path)
     generations.begin()
-    process = role_process(RayAssignment("learner-0", "learner", 0, 0, 1, tmp_path, True, Learner, folder_generation=2))
+    process = role_process(RayAssignment(WorkerIdentity("learner-0", "learner", 0, 0, 1, tmp_path, 2), True, Learner))
     assert generations.grant("learner-0") == 2
-    fence = Fence(tmp_path, "learner-0", process._assignment.folder_generation, lambda: process._board.held_until)
+    fence = Fence(
+        tmp_path, "learner-0", process._assignment.worker.folder_generation, lambda: process._board.held_until
+    )
     first = process.poll(News(RUN, {}))
     with pytest.raises(LinkError, match="has not answered"):
         fence.check()  # whether that report arrived, nobody knows
@@ -290,7 +293,7 @@ def test_a_writer_may_write_for_as_long_as_the_driver_surely_heard_it(
 def test_roles_that_write_nothing_need_no_lease(
     role_process: Callable[[RayAssignment], RoleProcess], tmp_path: Path
 ) -> None:
-    process = role_process(RayAssignment("actor-0", "actor", 0, 0, 1, tmp_path, False, Learner))
+    process = role_process(RayAssignment(WorkerIdentity("actor-0", "actor", 0, 0, 1, tmp_path), False, Learner))
     process.poll(News(RUN, {}, 1.0))
     assert process._board.held_until == 0.0
 

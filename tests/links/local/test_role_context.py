@@ -13,7 +13,7 @@ import pytest
 
 from apexrl.links.local import worker_messages
 from apexrl.links.local.control_board import HURRY, STOP, ControlBoard
-from apexrl.links.local.role_context import InlineContext, InlineRun, SharedContext
+from apexrl.links.local.role_context import InlineContext, InlineRun, SharedContext, WorkerIdentity
 from apexrl.protocols import Context
 
 
@@ -31,17 +31,7 @@ def shared_pair() -> tuple[Pair, list[socket.socket]]:
     ours, theirs = worker_messages.channel()
 
     def make(row: int) -> SharedContext:
-        return SharedContext(
-            name=f"actor-{row}",
-            role="actor",
-            index=row,
-            generation=0,
-            seed=row,
-            folder=Path(),
-            board=board,
-            row=row,
-            channel=theirs,
-        )
+        return SharedContext(WorkerIdentity(f"actor-{row}", "actor", row, 0, row, Path()), board, row, theirs)
 
     def stop(hurried: bool) -> None:
         board.stop = HURRY if hurried else STOP
@@ -54,7 +44,7 @@ def inline_pair() -> tuple[Pair, list[socket.socket]]:
     run = InlineRun(lambda name, kind, values: heard.append((kind, values)), steps_per_second=10.0)
 
     def make(row: int) -> InlineContext:
-        return InlineContext(run, name=f"actor-{row}", role="actor", index=row, generation=0, seed=row, folder=Path())
+        return InlineContext(run, WorkerIdentity(f"actor-{row}", "actor", row, 0, row, Path()))
 
     def received() -> list[tuple[str, dict[str, Any]]]:
         return [heard.pop(0) for _ in range(len(heard))]
@@ -113,9 +103,7 @@ def test_a_shared_context_shows_calls_and_heartbeats_on_the_board() -> None:
     board = ControlBoard(1)
     ours, theirs = worker_messages.channel()
     with ours, theirs:
-        context = SharedContext(
-            name="x", role="x", index=0, generation=0, seed=0, folder=Path(), board=board, row=0, channel=theirs
-        )
+        context = SharedContext(WorkerIdentity("x", "x", 0, 0, 0, Path()), board, 0, theirs)
         row = board.row(0)
         before = time.monotonic()
         with context.env_call():
@@ -131,9 +119,7 @@ def test_of_several_calls_the_oldest_is_shown() -> None:
     board = ControlBoard(1)
     ours, theirs = worker_messages.channel()
     with ours, theirs:
-        context = SharedContext(
-            name="x", role="x", index=0, generation=0, seed=0, folder=Path(), board=board, row=0, channel=theirs
-        )
+        context = SharedContext(WorkerIdentity("x", "x", 0, 0, 0, Path()), board, 0, theirs)
         row = board.row(0)
         first, second, third = (context.env_call() for _ in range(3))
         first.__enter__()
@@ -154,9 +140,7 @@ def test_calls_in_many_threads_leave_no_mark() -> None:
     board = ControlBoard(1)
     ours, theirs = worker_messages.channel()
     with ours, theirs:
-        context = SharedContext(
-            name="x", role="x", index=0, generation=0, seed=0, folder=Path(), board=board, row=0, channel=theirs
-        )
+        context = SharedContext(WorkerIdentity("x", "x", 0, 0, 0, Path()), board, 0, theirs)
         row = board.row(0)
 
         def calls() -> list[float]:
@@ -177,9 +161,7 @@ def test_a_message_that_cannot_be_sent_is_counted() -> None:
     ours, theirs = worker_messages.channel()
     with theirs:
         ours.close()
-        context = SharedContext(
-            name="x", role="x", index=0, generation=0, seed=0, folder=Path(), board=board, row=0, channel=theirs
-        )
+        context = SharedContext(WorkerIdentity("x", "x", 0, 0, 0, Path()), board, 0, theirs)
         context.send("log", text="nobody hears")
     assert board.total("dropped_messages") == 1
 

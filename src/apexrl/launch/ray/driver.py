@@ -29,6 +29,7 @@ from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.stall_dump import DUMP_SECONDS
 from apexrl.launch.worker_slots import slot_seed
 from apexrl.links.local.control_board import COUNTERS, HURRY, RUN, STOP
+from apexrl.links.local.role_context import WorkerIdentity
 from apexrl.topologies import Probe, Program
 from apexrl.topologies.ray_cut import LEARNERS, queues, sampling
 
@@ -163,18 +164,16 @@ class Driver:
         cpus, gpus = placement.actor_cpus if group.number else 0.0, 0.0
         if node.name in LEARNERS:
             cpus, gpus = placement.learner_cpus, placement.learner_gpus
-        assignment = RayAssignment(
+        worker = WorkerIdentity(
             name=slot.name,
             role=node.name,
             index=slot.index,
             generation=generation,
             seed=slot_seed(self._config.seed, node.name, slot.index, generation, self._ledger.base.env_steps),
             folder=self._ledger.folder.path.resolve(),
-            keeps=node.traits.writes_checkpoints,
-            factory=node.factory,
-            nice=node.nice,
             folder_generation=number,
         )
+        assignment = RayAssignment(worker, node.traits.writes_checkpoints, node.factory, node.nice)
         handle = self._cluster.actor(RoleProcess, group.number, cpus, gpus).remote(assignment)
         slot.begin(now, handle)
         slot.running = handle.run.remote(group.memory.ports.remote(node.name), self._others(slot))

@@ -32,7 +32,7 @@ from apexrl.launch.wiring import Wiring
 from apexrl.launch.worker_process import keep_memory, run_role
 from apexrl.links.local import worker_messages
 from apexrl.links.local.control_board import COUNTERS, ControlBoard
-from apexrl.links.local.role_context import SharedContext
+from apexrl.links.local.role_context import SharedContext, WorkerIdentity
 from apexrl.links.local.sharded_parameters import ShardedParameters
 from apexrl.protocols import Role
 from apexrl.replay import Replay
@@ -179,16 +179,10 @@ class GroupMemory:
 class RayAssignment:
     """What one generation of a worker must know, but its ports."""
 
-    name: str
-    role: str
-    index: int
-    generation: int
-    seed: int
-    folder: Path
+    worker: WorkerIdentity
     keeps: bool
     factory: Factory
     nice: int = 0
-    folder_generation: int = 0  # its number among those that write into the run folder
 
 
 @dataclass(frozen=True)
@@ -220,10 +214,10 @@ class RoleProcess:
     def __init__(self, assignment: RayAssignment) -> None:
         self._assignment = assignment
         self._board = ControlBoard(1)
-        if assignment.folder_generation:
+        if assignment.worker.folder_generation:
             self._board.held_until = _NEVER
         self._row = self._board.row(0)
-        self._row.begin(os.getpid(), assignment.generation)
+        self._row.begin(os.getpid(), assignment.worker.generation)
         self._row.heartbeat = time.monotonic()
         self._ours, self._theirs = worker_messages.channel()
         self._hearing = threading.Lock()
@@ -235,25 +229,14 @@ class RoleProcess:
         os.nice(assignment.nice)
         keep_memory()
         self._others(others)
-        context = SharedContext(
-            name=assignment.name,
-            role=assignment.role,
-            index=assignment.index,
-            generation=assignment.generation,
-            seed=assignment.seed,
-            folder=assignment.folder,
-            board=self._board,
-            row=0,
-            channel=self._theirs,
-            folder_generation=assignment.folder_generation,
-        )
+        context = SharedContext(assignment.worker, self._board, 0, self._theirs)
         return self._report(run_role(context, self._made, ports))
 
     @_apart("talk")
     def poll(self, news: News) -> Report:
         self._others(news.others)
         self._board.stop = news.stop
-        if self._assignment.folder_generation and news.heard:
+        if self._assignment.worker.folder_generation and news.heard:
             self._board.held_until = news.heard + LEASE_SECONDS
         return self._report(None)
 
@@ -286,8 +269,8 @@ class RoleProcess:
 
     def _made(self, context: SharedContext, **ports: Any) -> Role:
         """The role; whoever writes checkpoints must write where the driver reads."""
-        if self._assignment.keeps or self._assignment.role == "evaluator":
-            folder = self._assignment.folder
+        if self._assignment.keeps or self._assignment.worker.role == "evaluator":
+            folder = self._assignment.worker.folder
             if not (folder / "config.toml").exists():
                 raise ConfigError(
                     f"node {platform.node()} does not see the run folder {folder}: put --out on a file system that all "

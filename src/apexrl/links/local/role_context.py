@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,32 +18,44 @@ from apexrl.run.ownership import Fence
 _HEARTBEAT_SECONDS = 0.2
 
 
-class SharedContext:
+@dataclass(frozen=True)
+class WorkerIdentity:
+    """Who a worker is, in one of its generations."""
+
+    name: str
+    """``role-index``."""
+    role: str
+    index: int
+    generation: int
+    seed: int
+    folder: Path
+    """The run folder."""
+    folder_generation: int = 0
+    """Its number among the generations that write into the run folder (``run.ownership``); 0: it does not write."""
+
+
+class _Identified:
+    """The identity of a role's worker, as ``protocols.Context`` shows it."""
+
+    def __init__(self, worker: WorkerIdentity, held_until: Callable[[], float] = lambda: 0.0) -> None:
+        self.name, self.role, self.index = worker.name, worker.role, worker.index
+        self.generation, self.seed, self.folder = worker.generation, worker.seed, worker.folder
+        self.fence = Fence(worker.folder, worker.name, worker.folder_generation, held_until)
+
+
+class SharedContext(_Identified):
     """A worker process's context (``protocols.Context``): the control board, and a socket to the supervisor."""
 
     patience = 0.1
 
     def __init__(
         self,
-        *,
-        name: str,
-        role: str,
-        index: int,
-        generation: int,
-        seed: int,
-        folder: Path,
+        worker: WorkerIdentity,
         board: ControlBoard,
         row: int,
         channel: socket.socket,
-        folder_generation: int = 0,
     ) -> None:
-        self.name = name
-        self.role = role
-        self.index = index
-        self.generation = generation
-        self.seed = seed
-        self.folder = folder
-        self.fence = Fence(folder, name, folder_generation, lambda: board.held_until)
+        super().__init__(worker, lambda: board.held_until)
         self._board = board
         self._row = board.row(row)
         self._channel = channel
@@ -123,9 +136,20 @@ class _EnvCall:
 
 
 class InlineRun:
-    """Shared by the contexts of one serial run: counters, the stop flag, the receiver of messages."""
+    """Shared by the inline contexts of one process: counters, the stop flag, the receiver of messages.
 
-    def __init__(self, receive: Callable[[str, str, dict[str, Any]], None], steps_per_second: float) -> None:
+    Args:
+        steps_per_second: environment steps that count as one second of the roles' clock.
+        real_time: the roles have threads of their own, may wait, and use the real clock.
+    """
+
+    def __init__(
+        self,
+        receive: Callable[[str, str, dict[str, Any]], None],
+        steps_per_second: float,
+        real_time: bool = False,
+    ) -> None:
+        self.real_time = real_time
         self.totals = dict.fromkeys(COUNTERS, 0)
         self.stopping = False
         self.hurried = False
@@ -133,35 +157,22 @@ class InlineRun:
         self.steps_per_second = steps_per_second
 
 
-class InlineContext:
+class InlineContext(_Identified):
     """The context (``protocols.Context``) of a role that takes turns with the others in one process."""
-
-    patience = 0.0
 
     def __init__(
         self,
         run: InlineRun,
-        *,
-        name: str,
-        role: str,
-        index: int,
-        generation: int,
-        seed: int,
-        folder: Path,
-        folder_generation: int = 0,
+        worker: WorkerIdentity,
     ) -> None:
-        self.name = name
-        self.role = role
-        self.index = index
-        self.generation = generation
-        self.seed = seed
-        self.folder = folder
-        self.fence = Fence(folder, name, folder_generation)
+        super().__init__(worker)
         self._run = run
+        self.patience = 0.1 if run.real_time else 0.0
         self.counts = dict.fromkeys(COUNTERS, 0)
 
     def clock(self) -> float:
-        return self._run.totals["env_steps"] / self._run.steps_per_second
+        run = self._run
+        return time.monotonic() if run.real_time else run.totals["env_steps"] / run.steps_per_second
 
     def should_stop(self) -> bool:
         return self._run.stopping
