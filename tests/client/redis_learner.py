@@ -52,7 +52,9 @@ class LearnerSide:
         told = msgspec.structs.replace(told, **(record or {}))
         self.place = LearnerLease.take(server, told, config.hosts.lease_seconds, replace=True)
         self.said: list[tuple[str, dict[str, Any]]] = []
-        run = InlineRun(lambda name, kind, values: self.said.append((kind, values)), steps_per_second=1.0, real_time=True)
+        run = InlineRun(
+            lambda name, kind, values: self.said.append((kind, values)), steps_per_second=1.0, real_time=True
+        )
         self.totals = run.totals
         context = InlineContext(run, WorkerIdentity("intake-0", "intake", 0, 0, 0, Path()))
         side = learner_side(whole, {})

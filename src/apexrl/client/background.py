@@ -55,10 +55,10 @@ class Carrier:
         )
         convert.check_values(self.config, elsewhere=True)
         self._make_links()
-        self._place = HostLease.join(server, record, 1, "client", self.config.hosts.lease_seconds)
+        self._lease = HostLease.join(server, record, 1, "client", self.config.hosts.lease_seconds)
         self._pid = os.getpid()
-        self.slot = self._place.slots[0].index
-        lease = self._place.slots[0]
+        self.slot = self._lease.slots[0].index
+        lease = self._lease.slots[0]
         entropy = [self.config.seed, zlib.crc32(b"client"), lease.index, lease.generation]
         self.seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         self.ended: str | None = None
@@ -78,7 +78,7 @@ class Carrier:
         try:
             self._threads = self._start()
         except BaseException:
-            self._place.leave()
+            self._lease.leave()
             raise
 
     @classmethod
@@ -148,7 +148,7 @@ class Carrier:
         """An episode has ended; ``episode_return`` is unclipped."""
         self._context.count(episodes=1)
         self._returns.append(episode_return)
-        self._place.outbox.episodes([episode_return], [length])
+        self._lease.outbox.episodes([episode_return], [length])
 
     def close(self) -> None:
         """Send what is left and leave the run. In a forked child nothing: everything belongs to the parent."""
@@ -181,17 +181,17 @@ class Carrier:
             self._context,
             config=self.config,
             server=self.server,
-            keys=self._place.keys,
+            keys=self._lease.keys,
             run_id=self.record.run_id,
-            member=self._place.member,
-            generation=self._place.generation,
+            member=self._lease.member,
+            generation=self._lease.generation,
             replay=self.replay,
             weights=self.weights,
         )
         # Daemons: at exit the interpreter joins other threads before finalizers could end them.
         threads = [
             threading.Thread(target=self._carry, args=(uplink,), name="apexrl-uplink", daemon=True),
-            threading.Thread(target=self._keep_place, name="apexrl-lease", daemon=True),
+            threading.Thread(target=self._keep_lease, name="apexrl-lease", daemon=True),
         ]
         for thread in threads:
             thread.start()
@@ -211,12 +211,12 @@ class Carrier:
         except BaseException as error:
             self._failed = error
 
-    def _keep_place(self) -> None:
+    def _keep_lease(self) -> None:
         backoff, rate = Backoff(), RateMeter()
         pause = 0.0
         while not self._closing.wait(pause):
             try:
-                orders = self._place.renew(self._digest(rate))
+                orders = self._lease.renew(self._digest(rate))
             except LinkError as error:
                 self._trouble, pause = str(error), backoff.next()
                 continue
@@ -230,14 +230,14 @@ class Carrier:
                 renewal_pause(orders, self.config.hosts.lease_seconds),
             )
             self._learner_alive = orders.learner_alive
-            if self._place.slots:  # none: all were taken meanwhile; the old ε stays until one is free
-                self.slot = self._place.slots[0].index
+            if self._lease.slots:  # none: all were taken meanwhile; the old ε stays until one is free
+                self.slot = self._lease.slots[0].index
             if self.ended is None:
                 self.ended = why_ended(self.record.name, orders)
             if orders.finished or orders.replaced:  # the learner waits for its clients to leave
                 self._run.hurried = self._run.stopping = True
                 break
-        self._place.leave(self._digest(rate))
+        self._lease.leave(self._digest(rate))
 
     def _digest(self, rate: RateMeter) -> HostDigest:
         totals, returns = self._run.totals, list(self._returns)

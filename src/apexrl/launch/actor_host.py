@@ -199,20 +199,20 @@ def _work(
                 f"host {host_name()} would store steps otherwise than the learner's host {record.host}: install the "
                 f"same version of apexrl on both (there: {record.apexrl})"
             )
-        place = _lease(server, record, config, tell, interrupts)
-        beacon = stack.enter_context(closing(Beacon(place, config)))
+        lease = _lease(server, record, config, tell, interrupts)
+        beacon = stack.enter_context(closing(Beacon(lease, config)))
         remote = {
             "server": server,
-            "keys": place.keys,
+            "keys": lease.keys,
             "run_id": record.run_id,
-            "member": place.member,
-            "generation": place.generation,
+            "member": lease.member,
+            "generation": lease.generation,
         }
-        program = actor_side(whole, [(slot.index, slot.generation) for slot in place.slots], remote)
+        program = actor_side(whole, [(slot.index, slot.generation) for slot in lease.slots], remote)
 
         def first(ledger: Ledger, board: ControlBoard) -> None:
             beacon.announce(ledger.tell)
-            slots = ", ".join(str(slot.index) for slot in place.slots)
+            slots = ", ".join(str(slot.index) for slot in lease.slots)
             ledger.tell(f"joined run {record.name} at {server.address} with the slots {slots}", "info")
 
         return supervise(supervisor, program, config, [*observers, beacon], None, began, seen, first, beacon.check)

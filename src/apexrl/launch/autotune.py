@@ -125,7 +125,7 @@ class AutoTune:
         self._ready_at = math.inf
 
     def _do_without_lost(self, now: float) -> None:
-        """Workers that the run gave up on serve no more: others are called in their place, as far as there are any."""
+        """Workers that the run gave up on serve no more: others replace them, as far as there are any."""
         for name, slots in self._roles.items():
             left = [slot for slot in slots if not slot.gone]
             if len(left) < len(slots):

@@ -35,16 +35,16 @@ class Beacon(IdleObserver):
     """An observer that renews a lease in a thread of its own: the supervisor never waits for the server.
 
     Args:
-        place: taken already.
+        lease: already taken.
         config: of the run; its lease, and how patient an actor host is.
     """
 
     ours = True
 
-    def __init__(self, place: LearnerLease | HostLease, config: Config) -> None:
+    def __init__(self, lease: LearnerLease | HostLease, config: Config) -> None:
         self.error: Exception | None = None
-        self._place = place
-        self._run = place.record.name
+        self._lease = lease
+        self._run = lease.record.name
         self._patience_seconds = 60.0 * config.hosts.patience_minutes
         self._lease_seconds = config.hosts.lease_seconds
         self._period = renewal_pause(Orders(), self._lease_seconds)
@@ -55,7 +55,7 @@ class Beacon(IdleObserver):
         self._news: queue.SimpleQueue[tuple[str, Level]] = queue.SimpleQueue()  # bounded: only changes are told
         self._tell: Callable[[str, Level], None] | None = None
         self._board: ControlBoard | None = None
-        self._paused = False  # the learner's place may be another's
+        self._paused = False  # another learner may hold the lease
         self._alone_since: float | None = None  # monotonic seconds
         self._server_away = self._learner_away = self._weights_away = False
         self._telling = False  # of what this beacon found out: that is no news of this host's
@@ -69,19 +69,19 @@ class Beacon(IdleObserver):
         self._tell = tell
 
     def guard(self, board: ControlBoard) -> None:
-        """Tell all writers of checkpoints, through ``board``, until when the learner's place is surely its own: a word
+        """Tell all writers of checkpoints, through ``board``, until when the learner surely holds its lease: a word
         in shared memory, which runs out by itself when this thread cannot renew it."""
-        assert isinstance(self._place, LearnerLease)
-        board.held_until = self._place.held_until
+        assert isinstance(self._lease, LearnerLease)
+        board.held_until = self._lease.held_until
         self._board = board
 
     def close(self) -> None:
-        """Give the place back: as the end of the run if it had one, else for another to take."""
+        """Release the lease: as the end of the run if it had one, else for another to take."""
         self._closing.set()
         self._thread.join(CLOSE_SECONDS)
 
     def check(self) -> None:
-        """Raise what took the place from us, if anything did."""
+        """Raise the error that ended the lease, if there was one."""
         if self.error is not None:
             raise self.error
 
@@ -99,18 +99,18 @@ class Beacon(IdleObserver):
     def event(self, kind: str, values: Mapping[str, Any]) -> None:
         if kind in ("intake", "uplink"):
             self._carried = {_CARRIED.get(name, name): number for name, number in values.items()}
-        elif kind == "episodes" and isinstance(self._place, HostLease):
-            self._place.outbox.episodes(values["returns"], values["lengths"])
+        elif kind == "episodes" and isinstance(self._lease, HostLease):
+            self._lease.outbox.episodes(values["returns"], values["lengths"])
 
     def message(self, text: str, level: Level = "info") -> None:
-        if level != "info" and not self._telling and isinstance(self._place, HostLease):
-            self._place.outbox.warning(text, level)
+        if level != "info" and not self._telling and isinstance(self._lease, HostLease):
+            self._lease.outbox.warning(text, level)
 
     def finished(self, summary: dict[str, Any]) -> None:
         self._summary = summary
 
     def _keep(self) -> None:
-        """The thread: renew until closed, then give the place back."""
+        """The thread: renew until closed, then release the lease."""
         backoff, pause, failed = Backoff(), 0.0, False
         while not self._closing.wait(pause):
             pause = self._period
@@ -118,8 +118,8 @@ class Beacon(IdleObserver):
                 continue
             try:
                 self._heed(self._renew())
-                if self._board is not None and isinstance(self._place, LearnerLease):
-                    self._board.held_until = self._place.held_until
+                if self._board is not None and isinstance(self._lease, LearnerLease):
+                    self._board.held_until = self._lease.held_until
                 backoff.reset()
             except LinkError as error:
                 self._lost(error)
@@ -130,12 +130,12 @@ class Beacon(IdleObserver):
                 self.error, self._reason = error, "replaced" if isinstance(error, OwnershipError) else "error"
                 failed = True
             self._wait_for_others()
-        self._give_back()
+        self._release()
 
     def _renew(self) -> Orders:
-        if isinstance(self._place, LearnerLease):
-            return self._place.renew(LearnerDigest.of(self._status, self._carried))
-        return self._place.renew(HostDigest.of(self._status, self._carried))
+        if isinstance(self._lease, LearnerLease):
+            return self._lease.renew(LearnerDigest.of(self._status, self._carried))
+        return self._lease.renew(HostDigest.of(self._status, self._carried))
 
     def _look_at_lease(self) -> None:
         """Tell when checkpoints are not written any more, and when they are again."""
@@ -145,12 +145,12 @@ class Beacon(IdleObserver):
             self._paused = paused
             if paused:
                 self._tell(
-                    f"the place of run {self._run} on the server could not be renewed in time, and another learner may "
+                    f"the lease of run {self._run} on the server could not be renewed in time, and another learner may "
                     "take it: no checkpoints are written until the server answers",
                     "warning",
                 )
             elif until != REPLACED:
-                self._tell(f"run {self._run} has kept its place: checkpoints are written again", "info")
+                self._tell(f"run {self._run} has kept its lease: checkpoints are written again", "info")
 
     def _heed(self, orders: Orders) -> None:
         if self._server_away:
@@ -189,7 +189,7 @@ class Beacon(IdleObserver):
 
     def _wait_for_others(self) -> None:
         """An actor host without a learner or a server is of no use for ever; a learner goes on with what it has."""
-        if not (self._server_away or self._learner_away) or isinstance(self._place, LearnerLease):
+        if not (self._server_away or self._learner_away) or isinstance(self._lease, LearnerLease):
             return
         now = time.monotonic()
         self._alone_since = now if self._alone_since is None else self._alone_since
@@ -199,19 +199,19 @@ class Beacon(IdleObserver):
             self.error = LinkError(f"no {who} of run {self._run} for {minutes:g} minutes (--patience-minutes)")
             self._reason = "lost learner"
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         deadline, backoff = time.monotonic() + _FINISH_SECONDS, Backoff()
-        if isinstance(self._place, HostLease):
-            self._place.leave(HostDigest.of(self._status, self._carried))
+        if isinstance(self._lease, HostLease):
+            self._lease.leave(HostDigest.of(self._status, self._carried))
         elif self._summary is None:
-            self._place.leave()
+            self._lease.leave()
         else:
             told = False
             while not told and time.monotonic() < deadline:
                 try:
-                    self._place.finish(self._summary)
+                    self._lease.finish(self._summary)
                     told = True
                 except LinkError:
                     time.sleep(backoff.next())
             if not told:  # hosts then wait for another learner until their patience ends
-                self._place.leave()
+                self._lease.leave()

@@ -99,7 +99,7 @@ def learn(
     server = Server(placement.url)
     server.check()
     with ExitStack() as stack:
-        companion = (
+        local_host = (
             stack.enter_context(closing(LocalActorHost(placement.url, identity, config))) if identity.actors else None
         )
         preload = (*preloaded(config), *HOST_PRELOAD)
@@ -112,24 +112,24 @@ def learn(
             record = sign(record, placement.token)
         if claim is not None and not claim.folder.hosts_path.exists():  # a restart finds its lease again
             identity.write(claim.folder)
-        place = LearnerLease.take(server, record, config.hosts.lease_seconds, placement.replace_run)
-        remote = {"server": server, "keys": place.keys, "run_id": identity.run_id, "fence": place.taken}
-        beacon = stack.enter_context(closing(Beacon(place, config)))
+        lease = LearnerLease.take(server, record, config.hosts.lease_seconds, placement.replace_run)
+        remote = {"server": server, "keys": lease.keys, "run_id": identity.run_id, "fence": lease.taken}
+        beacon = stack.enter_context(closing(Beacon(lease, config)))
         program = learner_side(whole, remote, resumed=before)
-        watchers = [beacon] if companion is None else [beacon, companion]
+        watchers = [beacon] if local_host is None else [beacon, local_host]
 
         def first(ledger: Ledger, board: ControlBoard) -> None:
             beacon.announce(ledger.tell)
             beacon.guard(board)
-            if companion is not None:
-                companion.announce(ledger.tell)
+            if local_host is not None:
+                local_host.announce(ledger.tell)
             ledger.note("hosts.json", lambda: identity.write(ledger.folder))
             ledger.tell(f"run {identity.name} is at {server.address}: actors may join", "info")
 
         def last() -> None:
             beacon.check()
-            if companion is not None:
-                companion.check()
+            if local_host is not None:
+                local_host.check()
 
         return supervise(supervisor, program, config, [*observers, *watchers], claim, began, seen, first, last)
 

@@ -136,9 +136,9 @@ class Supervisor:
         """
         self._ledger, self._board, self._wiring = ledger, board, wiring
         for node in program.nodes:
-            for place, (index, lease) in enumerate(node.leases):
+            for position, (index, lease) in enumerate(node.leases):
                 self._slots.append(Slot(node, index, lease, board, len(self._slots), ledger.folder.path))
-                self._slots[-1].resting = place >= node.count
+                self._slots[-1].resting = position >= node.count
         tune = AutoTune(program, self._slots, board, wiring, ledger) if self._config.wiring.autotune else None
         ticked = shown = -1.0
         while not all(slot.gone for slot in self._slots):

@@ -65,7 +65,7 @@ class ThroughputModel:
     def __init__(self, dimensions: int) -> None:
         self.scales = _PRIOR
         self.windows = 0  # ever measured
-        self._places: Floats = np.empty((0, dimensions))  # log2 of the counts
+        self._points: Floats = np.empty((0, dimensions))  # log2 of the counts
         self._times: Floats = np.empty(0)
         self._logs: Floats = np.empty(0)
         self._faded: Floats = np.empty((0, 0))  # between windows: how much of the surface they share by their times
@@ -76,8 +76,8 @@ class ThroughputModel:
 
     def add(self, counts: Sequence[int], rate: float) -> None:
         """Enter one window's throughput, > 0."""
-        place = np.log2(np.asarray(counts, np.float64))[None]
-        self._places = np.concatenate([self._places, place])[-_MEMORY:]
+        point = np.log2(np.asarray(counts, np.float64))[None]
+        self._points = np.concatenate([self._points, point])[-_MEMORY:]
         self._times = np.append(self._times, self.windows)[-_MEMORY:]
         self._logs = np.append(self._logs, math.log(rate))[-_MEMORY:]
         between = np.abs(self._times[:, None] - self._times[None])
@@ -92,10 +92,10 @@ class ThroughputModel:
     def posterior(self, settings: NDArray[np.int64]) -> tuple[Floats, Floats]:
         """Mean [C] and covariance [C, C] of the surface at ``settings`` [C, dimensions], now; natural logarithms, up to
         a constant. To be asked when at least one window was entered."""
-        places = np.log2(settings.astype(np.float64))
+        points = np.log2(settings.astype(np.float64))
         height, length, stretch = self.scales.height, self.scales.length, self.scales.stretch
-        seen = height**2 * _matern(_squared(places, self._places, stretch), length) * self._remembered()
-        own = height**2 * _matern(_squared(places, places, stretch), length)
+        seen = height**2 * _matern(_squared(points, self._points, stretch), length) * self._remembered()
+        own = height**2 * _matern(_squared(points, points, stretch), length)
         half = self._unroot @ seen.T
         return seen @ self._weights, own - half.T @ half
 
@@ -108,7 +108,7 @@ class ThroughputModel:
         """Of the windows' logarithms, [windows, windows]."""
         kind = scales.length, scales.stretch
         if kind not in self._alike:
-            apart = _squared(self._places, self._places, scales.stretch)
+            apart = _squared(self._points, self._points, scales.stretch)
             self._alike[kind] = _matern(apart, scales.length) * self._faded
         whole: Floats = scales.height**2 * self._alike[kind] + scales.drift**2 * self._together + _OFFSET_VARIANCE
         whole[np.diag_indices_from(whole)] += noise
@@ -128,7 +128,7 @@ class ThroughputModel:
         """One after the other, the value that makes what was measured most likely."""
         centred = self._logs - self._logs.mean()
         for name, choices in _CHOICES.items():
-            if name == "stretch" and self._places.shape[1] == 1:
+            if name == "stretch" and self._points.shape[1] == 1:
                 continue
             tried = [self.scales._replace(**{name: choice}) for choice in choices]
             self.scales = max(tried, key=lambda scales: self._log_likelihood(scales, centred))
@@ -143,7 +143,7 @@ class ThroughputModel:
 
 
 def _squared(these: Floats, those: Floats, stretch: float) -> Floats:
-    """Squared distances [A, B] of places [A, D] and [B, D]; what all counts grow by alike is shrunk by ``stretch``."""
+    """Squared distances [A, B] of points [A, D] and [B, D]; what all counts grow by alike is shrunk by ``stretch``."""
     if these.shape[1] > 1:
         shrunk = 1.0 - 1.0 / stretch
         these = these - shrunk * these.mean(1, keepdims=True)

@@ -121,7 +121,7 @@ def _fits(context: Context, path: Path, name: str) -> Iterator[None]:
 class Saving:
     """When a role writes what it keeps, and what becomes of it where it cannot be written: that is told once, counted,
     and tried again. A disk that is full is no reason to lose the weights in memory. Nor may anything be written while
-    the run's place on its server may be another's; a generation that is fenced is not caught here (``FencedError``).
+    another learner may hold the run's lease; a generation that is fenced is not caught here (``FencedError``).
 
     Args:
         seconds: between two of them, by the context's clock.
@@ -260,7 +260,7 @@ def write_state(context: Context, state: dict[str, Array], keep: int) -> None:
 
     Raises:
         OSError: it could not be written, or what it makes needless not be deleted.
-        LinkError: the run's place on its server may be another's.
+        LinkError: another learner may hold the run's lease.
         FencedError: a newer generation writes here.
     """
     if bad := [name for name, array in state.items() if array.dtype.kind == "f" and not np.isfinite(array).all()]:

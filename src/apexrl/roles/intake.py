@@ -41,7 +41,7 @@ class Intake:
 
     Args:
         streams: the most environments of all other hosts together.
-        fence: of the learner's place; where another learner has a newer one, this intake touches nothing any more.
+        fence: of the learner's lease; once another learner has a newer one, this intake changes nothing.
     """
 
     traits = RoleTraits("intake", Work("chunks", "chunks/s", "carrying"), grace_seconds=20.0)

@@ -43,7 +43,7 @@ def test_groups_beyond_the_first_begin_when_there_is_room(world: World, tmp_path
     assert begun
     assert len(watcher.status.workers) == 1 + 6
     assert not world.of(GroupMemory, 3)
-    assert any("6 actors have places now, of at most 8" in text for text in watcher.texts)
+    assert any("6 actors have resources now, of at most 8" in text for text in watcher.texts)
 
 
 def test_fewer_actors_than_the_least_are_said_once_and_so_are_enough_again(world: World, tmp_path: Path) -> None:
@@ -61,14 +61,14 @@ def test_fewer_actors_than_the_least_are_said_once_and_so_are_enough_again(world
         if any("fewer than" in text for text in watcher.texts):
             for process in world.of(GroupMemory, 3):
                 process.greet()
-        return any("again" in text and "actors have places" in text for text in watcher.texts)
+        return any("again" in text and "actors have resources" in text for text in watcher.texts)
 
     world.trouble = trouble
     watcher = run(tmp_path, until, most=6, shards=3)
-    texts = [text for text in watcher.texts if "actors have places" in text]
+    texts = [text for text in watcher.texts if "actors have resources" in text]
     assert texts[:2] == [
-        "2 actors have places, fewer than the 4 of --actors 4:6; more begin when the cluster has room",
-        "4 actors have places again, of 4:6",
+        "2 actors have resources, fewer than the 4 of --actors 4:6; more begin when the cluster has room",
+        "4 actors have resources again, of 4:6",
     ]
 
 

@@ -159,7 +159,7 @@ def test_a_run_grows_with_the_cluster_and_goes_on_with_what_is_left(nodes: Any, 
     watcher = run(nodes.address, tmp_path, {}, act, actors=(2, 6), shards=3)
     assert watcher.summary["stopped_by"] == "callback"
     assert watcher.summary["restarts"] == {"learner": 0, "actor": 0, "shard": 0}
-    assert watcher.said("6 actors have places now, of at most 6")
+    assert watcher.said("6 actors have resources now, of at most 6")
     assert watcher.said("shard-2 was lost with")
     assert not watcher.said("fewer than the 2")
 

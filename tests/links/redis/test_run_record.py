@@ -265,7 +265,7 @@ def test_a_living_run_is_not_wiped_by_one_that_a_forgetful_server_lost(server: S
     raw.hset(second.keys.state, "taken", first.taken - 1000)
     raw.xadd(second.keys.steps, {"frame": b"x"})
     before = dumped(raw)
-    with pytest.raises(LinkError, match="waiting for its place to expire"):
+    with pytest.raises(LinkError, match="waiting for its lease to expire"):
         first.renew(LearnerDigest())
     wait_until(lambda: shut_out(first))
     assert dumped(raw) == before

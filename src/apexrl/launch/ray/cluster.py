@@ -85,7 +85,7 @@ class Cluster:
         return [node for node in alive if all(node["Resources"].get(what, 0.0) >= count for what, count in wanted)]
 
     def reserve(self, bundles: Sequence[dict[str, float]], stopped: Callable[[], bool]) -> None:
-        """Reserve a place for each bundle of resources, on different nodes where possible; the first, which is home's,
+        """Reserve each bundle of resources, on different nodes where possible; the first, which is home's,
         on the driver's node if there is room: the learner writes into the run folder.
 
         Raises:
@@ -105,7 +105,7 @@ class Cluster:
             raise ConfigError(self._lacks(bundles))
 
     def want(self, number: int, bundle: dict[str, float]) -> None:
-        """Ask for one more place, which the cluster gives when it has room, and gives again when its node was lost.
+        """Ask for one more bundle, which the cluster gives when it has room, and gives again when its node was lost.
         Until then it is demand, by which a cluster may grow."""
         self._more[number] = placement_group([bundle], strategy="PACK")
 
@@ -141,7 +141,7 @@ class Cluster:
         return {**bundle, name: _NEAR} if fits else None
 
     def actor(self, cls: type, bundle: int, cpus: float, gpus: float = 0.0, name: str | None = None) -> Any:
-        """The class as Ray's actor in a place, to be called with ``remote``."""
+        """The class as Ray's actor in a bundle, to be called with ``remote``."""
         return _remote_class(cls).options(
             num_cpus=cpus,
             num_gpus=gpus,
@@ -149,18 +149,18 @@ class Cluster:
             namespace=self.namespace,
             max_restarts=0,
             max_task_retries=0,
-            scheduling_strategy=self._place(bundle),
+            scheduling_strategy=self._strategy(bundle),
         )
 
     def task(self, function: Any, bundle: int) -> Any:
-        """The function as Ray's task in a place, run once."""
+        """The function as Ray's task in a bundle, run once."""
         return _remote(function).options(
             num_cpus=0,
             max_retries=0,
-            scheduling_strategy=self._place(bundle),
+            scheduling_strategy=self._strategy(bundle),
         )
 
-    def _place(self, bundle: int) -> PlacementGroupSchedulingStrategy:
+    def _strategy(self, bundle: int) -> PlacementGroupSchedulingStrategy:
         if bundle in self._more:
             return PlacementGroupSchedulingStrategy(self._more[bundle], placement_group_bundle_index=0)
         assert self._group is not None, "call reserve first"
@@ -187,7 +187,7 @@ class Cluster:
             for node in self.nodes()
         ]
         return (
-            f"this run wants {wanted} in {len(bundles)} places of at most {largest}, and within "
+            f"this run wants {wanted} in {len(bundles)} bundles of at most {largest}, and within "
             f"{self._placement.wait_seconds:g} s the cluster did not have that free. It is: "
             f"{'; '.join(nodes) or 'empty'}. Take fewer --actors, less --actor-cpus or --learner-gpus"
             + (

@@ -67,14 +67,14 @@ class ElasticGroups:
         if count >= least and not self._enough:
             self._enough = True
             if self._most:
-                self._tell(f"{count} actors have places again, of {least}:{most}", "info")
+                self._tell(f"{count} actors have resources again, of {least}:{most}", "info")
         elif count < least and self._enough:
             self._enough = False
             self._tell(
-                f"{count} actors have places, fewer than the {least} of --actors {least}:{most}; more begin when the "
-                "cluster has room",
+                f"{count} actors have resources, fewer than the {least} of --actors {least}:{most}; more begin when "
+                "the cluster has room",
                 "warning",
             )
         if count > max(self._most, least):
-            self._tell(f"{count} actors have places now, of at most {most}", "info")
+            self._tell(f"{count} actors have resources now, of at most {most}", "info")
         self._most = max(self._most, count)

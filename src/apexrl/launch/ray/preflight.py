@@ -22,13 +22,13 @@ from apexrl.topologies import Probe
 from apexrl.topologies.ray_cut import queues
 
 _TICK_SECONDS = 0.1
-HELLO_SECONDS = 120.0  # for a process to start, where there is a place for it
+HELLO_SECONDS = 120.0  # for a process to start, where there is room for it
 _COMPARED = ("apexrl", "torch", "numpy", "gymnasium")
 _NOT_INSTALLED = ("No module named", "failed to import", "Failed to import")
 
 
 def receive(config: Config, placement: Ray, cluster: Cluster, interrupts: Interrupts) -> tuple[Probe, Plan]:
-    """What the probe saw in the learner's place, and who works in which group.
+    """What the probe saw on the learner's node, and who works in which group.
 
     Raises:
         ConfigError: the cluster does not have the bundles, or its nodes have other versions than this process.
@@ -36,7 +36,7 @@ def receive(config: Config, placement: Ray, cluster: Cluster, interrupts: Interr
     """
     decided = fitting(config, placement, cluster)
     reserve(config, placement, decided, cluster, interrupts)
-    greetings = [cluster.task(hello, place).remote() for place in range(decided.base + 1)]
+    greetings = [cluster.task(hello, bundle).remote() for bundle in range(decided.base + 1)]
     for greeting in _await(greetings, HELLO_SECONDS, "the nodes do not start processes", interrupts):
         compare(greeting)
     timeout = config.actor.env_timeout
@@ -54,7 +54,7 @@ def fitting(config: Config, placement: Ray, cluster: Cluster) -> Plan:
     first = plan(config, placement, nodes, queues(config))
     for fewer in range(nodes, 0, -1):
         decided = plan(config, placement, fewer, queues(config))
-        largest = max(place["CPU"] for place in resource_bundles(config, placement, decided)[1 : decided.base + 1])
+        largest = max(bundle["CPU"] for bundle in resource_bundles(config, placement, decided)[1 : decided.base + 1])
         if len(cluster.nodes({"CPU": largest})) >= decided.base:
             return decided
     return first

@@ -204,7 +204,7 @@ class Requests(NamedTuple):
     rows: NDArray[np.int64]  # [R], numbers of the environments in the whole run
     columns: dict[str, Array]  # name -> [R, ...], copies
     numbers: list[int]  # [G], of the group's request
-    places: NDArray[np.int64]  # [R], rows of the columns
+    column_rows: NDArray[np.int64]  # [R], rows of the columns
 
     def only(self, chosen: NDArray[np.bool_], sizes: NDArray[np.int64]) -> Requests:
         """The requests of the groups for which ``chosen`` [G] is true; ``sizes`` [G]: environments of each."""
@@ -216,7 +216,7 @@ class Requests(NamedTuple):
             self.rows[rows],
             {name: column[rows] for name, column in self.columns.items()},
             [self.numbers[i] for i in np.flatnonzero(chosen)],
-            self.places[rows],
+            self.column_rows[rows],
         )
 
 
@@ -261,21 +261,21 @@ class RequestServer:
         ]  # loaded before the columns, which are complete then
         halves = np.array(numbers) % 2
         rows = np.concatenate([link.rows_of[group] for group in groups])
-        places = rows + np.repeat(halves * link.envs, self._sizes[groups])
+        column_rows = rows + np.repeat(halves * link.envs, self._sizes[groups])
         return Requests(
             list(groups),
             link.generations[halves, list(groups)],
             link.asked_at[halves, list(groups)],
             rows,
-            {name: column.take(places, axis=0) for name, column in link.request_columns.items()},
+            {name: column.take(column_rows, axis=0) for name, column in link.request_columns.items()},
             numbers,
-            places,
+            column_rows,
         )
 
     def answer(self, requests: Requests, reply: Mapping[str, Array]) -> None:
         """Answer what was ``read``: ``reply`` name -> [R, ...]."""
         for name, column in self._link.reply_columns.items():
-            column[requests.places] = reply[name]
+            column[requests.column_rows] = reply[name]
         self.dismiss(requests)
 
     def dismiss(self, requests: Requests) -> None:

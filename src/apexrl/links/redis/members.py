@@ -117,9 +117,9 @@ class HostLease:
             )
             match reply[0]:
                 case b"joined":
-                    place = cls(connection, record, kind, member, ttl, reply)
-                    place.renew(HostDigest())
-                    return place
+                    lease = cls(connection, record, kind, member, ttl, reply)
+                    lease.renew(HostDigest())
+                    return lease
                 case b"full":
                     free = int(reply[1])
                     fewer = f"start at most {free} (--actors {free}), or " if free else ""

@@ -129,7 +129,7 @@ class LearnerLease:
                 raise HeldError(
                     f"run {record.name} at {server.address} has a learner: {_who(reply[1:])}. "
                     "Stop it (apexrl stop), or choose another --run; "
-                    f"if it is dead, its place is free in {int(reply[4]) / 1000:.1f} s"
+                    f"if it is dead, its lease ends in {int(reply[4]) / 1000:.1f} s"
                 )
             if not reply[1]:
                 with contextlib.suppress(LinkError):  # the lease is taken; old parts do no harm
@@ -158,7 +158,7 @@ class LearnerLease:
         )
         if reply[0] == b"taken" and not self._shut_out_too_long(asked_at):
             where = f"{self.record.name} at {self._connection.server.address}"
-            raise LinkError(f"another run {where} has a learner, {_who(reply[1:])}: waiting for its place to expire")
+            raise LinkError(f"another run {where} has a learner, {_who(reply[1:])}: waiting for its lease to expire")
         if reply[0] != b"held":
             raise OwnershipError(
                 f"run {self.record.name} at {self._connection.server.address} has another learner now: "
@@ -301,7 +301,7 @@ def _clear_parts(connection: Connection, keys: RunKeys) -> None:
 def _who(reply: list[bytes]) -> str:
     host, pid, age = reply[:3]
     if not host:
-        return "one that has given its place back"
+        return "one that has released its lease"
     return f"process {printable(pid, 20)} on {printable(host, 64)}, last heard of {whole(age) / 1000:.1f} s ago"
 
 

@@ -43,10 +43,10 @@ local function heal(key, kind)
   if found ~= 'none' and found ~= kind then redis.call('DEL', key) end
 end
 local function even_when_full() redis.pcall('HDEL', KEYS[1], '') end  -- the first write; changes nothing
-local function held(key)  -- whether a learner has its place, and for how long yet
-  local place = redis.call('HMGET', key, 'token', 'until', 'ttl')
-  local till, longest = whole(place[2]), now + whole(place[3])
-  if not identity(place[1]) or till <= now then return false end
+local function held(key)  -- whether a learner holds its lease, and for how long yet
+  local holder = redis.call('HMGET', key, 'token', 'until', 'ttl')
+  local till, longest = whole(holder[2]), now + whole(holder[3])
+  if not identity(holder[1]) or till <= now then return false end
   if till > longest then  -- the clock was set back
     till = longest
     redis.call('HSET', key, 'until', text(till))
@@ -63,15 +63,15 @@ TAKE: Final = (
 heal(KEYS[1], 'hash') heal(KEYS[2], 'hash') even_when_full()
 local living, left = held(KEYS[2])
 if living then
-  local place = redis.call('HMGET', KEYS[2], 'host', 'pid', 'seen')
-  return {'held', place[1] or '', place[2] or '', text(now - whole(place[3])), text(left)}
+  local holder = redis.call('HMGET', KEYS[2], 'host', 'pid', 'seen')
+  return {'held', holder[1] or '', holder[2] or '', text(now - whole(holder[3])), text(left)}
 end
 local run = identity(redis.call('HGET', KEYS[1], 'run_id'))
 local resumed = run == ARGV[1]
 if run and not resumed and ARGV[7] ~= '1' then
-  local place = redis.call('HMGET', KEYS[2], 'host', 'pid', 'seen')
+  local holder = redis.call('HMGET', KEYS[2], 'host', 'pid', 'seen')
   local phase = redis.call('HGET', KEYS[1], 'phase')
-  return {'another', place[1] or '', place[2] or '', text(now - whole(place[3])), phase or ''}
+  return {'another', holder[1] or '', holder[2] or '', text(now - whole(holder[3])), phase or ''}
 end
 local taken = text(math.max(now, whole(redis.call('HGET', KEYS[1], 'taken')) + 1))
 for index, key in ipairs(KEYS) do
@@ -95,12 +95,12 @@ heal(KEYS[1], 'hash') heal(KEYS[2], 'hash') heal(KEYS[3], 'string') heal(KEYS[4]
 local run = identity(redis.call('HGET', KEYS[1], 'run_id'))
 local taken = whole(redis.call('HGET', KEYS[1], 'taken'))
 if taken > tonumber(ARGV[9]) then
-  local place = redis.call('HMGET', KEYS[2], 'host', 'pid', 'seen')
-  return {'replaced', place[1] or '', place[2] or '', text(now - whole(place[3]))}
+  local holder = redis.call('HMGET', KEYS[2], 'host', 'pid', 'seen')
+  return {'replaced', holder[1] or '', holder[2] or '', text(now - whole(holder[3]))}
 end
 if run and run ~= ARGV[1] and held(KEYS[2]) and redis.call('HGET', KEYS[2], 'token') ~= ARGV[2] then
-  local place = redis.call('HMGET', KEYS[2], 'host', 'pid', 'seen')  -- its learner may live: nothing of it is touched
-  return {'taken', place[1] or '', place[2] or '', text(now - whole(place[3]))}
+  local holder = redis.call('HMGET', KEYS[2], 'host', 'pid', 'seen')  -- its learner may live: nothing of it is touched
+  return {'taken', holder[1] or '', holder[2] or '', text(now - whole(holder[3]))}
 end
 if run ~= ARGV[1] or taken < tonumber(ARGV[9]) then  -- an empty server, or an old snapshot
   if run and run ~= ARGV[1] then redis.call('UNLINK', unpack(KEYS)) end

@@ -134,7 +134,7 @@ class Gateway:
 
     def _greet(self, connection: socket.socket, where: Any) -> None:
         """Admit a worker or a host, or refuse it with a reason."""
-        address, place = where[0], f"{where[0]}:{where[1]}"
+        address, caller_at = where[0], f"{where[0]}:{where[1]}"
         who, replaced = "somebody", b""
         peer = frames.Connection(connection)
         try:
@@ -145,14 +145,14 @@ class Gateway:
                 replaced = caller.replaced
                 raise LinkError("it works for another run than the one that is here now")
             if hello.worker == HOST:
-                self.members.admit(peer, caller, place)
+                self.members.admit(peer, caller, caller_at)
             else:
-                self._let_in(peer, caller, f"{who} at {place}", address)
+                self._let_in(peer, caller, f"{who} at {caller_at}", address)
         except ssl.SSLError as error:
-            self._greetings.fail(address, f"{who} at {place}", f"TLS failed ({error.reason or error})")
+            self._greetings.fail(address, f"{who} at {caller_at}", f"TLS failed ({error.reason or error})")
             peer.close(_SLICE)  # it may still read the reason
         except (OSError, FrameError, LinkError) as error:
-            self._greetings.fail(address, f"{who} at {place}", str(error))
+            self._greetings.fail(address, f"{who} at {caller_at}", str(error))
             refuse(peer, str(error), replaced)
         finally:
             self._greetings.end(address)
