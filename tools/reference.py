@@ -14,6 +14,7 @@ import sys
 import typing
 from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import apexrl.errors
@@ -254,23 +255,15 @@ def entry(name: str, value: Any) -> Iterator[str]:
         yield from text_of(value)
         for method, function in vars(value).items():
             shown = function.__func__ if isinstance(function, (staticmethod, classmethod)) else function
-            if method.startswith("_") or not getattr(shown, "__doc__", None):
+            if method.startswith("_") or not isinstance(shown, (FunctionType, property)) or not shown.__doc__:
                 continue
-            if inspect.isfunction(shown):
-                yield f"`{name}.{method}{signature(shown)}`"
-                yield from text_of(shown)
-            elif isinstance(shown, property):
-                yield f"`{name}.{method}`"
-                yield from text_of(shown)
+            yield f"`{name}.{method}{'' if isinstance(shown, property) else signature(shown)}`"
+            yield from text_of(shown)
     elif callable(value):
         yield f"```\n{name}{signature(value)}\n```"
         yield from text_of(value)
     else:
-        yield code(short(value))
-
-
-def short(value: Any) -> str:
-    return re.sub(r"\s+", " ", str(value))[:200]
+        yield code(re.sub(r"\s+", " ", str(value))[:200])
 
 
 def signature(value: Callable[..., Any]) -> str:
@@ -316,15 +309,10 @@ def catalogue() -> str:
         (code(name), info.description, info.needs, f"{info.item}s", info.citation) for name, info in AGENTS.items()
     ]
     topologies = [
-        (
-            code(name),
-            about.summary,
-            ", ".join(code(agent) for agent in AGENTS if runs(name, agent)),
-            code(about.agent),
-            about.source,
-        )
+        (code(name), about.summary, ", ".join(code(agent) for agent in AGENTS if runs(name, agent)),
+         code(about.agent), about.source)
         for name, about in TOPOLOGIES.items()
-    ]
+    ]  # fmt: skip
     return page(
         "Catalogue",
         "`apexrl list` shows the same; `apexrl list NAME` also what a name sets.",
@@ -371,11 +359,7 @@ def diagnostics() -> str:
 def errors() -> str:
     tree = re.search(r"(?m)^ +ApexrlError.*?(?=^\S)", apexrl.errors.__doc__ or "", re.DOTALL)
     rows = [
-        (
-            code(name),
-            ", ".join(code(base.__name__) for base in value.__bases__),
-            re.sub(r"\s+", " ", value.__doc__ or "").replace("``", "`"),
-        )
+        (code(name), ", ".join(code(base.__name__) for base in value.__bases__), paragraph(value))
         for name, value in vars(apexrl.errors).items()
         if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == apexrl.errors.__name__
     ]
