@@ -282,7 +282,7 @@ AGENTS: dict[str, AgentInfo] = {
         identity=("correction", "surrogate"),
     ),
     "ppo": _actor_critic(
-        "policy gradient that goes over its batch four times, no further than the clipped ratio lets it",
+        "policy gradient with a clipped probability ratio; four passes over each batch",
         "Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv 1707.06347",
         # CleanRL's for Atari, whose clip is 0.1 and whose step size falls to 0
         _UNROLLS
@@ -304,7 +304,7 @@ AGENTS: dict[str, AgentInfo] = {
         identity=("correction", "surrogate"),
     ),
     "appo": _actor_critic(
-        "PPO's clipped ratio and V-trace together, once over a batch that others acted for meanwhile",
+        "PPO's clipped ratio with V-trace: one pass over each batch, which may come from older policies",
         "Petrenko et al. 2020, Sample Factory, arXiv 2006.11751",
         # Sample Factory 2's defaults, but that V-trace is on, as in the paper; its ratio's range is [1/1.1, 1.1]
         _UNROLLS
@@ -330,7 +330,7 @@ AGENTS: dict[str, AgentInfo] = {
         "apexrl.agents.ddpg:DDPG",
         _BOX,
         (*_DETERMINISTIC, "residual", "huber"),
-        "one critic, and a policy that climbs it; Gaussian noise explores",
+        "one critic, and a deterministic policy that maximises it; Gaussian noise explores",
         "Lillicrap et al. 2016, Continuous control with deep reinforcement learning, arXiv 1509.02971",
         _DDPG,
     ),
@@ -347,7 +347,7 @@ AGENTS: dict[str, AgentInfo] = {
         "apexrl.agents.td3:TD3",
         _BOX,
         (*_DETERMINISTIC, "target_noise", "target_noise_clip", "huber"),
-        "DDPG with two critics, noise on target actions, and a policy that moves with every other update",
+        "DDPG with two critics, noise on target actions, and a policy update with every second critic update",
         "Fujimoto et al. 2018, Addressing Function Approximation Error in Actor-Critic Methods, arXiv 1802.09477",
         # delay, noise and its clip, σ: the paper's; step size, layers and batch: its authors' later code's
         _ACTOR_CRITIC

@@ -32,7 +32,7 @@ class Choices:
     def __init__(self, action: ActionSpec, agent: str) -> None:
         if action.box:
             raise AgentError(
-                f"{agent} chooses among discrete actions, but this environment takes a box of shape {action.shape}; "
+                f"{agent} is for discrete actions, but this environment takes a Box of shape {action.shape}; "
                 "use an agent for those, such as sac or td3: apexrl list agents"
             )
         self._nvec = action.nvec

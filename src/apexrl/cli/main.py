@@ -176,6 +176,8 @@ def _status(words: list[str]) -> int:
         if wanted.folder:
             return ray_status.show_folder(wanted.folder, wanted.watch, address=wanted.ray)
         return ray_status.show_cluster(wanted.ray, wanted.run, wanted.watch)
+    if not wanted.redis and host_flags.REDIS_URL not in os.environ:
+        raise ConfigError("say which runs: apexrl status RUN (a run folder), --redis URL, or --ray auto|HOST:PORT")
     url = host_flags.redis_url(wanted.redis)
     from apexrl.cli.redis_status import show_status
 

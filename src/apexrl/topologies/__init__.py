@@ -73,12 +73,12 @@ Wire = Callable[[Config, Probe], Program]
 
 TOPOLOGIES = {
     "apex": Topology(
-        "many actors explore and prioritise, a learner or several sample a prioritized replay",
+        "many actors explore, each in its own way; one learner or several sample a prioritized replay",
         "Horgan et al. 2018, arXiv 1803.00933",
         reads=(families.LearnersSettings,),
     ),
     "ga3c": Topology(
-        "one model without replicas: predictor threads answer environments, trainer threads learn from what came of it",
+        "one model: predictor threads choose actions for all environments, trainer threads learn from their unrolls",
         "Babaeizadeh et al. 2017, arXiv 1611.06256",
         agent="a2c",
         kinds=("unroll",),
@@ -88,14 +88,14 @@ TOPOLOGIES = {
         ignores=("pull_period", "prefetch"),
     ),
     "impala": Topology(
-        "actors queue unrolls of their own policy, learners take each once and correct for its lag",
+        "actors send unrolls through a queue; learners use each once, and correct for the policy lag",
         "Espeholt et al. 2018, arXiv 1802.01561",
         agent="impala",
         kinds=("unroll",),
         reads=(families.QueueSettings, families.LearnersSettings),
     ),
     "a3c": Topology(
-        "workers act, and change parameters in shared memory by their own gradients, without a lock",
+        "each worker acts, and applies its own gradients to parameters in shared memory, without a lock",
         "Mnih et al. 2016, arXiv 1602.01783",
         agent="a2c",
         kinds=("unroll",),
@@ -115,7 +115,7 @@ TOPOLOGIES = {
         ),
     ),
     "gorila": Topology(
-        "learners send gradients of replayed batches to parameter servers, of which each owns a slice",
+        "learners send gradients of replayed batches to parameter servers, each of which owns a slice",
         "Nair et al. 2015, arXiv 1507.04296",
         agent="dqn",
         needs=("gradients", "networks"),
@@ -124,7 +124,7 @@ TOPOLOGIES = {
         ignores=("prefetch",),
     ),
     "seed": Topology(
-        "environments ask an inference server beside the learner for actions, and it gathers what happened",
+        "an inference server beside the learner chooses actions for all environments, and collects their steps",
         "Espeholt et al. 2020, arXiv 1910.06591",
         agent="impala",
         kinds=("transition", "sequence", "unroll"),
@@ -132,7 +132,7 @@ TOPOLOGIES = {
         ignores=("pull_period",),
     ),
     "sample_factory": Topology(
-        "rollout workers step groups of environments by turns, policy workers choose, slots are learned from in place",
+        "rollout workers step environments, policy workers choose actions, the learner reads unrolls where they lie",
         "Petrenko et al. 2020, arXiv 2006.11751",
         agent="appo",
         kinds=("unroll",),
