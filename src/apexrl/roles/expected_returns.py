@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 MOST_LEFT = 0.05  # of the discount where an episode was truncated: with more, what would have followed counts too
 
+MOST_LENGTHS = 1_000  # that a message carries beside the returns
+
 
 class ExpectedReturns:
     """Of the episodes of an evaluation: length, kind of end, expected and observed discounted return.
@@ -64,7 +66,7 @@ class ExpectedReturns:
         """What a row of kind ``evaluation`` says of it."""
         found: dict[str, Any] = {}
         if self._lengths:
-            found["lengths"] = self._lengths
+            found["lengths"] = self._lengths[:MOST_LENGTHS]
             found["terminated"] = float(np.mean(self._terminated))
         if self._compared:
             expected, observed = np.mean(self._compared, axis=0)
