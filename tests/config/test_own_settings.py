@@ -261,6 +261,15 @@ def test_a_setting_may_need_the_default_of_another() -> None:
     assert validate(config, ["bonus_decay"]).agent.agent_settings["bonus_decay"] == 0.25
 
 
+def test_an_agent_and_a_topology_cannot_declare_one_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    import curious_agent  # type: ignore[import-not-found]
+
+    apex = topologies.TOPOLOGIES["apex"]
+    monkeypatch.setitem(topologies.TOPOLOGIES, "outer", apex._replace(settings=curious_agent.MySettings))
+    with pytest.raises(ConfigError, match=f"agent {AGENT} and topology outer both declare 'bonus': rename one"):
+        validate(agents.with_agent(Config(topology="outer"), AGENT))
+
+
 def test_a_topology_declares_settings_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
     import curious_agent  # type: ignore[import-not-found]
 

@@ -90,7 +90,12 @@ def own_settings(config: Config) -> dict[str, type[Any]]:
         for name, setting in settings_of(kind).items():
             if setting.needs and setting.default is MISSING:
                 raise ConfigError(f"{owner}: its setting {name!r} needs {setting.needs}, so give it a default")
-    return {place: kind for place, (_, kind) in found.items() if kind is not None}
+    kinds = {place: kind for place, (_, kind) in found.items() if kind is not None}
+    if len(kinds) > 1 and (both := set.intersection(*(set(settings_of(kind)) for kind in kinds.values()))):
+        raise ConfigError(
+            f"agent {agent} and topology {config.topology} both declare {min(both)!r}: rename one of them"
+        )
+    return kinds
 
 
 def with_own_settings(config: Config, given: Iterable[str] = ()) -> Config:
