@@ -65,7 +65,7 @@ class Beacon(IdleObserver):
         self._thread.start()
 
     def announce(self, tell: Callable[[str, Level], None]) -> None:
-        """Where news for a human go, from the supervisor's thread."""
+        """Set the function that shows news to the user, called from the supervisor's thread."""
         self._tell = tell
 
     def guard(self, board: ControlBoard) -> None:

@@ -1,4 +1,4 @@
-"""Observers that cannot harm a run: what one fails to show or store is reported to the others, and counted."""
+"""Observers whose errors do not end a run: failures are reported to the other observers, and counted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Contained:
         self.observer = observer
         self.writes: str = getattr(observer, "writes", "")
         self.trouble = False
-        """Whether what it was told lately was lost."""
+        """Whether its latest calls failed."""
         self._forgiven = bool(self.writes) or getattr(observer, "ours", False)
         self._dropped = self._failed = 0  # one writer each: the caller's thread, and that which calls the observer
         self._lost_before = 0  # when the present trouble began
@@ -91,7 +91,7 @@ class Contained:
             self._dropped += self._calls.qsize()
 
     def news(self, now: float) -> list[tuple[str, Level]]:
-        """What there is to tell the others since the last call."""
+        """Reports of its trouble since the last call."""
         since = self._calling_since
         if since is not None and now - since > _STUCK_SECONDS:
             self._failed_at = now
@@ -160,7 +160,7 @@ def contained(observers: Iterable[Observer]) -> list[Contained]:
 
 
 def tell(observers: Sequence[Contained], text: str, level: Level = "info") -> None:
-    """Pass something on to a human. Where everything that writes is in trouble, standard error has to do."""
+    """Show a text to the user; on standard error if all observers that write are in trouble."""
     for observer in observers:
         observer.message(text, level)
     writers = [observer for observer in observers if observer.writes]
@@ -169,7 +169,7 @@ def tell(observers: Sequence[Contained], text: str, level: Level = "info") -> No
 
 
 def pass_on_news(observers: Sequence[Contained], now: float) -> None:
-    """Tell of every observer's trouble to the others."""
+    """Report every observer's trouble to the others."""
     for observer in observers:
         for text, level in observer.news(now):
             tell([other for other in observers if other is not observer], text, level)
@@ -188,7 +188,7 @@ def finish(observers: Sequence[Contained], summary: Mapping[str, Any]) -> None:
 
 
 def complain(text: str) -> None:
-    """Say something on standard error, if that takes it at once."""
+    """Write to standard error, unless that would block."""
     with suppress(OSError, ValueError, TypeError):
         if select.select([], [sys.stderr], [], 0.0)[1]:
             print(f"apexrl: {text}", file=sys.stderr, flush=True)

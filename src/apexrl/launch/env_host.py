@@ -168,7 +168,7 @@ def _work(
     interrupts: Interrupts,
     began: float,
 ) -> dict[str, Any]:
-    """One membership, from the probe to the summary."""
+    """Work for the run, from the probe to the summary."""
     with ExitStack() as stack:
         supervisor = stack.enter_context(closing(Supervisor(config, interrupts, ENVS_PRELOAD, _HURRIED)))
         try:
@@ -260,11 +260,11 @@ class LeaseKeeper(IdleObserver):
         self._thread.start()
 
     def announce(self, tell: Callable[[str, Level], None]) -> None:
-        """Where news for a human go, from the supervisor's thread."""
+        """Set the function that shows news to the user, called from the supervisor's thread."""
         self._tell = tell
 
     def close(self) -> None:
-        """Tell the last episodes and give the slots back."""
+        """Report the last episodes and release the slots."""
         self._closing.set()
         self._thread.join(_CLOSE_SECONDS)
 

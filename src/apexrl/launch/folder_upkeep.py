@@ -31,7 +31,7 @@ class Upkeep(IdleObserver):
         self._news: deque[tuple[str, Level]] = deque(maxlen=64)
 
     def news(self) -> list[tuple[str, Level]]:
-        """What there is to tell since the last call."""
+        """Reports since the last call."""
         told = []
         while self._news:
             told.append(self._news.popleft())

@@ -34,14 +34,14 @@ PRELOAD = (
 
 
 class Born(NamedTuple):
-    """A worker lives, as leader of the process group ``pid``."""
+    """A worker has started, as leader of the process group ``pid``."""
 
     ticket: int
     pid: int
 
 
 class Died(NamedTuple):
-    """A worker's end. ``status``: exit code, or minus the signal's number. ``error``: why it could not be born."""
+    """A worker's end. ``status``: exit code, or minus the signal's number. ``error``: why it could not start."""
 
     ticket: int
     status: int

@@ -48,7 +48,7 @@ class Birth(NamedTuple):
 
 
 def serve(control: socket.socket, preload: Sequence[str]) -> None:
-    """The server's generation, from the imports to the end of the supervisor."""
+    """Run the server until the supervisor ends."""
     _adopt_orphans()
     _name_process("apexrl-starter")
     for module in preload:
@@ -150,7 +150,7 @@ class _Server:
             os._exit(status)
 
     def _reap(self) -> None:
-        """Collect the dead, and kill what they have left running."""
+        """Reap ended workers, and kill processes that they left running."""
         ended: list[tuple[int, int]] = []
         while True:
             try:
@@ -179,7 +179,7 @@ class _Server:
         self._control.sendall(json.dumps(event).encode() + b"\n")
 
     def _end(self) -> None:
-        """Nothing that was born here outlives us."""
+        """Kill every worker and what it left running."""
         for pid in self._workers:
             _kill_group(pid)
         deadline = time.monotonic() + _LAST_SECONDS

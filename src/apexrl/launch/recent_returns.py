@@ -12,7 +12,7 @@ AVERAGED = 100
 
 
 class LatestReturns:
-    """Of episodes in the order in which they were heard of."""
+    """The latest returns, in the order in which they were reported."""
 
     def __init__(self) -> None:
         self._means: deque[tuple[float, int]] = deque()  # and of how many episodes

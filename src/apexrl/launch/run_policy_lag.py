@@ -18,7 +18,7 @@ class Lag(NamedTuple):
 
 
 class Lags:
-    """What was reported so far (``LagMeter.report``), of the last while and of the whole run."""
+    """Reports so far (``LagMeter.report``): recent ones, and of the whole run."""
 
     def __init__(self) -> None:
         self._lately: dict[str, Lag] = {}

@@ -23,7 +23,7 @@ from apexrl.run.atomic_files import SilentStream
 from apexrl.topologies.program import Factory
 
 FATAL = (NonFiniteError, ConfigError, SpecError, AgentError, FencedError)
-"""Errors that another generation would only repeat: they end the run."""
+"""Errors that a restart would only repeat: they end the run."""
 
 _TEXT = 32_000  # characters of a traceback that travel
 _IDLE_SECONDS = 0.005
@@ -34,7 +34,7 @@ _KEPT_HEAP_BYTES = 128 << 20  # twice one of a thread's heaps, which are given b
 
 @dataclass(frozen=True)
 class Assignment:
-    """All that one worker needs to know."""
+    """Everything that one worker needs."""
 
     worker: WorkerIdentity
     board: ControlBoard
@@ -45,7 +45,7 @@ class Assignment:
 
 
 def work(channel: socket.socket, assignment: Assignment) -> int:
-    """A worker's generation; returns the exit code. An error reaches the supervisor as a message with its traceback."""
+    """Run a worker; returns the exit code. The supervisor receives an error as a message with its traceback."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable()

@@ -91,7 +91,7 @@ class Slot(SlotState):
         return heard
 
     def end(self, now: float, status: int, unborn: str = "") -> None:
-        """This generation is over with exit ``status`` (minus a signal's number); ``unborn``: why it never began."""
+        """Record this generation's end: exit ``status`` (minus a signal's number); ``unborn``: why it never began."""
         self._left, self.leaving_since = self.leaving_since is not None, None
         self.alive = False
         self.pid = 0

@@ -127,7 +127,7 @@ class GradientLearner:
         return True
 
     def close(self) -> None:
-        """Send what is under way, if the servers still take it."""
+        """Finish sending the last gradient, if the servers still accept it."""
         self._client.finish(self._context.patience)
         self._batches.close()
         self._report(last=True)

@@ -26,7 +26,7 @@ class HogwildParameters:
     """
 
     sent = True
-    """No gradient is ever under way."""
+    """``send`` completes at once."""
 
     def __init__(
         self,
@@ -76,5 +76,5 @@ class HogwildParameters:
         return True
 
     def finish(self, timeout: float) -> bool:
-        """Nothing is left to be done."""
+        """Always True: ``send`` leaves nothing under way."""
         return True

@@ -215,7 +215,7 @@ class InferenceBatches:
         )
 
     def _of_the_living(self, requests: Requests) -> Requests:
-        """Note whose generation is new, and leave out what their predecessors asked."""
+        """Record new generations of workers, and drop requests of earlier ones."""
         workers = np.array(requests.groups) // len(self._link.splits)
         for worker, generation in zip(workers.tolist(), requests.generations.tolist(), strict=True):
             if generation > self._generations[worker]:
@@ -223,7 +223,7 @@ class InferenceBatches:
         return self._still_living(requests)[0]
 
     def _still_living(self, requests: Requests) -> tuple[Requests, NDArray[np.bool_] | slice]:
-        """Requests without those of past generations, which nobody waits for; and which of the rows are left."""
+        """The requests of present generations, and which rows they are."""
         workers = np.array(requests.groups) // len(self._link.splits)
         alive = requests.generations == self._generations[workers]
         if alive.all():
@@ -234,7 +234,7 @@ class InferenceBatches:
         return requests.only(alive, sizes), np.repeat(alive, sizes)
 
     def _begin_generation(self, worker: int, generation: int) -> None:
-        """What a worker's environments had begun is nobody's now, and their streams end here."""
+        """Drop a worker's unfinished steps and states, and end its streams."""
         self._generations[worker] = generation
         groups = range(worker * len(self._link.splits), (worker + 1) * len(self._link.splits))
         self._acted[groups.start : groups.stop] = False

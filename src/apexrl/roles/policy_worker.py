@@ -23,7 +23,7 @@ from apexrl.spec import EnvSpec, is_observation
 if TYPE_CHECKING:
     from apexrl.links.local.inference import InferenceLink, Requests
 
-_LOOK_SECONDS = 0.02  # between looks at who else is alive
+_LOOK_SECONDS = 0.02  # between checks which servers are alive
 
 
 class PolicyWorker:
@@ -74,7 +74,7 @@ class PolicyWorker:
         return bool(groups)
 
     def _answer(self, requests: Requests) -> None:
-        """Choose actions for all of a batch at once; also for those who live no more, whom it does not know."""
+        """Choose actions for a batch, which may include requests of workers that have died."""
         seen = {name: values for name, values in requests.columns.items() if is_observation(name)}
         state: State = {name: requests.columns[name] for name in self._states} or None
         exploration = self._exploration()[requests.rows]

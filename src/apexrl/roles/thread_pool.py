@@ -17,7 +17,7 @@ _END_SECONDS = 10.0  # for a step under way
 
 
 class Member(Protocol):
-    """What a thread does, again and again."""
+    """The work of one thread."""
 
     def step(self) -> bool:
         """One turn; False when there was nothing to do (the thread may then wait a little)."""
@@ -58,11 +58,7 @@ class ThreadPool:
         self._errors: list[BaseException] = []
 
     def staff(self) -> None:
-        """Let as many threads work as shall be.
-
-        Raises:
-            What a thread has ended by.
-        """
+        """Start threads that are missing. Raises as ``check``."""
         self.check()
         for number, member in enumerate(self.members()):
             thread = self._threads[number]
@@ -74,7 +70,7 @@ class ThreadPool:
                 thread.start()
 
     def members(self) -> list[Member]:
-        """Those who shall work, for whoever has them take turns without threads."""
+        """The members that work now, also for a caller that steps them without threads."""
         count = self._count.value
         while len(self._members) < count:
             self._members.append(self._make(len(self._members)))

@@ -379,7 +379,7 @@ def test_who_is_no_head_of_a_cluster_is_not_asked_for_minutes(capsys: pytest.Cap
         said.start()
         assert main.main(["status", "--ray", f"127.0.0.1:{other.getsockname()[1]}"]) == 1
         said.join(60.0)
-    assert "is no head of one" in capsys.readouterr().err.replace("\n", " ")
+    assert "is not its head" in capsys.readouterr().err.replace("\n", " ")
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ class Cluster:
 
 @functools.cache
 def _remote_class(cls: type) -> Any:
-    """Made anew, it would lie with the head of the cluster once more for every generation."""
+    """Cached: the cluster's head keeps every class that is made."""
     return _remote(concurrency_groups=_CONCURRENCY)(cls)
 
 
@@ -212,11 +212,11 @@ def kill(handle: Any) -> None:
 
 
 def _reach(address: str) -> None:
-    """Ray itself would try for minutes.
+    """Check that a cluster's head answers: Ray itself would try for minutes.
 
     Raises:
-        ConfigError: ``address`` is none of a cluster's head.
-        LinkError: nobody listens there, or somebody who is no head.
+        ConfigError: ``address`` is not HOST:PORT.
+        LinkError: no head of a cluster listens there.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not host or "/" in host or not port.isdigit():
@@ -232,6 +232,6 @@ def _reach(address: str) -> None:
         ) from error
     if (len(answer) < 4 or answer[3] != _SETTINGS) and os.environ.get("RAY_USE_TLS", "0") == "0":
         raise LinkError(
-            f"no Ray cluster at {address}: who listens there is no head of one. Start one with `ray start --head` (its "
-            "port is 6379 unless you say another), or take --ray local"
+            f"no Ray cluster at {address}: what listens there is not its head. Start one with `ray start --head` "
+            "(port 6379 by default), or take --ray local"
         )

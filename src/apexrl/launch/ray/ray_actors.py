@@ -82,8 +82,8 @@ class Look:
 
 
 class GroupMemory:
-    """Holds the memory that the roles of one group share, which is on one node: links at home; shard and weights of a
-    group of actors. The group lives and dies with it.
+    """Holds the memory that the roles of one group share on one node: the links of the learner's node, or the shard and
+    the weights of an actor group. The group ends with this process.
 
     Methods of the same concurrency group never run at once.
 
@@ -121,12 +121,12 @@ class GroupMemory:
         return Look(self._wiring.replay_stats(), version, spoilt, refused)
 
     def ping(self) -> bool:
-        """Whoever can ask."""
+        """Answers while the process runs."""
         return True
 
     @_apart("data")
     def draw(self, count: int, until: int | None, node: str) -> DrawResult | Lent:
-        """See ``Shard.draw``; whoever asks from this very ``node`` is lent the replay itself, and draws there."""
+        """See ``Shard.draw``. A caller on this ``node`` gets the replay itself, and samples it there."""
         assert self._shard is not None
         if node == self._node:
             self._shard.release()
@@ -147,7 +147,7 @@ class GroupMemory:
         return self._shard.update("" if self._lent else generation, keys, priorities)
 
     def meet(self, group: int, handle: Any) -> None:
-        """(learner's node) Send the weights to another group from now on; None: no more."""
+        """(learner's node) Send the weights to another group from now on; None: stop."""
         assert self._distribution is not None
         self._distribution.groups[group] = handle
 
@@ -165,7 +165,7 @@ class GroupMemory:
         return version
 
     def _keep_distributing(self) -> None:
-        """(learner's node) End when weights reach nobody: the run must not seem to go on."""
+        """(learner's node) Send weights; end this process if that fails: the run must not go on without."""
         assert self._distribution is not None
         try:
             self._distribution.run()

@@ -112,7 +112,7 @@ class ShardClient:
         )
 
     def adopt(self, lent: Lent, handle: Any) -> DrawResult:
-        """What was asked of ``handle`` is here: it is sampled by this process from now on.
+        """Sample the shard of ``handle``, which is on this node, in this process from now on.
 
         Raises:
             ClosedError: it has gone, or another one still samples it.
@@ -131,7 +131,7 @@ class ShardClient:
         return drawn
 
     def forget(self, handle: Any) -> None:
-        """Whoever answers to ``handle`` was lost. Another generation of the shard is not forgotten with it."""
+        """The actor of ``handle`` was lost. A newer generation of the shard stays known."""
         if self._handle is handle:
             self._handle, self._reach = None, None
             if self._near is not None:
@@ -165,7 +165,7 @@ class ShardClient:
 
 
 class ShardAnswer:
-    """What will come of a call to a Ray actor; ``reference`` None: there is none to call."""
+    """The answer of a call to a Ray actor; ``reference`` None: there is no actor."""
 
     def __init__(self, end: ShardClient, handle: Any, reference: Any) -> None:
         self._end = end

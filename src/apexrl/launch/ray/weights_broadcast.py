@@ -57,7 +57,6 @@ class WeightsBroadcast:
         self._reference: Any = None  # to them in the object store, once somebody elsewhere wants them
 
     def run(self) -> None:
-        """For ever."""
         while True:
             under_way = any(way.pending is not None for way in self._ways.values())
             if self._wait(_SOON_SECONDS if under_way else _LOOK_SECONDS):
@@ -68,7 +67,7 @@ class WeightsBroadcast:
                 self._serve(group, handle)
 
     def _wait(self, seconds: float) -> bool:
-        """Whether there are newer weights; parameter servers ring nobody."""
+        """Whether there are newer weights; parameter servers send no notification."""
         if isinstance(self._weights, WeightsBoard):
             return self._weights.wait(self._version, seconds)
         time.sleep(min(seconds, _SOON_SECONDS))
@@ -106,7 +105,7 @@ class WeightsBroadcast:
             way.sent = self._version
 
     def _arrived(self, way: _Way) -> bool:
-        """False: what the group was asked, or sent, is under way."""
+        """False: the last call is still under way."""
         if not ray.wait([way.pending], timeout=0.0)[0]:
             return False
         pending, way.pending = way.pending, None
@@ -124,7 +123,7 @@ class WeightsBroadcast:
 
 
 class _Way:
-    """To one generation of a group."""
+    """Sending to one generation of a group."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
@@ -137,7 +136,7 @@ class _Way:
         self.not_before = 0.0  # monotonic seconds
 
     def failed(self, error: Exception) -> None:
-        """It did not take what it was asked, or sent: it is tried again, so many times."""
+        """Record a failed call; it is repeated, at most ``_TRIES`` times."""
         self.failures += not isinstance(error, RayActorError)
         self.trouble = str(error)
         self.not_before, self.sent = time.monotonic() + _LOOK_SECONDS, 0
