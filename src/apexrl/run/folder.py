@@ -174,8 +174,7 @@ class RunFolder:
 
 def default_name(config: Config) -> str:
     """Preset or environment, date and time: ``cartpole-20260131-142355``."""
-    env = config.env.env
-    subject = config.preset or (env if isinstance(env, str) else convert.describe_callable(env))
+    subject = config.preset or env_name(config)
     plain = re.sub(r"[^\w.-]+", "-", subject.rpartition(":")[2]).strip("-") or "run"
     return f"{plain.lower()}-{datetime.now():%Y%m%d-%H%M%S}"
 
