@@ -222,7 +222,7 @@ OTHER: dict[str, Any] = {
 SECOND = {"optimizer": "adam", "correction": "none", "surrogate": "log_prob"}  # where it has OTHER's already
 FLIPPED = {
     *("double", "dueling", "noisy", "munchausen", "centered"),
-    *("normalize_advantages", "summed_loss", "recurrent", "separate_values"),
+    *("normalize_advantages", "summed_loss", "recurrent", "separate_values", "popart"),
 }
 EXPLORATION = {
     "epsilon",
