@@ -116,7 +116,7 @@ class ActorCritic:
                 config.separate_values and not self._units,
             ).to(self._device)
         self._network = Trained("", network, config, apart="value" if network.value_trunk is not None else "")
-        self._normalizer = Normalizer(spec, config, self._device)
+        self._normalizer = Normalizer(spec, config, self._device, config.popart)
         self.networks: dict[str, Trained[Any]] = {GROUP: self._network, **self._normalizer.networks}
         self.generators: dict[str, RandomGenerator] = {"rng": self._rng}
         self.updates = 0  # learner updates made

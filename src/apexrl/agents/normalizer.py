@@ -115,9 +115,15 @@ class Normalizer:
     """Scales what an agent reads, as ``normalize_observations``, ``normalize_returns`` and ``reward_scale`` say.
 
     Fields of images, of categories and of uint8 stay as they are: encoders scale or encode them.
+
+    Args:
+        spec: the environment.
+        config: the learning rule.
+        device: of PyTorch.
+        targets: values are learned in units of their targets, too (PopArt).
     """
 
-    def __init__(self, spec: EnvSpec, config: AgentConfig, device: torch.device) -> None:
+    def __init__(self, spec: EnvSpec, config: AgentConfig, device: torch.device, targets: bool = False) -> None:
         self._limit = config.observation_clip
         self._reward_scale = config.reward_scale
         self._stacked = spec.stack > 1
@@ -126,7 +132,7 @@ class Normalizer:
             for name, field in spec.observation.items()
             if field.dtype not in ("uint8", "bool") and name not in spec.categories and not is_image(field)
         }
-        moments = Moments(shapes if config.normalize_observations else {}, config.normalize_returns, config.popart)
+        moments = Moments(shapes if config.normalize_observations else {}, config.normalize_returns, targets)
         self._moments = moments.to(device)
         used = next(moments.parameters(), None) is not None
         self._trained = Averaged(GROUP, self._moments, config) if used else None
