@@ -97,11 +97,8 @@ def check(config: Config) -> None:
 def join(url: str, run: str, observers: Sequence[Observer] = (), **options: Any) -> dict[str, Any]:
     """Bring actors to a run that a learner on another host works at, until it is over; see ``actor_host.join``."""
     from apexrl.launch import actor_host
-    from apexrl.launch.interrupts import Interrupts
 
-    began = time.monotonic()
-    with Interrupts() as interrupts:
-        return actor_host.join(url, run, observers=observers, interrupts=interrupts, began=began, **options)
+    return _interruptible(actor_host.join, url, run, observers=observers, **options)
 
 
 def join_envs(
@@ -109,8 +106,13 @@ def join_envs(
 ) -> dict[str, Any]:
     """Bring environment workers to a run that listens on another host, until it is over; see ``env_host.join``."""
     from apexrl.launch import env_host
+
+    return _interruptible(env_host.join, address, token, observers=observers, **options)
+
+
+def _interruptible(join_run: Callable[..., dict[str, Any]], *where: Any, **options: Any) -> dict[str, Any]:
     from apexrl.launch.interrupts import Interrupts
 
     began = time.monotonic()
     with Interrupts() as interrupts:
-        return env_host.join(address, token, observers=observers, interrupts=interrupts, began=began, **options)
+        return join_run(*where, interrupts=interrupts, began=began, **options)

@@ -71,23 +71,12 @@ def join(
     began: float,
     run_id: str = "",
 ) -> dict[str, Any]:
-    """Wait for the run, work until it is over, and return this host's summary.
+    """Wait for the run, work until it is over, and return this host's summary; see ``remote_api.join``.
 
-    A host that lost its slots, or whose run was begun anew, joins again.
+    A host that lost its slots, or whose run was started anew, joins again.
 
     Args:
-        actors: actor processes; 0: as many as the run's configuration says.
-        out: folder of run folders.
-        env_kwargs: in place of the run's, one by one: what is different on this host.
-        trust: modules of which the run may name an environment, an agent or a network.
-        token: shared with the learner, which signs the run's record with it; then all that the record names may be.
-        run_id: work for this run of that name only.
-
-    Raises:
-        LinkError: the server cannot be reached, or is not fit; or learner or server stayed away for too long.
-        WaitTimeout: nobody started the run.
-        ConfigError, EnvError: the environment is another one here, or cannot be made; names this host. Or the run
-            wants something called here that is not of a trusted module.
+        run_id: work only for the run of that name with this id.
     """
     RunKeys(run)
     server = Server(url)

@@ -83,24 +83,9 @@ def join(
     interrupts: Interrupts,
     began: float,
 ) -> dict[str, Any]:
-    """Wait for the run, work until it is over, and return this host's summary.
+    """Wait for the run, work until it is over, and return this host's summary; see ``remote_api.join_envs``.
 
-    A host that lost its slots, or whose run was begun anew, joins again.
-
-    Args:
-        address: (host, port) at which the run listens.
-        token: of the run.
-        tls: how the run is known; None: it listens without TLS.
-        actors: worker processes; 0: as many as the run's configuration says, at least 1.
-        out: folder of run folders.
-        env_kwargs: in place of the run's, one by one: what is different on this host.
-        trust: modules of which the run may have an environment's callable called here.
-
-    Raises:
-        LinkError: this host is refused, nobody started the run, or it stayed away for too long.
-        ConfigError, EnvError: the environment is another one here, or cannot be made; names this host. Or the run wants
-            something called here that is not of a trusted module.
-        ExhaustedError: too few slots are free.
+    A host that lost its slots, or whose run was started anew, joins again.
     """
     observers = contained(observers)
     tell = partial(contained_observers.tell, observers)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final, TypeVar
 
-from apexrl.errors import ExhaustedError, FrameError
+from apexrl.errors import ExhaustedError
 from apexrl.links.printable import printable
 from apexrl.links.tcp import frames
 from apexrl.links.tcp import gateway_messages as messages
@@ -63,22 +63,13 @@ class HostConnection:
             FrameError: it is not a gateway of this version.
         """
         self.hang_up()
-        peer = enter(
+        self._peer = enter(
             self.address, self.token, self._connect_seconds, run=run, member=self.member, worker=HOST, tls=self.tls
         )
-        try:
-            record = messages.receive_record(peer, _ANSWER_SECONDS)
-            if self.leases:
-                wish = messages.Join(0, self._name, self._pid, self.leases)
-                messages.send(peer, wish)
-                self.leases = list(messages.receive(peer, messages.Joined, _ANSWER_SECONDS).slots)
-        except (OSError, frames.TamperedError) as error:
-            peer.close()
-            raise UnreachableError(f"the inference gateway at {self.where} hung up: {error}") from None
-        except BaseException:
-            peer.close()
-            raise
-        self._peer = peer
+        with self._closed_on_error():
+            record = messages.receive_record(self._peer, _ANSWER_SECONDS)
+        if self.leases:
+            self.leases = list(self._ask(messages.Join(0, self._name, self._pid, self.leases), messages.Joined).slots)
         return record
 
     def join(self, wanted: int) -> None:
@@ -119,11 +110,8 @@ class HostConnection:
         """The last message that the gateway sent unasked."""
         if self._peer is None or not self._peer.readable(0.0):
             return None
-        try:
+        with self._closed_on_error():
             return messages.receive(self._peer, messages.Orders, _ANSWER_SECONDS)
-        except (OSError, frames.TamperedError) as error:
-            self.hang_up()
-            raise UnreachableError(f"the inference gateway at {self.where} is away: {error}") from None
 
     def leave(self) -> None:
         """Release the slots, if the gateway can be reached."""
@@ -141,12 +129,17 @@ class HostConnection:
     def _ask(self, message: messages.Message, kind: type[_T]) -> _T:
         if self._peer is None:
             raise UnreachableError(f"there is no connection to the inference gateway at {self.where}")
-        try:
+        with self._closed_on_error():
             messages.send(self._peer, message)
             return messages.receive(self._peer, kind, _ANSWER_SECONDS)
+
+    @contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        try:
+            yield
         except (OSError, frames.TamperedError) as error:
             self.hang_up()
             raise UnreachableError(f"the inference gateway at {self.where} is away: {error}") from None
-        except FrameError:
+        except BaseException:
             self.hang_up()
             raise
