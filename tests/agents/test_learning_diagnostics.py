@@ -71,6 +71,29 @@ def test_dead_units_are_those_that_are_zero_for_every_row() -> None:
     assert units.share() == {}
 
 
+def test_dead_units_of_a_network_of_your_own_are_counted_too() -> None:
+    with DeadUnits(True) as units:
+        torch.nn.ReLU()(torch.tensor([[1.0, -1.0], [2.0, -3.0]]))
+    assert units.share() == {"dead_units": 0.5}
+
+
+def test_support_edges_are_those_of_scaled_observations() -> None:
+    game = Game("d4pg", "vector", "box", normalize_observations=True)
+    try:
+        agent = game.agent()
+        (batch,) = game.batches(1)
+        prepared = agent.prepare(batch)
+        agent.update(prepared)
+        agent.updates = 0  # so that the next update has metrics
+        seen = []
+        agent._critic.network.register_forward_pre_hook(lambda _, given: seen.append(given[0]["observation"]))
+        assert "support_edges" in agent.gradients(prepared).metrics
+        assert torch.equal(seen[-1], agent._normalizer.observation(prepared.observation)["observation"])
+        assert not torch.equal(seen[-1], prepared.observation["observation"])
+    finally:
+        game.close()
+
+
 def test_effective_samples_are_kishs() -> None:
     assert effective_samples(torch.ones(7)) == pytest.approx(1.0)
     assert effective_samples(torch.tensor([1.0, 0.0, 0.0, 0.0])) == pytest.approx(0.25)

@@ -55,7 +55,8 @@ class D4PG(Deterministic):
         found = super().gradients(batch)
         if found.metrics:
             with torch.no_grad():
-                logits = self._critic.network(batch.observation, self._box.to_unit(batch.action))[0]
+                seen = self._normalizer.observation(batch.observation)
+                logits = self._critic.network(seen, self._box.to_unit(batch.action))[0]
             found.metrics.update(diagnostics.support_edges(torch.softmax(logits, dim=1)))
         return found
 

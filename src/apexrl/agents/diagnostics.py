@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-RELU = frozenset((torch.relu, torch.relu_, torch.Tensor.relu, torch.Tensor.relu_))
+RELU = frozenset((torch.relu, torch.relu_, torch.Tensor.relu, torch.Tensor.relu_, torch.nn.functional.relu))
 Metrics = dict[str, float]
 
 
