@@ -142,6 +142,15 @@ class Prioritizing(Protocol):
 STATISTICS = "/optimizer/"
 """In the names of an agent's flat vectors (``agents.named_vectors``), where they are an optimizer's state."""
 
+NORMALIZER = "normalizer"
+"""The group of an agent's running statistics of observations and rewards (``agents.normalizer``)."""
+
+
+def is_optimizer_state(name: str) -> bool:
+    """Whether a flat vector is the state of an optimizer. The number of batches in a running average is no such state:
+    who averages without it overwrites the average."""
+    return STATISTICS in name and not name.startswith(f"{NORMALIZER}/")
+
 
 class Place(NamedTuple):
     """Where one of an agent's named weights lies among its flat vectors (``agents.parameter_layout``)."""

@@ -13,7 +13,7 @@ from apexrl.agents import AGENTS
 from apexrl.agents.named_vectors import Vectors, bind, networks, sizes, vectors
 from apexrl.agents.trained_agent import refresh
 from apexrl.errors import AgentError, SpecError
-from apexrl.protocols import STATISTICS
+from apexrl.protocols import STATISTICS, is_optimizer_state
 
 KEEPS_STATISTICS = {"crossq"}  # of batches: those of the instance that took the gradient, and not of who applies it
 
@@ -116,6 +116,24 @@ def test_statistics_may_stay_an_agents_own(game: Game) -> None:
     (batch,) = game.batches(1)
     alone.update(alone.prepare(batch))
     assert all(np.array_equal(vector, after[name]) for name, vector in vectors(own).items())
+
+
+def test_a_newcomer_with_statistics_of_its_own_overwrites_no_normalization() -> None:
+    game = Game("a2c", "vector", "discrete", normalize_observations=True, normalize_returns=True)
+    try:
+        batches = game.batches(6)
+        old, new = game.agent(), game.agent()
+        for batch in batches[:5]:
+            old.update(old.prepare(batch))
+        shared = {name: vector for name, vector in elsewhere(old).items() if not is_optimizer_state(name)}
+        bind(new, shared, statistics=False)
+        before = shared["normalizer/online"].copy()
+        new.update(new.prepare(batches[5]))
+        old.update(old.prepare(batches[5]))
+        assert not np.array_equal(shared["normalizer/online"], before)
+        np.testing.assert_allclose(shared["normalizer/online"], vectors(old)["normalizer/online"], rtol=1e-6)
+    finally:
+        game.close()
 
 
 def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:

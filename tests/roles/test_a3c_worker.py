@@ -17,7 +17,7 @@ from apexrl.config.convert import override
 from apexrl.envs import make_vector
 from apexrl.errors import NonFiniteError
 from apexrl.links.local.shared_parameters import SharedParameters
-from apexrl.protocols import STATISTICS
+from apexrl.protocols import STATISTICS, is_optimizer_state
 from apexrl.replay import Batch
 from apexrl.roles import A3CWorker, ParameterKeeper
 from apexrl.run import checkpoint
@@ -63,7 +63,7 @@ class Run:
         shared = {
             name: size
             for name, size in sizes(self.agent()).items()
-            if config.wiring.shared_statistics or STATISTICS not in name
+            if config.wiring.shared_statistics or not is_optimizer_state(name)
         }
         self.parameters = SharedParameters(shared, shared=False)
         self.weights = InlineWeights()

@@ -13,7 +13,7 @@ from torch import Tensor
 from apexrl.agents.trained_agent import refresh
 from apexrl.agents.trained_network import Trained
 from apexrl.errors import AgentError, SpecError
-from apexrl.protocols import STATISTICS
+from apexrl.protocols import is_optimizer_state
 
 Vectors = dict[str, NDArray[np.float32]]
 """``<group>/online``, ``<group>/target``, ``<group>/optimizer/<name>``: float32 [size]; and the optimizer's updates,
@@ -65,7 +65,7 @@ def bind(agent: Any, arrays: Mapping[str, NDArray[np.float32]], statistics: bool
         AgentError: as ``vectors``.
         SpecError: an array is missing, or of another size; nothing was bound.
     """
-    own = {name: vector for name, vector in _vectors(agent).items() if statistics or STATISTICS not in name}
+    own = {name: vector for name, vector in _vectors(agent).items() if statistics or not is_optimizer_state(name)}
     for name, vector in own.items():
         if name not in arrays:
             raise SpecError(f"there is no shared vector {name!r} for agent {type(agent).__name__}")

@@ -19,9 +19,10 @@ from apexrl.agents.transition_batch import Observation, Transitions
 from apexrl.agents.unroll_batch import Unrolls
 from apexrl.config import AgentConfig
 from apexrl.networks.encoders import is_image
+from apexrl.protocols import NORMALIZER
 from apexrl.spec import EnvSpec
 
-GROUP = "normalizer"
+GROUP = NORMALIZER
 VARIANCE_FLOOR = 1e-8  # as Stable-Baselines3's VecNormalize has it
 ROUNDING = 1e-10  # of a mean², in float32: a constant observation must not become noise
 SMALLEST_DEVIATION = 1e-4  # of targets (Hessel et al. 2019, section 4)

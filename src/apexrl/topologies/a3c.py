@@ -8,7 +8,7 @@ from apexrl.config import Config, WiringConfig
 from apexrl.config.settings import as_flag
 from apexrl.errors import ConfigError
 from apexrl.links.local.shared_parameters import SharedParameters
-from apexrl.protocols import STATISTICS
+from apexrl.protocols import is_optimizer_state
 from apexrl.roles import A3CWorker, Evaluator, ParameterKeeper, ParameterServer
 from apexrl.topologies.parameter_server_links import sharded
 from apexrl.topologies.program import Probe, Program, room
@@ -37,7 +37,7 @@ def a3c(config: Config, probe: Probe) -> Program:
 
     if config.wiring.hogwild:
         shares = config.wiring.shared_statistics
-        sizes = {name: size for name, size in probe.vectors.items() if shares or STATISTICS not in name}
+        sizes = {name: size for name, size in probe.vectors.items() if shares or not is_optimizer_state(name)}
         parameters = program.link(SharedParameters, sizes=sizes)
         weights: Any = program.weights(probe.weights_nbytes)
         keeping = {**settings, "parameters": parameters, "weights": weights}
