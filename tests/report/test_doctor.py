@@ -126,3 +126,17 @@ def test_returns_that_rise_make_every_cause_less_likely() -> None:
     assert bad.name == good.name == "gamma_small"
     assert bad.likely
     assert not good.likely
+
+
+def test_a_support_of_scaled_returns_is_compared_with_no_raw_ones() -> None:
+    rows = [{"kind": "status", "updates": updates, "agent/support_edges": 0.9} for updates in (1, 2)]
+    seen = tuple(replace(evaluation(100, mean=1e5), expected=1e4, observed=1e4) for _ in range(2))
+    wanted = {
+        (): "--v-min 0 --v-max 100000",
+        (("reward_scale", 1e-4),): "--v-min 0 --v-max 10",
+        (("normalize_returns", True),): "--v-min -10 --v-max 10",
+    }
+    for given, change in wanted.items():
+        settings = {"distribution": "categorical", "v_min": -5.0, "v_max": 5.0, **dict(given)}
+        found = diagnose(RunRecord(flat(override(Config(), settings)), rows, seen))
+        assert [cause.change for cause in found if cause.name == "support_narrow"] == [change]

@@ -54,7 +54,9 @@ def support_narrow(record: RunRecord) -> Cause | None:
         return None
     low, high = record.setting("v_min"), record.setting("v_max")
     evidence = [record.seen("support_edges"), record.given("v_min"), record.given("v_max")]
-    observed = [one.observed for one in record.evaluations if one.observed is not None]
+    normalized = bool(record.settings.get("normalize_returns"))  # by what, the run does not say
+    scale = 0.0 if normalized else record.setting("reward_scale", 1.0)
+    observed = [scale * one.observed for one in record.evaluations if one.observed is not None and not normalized]
     confidence = 0.4 + 0.3 * mass
     if observed and (max(observed) > high or min(observed) < low):
         span = f"{number(min(observed))} to {number(max(observed))}"
@@ -62,7 +64,7 @@ def support_narrow(record: RunRecord) -> Cause | None:
         confidence += 0.25
     lasting = [abs(one.mean) / sum(one.lengths) * len(one.lengths) for one in record.evaluations if one.lengths]
     horizon = 1.0 / max(1.0 - record.setting("gamma"), 1e-3)
-    wide = max(2.0 * max(map(abs, [*observed, low, high])), horizon * max(lasting, default=0.0))
+    wide = max(2.0 * max(map(abs, [*observed, low, high])), scale * horizon * max(lasting, default=0.0))
     least = 0.0 if observed and min(observed) >= 0.0 else -wide
     change = f"{as_flag('v_min', least)} {as_flag('v_max', float(f'{wide:.2g}'))}"
     return Cause("support_narrow", "The categories do not cover the returns", confidence, tuple(evidence), change)
