@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,6 +122,7 @@ def test_defaults_depend_on_facts_and_on_no_name() -> None:
     giant = EnvFacts(EnvSpec({"observation": Field((1024, 1024, 3), "uint8")}, ACTIONS["discrete"]))
     kept = default_settings.default_settings("dqn", "apex", giant)
     assert kept["min_size"] < kept["capacity"] < large["capacity"]
+    assert kept["capacity"] * giant.observation_nbytes <= 2 << 30
     assert default_settings.default_settings("ppo", "impala", facts("box"))["entropy_coefficient"] == 0.0
 
 
@@ -145,6 +147,9 @@ PAPERS: dict[str, dict[str, Any]] = {
     "dueling_dqn": {"optimizer": "rmsprop", "learning_rate": 6.25e-5, "optimizer_eps": 1.5e-7, "gradient_clip": 40.0,
                     "batch_size": 512, "n_step": 3, "alpha": 0.6, "beta": 0.4, "epsilon": 0.4, "epsilon_alpha": 7.0},
     "td3": {"hidden": (400, 300), "learning_rate": 1e-3, "batch_size": 100, "sigma": 0.1, "polyak": 0.005},
+    "discrete_sac": {"learning_rate": 3e-4, "batch_size": 64, "updates_per_step": 0.25, "min_size": 20_000,
+                     "polyak": 0.0, "target_period_updates": 2_000,
+                     "target_entropy": pytest.approx(0.98 * math.log(4))},
     "ppo": {"unroll_length": 128, "batch_size": 8, "epochs": 4, "minibatches": 4, "clip_ratio": 0.1},
     "impala": {"unroll_length": 20, "batch_size": 32, "learning_rate": 6e-4, "optimizer_eps": 0.01, "anneal": True},
 }  # fmt: skip

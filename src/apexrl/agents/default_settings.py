@@ -273,7 +273,7 @@ def default_settings(agent: str, topology: str, facts: EnvFacts) -> dict[str, An
         found |= _UNROLLS_BOXES
     found |= _IN_TOPOLOGY.get(topology, {}).get(agent, {})
     if "capacity" in found:
-        found["capacity"] = _room(found, AGENTS[agent].item == "sequence", facts)
+        found |= _room(found, AGENTS[agent].item == "sequence", facts)
     return found
 
 
@@ -292,8 +292,9 @@ def _of_family(agent: str, facts: EnvFacts) -> Settings:
     return _Q_VECTORS
 
 
-def _room(settings: Settings, sequences: bool, facts: EnvFacts) -> int:
-    """Items that a replay of bounded memory keeps; at least twice as many as the first update waits for."""
+def _room(settings: Settings, sequences: bool, facts: EnvFacts) -> Settings:
+    """A replay of bounded memory: its items, and with how many of them learning begins, at most half of these."""
     steps = settings["sequence_stride"] if sequences else 1
     most = _REPLAY_BYTES // max(1, steps * facts.observation_nbytes)
-    return max(2 * int(settings["min_size"]), min(int(settings["capacity"]), most))
+    capacity = max(2 * int(settings["batch_size"]), min(int(settings["capacity"]), most))
+    return {"capacity": capacity, "min_size": min(int(settings["min_size"]), capacity // 2)}

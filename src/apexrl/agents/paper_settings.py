@@ -7,6 +7,7 @@ environment's own setting.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -131,13 +132,15 @@ _PAPERS: Mapping[str, Settings] = {
     },
     # Kapturowski et al. 2019, table 2
     "r2d2": {"epsilon_alpha": 7.0, "envs_per_actor": 1, "pull_period": 400, "image_units": 512},
-    # Christodoulou 2019, appendix; its target entropy, 0.98 log n, is --target-entropy
+    # Christodoulou 2019, appendix; its target entropy is set below
     "discrete_sac": {
         "n_step": 1,
         "gamma": 0.99,
         "learning_rate": 3e-4,
         "optimizer_eps": 1e-8,
         "gradient_clip": 5.0,
+        "polyak": 0.0,
+        "target_period_updates": 2_000,  # 8 000 steps, as CleanRL reads it
         "batch_size": 64,
         "updates_per_step": 0.25,
         "capacity": 1_000_000,
@@ -190,10 +193,13 @@ def paper_settings(agent: str, facts: EnvFacts, env_steps: int = 0) -> dict[str,
 
     Args:
         agent: a name of ``AGENTS``.
-        facts: of the environment: PPO's paper has other numbers for boxes.
+        facts: of the environment: PPO's paper has other numbers for boxes, discrete SAC's counts the actions.
         env_steps: of the run; what changes until its end can do so only where the end is known.
     """
     found = {**_PAPERS[agent]}
-    if agent == "ppo" and facts.spec.action.box:
+    action = facts.spec.action
+    if agent == "ppo" and action.box:
         found |= _PPO_BOXES
+    if agent == "discrete_sac":
+        found["target_entropy"] = 0.98 * math.log(math.prod(action.nvec or (action.n,)))
     return found | (_UNTIL_THE_END.get(agent, {}) if env_steps else {})
