@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from signal_runs import Game, Given, act, asks, copied, same
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from apexrl.agents import AGENTS
 from apexrl.agents.normalizer import GROUP, Normalizer
@@ -219,3 +220,11 @@ def test_popart_learns_alike_whatever_the_scale_of_returns() -> None:
     one, two = learned
     assert two["normalizer/targets"][0] == pytest.approx(1e4 * one["normalizer/targets"][0], rel=0.2)
     assert np.abs(two["value.weight"]).max() < 10.0
+
+
+def test_rewards_on_the_cpu_are_scaled_by_statistics_on_a_gpu() -> None:
+    normalizer = Normalizer(spec_of(), AgentConfig(**ON), CPU)
+    with FakeTensorMode():  # checks devices without having them
+        normalizer._size = torch.zeros(5, device="cuda")
+        assert normalizer.reward(torch.ones(3)).device == CPU
+        assert normalizer.reward(torch.ones(3, device="cuda")).device.type == "cuda"

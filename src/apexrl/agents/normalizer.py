@@ -159,9 +159,10 @@ class Normalizer:
         }
 
     def reward(self, reward: Tensor) -> Tensor:
-        """In the units in which returns are learned, like ``reward``."""
+        """In the units in which returns are learned, like ``reward``, on whatever device that is: servers on a GPU
+        score new items on the CPU."""
         if self._size is not None:
-            reward = reward * (self._reward_scale / self.return_size(self._size))
+            reward = reward * (self._reward_scale / self.return_size(self._size)).to(reward.device)
         elif self._reward_scale != 1.0:
             reward = reward * self._reward_scale
         return reward
