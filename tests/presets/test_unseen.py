@@ -126,6 +126,17 @@ def test_defaults_depend_on_facts_and_on_no_name() -> None:
     assert default_settings.default_settings("ppo", "impala", facts("box"))["entropy_coefficient"] == 0.0
 
 
+def test_images_change_step_sizes_but_not_what_is_done_to_vectors_beside_them() -> None:
+    for agent in ("dqn", "c51", "qr_dqn", "iqn", "rainbow"):
+        image, both = (
+            flat(unseen.with_recipe(agent, "apex", facts(seen=seen), "default")) for seen in ("image", "dict")
+        )
+        assert image["learning_rate"] == 1e-4
+        assert both["normalize_observations"]
+    for agent in ("sac", "d4pg"):
+        assert default_settings.default_settings(agent, "apex", facts("box", "image"))["learning_rate"] == 3e-4
+
+
 ATARI = {"batch_size": 32, "n_step": 1, "alpha": 0.0, "capacity": 1_000_000, "min_size": 50_000, "gamma": 0.99,
          "updates_per_step": 0.25, "target_period_updates": 2_500, "image_units": 512, "hidden": (512,)}  # fmt: skip
 CATEGORIES = {"atoms": 51, "v_min": -10.0, "v_max": 10.0}

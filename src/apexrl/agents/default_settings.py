@@ -22,9 +22,7 @@ _SCALED: Settings = {
     "normalize_observations": True,
     "normalize_returns": True,
 }
-_SCALED_IMAGES: Settings = {
-    "normalize_returns": True,  # the pixels are divided by 255 as they are
-}
+_SCALED_IMAGES = _SCALED  # pixels are divided by 255 as they are; vectors beside an image are normalised
 _CATEGORIES: Settings = {"v_min": -5.0, "v_max": 5.0}  # scaled returns are of size 1
 
 # --- Q-learning: dqn, double_dqn, dueling_dqn, c51, qr_dqn, iqn, noisy_dqn, rainbow, munchausen_dqn
@@ -84,10 +82,10 @@ _Q_LARGE_IMAGES: Settings = _SCALED_IMAGES | {
     "pull_period": 50,
 }
 _Q_OWN: Mapping[str, Settings] = {
-    "c51": _CATEGORIES | {"learning_rate": 5e-4},
-    "qr_dqn": {"quantiles": 50, "learning_rate": 5e-4},  # 200 are for Atari; rl-zoo's CartPole has 10
-    "iqn": {"quantile_samples": 32, "learning_rate": 5e-4},
-    "rainbow": _CATEGORIES | {"learning_rate": 5e-4},
+    "c51": _CATEGORIES,
+    "qr_dqn": {"quantiles": 50},  # 200 are for Atari; rl-zoo's CartPole has 10
+    "iqn": {"quantile_samples": 32},
+    "rainbow": _CATEGORIES,
     "munchausen_dqn": {"n_step": 1},  # its bonus is for the first reward
 }
 
@@ -186,13 +184,18 @@ _BOXES_IMAGES: Settings = _SCALED_IMAGES | {
     "pull_period": 10,
 }
 _BOXES_OWN: Mapping[str, Settings] = {
-    "sac": {"learning_rate": 7.3e-4},  # rl-zoo's most frequent
+    "sac": {},
     "crossq": {"critic_hidden": (256, 256), "publish_period_updates": 10},  # the authors' 2048 units are for a GPU
     "td3": {"sigma": 0.1},
     "ddpg": {"policy_learning_rate": 0.0, "polyak": 0.005, "sigma": 0.1},  # SB3
     "bires_ddpg": {"policy_learning_rate": 0.0, "polyak": 0.005, "sigma": 0.1},
-    "d4pg": _CATEGORIES | {"learning_rate": 5e-4, "critic_hidden": (), "target_period_updates": 100, "sigma": 0.3},
+    "d4pg": _CATEGORIES | {"critic_hidden": (), "target_period_updates": 100, "sigma": 0.3},
 }
+_VECTORS_OWN: Mapping[str, Settings] = {
+    **{agent: {"learning_rate": 5e-4} for agent in ("c51", "qr_dqn", "iqn", "rainbow", "d4pg")},
+    "sac": {"learning_rate": 7.3e-4},  # rl-zoo's most frequent
+}
+"""What agents have for themselves where observations are vectors; of images their families' step sizes are smaller."""
 
 # --- policy gradients from unrolls: a2c, impala, ppo, appo. Batches count unrolls
 
@@ -267,8 +270,9 @@ def default_settings(agent: str, topology: str, facts: EnvFacts) -> dict[str, An
         facts: of the environment.
     """
     found = dict(_of_family(agent, facts))
-    own = {**_Q_OWN, **_BOXES_OWN, **_UNROLLS_OWN}.get(agent, {})
-    found |= own
+    found |= {**_Q_OWN, **_BOXES_OWN, **_UNROLLS_OWN}.get(agent, {})
+    if not facts.image_side:
+        found |= _VECTORS_OWN.get(agent, {})
     if AGENTS[agent].item == "unroll" and facts.spec.action.box:
         found |= _UNROLLS_BOXES
     found |= _IN_TOPOLOGY.get(topology, {}).get(agent, {})
