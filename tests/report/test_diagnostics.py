@@ -57,7 +57,7 @@ def status(updates: int, dead: float) -> RunStatus:
 
 
 def test_a_metric_is_mentioned_after_some_reports_in_a_row() -> None:
-    watch = DiagnosticWatch("dqn")
+    watch = DiagnosticWatch(CONFIG.agent)
     for report in range(PATIENCE - 1):
         watch.update(status(report, 0.9))
         watch.update(status(report, 0.9))  # the same report again
@@ -70,8 +70,20 @@ def test_a_metric_is_mentioned_after_some_reports_in_a_row() -> None:
     assert watch.line() == ""
 
 
+def test_advice_leaves_out_what_is_set_already_and_tells_small_rewards_from_none() -> None:
+    watch = DiagnosticWatch(AgentConfig(agent="dqn", normalize_returns=True, double=True))
+    for size, advice in ((1e6, "try --reward-scale: "), (0.0, "try rewards on the way to the goal, or more ex")):
+        for report in range(PATIENCE):
+            watch.update(RunStatus(metrics={"reward_size": size, "loss": float(report)}))
+        assert watch.line().startswith(advice)
+    over = diagnostic("overestimation", "replay")
+    assert over is not None
+    assert over.advice(2.0, ["--double"]) == "a smaller --learning-rate, or a slower target"
+    assert over.advice(2.0) == over.if_high
+
+
 def test_evaluations_tell_of_overestimation() -> None:
-    watch = DiagnosticWatch("dqn")
+    watch = DiagnosticWatch(CONFIG.agent)
     for report in range(PATIENCE):
         watch.evaluated({"mean": 1.0, "expected_return": 100.0, "discounted_return": 1.0})
         watch.evaluated({"mean": 1.0, "expected_return": 1.0, "discounted_return": 1.0, "final": True})

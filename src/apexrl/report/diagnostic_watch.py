@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, Final
 
+from apexrl.config import AgentConfig
+from apexrl.config.settings import flag
 from apexrl.report.diagnostics import Family, OutOfRange, family, outside, overestimation
 from apexrl.report.number_format import number
 from apexrl.run.status import RunStatus
@@ -20,11 +23,13 @@ class DiagnosticWatch:
     """Follows the metrics of one run.
 
     Args:
-        agent: its name.
+        config: of its agent; None: no run has begun.
     """
 
-    def __init__(self, agent: str) -> None:
-        self._family: Family = family(agent)
+    def __init__(self, config: AgentConfig | None = None) -> None:
+        config = config or AgentConfig()
+        self._family: Family = family(config.agent)
+        self._on = [flag(one.name) for one in fields(config) if getattr(config, one.name) is True]
         self._metrics: Mapping[str, float] = {}
         self._overestimation = math.nan
         self._reports: Counter[str] = Counter()
@@ -58,4 +63,4 @@ class DiagnosticWatch:
             f"{one.diagnostic.name} is {number(one.value, small=True)} (healthy: {one.diagnostic.healthy})"
             for one in worst
         )
-        return f"try {worst[0].diagnostic.advice(worst[0].value)}: {said}"
+        return f"try {worst[0].diagnostic.advice(worst[0].value, self._on)}: {said}"

@@ -6,7 +6,8 @@ Panel, ``apexrl doctor`` and the reference use this table. Ranges are ours: wide
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from typing import Final, Literal, NamedTuple
 
 from apexrl.agents import AGENTS
@@ -26,6 +27,7 @@ class Diagnostic(NamedTuple):
     if_high: str = ""
     families: tuple[Family, ...] = ("replay", "unrolls")
     symptom: bool = False  # what another metric explains, where that is outside its range, too
+    if_zero: str = ""  # what to change where 0 is no matter of scale
 
     @property
     def healthy(self) -> str:
@@ -45,8 +47,17 @@ class Diagnostic(NamedTuple):
             return abs(math.log10(value / end))
         return abs(value - end) / max(1.0, abs(end))
 
-    def advice(self, value: float) -> str:
-        return self.if_low if value < self.low else self.if_high
+    def advice(self, value: float, on: Collection[str] = ()) -> str:
+        """What to change.
+
+        Args:
+            on: flags that are set already; they are left out where there is something else to change.
+        """
+        if value == 0.0 and self.if_zero:
+            return self.if_zero
+        text = self.if_low if value < self.low else self.if_high
+        left = [part for part in re.split(", or |, ", text) if part not in on]
+        return ", or ".join(filter(None, (", ".join(left[:-1]), *left[-1:]))) or text
 
 
 _NORMALIZE_RETURNS: Final = "--normalize-returns, or --reward-scale"
@@ -102,6 +113,7 @@ DIAGNOSTICS: Final = (
         high=100.0,
         if_low=_NORMALIZE_RETURNS,
         if_high=_NORMALIZE_RETURNS,
+        if_zero="rewards on the way to the goal, or more exploration (no reward was seen)",
     ),
     Diagnostic(
         "support_edges",

@@ -121,12 +121,12 @@ class View:
         self.messages: deque[tuple[str, Level]] = deque(maxlen=3)
         self._stop: StopConfig | None = None
         self._noted_episodes = -1
-        self._diagnostics = DiagnosticWatch("")
+        self._diagnostics = DiagnosticWatch()
 
     def began(self, config: Config, folder: Path) -> None:
         self.folder = str(folder)
         self._stop = config.stop
-        self._diagnostics = DiagnosticWatch(config.agent.agent)
+        self._diagnostics = DiagnosticWatch(config.agent)
         self.title = title(config)
 
     def note(self, kind: str, values: Mapping[str, Any]) -> None:

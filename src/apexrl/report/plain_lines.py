@@ -47,12 +47,12 @@ class PlainLines:
         self._printed_at = -math.inf
         self._phase = ""
         self._best = -math.inf
-        self._diagnostics = DiagnosticWatch("")
+        self._diagnostics = DiagnosticWatch()
         self._mentioned: set[str] = set()
         self._status = RunStatus()
 
     def started(self, config: Config, folder: Path) -> None:
-        self._diagnostics = DiagnosticWatch(config.agent.agent)
+        self._diagnostics = DiagnosticWatch(config.agent)
         self._print(f"{title(config)}  ·  {folder}")
 
     def update(self, status: RunStatus) -> None:
