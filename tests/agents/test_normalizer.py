@@ -222,6 +222,22 @@ def test_popart_learns_alike_whatever_the_scale_of_returns() -> None:
     assert np.abs(two["value.weight"]).max() < 10.0
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
+def test_an_observation_that_is_not_finite_never_enters_the_statistics(bad: float) -> None:
+    normalizer = Normalizer(spec_of(), AgentConfig(**ON), CPU)
+    rows = np.arange(12.0).reshape(4, 3)
+    for updates in range(200):
+        normalizer.step(normalizer.groups(transitions(rows), updates))
+    (trained,) = normalizer.networks.values()
+    before = trained.parameters.vector.clone()
+    spoilt = rows.copy()
+    spoilt[1, 2] = bad
+    with pytest.raises(NonFiniteError, match="update 201: an observation or a reward"):
+        normalizer.step(normalizer.groups(transitions(spoilt), 200))
+    assert torch.equal(trained.parameters.vector, before)
+    assert torch.isfinite(normalizer.groups(transitions(rows), 201)[GROUP]).all()
+
+
 def test_rewards_on_the_cpu_are_scaled_by_statistics_on_a_gpu() -> None:
     normalizer = Normalizer(spec_of(), AgentConfig(**ON), CPU)
     with FakeTensorMode():  # checks devices without having them

@@ -29,8 +29,8 @@ class ActionBox:
     def __init__(self, action: ActionSpec, agent: str) -> None:
         if not action.box:
             raise AgentError(
-                f"{agent} is for Box actions, but this environment takes discrete ones; use one for those, such as "
-                "dueling_dqn or discrete_sac: apexrl list agents"
+                f"{agent} is for Box actions, but this environment takes discrete ones; use an agent for those, such "
+                "as dueling_dqn or discrete_sac: apexrl list agents"
             )
         self.shape = action.shape
         low, high = cast("Floats", action.low), cast("Floats", action.high)

@@ -18,6 +18,7 @@ from apexrl.agents.trained_network import Trained
 from apexrl.agents.transition_batch import Observation, Transitions
 from apexrl.agents.unroll_batch import Unrolls
 from apexrl.config import AgentConfig
+from apexrl.errors import NonFiniteError
 from apexrl.networks.encoders import is_image
 from apexrl.protocols import NORMALIZER
 from apexrl.spec import EnvSpec
@@ -230,6 +231,9 @@ class Normalizer:
 
         Args:
             updates: made so far.
+
+        Raises:
+            NonFiniteError: what was seen has no mean or variance, which would spoil the averages for ever.
         """
         trained = self._trained
         if trained is None:
@@ -239,6 +243,12 @@ class Normalizer:
             self._established = True
             trained.gradient.copy_(trained.parameters.vector)  # what a batch without steps says
             self._measure(self._seen(batch), trained.parameters.split(trained.gradient))
+            if not bool(torch.isfinite(trained.gradient).all()):
+                self._established = False  # the next batch is measured whatever its number
+                raise NonFiniteError(
+                    f"update {updates + 1}: an observation or a reward is NaN, infinite or above 1e19; the parameters "
+                    "were left as they were"
+                )
             if fresh:  # the first update is to be scaled, too
                 trained.parameters.vector.copy_(trained.gradient)
             rewards = self._moments.rewards
