@@ -172,7 +172,8 @@ def test_frozen_layers_stay_as_they_are_and_the_others_learn(name: str, how: dic
         for batch in batches:
             agent.update(agent.prepare(batch))
         after = agent.state_dict()
-        frozen = [key for key in before if ".frozen." in key]
+        # RMSProp's mean square forgets that it began at 1, also where nothing moves
+        frozen = [key for key in before if ".frozen." in key and "square_average" not in key]
         assert any("online/" in key for key in frozen)
         assert same({key: after[key] for key in frozen}, {key: before[key] for key in frozen})
         learning = [key for key in agent.weights() if key.endswith("learning.weight")]

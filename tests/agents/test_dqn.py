@@ -59,7 +59,7 @@ def same(one: DQN, two: DQN) -> bool:
 
 
 def test_continuous_actions_are_refused() -> None:
-    with pytest.raises(AgentError, match="box of shape"):
+    with pytest.raises(AgentError, match="Box of shape"):
         DQN(EnvSpec(VECTOR.observation, ActionSpec((2,), "float32")), SMALL)
 
 

@@ -150,7 +150,7 @@ def test_several_choices_at_once() -> None:
     spec = EnvSpec({"observation": Field((2,), "float32")}, ActionSpec((2,), nvec=(2, 3)))
     acted = R2D2(spec, SMALL).act({"observation": np.ones((5, 2), np.float32)}, None, np.ones(5, np.float32))
     assert acted.actions.shape == (5, 2)
-    with pytest.raises(AgentError, match="box of shape"):
+    with pytest.raises(AgentError, match="Box of shape"):
         R2D2(replace(spec, action=ActionSpec((1,), "float32", low=np.zeros(1), high=np.ones(1))), SMALL)
     with pytest.raises(AgentError, match="sequence_length 0"):
         R2D2(SPEC, replace(SMALL, sequence_length=0))

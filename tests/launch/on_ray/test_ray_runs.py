@@ -93,7 +93,7 @@ def test_what_the_cluster_does_not_have_is_said_within_seconds(cluster: str) -> 
     placement = Ray(address=cluster, learner_gpus=3.0, replay_shards=1, wait_seconds=1.0)
     with Interrupts() as interrupts, closing(Driver(config, placement, interrupts)) as driver:
         began = time.monotonic()
-        with pytest.raises(ConfigError, match=r"wants 4 CPU, 3 GPU in 2 places .* with 2 CPU, 0 GPU.*--learner-gpus"):
+        with pytest.raises(ConfigError, match=r"wants 4 CPU, 3 GPU in 2 bundles .* with 2 CPU, 0 GPU.*--learner-gpus"):
             driver.probe()
         assert time.monotonic() - began < 60.0  # and not for ever
 
