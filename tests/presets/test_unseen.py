@@ -368,3 +368,12 @@ def test_nothing_that_an_agent_does_not_read_is_listed(capsys: pytest.CaptureFix
     assert "--learning-rate 0.00025" in paper.partition(" reads ")[0]
     assert "--huber" not in default
     assert "huber" in unread("c51")
+
+
+@pytest.mark.parametrize(("limit", "gamma"), [(None, 0.99), (500, 0.99), (1_000, 0.995)])
+def test_long_episodes_of_discrete_actions_are_discounted_less(limit: int | None, gamma: float) -> None:
+    for agent in ("a2c", "impala", "ppo", "appo"):
+        found = default_settings.default_settings(agent, "impala", facts()._replace(time_limit=limit))
+        assert found["gamma"] == gamma
+        box = default_settings.default_settings(agent, "impala", facts("box")._replace(time_limit=limit))
+        assert box["gamma"] == 0.99

@@ -16,6 +16,7 @@ from apexrl.agents.env_facts import EnvFacts
 Settings = dict[str, Any]
 
 SMALL_IMAGE_SIDE = 36  # pixels; smaller images are encoded by small convolutions (networks.encoders)
+_LONG_EPISODE_STEPS = 1_000
 _REPLAY_BYTES = 2 << 30  # most memory of a replay's observations
 
 _SCALED: Settings = {
@@ -273,12 +274,18 @@ def default_settings(agent: str, topology: str, facts: EnvFacts) -> dict[str, An
     found |= {**_Q_OWN, **_BOXES_OWN, **_UNROLLS_OWN}.get(agent, {})
     if not facts.image_side:
         found |= _VECTORS_OWN.get(agent, {})
-    if AGENTS[agent].item == "unroll" and facts.spec.action.box:
-        found |= _UNROLLS_BOXES
+    if AGENTS[agent].item == "unroll":
+        found |= _UNROLLS_BOXES if facts.spec.action.box else _unrolls_discrete(facts)
     found |= _IN_TOPOLOGY.get(topology, {}).get(agent, {})
     if "capacity" in found:
         found |= _room(found, AGENTS[agent].item == "sequence", facts)
     return found
+
+
+def _unrolls_discrete(facts: EnvFacts) -> Settings:
+    """Where episodes may be long, γ reaches further: with 0.99 a lander hovers instead of landing (rl-zoo: 0.995 to
+    0.999 for LunarLander)."""
+    return {"gamma": 0.995} if facts.time_limit and facts.time_limit >= _LONG_EPISODE_STEPS else {}
 
 
 def _of_family(agent: str, facts: EnvFacts) -> Settings:
