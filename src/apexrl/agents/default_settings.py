@@ -135,6 +135,7 @@ _R2D2_IMAGES: Settings = _SCALED_IMAGES | {
 # --- soft actor-critic over discrete actions
 
 _DISCRETE_SAC_VECTORS: Settings = _SCALED | {
+    "initial_temperature": 0.01,  # a step earns about that much of a return of size 1
     "hidden": (128, 128),
     "learning_rate": 3e-4,  # the paper's
     "optimizer_eps": 1e-8,
@@ -151,6 +152,7 @@ _DISCRETE_SAC_VECTORS: Settings = _SCALED | {
     "pull_period": 10,
 }
 _DISCRETE_SAC_IMAGES: Settings = _Q_LARGE_IMAGES | {
+    "initial_temperature": 0.01,
     "learning_rate": 3e-4,
     "n_step": 1,
     "alpha": 0.0,
@@ -184,9 +186,11 @@ _BOXES_IMAGES: Settings = _SCALED_IMAGES | {
     "envs_per_actor": 4,
     "pull_period": 10,
 }
+_LARGE_RETURNS: Settings = {"reward_scale": 100.0}  # a step then earns about 1, which the first temperature of 1 suits
 _BOXES_OWN: Mapping[str, Settings] = {
-    "sac": {},
-    "crossq": {"critic_hidden": (256, 256), "publish_period_updates": 10},  # the authors' 2048 units are for a GPU
+    "sac": _LARGE_RETURNS,
+    "crossq": _LARGE_RETURNS
+    | {"critic_hidden": (256, 256), "publish_period_updates": 10},  # the authors' 2048 units are for a GPU
     "td3": {"sigma": 0.1},
     "ddpg": {"policy_learning_rate": 0.0, "polyak": 0.005, "sigma": 0.1},  # SB3
     "bires_ddpg": {"policy_learning_rate": 0.0, "polyak": 0.005, "sigma": 0.1},
@@ -197,6 +201,7 @@ _VECTORS_OWN: Mapping[str, Settings] = {
     "sac": {"learning_rate": 7.3e-4},  # rl-zoo's most frequent
 }
 """What agents have for themselves where observations are vectors; of images their families' step sizes are smaller."""
+_IMAGES_OWN: Mapping[str, Settings] = {"ppo": {"epochs": 4, "minibatches": 8}}  # CleanRL on Atari: 4 and 4
 
 # --- policy gradients from unrolls: a2c, impala, ppo, appo. Batches count unrolls
 
@@ -272,8 +277,7 @@ def default_settings(agent: str, topology: str, facts: EnvFacts) -> dict[str, An
     """
     found = dict(_of_family(agent, facts))
     found |= {**_Q_OWN, **_BOXES_OWN, **_UNROLLS_OWN}.get(agent, {})
-    if not facts.image_side:
-        found |= _VECTORS_OWN.get(agent, {})
+    found |= (_IMAGES_OWN if facts.image_side else _VECTORS_OWN).get(agent, {})
     if AGENTS[agent].item == "unroll":
         found |= _UNROLLS_BOXES if facts.spec.action.box else _unrolls_discrete(facts)
     found |= _IN_TOPOLOGY.get(topology, {}).get(agent, {})

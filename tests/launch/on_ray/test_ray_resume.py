@@ -96,7 +96,7 @@ def test_the_command_of_a_killed_driver_goes_on_when_it_is_repeated(cluster: str
     summary = folder.summary()
     assert summary["env_steps"] >= steps
     newest = checkpoint.newest_generation(folder.checkpoints)
-    assert newest > summary["run"] > generation
+    assert newest > summary["generation"] > generation
     assert "restored generation-" in folder.metrics_path.read_text()
     ray.init(address=cluster, log_to_driver=False, logging_level="ERROR")
     try:
