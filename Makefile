@@ -53,7 +53,7 @@ test test-long test-ray: export PYTHONDONTWRITEBYTECODE :=
 test: check
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m 'not cluster and not long'
 
-# Tests of a minute or more.
+# Whole tutorial pages, runs over hosts that learn, spoilt runs trained anew; some minutes.
 test-long: $(VENV)/.dev
 	$(BIN)/python -m pytest -m long
 

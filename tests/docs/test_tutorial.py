@@ -64,10 +64,8 @@ def do(machine: Path, language: str, code: str, check: bool = True, **more: str)
     return done.stdout
 
 
-LONG = [pytest.param(page, marks=pytest.mark.long) for page in ("first-run.md", "own-environment.md")]
-
-
-@pytest.mark.parametrize("page", [*LONG, "own-agent.md"])
+@pytest.mark.long
+@pytest.mark.parametrize("page", ["first-run.md", "own-environment.md", "own-agent.md"])
 def test_the_page_works_as_it_stands(page, machine):
     for language, code in steps(page):
         do(machine, language, code)
@@ -85,6 +83,7 @@ def started(machine: Path, code: str, **more: str) -> Iterator[subprocess.Popen[
                 os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_two_machines_train_one_run(machine):
     """The second machine is a second process; the server is a real one."""
     learner, actor, status, stop = (code for _, code in steps("second-machine.md"))

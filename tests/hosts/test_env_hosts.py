@@ -167,6 +167,7 @@ def test_a_learner_that_was_killed_and_resumed_finds_its_workers_again(hosts: Ho
     assert host.running is False
 
 
+@pytest.mark.long
 def test_one_model_of_ga3c_serves_other_hosts_too(hosts: Hosts) -> None:
     host = hosts.envs("--actors", "1")
     learner = hosts.learner("--actors", "0", "--env-steps", "4000", topology="ga3c")

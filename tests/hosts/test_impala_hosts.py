@@ -22,6 +22,7 @@ SETTINGS = {
 FLAGS = [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
 
 
+@pytest.mark.long
 def test_it_learns_from_other_hosts(tmp_path: Path) -> None:
     with Places("loopback", 2, tmp_path) as places:
         learner = places.learner("cartpole", *FLAGS)

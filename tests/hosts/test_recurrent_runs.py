@@ -105,6 +105,7 @@ def test_sequences_arrive_whole_from_other_hosts(tmp_path: Path) -> None:
         assert_sequences_are_whole(RunFolder(places.run_folder))
 
 
+@pytest.mark.long
 def test_it_learns_from_other_hosts(tmp_path: Path) -> None:
     with Places("loopback", 1, tmp_path) as places:
         settings = {**SMALL, "actor_slots": 1, "env_steps": 2000}

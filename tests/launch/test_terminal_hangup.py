@@ -64,7 +64,7 @@ def learns(folder: Path) -> bool:
     return any(row["updates"] > 20 for row in rows(folder))
 
 
-@pytest.mark.parametrize("how", ["plain", "nohup"])
+@pytest.mark.parametrize("how", ["plain", pytest.param("nohup", marks=pytest.mark.long)])
 def test_a_closed_terminal(how: str, tmp_path: Path) -> None:
     goal = ["--minutes", "10"] if how == "plain" else ["--minutes", "0.5"]
     words = ["train", "--env", "CartPole-v1", *SMALL.split(), *goal, "--out", str(tmp_path), "--name", "run"]
