@@ -25,7 +25,7 @@ from apexrl.config import Config
 from apexrl.config.settings import Setting, flag, settings_of, spell_type
 from apexrl.presets import PRESETS
 from apexrl.report.diagnostic_watch import PATIENCE
-from apexrl.report.diagnostics import DIAGNOSTICS
+from apexrl.report.metric_ranges import DIAGNOSTICS
 from apexrl.run.folder import env_name
 from apexrl.topologies import TOPOLOGIES, runs
 from apexrl.topologies.validation import readers

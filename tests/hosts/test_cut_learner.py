@@ -33,9 +33,9 @@ from apexrl.config import (
 from apexrl.errors import LinkError, OwnershipError
 from apexrl.launch.beacon import Beacon
 from apexrl.links.local.control_board import ControlBoard
+from apexrl.links.redis.checked_values import RunRecord
 from apexrl.links.redis.run_record import LearnerLease
 from apexrl.links.redis.server import Server
-from apexrl.links.redis.values import RunRecord
 from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
 from apexrl.run.ownership import Fence, lease_clock

@@ -14,8 +14,8 @@ from apexrl.config import AgentConfig, Config
 from apexrl.config.convert import flat
 from apexrl.config.settings import flag
 from apexrl.report.diagnostic_watch import PATIENCE, DiagnosticWatch
-from apexrl.report.diagnostics import DIAGNOSTICS, diagnostic, family, outside, overestimation
 from apexrl.report.live_panel import View
+from apexrl.report.metric_ranges import DIAGNOSTICS, diagnostic, family, outside, overestimation
 from apexrl.report.plain_lines import PlainLines
 from apexrl.run.status import RunStatus
 

@@ -16,7 +16,7 @@ from apexrl.config import Config
 from apexrl.config.convert import flat, override
 from apexrl.report.diagnosis import diagnose
 from apexrl.report.diagnosis.finding import LISTED, Cause
-from apexrl.report.diagnosis.run_record import Evaluation, RunRecord
+from apexrl.report.diagnosis.recorded_run import Evaluation, RunRecord
 
 SPOILT = [name for name, case in CASES.items() if case.causes]
 HEALTHY = [name for name, case in CASES.items() if not case.causes]

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from apexrl.config import Config, HostsConfig
+from apexrl.links.redis.checked_values import HostDigest
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostLease
 from apexrl.links.redis.run_record import LearnerLease, RunRecord
 from apexrl.links.redis.server import Server
-from apexrl.links.redis.values import HostDigest
 from apexrl.replay import Field, Replay
 from apexrl.replay.chunks import Receipts, schema
 from apexrl.roles import Intake, Uplink

@@ -1,6 +1,6 @@
 """Metrics that show why an agent does not learn. They are computed with the other metrics, on no other update.
 
-``report.diagnostics`` says what each means, in which range it is healthy, and what to change when it is not.
+``report.metric_ranges`` says what each means, in which range it is healthy, and what to change when it is not.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from apexrl.report.diagnosis import diagnose
 from apexrl.report.diagnosis.finding import Cause
-from apexrl.report.diagnosis.run_record import RunRecord
+from apexrl.report.diagnosis.recorded_run import RunRecord
 
 if TYPE_CHECKING:
     from rich.console import Console

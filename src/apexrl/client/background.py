@@ -18,11 +18,11 @@ from apexrl.config.trust import entrusted
 from apexrl.errors import ApexrlError, ClosedError, ConfigError, LinkError
 from apexrl.links.backoff import Backoff
 from apexrl.links.local.role_context import InlineContext, InlineRun, WorkerIdentity
+from apexrl.links.redis.checked_values import carried_fields
 from apexrl.links.redis.members import HostDigest, HostLease, renewal_pause
 from apexrl.links.redis.run_record import Orders, RunRecord, find_run
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.signing import trusted_modules
-from apexrl.links.redis.values import carried_fields
 from apexrl.links.redis.weights_channel import MOST_BYTES
 from apexrl.roles.uplink import Uplink
 from apexrl.run.folder import spec_from_json

@@ -12,9 +12,9 @@ from apexrl.config import Config
 from apexrl.errors import LinkError, OwnershipError
 from apexrl.links.backoff import Backoff
 from apexrl.links.local.control_board import ControlBoard
+from apexrl.links.redis.checked_values import HostDigest, LearnerDigest
 from apexrl.links.redis.members import HostLease, renewal_pause
 from apexrl.links.redis.run_record import LearnerLease, Orders
-from apexrl.links.redis.values import HostDigest, LearnerDigest
 from apexrl.run.observers import IdleObserver
 from apexrl.run.ownership import REPLACED, lease_clock
 from apexrl.run.status import Level, RunStatus

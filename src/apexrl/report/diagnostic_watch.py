@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from apexrl.config import AgentConfig
 from apexrl.config.settings import flag
-from apexrl.report.diagnostics import Family, OutOfRange, family, outside, overestimation
+from apexrl.report.metric_ranges import Family, OutOfRange, family, outside, overestimation
 from apexrl.report.number_format import number
 from apexrl.run.status import RunStatus
 

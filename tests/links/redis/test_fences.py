@@ -10,9 +10,9 @@ from link_pairs import KEYS, Ends, Intake, body_of, offer, until
 from run_records import a_record
 
 from apexrl.errors import OwnershipError
+from apexrl.links.redis.checked_values import LearnerDigest
 from apexrl.links.redis.run_record import LearnerLease
 from apexrl.links.redis.scripts import Connection
-from apexrl.links.redis.values import LearnerDigest
 from redis_server import RedisServer, binaries
 
 

@@ -9,13 +9,13 @@ import redis
 from run_records import a_record, again, seen, take_soon, wait_until
 
 from apexrl.errors import ClosedError, ConfigError, HeldError, LinkError, OwnershipError, WaitTimeout
+from apexrl.links.redis.checked_values import PROTOCOL, HostDigest, LearnerDigest, encode
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostLease
 from apexrl.links.redis.run_listing import runs
 from apexrl.links.redis.run_record import LearnerLease, find_run, stop_run
 from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
-from apexrl.links.redis.values import PROTOCOL, HostDigest, LearnerDigest, encode
 
 
 def test_names() -> None:

@@ -6,10 +6,10 @@ import redis
 from run_records import a_record, again, seen
 
 from apexrl.errors import LinkError, OwnershipError, WaitTimeout
+from apexrl.links.redis.checked_values import HostDigest, LearnerDigest, encode
 from apexrl.links.redis.members import HostLease
 from apexrl.links.redis.run_record import LearnerLease, find_run
 from apexrl.links.redis.server import Server
-from apexrl.links.redis.values import HostDigest, LearnerDigest, encode
 from redis_server import RedisServer
 
 

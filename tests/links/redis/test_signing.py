@@ -12,9 +12,9 @@ from apexrl import client
 from apexrl.config import Config, convert
 from apexrl.errors import ConfigError
 from apexrl.launch.actor_host import local_config
+from apexrl.links.redis.checked_values import decode, encode
 from apexrl.links.redis.run_record import LearnerLease, RunRecord, find_run
 from apexrl.links.redis.signing import sign, trusted_modules
-from apexrl.links.redis.values import decode, encode
 from apexrl.run.folder import spec_to_json
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies.host_cut import options_from_json

@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from apexrl import _native
 from apexrl.errors import ConfigError, FrameError
-from apexrl.links.redis.values import MOST_SEQUENCE, PROTOCOL
+from apexrl.links.redis.checked_values import MOST_SEQUENCE, PROTOCOL
 from apexrl.protocols import Arrays, ChunkHead
 from apexrl.spec import Array
 

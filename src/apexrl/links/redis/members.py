@@ -16,12 +16,7 @@ import msgspec
 from apexrl.errors import ClosedError, ExhaustedError, LinkError
 from apexrl.links.backoff import Backoff
 from apexrl.links.printable import host_name, printable
-from apexrl.links.redis.keys import RunKeys
-from apexrl.links.redis.outbox import Outbox
-from apexrl.links.redis.run_record import Orders, RunRecord
-from apexrl.links.redis.scripts import JOIN, LEAVE, POP, RENEW_MEMBER, Connection
-from apexrl.links.redis.server import Server
-from apexrl.links.redis.values import (
+from apexrl.links.redis.checked_values import (
     MOST_MESSAGE_BYTES,
     MOST_STATUS_BYTES,
     MOST_TROUBLE,
@@ -30,6 +25,11 @@ from apexrl.links.redis.values import (
     decode,
     encode,
 )
+from apexrl.links.redis.keys import RunKeys
+from apexrl.links.redis.outbox import Outbox
+from apexrl.links.redis.run_record import Orders, RunRecord
+from apexrl.links.redis.scripts import JOIN, LEAVE, POP, RENEW_MEMBER, Connection
+from apexrl.links.redis.server import Server
 
 __all__ = ["HostDigest", "HostLease", "Message", "MessageReader", "SlotLease", "renewal_pause"]
 

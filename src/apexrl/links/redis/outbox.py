@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from apexrl.links.redis.values import encode
+from apexrl.links.redis.checked_values import encode
 
 EPISODES_SINGLY: Final = 64
 """Of one message."""

@@ -6,10 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from apexrl.links.printable import printable
-from apexrl.links.redis.keys import EVERY_RECORD, RunKeys
-from apexrl.links.redis.scripts import Connection
-from apexrl.links.redis.stream_names import LAST_OF_GENERATION, stream_of
-from apexrl.links.redis.values import (
+from apexrl.links.redis.checked_values import (
     MOST_RECORD_BYTES,
     MOST_STATUS_BYTES,
     Heartbeat,
@@ -20,6 +17,9 @@ from apexrl.links.redis.values import (
     is_alive,
     whole,
 )
+from apexrl.links.redis.keys import EVERY_RECORD, RunKeys
+from apexrl.links.redis.scripts import Connection
+from apexrl.links.redis.stream_names import LAST_OF_GENERATION, stream_of
 
 MOST_MEMBERS: Final = 4096
 """The most members of one run to read."""

@@ -15,10 +15,7 @@ import msgspec
 from apexrl.errors import ClosedError, ConfigError, HeldError, LinkError, OwnershipError, WaitTimeout
 from apexrl.links.backoff import Backoff
 from apexrl.links.printable import host_name, printable
-from apexrl.links.redis.keys import RunKeys
-from apexrl.links.redis.scripts import CLEAR, END, PRUNE, RENEW_LEARNER, RESTORE, STOP, TAKE, Connection
-from apexrl.links.redis.server import Server
-from apexrl.links.redis.values import (
+from apexrl.links.redis.checked_values import (
     MOST_RECORD_BYTES,
     MOST_STATUS_BYTES,
     PROTOCOL,
@@ -29,6 +26,9 @@ from apexrl.links.redis.values import (
     is_alive,
     whole,
 )
+from apexrl.links.redis.keys import RunKeys
+from apexrl.links.redis.scripts import CLEAR, END, PRUNE, RENEW_LEARNER, RESTORE, STOP, TAKE, Connection
+from apexrl.links.redis.server import Server
 from apexrl.run.ownership import lease_clock
 
 __all__ = ["LearnerDigest", "LearnerLease", "Orders", "RunRecord", "find_run", "stop_run"]

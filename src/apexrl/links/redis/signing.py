@@ -15,7 +15,7 @@ import msgspec
 from apexrl.config import convert
 from apexrl.config.trust import modules
 from apexrl.errors import ConfigError
-from apexrl.links.redis.values import RunRecord, encode
+from apexrl.links.redis.checked_values import RunRecord, encode
 
 LEAST_TOKEN: Final = 16
 """Least length of a token, so that it cannot be guessed from a signature."""

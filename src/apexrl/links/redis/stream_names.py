@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import redis
 
+from apexrl.links.redis.checked_values import MOST_SEQUENCE
 from apexrl.links.redis.keys import RunKeys
-from apexrl.links.redis.values import MOST_SEQUENCE
 
 GROUP: Final = "learner"
 CONSUMER: Final = "intake"

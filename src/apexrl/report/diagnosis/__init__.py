@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from apexrl.report.diagnosis.causes import CAUSES
 from apexrl.report.diagnosis.finding import LISTED, Cause
-from apexrl.report.diagnosis.run_record import RunRecord
+from apexrl.report.diagnosis.recorded_run import RunRecord
 
 MOST = 3
 

@@ -2,9 +2,17 @@
 
 from collections.abc import Callable
 
-from apexrl.report.diagnosis.causes import discount, episodes, exploration, replay_use, scales, stale_data, step_size
+from apexrl.report.diagnosis.causes import (
+    discount,
+    episode_ends,
+    exploration_level,
+    replay_use,
+    scales,
+    stale_data,
+    step_size,
+)
 from apexrl.report.diagnosis.finding import Cause
-from apexrl.report.diagnosis.run_record import RunRecord
+from apexrl.report.diagnosis.recorded_run import RunRecord
 
 CAUSES: tuple[Callable[[RunRecord], Cause | None], ...] = (
     step_size.learning_rate_large,
@@ -17,13 +25,13 @@ CAUSES: tuple[Callable[[RunRecord], Cause | None], ...] = (
     scales.observations_large,
     scales.observations_small,
     scales.support_narrow,
-    episodes.ends_at_once,
-    episodes.ends_never,
-    episodes.limit_as_end,
-    episodes.returns_alike,
-    exploration.exploration_none,
-    exploration.entropy_large,
-    exploration.entropy_lost,
+    episode_ends.ends_at_once,
+    episode_ends.ends_never,
+    episode_ends.limit_as_end,
+    episode_ends.returns_alike,
+    exploration_level.exploration_none,
+    exploration_level.entropy_large,
+    exploration_level.entropy_lost,
     replay_use.replay_small,
     replay_use.updates_few,
     replay_use.target_rare,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from apexrl.config.settings import as_flag
 from apexrl.report.diagnosis.finding import Cause, Evidence
-from apexrl.report.diagnosis.run_record import METRICS, RunRecord
+from apexrl.report.diagnosis.recorded_run import METRICS, RunRecord
 from apexrl.report.number_format import count
 
 SMALL = 1_000  # steps

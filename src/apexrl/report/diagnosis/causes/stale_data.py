@@ -6,8 +6,8 @@ from math import log10
 
 from apexrl.config.settings import as_flag
 from apexrl.report.diagnosis.finding import Cause, Evidence
-from apexrl.report.diagnosis.run_record import METRICS, RunRecord
-from apexrl.report.diagnostics import outside
+from apexrl.report.diagnosis.recorded_run import METRICS, RunRecord
+from apexrl.report.metric_ranges import outside
 from apexrl.report.number_format import number
 
 ENOUGH_UPDATES = 500  # before them values are what the network began with

@@ -6,7 +6,7 @@ from math import log10
 
 from apexrl.config.settings import as_flag
 from apexrl.report.diagnosis.finding import Cause, Evidence
-from apexrl.report.diagnosis.run_record import SUMMARY, RunRecord
+from apexrl.report.diagnosis.recorded_run import SUMMARY, RunRecord
 
 USUAL = {"adam": (1e-5, 5e-3), "rmsprop": (1e-5, 1e-2), "adagrad": (1e-3, 0.2), "sgd": (1e-5, 0.5)}
 """Step sizes that published recipes use, by optimizer."""

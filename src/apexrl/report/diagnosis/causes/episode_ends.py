@@ -6,7 +6,7 @@ from itertools import chain
 
 from apexrl.config.settings import as_flag
 from apexrl.report.diagnosis.finding import Cause, Evidence
-from apexrl.report.diagnosis.run_record import METRICS, RunRecord
+from apexrl.report.diagnosis.recorded_run import METRICS, RunRecord
 from apexrl.report.number_format import count, number
 
 LONG = 50  # steps of episodes that hardly are all meant to last equally long

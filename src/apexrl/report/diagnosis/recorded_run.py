@@ -17,7 +17,7 @@ from apexrl.config import Config
 from apexrl.config.convert import flat
 from apexrl.config.settings import as_flag
 from apexrl.report.diagnosis.finding import Evidence
-from apexrl.report.diagnostics import Family, diagnostic, family, overestimation
+from apexrl.report.metric_ranges import Family, diagnostic, family, overestimation
 from apexrl.report.number_format import number
 from apexrl.run.folder import RunFolder
 from apexrl.run.metrics import read_rows
