@@ -101,6 +101,7 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.long
 def test_hosts_bring_all_environments_and_what_breaks_is_mended(hosts: Hosts) -> None:
     first = hosts.envs("--actors", "1")  # before the learner
     first.says("waiting for a run at")

@@ -76,6 +76,7 @@ def test_the_page_names_three_users() -> None:
         assert not [word for word in words if word.startswith("+@")]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_whole_run_works_with_them(server: RedisServer, tmp_path: Path) -> None:
     def start(user: str, *words: str) -> subprocess.Popen[str]:

@@ -246,6 +246,7 @@ def summary(tmp_path: Path, name: str) -> dict[str, Any]:
 HOST = f"r@{os.uname().nodename}"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_learner_and_its_actors_on_one_machine(start: Start, tmp_path: Path) -> None:
     words = ("--run", "r", "--env-steps", "3000")
