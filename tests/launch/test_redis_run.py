@@ -70,10 +70,9 @@ def test_more_actors_than_slots_are_refused(tmp_path: Path) -> None:
         local_config(a_record(small(tmp_path)), 65, ".", {}, "origin")
 
 
-@pytest.mark.parametrize("changes", [{"agent": "my_agents:Mine", "topology": "ga3c"}, {"topology": "my_wires:wire"}])
-def test_a_host_of_environments_needs_neither_agent_nor_topology(changes: dict[str, Any], tmp_path: Path) -> None:
-    wanted = convert.override(small(tmp_path), changes)
-    record = Record(
+def of_environments(wanted: Config) -> Record:
+    """What a run says whose hosts step environments alone."""
+    return Record(
         run_id="one-run-of-many",
         name="r",
         apexrl="0.1.0",
@@ -83,22 +82,19 @@ def test_a_host_of_environments_needs_neither_agent_nor_topology(changes: dict[s
         splits=[wanted.actor.envs_per_actor],
         lease_seconds=10.0,
     )
+
+
+@pytest.mark.parametrize("changes", [{"agent": "my_agents:Mine", "topology": "ga3c"}, {"topology": "my_wires:wire"}])
+def test_a_host_of_environments_needs_neither_agent_nor_topology(changes: dict[str, Any], tmp_path: Path) -> None:
+    wanted = convert.override(small(tmp_path), changes)
+    record = of_environments(wanted)
     config = env_host.local_config(record, 1, ".", {}, "origin")
     assert (config.topology, config.agent.agent) == (wanted.topology, Config().agent.agent)
 
 
 def test_a_run_that_listens_asks_no_host_for_more_workers_than_its_processors_allow(tmp_path: Path) -> None:
     wanted = convert.override(small(tmp_path), {"actors": 4000, "topology": "seed"})
-    record = Record(
-        run_id="one-run-of-many",
-        name="r",
-        apexrl="0.1.0",
-        host="learner",
-        config=convert.to_toml(wanted),
-        spec={},
-        splits=[wanted.actor.envs_per_actor],
-        lease_seconds=10.0,
-    )
+    record = of_environments(wanted)
     with pytest.raises(ConfigError, match="origin wants 4000 actors of each host, more than the"):
         env_host.local_config(record, 0, ".", {}, "origin")
     assert env_host.local_config(record, 3, ".", {}, "origin").actor.actors == 3

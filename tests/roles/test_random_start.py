@@ -88,7 +88,7 @@ def test_without_random_start_nothing_is_random_and_looks_keep_their_period(stag
     assert run.learner.step()
     steps(actor, 2)
     assert explored == [pytest.approx(0.4)] * 32
-    assert actor._version == 1
+    assert actor._weights.version == 1
 
 
 def test_a_learner_that_dies_before_its_first_update_has_taught_nothing(stage: Any) -> None:

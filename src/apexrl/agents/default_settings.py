@@ -205,13 +205,10 @@ _IMAGES_OWN: Mapping[str, Settings] = {"ppo": {"epochs": 4, "minibatches": 8}}  
 
 # --- policy gradients from unrolls: a2c, impala, ppo, appo. Batches count unrolls
 
-_UNROLLS_VECTORS: Settings = _SCALED | {
-    "hidden": (64, 64),  # SB3, CleanRL
-    "separate_values": True,  # SB3, CleanRL
+_UNROLLS: Settings = {
     "normalize_advantages": True,
     "summed_loss": False,
     "optimizer": "adam",
-    "learning_rate": 1e-3,
     "optimizer_eps": 1e-5,
     "gradient_clip": 0.5,
     "gamma": 0.99,
@@ -219,22 +216,25 @@ _UNROLLS_VECTORS: Settings = _SCALED | {
     "value_coefficient": 0.5,
     "entropy_coefficient": 0.01,
     "actors": 2,
-    "envs_per_actor": 8,
 }
-_UNROLLS_IMAGES: Settings = _SCALED_IMAGES | {
-    "normalize_advantages": True,
-    "summed_loss": False,
-    "optimizer": "adam",
-    "learning_rate": 5e-4,
-    "optimizer_eps": 1e-5,
-    "gradient_clip": 0.5,
-    "gamma": 0.99,
-    "gae_lambda": 0.95,
-    "value_coefficient": 0.5,
-    "entropy_coefficient": 0.01,
-    "actors": 2,
-    "envs_per_actor": 16,
-}
+_UNROLLS_VECTORS: Settings = (
+    _UNROLLS
+    | _SCALED
+    | {
+        "hidden": (64, 64),  # SB3, CleanRL
+        "separate_values": True,  # SB3, CleanRL
+        "learning_rate": 1e-3,
+        "envs_per_actor": 8,
+    }
+)
+_UNROLLS_IMAGES: Settings = (
+    _UNROLLS
+    | _SCALED_IMAGES
+    | {
+        "learning_rate": 5e-4,
+        "envs_per_actor": 16,
+    }
+)
 _UNROLLS_OWN: Mapping[str, Settings] = {
     "a2c": {"unroll_length": 16, "batch_size": 8},
     "impala": {"unroll_length": 32, "batch_size": 8},

@@ -13,6 +13,7 @@ from apexrl.errors import AgentError, WaitTimeout
 from apexrl.protocols import Agent, Arrays, Context, Item, Prioritizing, StepWriter, WeightsReader
 from apexrl.roles.env_player import VERSION as VERSION
 from apexrl.roles.env_player import EnvPlayer
+from apexrl.roles.newest_weights import NewestWeights
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.run.status import Work
 from apexrl.spec import Array, EnvSpec, Field
@@ -66,14 +67,13 @@ class Actor:
         envs = config.actor.envs_per_actor
         seeds = np.random.SeedSequence(context.seed).generate_state(2)
         self._context = context
-        self._weights = weights
         self._pull_period = config.actor.pull_period * envs
         self._random_start = config.actor.random_start
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, "cpu", int(seeds[0]))
         self._player = EnvPlayer(context, config, spec, self._agent, int(seeds[1]))
         self._writer: StepWriter = replay.writer(streams=envs, priority_fn=wanted_priorities(config, self._agent))
         self._unwritten: dict[str, Array] | None = None
-        self._version = 0
+        self._weights = NewestWeights(context, self._agent, weights)
         self._until_pull = 0  # environment steps
 
     def step(self) -> bool:
@@ -83,11 +83,11 @@ class Actor:
         """
         if self._until_pull <= 0:
             self._pull()
-        if self._version == 0:
+        if self._weights.version == 0:
             return False
         player = self._player
         if self._unwritten is None:
-            player.act(self._version, self._random)
+            player.act(self._weights.version, self._random)
             self._unwritten = player.collect()
             if self._unwritten is None:
                 return True  # every environment is at work
@@ -102,18 +102,14 @@ class Actor:
         return True
 
     def _pull(self) -> None:
-        newest = self._weights.latest(newer_than=self._version)
-        if newest is not None:
-            self._version, arrays = newest
-            self._agent.load(arrays)
-            self._context.count(weights_pulled=1)
-        if self._version:  # random actions end as soon as something was learned; a look costs one comparison
+        self._weights.pull()
+        if self._weights.version:  # random actions end as soon as something was learned; a look costs one comparison
             self._until_pull = 0 if self._random else self._pull_period
 
     @property
     def _random(self) -> bool:
         """Whether nothing is learned yet and actions are to be random until then."""
-        return self._random_start and self._version == FIRST_VERSION
+        return self._random_start and self._weights.version == FIRST_VERSION
 
     def close(self) -> None:
         """Publish the steps written so far, report the last episodes, close the environments."""

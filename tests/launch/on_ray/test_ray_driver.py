@@ -8,9 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("ray", reason="needs the extra ray")
-
 from fake_cluster import Coming, Process, Watcher, World, make_up, run
 from plain_roles import Learner
 from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, RayTaskError

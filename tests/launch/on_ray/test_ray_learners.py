@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("ray.cluster_utils", reason="needs the extra ray", exc_type=ImportError)
-
 from short_runs import Watcher
 
 from apexrl.agents import with_agent

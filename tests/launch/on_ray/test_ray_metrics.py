@@ -15,15 +15,11 @@ import urllib.request
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("ray.cluster_utils", reason="needs the extra ray", exc_type=ImportError)
-
 import ray
 from rich.console import Console
 from short_runs import program
@@ -161,7 +157,6 @@ def test_a_run_is_seen_by_others_while_it_lives(cluster: str, tmp_path: Path) ->
 
 
 @pytest.mark.cluster
-@pytest.mark.skipif(find_spec("prometheus_client") is None, reason="Ray exports metrics with ray[default] only")
 def test_figures_reach_the_metrics_port_of_a_node(cluster: str, tmp_path: Path) -> None:
     """Read back as Prometheus would, while the run goes on."""
     wanted = ("env_steps", "updates", "inserted", "sampled", "replay_size", "weights_version")

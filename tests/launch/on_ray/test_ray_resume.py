@@ -9,9 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("ray.cluster_utils", reason="needs the extra ray", exc_type=ImportError)
-
 import ray
 
 import apexrl

@@ -12,9 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("ray.cluster_utils", reason="needs the extra ray", exc_type=ImportError)
-
 import ray
 from plain_roles import BATCH
 from short_runs import Watcher, run

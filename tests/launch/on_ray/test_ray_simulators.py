@@ -11,9 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("ray.cluster_utils", reason="needs the extra ray", exc_type=ImportError)
-
 from ray_environment import QUIET
 from short_runs import Watcher
 

@@ -8,9 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("ray", reason="needs the extra ray")
-
 from ray.exceptions import RayActorError, RayTaskError
 
 from apexrl.errors import SpecError
