@@ -55,7 +55,9 @@ def test_a_run_that_is_trained_is_not_resumed_and_is_named_by_its_holder(tmp_pat
     config = small(tmp_path, stop=ENDLESS)
     process = command(config, tmp_path)
     try:
-        wait_for(lambda: checkpoint.latest(tmp_path / "run" / "checkpoints"), process)
+        generations_file = tmp_path / "run" / "generations.json"
+        # the learner's last word in that file, after its first checkpoint; then only the supervisor writes it
+        wait_for(lambda: generations_file.exists() and b'"kept"' in generations_file.read_bytes(), process)
         os.killpg(process.pid, signal.SIGSTOP)  # the supervisor: nobody writes what is compared below
         generations, text = (
             (tmp_path / "run" / "generations.json").read_bytes(),
