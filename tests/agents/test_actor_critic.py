@@ -21,6 +21,7 @@ from actor_critic_reference import (
     with_data,
 )
 
+from apexrl.agents import unroll_updates
 from apexrl.agents.actor_critic import ActorCritic, Aims
 from apexrl.agents.optimizer import make_optimizer
 from apexrl.config import EnvConfig
@@ -220,7 +221,7 @@ def test_an_update_of_several_steps_is_the_rule_in_order(kind: str, value_clip: 
     aims = [by_hand.aims(batch.data, row) for row in range(21)]
     optimizer = torch.optim.Adam(by_hand.net.parameters(), 0.01, eps=agent._config.optimizer_eps)
     taken = np.argwhere(mask)
-    shares = list(drawn._shares(21 if kind == "a memory" else len(taken), 4))
+    shares = list(unroll_updates.shares(drawn, 21 if kind == "a memory" else len(taken), 4))
     assert len(shares) == 8
     for share in shares:
         chosen = np.zeros_like(mask)
@@ -262,7 +263,7 @@ def test_every_step_is_in_one_minibatch_of_an_epoch(kind: str, plays: dict[str, 
     prepared = agent.prepare(some(plays[kind], slice(10, 31)))
     numbered = prepared._replace(reward=torch.arange(prepared.mask.numel()).float().view(prepared.mask.shape))
     aims = Aims(*(numbered.reward + k for k in range(3)))
-    parts = list(agent._minibatches(numbered, aims))
+    parts = list(unroll_updates.minibatches(agent, numbered, aims))
     assert len(parts) == 12
     seen = []
     for part, toward in parts:

@@ -7,7 +7,7 @@ everything else: LSTM, continuous actions, several epochs and minibatches.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -15,17 +15,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apexrl.agents import diagnostics, trained_agent
+from apexrl.agents import diagnostics, trained_agent, unroll_updates
 from apexrl.agents.box_actions import ActionBox
 from apexrl.agents.normalizer import Normalizer
-from apexrl.agents.rng_state import RandomGenerator, acting_generator, pack, restore, seeded_layers
+from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
 from apexrl.agents.sequence_batch import C, H
 from apexrl.agents.setting_relevance import check_gradient_steps
-from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained, not_finite
+from apexrl.agents.trained_network import Gradients, Trained, not_finite
 from apexrl.agents.transition_batch import as_array, on_device
 from apexrl.agents.unroll_batch import Unrolls, unrolls
 from apexrl.config import AgentConfig
-from apexrl.errors import AgentError, NonFiniteError
+from apexrl.errors import AgentError
 from apexrl.losses import (
     clipped_surrogate,
     clipped_value_loss,
@@ -38,7 +38,7 @@ from apexrl.losses import (
 from apexrl.networks.distributions import Categorical, Distribution, Gaussian
 from apexrl.networks.policy_value import PolicyValue
 from apexrl.networks.recurrent import LSTMState
-from apexrl.protocols import Acted, Arrays, Item, Learned, Sampled, State
+from apexrl.protocols import Acted, Arrays, Item, Sampled, State
 from apexrl.spec import Array, EnvSpec, Field
 
 GROUP = "policy_value"
@@ -103,6 +103,7 @@ class ActorCritic:
         else:
             self._policy, free = Categorical(spec.action.nvec or (spec.action.n,), vector=bool(spec.action.nvec)), 0
         self._units = config.recurrent_units if config.recurrent else 0
+        self._remembers = self._units > 0
         with seeded_layers(seed):
             outputs = self._policy.outputs - free
             network = PolicyValue(
@@ -184,94 +185,27 @@ class ActorCritic:
             NonFiniteError: an advantage or the gradient is NaN or infinite; parameters are as before.
         """
         statistics = self._normalizer.groups(batch, self.updates)
-        found = self._gradients(self._normalizer.unrolls(batch), None, self._measures)
+        found = self.part_gradients(self._normalizer.unrolls(batch), None, unroll_updates.measures(self))
         return found._replace(groups=found.groups | statistics)
 
     def apply(self, groups: Mapping[str, Tensor]) -> None:
         """One step of the optimizer."""
+        self.step(groups)
+        self.updates += 1
+
+    update, steps = unroll_updates.update, unroll_updates.steps
+
+    def aims(self, batch: Unrolls) -> Aims:
+        """Targets and advantages of a scaled batch, by the network as it is; the ratio of every later gradient step
+        stays that to the policy that acted."""
+        return self._aims(batch, self._evaluate(batch))
+
+    def step(self, groups: Mapping[str, Tensor]) -> None:
+        """One step of the optimizer, which alone is no update."""
         self._network.step(groups[GROUP])
         self._normalizer.step(groups, self._network.network.value)
-        self.updates += 1
 
-    def update(self, prepared: Unrolls) -> Learned:
-        """One learner update: ``epochs`` times over the batch in ``minibatches`` gradient steps each.
-
-        With one step in all it is ``gradients`` and ``apply``. Else targets and advantages are computed once, before
-        the first step, and the ratio of every step stays that to the policy that acted (Schulman et al. 2017, algorithm
-        1).
-
-        Raises:
-            NonFiniteError: as ``gradients``, at any step; everything is as before the update.
-        """
-        if self._single_step(prepared):
-            groups, _, metrics = self.gradients(prepared)
-            self.apply(groups)
-            return Learned(None, metrics)
-        live = self._network.vectors()
-        before, drawn = {name: vector.clone() for name, vector in live.items()}, pack(self._rng)
-        steps = self.steps(prepared)
-        try:
-            gradients = next(steps)
-            while True:
-                gradients = steps.send(gradients.groups)
-        except StopIteration as end:
-            learned: Learned = end.value
-            return learned
-        except NonFiniteError:
-            for name, vector in live.items():
-                vector.copy_(before[name])
-            restore(self._rng, drawn)
-            raise
-
-    def steps(self, prepared: Unrolls) -> Generator[Gradients, Mapping[str, Tensor], Learned]:
-        """The gradient steps of one update, one by one: each yields its gradient, and is sent what is to be applied."""
-        if self._single_step(prepared):
-            gradients = self.gradients(prepared)
-            self.apply((yield gradients))
-            return Learned(None, gradients.metrics)
-        statistics, batch = self._normalizer.groups(prepared, self.updates), self._normalizer.unrolls(prepared)
-        with torch.no_grad():
-            now = self._evaluate(batch)
-            aims = self._aims(batch, now)
-        left = self._config.epochs * self._parts(batch)
-        for part, toward in self._minibatches(batch, aims):
-            left -= 1
-            gradients = self._gradients(part, toward, self._measures and not left)
-            if not left:  # statistics change behind the last step: until then the policy is the one that acted
-                gradients = gradients._replace(groups=gradients.groups | statistics)
-            groups = yield gradients
-            self._network.step(groups[GROUP])
-            self._normalizer.step(groups, self._network.network.value)
-        self.updates += 1
-        return Learned(None, gradients.metrics)
-
-    def _single_step(self, batch: Unrolls) -> bool:
-        return self._config.epochs * self._parts(batch) == 1
-
-    def _parts(self, batch: Unrolls) -> int:
-        """Minibatches, none of them empty; as many for all learners that make an update together."""
-        steps, unrolls = batch.mask.shape
-        # of two rows in order, at most one is a final observation, which is no step
-        return min(self._config.minibatches, unrolls * (1 if self._units else max(1, steps // 2)))
-
-    def _minibatches(self, batch: Unrolls, aims: Aims) -> Iterator[tuple[Unrolls, Aims]]:
-        """Of every gradient step: single steps, of which those of one unroll are too much alike to be together; with a
-        memory whole unrolls, whose steps need each other."""
-        rows, times = batch.mask.t().nonzero(as_tuple=True)
-        for share in self._shares(batch.mask.shape[1] if self._units else len(rows), self._parts(batch)):
-            index = torch.from_numpy(share).to(self._device)
-            if self._units:
-                yield batch.rows(index), Aims(*(value[:, index] for value in aims))
-            else:
-                row, time = rows[index], times[index]
-                yield batch.steps(row, time), Aims(*(value[time, row].unsqueeze(0) for value in aims))
-
-    def _shares(self, count: int, parts: int) -> Iterator[NDArray[np.int64]]:
-        """Numbers 0 … ``count`` − 1 in so many parts: each once an epoch, shuffled anew."""
-        for _ in range(self._config.epochs):
-            yield from np.array_split(self._rng.permutation(count), parts)
-
-    def _gradients(self, batch: Unrolls, aims: Aims | None, measured: bool) -> Gradients:
+    def part_gradients(self, batch: Unrolls, aims: Aims | None, measured: bool) -> Gradients:
         """``gradients``, with targets and advantages as given, or this pass's; with metrics where ``measured``."""
         network = self._network
         with diagnostics.DeadUnits(measured) as units:
@@ -340,11 +274,6 @@ class ActorCritic:
     def _ratio(batch: Unrolls, now: Evaluated) -> Tensor:
         """π(a|s) / μ(a|s) of every step, [T, B]."""
         return (now.log_prob - batch.log_prob).clamp(max=LOG_RATIO_MAX).exp()
-
-    @property
-    def _measures(self) -> bool:
-        """Whether this update has metrics: one in so many gradient steps."""
-        return self.updates % max(1, METRICS_PERIOD_UPDATES // (self._config.epochs * self._config.minibatches)) == 0
 
     def _metrics(self, batch: Unrolls, now: Evaluated) -> dict[str, float]:
         """Means over the steps: V, entropy, an estimate of KL(μ‖π), the share of clipped ratios, V-trace's ρ."""

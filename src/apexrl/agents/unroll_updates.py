@@ -1,0 +1,138 @@
+"""Learner updates from unrolls: several passes over a batch in minibatches, towards targets that are computed once.
+
+An agent takes ``update`` and ``steps`` into its class by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from apexrl.agents.normalizer import Normalizer
+from apexrl.agents.rng_state import pack, restore
+from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained
+from apexrl.agents.unroll_batch import Unrolls
+from apexrl.config import AgentConfig
+from apexrl.errors import NonFiniteError
+from apexrl.protocols import Learned
+
+
+class LearnsUnrolls(Protocol):
+    """The attributes that the functions below need of an agent."""
+
+    _config: AgentConfig
+    _device: torch.device
+    _rng: np.random.Generator
+    _network: Trained[Any]
+    _normalizer: Normalizer
+    _remembers: bool  # steps of an unroll need each other: minibatches are whole unrolls
+    updates: int  # learner updates made
+
+    def gradients(self, batch: Any) -> Gradients:
+        """Of the whole batch, in one pass."""
+        ...
+
+    def apply(self, groups: Mapping[str, Tensor]) -> None: ...
+
+    def aims(self, batch: Unrolls) -> Any:
+        """What a scaled batch is to lead to: a NamedTuple of tensors [T, B], without gradient."""
+        ...
+
+    def part_gradients(self, batch: Unrolls, aims: Any, measured: bool) -> Gradients:
+        """Of a part of a scaled batch, towards the part of ``aims`` that is given; with metrics where ``measured``."""
+        ...
+
+    def step(self, groups: Mapping[str, Tensor]) -> None:
+        """One step of the optimizer, which alone is no update."""
+        ...
+
+
+def update(agent: LearnsUnrolls, prepared: Unrolls) -> Learned:
+    """One learner update: ``epochs`` times over the batch in ``minibatches`` gradient steps each.
+
+    With one step in all it is ``gradients`` and ``apply``. Else targets are computed once, before the first step
+    (Schulman et al. 2017, algorithm 1).
+
+    Raises:
+        NonFiniteError: as ``gradients``, at any step; everything is as before the update.
+    """
+    if _single_step(agent, prepared):
+        groups, _, metrics = agent.gradients(prepared)
+        agent.apply(groups)
+        return Learned(None, metrics)
+    live = agent._network.vectors()
+    before, drawn = {name: vector.clone() for name, vector in live.items()}, pack(agent._rng)
+    going = steps(agent, prepared)
+    try:
+        gradients = next(going)
+        while True:
+            gradients = going.send(gradients.groups)
+    except StopIteration as end:
+        learned: Learned = end.value
+        return learned
+    except NonFiniteError:
+        for name, vector in live.items():
+            vector.copy_(before[name])
+        restore(agent._rng, drawn)
+        raise
+
+
+def steps(agent: LearnsUnrolls, prepared: Unrolls) -> Generator[Gradients, Mapping[str, Tensor], Learned]:
+    """The gradient steps of one update, one by one: each yields its gradient, and is sent what is to be applied."""
+    if _single_step(agent, prepared):
+        gradients = agent.gradients(prepared)
+        agent.apply((yield gradients))
+        return Learned(None, gradients.metrics)
+    statistics, batch = agent._normalizer.groups(prepared, agent.updates), agent._normalizer.unrolls(prepared)
+    with torch.no_grad():
+        aims = agent.aims(batch)
+    left = agent._config.epochs * _parts(agent, batch)
+    for part, toward in minibatches(agent, batch, aims):
+        left -= 1
+        gradients = agent.part_gradients(part, toward, measures(agent) and not left)
+        if not left:  # statistics change behind the last step: until then the policy is the one that acted
+            gradients = gradients._replace(groups=gradients.groups | statistics)
+        agent.step((yield gradients))
+    agent.updates += 1
+    return Learned(None, gradients.metrics)
+
+
+def measures(agent: LearnsUnrolls) -> bool:
+    """Whether this update has metrics: one in so many gradient steps."""
+    return agent.updates % max(1, METRICS_PERIOD_UPDATES // (agent._config.epochs * agent._config.minibatches)) == 0
+
+
+def minibatches(agent: LearnsUnrolls, batch: Unrolls, aims: Any) -> Iterator[tuple[Unrolls, Any]]:
+    """Of every gradient step: single steps, of which those of one unroll are too much alike to be together; with a
+    memory whole unrolls, whose steps need each other."""
+    rows, times = batch.mask.t().nonzero(as_tuple=True)
+    kind = type(aims)
+    for share in shares(agent, batch.mask.shape[1] if agent._remembers else len(rows), _parts(agent, batch)):
+        index = torch.from_numpy(share).to(agent._device)
+        if agent._remembers:
+            yield batch.rows(index), kind(*(value[:, index] for value in aims))
+        else:
+            row, time = rows[index], times[index]
+            yield batch.steps(row, time), kind(*(value[time, row].unsqueeze(0) for value in aims))
+
+
+def shares(agent: LearnsUnrolls, count: int, parts: int) -> Iterator[NDArray[np.int64]]:
+    """Numbers 0 … ``count`` − 1 in so many parts: each once an epoch, shuffled anew."""
+    for _ in range(agent._config.epochs):
+        yield from np.array_split(agent._rng.permutation(count), parts)
+
+
+def _single_step(agent: LearnsUnrolls, batch: Unrolls) -> bool:
+    return agent._config.epochs * _parts(agent, batch) == 1
+
+
+def _parts(agent: LearnsUnrolls, batch: Unrolls) -> int:
+    """Minibatches, none of them empty; as many for all learners that make an update together."""
+    steps, unrolls = batch.mask.shape
+    # of two rows in order, at most one is a final observation, which is no step
+    return min(agent._config.minibatches, unrolls * (1 if agent._remembers else max(1, steps // 2)))
