@@ -179,6 +179,8 @@ OTHER: dict[str, Any] = {
     "atoms": 7,
     "v_min": -3.0,
     "v_max": 5.0,
+    "critics": 4,
+    "dropped_quantiles": 0,
     "critic_hidden": (7,),
     "policy_learning_rate": 0.05,
     "policy_period_updates": 4,

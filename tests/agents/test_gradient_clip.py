@@ -18,6 +18,7 @@ NETWORKS = {
     "r2d2": {"q"},
     "sac": {"critics", "policy"},
     "discrete_sac": {"critics", "policy"},
+    "tqc": {"critics", "policy"},
     "crossq": {"critics", "policy"},
     "ddpg": {"critic", "policy"},
     "bires_ddpg": {"critic", "policy"},

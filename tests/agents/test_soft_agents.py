@@ -3,125 +3,39 @@
 from __future__ import annotations
 
 import math
-from copy import deepcopy
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
+from soft_reference import (
+    HIGH,
+    LOW,
+    ROWS,
+    D,
+    N,
+    Published,
+    close,
+    config_of,
+    copy_moments,
+    half_square,
+    make,
+    make_batch,
+    squashed,
+    train,
+    unclipped,
+)
 from torch import Tensor, nn
 
-from apexrl import agents
 from apexrl.agents.rng_state import noise_generator
-from apexrl.config import AgentConfig, Config
-from apexrl.errors import ConfigError
+from apexrl.errors import AgentError, ConfigError
 from apexrl.networks.batch_norm import EPS, MOMENTUM, NormedLayers
-from apexrl.spec import ActionSpec, Array, EnvSpec, Field
-
-LOW, HIGH = np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32)
-BOX = EnvSpec({"observation": Field((3,), "float32")}, ActionSpec((2,), "float32", low=LOW, high=HIGH))
-MULTI = EnvSpec({"observation": Field((3,), "float32")}, ActionSpec((2,), nvec=(2, 3)))
-ROWS, D, N = 12, 2, 6
-
-
-class Batch(NamedTuple):
-    data: dict[str, Array]
-    keys: NDArray[np.uint64]
-    weights: NDArray[np.float32]
+from apexrl.spec import Array
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-def config_of(name: str, **changes: Any) -> AgentConfig:
-    small: dict[str, Any] = {"hidden": (16, 8), "critic_hidden": (12, 16), "learning_rate": 1e-2}
-    small |= {"policy_learning_rate": 5e-3, "temperature_learning_rate": 2e-3, "gradient_clip": 0.0, "polyak": 0.05}
-    return replace(agents.with_agent(Config(), name).agent, **small | changes)
-
-
-def make(name: str, seed: int = 0, **changes: Any) -> Any:
-    spec = MULTI if name == "discrete_sac" else BOX
-    return agents.agent_class(name)(spec, config_of(name, **changes), "cpu", seed)
-
-
-def make_batch(name: str, seed: int = 0) -> Batch:
-    rng = np.random.default_rng(seed)
-    box = rng.uniform(LOW, HIGH, (ROWS, 2)).astype(np.float32)
-    data: dict[str, Array] = {
-        "observation": rng.standard_normal((ROWS, 3), np.float32),
-        "next_observation": rng.standard_normal((ROWS, 3), np.float32),
-        "action": rng.integers([2, 3], size=(ROWS, 2)) if name == "discrete_sac" else box,
-        "reward": rng.standard_normal(ROWS, np.float32),
-        "discount": np.where(rng.random(ROWS) < 0.8, 0.97, 0.0).astype(np.float32),
-    }
-    return Batch(data, np.arange(ROWS, dtype=np.uint64), rng.random(ROWS, np.float32))
-
-
-def train(agent: Any, name: str, updates: int, first: int = 0) -> list[Any]:
-    return [agent.update(agent.prepare(make_batch(name, first + k))) for k in range(updates)]
-
-
-# The rules, written out
-
-
-def squashed(output: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    mean, log_std = output[:, :D], output[:, D:]
-    normal = torch.distributions.Normal(mean, log_std.exp())
-    u = mean + log_std.exp() * noise
-    action = torch.tanh(u)
-    return action, (normal.log_prob(u) - torch.log(1 - action.square())).sum(dim=1)
-
-
-class Published:
-    """Two optimizers for networks and one for log α, and targets by Polyak averaging."""
-
-    def __init__(self, agent: Any, config: AgentConfig) -> None:
-        self.policy, self.critics = (
-            deepcopy(part.network).requires_grad_() for part in (agent._policy, agent._critics)
-        )
-        self.target = deepcopy(self.critics)
-        self.log_alpha = torch.zeros((), requires_grad=True)
-        self.config, self.count = config, 0
-        betas = (config.first_moment_decay, 0.999)
-        self.of_policy = torch.optim.Adam(self.policy.parameters(), config.policy_learning_rate, betas)
-        self.of_critics = torch.optim.Adam(self.critics.parameters(), config.learning_rate, betas)
-        self.of_alpha = torch.optim.Adam([self.log_alpha], config.temperature_learning_rate)
-
-    def step(self, critics_loss: Tensor, policy_loss: Tensor, log_prob: Tensor, target_entropy: float) -> None:
-        """All gradients first, then the steps; policy, α and Polyak targets only when due."""
-        self.count += 1
-        due = self.count % self.config.policy_period_updates == 0
-        of_critics = torch.autograd.grad(critics_loss, list(self.critics.parameters()))
-        of_policy = torch.autograd.grad(policy_loss, list(self.policy.parameters()))
-        alpha_loss = -(self.log_alpha * (log_prob + target_entropy).detach()).mean()
-        self._apply(self.of_critics, self.critics, of_critics)
-        if due:
-            self._apply(self.of_policy, self.policy, of_policy)
-            (self.log_alpha.grad,) = torch.autograd.grad(alpha_loss, [self.log_alpha])
-            self.of_alpha.step()
-        copied = not self.config.polyak and self.count % self.config.target_period_updates == 0
-        share = 1.0 if copied else self.config.polyak * due
-        with torch.no_grad():
-            for slow, fast in zip(self.target.parameters(), self.critics.parameters(), strict=True):
-                slow.lerp_(fast, share)
-
-    @staticmethod
-    def _apply(optimizer: torch.optim.Optimizer, network: nn.Module, gradients: tuple[Tensor, ...]) -> None:
-        norm = torch.sqrt(sum((g.square().sum() for g in gradients), torch.zeros(())))
-        for parameter, gradient in zip(network.parameters(), gradients, strict=True):
-            parameter.grad = gradient / max(1.0, float(norm) / 0.5)
-        optimizer.step()
-
-
-def half_square(delta: Tensor, kappa: float) -> Tensor:
-    """½δ², or Huber's loss."""
-    if not kappa:
-        return 0.5 * delta.square()
-    return nn.functional.huber_loss(delta, torch.zeros_like(delta), reduction="none", delta=kappa)
 
 
 def sac_losses(rule: Published, batch: Any, noise: Tensor) -> tuple[Tensor, ...]:
@@ -138,6 +52,26 @@ def sac_losses(rule: Published, batch: Any, noise: Tensor) -> tuple[Tensor, ...]
     return critics_loss, (alpha * log_prob - best).mean(), log_prob, (y - q).abs().mean(dim=0)
 
 
+def tqc_losses(rule: Published, batch: Any, noise: Tensor) -> tuple[Tensor, ...]:
+    """As in the authors' code (SamsungLabs/tqc_pytorch, tqc/trainer.py), with importance weights."""
+    alpha, config = rule.log_alpha.detach().exp(), rule.config
+    unit = 2 * (batch.action - torch.tensor(LOW)) / torch.tensor(HIGH - LOW) - 1
+    later, log_prob_later = squashed(rule.policy(batch.next_observation), noise[1])
+    mixture = rule.target(batch.next_observation, later).transpose(0, 1).reshape(ROWS, -1).sort(dim=1).values
+    kept = mixture[:, : config.critics * (config.quantiles - config.dropped_quantiles)]
+    y = (batch.reward[:, None] + batch.discount[:, None] * (kept - alpha * log_prob_later[:, None])).detach()
+    z = rule.critics(batch.observation, unit).transpose(0, 1)  # [B, K, M]
+    u = y[:, None, None, :] - z[:, :, :, None]
+    kappa = config.huber or 1.0
+    huber = torch.where(u.abs() > kappa, u.abs() - 0.5 * kappa, 0.5 * u.square() / kappa)
+    tau = (torch.arange(config.quantiles) + 0.5) / config.quantiles
+    losses = (tau[None, None, :, None] - (u < 0).float()).abs() * huber
+    critics_loss = (batch.weights * losses.mean(dim=(1, 2, 3))).mean()
+    action, log_prob = squashed(rule.policy(batch.observation), noise[0])
+    policy_loss = (alpha * log_prob - rule.critics(batch.observation, action).mean(dim=(0, 2))).mean()
+    return critics_loss, policy_loss, log_prob, (y.mean(dim=1, keepdim=True) - z.mean(dim=2)).abs().mean(dim=1)
+
+
 def discrete_losses(rule: Published, batch: Any) -> tuple[Tensor, ...]:
     alpha = rule.log_alpha.detach().exp()
     later = torch.softmax(rule.policy(batch.next_observation), dim=1)
@@ -151,13 +85,10 @@ def discrete_losses(rule: Published, batch: Any) -> tuple[Tensor, ...]:
     return critics_loss, policy_loss, (now * now.log()).sum(dim=1), (y - q).abs().mean(dim=0)
 
 
-def close(arrays: dict[str, Array], prefix: str, network: nn.Module) -> None:
-    for name, parameter in network.named_parameters():
-        expected = parameter.detach().numpy()
-        np.testing.assert_allclose(arrays[prefix + name], expected, rtol=2e-3, atol=2e-5, err_msg=name)
+RULES = {"sac": sac_losses, "tqc": tqc_losses}
 
 
-@pytest.mark.parametrize("name", ["sac", "discrete_sac"])
+@pytest.mark.parametrize("name", [*RULES, "discrete_sac"])
 @pytest.mark.parametrize(
     "changes",
     [
@@ -178,7 +109,7 @@ def test_updates_are_the_published_rule(name: str, changes: dict[str, Any]) -> N
         batch = agent.prepare(make_batch(name, seed))
         learned = agent.update(batch)
         noise = torch.randn(2, ROWS, D, generator=draws)
-        losses = discrete_losses(rule, batch) if name == "discrete_sac" else sac_losses(rule, batch, noise)
+        losses = RULES[name](rule, batch, noise) if name in RULES else discrete_losses(rule, batch)
         critics_loss, policy_loss, log_prob, delta = losses
         rule.step(critics_loss, policy_loss, log_prob, target_entropy)
         np.testing.assert_allclose(learned.priorities, delta.detach().numpy(), rtol=2e-3, atol=1e-4)
@@ -243,31 +174,9 @@ def test_crossq_is_its_published_rule() -> None:
     assert not [name for name in agent.state_dict() if "target" in name]
 
 
-def copy_moments(optimizer: torch.optim.Optimizer, trained: Any) -> None:
-    """Let PyTorch's Adam go on from where ours is."""
-    moments = {name: trained.parameters.split(vector) for name, vector in trained.optimizer.state.items()}
-    names = [name for name, _ in trained.network.named_parameters()]
-    for name, parameter in zip(names, optimizer.param_groups[0]["params"], strict=True):
-        optimizer.state[parameter] = {
-            "step": trained.optimizer.steps.clone(),
-            "exp_avg": moments["first_moment"][name].clone(),
-            "exp_avg_sq": moments["second_moment"][name].clone(),
-        }
-
-
-def unclipped(rule: Published, critics_loss: Tensor, policy_loss: Tensor) -> None:
-    """One step of both networks."""
-    losses = ((rule.of_critics, rule.critics, critics_loss), (rule.of_policy, rule.policy, policy_loss))
-    gradients = [torch.autograd.grad(loss, list(network.parameters())) for _, network, loss in losses]
-    for (optimizer, network, _), found in zip(losses, gradients, strict=True):
-        for parameter, gradient in zip(network.parameters(), found, strict=True):
-            parameter.grad = gradient
-        optimizer.step()
-
-
 # What they share
 
-NAMES = ("sac", "discrete_sac", "crossq")
+NAMES = ("sac", "discrete_sac", "tqc", "crossq")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -307,7 +216,7 @@ def test_a_temperature_must_be_positive(name: str, changes: dict[str, float]) ->
         make(name, **changes)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["sac", "discrete_sac", "crossq"])
 def test_priorities_are_what_an_update_would_write_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With targets that are the networks themselves."""
     alpha, noise = 0.7, torch.randn(ROWS, D, generator=torch.Generator().manual_seed(1))
@@ -335,6 +244,29 @@ def test_priorities_are_what_an_update_would_write_back(name: str, monkeypatch: 
     np.testing.assert_allclose(found, delta.numpy(), rtol=1e-3, atol=1e-4)
 
 
+# Truncation
+
+
+def test_a_priority_of_an_actor_is_the_distance_of_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = torch.randn(ROWS, D, generator=torch.Generator().manual_seed(1))
+    agent = make("tqc", temperature=0.7, quantiles=4, critics=3, dropped_quantiles=1)
+    monkeypatch.setattr(agent, "_acting_noise", lambda like: noise)
+    batch = make_batch("tqc", 9)
+    prepared = agent.prepare(batch)
+    with torch.no_grad():
+        later, log_prob = squashed(agent._policy.network(prepared.next_observation), noise)
+        mixture = agent._critics.network(prepared.next_observation, later).transpose(0, 1).flatten(1).sort(dim=1).values
+        y = prepared.reward + prepared.discount * (mixture[:, :9].mean(dim=1) - 0.7 * log_prob)
+        q = agent._critics.network(prepared.observation, agent._box.to_unit(prepared.action)).mean(dim=2)
+    np.testing.assert_allclose(agent.priorities(batch.data), (y - q).abs().mean(dim=0).numpy(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dropped", [25, 30])
+def test_a_truncation_that_leaves_nothing_is_refused(dropped: int) -> None:
+    with pytest.raises(AgentError, match=rf"--dropped-quantiles {dropped} of every critic's --quantiles 25: one at"):
+        make("tqc", dropped_quantiles=dropped)
+
+
 # Acting
 
 
@@ -344,7 +276,7 @@ def act(agent: Any, rows: int, exploration: float = 0.0, greedy: bool = False) -
     return actions
 
 
-@pytest.mark.parametrize("name", ["sac", "crossq"])
+@pytest.mark.parametrize("name", ["sac", "tqc", "crossq"])
 def test_actions_are_samples_of_the_squashed_gaussian(name: str) -> None:
     agent = make(name)
     middle, half = (HIGH + LOW) / 2, (HIGH - LOW) / 2

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from apexrl.errors import SpecError
-from apexrl.losses import categorical_divergence, categorical_projection, quantile_gradient, quantile_loss
+from apexrl.losses import (
+    categorical_divergence,
+    categorical_projection,
+    quantile_gradient,
+    quantile_loss,
+    sorted_quantile_loss,
+)
 
 
 def floats(*values: float) -> Tensor:
@@ -169,3 +175,21 @@ def test_wrong_shapes_are_named() -> None:
         quantile_loss(five, torch.rand(4), five)
     with pytest.raises(SpecError, match=r"targets has shape \(1, 5\); expected \(2, \*\)"):
         quantile_gradient(five, torch.rand(5), five[:1])
+
+
+@pytest.mark.parametrize("huber", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize("far", [0.0, 1e4])
+def test_the_loss_of_sorted_targets_is_the_quantile_loss(huber: float, far: float) -> None:
+    """And its gradient; near zero and far from it, in single precision, some quantiles beside all targets."""
+    generator = torch.Generator().manual_seed(3)
+    quantiles = far + 5.0 * torch.randn(6, 10, generator=generator)
+    targets = far + 3.0 * torch.randn(6, 17, generator=generator).sort(dim=1).values
+    targets[0] = far  # ties
+    quantiles[0, 0] = far
+    fractions = (torch.arange(10) + 0.5) / 10
+    found, plain = quantiles.clone().requires_grad_(), quantiles.double().requires_grad_()
+    losses = sorted_quantile_loss(found, fractions, targets, huber)
+    expected = quantile_loss(plain, fractions.double(), targets.double(), huber)
+    torch.testing.assert_close(losses.double(), expected, rtol=2e-5, atol=1e-6)
+    (slope,), (wanted,) = torch.autograd.grad(losses.sum(), found), torch.autograd.grad(expected.sum(), plain)
+    torch.testing.assert_close(slope.double(), wanted, rtol=1e-4, atol=1e-5)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from apexrl.errors import SpecError
-from apexrl.losses import critics_loss, policy_loss, soft_target, soft_value, temperature_loss
+from apexrl.losses import critics_loss, policy_loss, soft_target, soft_value, temperature_loss, truncated_target
 from apexrl.networks.squashed_gaussian import LOG_STD_MAX, LOG_STD_MIN, gaussian, squash, tanh_correction
 
 
@@ -19,6 +19,7 @@ def floats(values: Any) -> Tensor:
 
 
 HALF = floats(0.5)
+ONES = torch.ones(4)
 
 
 # The squashed Gaussian
@@ -97,13 +98,24 @@ def test_critics_loss_is_summed_over_critics_and_weighted() -> None:
     torch.testing.assert_close(critics_loss(delta, weights, 1.0), floats(0.625 + 0.875))
 
 
-def test_policy_loss_pulls_towards_the_smaller_critic() -> None:
-    q = floats([[1.0, 5.0], [2.0, 3.0]]).requires_grad_()
+def test_truncation_leaves_out_the_greatest_of_all_critics_together() -> None:
+    """Two critics of three quantiles, one of each left out: both of them may be of one critic."""
+    quantiles = floats([[[3.0, 1.0, 2.0], [0.0, 9.0, 8.0]], [[7.0, 4.0, 5.0], [1.0, 2.0, 3.0]]])  # [K 2, B 2, M 3]
+    found = truncated_target(floats([10.0, 0.5]), floats([0.5, 0.0]), quantiles, floats([2.0, 4.0]), HALF, 1)
+    # of row 1: 1, 2, 3, 4 without 5 and 7; α·log π is 1. Behind a termination nothing but the reward counts
+    torch.testing.assert_close(found, floats([[10.0, 10.5, 11.0, 11.5], [0.5] * 4]))
+    whole = truncated_target(floats([10.0, 0.5]), floats([0.5, 0.5]), quantiles, floats([2.0, 4.0]), HALF, 0)
+    torch.testing.assert_close(whole[1], 0.5 + 0.5 * (floats([0.0, 1.0, 2.0, 3.0, 8.0, 9.0]) - 2.0))
+    assert not whole.requires_grad
+
+
+def test_policy_loss_by_hand() -> None:
+    q = floats([1.0, 3.0]).requires_grad_()
     log_prob = floats([-0.5, 1.5]).requires_grad_()
     loss = policy_loss(q, log_prob, floats(0.2).requires_grad_())
     torch.testing.assert_close(loss.detach(), floats((0.2 * -0.5 - 1.0 + 0.2 * 1.5 - 3.0) / 2))
     of_q, of_log_prob = torch.autograd.grad(loss, [q, log_prob])
-    torch.testing.assert_close(of_q, floats([[-0.5, 0.0], [0.0, -0.5]]))
+    torch.testing.assert_close(of_q, floats([-0.5, -0.5]))
     torch.testing.assert_close(of_log_prob, floats([0.1, 0.1]))
 
 
@@ -145,7 +157,9 @@ def test_the_softmax_of_values_maximises_the_soft_value() -> None:
         (lambda: soft_target(torch.ones(3), torch.ones(3), torch.ones(2, 4), torch.ones(4), HALF), "reward"),
         (lambda: soft_target(torch.ones(4), torch.ones(4), torch.ones(4), torch.ones(4), HALF), "next_q"),
         (lambda: critics_loss(torch.ones(2, 4), torch.ones(2)), "weights"),
-        (lambda: policy_loss(torch.ones(2, 4), torch.ones(4, 1), HALF), "log_prob"),
+        (lambda: truncated_target(torch.ones(3), ONES, torch.ones(2, 4, 5), ONES, HALF, 1), "reward"),
+        (lambda: truncated_target(ONES, ONES, torch.ones(4, 5), ONES, HALF, 1), "next_quantiles"),
+        (lambda: policy_loss(torch.ones(4), torch.ones(4, 1), HALF), "log_prob"),
         (lambda: temperature_loss(HALF, torch.ones(4, 1), 1.0), "log_prob"),
         (lambda: soft_value(torch.ones(2, 4, 3), torch.ones(4, 2), HALF), "log_probs"),
         (lambda: soft_value(torch.ones(2, 4, 3, dtype=torch.int64), torch.ones(4, 3), HALF), "q is"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from apexrl.networks.ensemble import Ensemble
+from apexrl.networks.ensemble import EVERY, Ensemble, Members
 
 BATCH, INPUTS = 9, 7
 
@@ -27,12 +27,12 @@ def plainly(ensemble: Ensemble, x: Tensor, member: int) -> Tensor:
 
 @pytest.mark.parametrize("outputs", [1, 5])
 @pytest.mark.parametrize("hidden", [(), (16,), (16, 12)])
-@pytest.mark.parametrize("first", [0, 1])
-def test_members_are_mlps_and_so_are_their_gradients(outputs: int, hidden: tuple[int, ...], first: int) -> None:
+@pytest.mark.parametrize("asked", [EVERY, slice(1), [1], [1, 0]], ids=str)
+def test_members_are_mlps_and_so_are_their_gradients(outputs: int, hidden: tuple[int, ...], asked: Members) -> None:
     ensemble, x = make(outputs, hidden)
     x.requires_grad_()
-    members = range(first or 2)
-    found, expected = ensemble(x, first), torch.stack([plainly(ensemble, x, member) for member in members])
+    members = asked if isinstance(asked, list) else range(2)[asked]
+    found, expected = ensemble(x, asked), torch.stack([plainly(ensemble, x, member) for member in members])
     torch.testing.assert_close(found, expected)
     wanted = [x, *ensemble.parameters()]
     gradients = [torch.autograd.grad(y.sin().sum(), wanted, allow_unused=True) for y in (found, expected)]

@@ -6,7 +6,8 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from apexrl.agents.catalogue import AGENTS, AgentInfo
+from apexrl.agents.agent_info import AgentInfo
+from apexrl.agents.catalogue import AGENTS
 from apexrl.agents.setting_relevance import (
     check_evaluation,
     check_gradient_steps,

@@ -2,44 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
+from apexrl.agents.agent_info import ANY, DISCRETE, KEPT, LEARNED, POLYAK, SOFT, STEP_SIZE, AgentInfo
+from apexrl.agents.box_catalogue import BOX_AGENTS
 from apexrl.config import agent_settings as families
-from apexrl.config.schema import ActionNoiseSettings, EpsilonSettings, ReplaySettings
+from apexrl.config.schema import EpsilonSettings
 
-
-class AgentInfo(NamedTuple):
-    """One shipped agent."""
-
-    where: str
-    """``module:Class``."""
-    needs: str
-    """Of the environment."""
-    reads: tuple[type[Any] | str, ...]
-    """Families of settings, and single ones by name. What no agent names here, all of them read."""
-    description: str
-    citation: str
-    settings: Mapping[str, Any]
-    """Flat names of ``apexrl.config``: what the agent's name stands for. Of the agent's own settings only such as it
-    reads; what another agent's name has set goes back before these are set (``agents.with_agent``)."""
-    identity: tuple[str, ...] = ()
-    """Of ``settings`` those without which it would be another agent."""
-    item: Literal["transition", "sequence", "unroll"] = "transition"
-    """What it learns from (``protocols.Item.kind``)."""
-    by_gradients: bool = True
-    """Gradients alone make it what it is; else it has running statistics, too."""
-
-
-_DISCRETE = "Discrete, MultiDiscrete or MultiBinary actions"
-_BOX = "bounded Box actions"
-_ANY = "Discrete, MultiDiscrete, MultiBinary or bounded Box actions"
-
-# What an agent's class reads. Unrolls are queued, not kept to be drawn again; and their policy is random by itself.
-_STEP_SIZE = (families.OptimizerSettings, "anneal", "learning_rate_end")
-_KEPT = (*_STEP_SIZE, ReplaySettings, "beta_end", "n_step", "random_start")
-_VALUES = (*_KEPT, families.ValueSettings, families.TargetSettings, EpsilonSettings, "exploration_steps", "huber")
+_VALUES = (*KEPT, families.ValueSettings, families.TargetSettings, EpsilonSettings, "exploration_steps", "huber")
 _DQN = (
     *_VALUES,
     families.NoisySettings,
@@ -47,11 +18,9 @@ _DQN = (
     families.DistributionSettings,
     families.CategoricalSettings,
 )
-_SOFT = (*_KEPT, families.CriticSettings, families.SoftSettings, "huber")
-_DETERMINISTIC = (*_KEPT, families.CriticSettings, families.TargetSettings, ActionNoiseSettings)
-_GRADIENTS = (*_STEP_SIZE, families.ActorCriticSettings, "recurrent_units")
-_dqn = partial(AgentInfo, "apexrl.agents.dqn:DQN", _DISCRETE, _DQN)
-_actor_critic = partial(AgentInfo, "apexrl.agents.actor_critic:ActorCritic", _ANY, _GRADIENTS, item="unroll")
+_GRADIENTS = (*STEP_SIZE, families.ActorCriticSettings, "recurrent_units")
+_dqn = partial(AgentInfo, "apexrl.agents.dqn:DQN", DISCRETE, _DQN)
+_actor_critic = partial(AgentInfo, "apexrl.agents.actor_critic:ActorCritic", ANY, _GRADIENTS, item="unroll")
 
 # The switches of Q-learning, all off, and Ape-X's ε: a name below turns on its own.
 _PLAIN: dict[str, Any] = {
@@ -61,38 +30,6 @@ _PLAIN: dict[str, Any] = {
     "munchausen": False,
     "distribution": "expected",
     "epsilon": 0.4,
-}
-# What actor-critic methods of one transition have in common (SB3's SAC; much of TD3's later code). With alpha 0 nobody
-# asks actors for priorities; critics are published all the same (docs/how-to/run-on-many-machines.md has sizes).
-_ACTOR_CRITIC: dict[str, Any] = {
-    "n_step": 1,
-    "gamma": 0.99,
-    "hidden": (256, 256),
-    "critic_hidden": (),
-    "optimizer": "adam",
-    "learning_rate": 3e-4,
-    "policy_learning_rate": 0.0,
-    "policy_period_updates": 1,
-    "gradient_clip": 0.0,
-    "batch_size": 256,
-    "capacity": 1_000_000,
-    "alpha": 0.0,
-    "min_size": 10_000,  # rl-zoo's learning_starts for MuJoCo, of SAC and of TD3
-    "updates_per_step": 1.0,
-    "random_start": True,
-    "pull_period": 10,  # ours: one publication, if every step has its update (they act with the newest weights)
-}
-_POLYAK: dict[str, Any] = {"polyak": 0.005}  # SB3's and CleanRL's
-_LEARNED: dict[str, Any] = {"temperature": 0.0}
-# DDPG's paper, but for its weight decay of 1e-2 and its Ornstein-Uhlenbeck noise, which later work leaves out.
-_DDPG: dict[str, Any] = _ACTOR_CRITIC | {
-    "hidden": (400, 300),
-    "learning_rate": 1e-3,  # of the critic
-    "policy_learning_rate": 1e-4,
-    "polyak": 0.001,
-    "batch_size": 64,
-    "sigma": 0.2,
-    "residual": 0.0,
 }
 # Policy gradients from unrolls (Mnih et al. 2016; what the later ones kept). Actors look for weights at every step, and
 # every update publishes: whatever lag there is, is the topology's.
@@ -174,44 +111,18 @@ AGENTS: dict[str, AgentInfo] = {
         _PLAIN | {"munchausen": True, "n_step": 1},
         identity=("munchausen",),
     ),
-    "sac": AgentInfo(
-        "apexrl.agents.sac:SAC",
-        _BOX,
-        (*_SOFT, families.TargetSettings),
-        "soft actor-critic: two critics, a random policy, a learned temperature",
-        "Haarnoja et al. 2018, Soft Actor-Critic Algorithms and Applications, arXiv 1812.05905",
-        _ACTOR_CRITIC | _POLYAK | _LEARNED,
-    ),
     "discrete_sac": AgentInfo(
         "apexrl.agents.discrete_sac:DiscreteSAC",
-        _DISCRETE,
-        (*_SOFT, families.TargetSettings),
+        DISCRETE,
+        (*SOFT, families.TargetSettings),
         "soft actor-critic over discrete actions: expectations where SAC samples",
         "Christodoulou 2019, Soft Actor-Critic for Discrete Action Settings, arXiv 1910.07207",
         # step sizes, batch and replay are the preset's, as n-step and priorities are
-        _POLYAK | _LEARNED | {"optimizer": "adam", "policy_period_updates": 1},
-    ),
-    "crossq": AgentInfo(
-        "apexrl.agents.crossq:CrossQ",
-        _BOX,
-        _SOFT,
-        "SAC with batch normalisation and wide critics instead of target networks: learns from fewer steps",
-        "Bhatt et al. 2024, CrossQ: Batch Normalization in Deep Reinforcement Learning, arXiv 1902.05605",
-        _ACTOR_CRITIC
-        | _LEARNED
-        | {  # all the authors'
-            "critic_hidden": (2048, 2048),
-            "learning_rate": 1e-3,
-            "first_moment_decay": 0.5,
-            "policy_period_updates": 3,
-            "min_size": 5_000,
-            "publish_period_updates": 100,  # ours: the critics travel too, 17 MB each
-        },
-        by_gradients=False,
+        POLYAK | LEARNED | {"optimizer": "adam", "policy_period_updates": 1},
     ),
     "r2d2": AgentInfo(
         "apexrl.agents.r2d2:R2D2",
-        _DISCRETE,
+        DISCRETE,
         (*_VALUES, families.RecurrentSettings),
         "Q-learning with an LSTM, from sequences. The paper's network sees --last-action-reward too",
         "Kapturowski et al. 2019, Recurrent Experience Replay in Distributed Reinforcement Learning, ICLR",
@@ -326,58 +237,5 @@ AGENTS: dict[str, AgentInfo] = {
         },
         identity=("correction", "surrogate"),
     ),
-    "ddpg": AgentInfo(
-        "apexrl.agents.ddpg:DDPG",
-        _BOX,
-        (*_DETERMINISTIC, "residual", "huber"),
-        "one critic, and a deterministic policy that maximises it; Gaussian noise explores",
-        "Lillicrap et al. 2016, Continuous control with deep reinforcement learning, arXiv 1509.02971",
-        _DDPG,
-    ),
-    "bires_ddpg": AgentInfo(
-        "apexrl.agents.ddpg:DDPG",
-        _BOX,
-        (*_DETERMINISTIC, "residual", "huber"),
-        "DDPG whose critic learns backwards in time too; residual is the authors' η (tf2rl's is this divided by γ)",
-        "Zhang et al. 2019, Deep Residual Reinforcement Learning, arXiv 1905.01072",
-        _DDPG | {"residual": 0.05},  # the authors' main runs
-        identity=("residual",),
-    ),
-    "td3": AgentInfo(
-        "apexrl.agents.td3:TD3",
-        _BOX,
-        (*_DETERMINISTIC, "target_noise", "target_noise_clip", "huber"),
-        "DDPG with two critics, noise on target actions, and a policy update with every second critic update",
-        "Fujimoto et al. 2018, Addressing Function Approximation Error in Actor-Critic Methods, arXiv 1802.09477",
-        # delay, noise and its clip, σ: the paper's; step size, layers and batch: its authors' later code's
-        _ACTOR_CRITIC
-        | _POLYAK
-        | {"policy_period_updates": 2, "target_noise": 0.2, "target_noise_clip": 0.5, "sigma": 0.1},
-    ),
-    "d4pg": AgentInfo(
-        "apexrl.agents.d4pg:D4PG",
-        _BOX,
-        (*_DETERMINISTIC, families.CategoricalSettings),
-        "DDPG with a distributional critic, five-step returns and priorities: Ape-X DPG's replay. Set --v-min, --v-max",
-        "Barth-Maron et al. 2018, Distributed Distributional Deterministic Policy Gradients, arXiv 1804.08617; "
-        "Horgan et al. 2018, Distributed Prioritized Experience Replay, arXiv 1803.00933, appendix D",
-        _ACTOR_CRITIC
-        | {
-            "n_step": 5,
-            "hidden": (300, 200),  # this and the next ones: Acme's
-            "critic_hidden": (400, 300),
-            "learning_rate": 1e-4,
-            "atoms": 51,
-            "v_min": -150.0,
-            "v_max": 150.0,
-            "polyak": 0.0,
-            "target_period_updates": 100,  # Ape-X DPG's too, as are all that follow
-            "sigma": 0.3,
-            "alpha": 0.6,
-            "beta": 0.4,
-            "remover": "proportional",
-            "remover_alpha": -0.4,
-            "trim_every": 100,
-        },
-    ),
+    **BOX_AGENTS,
 }

@@ -30,12 +30,12 @@ class CrossQ(SAC):
         critics = Critics(spec, hidden, CRITICS, 1, config.image_units, config.network, NormedLayers)
         return policy.eval(), critics.eval()
 
-    def _values(self, batch: Transitions, next_action: Tensor) -> tuple[Tensor, Tensor]:
+    def _answers(self, batch: Transitions, next_action: Tensor) -> tuple[Tensor, Tensor]:
         both = side_by_side(batch.observation, batch.next_observation)
         actions = torch.cat((self._box.to_unit(batch.action), next_action))
         with in_training(self._critics.network):
-            q, next_q = self._critics.network(both, actions).squeeze(2).tensor_split(2, dim=1)
-        return q, next_q.detach()
+            now, later = self._critics.network(both, actions).tensor_split(2, dim=1)
+        return now, later.detach()
 
     def _policy_output(self, batch: Transitions) -> Tensor:
         with in_training(self._policy.network):

@@ -159,7 +159,7 @@ _DISCRETE_SAC_IMAGES: Settings = _Q_LARGE_IMAGES | {
     "batch_size": 64,
 }
 
-# --- actor-critics for boxes: sac, crossq, td3, ddpg, bires_ddpg, d4pg. One update for every step (SB3, rl-zoo)
+# --- actor-critics for boxes: sac, tqc, crossq, td3, ddpg, bires_ddpg, d4pg. One update for every step (SB3, rl-zoo)
 
 _BOXES_VECTORS: Settings = _SCALED | {
     "hidden": (256, 256),
@@ -189,6 +189,7 @@ _BOXES_IMAGES: Settings = _SCALED_IMAGES | {
 _LARGE_RETURNS: Settings = {"reward_scale": 100.0}  # a step then earns about 1, which the first temperature of 1 suits
 _BOXES_OWN: Mapping[str, Settings] = {
     "sac": _LARGE_RETURNS,
+    "tqc": _LARGE_RETURNS | {"critics": 2, "critic_hidden": ()},  # sb3-contrib, rl-zoo: a tenth of the paper's work
     "crossq": _LARGE_RETURNS
     | {"critic_hidden": (256, 256), "publish_period_updates": 10},  # the authors' 2048 units are for a GPU
     "td3": {"sigma": 0.1},
@@ -198,7 +199,7 @@ _BOXES_OWN: Mapping[str, Settings] = {
 }
 _VECTORS_OWN: Mapping[str, Settings] = {
     **{agent: {"learning_rate": 5e-4} for agent in ("c51", "qr_dqn", "iqn", "rainbow", "d4pg")},
-    "sac": {"learning_rate": 7.3e-4},  # rl-zoo's most frequent
+    **{agent: {"learning_rate": 7.3e-4} for agent in ("sac", "tqc")},  # rl-zoo's most frequent
 }
 """What agents have for themselves where observations are vectors; of images their families' step sizes are smaller."""
 _IMAGES_OWN: Mapping[str, Settings] = {"ppo": {"epochs": 4, "minibatches": 8}}  # CleanRL on Atari: 4 and 4

@@ -150,6 +150,8 @@ _PAPERS: Mapping[str, Settings] = {
         **_ONE_ACTOR,
     },
     "sac": {"actors": 1, "envs_per_actor": 1},
+    # The authors' code (SamsungLabs/tqc_pytorch) acts by its policy from the first step on
+    "tqc": {"actors": 1, "envs_per_actor": 1, "min_size": 256, "random_start": False},
     "crossq": {"actors": 1, "envs_per_actor": 1},
     # Fujimoto et al. 2018, appendix C. Random actions: 10 000 steps in HalfCheetah and Ant, 1 000 elsewhere
     "td3": {

@@ -77,10 +77,29 @@ class SAC:
         self.updates = 0  # learner updates made
 
     def _networks(self, spec: EnvSpec) -> tuple[nn.Module, nn.Module]:
+        return self._mlps(spec, CRITICS)
+
+    def _mlps(self, spec: EnvSpec, critics: int, outputs: int = 1) -> tuple[Policy, Critics]:
+        """A policy, and so many critics of as many ``outputs`` each."""
         config = self._config
         policy = Policy(spec, config.hidden, 2 * self._box.size, config.image_units, config.network)
         hidden = config.critic_hidden or config.hidden
-        return policy, Critics(spec, hidden, CRITICS, 1, config.image_units, config.network)
+        return policy, Critics(spec, hidden, critics, outputs, config.image_units, config.network)
+
+    # What agents that are made of this one have otherwise
+
+    def values(self, answers: Tensor) -> Tensor:
+        """Q [K, B], of the critics' answers [K, B, O]."""
+        return answers.squeeze(2)
+
+    def judged(self, q: Tensor) -> Tensor:
+        """The value that the policy climbs, [B], of all critics' [K, B]: the smaller one."""
+        return q.amin(dim=0)
+
+    def errors(self, batch: Transitions, now: Tensor, later: Tensor, next_log_prob: Tensor) -> Tensor:
+        """Priorities [B], |δ|, from the critics' answers, [K, B, O], on (s, a) and on (s', a')."""
+        target = soft_target(batch.reward, batch.discount, later.squeeze(2), next_log_prob, self._temperature.value)
+        return (target - now.squeeze(2)).abs().mean(dim=0)
 
     @property
     def step_spec(self) -> dict[str, Field]:
@@ -108,14 +127,14 @@ class SAC:
 
     @torch.no_grad()
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
-        """The smaller Q(s, tanh(μ)) [B] of episodes' first observations; it counts later entropy besides rewards."""
+        """Q(s, tanh(μ)) [B] of episodes' first observations, as ``judged``; it counts later entropy besides rewards."""
         seen = self._normalizer.observation(on_device(observations, self._device))
         action = torch.tanh(gaussian(self._policy.network(seen))[0])
-        return as_array(self._critics.network(seen, action).squeeze(2).amin(dim=0) * self._normalizer.unit)
+        return as_array(self.judged(self.values(self._critics.network(seen, action))) * self._normalizer.unit)
 
     @torch.no_grad()
     def priorities(self, items: Arrays) -> NDArray[np.float32]:
-        """|δ| [N], the mean over both critics: one pass of the newest published ones over both states.
+        """|δ| [N], the mean over the critics: one pass of the newest published ones over both states.
 
         Horgan et al. 2018, appendix D: an actor of box actions evaluates critics for this.
         """
@@ -124,9 +143,8 @@ class SAC:
         next_action, next_log_prob = squash(mean, log_std, self._acting_noise(mean))
         both = side_by_side(batch.observation, batch.next_observation)
         actions = torch.cat((self._box.to_unit(batch.action), next_action))
-        q, next_q = self._critics.network(both, actions).squeeze(2).tensor_split(2, dim=1)
-        delta = soft_target(batch.reward, batch.discount, next_q, next_log_prob, self._temperature.value) - q
-        return as_array(delta.abs().mean(dim=0))
+        now, later = self._critics.network(both, actions).tensor_split(2, dim=1)
+        return as_array(self.errors(batch, now, later, next_log_prob))
 
     def _acting_noise(self, like: Tensor) -> Tensor:
         return torch.from_numpy(self._rng.standard_normal(like.shape, np.float32)).to(self._device)
@@ -141,22 +159,21 @@ class SAC:
         Args:
             noise: [B, d] standard normal, of which the policy makes a'.
         """
-        with torch.no_grad():
-            next_action, next_log_prob = squash(*gaussian(self._policy.network(batch.next_observation)), noise)
-        q, next_q = self._values(batch, next_action)  # [2, B]
+        next_action, next_log_prob = self._next_action(batch, noise)
+        q, next_q = (answers.squeeze(2) for answers in self._answers(batch, next_action))  # [2, B]
         target = soft_target(batch.reward, batch.discount, next_q, next_log_prob, self._temperature.value)  # [B]
         delta = target - q
         loss = critics_loss(delta, batch.weights, self._config.huber)
         return CriticLoss(loss, delta.detach().abs().mean(dim=0), q, next_log_prob)
 
     def policy_loss(self, batch: Transitions, noise: Tensor) -> PolicyLoss:
-        """mean(α·log π(a|s) − min_k Q_k(s, a)).
+        """mean(α·log π(a|s) − Q(s, a)), where Q is as ``judged``: min_k Q_k.
 
         Args:
             noise: [B, d] standard normal, of which the policy makes a.
         """
         action, log_prob = squash(*gaussian(self._policy_output(batch)), noise)
-        q = self._critics.network(batch.observation, action, frozen=True).squeeze(2)  # [2, B]
+        q = self.judged(self.values(self._critics.network(batch.observation, action, frozen=True)))
         return PolicyLoss(policy_loss(q, log_prob, self._temperature.value), log_prob)
 
     def gradients(self, batch: Transitions) -> Gradients:
@@ -167,12 +184,16 @@ class SAC:
         found = self.critic_loss(batch, noise[1])
         return soft_update.gradients(self, batch, statistics, found, lambda: self.policy_loss(batch, noise[0]))
 
-    def _values(self, batch: Transitions, next_action: Tensor) -> tuple[Tensor, Tensor]:
-        """Q(s, a) to be differentiated, and Q⁻(s', a') not to be, each [2, B]."""
-        q = self._critics.network(batch.observation, self._box.to_unit(batch.action))
+    @torch.no_grad()
+    def _next_action(self, batch: Transitions, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """a' [B, d], drawn at s' by ``noise`` [B, d], and log π(a'|s') [B]."""
+        return squash(*gaussian(self._policy.network(batch.next_observation)), noise)
+
+    def _answers(self, batch: Transitions, next_action: Tensor) -> tuple[Tensor, Tensor]:
+        """The critics' answers at (s, a), to be differentiated, and the targets' at (s', a'), each [K, B, O]."""
+        now = self._critics.network(batch.observation, self._box.to_unit(batch.action))
         with torch.no_grad():
-            next_q = self._critics.target(batch.next_observation, next_action)
-        return q.squeeze(2), next_q.squeeze(2)
+            return now, self._critics.target(batch.next_observation, next_action)
 
     def _policy_output(self, batch: Transitions) -> Tensor:
         """μ and log σ at s, [B, 2d], to be differentiated."""

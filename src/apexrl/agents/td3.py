@@ -44,7 +44,7 @@ class TD3(Deterministic):
     def policy_loss(self, batch: Transitions) -> Tensor:
         """−mean Q_1(s, μ(s)): the policy climbs the first critic alone (TD3, algorithm 1)."""
         action = self._mu(self._policy.network, batch.observation)
-        q: Tensor = self._critic.network(batch.observation, action, first=1, frozen=True)
+        q: Tensor = self._critic.network(batch.observation, action, slice(1), frozen=True)
         return -q.mean()
 
     def _target_noise(self, like: Tensor) -> Tensor:

@@ -122,7 +122,7 @@ class DistributionSettings:
     distribution: Literal["expected", "categorical", "quantile", "implicit_quantile"] = "expected"
     """What the network learns of the return: its mean, C51's categories, QR-DQN's or IQN's quantiles."""
     quantiles: Annotated[int, Range(2, 1 << 20), Needs("distribution", ("quantile",))] = 200
-    """Quantiles that QR-DQN learns (Dabney et al. 2018a: 200)."""
+    """Quantiles that QR-DQN learns (Dabney et al. 2018a: 200), or each critic of TQC (Kuznetsov et al. 2020: 25)."""
     quantile_samples: Annotated[int, Range(2), Needs("distribution", ("implicit_quantile",))] = 64
     """Fractions τ that IQN draws for each of its two states (Dabney et al. 2018b: 64); it acts on half of them."""
     cosines: Annotated[int, Range(1), Needs("distribution", ("implicit_quantile",))] = 64
@@ -154,6 +154,23 @@ class CriticSettings:
 
 
 @dataclass(frozen=True)
+class EnsembleSettings:
+    """Soft actor-critics of several critics."""
+
+    critics: Annotated[int, Range(1, 1_000)] = 2
+    """Critics, each with layers of its own (TQC: 5)."""
+
+
+@dataclass(frozen=True)
+class TruncationSettings:
+    """TQC's targets."""
+
+    dropped_quantiles: Annotated[int, Range(0)] = 2
+    """Greatest quantiles that targets leave out, for each critic, against overestimation.
+    Kuznetsov et al. 2020: 2; Hopper 5, HalfCheetah 0."""
+
+
+@dataclass(frozen=True)
 class DeterministicSettings:
     """Settings of TD3 and of DDPG with residuals."""
 
@@ -167,7 +184,7 @@ class DeterministicSettings:
 
 @dataclass(frozen=True)
 class SoftSettings:
-    """Entropy of soft actor-critics: SAC, discrete SAC and CrossQ."""
+    """Entropy of soft actor-critics: SAC and its relatives, discrete SAC."""
 
     temperature: Annotated[float, Range(0)] = 0.0
     """SAC's entropy weight α; 0: α is learned (Haarnoja et al. 2018b)."""
@@ -263,6 +280,8 @@ class AgentConfig(  # a dataclass has the fields of its last base first
     RecurrentSettings,
     SoftSettings,
     DeterministicSettings,
+    TruncationSettings,
+    EnsembleSettings,
     CriticSettings,
     CategoricalSettings,
     DistributionSettings,

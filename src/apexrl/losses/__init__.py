@@ -17,9 +17,10 @@ from apexrl.losses.distributional import (
     categorical_projection,
     quantile_gradient,
     quantile_loss,
+    sorted_quantile_loss,
 )
 from apexrl.losses.recurrent import rescale, sequence_loss, sequence_priority, sequence_target, unscale
-from apexrl.losses.soft import critics_loss, policy_loss, soft_target, soft_value, temperature_loss
+from apexrl.losses.soft import critics_loss, policy_loss, soft_target, soft_value, temperature_loss, truncated_target
 from apexrl.losses.values import (
     huber_loss,
     munchausen_reward,
@@ -54,11 +55,13 @@ __all__ = [
     "sequence_target",
     "soft_target",
     "soft_value",
+    "sorted_quantile_loss",
     "taken",
     "td_error",
     "td_gradient",
     "td_loss",
     "temperature_loss",
+    "truncated_target",
     "unscale",
     "value_loss",
     "vtrace",

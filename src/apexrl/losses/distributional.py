@@ -78,6 +78,43 @@ def quantile_loss(quantiles: Tensor, fractions: Tensor, targets: Tensor, huber: 
     return ((fractions[..., None] - (u.detach() < 0).to(u.dtype)).abs() * size).mean(dim=2).sum(dim=1)
 
 
+def sorted_quantile_loss(quantiles: Tensor, fractions: Tensor, targets: Tensor, huber: float = 1.0) -> Tensor:
+    """``quantile_loss`` against targets that rise: of each row O(N·log M) instead of O(N·M), and autograd's gradient.
+
+    Where every θ_i and θ_i ± κ lies among the targets tells how many of these are in each piece of the Huber loss; sums
+    of y and y² up to there do the rest, as float64, since they cancel.
+
+    Args:
+        quantiles, fractions: as of ``quantile_loss``.
+        targets: y [B, M] float, a constant; every row rises.
+        huber: κ > 0.
+    """
+    _check_quantiles(quantiles, fractions, targets)
+    middle = targets.detach().mean(dim=1, keepdim=True)  # near it, little cancels
+    y, theta = (targets.detach() - middle).double(), (quantiles - middle).double()
+    first, second = (torch.nn.functional.pad(z.cumsum(dim=1), (1, 0)) for z in (y, y.square()))  # Σy, Σy² before each
+    borders = [torch.searchsorted(y, (theta.detach() + shift).contiguous()) for shift in (-huber, 0.0, huber)]
+    ends = [torch.zeros_like(borders[0]), *borders, torch.full_like(borders[0], y.shape[1])]
+
+    def piece(place: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Number, Σy and Σy² of the targets between two borders."""
+        low, high = ends[place], ends[place + 1]
+        return high - low, first.gather(1, high) - first.gather(1, low), second.gather(1, high) - second.gather(1, low)
+
+    def far(place: int, sign: int) -> Tensor:
+        """Σ κ·(|u| − ½κ), where u has this sign."""
+        count, total, _ = piece(place)
+        return huber * (sign * (total - count * theta) - 0.5 * huber * count)
+
+    def near(place: int) -> Tensor:
+        """Σ ½u²."""
+        count, total, square = piece(place)
+        return 0.5 * (square - 2.0 * theta * total + count * theta.square())
+
+    losses = (1.0 - fractions) * (far(0, -1) + near(1)) + fractions * (near(2) + far(3, 1))
+    return losses.sum(dim=1).to(quantiles.dtype) / (huber * y.shape[1])
+
+
 def quantile_gradient(quantiles: Tensor, fractions: Tensor, targets: Tensor, huber: float = 1.0) -> Tensor:
     """∂ ``quantile_loss`` / ∂θ in closed form, [B, N]: −mean_j |τ_i − 1{u_ij < 0}|·clip(u_ij, ±κ)/κ.
 

@@ -33,6 +33,30 @@ def soft_target(reward: Tensor, discount: Tensor, next_q: Tensor, next_log_prob:
     return torch.addcmul(reward, discount, value)
 
 
+def truncated_target(
+    reward: Tensor, discount: Tensor, next_quantiles: Tensor, next_log_prob: Tensor, temperature: Tensor, dropped: int
+) -> Tensor:
+    """y_i = R + d·(z_(i) − α·log π(a'|s')) of the K·(M − ``dropped``) smallest z, rising, [B, K·(M − dropped)], without
+    gradient: all critics' quantiles of the later state are one mixture, of which the greatest are left out.
+
+    Kuznetsov et al. 2020 (TQC, arXiv 2005.04269), equations 11 and 12.
+
+    Args:
+        reward: [B] float.
+        discount: [B] float.
+        next_quantiles: z [K, B, M] float, the target critics'.
+        next_log_prob: [B] float.
+        dropped: how many quantiles are left out for each critic, fewer than M.
+    """
+    check("next_quantiles", next_quantiles, (None, None, None))
+    critics, rows, quantiles = next_quantiles.shape
+    for name, tensor in (("reward", reward), ("discount", discount), ("next_log_prob", next_log_prob)):
+        check(name, tensor, (rows,))
+    mixture = next_quantiles.detach().transpose(0, 1).flatten(1).sort(dim=1).values
+    kept = mixture[:, : critics * (quantiles - dropped)] - (temperature.detach() * next_log_prob.detach())[:, None]
+    return torch.addcmul(reward[:, None], discount[:, None], kept)
+
+
 def critics_loss(delta: Tensor, weights: Tensor, huber: float = 0.0) -> Tensor:
     """Σ_k mean_i w_i·L(δ_ki), with ``huber_loss`` for L. Haarnoja et al. 2018b, equation 5.
 
@@ -47,15 +71,15 @@ def critics_loss(delta: Tensor, weights: Tensor, huber: float = 0.0) -> Tensor:
 
 
 def policy_loss(q: Tensor, log_prob: Tensor, temperature: Tensor) -> Tensor:
-    """mean(α·log π(a|s) − min_k Q_k(s, a)), of actions that the policy chose. Haarnoja et al. 2018b, equation 9.
+    """mean(α·log π(a|s) − Q(s, a)), of actions that the policy chose. Haarnoja et al. 2018b, equation 9.
 
     Args:
-        q: [K, B] float; gradients flow through it into the actions.
+        q: [B] float, of two critics the smaller, or the mean of several; gradients flow through it into the actions.
         log_prob: [B] float, likewise.
     """
-    check("q", q, (None, None))
-    check("log_prob", log_prob, (q.shape[1],))
-    return (temperature.detach() * log_prob - q.amin(dim=0)).mean()
+    check("q", q, (None,))
+    check("log_prob", log_prob, tuple(q.shape))
+    return (temperature.detach() * log_prob - q).mean()
 
 
 def temperature_loss(log_temperature: Tensor, log_prob: Tensor, target_entropy: float) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from apexrl.networks.encoders import encoder_for
-from apexrl.networks.ensemble import Ensemble
+from apexrl.networks.ensemble import EVERY, Ensemble, Members
 from apexrl.spec import EnvSpec
 
 Observation = Mapping[str, Tensor]
@@ -83,14 +83,16 @@ class Critics(nn.Module):
         inputs = self.trunk.features + math.prod(spec.action.shape)
         self.layers = layers(count, (inputs, *hidden, outputs))
 
-    def forward(self, observation: Observation, action: Tensor, first: int = 0, frozen: bool = False) -> Tensor:
+    def forward(
+        self, observation: Observation, action: Tensor, members: Members = EVERY, frozen: bool = False
+    ) -> Tensor:
         """name -> [B, (stack,) *shape], and unit actions [B, d]; returns float32 [K, B, outputs].
 
         Args:
-            first: how many critics are asked; 0: all.
+            members: which critics are asked.
             frozen: the gradient goes to the actions alone, as the policy's loss wants it.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
             features = self.trunk(observation)
-        values: Tensor = self.layers(torch.cat((features, action), dim=1), first, frozen)
+        values: Tensor = self.layers(torch.cat((features, action), dim=1), members, frozen)
         return values

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from apexrl.networks.actor_critic import Trunk
+from apexrl.networks.ensemble import EVERY, Members
 from apexrl.spec import EnvSpec
 
 Observation = Mapping[str, Tensor]
@@ -95,8 +96,8 @@ class NormedLayers(nn.Module):
             self.weights.append(nn.Parameter(torch.empty(count, inputs, outputs).uniform_(-bound, bound)))
             self.biases.append(nn.Parameter(torch.empty(count, 1, outputs).uniform_(-bound, bound)))
 
-    def forward(self, x: Tensor, first: int = 0, frozen: bool = False) -> Tensor:
-        """float32 [B, inputs], the same for all; returns [K, B, outputs], or of the ``first`` so many members.
+    def forward(self, x: Tensor, members: Members = EVERY, frozen: bool = False) -> Tensor:
+        """float32 [B, inputs], the same for all; returns [K, B, outputs], or of the ``members`` that are asked.
 
         ``frozen``: the gradient goes to ``x`` alone.
         """
@@ -107,7 +108,7 @@ class NormedLayers(nn.Module):
             if frozen:
                 weight, bias = weight.detach(), bias.detach()
             y = torch.baddbmm(bias, norm(y, frozen), weight)
-        return y[:first] if first else y
+        return y[members]
 
 
 class NormedPolicy(nn.Module):

@@ -8,6 +8,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+Members = slice | list[int]
+"""Which of the K: their numbers, or a slice of them, which copies no weights."""
+EVERY = slice(None)
+
 
 class Ensemble(nn.Module):
     """K MLPs with ReLU between their layers.
@@ -28,14 +32,14 @@ class Ensemble(nn.Module):
             self.weights.append(nn.Parameter(torch.empty(count, inputs, outputs).uniform_(-bound, bound)))
             self.biases.append(nn.Parameter(torch.empty(count, 1, outputs).uniform_(-bound, bound)))
 
-    def forward(self, x: Tensor, first: int = 0, frozen: bool = False) -> Tensor:
-        """float32 [B, inputs], the same for all; returns [K, B, outputs], or of the ``first`` so many members.
+    def forward(self, x: Tensor, members: Members = EVERY, frozen: bool = False) -> Tensor:
+        """float32 [B, inputs], the same for all; returns [K, B, outputs], or of the ``members`` that are asked.
 
         ``frozen``: the gradient goes to ``x`` alone.
         """
         weights, biases = list[Tensor](self.weights), list[Tensor](self.biases)
-        if first:
-            weights, biases = [weight[:first] for weight in weights], [bias[:first] for bias in biases]
+        if members != EVERY:
+            weights, biases = [weight[members] for weight in weights], [bias[members] for bias in biases]
         if frozen:
             weights, biases = [weight.detach() for weight in weights], [bias.detach() for bias in biases]
         y = x.expand(len(weights[0]), *x.shape)

@@ -123,6 +123,7 @@ CONTINUOUS: dict[str, Preset] = {
         agent="sac",
         agents={
             "sac": _PENDULUM_SAC,
+            "tqc": _PENDULUM_SAC | {"critics": 2, "critic_hidden": ()},
             "td3": _PENDULUM_DPG,
             "ddpg": _PENDULUM_DPG,
             "bires_ddpg": _PENDULUM_BIRES,

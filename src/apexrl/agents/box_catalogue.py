@@ -1,0 +1,137 @@
+"""Shipped agents of box actions that learn from transitions: soft and deterministic actor-critics. Loads no PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apexrl.agents.agent_info import BOX, KEPT, LEARNED, POLYAK, SOFT, AgentInfo
+from apexrl.config import agent_settings as families
+from apexrl.config.schema import ActionNoiseSettings
+
+_DETERMINISTIC = (*KEPT, families.CriticSettings, families.TargetSettings, ActionNoiseSettings)
+
+# What actor-critic methods of one transition have in common (SB3's SAC; much of TD3's later code). With alpha 0 nobody
+# asks actors for priorities; critics are published all the same (docs/how-to/run-on-many-machines.md has sizes).
+_ACTOR_CRITIC: dict[str, Any] = {
+    "n_step": 1,
+    "gamma": 0.99,
+    "hidden": (256, 256),
+    "critic_hidden": (),
+    "optimizer": "adam",
+    "learning_rate": 3e-4,
+    "policy_learning_rate": 0.0,
+    "policy_period_updates": 1,
+    "gradient_clip": 0.0,
+    "batch_size": 256,
+    "capacity": 1_000_000,
+    "alpha": 0.0,
+    "min_size": 10_000,  # rl-zoo's learning_starts for MuJoCo, of SAC and of TD3
+    "updates_per_step": 1.0,
+    "random_start": True,
+    "pull_period": 10,  # ours: one publication, if every step has its update (they act with the newest weights)
+}
+# DDPG's paper, but for its weight decay of 1e-2 and its Ornstein-Uhlenbeck noise, which later work leaves out.
+_DDPG: dict[str, Any] = _ACTOR_CRITIC | {
+    "hidden": (400, 300),
+    "learning_rate": 1e-3,  # of the critic
+    "policy_learning_rate": 1e-4,
+    "polyak": 0.001,
+    "batch_size": 64,
+    "sigma": 0.2,
+    "residual": 0.0,
+}
+
+BOX_AGENTS: dict[str, AgentInfo] = {
+    "sac": AgentInfo(
+        "apexrl.agents.sac:SAC",
+        BOX,
+        (*SOFT, families.TargetSettings),
+        "soft actor-critic: two critics, a random policy, a learned temperature",
+        "Haarnoja et al. 2018, Soft Actor-Critic Algorithms and Applications, arXiv 1812.05905",
+        _ACTOR_CRITIC | POLYAK | LEARNED,
+    ),
+    "tqc": AgentInfo(
+        "apexrl.agents.tqc:TQC",
+        BOX,
+        (*SOFT, families.TargetSettings, families.EnsembleSettings, families.TruncationSettings, "quantiles"),
+        "SAC with five critics of 25 quantiles; targets leave out the greatest, which overestimation makes",
+        "Kuznetsov et al. 2020, Controlling Overestimation Bias with Truncated Mixture of Continuous Distributional "
+        "Quantile Critics, arXiv 2005.04269",
+        _ACTOR_CRITIC
+        | POLYAK
+        | LEARNED
+        | {"critics": 5, "critic_hidden": (512, 512, 512), "quantiles": 25, "dropped_quantiles": 2},
+    ),
+    "crossq": AgentInfo(
+        "apexrl.agents.crossq:CrossQ",
+        BOX,
+        SOFT,
+        "SAC with batch normalisation and wide critics instead of target networks: learns from fewer steps",
+        "Bhatt et al. 2024, CrossQ: Batch Normalization in Deep Reinforcement Learning, arXiv 1902.05605",
+        _ACTOR_CRITIC
+        | LEARNED
+        | {  # all the authors'
+            "critic_hidden": (2048, 2048),
+            "learning_rate": 1e-3,
+            "first_moment_decay": 0.5,
+            "policy_period_updates": 3,
+            "min_size": 5_000,
+            "publish_period_updates": 100,  # ours: the critics travel too, 17 MB each
+        },
+        by_gradients=False,
+    ),
+    "ddpg": AgentInfo(
+        "apexrl.agents.ddpg:DDPG",
+        BOX,
+        (*_DETERMINISTIC, "residual", "huber"),
+        "one critic, and a deterministic policy that maximises it; Gaussian noise explores",
+        "Lillicrap et al. 2016, Continuous control with deep reinforcement learning, arXiv 1509.02971",
+        _DDPG,
+    ),
+    "bires_ddpg": AgentInfo(
+        "apexrl.agents.ddpg:DDPG",
+        BOX,
+        (*_DETERMINISTIC, "residual", "huber"),
+        "DDPG whose critic learns backwards in time too; residual is the authors' η (tf2rl's is this divided by γ)",
+        "Zhang et al. 2019, Deep Residual Reinforcement Learning, arXiv 1905.01072",
+        _DDPG | {"residual": 0.05},  # the authors' main runs
+        identity=("residual",),
+    ),
+    "td3": AgentInfo(
+        "apexrl.agents.td3:TD3",
+        BOX,
+        (*_DETERMINISTIC, "target_noise", "target_noise_clip", "huber"),
+        "DDPG with two critics, noise on target actions, and a policy update with every second critic update",
+        "Fujimoto et al. 2018, Addressing Function Approximation Error in Actor-Critic Methods, arXiv 1802.09477",
+        # delay, noise and its clip, σ: the paper's; step size, layers and batch: its authors' later code's
+        _ACTOR_CRITIC
+        | POLYAK
+        | {"policy_period_updates": 2, "target_noise": 0.2, "target_noise_clip": 0.5, "sigma": 0.1},
+    ),
+    "d4pg": AgentInfo(
+        "apexrl.agents.d4pg:D4PG",
+        BOX,
+        (*_DETERMINISTIC, families.CategoricalSettings),
+        "DDPG with a distributional critic, five-step returns and priorities: Ape-X DPG's replay. Set --v-min, --v-max",
+        "Barth-Maron et al. 2018, Distributed Distributional Deterministic Policy Gradients, arXiv 1804.08617; "
+        "Horgan et al. 2018, Distributed Prioritized Experience Replay, arXiv 1803.00933, appendix D",
+        _ACTOR_CRITIC
+        | {
+            "n_step": 5,
+            "hidden": (300, 200),  # this and the next ones: Acme's
+            "critic_hidden": (400, 300),
+            "learning_rate": 1e-4,
+            "atoms": 51,
+            "v_min": -150.0,
+            "v_max": 150.0,
+            "polyak": 0.0,
+            "target_period_updates": 100,  # Ape-X DPG's too, as are all that follow
+            "sigma": 0.3,
+            "alpha": 0.6,
+            "beta": 0.4,
+            "remover": "proportional",
+            "remover_alpha": -0.4,
+            "trim_every": 100,
+        },
+    ),
+}
