@@ -68,6 +68,7 @@ def config_of(name: str, shown: Shown = "vector", asked: Asked | None = None, **
         stack=2 if shown == "image" else 1,
     )
     small = {key: value for key, value in SMALL.items() if key != "n_step" or key not in AGENTS[name].settings}
+    small["policy_period_updates"] = min(3, AGENTS[name].settings.get("policy_period_updates", 1))  # a few are made
     topology = "impala" if AGENTS[name].item == "unroll" else "apex"
     return override(replace(with_agent(Config(topology=topology), name), env=env), {**small, **changes})
 

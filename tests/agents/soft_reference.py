@@ -81,10 +81,15 @@ class Published:
         self.of_critics = torch.optim.Adam(self.critics.parameters(), config.learning_rate, betas)
         self.of_alpha = torch.optim.Adam([self.log_alpha], config.temperature_learning_rate)
 
+    @property
+    def due(self) -> bool:
+        """Whether the next update is one of the policy too."""
+        return (self.count + 1) % self.config.policy_period_updates == 0
+
     def step(self, critics_loss: Tensor, policy_loss: Tensor, log_prob: Tensor, target_entropy: float) -> None:
         """All gradients first, then the steps; policy, α and Polyak targets only when due."""
+        due = self.due
         self.count += 1
-        due = self.count % self.config.policy_period_updates == 0
         of_critics = torch.autograd.grad(critics_loss, list(self.critics.parameters()))
         of_policy = torch.autograd.grad(policy_loss, list(self.policy.parameters()))
         alpha_loss = -(self.log_alpha * (log_prob + target_entropy).detach()).mean()
@@ -94,7 +99,7 @@ class Published:
             (self.log_alpha.grad,) = torch.autograd.grad(alpha_loss, [self.log_alpha])
             self.of_alpha.step()
         copied = not self.config.polyak and self.count % self.config.target_period_updates == 0
-        share = 1.0 if copied else self.config.polyak * due
+        share = 1.0 if copied else self.config.polyak * (due or self.config.eager_targets)
         with torch.no_grad():
             for slow, fast in zip(self.target.parameters(), self.critics.parameters(), strict=True):
                 slow.lerp_(fast, share)

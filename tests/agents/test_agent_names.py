@@ -95,6 +95,7 @@ def test_a_bare_name_is_refused_where_defaults_make_another_agent(name: str) -> 
         ("noisy_dqn", {"noisy": False}, "dqn"),
         ("munchausen_dqn", {"munchausen": False}, "dqn"),
         ("bires_ddpg", {"residual": 0.0}, "ddpg"),
+        ("droq", {"critic_dropout": 0.0, "critic_layer_norm": False}, "redq"),
         ("impala", {"correction": "none"}, "a2c"),
         ("impala", {"surrogate": "clipped"}, "appo"),
         ("appo", {"correction": "none"}, "ppo"),
@@ -181,6 +182,8 @@ OTHER: dict[str, Any] = {
     "v_max": 5.0,
     "critics": 4,
     "dropped_quantiles": 0,
+    "target_critics": 1,
+    "critic_dropout": 0.4,
     "critic_hidden": (7,),
     "policy_learning_rate": 0.05,
     "policy_period_updates": 4,
@@ -224,6 +227,7 @@ OTHER: dict[str, Any] = {
 SECOND = {"optimizer": "adam", "correction": "none", "surrogate": "log_prob"}  # where it has OTHER's already
 FLIPPED = {
     *("double", "dueling", "noisy", "munchausen", "centered"),
+    *("critic_layer_norm", "eager_targets"),
     *("normalize_advantages", "summed_loss", "recurrent", "separate_values", "popart"),
 }
 EXPLORATION = {

@@ -12,8 +12,11 @@ from soft_reference import BOX, HIGH, LOW, Batch, make
 from apexrl.agents.box_actions import ActionBox
 
 ROWS = 64
-UPDATES: dict[str, int] = {"tqc": 250}
-SETTINGS: dict[str, dict[str, Any]] = {"tqc": {"critics": 2, "quantiles": 8, "dropped_quantiles": 1}}
+UPDATES: dict[str, int] = {"tqc": 250, "redq": 250, "droq": 350}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "tqc": {"critics": 2, "quantiles": 8, "dropped_quantiles": 1},
+    "redq": {"critics": 4},
+}
 
 
 def experience(rng: np.random.Generator) -> Batch:

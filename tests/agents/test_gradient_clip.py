@@ -19,6 +19,8 @@ NETWORKS = {
     "sac": {"critics", "policy"},
     "discrete_sac": {"critics", "policy"},
     "tqc": {"critics", "policy"},
+    "redq": {"critics", "policy"},
+    "droq": {"critics", "policy"},
     "crossq": {"critics", "policy"},
     "ddpg": {"critic", "policy"},
     "bires_ddpg": {"critic", "policy"},

@@ -133,8 +133,7 @@ def test_every_agent_reports_them_with_its_other_metrics_and_expects_returns(nam
         (batch,) = game.batches(1)
         prepared = agent.prepare(batch)
         metrics = agent.update(prepared).metrics
-        wanted = WEIGHTED - {"dead_units"} if name == "crossq" else WEIGHTED  # whose policy is not updated at first
-        assert wanted <= metrics.keys()
+        assert metrics.keys() >= WEIGHTED
         assert ("explained_variance" in metrics) == (AGENTS[name].item == "unroll")
         assert ("support_edges" in metrics) == (name in ("c51", "rainbow", "d4pg"))
         period = METRICS_PERIOD_UPDATES

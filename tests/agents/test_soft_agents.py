@@ -28,6 +28,7 @@ from soft_reference import (
 from torch import Tensor, nn
 
 from apexrl.agents.rng_state import noise_generator
+from apexrl.config import AgentConfig
 from apexrl.errors import AgentError, ConfigError
 from apexrl.networks.batch_norm import EPS, MOMENTUM, NormedLayers
 from apexrl.spec import Array
@@ -70,6 +71,47 @@ def tqc_losses(rule: Published, batch: Any, noise: Tensor) -> tuple[Tensor, ...]
     action, log_prob = squashed(rule.policy(batch.observation), noise[0])
     policy_loss = (alpha * log_prob - rule.critics(batch.observation, action).mean(dim=(0, 2))).mean()
     return critics_loss, policy_loss, log_prob, (y.mean(dim=1, keepdim=True) - z.mean(dim=2)).abs().mean(dim=1)
+
+
+class Layers:
+    """REDQ's and DroQ's critics, one by one: linear, dropout, layer norm, ReLU, as in the authors' code."""
+
+    def __init__(self, config: AgentConfig, draws: torch.Generator) -> None:
+        self._config, self._draws = config, draws
+
+    def __call__(self, critics: Any, seen: Tensor, action: Tensor, members: list[int]) -> Tensor:
+        """[members, B]; every layer's mask is drawn for all of them at once."""
+        layers, share = critics.layers, self._config.critic_dropout
+        y = torch.cat((seen, action), dim=1).expand(len(members), ROWS, -1)
+        for place in range(len(layers.weights) - 1):
+            y = torch.stack([y[i] @ layers.weights[place][k] + layers.biases[place][k] for i, k in enumerate(members)])
+            if share:
+                y = y * torch.empty(y.shape).bernoulli_(1 - share, generator=self._draws) / (1 - share)
+            if self._config.critic_layer_norm:
+                scale, shift = layers.scales[place], layers.shifts[place]
+                units = y.shape[-1:]
+                rows = [nn.functional.layer_norm(y[i], units, scale[k, 0], shift[k, 0]) for i, k in enumerate(members)]
+                y = torch.stack(rows)
+            y = torch.relu(y)
+        last = [y[i] @ layers.weights[-1][k] + layers.biases[-1][k] for i, k in enumerate(members)]
+        return torch.stack(last).squeeze(2)
+
+
+def redq_losses(rule: Published, batch: Any, noise: Tensor, draws: torch.Generator) -> tuple[Tensor, ...]:
+    alpha, config = rule.log_alpha.detach().exp(), rule.config
+    layers, every = Layers(config, draws), list(range(config.critics))
+    seen, next_seen = batch.observation["observation"], batch.next_observation["observation"]
+    unit = 2 * (batch.action - torch.tensor(LOW)) / torch.tensor(HIGH - LOW) - 1
+    later, log_prob_later = squashed(rule.policy(batch.next_observation), noise[1])
+    some = torch.randperm(config.critics, generator=draws)[: config.target_critics].tolist()
+    q = layers(rule.critics, seen, unit, every)
+    next_q = layers(rule.target, next_seen, later, some).min(dim=0).values
+    y = (batch.reward + batch.discount * (next_q - alpha * log_prob_later)).detach()
+    critics_loss = (0.5 * batch.weights * (y - q).square()).mean(dim=1).sum()
+    action, log_prob = squashed(rule.policy(batch.observation), noise[0])
+    asked = rule.due or not rule.count  # the first update has metrics, which draw for dropout too
+    mean = layers(rule.critics, seen, action, every).mean(dim=0) if asked else torch.zeros(())
+    return critics_loss, (alpha * log_prob - mean).mean(), log_prob, (y - q).abs().mean(dim=0)
 
 
 def discrete_losses(rule: Published, batch: Any) -> tuple[Tensor, ...]:
@@ -119,6 +161,52 @@ def test_updates_are_the_published_rule(name: str, changes: dict[str, Any]) -> N
     close(state, "critics/target/", rule.target)
     assert float(weights["temperature/log"]) == pytest.approx(float(rule.log_alpha.detach()), rel=1e-3)
     assert float(weights["temperature/log"]) != 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("redq", {"critics": 5, "target_critics": 2}),
+        ("redq", {"critics": 4, "target_critics": 3, "eager_targets": False}),
+        ("droq", {"critic_dropout": 0.3}),
+    ],
+    ids=str,
+)
+def test_frequent_updates_are_the_published_rule(name: str, changes: dict[str, Any]) -> None:
+    """Some critics are drawn for the target, the policy climbs the mean of all and moves every second time, and
+    targets move every time; dropout is in all of these values."""
+    changes = {"gradient_clip": 0.5, "policy_period_updates": 2, **changes}
+    config, agent = config_of(name, **changes), make(name, seed=5, **changes)
+    rule = Published(agent, config)
+    draws = noise_generator(5)
+    for seed in range(4):
+        batch = agent.prepare(make_batch(name, seed))
+        learned = agent.update(batch)
+        noise = torch.randn(2, ROWS, D, generator=draws)
+        critics_loss, policy_loss, log_prob, delta = redq_losses(rule, batch, noise, draws)
+        rule.step(critics_loss, policy_loss, log_prob, -2.0)
+        np.testing.assert_allclose(learned.priorities, delta.detach().numpy(), rtol=2e-3, atol=1e-4)
+    close(agent.weights(), "policy/", rule.policy)
+    close(agent.weights(), "critics/", rule.critics)
+    close(agent.state_dict(), "critics/target/", rule.target)
+
+
+def test_dropout_is_of_learning_alone() -> None:
+    agent = make("droq", critic_dropout=0.5)
+    seen = {"observation": np.ones((6, 3), np.float32)}
+    found = agent.expected_returns(seen)
+    np.testing.assert_array_equal(agent.expected_returns(seen), found)
+    np.testing.assert_allclose(found, found[0], rtol=1e-5)  # of each row alike
+    now, later = agent._answers(agent.prepare(make_batch("droq")), torch.zeros(ROWS, D))
+    again = agent._answers(agent.prepare(make_batch("droq")), torch.zeros(ROWS, D))
+    assert not torch.equal(now, again[0])
+    assert not torch.equal(later, again[1])
+
+
+@pytest.mark.parametrize("drawn", [0, 3])
+def test_no_more_critics_are_drawn_than_there_are(drawn: int) -> None:
+    with pytest.raises(AgentError, match=rf"--target-critics {drawn} of --critics 2: it must be one at least, and all"):
+        make("droq", target_critics=drawn)
 
 
 def normed(layers: NormedLayers, x: Tensor, batch: bool) -> Tensor:
@@ -176,7 +264,7 @@ def test_crossq_is_its_published_rule() -> None:
 
 # What they share
 
-NAMES = ("sac", "discrete_sac", "tqc", "crossq")
+NAMES = ("sac", "discrete_sac", "tqc", "redq", "droq", "crossq")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -276,7 +364,7 @@ def act(agent: Any, rows: int, exploration: float = 0.0, greedy: bool = False) -
     return actions
 
 
-@pytest.mark.parametrize("name", ["sac", "tqc", "crossq"])
+@pytest.mark.parametrize("name", ["sac", "tqc", "redq", "crossq"])
 def test_actions_are_samples_of_the_squashed_gaussian(name: str) -> None:
     agent = make(name)
     middle, half = (HIGH + LOW) / 2, (HIGH - LOW) / 2

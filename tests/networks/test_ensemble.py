@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from apexrl.networks.ensemble import EVERY, Ensemble, Members
+from apexrl.networks.ensemble import EVERY, Dropout, Ensemble, Members
 
 BATCH, INPUTS = 9, 7
 
@@ -54,6 +54,29 @@ def test_frozen_members_pass_the_gradient_on_and_take_none(outputs: int, chosen:
     (expected,) = torch.autograd.grad(loss(frozen=False), [x])
     torch.testing.assert_close(frozen[0], expected)
     assert all(gradient is None for gradient in frozen[1:])
+
+
+def test_layer_norm_stands_before_relu_and_each_member_has_its_own() -> None:
+    ensemble, x = Ensemble(2, (INPUTS, 16, 5), layer_norm=True), torch.randn(BATCH, INPUTS)
+    with torch.no_grad():
+        ensemble.scales[0].normal_()
+        ensemble.shifts[0].normal_()
+    for k, found in enumerate(ensemble(x)):
+        hidden = x @ ensemble.weights[0][k] + ensemble.biases[0][k]
+        hidden = torch.nn.functional.layer_norm(hidden, (16,), ensemble.scales[0][k, 0], ensemble.shifts[0][k, 0])
+        expected = torch.relu(hidden) @ ensemble.weights[1][k] + ensemble.biases[1][k]
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(ensemble(x, [1]), ensemble(x)[1:])
+
+
+def test_dropout_keeps_the_mean_and_draws_from_its_generator() -> None:
+    x = torch.ones(40_000)
+    one, two = (Dropout(0.2, torch.Generator().manual_seed(3)) for _ in range(2))
+    found = one(x)
+    assert torch.equal(found, two(x))
+    assert not torch.equal(found, one(x))
+    assert set(found.unique().tolist()) == {0.0, 1.25}
+    assert float(found.mean()) == pytest.approx(1.0, abs=0.02)
 
 
 def test_without_gradient_nothing_is_kept() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from apexrl.agents.agent_info import BOX, KEPT, LEARNED, POLYAK, SOFT, AgentInfo
@@ -40,6 +41,22 @@ _DDPG: dict[str, Any] = _ACTOR_CRITIC | {
     "sigma": 0.2,
     "residual": 0.0,
 }
+_FREQUENT = (*SOFT, families.TargetSettings, families.EnsembleSettings, families.FrequentUpdateSettings)
+_redq = partial(AgentInfo, "apexrl.agents.redq:REDQ", BOX, _FREQUENT)
+# Both papers have these numbers; the step sizes, layers and batch are SAC's.
+_REDQ: dict[str, Any] = (
+    _ACTOR_CRITIC
+    | POLYAK
+    | LEARNED
+    | {
+        "target_critics": 2,
+        "eager_targets": True,
+        "updates_per_step": 20.0,
+        "policy_period_updates": 20,
+        "min_size": 5_000,
+        "publish_period_updates": 20,  # ours: with every update of the policy
+    }
+)
 
 BOX_AGENTS: dict[str, AgentInfo] = {
     "sac": AgentInfo(
@@ -61,6 +78,17 @@ BOX_AGENTS: dict[str, AgentInfo] = {
         | POLYAK
         | LEARNED
         | {"critics": 5, "critic_hidden": (512, 512, 512), "quantiles": 25, "dropped_quantiles": 2},
+    ),
+    "redq": _redq(
+        "SAC with ten critics, two drawn for each target, and 20 updates for every step: learns from fewer steps",
+        "Chen et al. 2021, Randomized Ensembled Double Q-Learning: Learning Fast Without a Model, arXiv 2101.05982",
+        _REDQ | {"critics": 10, "critic_dropout": 0.0, "critic_layer_norm": False},
+    ),
+    "droq": _redq(
+        "REDQ with two critics only, which have dropout and layer norm instead",
+        "Hiraoka et al. 2022, Dropout Q-Functions for Doubly Efficient Reinforcement Learning, arXiv 2110.02034",
+        _REDQ | {"critics": 2, "critic_dropout": 0.01, "critic_layer_norm": True},
+        identity=("critic_dropout", "critic_layer_norm"),
     ),
     "crossq": AgentInfo(
         "apexrl.agents.crossq:CrossQ",

@@ -152,6 +152,8 @@ _PAPERS: Mapping[str, Settings] = {
     "sac": {"actors": 1, "envs_per_actor": 1},
     # The authors' code (SamsungLabs/tqc_pytorch) acts by its policy from the first step on
     "tqc": {"actors": 1, "envs_per_actor": 1, "min_size": 256, "random_start": False},
+    "redq": {"actors": 1, "envs_per_actor": 1},
+    "droq": {"actors": 1, "envs_per_actor": 1},
     "crossq": {"actors": 1, "envs_per_actor": 1},
     # Fujimoto et al. 2018, appendix C. Random actions: 10 000 steps in HalfCheetah and Ant, 1 000 elsewhere
     "td3": {
@@ -204,4 +206,6 @@ def paper_settings(agent: str, facts: EnvFacts, env_steps: int = 0) -> dict[str,
         found |= _PPO_BOXES
     if agent == "discrete_sac":
         found["target_entropy"] = 0.98 * math.log(math.prod(action.nvec or (action.n,)))
+    if agent in ("redq", "droq"):  # MBPO's for Ant, HalfCheetah and Walker2d; for Hopper −1, for Humanoid −2
+        found["target_entropy"] = -0.5 * math.prod(action.shape)
     return found | (_UNTIL_THE_END.get(agent, {}) if env_steps else {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from apexrl.agents.transition_batch import (
 from apexrl.config import AgentConfig
 from apexrl.losses import critics_loss, policy_loss, soft_target
 from apexrl.networks.actor_critic import Critics, Policy
+from apexrl.networks.ensemble import Ensemble
 from apexrl.networks.squashed_gaussian import gaussian, squash
 from apexrl.protocols import Acted, Arrays, State
 from apexrl.spec import EnvSpec, Field
@@ -79,12 +81,14 @@ class SAC:
     def _networks(self, spec: EnvSpec) -> tuple[nn.Module, nn.Module]:
         return self._mlps(spec, CRITICS)
 
-    def _mlps(self, spec: EnvSpec, critics: int, outputs: int = 1) -> tuple[Policy, Critics]:
-        """A policy, and so many critics of as many ``outputs`` each."""
+    def _mlps(
+        self, spec: EnvSpec, critics: int, outputs: int = 1, layers: Callable[..., nn.Module] = Ensemble
+    ) -> tuple[Policy, Critics]:
+        """A policy, and so many critics of as many ``outputs`` each, made by ``layers``."""
         config = self._config
         policy = Policy(spec, config.hidden, 2 * self._box.size, config.image_units, config.network)
         hidden = config.critic_hidden or config.hidden
-        return policy, Critics(spec, hidden, critics, outputs, config.image_units, config.network)
+        return policy, Critics(spec, hidden, critics, outputs, config.image_units, config.network, layers)
 
     # What agents that are made of this one have otherwise
 
@@ -173,7 +177,7 @@ class SAC:
             noise: [B, d] standard normal, of which the policy makes a.
         """
         action, log_prob = squash(*gaussian(self._policy_output(batch)), noise)
-        q = self.judged(self.values(self._critics.network(batch.observation, action, frozen=True)))
+        q = self.judged(self.values(self._climbed(batch, action)))
         return PolicyLoss(policy_loss(q, log_prob, self._temperature.value), log_prob)
 
     def gradients(self, batch: Transitions) -> Gradients:
@@ -194,6 +198,11 @@ class SAC:
         now = self._critics.network(batch.observation, self._box.to_unit(batch.action))
         with torch.no_grad():
             return now, self._critics.target(batch.next_observation, next_action)
+
+    def _climbed(self, batch: Transitions, action: Tensor) -> Tensor:
+        """The critics' answers at (s, a), [K, B, O], to be differentiated by a alone."""
+        answers: Tensor = self._critics.network(batch.observation, action, frozen=True)
+        return answers
 
     def _policy_output(self, batch: Transitions) -> Tensor:
         """μ and log σ at s, [B, 2d], to be differentiated."""

@@ -158,7 +158,21 @@ class EnsembleSettings:
     """Soft actor-critics of several critics."""
 
     critics: Annotated[int, Range(1, 1_000)] = 2
-    """Critics, each with layers of its own (TQC: 5)."""
+    """Critics, each with layers of its own (TQC: 5, REDQ: 10)."""
+
+
+@dataclass(frozen=True)
+class FrequentUpdateSettings:
+    """REDQ and DroQ, which update many times for every step of the environment."""
+
+    target_critics: Annotated[int, Range(1, 1_000)] = 2
+    """Critics, drawn for every update, of whose values the smallest makes the target (REDQ: 2)."""
+    critic_dropout: Annotated[float, Range(0, below=1)] = 0.0
+    """Share of their hidden units that critics leave out while they learn (DroQ: 0.01)."""
+    critic_layer_norm: bool = False
+    """Normalises the units of the critics' hidden layers, each row for itself (DroQ)."""
+    eager_targets: Annotated[bool, Needs("polyak", unless=(0.0,))] = False
+    """Targets move with every update (REDQ); without, only with those of the policy (TD3)."""
 
 
 @dataclass(frozen=True)
@@ -281,6 +295,7 @@ class AgentConfig(  # a dataclass has the fields of its last base first
     SoftSettings,
     DeterministicSettings,
     TruncationSettings,
+    FrequentUpdateSettings,
     EnsembleSettings,
     CriticSettings,
     CategoricalSettings,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from apexrl.networks.encoders import encoder_for
-from apexrl.networks.ensemble import EVERY, Ensemble, Members
+from apexrl.networks.ensemble import EVERY, Dropout, Ensemble, Members
 from apexrl.spec import EnvSpec
 
 Observation = Mapping[str, Tensor]
@@ -84,15 +84,22 @@ class Critics(nn.Module):
         self.layers = layers(count, (inputs, *hidden, outputs))
 
     def forward(
-        self, observation: Observation, action: Tensor, members: Members = EVERY, frozen: bool = False
+        self,
+        observation: Observation,
+        action: Tensor,
+        members: Members = EVERY,
+        frozen: bool = False,
+        dropout: Dropout | None = None,
     ) -> Tensor:
         """name -> [B, (stack,) *shape], and unit actions [B, d]; returns float32 [K, B, outputs].
 
         Args:
             members: which critics are asked.
             frozen: the gradient goes to the actions alone, as the policy's loss wants it.
+            dropout: of the hidden layers, which are then an ``Ensemble``.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
             features = self.trunk(observation)
-        values: Tensor = self.layers(torch.cat((features, action), dim=1), members, frozen)
+        more = () if dropout is None else (dropout,)
+        values: Tensor = self.layers(torch.cat((features, action), dim=1), members, frozen, *more)
         return values

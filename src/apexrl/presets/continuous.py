@@ -35,6 +35,7 @@ _PENDULUM_ALL: dict[str, Any] = {
     "capacity": 100_000,
 }
 _PENDULUM_SAC: dict[str, Any] = _PENDULUM_ALL | {"learning_rate": 1e-3, "hidden": (64, 64)}  # the step size is rl-zoo's
+_PENDULUM_REDQ: dict[str, Any] = _PENDULUM_SAC | {"updates_per_step": 4.0, "policy_period_updates": 4}
 # rl-zoo's TD3 and DDPG (hyperparams/td3.yml, ddpg.yml) have 400-300 units and batches of 256.
 _PENDULUM_DPG: dict[str, Any] = _PENDULUM_ALL | {
     "gamma": 0.98,  # rl-zoo, as are the next two
@@ -124,6 +125,8 @@ CONTINUOUS: dict[str, Preset] = {
         agents={
             "sac": _PENDULUM_SAC,
             "tqc": _PENDULUM_SAC | {"critics": 2, "critic_hidden": ()},
+            "redq": _PENDULUM_REDQ | {"critics": 5},
+            "droq": _PENDULUM_REDQ,
             "td3": _PENDULUM_DPG,
             "ddpg": _PENDULUM_DPG,
             "bires_ddpg": _PENDULUM_BIRES,

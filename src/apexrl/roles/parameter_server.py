@@ -201,13 +201,15 @@ class Slice:
 
     def follow(self, updates: int, complete: bool) -> bool:
         """Let the target follow as agents do after that many updates: with ``polyak`` after every ``complete`` one,
-        that of the policy too; else copied every ``target_period_updates``. False: it stayed as it was."""
+        that of the policy too (with ``eager_targets``: after every one); else copied every ``target_period_updates``.
+        False: it stayed as it was."""
         if self._target is None:
             return False
         if self._config.polyak:
-            if complete:
+            due = complete or self._config.eager_targets
+            if due:
                 self._target.lerp_(self._vector, self._config.polyak)
-            return complete
+            return due
         due = updates % self._config.target_period_updates == 0
         if due:
             self._target.copy_(self._vector)
