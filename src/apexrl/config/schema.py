@@ -37,6 +37,9 @@ class EnvConfig:
     """Adds the previous action and reward to the observation, as last_action and last_reward (R2D2)."""
     max_episode_steps: Annotated[int, Range(0)] = 0
     """Time limit in environment steps, reported as truncation; 0 keeps the environment's own."""
+    native_envs: bool = True
+    """Steps environments in the vectorised form that they bring, where that plays the same episodes.
+    Off: as single environments, one after the other."""
 
 
 @dataclass(frozen=True)

@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import gymnasium as gym
 
+from apexrl.envs.atari_game import INSTALL, AtariGame, PlainGame
 from apexrl.envs.lockstep import LIFE_LOST
 from apexrl.errors import EnvError
 
-INSTALL = "run: pip install 'apexrl[atari]'"
 
-
-def register_atari(env_id: str) -> None:
-    """Make the ``ALE/…`` and ``…NoFrameskip-v4`` ids known to Gymnasium, when the id is one of them.
-
-    Raises:
-        EnvError: ale-py is not installed.
-    """
-    if not env_id.startswith("ALE/") and "NoFrameskip-v" not in env_id:
-        return
-    try:
-        ale_py: Any = importlib.import_module("ale_py")
-    except ModuleNotFoundError as error:
-        raise EnvError(f"environment {env_id} needs ale-py, which is not installed; {INSTALL}") from error
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner for every actor
-    gym.register_envs(ale_py)
-
-
-def atari_env(env: gym.Env[Any, Any], name: str) -> gym.Env[Any, Any]:
+def atari_env(env: gym.Env[Any, Any], name: str, game: PlainGame | None) -> gym.Env[Any, Any]:
     """Mnih et al. 2015, Methods, as Ape-X uses it (Horgan et al. 2018, appendix C): uint8 [84, 84], one frame.
+
+    Args:
+        game: what ``env`` is, if it is ale-py's environment with nothing around it.
 
     Raises:
         EnvError: not an Atari game, or OpenCV is missing.
     """
+    if game is not None:
+        return AtariGame(env, game)
     try:
         return gym.wrappers.AtariPreprocessing(env, noop_max=30, frame_skip=4, screen_size=84)
     except gym.error.DependencyNotInstalled as error:

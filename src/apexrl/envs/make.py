@@ -7,19 +7,23 @@ import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
 from apexrl.config import EnvConfig
-from apexrl.envs.atari import LifeLossEnds, atari_env, register_atari
+from apexrl.envs.atari import LifeLossEnds, atari_env
+from apexrl.envs.atari_game import SINGLE_ENTRY, plain_game, register_atari
+from apexrl.envs.atari_rows import AtariRows
 from apexrl.envs.last_action_reward import LastActionReward
 from apexrl.envs.lockstep import Backend, EnvCall, LoopRows, NativeRows
 from apexrl.envs.minatar import register_minatar
 from apexrl.envs.threaded import ThreadRows
 from apexrl.envs.vector import VectorEnv
 from apexrl.errors import EnvError
+
+_GAME_KWARGS = {"repeat_action_probability", "full_action_space", "max_num_frames_per_episode", "frameskip"}
 
 
 def make_vector(
@@ -28,14 +32,17 @@ def make_vector(
     seed: int,
     vector: Literal["sync", "threads"] = "sync",
     call: EnvCall = nullcontext,
+    cores: int = 1,
 ) -> VectorEnv:
     """``num_envs`` environments stepped together, with distinct seeds drawn from ``seed``.
 
     An environment with a registered vectorised form and NEXT_STEP autoreset (CartPole) uses that, unless it is wrapped.
+    Atari games are stepped by ale-py's threads, where they may use several cores; the episodes are the same.
 
     Args:
         vector: one after the other, or each in its own thread (``ThreadRows``).
         call: entered around every call into environments.
+        cores: processor cores that the environments may use at the same time.
 
     Raises:
         EnvError: the environment cannot be found or made; the message says what to install or what was meant.
@@ -48,8 +55,7 @@ def make_vector(
     if vector == "threads":
         backend = ThreadRows([partial(make_env, config)] * num_envs, name, call)
     else:
-        native = _native(config, num_envs)
-        backend = NativeRows(native, name, call) if native else None
+        backend = _native(config, num_envs, name, call, cores) if config.native_envs else None
         backend = backend or LoopRows([make_env(config) for _ in range(num_envs)], name, call)
     return VectorEnv(backend, name, config.stack, config.reward_clip, seed)
 
@@ -64,7 +70,11 @@ def make_env(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, 
     if render_mode is not None:
         kwargs["render_mode"] = render_mode
     if config.atari:
-        env = atari_env(_make(config, {"frameskip": 1, "repeat_action_probability": 0.0} | kwargs), env_name(config))
+        game = plain_game(config.env, kwargs)
+        kwargs = {"frameskip": 1, "repeat_action_probability": 0.0} | kwargs
+        if game is not None:
+            kwargs["max_num_frames_per_episode"] = 0  # ``AtariGame`` counts them
+        env = atari_env(_make(config, kwargs), env_name(config), game)
     else:
         env = _make(config, kwargs)
     if config.max_episode_steps:
@@ -137,17 +147,22 @@ def _extra(name: str) -> str:
     return ""
 
 
-def _native(config: EnvConfig, num_envs: int) -> gym.vector.VectorEnv[Any, Any, Any] | None:
+def _native(config: EnvConfig, num_envs: int, name: str, call: EnvCall, cores: int) -> Backend | None:
     """The environment's own vectorised form, if it is equivalent to a loop."""
-    name = config.env
-    if not isinstance(name, str) or config.atari or config.last_action_reward:
+    if not isinstance(config.env, str) or config.last_action_reward:
         return None  # wrappers are for single environments
+    if config.atari:
+        game = plain_game(config.env, config.env_kwargs) if min(cores, num_envs) > 1 else None
+        if game is None or not config.env_kwargs.keys() <= _GAME_KWARGS:
+            return None
+        limits = config.life_loss_ends, config.max_episode_steps
+        return cast("Backend", _guard(name, lambda: AtariRows(game, num_envs, *limits, cores, name, call), {}))
     module, _, env_id = name.rpartition(":")
     if module:
         _guard(name, lambda: importlib.import_module(module), {})
     spec = gym.registry.get(env_id)
-    if spec is None or spec.vector_entry_point is None or spec.additional_wrappers:
-        return None
+    if spec is None or spec.vector_entry_point is None or spec.additional_wrappers or spec.entry_point == SINGLE_ENTRY:
+        return None  # ale-py's vector form shows other observations than its single one
     entry = spec.vector_entry_point
     creator = gym.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
     accepted = inspect.signature(creator).parameters
@@ -165,4 +180,4 @@ def _native(config: EnvConfig, num_envs: int) -> gym.vector.VectorEnv[Any, Any, 
     if made.metadata.get("autoreset_mode") is not AutoresetMode.NEXT_STEP:
         made.close()
         return None
-    return made
+    return NativeRows(made, name, call)

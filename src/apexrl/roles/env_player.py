@@ -9,6 +9,7 @@ from apexrl.protocols import Agent, Context
 from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.env_arrays import EnvArrays, Which
 from apexrl.roles.episode_reports import Episodes
+from apexrl.roles.own_cores import own_cores
 from apexrl.roles.schedules import Exploration
 from apexrl.spec import Array, EnvSpec
 
@@ -46,7 +47,7 @@ class EnvPlayer:
         self._check = ActionCheck(config.agent.agent, spec.action)
         self._exploration = Exploration(context, config, spec.action, [context.index], slots, envs)
         with context.env_call():
-            self._env = make_vector(config.env, envs, seed, config.actor.vector, context.env_call)
+            self._env = make_vector(config.env, envs, seed, config.actor.vector, context.env_call, own_cores(config))
             self._observation = self._env.reset()
         self._frames = FrameStack(spec.stack, envs, spec.observation)
         self._state = EnvArrays(envs)

@@ -10,6 +10,7 @@ import numpy as np
 from apexrl.config import Config
 from apexrl.protocols import Context
 from apexrl.roles.episode_reports import Episodes
+from apexrl.roles.own_cores import own_cores
 from apexrl.spec import Array, EnvSpec
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class EnvSplits:
         seeds = np.random.SeedSequence(context.seed).generate_state(len(sizes))
         with context.env_call():
             self._envs = [
-                make_vector(config.env, envs, int(seed), config.actor.vector, context.env_call)
+                make_vector(config.env, envs, int(seed), config.actor.vector, context.env_call, own_cores(config))
                 for envs, seed in zip(sizes, seeds, strict=True)
             ]
             self.observation: list[dict[str, Array]] = [env.reset() for env in self._envs]
