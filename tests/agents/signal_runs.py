@@ -42,6 +42,7 @@ SMALL: dict[str, Any] = {
     "sequence_stride": 2,
     "burn_in": 2,
     "unroll_length": 4,
+    "minibatches": 2,  # of those agents that have several
     "target_period_updates": 3,
     "capacity": 2_000,
     "min_size": 20,
@@ -67,8 +68,10 @@ def config_of(name: str, shown: Shown = "vector", asked: Asked | None = None, **
         env_kwargs={"shown": shown, "asked": asked or asks(name)[0]},
         stack=2 if shown == "image" else 1,
     )
-    small = {key: value for key, value in SMALL.items() if key != "n_step" or key not in AGENTS[name].settings}
-    small["policy_period_updates"] = min(3, AGENTS[name].settings.get("policy_period_updates", 1))  # a few are made
+    own = AGENTS[name].settings
+    small = {key: value for key, value in SMALL.items() if key != "n_step" or key not in own}
+    small["policy_period_updates"] = min(3, own.get("policy_period_updates", 1))  # a few are made
+    small["minibatches"] = min(small["minibatches"], own.get("minibatches", 1))
     topology = "impala" if AGENTS[name].item == "unroll" else "apex"
     return override(replace(with_agent(Config(topology=topology), name), env=env), {**small, **changes})
 

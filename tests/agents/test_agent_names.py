@@ -201,6 +201,8 @@ OTHER: dict[str, Any] = {
     "recurrent_units": 5,
     "rescaling_eps": 0.3,
     "priority_eta": 0.1,
+    "multi_step": "retrace",
+    "trace_lambda": 0.1,
     "polyak": 0.4,
     "target_period_updates": 1,
     "optimizer": "rmsprop",
@@ -208,6 +210,7 @@ OTHER: dict[str, Any] = {
     "learning_rate": 0.01,
     "gradient_clip": 1e-4,
     "first_moment_decay": 0.3,
+    "weight_decay": 5.0,
     "rmsprop_decay": 0.3,
     "momentum": 0.9,
     "unroll_length": 3,
@@ -224,9 +227,15 @@ OTHER: dict[str, Any] = {
     "epochs": 2,
     "minibatches": 2,
 }
-SECOND = {"optimizer": "adam", "correction": "none", "surrogate": "log_prob"}  # where it has OTHER's already
+SECOND = {
+    "optimizer": "adam",
+    "epochs": 3,
+    "minibatches": 3,
+    "correction": "none",
+    "surrogate": "log_prob",
+}  # where it has OTHER's already
 FLIPPED = {
-    *("double", "dueling", "noisy", "munchausen", "centered"),
+    *("double", "dueling", "noisy", "munchausen", "centered", "layer_norm"),
     *("critic_layer_norm", "eager_targets"),
     *("normalize_advantages", "summed_loss", "recurrent", "separate_values", "popart"),
 }
@@ -236,12 +245,14 @@ EXPLORATION = {
     "sigma",
     "sigma_alpha",
 }  # of the actor, which hands it over
+IMAGES = {"encoder"}  # means nothing to vectors: tests/networks/test_encoders.py
 TOLD = {"anneal", "learning_rate_end", "exploration_steps", "beta_end"}  # roles say how far the run is
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in AGENTS if name not in ("double_dqn", "dueling_dqn", "rainbow")),
     ("dqn", {"polyak": 0.1}),
     ("dqn", {"optimizer": "rmsprop", "rmsprop_decay": 0.5}),  # the mean square soon forgets that it began at 1
+    ("dqn", {"optimizer": "adamw"}),
     ("dqn", {"double": True, "noisy": True, "distribution": "quantile"}),
     ("r2d2", {"polyak": 0.1}),
     ("td3", {"polyak": 0.0, "optimizer": "rmsprop", "rmsprop_decay": 0.5}),
@@ -284,7 +295,7 @@ def test_what_is_offered_matters_and_what_is_not_does_not(name: str, change: dic
         others = {key: OTHER[key] for key in OTHER if key in means_nothing}
         others |= {key: not getattr(start, key) for key in FLIPPED & means_nothing}
         assert outcome(game, batches, dataclasses.replace(start, **others)) == whole
-        for key in SOME - means_nothing - EXPLORATION - TOLD - KEPT - {"distribution"}:
+        for key in SOME - means_nothing - EXPLORATION - TOLD - KEPT - IMAGES - {"distribution"}:
             value = not getattr(start, key) if key in FLIPPED else OTHER[key]
             value = SECOND[key] if value == getattr(start, key) else value
             changed = dataclasses.replace(start, **{key: value})
@@ -351,7 +362,7 @@ def test_exploration_is_offered_to_those_who_heed_it(name: str) -> None:
 
 
 def test_every_setting_of_some_has_another_value() -> None:
-    assert OTHER.keys() | FLIPPED | EXPLORATION | TOLD | KEPT | {"distribution"} == SOME
+    assert OTHER.keys() | FLIPPED | EXPLORATION | TOLD | KEPT | IMAGES | {"distribution"} == SOME
     assert AGENTS.keys() == READS.keys()
     assert SOME <= OWN | KEPT
 

@@ -22,7 +22,7 @@ from apexrl.run.status import RunStatus
 if TYPE_CHECKING:
     from redis_server import RedisServer
 
-EVERY_RULE = [*(name for name in AGENTS if AGENTS[name].item != "unroll"), "impala", "ppo"]
+EVERY_RULE = [*(name for name in AGENTS if AGENTS[name].item != "unroll"), "impala", "ppo", "pqn"]
 
 RUN: dict[str, Any] = {
     "serial": True,

@@ -7,7 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from apexrl.agents.optimizer import SGD, AdaGrad, Adam, Optimizer, RMSProp, make_optimizer
+from apexrl.agents.optimizer import SGD, AdaGrad, Adam, AdamW, Optimizer, RAdam, RMSProp, make_optimizer
+from apexrl.agents.trained_network import Trained
 from apexrl.config import AgentConfig
 from apexrl.errors import ConfigError
 
@@ -123,7 +124,14 @@ def test_sgd_with_momentum_follows_a_running_mean(momentum: float) -> None:
 
 def test_the_configuration_names_it() -> None:
     vector = torch.zeros(3)
-    for name, kind in (("adam", Adam), ("rmsprop", RMSProp), ("adagrad", AdaGrad), ("sgd", SGD)):
+    for name, kind in (
+        ("adam", Adam),
+        ("adamw", AdamW),
+        ("radam", RAdam),
+        ("rmsprop", RMSProp),
+        ("adagrad", AdaGrad),
+        ("sgd", SGD),
+    ):
         assert type(make_optimizer(AgentConfig(optimizer=name), vector)) is kind  # type: ignore[arg-type]
     assert "gradient_average" in make_optimizer(AgentConfig(optimizer="rmsprop"), vector).state
     plain = AgentConfig(optimizer="rmsprop", centered=False, momentum=0.5)
@@ -142,6 +150,67 @@ def test_adam_is_pytorchs() -> None:
         theirs.step()
         mine.step(vector, gradient)
     torch.testing.assert_close(vector, parameter.detach(), rtol=1e-6, atol=1e-7)
+
+
+def test_adamw_is_pytorchs() -> None:
+    start = torch.from_numpy(RNG.standard_normal(32).astype(np.float32))
+    vector, parameter = start.clone(), torch.nn.Parameter(start.clone())
+    mine = make_optimizer(AgentConfig(optimizer="adamw", learning_rate=0.02, weight_decay=0.5), vector)
+    theirs = torch.optim.AdamW([parameter], 0.02, eps=1e-8, weight_decay=0.5)
+    for _ in range(5):
+        parameter.grad = torch.from_numpy(RNG.standard_normal(32).astype(np.float32))
+        mine.step(vector, parameter.grad.clone())
+        theirs.step()
+    torch.testing.assert_close(vector, parameter.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_radam_is_pytorchs_before_and_after_it_rectifies() -> None:
+    start = torch.from_numpy(RNG.standard_normal(32).astype(np.float32))
+    vector, parameter = start.clone(), torch.nn.Parameter(start.clone())
+    mine, theirs = RAdam(vector, 0.01, 1e-12), torch.optim.RAdam([parameter], 0.01, eps=1e-12)
+    for step in range(1, 31):
+        parameter.grad = torch.from_numpy(RNG.standard_normal(32).astype(np.float32))
+        mine.step(vector, parameter.grad.clone())
+        theirs.step()
+        if step in (1, 5, 6, 30):  # from the sixth on ρ is above 5
+            torch.testing.assert_close(vector, parameter.detach(), rtol=1e-5, atol=1e-6)
+    assert float(mine.steps) == 30.0
+
+
+def test_radams_first_steps_by_hand() -> None:
+    """Steps 1 to 5 are η·m̂; the sixth has ρ_6 = 1999 − 12·0.999⁶/(1 − 0.999⁶) = 5.0 + and r_6 as in algorithm 2."""
+    vector, optimizer = torch.zeros(1, dtype=torch.float32), RAdam(torch.zeros(1), 0.1, 0.0)
+    for _ in range(5):
+        optimizer.step(vector, torch.full((1,), 2.0))
+    assert float(vector) == pytest.approx(-5 * 0.1 * 2.0, rel=1e-5)
+    most, decay = 1999.0, 0.999**6
+    length = most - 12.0 * decay / (1.0 - decay)
+    rectified = ((length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length)) ** 0.5
+    optimizer.step(vector, torch.full((1,), 2.0))
+    assert float(vector) == pytest.approx(-1.0 - 0.1 * rectified, rel=1e-4)  # m̂ / √v̂ is 1
+
+
+def test_weights_that_learn_are_decayed_and_nothing_else() -> None:
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.frozen = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3).requires_grad_(False)
+            self.norm, self.scales = torch.nn.LayerNorm(3), torch.nn.Parameter(torch.ones(2, 1, 3))
+
+    network = Network()
+    trained = Trained("", network, AgentConfig(optimizer="adamw", learning_rate=0.1, weight_decay=0.5))
+    before = trained.parameters.arrays()
+    whole, part = (trained.parameters.vector.clone() for _ in range(2))
+    trained.step()  # along a gradient of zeros
+    after = trained.parameters.arrays()
+    for name, values in after.items():
+        np.testing.assert_allclose(values, before[name] * (0.95 if name == "layer.weight" else 1.0), rtol=1e-6)
+    cut = 5  # within the layer's weight: another process owns each part
+    for first, last in ((0, cut), (cut, len(part))):
+        trained.optimizer_for(part[first:last], first).step(part[first:last], torch.zeros(last - first))
+    trained.optimizer_for(whole).step(whole, torch.zeros_like(whole))
+    torch.testing.assert_close(part, whole)
+    torch.testing.assert_close(whole, trained.parameters.vector)
 
 
 def test_a_step_size_that_is_not_positive_is_refused() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from apexrl.errors import SpecError
 from apexrl.networks import ByAutograd, ByHand, Draw, FlatParameters, QNetwork, differentiable
-from apexrl.networks.encoders import ImageEncoder, VectorEncoder, encoder_for
+from apexrl.networks.encoders import ImageEncoder, LayerChoice, VectorEncoder, encoder_for
 from apexrl.networks.q_network import dueling
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
@@ -126,6 +126,8 @@ def test_only_a_plain_mlp_is_differentiated_by_hand() -> None:
     assert isinstance(differentiable(QNetwork(spec_of("vector"), (8,), True)), ByHand)
     assert isinstance(differentiable(QNetwork(spec_of("vector"), (8,), True, noisy_sigma=0.5)), ByAutograd)
     assert isinstance(differentiable(QNetwork(spec_of("grey"), (8,), True)), ByAutograd)
+    normed = QNetwork(spec_of("vector"), (8,), True, choice=LayerChoice(layer_norm=True))
+    assert isinstance(differentiable(normed), ByAutograd)
     assert isinstance(differentiable(QNetwork(spec_of("vector", "bytes"), (8,), True)), ByAutograd)
 
 

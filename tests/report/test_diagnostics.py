@@ -41,7 +41,7 @@ def test_advice_names_settings_that_exist(entry: object) -> None:
 
 
 def test_every_shipped_agent_has_a_family() -> None:
-    assert {name for name in AGENTS if family(name) == "unrolls"} == {"a2c", "impala", "ppo", "appo"}
+    assert {name for name in AGENTS if family(name) == "unrolls"} == {"a2c", "impala", "ppo", "appo", "pqn"}
 
 
 def test_overestimation_is_relative_to_the_larger_return() -> None:

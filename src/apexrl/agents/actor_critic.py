@@ -17,6 +17,7 @@ from torch import Tensor
 
 from apexrl.agents import diagnostics, trained_agent, unroll_updates
 from apexrl.agents.box_actions import ActionBox
+from apexrl.agents.layer_choice import layer_choice
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
 from apexrl.agents.sequence_batch import C, H
@@ -115,6 +116,7 @@ class ActorCritic:
                 config.image_units,
                 config.network,
                 config.separate_values and not self._units,
+                layer_choice(config),
             ).to(self._device)
         self._network = Trained("", network, config, apart="value" if network.value_trunk is not None else "")
         self._normalizer = Normalizer(spec, config, self._device, config.popart)

@@ -10,7 +10,8 @@ from apexrl.agents.box_catalogue import BOX_AGENTS
 from apexrl.config import agent_settings as families
 from apexrl.config.schema import EpsilonSettings
 
-_VALUES = (*KEPT, families.ValueSettings, families.TargetSettings, EpsilonSettings, "exploration_steps", "huber")
+_EPSILON = (EpsilonSettings, "exploration_steps")
+_VALUES = (*KEPT, families.ValueSettings, families.TargetSettings, families.LayerSettings, *_EPSILON, "huber")
 _DQN = (
     *_VALUES,
     families.NoisySettings,
@@ -18,7 +19,11 @@ _DQN = (
     families.DistributionSettings,
     families.CategoricalSettings,
 )
-_GRADIENTS = (*STEP_SIZE, families.ActorCriticSettings, "recurrent_units")
+_GRADIENTS = (*STEP_SIZE, families.ActorCriticSettings, families.LayerSettings, "recurrent_units")
+_PQN = (
+    *(*STEP_SIZE, families.LayerSettings, families.TraceSettings, *_EPSILON, "dueling", "huber"),
+    *("unroll_length", "epochs", "minibatches"),
+)
 _dqn = partial(AgentInfo, "apexrl.agents.dqn:DQN", DISCRETE, _DQN)
 _actor_critic = partial(AgentInfo, "apexrl.agents.actor_critic:ActorCritic", ANY, _GRADIENTS, item="unroll")
 
@@ -153,6 +158,36 @@ AGENTS: dict[str, AgentInfo] = {
             "updates_per_step": 0.4 / (64 * 40),  # every step is trained on 0.8 times, as theirs were
         },
         item="sequence",
+    ),
+    "pqn": AgentInfo(
+        "apexrl.agents.pqn:PQN",
+        DISCRETE,
+        _PQN,
+        "Q-learning from unrolls of many environments: λ-returns and layer normalisation, no replay, no target network",
+        "Gallici et al. 2024, Simplifying Deep Temporal Difference Learning, arXiv 2407.04811",
+        # the authors' for Atari (mttga/purejaxql: purejaxql/config/alg/pqn_atari.yaml)
+        {
+            "gamma": 0.99,
+            "multi_step": "peng",
+            "trace_lambda": 0.65,
+            "layer_norm": True,
+            "dueling": False,
+            "huber": 0.0,
+            "unroll_length": 32,
+            "batch_size": 128,  # unrolls: one of each of 128 environments
+            "epochs": 2,
+            "minibatches": 32,
+            "optimizer": "radam",
+            "learning_rate": 2.5e-4,
+            "optimizer_eps": 1e-8,
+            "gradient_clip": 10.0,
+            "epsilon": 0.001,
+            "epsilon_alpha": 0.0,
+            "exploration_steps": 1_000_000,
+            "publish_period_updates": 1,
+            "pull_period": 1,
+        },
+        item="unroll",
     ),
     "a2c": _actor_critic(
         "policy gradient with returns of 5 steps and an entropy bonus: A3C's agent, and A2C's",

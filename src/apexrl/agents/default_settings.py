@@ -264,6 +264,46 @@ _UNROLLS_BOXES: Settings = {
     "entropy_coefficient": 0.0,  # SB3, CleanRL: the policy's deviation is a parameter of its own
 }
 
+# --- Q-learning from unrolls: pqn
+
+_PQN: Settings = _SCALED | {
+    "optimizer": "radam",
+    "optimizer_eps": 1e-8,
+    "gradient_clip": 10.0,
+    "gamma": 0.99,
+    "unroll_length": 32,
+    "batch_size": 32,
+    "epochs": 2,
+    "queue_batches": 1,  # several epochs take Q far: the next one is to act soon
+    "actors": 2,
+    "envs_per_actor": 16,
+}
+_PQN_VECTORS: Settings = _PQN | {
+    "hidden": (128, 128),
+    "trace_lambda": 0.95,  # the authors' on CartPole
+    "learning_rate": 2.5e-4,
+    "epochs": 4,  # the authors' on CartPole
+    "minibatches": 8,
+    "epsilon": 0.05,
+    "exploration_steps": 50_000,
+}
+_PQN_SMALL_IMAGES: Settings = _PQN | {
+    "image_units": 128,
+    "trace_lambda": 0.65,  # the authors', as is ε
+    "learning_rate": 5e-4,
+    "minibatches": 8,
+    "epsilon": 0.05,
+    "exploration_steps": 100_000,
+}
+_PQN_LARGE_IMAGES: Settings = _PQN | {
+    "image_units": 512,
+    "trace_lambda": 0.65,
+    "learning_rate": 2.5e-4,
+    "minibatches": 8,
+    "epsilon": 0.01,
+    "exploration_steps": 250_000,
+}
+
 # --- what a topology wants otherwise: topology -> agent -> settings
 
 _IN_TOPOLOGY: Mapping[str, Mapping[str, Settings]] = {
@@ -283,7 +323,7 @@ def default_settings(agent: str, topology: str, facts: EnvFacts) -> dict[str, An
     found = dict(_of_family(agent, facts))
     found |= {**_Q_OWN, **_BOXES_OWN, **_UNROLLS_OWN}.get(agent, {})
     found |= (_IMAGES_OWN if facts.image_side else _VECTORS_OWN).get(agent, {})
-    if AGENTS[agent].item == "unroll":
+    if agent in _UNROLLS_OWN:
         found |= _UNROLLS_BOXES if facts.spec.action.box else _unrolls_discrete(facts)
     found |= _IN_TOPOLOGY.get(topology, {}).get(agent, {})
     if "capacity" in found:
@@ -301,15 +341,21 @@ def _of_family(agent: str, facts: EnvFacts) -> Settings:
     images = bool(facts.image_side)
     if agent == "r2d2":
         return _R2D2_IMAGES if images else _R2D2_VECTORS
+    if agent == "pqn":
+        return _by_size(facts, _PQN_VECTORS, _PQN_SMALL_IMAGES, _PQN_LARGE_IMAGES)
     if agent == "discrete_sac":
         return _DISCRETE_SAC_IMAGES if images else _DISCRETE_SAC_VECTORS
     if AGENTS[agent].item == "unroll":
         return _UNROLLS_IMAGES if images else _UNROLLS_VECTORS
     if agent in _BOXES_OWN:
         return _BOXES_IMAGES if images else _BOXES_VECTORS
-    if images:
-        return _Q_SMALL_IMAGES if facts.image_side < SMALL_IMAGE_SIDE else _Q_LARGE_IMAGES
-    return _Q_VECTORS
+    return _by_size(facts, _Q_VECTORS, _Q_SMALL_IMAGES, _Q_LARGE_IMAGES)
+
+
+def _by_size(facts: EnvFacts, vectors: Settings, small_images: Settings, large_images: Settings) -> Settings:
+    if not facts.image_side:
+        return vectors
+    return small_images if facts.image_side < SMALL_IMAGE_SIDE else large_images
 
 
 def _room(settings: Settings, sequences: bool, facts: EnvFacts) -> Settings:

@@ -20,6 +20,7 @@ from apexrl.agents import diagnostics, trained_agent
 from apexrl.agents.accelerated import accelerated, is_accelerated
 from apexrl.agents.bootstrap import targets_of
 from apexrl.agents.discrete_actions import Choices
+from apexrl.agents.layer_choice import layer_choice
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.return_heads import Fresh, midpoints, returns_of
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, noise_generator, seeded_layers
@@ -67,6 +68,7 @@ class DQN:
                 noisy_sigma=config.noisy_sigma if config.noisy else 0.0,
                 image_units=config.image_units,
                 network=config.network,
+                choice=layer_choice(config),
             ).to(self._device)
         self._network = Trained("", network, config, target=True)
         self._online = differentiable(network)

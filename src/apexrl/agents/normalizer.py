@@ -83,7 +83,7 @@ class RunningAverage:
 class Averaged(Trained[Moments]):
     """Statistics in the place of a network in training."""
 
-    def optimizer_for(self, vector: Tensor) -> RunningAverage:
+    def optimizer_for(self, vector: Tensor, start: int = 0) -> RunningAverage:
         return RunningAverage()
 
     def step(self, gradient: Tensor | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Adam, RMSProp, AdaGrad and SGD over one flat parameter vector, with their state as named vectors.
+"""Adam, AdamW, RAdam, RMSProp, AdaGrad and SGD over one flat parameter vector, with their state as named vectors.
 
 Adam's arithmetic is PyTorch's (``torch.optim``, functional form). State lives in vectors laid out like the parameters,
 so that a checkpoint names it and a parameter server can own any part of it.
@@ -6,6 +6,7 @@ so that a checkpoint names it and a parameter server can own any part of it.
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import Protocol
 
 import torch
@@ -28,8 +29,13 @@ class Optimizer(Protocol):
     def step(self, vector: Tensor, gradient: Tensor) -> None: ...
 
 
-def make_optimizer(config: AgentConfig, vector: Tensor, learning_rate: float = 0.0) -> Optimizer:
+def make_optimizer(
+    config: AgentConfig, vector: Tensor, learning_rate: float = 0.0, decayed: Tensor | None = None
+) -> Optimizer:
     """The optimizer that ``config`` names, for parameters like ``vector``; ``learning_rate`` 0: that of ``config``.
+
+    Args:
+        decayed: which of the values ``adamw`` decays, bool like ``vector``; None: all.
 
     Raises:
         ConfigError: another name, or a step size that is not positive.
@@ -41,13 +47,20 @@ def make_optimizer(config: AgentConfig, vector: Tensor, learning_rate: float = 0
     match config.optimizer:
         case "adam":
             return Adam(vector, learning_rate, eps, config.first_moment_decay)
+        case "adamw":
+            share = torch.ones_like(vector) if decayed is None else decayed.to(vector.dtype)
+            return AdamW(vector, learning_rate, eps, config.first_moment_decay, config.weight_decay * share)
+        case "radam":
+            return RAdam(vector, learning_rate, eps, config.first_moment_decay)
         case "rmsprop":
             return RMSProp(vector, learning_rate, eps, config.rmsprop_decay, config.centered, momentum)
         case "adagrad":
             return AdaGrad(vector, learning_rate, eps)
         case "sgd":
             return SGD(vector, learning_rate, momentum)
-    raise ConfigError(f"there is no optimizer {config.optimizer!r}; use 'adam', 'rmsprop', 'adagrad' or 'sgd'")
+    raise ConfigError(
+        f"there is no optimizer {config.optimizer!r}; use 'adam', 'adamw', 'radam', 'rmsprop', 'adagrad' or 'sgd'"
+    )
 
 
 class Adam:
@@ -59,23 +72,79 @@ class Adam:
         self.steps = torch.zeros((), device=vector.device)
 
     def step(self, vector: Tensor, gradient: Tensor) -> None:
-        adam(
-            [vector],
-            [gradient],
-            [self.state["first_moment"]],
-            [self.state["second_moment"]],
-            [],
-            [self.steps],
-            fused=True,
-            foreach=False,
-            amsgrad=False,
-            beta1=self._beta1,
-            beta2=ADAM_BETA2,
-            lr=self.learning_rate,
-            weight_decay=0.0,
-            eps=self._eps,
-            maximize=False,
-        )
+        _adam(vector, gradient, self.state, self.steps, self.learning_rate, self._eps, self._beta1)
+
+
+class AdamW:
+    """Loshchilov & Hutter 2019 (arXiv 1711.05101), algorithm 2: Adam, and θ −= η·λ·θ beside it.
+
+    Args:
+        weight_decay: λ of every value, float32 like ``vector``.
+    """
+
+    def __init__(self, vector: Tensor, learning_rate: float, eps: float, beta1: float, weight_decay: Tensor) -> None:
+        self.learning_rate, self._eps, self._beta1, self._weight_decay = learning_rate, eps, beta1, weight_decay
+        self.state = {"first_moment": torch.zeros_like(vector), "second_moment": torch.zeros_like(vector)}
+        self.steps = torch.zeros((), device=vector.device)
+
+    def step(self, vector: Tensor, gradient: Tensor) -> None:
+        vector.addcmul_(vector, self._weight_decay, value=-self.learning_rate)
+        _adam(vector, gradient, self.state, self.steps, self.learning_rate, self._eps, self._beta1)
+
+
+class RAdam:
+    """Liu et al. 2020 (arXiv 1908.03265), algorithm 2: Adam whose step is r times as large, r rising to 1 as its second
+    moment becomes known; before that, while ρ ≤ 5, η·m̂ (with PyTorch and optax; the paper: 4)."""
+
+    def __init__(self, vector: Tensor, learning_rate: float, eps: float, beta1: float = 0.9) -> None:
+        self.learning_rate, self._eps, self._beta1 = learning_rate, eps, beta1
+        self.state = {"first_moment": torch.zeros_like(vector), "second_moment": torch.zeros_like(vector)}
+        self.steps = torch.zeros(())  # counted on the CPU
+
+    def step(self, vector: Tensor, gradient: Tensor) -> None:
+        before = self.steps.clone()
+        self.steps += 1
+        t = float(self.steps)
+        most = 2.0 / (1.0 - ADAM_BETA2) - 1.0
+        length = most - 2.0 * t * ADAM_BETA2**t / (1.0 - ADAM_BETA2**t)
+        if length <= 5.0:
+            first, second = self.state["first_moment"], self.state["second_moment"]
+            first.lerp_(gradient, 1.0 - self._beta1)
+            second.mul_(ADAM_BETA2).addcmul_(gradient, gradient, value=1.0 - ADAM_BETA2)
+            vector.add_(first, alpha=-self.learning_rate / (1.0 - self._beta1**t))
+            return
+        rectified = sqrt((length - 4.0) * (length - 2.0) * most / ((most - 4.0) * (most - 2.0) * length))
+        steps = before.to(vector.device)
+        _adam(vector, gradient, self.state, steps, rectified * self.learning_rate, self._eps, self._beta1)
+
+
+def _adam(
+    vector: Tensor,
+    gradient: Tensor,
+    state: dict[str, Tensor],
+    steps: Tensor,
+    learning_rate: float,
+    eps: float,
+    beta1: float,
+) -> None:
+    """One step of Adam, which counts itself in ``steps``."""
+    adam(
+        [vector],
+        [gradient],
+        [state["first_moment"]],
+        [state["second_moment"]],
+        [],
+        [steps],
+        fused=True,
+        foreach=False,
+        amsgrad=False,
+        beta1=beta1,
+        beta2=ADAM_BETA2,
+        lr=learning_rate,
+        weight_decay=0.0,
+        eps=eps,
+        maximize=False,
+    )
 
 
 class RMSProp:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from apexrl.agents.default_settings import SMALL_IMAGE_SIDE
 from apexrl.agents.env_facts import EnvFacts
 
 Settings = dict[str, Any]
@@ -167,6 +168,8 @@ _PAPERS: Mapping[str, Settings] = {
     "ddpg": {"actors": 1, "envs_per_actor": 1},
     "bires_ddpg": {"actors": 1, "envs_per_actor": 1},
     "d4pg": {"envs_per_actor": 1},
+    # Gallici et al. 2024, appendix; mttga/purejaxql: config/alg/pqn_atari.yaml. Small images and vectors are below
+    "pqn": {"image_units": 512, "actors": 1, "envs_per_actor": 128, "queue_batches": 1},
     "a2c": {"actors": 16, "envs_per_actor": 1, "hidden": (256,), "image_units": 256},  # a worker's layer of 256
     "impala": {"envs_per_actor": 1, "image_units": 256},  # the shallow network
     "ppo": {"clip_ratio": 0.1, "image_units": 512, "actors": 1, "envs_per_actor": 8, "queue_batches": 1},
@@ -185,6 +188,22 @@ _PPO_BOXES: Settings = {
     "entropy_coefficient": 0.0,
     "envs_per_actor": 1,
 }
+# config/alg/pqn_minatar.yaml, whose network has MinAtar's convolution and 128 units.
+_PQN_SMALL_IMAGES: Settings = {"image_units": 128, "learning_rate": 5e-4, "epsilon": 0.05}
+# config/alg/pqn_cartpole.yaml.
+_PQN_VECTORS: Settings = {
+    "hidden": (256, 256),
+    "envs_per_actor": 32,
+    "unroll_length": 64,
+    "batch_size": 32,
+    "epochs": 4,
+    "minibatches": 16,
+    "learning_rate": 1e-4,
+    "trace_lambda": 0.95,
+    "reward_scale": 0.1,
+    "epsilon": 0.2,
+    "exploration_steps": 100_000,
+}
 _UNTIL_THE_END: Mapping[str, Settings] = {
     **{agent: {"anneal": True} for agent in ("a2c", "impala", "ppo")},
     "rainbow": {"beta_end": 1.0},
@@ -197,15 +216,28 @@ def paper_settings(agent: str, facts: EnvFacts, env_steps: int = 0) -> dict[str,
 
     Args:
         agent: a name of ``AGENTS``.
-        facts: of the environment: PPO's paper has other numbers for boxes, discrete SAC's counts the actions.
+        facts: of the environment: PPO's paper has other numbers for boxes, PQN's for small images and vectors, discrete
+            SAC's counts the actions.
         env_steps: of the run; what changes until its end can do so only where the end is known.
     """
     found = {**_PAPERS[agent]}
     action = facts.spec.action
     if agent == "ppo" and action.box:
         found |= _PPO_BOXES
+    if agent == "pqn":
+        found |= _pqn(facts, env_steps)
     if agent == "discrete_sac":
         found["target_entropy"] = 0.98 * math.log(math.prod(action.nvec or (action.n,)))
     if agent in ("redq", "droq"):  # MBPO's for Ant, HalfCheetah and Walker2d; for Hopper −1, for Humanoid −2
         found["target_entropy"] = -0.5 * math.prod(action.shape)
     return found | (_UNTIL_THE_END.get(agent, {}) if env_steps else {})
+
+
+def _pqn(facts: EnvFacts, env_steps: int) -> Settings:
+    """Its ε falls over a share of the run; the step size falls until the end, but on Atari."""
+    large = facts.image_side >= SMALL_IMAGE_SIDE
+    found = {} if large else _PQN_SMALL_IMAGES if facts.image_side else _PQN_VECTORS
+    if not env_steps:
+        return found
+    share = 0.1 if facts.image_side else 0.2
+    return found | {"exploration_steps": round(share * env_steps)} | ({} if large else {"anneal": True})

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from apexrl.agents import diagnostics, trained_agent
 from apexrl.agents.discrete_actions import Choices
+from apexrl.agents.layer_choice import layer_choice
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
 from apexrl.agents.sequence_batch import C, H, Sequences, items_time_first, sequences
@@ -54,7 +55,13 @@ class R2D2:
         self._rng = acting_generator(seed)
         with seeded_layers(seed):
             network = RecurrentQ(
-                spec, config.hidden, config.recurrent_units, config.dueling, config.image_units, config.network
+                spec,
+                config.hidden,
+                config.recurrent_units,
+                config.dueling,
+                config.image_units,
+                config.network,
+                layer_choice(config),
             )
         self._network = Trained("", network.to(self._device), config, target=True)
         self._normalizer = Normalizer(spec, config, self._device)

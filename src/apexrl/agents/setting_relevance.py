@@ -103,7 +103,8 @@ def check_gradient_steps(config: AgentConfig) -> None:
     Raises:
         AgentError: the message names the settings.
     """
-    if config.surrogate == "log_prob" and config.epochs * config.minibatches > 1:
+    follows_policy = config.agent not in AGENTS or "surrogate" in READS[config.agent]
+    if follows_policy and config.surrogate == "log_prob" and config.epochs * config.minibatches > 1:
         raise AgentError(
             f"--surrogate log_prob with --epochs {config.epochs} and --minibatches {config.minibatches}: from the "
             "second gradient step on the policy is not the one that acted, and A·log π has no ratio, no clip for it. "

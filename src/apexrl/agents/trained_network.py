@@ -90,9 +90,19 @@ class Trained(Generic[N]):
     def optimizer(self) -> Optimizer:
         return self.optimizer_for(self.parameters.vector)
 
-    def optimizer_for(self, vector: Tensor) -> Optimizer:
-        """An optimizer like its own for ``vector``, a part of the parameters that another process owns."""
-        return make_optimizer(self._config, vector, self._learning_rate)
+    def optimizer_for(self, vector: Tensor, start: int = 0) -> Optimizer:
+        """An optimizer like its own for ``vector``, a part of the parameters that another process owns, which begins at
+        value ``start`` of them."""
+        decayed = self._decayed()[start : start + len(vector)] if self._config.optimizer == "adamw" else None
+        return make_optimizer(self._config, vector, self._learning_rate, decayed)
+
+    def _decayed(self) -> Tensor:
+        """What weight decay is for, bool [size]: weights that learn; no biases, no gains."""
+        decayed = torch.zeros_like(self.parameters.vector, dtype=torch.bool)
+        for name, parameter in self.network.named_parameters():
+            if parameter.requires_grad and parameter.ndim > 1 and "weight" in name:
+                decayed[self.parameters.slices[name]] = True
+        return decayed
 
     @property
     def target(self) -> N:

@@ -24,7 +24,7 @@ class Unrolls(NamedTuple):
     first: Tensor  # [T + 1, B] bool, the state is zeroed before this step
     resets: tuple[int, ...]  # the steps at which `first` is true anywhere
     action: Tensor  # [T, B, ...], as the policy drew it
-    log_prob: Tensor  # [T, B] float32, log μ(a|s) of the policy that acted
+    log_prob: Tensor  # [T, B] float32, log μ(a|s) of the policy that acted; 0 where the agent records none
     reward: Tensor  # [T, B] float32, of each step alone
     discount: Tensor  # [T, B] float32, γ·(1 − terminated)
     mask: Tensor  # [T, B] bool, a step was taken there: no final observation
@@ -79,7 +79,7 @@ def unrolls(batch: Sampled, action: str, states: tuple[str, ...], device: torch.
         turned(first),
         tuple(np.flatnonzero(first.any(axis=0)).tolist()),
         turned(data[action]),
-        turned(data["log_prob"]),
+        turned(data["log_prob"] if "log_prob" in data else np.zeros_like(data["reward"])),
         turned(data["reward"]),
         turned(data["discount"]),
         turned(mask),

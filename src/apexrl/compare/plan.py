@@ -24,7 +24,7 @@ EQUAL: Final = (
     *vars(EnvConfig()),
     *vars(EvaluatorConfig()),
     *("actors", "envs_per_actor", "vector", "actor_slots", "env_timeout"),
-    *("network", "hidden", "image_units"),
+    *("network", "encoder", "hidden", "image_units"),
     *("device", "learner_threads"),
     *("env_steps", "minutes", "stop_at_return"),
 )

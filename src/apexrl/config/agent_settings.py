@@ -50,21 +50,38 @@ class LearningSettings:
 
 
 @dataclass(frozen=True)
+class LayerSettings:
+    """Layers of encoders and heads."""
+
+    encoder: Annotated[Literal["auto", "minatar", "small", "nature", "resnet"], Needs("network", ("",))] = "auto"
+    """Convolutions for images: IMPALA's residual network, DQN's (nature), smaller ones, or MinAtar's.
+    auto: nature from 36 pixels a side on, small from 16, else minatar."""
+    layer_norm: bool = False
+    """Layer normalisation before every ReLU of encoder and head (PQN; Ba et al. 2016)."""
+
+
+@dataclass(frozen=True)
 class OptimizerSettings:
     """The optimizer of every network."""
 
-    optimizer: Literal["adam", "rmsprop", "adagrad", "sgd"] = "adam"
-    """Optimizer. rmsprop adds ε inside the root, like TensorFlow, Ape-X and A3C; adagrad is Gorila's."""
+    optimizer: Literal["adam", "adamw", "radam", "rmsprop", "adagrad", "sgd"] = "adam"
+    """Optimizer. adamw is adam with weight_decay; radam is PQN's; adagrad is Gorila's.
+    rmsprop adds ε inside the root, like TensorFlow, Ape-X and A3C."""
     centered: Annotated[bool, Needs("optimizer", ("rmsprop",))] = True
     """rmsprop divides by the standard deviation of gradients (Ape-X), not by their root mean square (A3C, IMPALA)."""
     momentum: Annotated[float, Range(0, below=1), Needs("optimizer", ("rmsprop", "sgd"))] = 0.0
     """Momentum of sgd and rmsprop (Ape-X, A3C and IMPALA on Atari: 0)."""
     learning_rate: Annotated[float, Range(above=0)] = 1e-3
     """Step size (Ape-X on Atari: 2.5e-4 / 4)."""
-    optimizer_eps: Annotated[float, Range(above=0), Needs("optimizer", ("adam", "rmsprop", "adagrad"))] = 1e-8
+    optimizer_eps: Annotated[
+        float, Range(above=0), Needs("optimizer", ("adam", "adamw", "radam", "rmsprop", "adagrad"))
+    ] = 1e-8
     """Added to the denominator; inside its root for rmsprop (Ape-X: 1.5e-7; PyTorch's Adam: 1e-8)."""
-    first_moment_decay: Annotated[float, Range(0, below=1), Needs("optimizer", ("adam",))] = 0.9
+    first_moment_decay: Annotated[float, Range(0, below=1), Needs("optimizer", ("adam", "adamw", "radam"))] = 0.9
     """Adam's β1 (Kingma & Ba 2015: 0.9)."""
+    weight_decay: Annotated[float, Range(0), Needs("optimizer", ("adamw",))] = 0.01
+    """λ: every step makes weights smaller by learning_rate · λ of themselves, but no biases and no gains (PyTorch:
+    0.01)."""
     rmsprop_decay: Annotated[float, Range(0, 1), Needs("optimizer", ("rmsprop",))] = 0.95
     """Decay of RMSProp's running averages (Ape-X: 0.95)."""
     gradient_clip: Annotated[float, Range(0)] = 40.0
@@ -229,6 +246,17 @@ class RecurrentSettings:
 
 
 @dataclass(frozen=True)
+class TraceSettings:
+    """Returns over several steps, of Q-learning from sequences and unrolls."""
+
+    multi_step: Literal["n_step", "peng", "retrace"] = "n_step"
+    """How rewards of several steps make a target: n of them, or λ-returns: Peng's Q(λ) (PQN), or Retrace.
+    Retrace of the greedy policy ends a return before the next action that is not greedy now (Watkins's Q(λ))."""
+    trace_lambda: Annotated[float, Range(0, 1), Needs("multi_step", unless=("n_step",))] = 0.65
+    """λ of λ-returns: 0 is one step, 1 goes to the end of what is at hand (PQN on Atari: 0.65)."""
+
+
+@dataclass(frozen=True)
 class ActorCriticSettings:
     """Policy gradients from unrolls: A2C, IMPALA, PPO and APPO."""
 
@@ -291,6 +319,7 @@ class ScheduleSettings:
 class AgentConfig(  # a dataclass has the fields of its last base first
     ScheduleSettings,
     ActorCriticSettings,
+    TraceSettings,
     RecurrentSettings,
     SoftSettings,
     DeterministicSettings,
@@ -305,6 +334,7 @@ class AgentConfig(  # a dataclass has the fields of its last base first
     ValueSettings,
     TargetSettings,
     OptimizerSettings,
+    LayerSettings,
     LearningSettings,
     AgentChoice,
 ):

@@ -23,6 +23,7 @@ from apexrl.losses.recurrent import rescale, sequence_loss, sequence_priority, s
 from apexrl.losses.soft import critics_loss, policy_loss, soft_target, soft_value, temperature_loss, truncated_target
 from apexrl.losses.values import (
     huber_loss,
+    lambda_return,
     munchausen_reward,
     munchausen_value,
     n_step_return,
@@ -42,6 +43,7 @@ __all__ = [
     "gae",
     "gradient_surrogate",
     "huber_loss",
+    "lambda_return",
     "munchausen_reward",
     "munchausen_value",
     "n_step_return",

@@ -38,7 +38,7 @@ def gae(reward: Tensor, discount: Tensor, mask: Tensor, values: Tensor, decay: f
     _check(reward, discount, mask, values)
     values = values.detach()
     delta = torch.where(mask, reward + discount * values[1:] - values[:-1], 0.0)
-    advantage = _sum_back(delta, discount * decay)
+    advantage = sum_back(delta, discount * decay)
     return Advantages(advantage + values[:-1], advantage)
 
 
@@ -71,7 +71,7 @@ def vtrace(
     values, ratio = values.detach(), ratio.detach()
     rho, c = ratio.clamp(max=rho_clip), decay * ratio.clamp(max=c_clip)
     delta = torch.where(mask, rho * (reward + discount * values[1:] - values[:-1]), 0.0)
-    target = values[:-1] + _sum_back(delta, discount * c)
+    target = values[:-1] + sum_back(delta, discount * c)
     later = torch.cat((target[1:], values[-1:]))
     advantage = torch.where(mask, rho * (reward + discount * later - values[:-1]), 0.0)
     return Advantages(target, advantage)
@@ -160,7 +160,7 @@ def _check(reward: Tensor, discount: Tensor, mask: Tensor, values: Tensor) -> No
     check("values", values, (reward.shape[0] + 1, reward.shape[1]))
 
 
-def _sum_back(delta: Tensor, factor: Tensor) -> Tensor:
+def sum_back(delta: Tensor, factor: Tensor) -> Tensor:
     """S_t = delta_t + factor_t·S_{t+1}, S_T = 0."""
     total = torch.empty_like(delta)
     after = torch.zeros_like(delta[0])

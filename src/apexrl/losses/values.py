@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from apexrl.losses.actor_critic import sum_back
 from apexrl.losses.shapes import check
 
 
@@ -29,6 +30,32 @@ def n_step_return(reward: Tensor, discount: Tensor, bootstrap: Tensor) -> Tensor
     for k in reversed(range(reward.shape[1])):
         total = reward[:, k] + discount[:, k] * total
     return total
+
+
+def lambda_return(reward: Tensor, discount: Tensor, mask: Tensor, values: Tensor, trace: Tensor) -> Tensor:
+    """G_t = r_t + d_t·(V_{t+1} + c_{t+1}·(G_{t+1} − V_{t+1})), [T, B], time first, without gradient; V = max_a Q(s, a).
+
+    With c = λ it is Peng's Q(λ) (Peng & Williams 1996; PQN: Gallici et al. 2024, arXiv 2407.04811, section 4). With
+    c = λ where the action is greedy, else 0, it is Watkins's, and Retrace of the greedy policy (Munos et al. 2016,
+    arXiv 1606.02647: c = λ·min(1, π/μ), and Q(s, a) = V where it is not 0).
+
+    Args:
+        reward: [T, B] float, of each step alone.
+        discount: [T, B] float, γ·(1 − terminated) of each step; behind a 0 nothing counts, finite or not.
+        mask: [T, B] bool, false where no step was taken: there G is V.
+        values: [T + 1, B] float, V of every observation and of the one behind the last step, where G is V.
+        trace: [T, B] float, c of every step; that of the first is not read.
+    """
+    check("reward", reward, (None, None))
+    check("discount", discount, tuple(reward.shape))
+    check("mask", mask, tuple(reward.shape), torch.bool)
+    check("values", values, (reward.shape[0] + 1, reward.shape[1]))
+    check("trace", trace, tuple(reward.shape))
+    values = values.detach()
+    ahead = torch.where(discount > 0.0, discount * values[1:], 0.0)
+    delta = torch.where(mask, reward + ahead - values[:-1], 0.0)  # G − V is the sum of these
+    later = torch.cat((trace[1:], torch.zeros_like(trace[:1])))
+    return values[:-1] + sum_back(delta, torch.where(mask, discount * later, 0.0))
 
 
 def taken(values: Tensor, action: Tensor) -> Tensor:

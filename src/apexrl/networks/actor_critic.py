@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from apexrl.networks.encoders import encoder_for
+from apexrl.networks.encoders import PLAIN, LayerChoice, encoder_for
 from apexrl.networks.ensemble import EVERY, Dropout, Ensemble, Members
+from apexrl.networks.layer_norm import unit_norm
 from apexrl.spec import EnvSpec
 
 Observation = Mapping[str, Tensor]
@@ -23,20 +24,29 @@ class Trunk(nn.Module):
         hidden: units of the fully connected layers for vectors.
         image_units: units of that layer.
         network: an encoder of your own (``encoder_for``).
+        choice: which layers ours have.
     """
 
-    def __init__(self, spec: EnvSpec, hidden: Sequence[int], image_units: int, network: str = "") -> None:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        hidden: Sequence[int],
+        image_units: int,
+        network: str = "",
+        choice: LayerChoice = PLAIN,
+    ) -> None:
         super().__init__()
-        self.encoder, self.features, sees_image = encoder_for(spec, hidden, network)
+        self.encoder, self.features, sees_image = encoder_for(spec, hidden, network, choice)
         self.image: nn.Linear | None = None
         if sees_image:
             self.image = nn.Linear(self.features, image_units)
+            self.norm = unit_norm(image_units, choice.layer_norm)
             self.features = image_units
 
     def forward(self, observation: Observation) -> Tensor:
         """name -> [B, (stack,) *shape]; returns float32 [B, features]."""
         x: Tensor = self.encoder(observation)
-        return x if self.image is None else torch.relu_(self.image(x))
+        return x if self.image is None else torch.relu_(self.norm(self.image(x)))
 
 
 class Policy(nn.Module):

@@ -46,11 +46,11 @@ class Differentiable(Protocol):
 
 
 def differentiable(network: QNetwork) -> Differentiable:
-    """The quickest way to differentiate ``network``: by hand when it is a plain MLP."""
+    """The quickest way to differentiate ``network``: by hand when it is an MLP without layer normalisation."""
     encoder, plain = network.encoder, network.embedding is None and not network.noise_size
     if plain and type(network) is QNetwork and type(encoder) is ObservationEncoder and len(encoder.encoders) == 1:
         (only,) = encoder.encoders
-        if type(only) is VectorEncoder:
+        if type(only) is VectorEncoder and not only.layer_norm:
             return ByHand(network, only, encoder.names[0])
     return ByAutograd(network)
 

@@ -14,12 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from apexrl.errors import SpecError
+from apexrl.networks.convolutions import Architecture, chosen, convolutions
 from apexrl.networks.custom_encoder import own_encoder
+from apexrl.networks.layer_norm import unit_norm
 from apexrl.spec import EnvSpec, Field
 
-NATURE_SIDE = 36  # pixels; the smallest image that Nature DQN's convolutions can take
-MINATAR_SIDE = 16  # pixels; smaller images are encoded as MinAtar's, of 10×10
-SMALL_SIDE = 5  # pixels; below that an image is best given as a vector
+
+class LayerChoice(NamedTuple):
+    """Which layers encoders have."""
+
+    convolutions: Architecture = "auto"
+    layer_norm: bool = False  # before every ReLU
+
+
+PLAIN = LayerChoice()
 
 
 class VectorEncoder(nn.Module):
@@ -30,15 +38,20 @@ class VectorEncoder(nn.Module):
         stack: frames seen at once.
         categories: > 0: an int64 scalar, encoded one-hot.
         hidden: units per layer; none hands the inputs on.
+        layer_norm: before every ReLU.
     """
 
-    def __init__(self, field: Field, stack: int, categories: int, hidden: Sequence[int]) -> None:
+    def __init__(
+        self, field: Field, stack: int, categories: int, hidden: Sequence[int], layer_norm: bool = False
+    ) -> None:
         super().__init__()
         self.categories = categories
         self.inputs = stack * (categories or math.prod(field.shape))
         self._scale = 1.0 / 255.0 if field.dtype == "uint8" else 1.0
         sizes = (self.inputs, *hidden)
         self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(sizes))
+        self.norms = nn.ModuleList(unit_norm(units, layer_norm) for units in hidden)
+        self.layer_norm = layer_norm
         self.features = sizes[-1]
 
     def flatten(self, observation: Tensor) -> Tensor:
@@ -51,24 +64,25 @@ class VectorEncoder(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         x = self.flatten(observation)
-        for layer in self.layers:
-            x = torch.relu_(layer(x))
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = torch.relu_(norm(layer(x)))
         return x
 
 
 class ImageEncoder(nn.Module):
-    """Convolutions with ReLU over an image whose channels are its own times the stacked frames.
-
-    From 36×36 pixels on: 32 of 8×8 stride 4, 64 of 4×4 stride 2, 64 of 3×3 stride 1 (Mnih et al. 2015, Methods).
-    Under 16×16: 16 of 3×3 stride 1 (Young & Tian 2019, MinAtar). Between: 32 of 3×3 stride 1, 64 of 3×3 stride 2. The
-    fully connected units after them belong to the head.
+    """Convolutions over an image whose channels are its own times the stacked frames. The fully connected units after
+    them belong to the head.
 
     Args:
         field: one frame: [H, W], [H, W, C] or [C, H, W]; C is taken to be the smaller end.
         stack: frames seen at once.
+        choice: which convolutions.
+
+    Raises:
+        SpecError: the image is too small for them.
     """
 
-    def __init__(self, field: Field, stack: int) -> None:
+    def __init__(self, field: Field, stack: int, choice: LayerChoice = PLAIN) -> None:
         super().__init__()
         shape = field.shape
         self._channels_last = len(shape) == 3 and shape[-1] <= shape[0]
@@ -76,21 +90,12 @@ class ImageEncoder(nn.Module):
             channels, height, width = 1, *shape
         else:
             channels, height, width = (shape[2], *shape[:2]) if self._channels_last else shape
-        if min(height, width) < SMALL_SIDE:
-            raise SpecError(
-                f"an image of shape {shape} has a side under {SMALL_SIDE} pixels; give it as a vector (one dimension)"
-            )
         self._input = (channels * stack, height, width)
         self._stacked_last = self._channels_last and stack > 1
         self._scale = 1.0 / 255.0 if field.dtype == "uint8" else 1.0
-        self._large = min(height, width) >= NATURE_SIDE
-        if self._large:
-            layers = [nn.Conv2d(channels * stack, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3, 1)]
-        elif min(height, width) >= MINATAR_SIDE:
-            layers = [nn.Conv2d(channels * stack, 32, 3, 1), nn.Conv2d(32, 64, 3, 2)]
-        else:
-            layers = [nn.Conv2d(channels * stack, 16, 3, 1)]
-        self.layers = nn.ModuleList(layers)
+        kind = chosen(choice.convolutions, shape, min(height, width))
+        self._large, self._residual = kind in ("nature", "resnet"), kind == "resnet"
+        self.layers, self.norms = convolutions(kind, channels * stack, choice.layer_norm)
         with torch.no_grad():
             self.features = int(self._convolve(torch.zeros(1, *self._input)).shape[1])
 
@@ -109,8 +114,12 @@ class ImageEncoder(nn.Module):
         return self._convolve(image)
 
     def _convolve(self, image: Tensor) -> Tensor:
-        for layer in self.layers:
-            image = torch.relu_(layer(image))
+        if self._residual:
+            for stage in self.layers:
+                image = stage(image)
+            return torch.relu_(self.norms[0](image)).flatten(1)
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            image = torch.relu_(norm(layer(image)))
         return image.flatten(1)
 
 
@@ -120,12 +129,12 @@ class ObservationEncoder(nn.Module):
     ``forward`` takes name -> [B, (stack,) *shape] and returns float32 [B, features].
     """
 
-    def __init__(self, spec: EnvSpec, hidden: Sequence[int]) -> None:
+    def __init__(self, spec: EnvSpec, hidden: Sequence[int], choice: LayerChoice = PLAIN) -> None:
         super().__init__()
         if not spec.observation:
             raise SpecError("the environment shows no observation field")
         self.names = tuple(spec.observation)
-        encoders = [_encoder(name, spec, hidden) for name in self.names]
+        encoders = [_encoder(name, spec, hidden, choice) for name in self.names]
         self.encoders = nn.ModuleList(encoders)
         self.features = sum(encoder.features for encoder in encoders)
         self.sees_image = any(isinstance(encoder, ImageEncoder) for encoder in encoders)
@@ -143,7 +152,7 @@ class Encoder(NamedTuple):
     sees_image: bool  # convolutions of ours: a fully connected layer is to follow
 
 
-def encoder_for(spec: EnvSpec, hidden: Sequence[int], network: str = "") -> Encoder:
+def encoder_for(spec: EnvSpec, hidden: Sequence[int], network: str = "", choice: LayerChoice = PLAIN) -> Encoder:
     """The encoder that suits an environment: see the classes above.
 
     Three dimensions are an image, as are two of uint8; everything else is a vector.
@@ -151,6 +160,7 @@ def encoder_for(spec: EnvSpec, hidden: Sequence[int], network: str = "") -> Enco
     Args:
         network: ``package.module:Class`` of your own, called as ``Class(spec)``: a ``torch.nn.Module`` with an
             attribute ``features``; its ``forward`` takes name -> [B, (stack,) *shape].
+        choice: which layers ours have; those of your own are as they are.
 
     Raises:
         SpecError: an image is too small for convolutions, or ``network`` does not fit the observations.
@@ -159,7 +169,7 @@ def encoder_for(spec: EnvSpec, hidden: Sequence[int], network: str = "") -> Enco
     if network:
         own, features = own_encoder(network, spec)
         return Encoder(own, features, sees_image=False)
-    encoder = ObservationEncoder(spec, hidden)
+    encoder = ObservationEncoder(spec, hidden, choice)
     return Encoder(encoder, encoder.features, encoder.sees_image)
 
 
@@ -168,11 +178,11 @@ def is_image(field: Field) -> bool:
     return len(field.shape) == 3 or (len(field.shape) == 2 and field.dtype == "uint8")
 
 
-def _encoder(name: str, spec: EnvSpec, hidden: Sequence[int]) -> VectorEncoder | ImageEncoder:
+def _encoder(name: str, spec: EnvSpec, hidden: Sequence[int], choice: LayerChoice) -> VectorEncoder | ImageEncoder:
     field = spec.observation[name]
     if is_image(field):
         try:
-            return ImageEncoder(field, spec.stack)
+            return ImageEncoder(field, spec.stack, choice)
         except SpecError as error:
             raise SpecError(f"{name}: {error}") from error
-    return VectorEncoder(field, spec.stack, spec.categories.get(name, 0), hidden)
+    return VectorEncoder(field, spec.stack, spec.categories.get(name, 0), hidden, choice.layer_norm)

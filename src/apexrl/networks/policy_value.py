@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from apexrl.networks.actor_critic import Trunk
+from apexrl.networks.encoders import PLAIN, LayerChoice
 from apexrl.networks.recurrent import LSTMState, RecurrentTrunk
 from apexrl.spec import EnvSpec
 
@@ -29,6 +30,7 @@ class PolicyValue(nn.Module):
         image_units: units of the fully connected layer behind convolutions.
         network: an encoder of your own (``encoder_for``).
         separate: the value has a trunk of its own; not with an LSTM.
+        choice: which layers encoders have.
     """
 
     def __init__(
@@ -41,14 +43,15 @@ class PolicyValue(nn.Module):
         image_units: int = 512,
         network: str = "",
         separate: bool = False,
+        choice: LayerChoice = PLAIN,
     ) -> None:
         super().__init__()
         assert not (separate and units), "values with an LSTM of their own would need its state"
-        self.recurrent = RecurrentTrunk(spec, hidden, units, image_units, network) if units else None
+        self.recurrent = RecurrentTrunk(spec, hidden, units, image_units, network, choice) if units else None
         if self.recurrent is not None:
             self.recurrent.begin_orthogonal()
-        self.trunk = None if units else Trunk(spec, hidden, image_units, network)
-        value_trunk = Trunk(spec, hidden, image_units, network) if separate else None
+        self.trunk = None if units else Trunk(spec, hidden, image_units, network, choice)
+        value_trunk = Trunk(spec, hidden, image_units, network, choice) if separate else None
         features = units or self._feed_forward.features
         self.policy = nn.Linear(features, outputs)
         nn.init.orthogonal_(self.policy.weight, POLICY_GAIN)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from apexrl.errors import SpecError
-from apexrl.networks.encoders import encoder_for
+from apexrl.networks.encoders import PLAIN, LayerChoice, encoder_for
+from apexrl.networks.layer_norm import stream_norm, unit_norm
 from apexrl.networks.noisy import NoisyLinear
 from apexrl.spec import EnvSpec
 
@@ -59,6 +60,7 @@ class QNetwork(nn.Module):
         noisy_sigma: σ0 of ``NoisyLinear``; 0: plain layers.
         image_units: of the fully connected layer after the convolutions (Mnih et al. 2015: 512), per stream.
         network: an encoder of your own (``encoder_for``).
+        choice: which layers ours has; hidden layers of the head have layer normalisation too.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class QNetwork(nn.Module):
         noisy_sigma: float = 0.0,
         image_units: int = 512,
         network: str = "",
+        choice: LayerChoice = PLAIN,
     ) -> None:
         super().__init__()
         if spec.action.box:
@@ -79,7 +82,7 @@ class QNetwork(nn.Module):
         self.actions = spec.action.n or math.prod(spec.action.nvec)
         self.dueling = dueling
         self.outputs = outputs
-        self.encoder, width, sees_image = encoder_for(spec, hidden, network)
+        self.encoder, width, sees_image = encoder_for(spec, hidden, network, choice)
         self.embedding = nn.Linear(cosines, width) if cosines else None
         each = 1 if cosines else outputs
         self.streams: nn.Module | None = None  # the hidden layers of both streams in one matrix product
@@ -87,13 +90,15 @@ class QNetwork(nn.Module):
         self.joint: nn.Module | None = None  # a hidden layer of what features and fractions are together
         self._units = image_units
         if sees_image:
-            self.streams = _linear(width, (2 if dueling else 1) * image_units, noisy_sigma)
+            self.streams = _linear(width, (1 + dueling) * image_units, noisy_sigma)
+            self.norm = stream_norm(1 + dueling, image_units, choice.layer_norm)
             self.value = _linear(image_units, each, noisy_sigma) if dueling else None
             self.head = _linear(image_units, self.actions * each, noisy_sigma)
         else:
             if cosines:
                 units = hidden[-1] if hidden else width
                 self.joint, width = _linear(width, units, noisy_sigma), units
+                self.norm = unit_norm(units, choice.layer_norm)
             self.head = _linear(width, (self.actions + dueling) * each, noisy_sigma)  # [A, V] in one
         self._noisy = [layer for layer in self.modules() if isinstance(layer, NoisyLinear)]
         self.noise_size = sum(layer.noise_size for layer in self._noisy)
@@ -106,13 +111,13 @@ class QNetwork(nn.Module):
             assert draw.fractions is not None, "an implicit network is asked for fractions"
             x = x.unsqueeze(1) * self._embed(draw.fractions)
         if self.joint is not None:
-            x = torch.relu(self.joint(x))
+            x = torch.relu(self.norm(self.joint(x)))
         if self.streams is None:
             z = self._per_action(self.head(x), self.actions + self.dueling)
             if self.dueling:
                 z = dueling(z[:, self.actions :], z[:, : self.actions])
         else:
-            x = torch.relu(self.streams(x))
+            x = torch.relu(self.norm(self.streams(x)))
             z = self._per_action(self.head(x[..., : self._units]), self.actions)
             if self.value is not None:
                 z = dueling(self._per_action(self.value(x[..., self._units :]), 1), z)

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from apexrl.errors import SpecError
 from apexrl.networks.actor_critic import Trunk
-from apexrl.networks.encoders import ObservationEncoder
+from apexrl.networks.encoders import PLAIN, LayerChoice, ObservationEncoder
 from apexrl.networks.episode_pieces import pieces
+from apexrl.networks.layer_norm import stream_norm
 from apexrl.networks.q_network import dueling
 from apexrl.spec import LAST_ACTION, LAST_REWARD, EnvSpec
 
@@ -45,16 +46,23 @@ class RecurrentTrunk(nn.Module):
         units: of the LSTM.
         image_units: units of the fully connected layer behind convolutions.
         network: an encoder of your own (``encoder_for``), for all but previous action and reward.
+        choice: which layers ours have.
     """
 
     def __init__(
-        self, spec: EnvSpec, hidden: Sequence[int], units: int, image_units: int = 512, network: str = ""
+        self,
+        spec: EnvSpec,
+        hidden: Sequence[int],
+        units: int,
+        image_units: int = 512,
+        network: str = "",
+        choice: LayerChoice = PLAIN,
     ) -> None:
         super().__init__()
         self.features = units
         self.past = tuple(name for name in (LAST_ACTION, LAST_REWARD) if name in spec.observation)
         shown = {name: field for name, field in spec.observation.items() if name not in self.past}
-        self.trunk = Trunk(replace(spec, observation=shown), hidden, image_units, network)
+        self.trunk = Trunk(replace(spec, observation=shown), hidden, image_units, network, choice)
         beside = spec.stack * sum(math.prod(spec.observation[name].shape) for name in self.past)
         self.lstm = nn.LSTM(self.trunk.features + beside, units)
 
@@ -162,6 +170,7 @@ class RecurrentQ(nn.Module):
         dueling: value and advantage streams.
         image_units: units of the fully connected layers behind convolutions, and of those of the head.
         network: an encoder of your own (``encoder_for``), for all but previous action and reward.
+        choice: which layers ours have.
     """
 
     def __init__(
@@ -172,6 +181,7 @@ class RecurrentQ(nn.Module):
         dueling: bool,
         image_units: int = 512,
         network: str = "",
+        choice: LayerChoice = PLAIN,
     ) -> None:
         super().__init__()
         if spec.action.box:
@@ -179,10 +189,11 @@ class RecurrentQ(nn.Module):
         self.actions = spec.action.n or math.prod(spec.action.nvec)
         self.units = units
         self.dueling = dueling
-        self.body = RecurrentTrunk(spec, hidden, units, image_units, network)
+        self.body = RecurrentTrunk(spec, hidden, units, image_units, network, choice)
         self.streams: nn.Linear | None = None  # the hidden layers of both streams in one matrix product
         if self.body.sees_image:
             self.streams = nn.Linear(units, (1 + dueling) * image_units)
+            self.norm = stream_norm(1 + dueling, image_units, choice.layer_norm)
             units = image_units
         self.advantage = nn.Linear(units, self.actions)
         self.value = nn.Linear(units, 1) if dueling else None
@@ -203,7 +214,7 @@ class RecurrentQ(nn.Module):
         flat = x.reshape(-1, self.units)
         advantage = value = flat
         if self.streams is not None:
-            flat = torch.relu(self.streams(flat))
+            flat = torch.relu(self.norm(self.streams(flat)))
             advantage, value = (flat, flat) if self.value is None else flat.chunk(2, dim=1)
         q: Tensor = self.advantage(advantage)
         if self.value is not None:

@@ -188,7 +188,7 @@ class Slice:
         self._config = config
         self._vector = own(ONLINE)
         self._target = own(TARGET) if f"{part.group}/{TARGET}" in memory.vectors else None
-        self._optimizer = network.optimizer_for(self._vector)
+        self._optimizer = network.optimizer_for(self._vector, part.start)
         for name in self._optimizer.state:
             self._optimizer.state[name] = own(f"optimizer/{name}")
         self._optimizer.steps = own("optimizer/steps")[0]

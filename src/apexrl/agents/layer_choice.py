@@ -1,0 +1,11 @@
+"""Which layers a configuration asks of encoders."""
+
+from __future__ import annotations
+
+from apexrl.config import AgentConfig
+from apexrl.networks.encoders import LayerChoice
+
+
+def layer_choice(config: AgentConfig) -> LayerChoice:
+    """``encoder`` and ``layer_norm``, as networks take them."""
+    return LayerChoice(config.encoder, config.layer_norm)
