@@ -191,13 +191,13 @@ def test_burn_in_from_the_stored_state_arrives_at_the_actors_state(played: Playe
         torch.testing.assert_close(state.c[row] * going[row], played.states[number].c, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("stack", [1, 3])
-def test_the_actors_priorities_are_those_that_the_learner_would_give(stack: int) -> None:
+@pytest.mark.parametrize(("stack", "multi_step"), [(1, "n_step"), (3, "n_step"), (1, "peng"), (1, "retrace")])
+def test_the_actors_priorities_are_those_that_the_learner_would_give(stack: int, multi_step: str) -> None:
     """While the weights are those that acted, and the target's too."""
     config = replace(POSITIONS, stack=stack, last_action_reward=stack > 1)
     env = make_vector(config, 1, 0)
     env.close()
-    agent = agent_for(env.spec)
+    agent = agent_for(env.spec, multi_step=multi_step)
     play = Played(agent, config)
     batch = play.batch
     priorities = agent.gradients(agent.prepare(batch)).priorities
@@ -228,7 +228,19 @@ def deltas_by_hand(agent: R2D2, data: dict[str, Any], row: int) -> list[float]:
     config = agent._config
     online, target = (q_by_hand(net, data, row) for net in (agent._network.network, agent._network.target))
     end = int(np.flatnonzero(data["mask"][row])[-1]) + 1
-    deltas = []
+    deltas: list[float] = []
+    if config.multi_step != "n_step":
+        later = 0.0
+        for t in reversed(range(BURN_IN, end)):
+            best = int((online if config.double else target)[t + 1].argmax())
+            value = float(unscale(target[t + 1][best], config.rescaling_eps))
+            if t + 1 < end:
+                greedy = config.multi_step == "peng" or int(data["action"][row, t + 1]) == best
+                value += config.trace_lambda * greedy * (later - value)
+            later = float(data["reward"][row, t]) + float(data["discount"][row, t]) * value
+            y = rescale(torch.tensor(later), config.rescaling_eps)
+            deltas.insert(0, float(y - online[t][int(data["action"][row, t])]))
+        return deltas
     for t in range(BURN_IN, end):
         total, factor, m = 0.0, 1.0, min(config.n_step, end - t)
         for k in range(t, t + m):
@@ -242,7 +254,16 @@ def deltas_by_hand(agent: R2D2, data: dict[str, Any], row: int) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"double": False, "dueling": False, "n_step": 20, "rescaling_eps": 0.0}, {"huber": 0.3}], ids=str
+    "changes",
+    [
+        {},
+        {"double": False, "dueling": False, "n_step": 20, "rescaling_eps": 0.0},
+        {"huber": 0.3},
+        {"multi_step": "peng", "trace_lambda": 0.8},
+        {"multi_step": "retrace", "trace_lambda": 0.8},
+        {"multi_step": "retrace", "trace_lambda": 0.8, "double": False},
+    ],
+    ids=str,
 )
 def test_an_update_learns_what_a_plain_loop_says(played: Played, changes: dict[str, Any]) -> None:
     """Another target network, which burns in by itself and would choose otherwise; other weights than those that

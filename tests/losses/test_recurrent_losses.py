@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from apexrl.errors import SpecError
-from apexrl.losses import rescale, sequence_loss, sequence_priority, sequence_target, td_loss, unscale
+from apexrl.losses import (
+    lambda_return,
+    rescale,
+    sequence_lambda_target,
+    sequence_loss,
+    sequence_priority,
+    sequence_target,
+    td_loss,
+    unscale,
+)
 
 EPS = 1e-3
 Floats = NDArray[np.float64]
@@ -74,6 +83,27 @@ def test_a_termination_ends_the_sum_and_a_truncation_bootstraps() -> None:
     bootstrap = tensor([[9.0, 9.0], [9.0, 9.0], [math.nan, 8.0], [math.inf, 7.0], [7.0, 7.0]])
     target = sequence_target(reward, discount, mask, bootstrap, 5, 0.0)
     assert target[:2].T.tolist() == [[1 + 1, 2], [1 + 1 + 2, 2 + 4]]
+
+
+def test_a_lambda_target_by_hand() -> None:
+    """γ = λ = ½ without rescaling; the third step is none, and the second action not greedy."""
+    reward, discount = tensor([[1.0], [2.0], [math.nan]]), tensor([[0.5], [0.5], [0.0]])
+    mask, bootstrap = torch.tensor([[True], [True], [False]]), tensor([[9.0], [2.0], [8.0], [math.inf]])
+    for trace, first in ((0.5, 1 + 0.5 * (2 + 0.5 * (6 - 2))), (0.0, 1 + 0.5 * 2)):
+        traces = tensor([[0.5], [trace], [0.5]])
+        target = sequence_lambda_target(reward.nan_to_num(), discount, mask, bootstrap, traces, 0.0)
+        assert target[:2].flatten().tolist() == [first, 2 + 0.5 * 8]
+
+
+def test_lambda_targets_are_sums_of_values_that_are_no_longer_rescaled() -> None:
+    rng = np.random.default_rng(0)
+    reward, value = tensor(rng.normal(size=(6, 3)) * 5), tensor(rng.normal(size=(7, 3)) * 5)
+    discount, mask = torch.full_like(reward, 0.9), torch.ones(6, 3) > 0
+    whole = sequence_lambda_target(reward, discount, mask, value, torch.ones_like(reward), EPS)
+    torch.testing.assert_close(whole, sequence_target(reward, discount, mask, value, 6, EPS))
+    trace = torch.full_like(reward, 0.7)
+    expected = rescale(lambda_return(reward, discount, mask, unscale(value, EPS), trace), EPS)
+    torch.testing.assert_close(sequence_lambda_target(reward, discount, mask, value, trace, EPS), expected)
 
 
 def by_hand(reward: Floats, discount: Floats, length: int, value: Floats, n: int) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from apexrl.config import AgentConfig
@@ -52,6 +53,17 @@ class Munchausen:
 
     def value(self, later: Tensor, chooser: Tensor) -> Tensor:
         return munchausen_value(later, chooser, self._temperature)
+
+
+def traces(config: AgentConfig, greedy: Tensor) -> Tensor:
+    """How much of the return behind each step goes into that of the step before, as ``multi_step`` says, float32.
+
+    Args:
+        greedy: bool, of any shape: the action taken is the best one now.
+    """
+    if config.multi_step == "retrace":
+        return config.trace_lambda * greedy
+    return torch.full(greedy.shape, config.trace_lambda, device=greedy.device)
 
 
 def targets_of(config: AgentConfig) -> Targets:

@@ -128,13 +128,14 @@ AGENTS: dict[str, AgentInfo] = {
     "r2d2": AgentInfo(
         "apexrl.agents.r2d2:R2D2",
         DISCRETE,
-        (*_VALUES, families.RecurrentSettings),
+        (*_VALUES, families.RecurrentSettings, families.TraceSettings),
         "Q-learning with an LSTM, from sequences. The paper's network sees --last-action-reward too",
         "Kapturowski et al. 2019, Recurrent Experience Replay in Distributed Reinforcement Learning, ICLR",
         {
             "double": True,
             "dueling": True,
             "epsilon": 0.4,
+            "multi_step": "n_step",
             "n_step": 5,
             "gamma": 0.997,
             "huber": 0.0,

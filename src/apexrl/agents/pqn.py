@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from apexrl.agents import diagnostics, trained_agent, unroll_updates
+from apexrl.agents.bootstrap import traces
 from apexrl.agents.discrete_actions import Choices
 from apexrl.agents.layer_choice import layer_choice
 from apexrl.agents.normalizer import Normalizer
@@ -139,9 +140,7 @@ class PQN:
     def _aims(self, batch: Unrolls, q: Tensor) -> Aims:
         """``aims``, of Q [T + 1, B, n]."""
         values, best = q.max(dim=2)
-        trace = torch.full_like(batch.reward, self._config.trace_lambda)
-        if self._config.multi_step == "retrace":
-            trace = torch.where(self._index(batch) == best[:-1], trace, 0.0)
+        trace = traces(self._config, self._index(batch) == best[:-1])
         target = lambda_return(batch.reward, batch.discount, batch.mask, values, trace)
         worst = as_array(torch.where(batch.mask, target.abs(), 0.0).amax(dim=0))
         if not np.isfinite(worst).all():

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from apexrl.agents import diagnostics, trained_agent
+from apexrl.agents.bootstrap import traces
 from apexrl.agents.discrete_actions import Choices
 from apexrl.agents.layer_choice import layer_choice
 from apexrl.agents.normalizer import Normalizer
@@ -20,7 +21,7 @@ from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Los
 from apexrl.agents.transition_batch import as_array, on_device
 from apexrl.config import AgentConfig
 from apexrl.errors import AgentError
-from apexrl.losses import sequence_loss, sequence_priority, sequence_target, unscale
+from apexrl.losses import sequence_lambda_target, sequence_loss, sequence_priority, sequence_target, unscale
 from apexrl.networks.recurrent import LSTMState, RecurrentQ
 from apexrl.protocols import Acted, Arrays, Item, Sampled, State
 from apexrl.spec import EnvSpec, Field
@@ -120,7 +121,7 @@ class R2D2:
         if self._stacked:
             value = value[:, :, -1]  # the replay stacks it as it does observations
         reward = self._normalizer.reward(reward)
-        target = sequence_target(reward, discount, mask, value, config.n_step, config.rescaling_eps)
+        target = self._target(reward, discount, mask, value, q == value[: len(q)])
         return as_array(sequence_priority(target - q, mask, config.priority_eta))
 
     # Learning
@@ -130,21 +131,28 @@ class R2D2:
         return sequences(batch, self._config.burn_in, (H, C), self._device)
 
     def loss(self, batch: Sequences) -> Loss:
-        """mean(w·Σ_t L(y_t − Q(s_t, a_t))) with ``sequence_target`` for y; values are rescaled (section 2.3)."""
+        """mean(w·Σ_t L(y_t − Q(s_t, a_t))) with ``_target`` for y; values are rescaled (section 2.3)."""
         config, network = self._config, self._network
         q = self._values(network.network, batch)  # [L + 1, B, n]
         with torch.no_grad():
             next_q = self._values(network.target, batch)
         chosen = (q.detach() if config.double else next_q).argmax(dim=2, keepdim=True)
         bootstrap = next_q.gather(2, chosen).squeeze(2)  # [L + 1, B]
-        target = sequence_target(
-            batch.reward, batch.discount, batch.mask, bootstrap, config.n_step, config.rescaling_eps
-        )
         action = self._choices.index(batch.action.flatten(0, 1)).view(batch.reward.shape)
+        greedy = action == chosen[:-1].squeeze(2)
+        target = self._target(batch.reward, batch.discount, batch.mask, bootstrap, greedy)
         taken = q[:-1].gather(2, action.unsqueeze(2)).squeeze(2)  # [L, B]
         delta = torch.where(batch.mask, target - taken, 0.0)
         loss = sequence_loss(torch.where(batch.fresh, delta, 0.0), batch.weights, config.huber)
         return Loss(loss, sequence_priority(delta.detach(), batch.mask, config.priority_eta), taken)
+
+    def _target(self, reward: Tensor, discount: Tensor, mask: Tensor, bootstrap: Tensor, greedy: Tensor) -> Tensor:
+        """y [L, B], as ``multi_step`` says: n-step returns, or λ-returns, in which ``greedy`` [L, B] says which actions
+        are the best ones."""
+        config = self._config
+        if config.multi_step == "n_step":
+            return sequence_target(reward, discount, mask, bootstrap, config.n_step, config.rescaling_eps)
+        return sequence_lambda_target(reward, discount, mask, bootstrap, traces(config, greedy), config.rescaling_eps)
 
     def gradients(self, batch: Sequences) -> Gradients:
         """The clipped gradient of ``loss``, as group ``q``, and the priority of every sequence.

@@ -28,7 +28,7 @@ class AgentChoice:
 class LearningSettings:
     """Settings of every agent: discount, encoder sizes, loss of TD errors."""
 
-    n_step: Annotated[int, Range(1, 1_000)] = 3
+    n_step: Annotated[int, Range(1, 1_000), Needs("multi_step", ("n_step",))] = 3
     """Environment steps of reward before bootstrapping (Ape-X: 3)."""
     gamma: Annotated[float, Range(0, 1)] = 0.99
     """Discount per environment step (Ape-X: 0.99)."""
@@ -253,7 +253,7 @@ class TraceSettings:
     """How rewards of several steps make a target: n of them, or λ-returns: Peng's Q(λ) (PQN), or Retrace.
     Retrace of the greedy policy ends a return before the next action that is not greedy now (Watkins's Q(λ))."""
     trace_lambda: Annotated[float, Range(0, 1), Needs("multi_step", unless=("n_step",))] = 0.65
-    """λ of λ-returns: 0 is one step, 1 goes to the end of what is at hand (PQN on Atari: 0.65)."""
+    """λ of λ-returns: 0 is one step, 1 goes to the end of the sequence or unroll (PQN on Atari: 0.65)."""
 
 
 @dataclass(frozen=True)

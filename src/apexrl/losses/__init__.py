@@ -19,7 +19,14 @@ from apexrl.losses.distributional import (
     quantile_loss,
     sorted_quantile_loss,
 )
-from apexrl.losses.recurrent import rescale, sequence_loss, sequence_priority, sequence_target, unscale
+from apexrl.losses.recurrent import (
+    rescale,
+    sequence_lambda_target,
+    sequence_loss,
+    sequence_priority,
+    sequence_target,
+    unscale,
+)
 from apexrl.losses.soft import critics_loss, policy_loss, soft_target, soft_value, temperature_loss, truncated_target
 from apexrl.losses.values import (
     huber_loss,
@@ -52,6 +59,7 @@ __all__ = [
     "quantile_gradient",
     "quantile_loss",
     "rescale",
+    "sequence_lambda_target",
     "sequence_loss",
     "sequence_priority",
     "sequence_target",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from apexrl.losses.shapes import check
-from apexrl.losses.values import huber_loss
+from apexrl.losses.values import huber_loss, lambda_return
 
 
 def rescale(value: Tensor, eps: float) -> Tensor:
@@ -70,6 +70,22 @@ def sequence_target(
         later = torch.cat((total[1:], last))
         total = torch.where(mask, reward + torch.where(ahead, discount * later, 0.0), here)
     return rescale(total, eps)
+
+
+def sequence_lambda_target(
+    reward: Tensor, discount: Tensor, mask: Tensor, bootstrap: Tensor, trace: Tensor, eps: float
+) -> Tensor:
+    """h of the λ-return of h⁻¹(Q⁻(s, a*)), [L, B]: ``sequence_target`` with ``lambda_return`` for the n-step sum.
+
+    The transformed Retrace operator of Badia et al. 2020 (Never Give Up, arXiv 2002.06038, appendix), for a greedy
+    policy.
+
+    Args:
+        reward, discount, mask, bootstrap, eps: as of ``sequence_target``.
+        trace: [L, B] float, as of ``lambda_return``.
+    """
+    check("bootstrap", bootstrap, (reward.shape[0] + 1, reward.shape[1]))
+    return rescale(lambda_return(reward, discount, mask, unscale(bootstrap.detach(), eps), trace), eps)
 
 
 def sequence_loss(delta: Tensor, weights: Tensor, huber: float = 0.0) -> Tensor:
