@@ -246,6 +246,7 @@ EXPLORATION = {
     "sigma_alpha",
 }  # of the actor, which hands it over
 IMAGES = {"encoder"}  # means nothing to vectors: tests/networks/test_encoders.py
+ACTING = {"pink_noise"}  # changes what acting adds, not what is learned (test_acting_noise)
 TOLD = {"anneal", "learning_rate_end", "exploration_steps", "beta_end"}  # roles say how far the run is
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -295,7 +296,7 @@ def test_what_is_offered_matters_and_what_is_not_does_not(name: str, change: dic
         others = {key: OTHER[key] for key in OTHER if key in means_nothing}
         others |= {key: not getattr(start, key) for key in FLIPPED & means_nothing}
         assert outcome(game, batches, dataclasses.replace(start, **others)) == whole
-        for key in SOME - means_nothing - EXPLORATION - TOLD - KEPT - IMAGES - {"distribution"}:
+        for key in SOME - means_nothing - EXPLORATION - ACTING - TOLD - KEPT - IMAGES - {"distribution"}:
             value = not getattr(start, key) if key in FLIPPED else OTHER[key]
             value = SECOND[key] if value == getattr(start, key) else value
             changed = dataclasses.replace(start, **{key: value})
@@ -362,7 +363,7 @@ def test_exploration_is_offered_to_those_who_heed_it(name: str) -> None:
 
 
 def test_every_setting_of_some_has_another_value() -> None:
-    assert OTHER.keys() | FLIPPED | EXPLORATION | TOLD | KEPT | IMAGES | {"distribution"} == SOME
+    assert OTHER.keys() | FLIPPED | EXPLORATION | ACTING | TOLD | KEPT | IMAGES | {"distribution"} == SOME
     assert AGENTS.keys() == READS.keys()
     assert SOME <= OWN | KEPT
 

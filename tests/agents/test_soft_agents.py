@@ -321,7 +321,7 @@ def test_priorities_are_what_an_update_would_write_back(name: str, monkeypatch: 
             policy = torch.softmax(output, dim=1)
             value = (policy * (network(prepared.next_observation).amin(dim=0) - alpha * policy.log())).sum(dim=1)
         else:
-            monkeypatch.setattr(agent, "_acting_noise", lambda like: noise)
+            monkeypatch.setattr(agent, "_white", lambda like: noise)
             unit = 2 * (prepared.action - torch.tensor(LOW)) / torch.tensor(HIGH - LOW) - 1
             q = network(prepared.observation, unit).squeeze(2)
             later, log_prob = squashed(output, noise)

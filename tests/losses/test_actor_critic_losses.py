@@ -21,6 +21,7 @@ from apexrl.losses import (
     gradient_surrogate,
     n_step_return,
     normalized_advantage,
+    unexplained,
     value_loss,
     vtrace,
 )
@@ -219,6 +220,24 @@ def test_normalized_over_the_steps_alone() -> None:
     assert float(normalized_advantage(advantage, mask)[0, 1]) == 0.0
     assert not normalized_advantage(advantage, mask & False).any()
     assert not normalized_advantage(advantage, torch.tensor([[True, False], [False, False]])).any()
+
+
+def test_a_deviation_below_the_smallest_is_not_stretched() -> None:
+    advantage, mask = torch.tensor([[0.01], [-0.01], [0.0]]).double(), torch.ones(3, 1, dtype=torch.bool)
+    np.testing.assert_allclose(normalized_advantage(advantage, mask, torch.tensor(0.1).double()), advantage / 0.1)
+    np.testing.assert_allclose(normalized_advantage(advantage, mask, torch.tensor(0.001).double()), advantage / 0.01)
+
+
+def test_what_values_do_not_explain() -> None:
+    target = torch.tensor([[1.0, 100.0], [3.0, 8.0]]).double()
+    mask = torch.tensor([[True, False], [True, True]])
+    values = torch.tensor([[2.0, -7.0], [2.0, 7.0]]).double()
+    expected = np.var([-1.0, 1.0, 1.0]) / np.var([1.0, 3.0, 8.0])
+    assert float(unexplained(values, target, mask)) == pytest.approx(expected)
+    assert float(unexplained(target, target, mask)) == 0.0
+    assert float(unexplained(-3.0 * target, target, mask)) == 1.0  # worse than nothing
+    assert float(unexplained(values, torch.ones_like(target), mask)) == 1.0  # nothing to explain
+    assert float(unexplained(values, target, mask & False)) == 1.0
 
 
 def test_wrong_shapes_are_named() -> None:

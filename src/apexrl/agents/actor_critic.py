@@ -33,6 +33,7 @@ from apexrl.losses import (
     gae,
     gradient_surrogate,
     normalized_advantage,
+    unexplained,
     value_loss,
     vtrace,
 )
@@ -44,6 +45,7 @@ from apexrl.spec import Array, EnvSpec, Field
 
 GROUP = "policy_value"
 LOG_PROB, SAMPLE = "log_prob", "sample"  # fields
+NOISE = 0.1  # ours: deviation of advantages, where returns have size 1, that comes from values which explain nothing
 LOG_RATIO_MAX = 20.0  # ours: an action that has become so much likelier says nothing, and e^89 is infinite
 
 
@@ -258,7 +260,8 @@ class ActorCritic:
         config, unit = self._config, self._normalizer.values().deviation
         advantage = aims.advantage / unit
         if config.normalize_advantages:
-            advantage = normalized_advantage(advantage, batch.fresh)
+            smallest = NOISE * unexplained(aims.before, aims.target, batch.fresh) if config.normalize_returns else None
+            advantage = normalized_advantage(advantage, batch.fresh, smallest)
         if config.surrogate == "clipped":
             surrogate = clipped_surrogate(self._ratio(batch, now), advantage, config.clip_ratio)
         else:

@@ -56,17 +56,3 @@ class ActionBox:
             torch.from_numpy(np.asarray(a, np.float32)).to(action.device) for a in (self._middle, self._half)
         )
         return ((action - middle) / half).reshape(len(action), -1)
-
-    def random(self, rng: np.random.Generator, rows: int) -> Floats:
-        """Uniformly random unit actions, float32 [rows, d]."""
-        return rng.uniform(-1.0, 1.0, (rows, self.size)).astype(np.float32)
-
-    def explored(self, unit: Floats, exploration: Floats, rng: np.random.Generator) -> Floats:
-        """Unit actions [B, d] with Gaussian noise of σ = ``exploration`` [B], within −1 … 1; uniformly random where σ
-        is infinite (Fujimoto et al. 2018, section 6.1; Horgan et al. 2018, appendix D)."""
-        free = np.isinf(exploration)
-        sigma = np.where(free, np.float32(0), exploration)[:, None]
-        noisy: Floats = np.clip(unit + sigma * rng.standard_normal(unit.shape, np.float32), -1.0, 1.0)
-        if free.any():
-            noisy[free] = self.random(rng, int(free.sum()))
-        return noisy

@@ -9,7 +9,14 @@ from apexrl.agents.agent_info import BOX, KEPT, LEARNED, POLYAK, SOFT, AgentInfo
 from apexrl.config import agent_settings as families
 from apexrl.config.schema import ActionNoiseSettings
 
-_DETERMINISTIC = (*KEPT, families.CriticSettings, families.TargetSettings, ActionNoiseSettings)
+_SOFT = (*SOFT, families.BoxNoiseSettings)
+_DETERMINISTIC = (
+    *KEPT,
+    families.CriticSettings,
+    families.TargetSettings,
+    ActionNoiseSettings,
+    families.BoxNoiseSettings,
+)
 
 # What actor-critic methods of one transition have in common (SB3's SAC; much of TD3's later code). With alpha 0 nobody
 # asks actors for priorities; critics are published all the same (docs/how-to/run-on-many-machines.md has sizes).
@@ -22,6 +29,7 @@ _ACTOR_CRITIC: dict[str, Any] = {
     "learning_rate": 3e-4,
     "policy_learning_rate": 0.0,
     "policy_period_updates": 1,
+    "pink_noise": False,
     "gradient_clip": 0.0,
     "batch_size": 256,
     "capacity": 1_000_000,
@@ -41,7 +49,7 @@ _DDPG: dict[str, Any] = _ACTOR_CRITIC | {
     "sigma": 0.2,
     "residual": 0.0,
 }
-_FREQUENT = (*SOFT, families.TargetSettings, families.EnsembleSettings, families.FrequentUpdateSettings)
+_FREQUENT = (*_SOFT, families.TargetSettings, families.EnsembleSettings, families.FrequentUpdateSettings)
 _redq = partial(AgentInfo, "apexrl.agents.redq:REDQ", BOX, _FREQUENT)
 # Both papers have these numbers; the step sizes, layers and batch are SAC's.
 _REDQ: dict[str, Any] = (
@@ -62,7 +70,7 @@ BOX_AGENTS: dict[str, AgentInfo] = {
     "sac": AgentInfo(
         "apexrl.agents.sac:SAC",
         BOX,
-        (*SOFT, families.TargetSettings),
+        (*_SOFT, families.TargetSettings),
         "soft actor-critic: two critics, a random policy, a learned temperature",
         "Haarnoja et al. 2018, Soft Actor-Critic Algorithms and Applications, arXiv 1812.05905",
         _ACTOR_CRITIC | POLYAK | LEARNED,
@@ -70,7 +78,7 @@ BOX_AGENTS: dict[str, AgentInfo] = {
     "tqc": AgentInfo(
         "apexrl.agents.tqc:TQC",
         BOX,
-        (*SOFT, families.TargetSettings, families.EnsembleSettings, families.TruncationSettings, "quantiles"),
+        (*_SOFT, families.TargetSettings, families.EnsembleSettings, families.TruncationSettings, "quantiles"),
         "SAC with five critics of 25 quantiles; targets leave out the greatest, which overestimation makes",
         "Kuznetsov et al. 2020, Controlling Overestimation Bias with Truncated Mixture of Continuous Distributional "
         "Quantile Critics, arXiv 2005.04269",
@@ -93,7 +101,7 @@ BOX_AGENTS: dict[str, AgentInfo] = {
     "crossq": AgentInfo(
         "apexrl.agents.crossq:CrossQ",
         BOX,
-        SOFT,
+        _SOFT,
         "SAC with batch normalisation and wide critics instead of target networks: learns from fewer steps",
         "Bhatt et al. 2024, CrossQ: Batch Normalization in Deep Reinforcement Learning, arXiv 1902.05605",
         _ACTOR_CRITIC

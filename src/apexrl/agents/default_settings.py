@@ -17,6 +17,7 @@ Settings = dict[str, Any]
 
 SMALL_IMAGE_SIDE = 36  # pixels; smaller images are encoded by small convolutions (networks.encoders)
 _LONG_EPISODE_STEPS = 1_000
+_RANDOM_EPISODES = 3
 _REPLAY_BYTES = 2 << 30  # most memory of a replay's observations
 
 _SCALED: Settings = {
@@ -85,7 +86,7 @@ _Q_LARGE_IMAGES: Settings = _SCALED_IMAGES | {
 _Q_OWN: Mapping[str, Settings] = {
     "c51": _CATEGORIES,
     "qr_dqn": {"quantiles": 50},  # 200 are for Atari; rl-zoo's CartPole has 10
-    "iqn": {"quantile_samples": 32},
+    "iqn": {"quantile_samples": 8, "batch_size": 64},  # the paper: 8 do nearly as well; an update costs a fifth
     "rainbow": _CATEGORIES,
     "munchausen_dqn": {"n_step": 1},  # its bonus is for the first reward
 }
@@ -162,11 +163,11 @@ _DISCRETE_SAC_IMAGES: Settings = _Q_LARGE_IMAGES | {
 # --- actor-critics for boxes (agents.box_catalogue). One update for every step (SB3, rl-zoo)
 
 _BOXES_VECTORS: Settings = _SCALED | {
+    "pink_noise": True,  # finds what takes many steps in one direction (Eberhard et al. 2023)
     "hidden": (256, 256),
     "learning_rate": 1e-3,  # rl-zoo's of Pendulum and of small robots; SB3's default is 3e-4
     "batch_size": 256,
     "updates_per_step": 1.0,
-    "min_size": 1_000,
     "capacity": 1_000_000,
     "gamma": 0.99,
     "actors": 1,
@@ -174,6 +175,7 @@ _BOXES_VECTORS: Settings = _SCALED | {
     "pull_period": 10,
 }
 _BOXES_IMAGES: Settings = _SCALED_IMAGES | {
+    "pink_noise": True,
     "hidden": (256,),
     "image_units": 256,
     "learning_rate": 3e-4,
@@ -326,6 +328,8 @@ def default_settings(agent: str, topology: str, facts: EnvFacts) -> dict[str, An
     if agent in _UNROLLS_OWN:
         found |= _UNROLLS_BOXES if facts.spec.action.box else _unrolls_discrete(facts)
     found |= _IN_TOPOLOGY.get(topology, {}).get(agent, {})
+    if agent in _BOXES_OWN and not facts.image_side:
+        found |= {"min_size": _random_steps(facts)}
     if "capacity" in found:
         found |= _room(found, AGENTS[agent].item == "sequence", facts)
     return found
@@ -335,6 +339,11 @@ def _unrolls_discrete(facts: EnvFacts) -> Settings:
     """Where episodes may be long, γ reaches further: with 0.99 a lander hovers instead of landing (rl-zoo: 0.995 to
     0.999 for LunarLander)."""
     return {"gamma": 0.995} if facts.time_limit and facts.time_limit >= _LONG_EPISODE_STEPS else {}
+
+
+def _random_steps(facts: EnvFacts) -> int:
+    """Some whole episodes of random actions: what is rewarded once an episode is then seen."""
+    return min(max(1_000, _RANDOM_EPISODES * (facts.time_limit or 0)), 5_000)
 
 
 def _of_family(agent: str, facts: EnvFacts) -> Settings:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from apexrl.agents import diagnostics, trained_agent
+from apexrl.agents.acting_noise import ActingNoise
 from apexrl.agents.box_actions import ActionBox
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
@@ -51,6 +52,7 @@ class Deterministic(ABC):
         self._config = config
         self._device = torch.device(device)
         self._box = ActionBox(spec.action, config.agent)
+        self._acting_noise = ActingNoise(self._box.size, config.pink_noise)
         self._rng = acting_generator(seed)
         with seeded_layers(seed):
             policy = Policy(spec, config.hidden, self._box.size, config.image_units, config.network)
@@ -89,7 +91,7 @@ class Deterministic(ABC):
     # Acting
 
     def act(self, observations: Arrays, state: State, exploration: NDArray[np.float32], greedy: bool = False) -> Acted:
-        """μ(s) with Gaussian noise, float32 [B, *shape] in the environment's units; greedy without.
+        """μ(s) with Gaussian noise, white or pink, float32 [B, *shape] in the environment's units; greedy without.
 
         ``exploration`` [B] is σ of each environment, in half widths of the action's range; infinite: uniformly random.
         """
@@ -97,7 +99,7 @@ class Deterministic(ABC):
             seen = self._normalizer.observation(on_device(observations, self._device))
             unit = as_array(self._mu(self._policy.network, seen))
         if not greedy:
-            unit = self._box.explored(unit, exploration, self._rng)
+            unit, state = self._acting_noise.explored(unit, exploration, state, self._rng)
         return Acted(self._box.to_env(unit), {}, state)
 
     @torch.no_grad()

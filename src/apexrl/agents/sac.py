@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from apexrl.agents import soft_update, trained_agent
+from apexrl.agents.acting_noise import ActingNoise
 from apexrl.agents.box_actions import ActionBox
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, noise_generator, seeded_layers
@@ -60,6 +61,7 @@ class SAC:
         self._config = config
         self._device = torch.device(device)
         self._box = ActionBox(spec.action, config.agent)
+        self._acting_noise = ActingNoise(self._box.size, config.pink_noise)
         self._rng = acting_generator(seed)
         self._noise = noise_generator(seed)
         with seeded_layers(seed):
@@ -123,10 +125,11 @@ class SAC:
             mean, log_std = gaussian(self._policy.network(seen))
             if greedy:
                 return Acted(self._box.to_env(as_array(torch.tanh(mean))), {}, state)
-            unit = as_array(squash(mean, log_std, self._acting_noise(mean))[0])
+            noise, state = self._acting_noise.normal(len(mean), state, self._rng)
+            unit = as_array(squash(mean, log_std, torch.from_numpy(noise).to(self._device))[0])
         random = np.isinf(exploration)
         if random.any():
-            unit[random] = self._box.random(self._rng, int(random.sum()))
+            unit[random] = self._acting_noise.random(noise[random], self._rng)
         return Acted(self._box.to_env(unit), {}, state)
 
     @torch.no_grad()
@@ -144,13 +147,13 @@ class SAC:
         """
         batch = self._normalizer.transitions(fresh_transitions(items, self._device))
         mean, log_std = gaussian(self._policy.network(batch.next_observation))
-        next_action, next_log_prob = squash(mean, log_std, self._acting_noise(mean))
+        next_action, next_log_prob = squash(mean, log_std, self._white(mean))
         both = side_by_side(batch.observation, batch.next_observation)
         actions = torch.cat((self._box.to_unit(batch.action), next_action))
         now, later = self._critics.network(both, actions).tensor_split(2, dim=1)
         return as_array(self.errors(batch, now, later, next_log_prob))
 
-    def _acting_noise(self, like: Tensor) -> Tensor:
+    def _white(self, like: Tensor) -> Tensor:
         return torch.from_numpy(self._rng.standard_normal(like.shape, np.float32)).to(self._device)
 
     # Learning

@@ -202,6 +202,15 @@ class TruncationSettings:
 
 
 @dataclass(frozen=True)
+class BoxNoiseSettings:
+    """Exploration of agents for box actions that learn from transitions."""
+
+    pink_noise: bool = False
+    """Explore with noise that goes on in one direction for a while, of spectrum 1/f (Eberhard et al. 2023); else every
+    step's is independent."""
+
+
+@dataclass(frozen=True)
 class DeterministicSettings:
     """Settings of TD3 and of DDPG with residuals."""
 
@@ -326,6 +335,7 @@ class AgentConfig(  # a dataclass has the fields of its last base first
     TruncationSettings,
     FrequentUpdateSettings,
     EnsembleSettings,
+    BoxNoiseSettings,
     CriticSettings,
     CategoricalSettings,
     DistributionSettings,

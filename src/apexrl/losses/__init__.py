@@ -9,6 +9,7 @@ from apexrl.losses.actor_critic import (
     gae,
     gradient_surrogate,
     normalized_advantage,
+    unexplained,
     value_loss,
     vtrace,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "td_loss",
     "temperature_loss",
     "truncated_target",
+    "unexplained",
     "unscale",
     "value_loss",
     "vtrace",

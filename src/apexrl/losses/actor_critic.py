@@ -139,10 +139,13 @@ def clipped_value_loss(values: Tensor, target: Tensor, before: Tensor, clip: flo
     return torch.maximum(value_loss(values, target), value_loss(held, target))
 
 
-def normalized_advantage(advantage: Tensor, mask: Tensor) -> Tensor:
-    """(A − mean) / (std + 1e-8) over the steps that ``mask`` [T, B] has, 0 elsewhere and for a step alone.
+def normalized_advantage(advantage: Tensor, mask: Tensor, smallest: Tensor | None = None) -> Tensor:
+    """(A − mean) / std over the steps that ``mask`` [T, B] has, 0 elsewhere and for a step alone.
 
-    Engstrom et al. 2020, Implementation Matters in Deep Policy Gradients, arXiv 2005.12729; with CleanRL's ε.
+    Engstrom et al. 2020, Implementation Matters in Deep Policy Gradients, arXiv 2005.12729; with CleanRL's ε of 1e-8.
+
+    Args:
+        smallest: a scalar; a smaller deviation is not stretched to 1.
     """
     check("advantage", advantage, (None, None))
     check("mask", mask, tuple(advantage.shape), torch.bool)
@@ -150,7 +153,22 @@ def normalized_advantage(advantage: Tensor, mask: Tensor) -> Tensor:
     mean = torch.where(mask, advantage, 0.0).sum() / steps.clamp(min=1)
     apart = torch.where(mask, advantage - mean, 0.0)
     deviation = (apart.square().sum() / (steps - 1).clamp(min=1)).sqrt()
-    return apart / (deviation + 1e-8)
+    return apart / (deviation + 1e-8 if smallest is None else deviation.clamp(min=smallest.clamp(min=1e-8)))
+
+
+def unexplained(values: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    """The share of the targets' variance that the values do not explain, a scalar in 0 … 1.
+
+    Var(target − V) / Var(target) over the steps that ``mask`` [T, B] has; 1 of targets that are all equal.
+    """
+    variance = _variance(target, mask)
+    return torch.where(variance > 0, _variance(target - values, mask) / variance, 1.0).clamp(max=1.0)
+
+
+def _variance(values: Tensor, mask: Tensor) -> Tensor:
+    steps = mask.sum().clamp(min=1)
+    mean = torch.where(mask, values, 0.0).sum() / steps
+    return torch.where(mask, values - mean, 0.0).square().sum() / steps
 
 
 def _check(reward: Tensor, discount: Tensor, mask: Tensor, values: Tensor) -> None:
