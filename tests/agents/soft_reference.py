@@ -29,6 +29,9 @@ class Batch(NamedTuple):
 
 def config_of(name: str, **changes: Any) -> AgentConfig:
     small: dict[str, Any] = {"hidden": (16, 8), "critic_hidden": (12, 16), "learning_rate": 1e-2}
+    if name == "simba_v2":  # its blocks are all of the same units
+        small["critic_hidden"] = (12, 12)
+        small["hidden"] = (16,)
     small |= {"policy_learning_rate": 5e-3, "temperature_learning_rate": 2e-3, "gradient_clip": 0.0, "polyak": 0.05}
     return replace(agents.with_agent(Config(), name).agent, **small | changes)
 

@@ -12,10 +12,12 @@ from soft_reference import BOX, HIGH, LOW, Batch, make
 from apexrl.agents.box_actions import ActionBox
 
 ROWS = 64
-UPDATES: dict[str, int] = {"tqc": 250, "redq": 250, "droq": 350}
+UPDATES: dict[str, int] = {"tqc": 250, "redq": 250, "droq": 350, "simba_v2": 350}
 SETTINGS: dict[str, dict[str, Any]] = {
     "tqc": {"critics": 2, "quantiles": 8, "dropped_quantiles": 1},
     "redq": {"critics": 4},
+    "droq": {},
+    "simba_v2": {"hidden": (32,), "critic_hidden": (32,), "v_min": 0.0, "v_max": 3.0, "normalize_returns": False},
 }
 
 
@@ -38,8 +40,9 @@ def experience(rng: np.random.Generator) -> Batch:
 def test_it_finds_the_best_actions_and_what_they_are_worth(name: str) -> None:
     torch.set_num_threads(1)
     rng = np.random.default_rng(1)
-    settings = {"hidden": (32, 32), "critic_hidden": (32, 32), "learning_rate": 3e-3, "policy_learning_rate": 3e-3}
-    agent = make(name, seed=1, **settings, temperature=0.01, policy_period_updates=1, **SETTINGS.get(name, {}))
+    settings: dict[str, Any] = {"hidden": (32, 32), "critic_hidden": (32, 32), "temperature": 0.01}
+    settings |= {"learning_rate": 3e-3, "policy_learning_rate": 3e-3, "policy_period_updates": 1, **SETTINGS[name]}
+    agent = make(name, seed=1, **settings)
     for _ in range(UPDATES[name]):
         agent.update(agent.prepare(experience(rng)))
     seen = rng.uniform(-0.8, 0.8, (200, 3)).astype(np.float32)

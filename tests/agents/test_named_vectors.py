@@ -103,13 +103,13 @@ def test_a_bound_agent_acts_as_others_have_changed_it(game: Game) -> None:
 
 def test_statistics_may_stay_an_agents_own(game: Game) -> None:
     alone = learned(game)
-    shared = {name: vector for name, vector in elsewhere(alone).items() if STATISTICS not in name}
+    shared = {name: vector for name, vector in elsewhere(alone).items() if not is_optimizer_state(name)}
     own = learned(game)
     before = elsewhere(own)
     bind(own, shared, statistics=False)
     after = vectors(own)
     for name, vector in after.items():
-        if STATISTICS in name:
+        if is_optimizer_state(name):
             assert np.array_equal(vector, before[name])
         else:
             assert np.shares_memory(vector, shared[name])

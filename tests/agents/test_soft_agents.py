@@ -264,7 +264,7 @@ def test_crossq_is_its_published_rule() -> None:
 
 # What they share
 
-NAMES = ("sac", "discrete_sac", "tqc", "redq", "droq", "crossq")
+NAMES = ("sac", "discrete_sac", "tqc", "redq", "droq", "simba_v2", "crossq")
 
 
 @pytest.mark.parametrize("name", NAMES)

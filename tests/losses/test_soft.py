@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from apexrl.errors import SpecError
-from apexrl.losses import critics_loss, policy_loss, soft_target, soft_value, temperature_loss, truncated_target
+from apexrl.losses import (
+    critics_loss,
+    policy_loss,
+    soft_categorical_target,
+    soft_target,
+    soft_value,
+    temperature_loss,
+    truncated_target,
+)
 from apexrl.networks.squashed_gaussian import LOG_STD_MAX, LOG_STD_MIN, gaussian, squash, tanh_correction
 
 
@@ -107,6 +115,18 @@ def test_truncation_leaves_out_the_greatest_of_all_critics_together() -> None:
     whole = truncated_target(floats([10.0, 0.5]), floats([0.5, 0.5]), quantiles, floats([2.0, 4.0]), HALF, 0)
     torch.testing.assert_close(whole[1], 0.5 + 0.5 * (floats([0.0, 1.0, 2.0, 3.0, 8.0, 9.0]) - 2.0))
     assert not whole.requires_grad
+
+
+def test_the_soft_categorical_target_is_of_the_critic_whose_mean_is_the_smallest() -> None:
+    support = floats([-1.0, 0.0, 1.0])
+    probabilities = floats([[[0.0, 0.0, 1.0], [0.5, 0.5, 0.0]], [[0.0, 0.5, 0.5], [0.0, 1.0, 0.0]]])  # [K 2, B 2, N 3]
+    found = soft_categorical_target(
+        floats([0.25, 0.0]), floats([0.5, 1.0]), probabilities, floats([-1.0, 1.0]), HALF, support
+    )
+    # row 1: the second critic; 0.25 + 0.5·(z + 0.5) = 0.5 and 1. Row 2: the first; z − 0.5 = −1.5 (cut) and −0.5
+    torch.testing.assert_close(found, floats([[0.0, 0.25, 0.75], [0.75, 0.25, 0.0]]))
+    with pytest.raises(SpecError, match="probabilities"):
+        soft_categorical_target(ONES, ONES, torch.ones(2, 4, 3), ONES, HALF, torch.ones(5))
 
 
 def test_policy_loss_by_hand() -> None:

@@ -28,7 +28,7 @@ class AgentInfo(NamedTuple):
     item: Literal["transition", "sequence", "unroll"] = "transition"
     """What it learns from (``protocols.Item.kind``)."""
     by_gradients: bool = True
-    """Gradients alone make it what it is; else it has running statistics, too."""
+    """Gradients alone make it what it is; else it has running statistics, or its weights are scaled after updates."""
 
 
 DISCRETE = "Discrete, MultiDiscrete or MultiBinary actions"
@@ -38,7 +38,7 @@ ANY = "Discrete, MultiDiscrete, MultiBinary or bounded Box actions"
 # What an agent's class reads. Unrolls are queued, not kept to be drawn again; and their policy is random by itself.
 STEP_SIZE = (families.OptimizerSettings, "anneal", "learning_rate_end")
 KEPT = (*STEP_SIZE, ReplaySettings, "beta_end", "n_step", "random_start")
-SOFT = (*KEPT, families.CriticSettings, families.SoftSettings, "huber")
+SOFT = (*KEPT, families.CriticSettings, families.SoftSettings)
 
 # What SAC and discrete SAC stand for alike.
 POLYAK: dict[str, Any] = {"polyak": 0.005}  # SB3's and CleanRL's

@@ -49,7 +49,7 @@ _DDPG: dict[str, Any] = _ACTOR_CRITIC | {
     "sigma": 0.2,
     "residual": 0.0,
 }
-_FREQUENT = (*_SOFT, families.TargetSettings, families.EnsembleSettings, families.FrequentUpdateSettings)
+_FREQUENT = (*_SOFT, families.TargetSettings, families.EnsembleSettings, families.FrequentUpdateSettings, "huber")
 _redq = partial(AgentInfo, "apexrl.agents.redq:REDQ", BOX, _FREQUENT)
 # Both papers have these numbers; the step sizes, layers and batch are SAC's.
 _REDQ: dict[str, Any] = (
@@ -70,7 +70,7 @@ BOX_AGENTS: dict[str, AgentInfo] = {
     "sac": AgentInfo(
         "apexrl.agents.sac:SAC",
         BOX,
-        (*_SOFT, families.TargetSettings),
+        (*_SOFT, families.TargetSettings, "huber"),
         "soft actor-critic: two critics, a random policy, a learned temperature",
         "Haarnoja et al. 2018, Soft Actor-Critic Algorithms and Applications, arXiv 1812.05905",
         _ACTOR_CRITIC | POLYAK | LEARNED,
@@ -78,7 +78,7 @@ BOX_AGENTS: dict[str, AgentInfo] = {
     "tqc": AgentInfo(
         "apexrl.agents.tqc:TQC",
         BOX,
-        (*_SOFT, families.TargetSettings, families.EnsembleSettings, families.TruncationSettings, "quantiles"),
+        (*_SOFT, families.TargetSettings, families.EnsembleSettings, families.TruncationSettings, "quantiles", "huber"),
         "SAC with five critics of 25 quantiles; targets leave out the greatest, which overestimation makes",
         "Kuznetsov et al. 2020, Controlling Overestimation Bias with Truncated Mixture of Continuous Distributional "
         "Quantile Critics, arXiv 2005.04269",
@@ -98,10 +98,35 @@ BOX_AGENTS: dict[str, AgentInfo] = {
         _REDQ | {"critics": 2, "critic_dropout": 0.01, "critic_layer_norm": True},
         identity=("critic_dropout", "critic_layer_norm"),
     ),
+    "simba_v2": AgentInfo(
+        "apexrl.agents.simba_v2:SimbaV2",
+        BOX,
+        (*_SOFT, families.TargetSettings, families.EnsembleSettings, families.CategoricalSettings),
+        "SAC on residual blocks whose features and weights have length 1, with categorical critics",
+        "Lee et al. 2025, Hyperspherical Normalization for Scalable Deep Reinforcement Learning, arXiv 2502.15280",
+        _ACTOR_CRITIC
+        | POLYAK
+        | LEARNED
+        | {  # all the authors', with the two updates for every step of their MuJoCo curves
+            "hidden": (128,),
+            "critic_hidden": (512, 512),
+            "critics": 2,
+            "atoms": 101,
+            "v_min": -5.0,
+            "v_max": 5.0,
+            "normalize_observations": True,
+            "normalize_returns": True,
+            "initial_temperature": 0.01,
+            "learning_rate": 1e-4,
+            "updates_per_step": 2.0,
+            "min_size": 5_000,
+        },
+        by_gradients=False,
+    ),
     "crossq": AgentInfo(
         "apexrl.agents.crossq:CrossQ",
         BOX,
-        _SOFT,
+        (*_SOFT, "huber"),
         "SAC with batch normalisation and wide critics instead of target networks: learns from fewer steps",
         "Bhatt et al. 2024, CrossQ: Batch Normalization in Deep Reinforcement Learning, arXiv 1902.05605",
         _ACTOR_CRITIC

@@ -26,9 +26,7 @@ class CrossQ(SAC):
     def _networks(self, spec: EnvSpec) -> tuple[NormedPolicy, Critics]:
         config = self._config
         policy = NormedPolicy(spec, config.hidden, 2 * self._box.size, config.image_units, config.network)
-        hidden = config.critic_hidden or config.hidden
-        critics = Critics(spec, hidden, CRITICS, 1, config.image_units, config.network, NormedLayers)
-        return policy.eval(), critics.eval()
+        return policy.eval(), self._critics_of(spec, CRITICS, 1, NormedLayers).eval()
 
     def _answers(self, batch: Transitions, next_action: Tensor) -> tuple[Tensor, Tensor]:
         both = side_by_side(batch.observation, batch.next_observation)

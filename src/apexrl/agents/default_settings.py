@@ -196,6 +196,8 @@ _BOXES_OWN: Mapping[str, Settings] = {
     "tqc": _LARGE_RETURNS | {"critics": 2, "critic_hidden": ()},  # sb3-contrib, rl-zoo: a tenth of the paper's work
     "redq": _LARGE_RETURNS | {"critics": 5} | _FOUR_UPDATES,
     "droq": _LARGE_RETURNS | _FOUR_UPDATES,
+    # The authors' critics of 512 units are for a GPU
+    "simba_v2": _CATEGORIES | {"hidden": (128,), "critic_hidden": (128,)},
     "crossq": _LARGE_RETURNS
     | {"critic_hidden": (256, 256), "publish_period_updates": 10},  # the authors' 2048 units are for a GPU
     "td3": {"sigma": 0.1},

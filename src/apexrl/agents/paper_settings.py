@@ -155,6 +155,7 @@ _PAPERS: Mapping[str, Settings] = {
     "tqc": {"actors": 1, "envs_per_actor": 1, "min_size": 256, "random_start": False},
     "redq": {"actors": 1, "envs_per_actor": 1},
     "droq": {"actors": 1, "envs_per_actor": 1},
+    "simba_v2": {"actors": 1, "envs_per_actor": 1},
     "crossq": {"actors": 1, "envs_per_actor": 1},
     # Fujimoto et al. 2018, appendix C. Random actions: 10 000 steps in HalfCheetah and Ant, 1 000 elsewhere
     "td3": {
@@ -206,6 +207,7 @@ _PQN_VECTORS: Settings = {
 }
 _UNTIL_THE_END: Mapping[str, Settings] = {
     **{agent: {"anneal": True} for agent in ("a2c", "impala", "ppo")},
+    "simba_v2": {"anneal": True, "learning_rate_end": 0.5},  # the authors' code
     "rainbow": {"beta_end": 1.0},
 }
 """Of papers where something changes until the last step of a run."""
@@ -230,6 +232,8 @@ def paper_settings(agent: str, facts: EnvFacts, env_steps: int = 0) -> dict[str,
         found["target_entropy"] = 0.98 * math.log(math.prod(action.nvec or (action.n,)))
     if agent in ("redq", "droq"):  # MBPO's for Ant, HalfCheetah and Walker2d; for Hopper −1, for Humanoid −2
         found["target_entropy"] = -0.5 * math.prod(action.shape)
+    if agent == "simba_v2" and facts.time_limit:  # TD-MPC2's rule: a fifth of an episode counts
+        found["gamma"] = min(max(1.0 - 5.0 / facts.time_limit, 0.95), 0.995)
     return found | (_UNTIL_THE_END.get(agent, {}) if env_steps else {})
 
 

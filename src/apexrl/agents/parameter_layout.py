@@ -13,7 +13,8 @@ def places(agent: Any) -> dict[str, Place]:
     """The name of each of ``agent.weights()`` -> where it lies.
 
     Empty where gradients alone do not make the agent what it is, so that parameter servers cannot train it: it does not
-    name its networks, it publishes more than they hold, or they keep running statistics of what they see (CrossQ).
+    name its networks, it publishes more than they hold, or they keep running statistics of what they see (CrossQ), or
+    an update scales whole vectors of weights (SimbaV2).
     """
     try:
         trained = networks(agent)
@@ -21,7 +22,7 @@ def places(agent: Any) -> dict[str, Place]:
         return {}
     found: dict[str, Place] = {}
     for group, network in trained.items():
-        if any(buffer.is_floating_point() for buffer in network.network.buffers()):
+        if not network.by_slices or any(buffer.is_floating_point() for buffer in network.network.buffers()):
             return {}
         vector = network.parameters.vector
         views = network.parameters.split(vector).values()

@@ -56,6 +56,8 @@ class SAC:
     """
 
     _targets = True  # a copy of the critics follows them
+    _trained: type[Trained[Any]] = Trained  # of policy and critics
+    _entropy_of_action = -1.0  # that a learned temperature aims at, of each number of an action: nats
 
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
         self._config = config
@@ -66,9 +68,10 @@ class SAC:
         self._noise = noise_generator(seed)
         with seeded_layers(seed):
             policy, critics = self._networks(spec)
-        self._policy = Trained("policy", policy.to(self._device), config, config.policy_learning_rate)
-        self._critics = Trained("critics", critics.to(self._device), config, target=self._targets)
-        entropy = -float(self._box.size) if config.target_entropy is None else config.target_entropy
+        self._policy = self._trained("policy", policy.to(self._device), config, config.policy_learning_rate)
+        self._critics = self._trained("critics", critics.to(self._device), config, target=self._targets)
+        by_size = self._entropy_of_action * self._box.size
+        entropy = by_size if config.target_entropy is None else config.target_entropy
         self._temperature = Temperature(config, entropy, self._device)
         self._normalizer = Normalizer(spec, config, self._device)
         self.networks: dict[str, Trained[Any]] = {
@@ -86,11 +89,16 @@ class SAC:
     def _mlps(
         self, spec: EnvSpec, critics: int, outputs: int = 1, layers: Callable[..., nn.Module] = Ensemble
     ) -> tuple[Policy, Critics]:
-        """A policy, and so many critics of as many ``outputs`` each, made by ``layers``."""
+        """A policy that is an MLP, and critics as of ``_critics_of``."""
         config = self._config
         policy = Policy(spec, config.hidden, 2 * self._box.size, config.image_units, config.network)
+        return policy, self._critics_of(spec, critics, outputs, layers)
+
+    def _critics_of(self, spec: EnvSpec, count: int, outputs: int, layers: Callable[..., nn.Module]) -> Critics:
+        """So many critics of as many ``outputs`` each, made by ``layers``."""
+        config = self._config
         hidden = config.critic_hidden or config.hidden
-        return policy, Critics(spec, hidden, critics, outputs, config.image_units, config.network, layers)
+        return Critics(spec, hidden, count, outputs, config.image_units, config.network, layers)
 
     # What agents that are made of this one have otherwise
 

@@ -59,6 +59,9 @@ class Trained(Generic[N]):
         apart: begin of the parameters' names whose gradient is clipped for itself; they are the last.
     """
 
+    by_slices = True
+    """Whether each part of the parameters is changed by its part of a gradient alone, wherever that is applied."""
+
     def __init__(
         self,
         name: str,

@@ -163,7 +163,7 @@ class CriticSettings:
     """Agents with critics and a policy that learn from transitions: deterministic and soft ones."""
 
     critic_hidden: Annotated[tuple[int, ...], Range(1, 1 << 20)] = ()
-    """Units of the critics' layers; empty: the same as hidden."""
+    """Units of the critics' layers, or of their residual blocks (simba_v2); empty: the same as hidden."""
     policy_learning_rate: Annotated[float, Range(0)] = 0.0
     """Step size of the policy; 0: the same as learning_rate."""
     policy_period_updates: Annotated[int, Range(1)] = 1
@@ -175,7 +175,7 @@ class EnsembleSettings:
     """Soft actor-critics of several critics."""
 
     critics: Annotated[int, Range(1, 1_000)] = 2
-    """Critics, each with layers of its own (TQC: 5, REDQ: 10)."""
+    """Critics, each with layers of its own (TQC: 5, REDQ: 10; SimbaV2: 2, or 1 where episodes end by time alone)."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,8 @@ class SoftSettings:
     temperature_learning_rate: Annotated[float, Range(0), Needs("temperature", (0.0,))] = 0.0
     """Step size of log α; 0: learning_rate."""
     target_entropy: Annotated[float | None, Range(), Needs("temperature", (0.0,))] = None
-    """SAC: entropy in nats that a learned α aims at; None: −dim(A) for boxes, 0.89·log n for n actions (CleanRL)."""
+    """SAC: entropy in nats that a learned α aims at; None: −dim(A) for boxes (simba_v2: half of it), 0.89·log n
+    for n actions (CleanRL)."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,15 @@ from apexrl.losses.recurrent import (
     sequence_target,
     unscale,
 )
-from apexrl.losses.soft import critics_loss, policy_loss, soft_target, soft_value, temperature_loss, truncated_target
+from apexrl.losses.soft import (
+    critics_loss,
+    policy_loss,
+    soft_categorical_target,
+    soft_target,
+    soft_value,
+    temperature_loss,
+    truncated_target,
+)
 from apexrl.losses.values import (
     huber_loss,
     lambda_return,
@@ -64,6 +72,7 @@ __all__ = [
     "sequence_loss",
     "sequence_priority",
     "sequence_target",
+    "soft_categorical_target",
     "soft_target",
     "soft_value",
     "sorted_quantile_loss",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from apexrl.losses.distributional import categorical_projection
 from apexrl.losses.shapes import check
 from apexrl.losses.values import huber_loss
 
@@ -55,6 +56,35 @@ def truncated_target(
     mixture = next_quantiles.detach().transpose(0, 1).flatten(1).sort(dim=1).values
     kept = mixture[:, : critics * (quantiles - dropped)] - (temperature.detach() * next_log_prob.detach())[:, None]
     return torch.addcmul(reward[:, None], discount[:, None], kept)
+
+
+def soft_categorical_target(
+    reward: Tensor,
+    discount: Tensor,
+    probabilities: Tensor,
+    next_log_prob: Tensor,
+    temperature: Tensor,
+    support: Tensor,
+) -> Tensor:
+    """Φ(R + d·(Z − α·log π(a'|s'))), [B, N], without gradient, where Z is that critic's distribution of the later state
+    whose mean is the smallest of the row's.
+
+    Lee et al. 2025 (SimbaV2, arXiv 2502.15280) and their code, ``categorical_td_loss``.
+
+    Args:
+        reward: [B] float.
+        discount: [B] float.
+        probabilities: [K, B, N] float, the target critics'.
+        next_log_prob: [B] float.
+        support: z [N] float, evenly spaced and rising.
+    """
+    check("probabilities", probabilities, (None, None, support.shape[0]))
+    for name, tensor in (("reward", reward), ("discount", discount), ("next_log_prob", next_log_prob)):
+        check(name, tensor, (probabilities.shape[1],))
+    least = (probabilities @ support).argmin(dim=0)
+    rows = torch.arange(len(least), device=least.device)
+    value = torch.addcmul(reward, discount, temperature.detach() * next_log_prob.detach(), value=-1.0)
+    return categorical_projection(value, discount, probabilities[least, rows], support)
 
 
 def critics_loss(delta: Tensor, weights: Tensor, huber: float = 0.0) -> Tensor:

@@ -57,7 +57,7 @@ class Topology(NamedTuple):
     needs: tuple[str, ...] = ()
     """What its agents must have of ``program.OPTIONAL``, beyond what every agent has."""
     by_gradients: bool = False
-    """Nothing but gradients changes its agents: none with running statistics."""
+    """Nothing but gradients changes its agents: none with running statistics, or weights scaled after updates."""
     fixed: Mapping[str, Any] = MappingProxyType({})
     """Flat names of settings of which it runs no other value."""
     reads: tuple[type[Any], ...] = ()
@@ -317,7 +317,10 @@ def _obstacle(name: str, kind: str, by_gradients: bool) -> str:
     if kind not in about.kinds:
         return f"learns from {kind}s and not from {' or '.join(f'{other}s' for other in about.kinds)}"
     if about.by_gradients and not by_gradients:
-        return "is made of more than gradients (running statistics, or weights that none of its `networks` holds)"
+        return (
+            "is made of more than gradients (running statistics, weights scaled after an update, or such as none of "
+            "its `networks` holds)"
+        )
     return ""
 
 

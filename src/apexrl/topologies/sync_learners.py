@@ -27,7 +27,7 @@ def averaging(program: Program, config: Config, probe: Probe) -> Link:
     if not probe.places:
         raise AgentError(
             f"several --learners average gradients, and agent {agent.agent} is made of more than these (running "
-            "statistics, or weights that none of its `networks` holds): use --learners 1"
+            "statistics, weights scaled after an update, or such as none of its `networks` holds): use --learners 1"
         )
     gradient = sum(size for name, size in probe.vectors.items() if name.endswith("/online"))
     state = sum(probe.vectors.values())
