@@ -9,7 +9,8 @@ import pytest
 
 from apexrl.config import EnvConfig
 from apexrl.envs import env_name, make_env, make_vector
-from apexrl.envs.lockstep import LoopRows, NativeRows
+from apexrl.envs.lockstep import LoopRows
+from apexrl.envs.native_rows import NativeRows
 from apexrl.envs.toy import Catch
 from apexrl.errors import EnvError
 

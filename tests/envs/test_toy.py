@@ -12,7 +12,7 @@ from gymnasium.utils.env_checker import check_env
 
 from apexrl.config import EnvConfig
 from apexrl.envs import make_env, make_vector
-from apexrl.envs.lockstep import NativeRows
+from apexrl.envs.native_rows import NativeRows
 from apexrl.envs.threaded import ThreadRows
 from apexrl.envs.toy import Corridor
 

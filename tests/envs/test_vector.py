@@ -8,7 +8,8 @@ import pytest
 
 from apexrl.config import EnvConfig
 from apexrl.envs import Episode, VectorEnv, make_env, make_vector
-from apexrl.envs.lockstep import LoopRows, NativeRows
+from apexrl.envs.lockstep import LoopRows
+from apexrl.envs.native_rows import NativeRows
 from apexrl.errors import EnvError
 
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from decision_trace import Numbered, Teller
@@ -23,12 +24,20 @@ from apexrl.shared.weights_board import InlineWeights
 ENVS = 4
 
 
-def config_for(vector: Any, stack: int = 1) -> Config:
+def numbered_together(num_envs: int, mode: str = "NextStep") -> gym.vector.VectorEnv[Any, Any, Any]:
     numbers = itertools.count()
+    return gym.vector.SyncVectorEnv([lambda: Numbered(numbers)] * num_envs, autoreset_mode=mode)
+
+
+def config_for(vector: Any, stack: int = 1) -> Config:
+    """``vector``: as in ``ActorConfig``, or the autoreset mode of an environment that is vectorised by itself."""
+    env: dict[str, Any] = {"env": Numbered, "env_kwargs": {"numbers": itertools.count(), "slowest": 0.001}}
+    if vector not in ("sync", "threads"):
+        env, vector = {"env": numbered_together, "env_kwargs": {"mode": vector}}, "sync"
     return Config(
         agent=AgentConfig(hidden=(8,)),
         actor=ActorConfig(actors=1, envs_per_actor=ENVS, pull_period=5, vector=vector),
-        env=EnvConfig(env=Numbered, env_kwargs={"numbers": numbers, "slowest": 0.001}, stack=stack),
+        env=EnvConfig(**env, stack=stack),
     )
 
 
@@ -73,19 +82,22 @@ def run(actor: Actor, recorder: Recorder, rows: int) -> None:
 
 
 @pytest.mark.parametrize("stack", [1, 3])
-def test_every_stream_gets_the_rows_of_lock_step(stack: int, make_stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("other", ["threads", "NextStep", "SameStep", "Disabled"])
+def test_every_stream_gets_the_rows_of_lock_step(
+    other: str, stack: int, make_stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written = {}
-    for vector in ("sync", "threads"):
+    for vector in ("sync", other):
         stage = make_stage()
         actor, recorder, agent, _ = make(stage, monkeypatch, vector, stack)
         run(actor, recorder, 60)
         actor.close()
-        assert (set(agent.batches) == {ENVS}) == (vector == "sync")
+        assert (set(agent.batches) == {ENVS}) == (vector in ("sync", "NextStep"))
         written[vector] = recorder.rows
         reported = stage.values("episodes")
         assert sum(len(values["returns"]) for values in reported) == stage.run.totals["episodes"]
     for stream in range(ENVS):
-        for one, two in zip(written["sync"][stream][:60], written["threads"][stream][:60], strict=True):
+        for one, two in zip(written["sync"][stream][:60], written[other][stream][:60], strict=True):
             assert one.keys() == two.keys()
             for name in one:
                 if name != VERSION:

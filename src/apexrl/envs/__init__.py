@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from apexrl.envs.frame_stack import FrameStack
 from apexrl.envs.last_action_reward import LastActionReward
-from apexrl.envs.make import env_name, make_env, make_vector
+from apexrl.envs.make import env_name, env_spec_and_limit, make_env, make_vector
 from apexrl.envs.spaces import env_spec, flatten_observation
 from apexrl.envs.vector import Episode, Stepped, VectorEnv
 
@@ -16,6 +16,7 @@ __all__ = [
     "VectorEnv",
     "env_name",
     "env_spec",
+    "env_spec_and_limit",
     "flatten_observation",
     "make_env",
     "make_vector",

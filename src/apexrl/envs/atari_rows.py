@@ -52,7 +52,7 @@ class AtariRows:
         self._window = (
             2 * cores
         )  # games that step at the same time: a thread that is done waits for its answer's reader
-        self.num_envs = num_envs
+        self.num_envs, self.lockstep = num_envs, True
         self._pools = [_pool(game, 1, 1)]
         _, info = self._pools[0].reset()
         if step_limit or (life_loss_ends and info["lives"][0]):

@@ -1,4 +1,4 @@
-"""B environments as rows of arrays: what answers look like, and the two kinds that step all of them in lock-step."""
+"""B environments as rows of arrays: what answers look like, and single environments that go in lock-step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from apexrl.envs.spaces import Leaf, flatten_observation, observation_leaves
+from apexrl.envs.spaces import Leaf, observation_leaves
 from apexrl.errors import EnvError
 from apexrl.spec import Array
 
@@ -39,6 +39,7 @@ class Backend(Protocol):
     """B environments with NEXT_STEP autoreset: the step after an end resets and ignores the action."""
 
     num_envs: int
+    lockstep: bool  # every answer has rows of all
     observation_space: gym.Space[Any]  # of one environment
     action_space: gym.Space[Any]  # of one environment
 
@@ -54,37 +55,6 @@ class Backend(Protocol):
     def close(self) -> None: ...
 
 
-class NativeRows:
-    """An environment that is vectorised by itself (``vector_entry_point``). In lock-step: ``send`` makes the step."""
-
-    def __init__(self, env: gym.vector.VectorEnv[Any, Any, Any], name: str, call: EnvCall = nullcontext) -> None:
-        self._env, self._name, self._call = env, name, call
-        self.num_envs = env.num_envs
-        self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
-        self._leaves = observation_leaves(self.observation_space)
-        self._rows: Rows | None = None
-
-    def reset(self, seeds: Sequence[int]) -> dict[str, Array]:
-        with self._call(), blame(self._name, "reset"):
-            observation, _ = self._env.reset(seed=seeds[0])
-        return {name: array.copy() for name, array in flatten_observation(self._leaves, observation).items()}
-
-    def send(self, actions: Array, starting: Bools, which: Which = None) -> None:
-        with self._call(), blame(self._name, "step"):
-            observation, reward, terminated, truncated, _ = self._env.step(actions)
-        # An actor holds an observation until after the next step, and some environments write into the same array.
-        flat = {name: array.copy() for name, array in flatten_observation(self._leaves, observation).items()}
-        self._rows = Rows(flat, reward, terminated, truncated, None)
-
-    def receive(self, least: int = 1, timeout: float = 0.0) -> Rows | None:
-        rows, self._rows = self._rows, None
-        return rows
-
-    def close(self) -> None:
-        with self._call(), blame(self._name, "close"):
-            self._env.close()
-
-
 class LoopRows:
     """Single environments, one after the other. In lock-step: ``send`` makes the steps.
 
@@ -94,7 +64,7 @@ class LoopRows:
 
     def __init__(self, envs: Sequence[gym.Env[Any, Any]], name: str, call: EnvCall = nullcontext) -> None:
         self._name, self._call = name, call
-        self.num_envs = len(envs)
+        self.num_envs, self.lockstep = len(envs), True
         self.observation_space, self.action_space = envs[0].observation_space, envs[0].action_space
         self._leaves = observation_leaves(self.observation_space)
         self._singles = singles(envs, self._leaves, name)

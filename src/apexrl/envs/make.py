@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable
-from contextlib import nullcontext
-from functools import partial
+from contextlib import closing, nullcontext
 from typing import Any, Literal, cast
 
 import gymnasium as gym
@@ -14,14 +12,18 @@ from gymnasium.vector import AutoresetMode
 
 from apexrl.config import EnvConfig
 from apexrl.envs.atari import LifeLossEnds, atari_env
-from apexrl.envs.atari_game import SINGLE_ENTRY, plain_game, register_atari
+from apexrl.envs.atari_game import plain_game, register_atari
 from apexrl.envs.atari_rows import AtariRows
 from apexrl.envs.last_action_reward import LastActionReward
-from apexrl.envs.lockstep import Backend, EnvCall, LoopRows, NativeRows
+from apexrl.envs.lockstep import Backend, EnvCall, LoopRows
 from apexrl.envs.minatar import register_minatar
+from apexrl.envs.native_rows import NativeRows
+from apexrl.envs.spaces import env_spec
 from apexrl.envs.threaded import ThreadRows
 from apexrl.envs.vector import VectorEnv
+from apexrl.envs.vector_form import VectorForm, vector_form
 from apexrl.errors import EnvError
+from apexrl.spec import EnvSpec
 
 _GAME_KWARGS = {"repeat_action_probability", "full_action_space", "max_num_frames_per_episode", "frameskip"}
 
@@ -33,16 +35,20 @@ def make_vector(
     vector: Literal["sync", "threads"] = "sync",
     call: EnvCall = nullcontext,
     cores: int = 1,
+    partial: bool = False,
 ) -> VectorEnv:
     """``num_envs`` environments stepped together, with distinct seeds drawn from ``seed``.
 
-    An environment with a registered vectorised form and NEXT_STEP autoreset (CartPole) uses that, unless it is wrapped.
-    Atari games are stepped by ale-py's threads, where they may use several cores; the episodes are the same.
+    An environment with a vectorised form that does what single ones do (CartPole) uses that, unless it is wrapped; one
+    that has no other form uses it always. Atari games are stepped by ale-py's threads, where they may use several
+    cores; the episodes are the same.
 
     Args:
         vector: one after the other, or each in its own thread (``ThreadRows``).
         call: entered around every call into environments.
         cores: processor cores that the environments may use at the same time.
+        partial: whether answers may have rows of some environments; then no step is lost where the vectorised form
+            has not NEXT_STEP autoreset (``NativeRows``).
 
     Raises:
         EnvError: the environment cannot be found or made; the message says what to install or what was meant.
@@ -51,12 +57,11 @@ def make_vector(
     if num_envs < 1:
         raise EnvError(f"{env_name(config)}: {num_envs} environments were asked for; at least 1 is needed")
     name = env_name(config)
-    backend: Backend | None
-    if vector == "threads":
-        backend = ThreadRows([partial(make_env, config)] * num_envs, name, call)
-    else:
-        backend = _native(config, num_envs, name, call, cores) if config.native_envs else None
-        backend = backend or LoopRows([make_env(config) for _ in range(num_envs)], name, call)
+    backend = _native(config, num_envs, vector, call, cores, partial)
+    if backend is None and vector == "threads":
+        backend = ThreadRows([lambda: make_env(config)] * num_envs, name, call)
+    elif backend is None:
+        backend = LoopRows([make_env(config) for _ in range(num_envs)], name, call)
     return VectorEnv(backend, name, config.stack, config.reward_clip, seed)
 
 
@@ -82,6 +87,21 @@ def make_env(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, 
     if config.atari and config.life_loss_ends:
         env = LifeLossEnds(env)
     return LastActionReward(env, config.reward_clip) if config.last_action_reward else env
+
+
+def env_spec_and_limit(config: EnvConfig) -> tuple[EnvSpec, int | None]:
+    """What an environment shows and takes, and after how many steps it cuts an episode (None: no limit is known).
+
+    Raises:
+        EnvError, SpecError: as ``make_vector``.
+    """
+    form = None if config.atari else _guarded_form(config)
+    if form is not None and form.only:
+        with closing(make_vector(config, 1, 0)) as vector:
+            return vector.spec, form.time_limit
+    with closing(make_env(config)) as env:
+        spec = env_spec(env.observation_space, env.action_space, config.stack)
+        return spec, config.max_episode_steps or (env.spec.max_episode_steps if env.spec else None)
 
 
 def env_name(config: EnvConfig) -> str:
@@ -147,37 +167,39 @@ def _extra(name: str) -> str:
     return ""
 
 
-def _native(config: EnvConfig, num_envs: int, name: str, call: EnvCall, cores: int) -> Backend | None:
-    """The environment's own vectorised form, if it is equivalent to a loop."""
-    if not isinstance(config.env, str) or config.last_action_reward:
-        return None  # wrappers are for single environments
+def _guarded_form(config: EnvConfig) -> VectorForm | None:
+    return cast("VectorForm | None", _guard(env_name(config), lambda: vector_form(config), {}))
+
+
+def _native(config: EnvConfig, num_envs: int, vector: str, call: EnvCall, cores: int, partial: bool) -> Backend | None:
+    """The environment's own vectorised form, if there are no single ones, or if it does what they would."""
+    name = env_name(config)
     if config.atari:
-        game = plain_game(config.env, config.env_kwargs) if min(cores, num_envs) > 1 else None
+        wanted = config.native_envs and vector == "sync" and not config.last_action_reward and min(cores, num_envs) > 1
+        game = plain_game(config.env, config.env_kwargs) if wanted else None
         if game is None or not config.env_kwargs.keys() <= _GAME_KWARGS:
             return None
         limits = config.life_loss_ends, config.max_episode_steps
         return cast("Backend", _guard(name, lambda: AtariRows(game, num_envs, *limits, cores, name, call), {}))
-    module, _, env_id = name.rpartition(":")
-    if module:
-        _guard(name, lambda: importlib.import_module(module), {})
-    spec = gym.registry.get(env_id)
-    if spec is None or spec.vector_entry_point is None or spec.additional_wrappers or spec.entry_point == SINGLE_ENTRY:
-        return None  # ale-py's vector form shows other observations than its single one
-    entry = spec.vector_entry_point
-    creator = gym.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
-    accepted = inspect.signature(creator).parameters
-    kwargs = dict(config.env_kwargs)
-    if config.max_episode_steps:
-        kwargs["max_episode_steps"] = config.max_episode_steps
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-    if not open_ended and not kwargs.keys() <= accepted.keys():
+    form = _guarded_form(config)
+    if form is None:
         return None
-    made: gym.vector.VectorEnv[Any, Any, Any] = _guard(
-        name,
-        lambda **kw: gym.make_vec(name, num_envs=num_envs, vectorization_mode="vector_entry_point", **kw),
-        kwargs,
-    )
-    if made.metadata.get("autoreset_mode") is not AutoresetMode.NEXT_STEP:
+    if form.only and (config.last_action_reward or vector != "sync"):
+        raise EnvError(
+            f"{name} has a vectorised form only, which steps all environments at once and is not wrapped: leave out "
+            "last_action_reward and --vector threads"
+        )
+    if not form.only and (not config.native_envs or config.last_action_reward or vector != "sync"):
+        return None
+    made: gym.vector.VectorEnv[Any, Any, Any] = _guard(name, lambda: form.make(num_envs=num_envs), {})
+    mode = made.metadata.get("autoreset_mode")
+    if form.only and not isinstance(mode, AutoresetMode):
         made.close()
-        return None
-    return NativeRows(made, name, call)
+        raise EnvError(
+            f"{name} does not say how it resets: its metadata must have 'autoreset_mode', one of "
+            "gymnasium.vector.AutoresetMode"
+        )
+    if not form.only and mode is not AutoresetMode.NEXT_STEP and not (partial and isinstance(mode, AutoresetMode)):
+        made.close()
+        return None  # single environments lose no step
+    return NativeRows(made, name, call, lockstep=not partial)

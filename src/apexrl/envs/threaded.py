@@ -46,7 +46,7 @@ class ThreadRows:
 
     def __init__(self, makers: Sequence[Callable[[], gym.Env[Any, Any]]], name: str, call: EnvCall = nullcontext):
         self._name = name
-        self.num_envs = len(makers)
+        self.num_envs, self.lockstep = len(makers), False
         self._inboxes: list[Inbox] = [SimpleQueue() for _ in makers]
         self._done: Done = SimpleQueue()
         self._busy: set[int] = set()  # sent, and not handed out yet

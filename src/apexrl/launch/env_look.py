@@ -80,13 +80,9 @@ def _measure_work(channel: socket.socket, config: Config, seconds: float) -> int
 
 
 def _looked(config: Config) -> EnvFacts:
-    from apexrl.envs import make_env
-    from apexrl.envs.spaces import env_spec
+    from apexrl.envs import env_spec_and_limit
 
-    with closing(make_env(config.env)) as env:
-        spec = env_spec(env.observation_space, env.action_space, config.env.stack)
-        limit = config.env.max_episode_steps or (env.spec.max_episode_steps if env.spec else None)
-    return EnvFacts(spec, limit)
+    return EnvFacts(*env_spec_and_limit(config.env))
 
 
 def _measured(config: Config, seconds: float) -> float | None:

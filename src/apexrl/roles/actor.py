@@ -70,7 +70,7 @@ class Actor:
         self._pull_period = config.actor.pull_period * envs
         self._random_start = config.actor.random_start
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, "cpu", int(seeds[0]))
-        self._player = EnvPlayer(context, config, spec, self._agent, int(seeds[1]))
+        self._player = EnvPlayer(context, config, spec, self._agent, int(seeds[1]), partial=True)
         self._writer: StepWriter = replay.writer(streams=envs, priority_fn=wanted_priorities(config, self._agent))
         self._unwritten: dict[str, Array] | None = None
         self._weights = NewestWeights(context, self._agent, weights)

@@ -20,14 +20,15 @@ VERSION = "version"
 class EnvPlayer:
     """Steps M environments with an agent's actions and yields what every step was.
 
-    With ``vector = "sync"`` all environments are always ready, and ``which`` is None throughout. With ``"threads"``
-    each takes its own time, and ``which`` [R] are the numbers of those that are ready.
+    Where environments go in lock-step, all are always ready, and ``which`` is None throughout. Else, as with
+    ``vector = "threads"``, ``which`` [R] are the numbers of those that are ready.
 
     Slot ``context.index`` owns M rungs that span the ladder of ε or σ, whoever serves in it.
 
     Args:
         agent: acts; its parameters are the caller's business.
         seed: of the environments.
+        partial: whether ``collect`` may yield rows of some environments where they go in lock-step otherwise.
 
     Attributes:
         seen: observations of whoever waits for an action, name -> [R, (stack,) ...], until the next ``collect``; None:
@@ -37,7 +38,9 @@ class EnvPlayer:
         episodes: what has ended, to be reported.
     """
 
-    def __init__(self, context: Context, config: Config, spec: EnvSpec, agent: Agent, seed: int) -> None:
+    def __init__(
+        self, context: Context, config: Config, spec: EnvSpec, agent: Agent, seed: int, partial: bool = False
+    ) -> None:
         from apexrl.envs import FrameStack, make_vector
 
         envs = config.actor.envs_per_actor
@@ -47,14 +50,15 @@ class EnvPlayer:
         self._check = ActionCheck(config.agent.agent, spec.action)
         self._exploration = Exploration(context, config, spec.action, [context.index], slots, envs)
         with context.env_call():
-            self._env = make_vector(config.env, envs, seed, config.actor.vector, context.env_call, own_cores(config))
+            call, cores = context.env_call, own_cores(config)
+            self._env = make_vector(config.env, envs, seed, config.actor.vector, call, cores, partial)
             self._observation = self._env.reset()
         self._frames = FrameStack(spec.stack, envs, spec.observation)
         self._state = EnvArrays(envs)
         self._begun = EnvArrays(envs)
         self._versions = np.zeros(envs, np.int64)
         self.seen: dict[str, Array] | None = self._frames.push(self._observation)
-        self.which: Which = None if config.actor.vector == "sync" else np.arange(envs)
+        self.which: Which = None if self._env.lockstep else np.arange(envs)
         self.starts = np.ones(envs, np.bool_)
         self.episodes = Episodes(context)
 

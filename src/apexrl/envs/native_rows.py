@@ -1,0 +1,156 @@
+"""Environments that are vectorised by themselves, with any autoreset mode of Gymnasium."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from apexrl.envs.lockstep import Bools, EnvCall, Rows, Which, blame, refuse_not_finite
+from apexrl.envs.spaces import Leaf, flatten_observation, observation_leaves
+from apexrl.errors import EnvError
+from apexrl.spec import Array
+
+Numbers = NDArray[np.int64]
+
+
+class NativeRows:
+    """A ``gymnasium.vector.VectorEnv``, which steps all of its environments or none: ``send`` makes the step.
+
+    With NEXT_STEP autoreset its rows are the environment's. With SAME_STEP and DISABLED the row of a reset is made
+    here, and no environment may step before the agent has chosen for all. Where environments need not go in lock-step,
+    ``receive`` then yields the rows of the resets alone, and the step of all is made when their actions have come: no
+    step is lost. In lock-step these environments take one step with the action that was meant to be ignored: the
+    episode is seen from behind that step on, and its reward counts nowhere.
+
+    Args:
+        env: its ``metadata["autoreset_mode"]`` says which mode it has; without it, NEXT_STEP.
+        name: of the environment, for errors.
+        call: entered around every call.
+        lockstep: whether all environments must be in every answer.
+    """
+
+    def __init__(
+        self,
+        env: gym.vector.VectorEnv[Any, Any, Any],
+        name: str,
+        call: EnvCall = nullcontext,
+        lockstep: bool = True,
+    ) -> None:
+        self._env, self._name, self._call = env, name, call
+        self._mode = env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+        self.lockstep = lockstep or self._mode is AutoresetMode.NEXT_STEP
+        self.num_envs = env.num_envs
+        self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
+        self._leaves = observation_leaves(self.observation_space)
+        self._begun: dict[str, Array] = {}  # observations after resets of SAME_STEP, [B, ...]
+        self._actions: Array | None = None  # of who has one, while others are still to choose
+        self._chosen = np.zeros(self.num_envs, np.bool_)
+        self._rows: Rows | None = None
+
+    def reset(self, seeds: Sequence[int]) -> dict[str, Array]:
+        each = isinstance(self._env.unwrapped, gym.vector.SyncVectorEnv | gym.vector.AsyncVectorEnv)
+        with self._call(), blame(self._name, "reset"):
+            seen, _ = self._env.reset(seed=list(seeds) if each else seeds[0])  # type: ignore[arg-type]
+        self._rows = None
+        self._chosen[:] = False
+        return self._named(seen)
+
+    def send(self, actions: Array, starting: Bools, which: Which = None) -> None:
+        with self._call(), blame(self._name, "step"):
+            if self._mode is AutoresetMode.NEXT_STEP:
+                self._rows = self._step(actions)
+            elif self.lockstep:
+                self._rows = self._step_unseen(actions, starting)
+            else:
+                numbers = np.arange(self.num_envs) if which is None else which
+                self._rows = self._step_when_chosen(actions, starting, numbers)
+
+    def receive(self, least: int = 1, timeout: float = 0.0) -> Rows | None:
+        rows, self._rows = self._rows, None
+        if rows is not None:
+            refuse_not_finite(rows, self._leaves, self._name)
+        return rows
+
+    def close(self) -> None:
+        with self._call(), blame(self._name, "close"):
+            self._env.close()
+
+    def _step(self, actions: Array) -> Rows:
+        seen, reward, terminated, truncated, infos = self._env.step(actions)
+        named = self._named(seen)
+        if self._mode is AutoresetMode.SAME_STEP and (terminated | truncated).any():
+            self._begun = {name: array.copy() for name, array in named.items()}
+            self._put_final(named, np.flatnonzero(terminated | truncated), truncated, infos)
+        return Rows(named, np.asarray(reward, np.float64), terminated, truncated, None)
+
+    def _step_unseen(self, actions: Array, starting: Bools) -> Rows:
+        """A step of all, which nobody sees of those that ``starting`` says."""
+        if self._mode is AutoresetMode.DISABLED and starting.any():
+            self._reset(starting)
+        rows = self._step(actions)
+        ended = starting & (rows.terminated | rows.truncated)
+        if ended.any():
+            begun = self._begun if self._mode is AutoresetMode.SAME_STEP else self._reset(ended)
+            for name, array in rows.observation.items():
+                array[ended] = begun[name][ended]
+        return rows._replace(
+            reward=np.where(starting, 0.0, rows.reward),
+            terminated=rows.terminated & ~starting,
+            truncated=rows.truncated & ~starting,
+        )
+
+    def _step_when_chosen(self, actions: Array, starting: Bools, numbers: Numbers) -> Rows | None:
+        """The rows of resets; without any, the step of all, if they all have actions."""
+        if self._actions is None:
+            self._actions = np.empty((self.num_envs, *actions.shape[1:]), actions.dtype)
+        self._actions[numbers] = actions
+        self._chosen[numbers] = ~starting
+        if starting.any():
+            which, mask = numbers[starting], np.zeros(self.num_envs, np.bool_)
+            mask[which] = True
+            begun = self._begun if self._mode is AutoresetMode.SAME_STEP else self._reset(mask)
+            nothing = np.zeros(len(which), np.bool_)
+            seen = {name: array[which] for name, array in begun.items()}
+            return Rows(seen, np.zeros(len(which)), nothing, nothing.copy(), None, which)
+        if not self._chosen.all():
+            return None
+        self._chosen[:] = False
+        return self._step(self._actions)._replace(which=np.arange(self.num_envs))
+
+    def _reset(self, mask: Bools) -> dict[str, Array]:
+        return self._named(self._env.reset(options={"reset_mask": mask})[0])
+
+    def _named(self, seen: Any) -> dict[str, Array]:
+        # An actor holds an observation until after the next step, and some environments write into the same array.
+        return {name: array.copy() for name, array in flatten_observation(self._leaves, seen).items()}
+
+    def _put_final(self, named: dict[str, Array], ended: Numbers, truncated: Bools, infos: Mapping[str, Any]) -> None:
+        """Write the final observations of ``ended`` over those of the resets behind them."""
+        final = infos.get("final_obs")
+        if final is None:
+            if truncated.any():
+                raise EnvError(
+                    f"{self._name} truncates episodes and resets in the same step, but its infos have no 'final_obs': "
+                    "what came last is unknown, and so is what it was worth. Let it put them there, or make it with "
+                    "another autoreset mode"
+                )
+            return  # a terminal state is worth nothing
+        for leaf in self._leaves:
+            for number in ended.tolist():
+                value = _one(final, leaf, number)
+                named[leaf.name][number] = value - leaf.start if leaf.start else value
+
+
+def _one(final: Any, leaf: Leaf, number: int) -> Any:
+    """A leaf of one environment, of a batch of observations or of an array of single ones."""
+    alone = not isinstance(final, Mapping)
+    value = final[number] if alone else final
+    for key in leaf.path:
+        value = value[key]
+    return value if alone else value[number]
