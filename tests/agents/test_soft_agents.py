@@ -338,7 +338,7 @@ def test_priorities_are_what_an_update_would_write_back(name: str, monkeypatch: 
 def test_a_priority_of_an_actor_is_the_distance_of_means(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = torch.randn(ROWS, D, generator=torch.Generator().manual_seed(1))
     agent = make("tqc", temperature=0.7, quantiles=4, critics=3, dropped_quantiles=1)
-    monkeypatch.setattr(agent, "_acting_noise", lambda like: noise)
+    monkeypatch.setattr(agent, "_white", lambda like: noise)
     batch = make_batch("tqc", 9)
     prepared = agent.prepare(batch)
     with torch.no_grad():
