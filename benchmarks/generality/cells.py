@@ -94,7 +94,7 @@ def run(cell: Cell, minutes: float, python: str) -> Record:
         minutes: that it may take.
         python: the interpreter of a peer.
     """
-    record: Record = {**vars(cell), "machine": report.machine(), "commit": _commit(), "failure": ""}
+    record: Record = {**vars(cell), "machine": report.machine(), "commit": commit(), "failure": ""}
     try:
         record |= _ours(cell, minutes) if cell.system == "apexrl" else _theirs(cell, minutes, python)
     except (runs.RunFailed, processes.Failed, subprocess.TimeoutExpired) as error:
@@ -129,7 +129,7 @@ def _theirs(cell: Cell, minutes: float, python: str) -> Record:
     return {"versions": processes.answer([python, "-c", asked], 60), **measured}
 
 
-def _commit() -> str:
+def commit() -> str:
     """The commit that this checkout is on; empty outside of one."""
     said = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     return said.stdout.strip()
