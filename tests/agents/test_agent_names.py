@@ -23,7 +23,8 @@ KEPT = {  # of the replay, from which all but unrolls are drawn, and of the acto
     *("n_step", "capacity", "alpha", "beta", "priority_eps", "remover", "remover_alpha", "trim_every"),
     *("min_size", "updates_per_step", "insert_band", "random_start"),
 }
-OWN = {entry.name for entry in dataclasses.fields(AgentConfig)} | {"epsilon", "epsilon_alpha", "sigma", "sigma_alpha"}
+SIGMAS = {"sigma", "sigma_alpha", "sigma_least"}
+OWN = {entry.name for entry in dataclasses.fields(AgentConfig)} | {"epsilon", "epsilon_alpha"} | SIGMAS
 
 
 # Names over configurations
@@ -194,7 +195,7 @@ OTHER: dict[str, Any] = {
     "huber": 1e-3,
     "residual": 0.4,
     "target_noise": 0.9,
-    "target_noise_clip": 0.01,
+    "target_noise_clip": 1e-4,
     "sequence_length": 3,
     "sequence_stride": 1,
     "burn_in": 1,
@@ -242,8 +243,7 @@ FLIPPED = {
 EXPLORATION = {
     "epsilon",
     "epsilon_alpha",
-    "sigma",
-    "sigma_alpha",
+    *SIGMAS,
 }  # of the actor, which hands it over
 IMAGES = {"encoder"}  # means nothing to vectors: tests/networks/test_encoders.py
 ACTING = {"pink_noise"}  # changes what acting adds, not what is learned (test_acting_noise)
@@ -314,6 +314,7 @@ SWITCHED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("dqn", {"epsilon": 0.0}, {"epsilon": 0.4}, {"epsilon_alpha": 1.0}),
     ("r2d2", {"epsilon": 1.0}, {"epsilon": 0.4}, {"epsilon_alpha": 1.0}),
     ("td3", {"sigma": 0.0}, {"sigma": 0.4}, {"sigma_alpha": 1.0}),
+    ("td3", {"sigma_alpha": 1.0}, {"sigma_alpha": 0.0}, {"sigma_least": 0.01}),
     ("d4pg", {"updates_per_step": 0.0}, {}, {"insert_band": 0.9}),  # which else says when somebody waits
 ]
 
@@ -355,7 +356,7 @@ def test_exploration_is_offered_to_those_who_heed_it(name: str) -> None:
         one, two = (
             act(agent, seen, how).actions.tolist() for agent, how in zip(agents_of_two, (0.0, 0.9), strict=True)
         )
-        heeds = {"sigma", "sigma_alpha"} if game.spec.action.box else {"epsilon", "epsilon_alpha"}
+        heeds = SIGMAS if game.spec.action.box else {"epsilon", "epsilon_alpha"}
         assert (one != two) == (not heeds & unread(name))
         assert EXPLORATION - heeds <= unread(name)
     finally:

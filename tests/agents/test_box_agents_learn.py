@@ -12,11 +12,12 @@ from soft_reference import BOX, HIGH, LOW, Batch, make
 from apexrl.agents.box_actions import ActionBox
 
 ROWS = 64
-UPDATES: dict[str, int] = {"tqc": 250, "redq": 250, "droq": 350, "simba_v2": 350}
+UPDATES: dict[str, int] = {"tqc": 250, "redq": 250, "droq": 350, "simba_v2": 350, "fast_td3": 300}
 SETTINGS: dict[str, dict[str, Any]] = {
     "tqc": {"critics": 2, "quantiles": 8, "dropped_quantiles": 1},
     "redq": {"critics": 4},
     "droq": {},
+    "fast_td3": {"v_min": 0.0, "v_max": 3.0, "polyak": 0.1},
     "simba_v2": {"hidden": (32,), "critic_hidden": (32,), "v_min": 0.0, "v_max": 3.0, "normalize_returns": False},
 }
 

@@ -26,6 +26,7 @@ NETWORKS = {
     "ddpg": {"critic", "policy"},
     "bires_ddpg": {"critic", "policy"},
     "td3": {"critic", "policy"},
+    "fast_td3": {"critic", "policy"},
     "d4pg": {"critic", "policy"},
 }
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from apexrl.errors import SpecError
-from apexrl.losses.deterministic import ascent_loss, bidirectional_loss, critic_target, smoothed
+from apexrl.losses.deterministic import ascent_loss, bidirectional_loss, critic_target, smaller_projection, smoothed
 
 
 def floats(*values: float) -> Tensor:
@@ -25,6 +25,17 @@ def test_one_critic_is_taken_as_it_is_and_gets_no_gradient() -> None:
     target = critic_target(torch.tensor([1.0, 1.0]), torch.tensor([0.5, 0.9]), next_q)
     torch.testing.assert_close(target, torch.tensor([2.0, 0.1]))
     assert not target.requires_grad
+
+
+def test_the_projection_is_of_the_critic_whose_projected_mean_is_the_smaller() -> None:
+    support = floats(-1.0, 0.0, 1.0)
+    probabilities = torch.stack([torch.stack([floats(0.0, 0.0, 1.0), floats(0.4, 0.6, 0.0)])] * 2)
+    probabilities[1, 0], probabilities[1, 1] = floats(0.0, 1.0, 0.0), floats(0.5, 0.0, 0.5)
+    found = smaller_projection(floats(0.5, 0.25), floats(0.5, 0.0), probabilities, support)
+    # row 1: 0.5 of the second critic before 1 of the first; behind a termination both are the reward
+    torch.testing.assert_close(found, torch.stack([floats(0.0, 0.5, 0.5), floats(0.0, 0.75, 0.25)]))
+    with pytest.raises(SpecError, match="probabilities"):
+        smaller_projection(floats(0.5), floats(0.5), probabilities[:, :1], floats(0.0, 1.0))
 
 
 def test_smoothing_clips_the_noise_then_the_action() -> None:

@@ -169,6 +169,42 @@ BOX_AGENTS: dict[str, AgentInfo] = {
         | POLYAK
         | {"policy_period_updates": 2, "target_noise": 0.2, "target_noise_clip": 0.5, "sigma": 0.1},
     ),
+    "fast_td3": AgentInfo(
+        "apexrl.agents.fast_td3:FastTD3",
+        BOX,
+        (
+            *_DETERMINISTIC,
+            families.CategoricalSettings,
+            "target_noise",
+            "target_noise_clip",
+            "eager_targets",
+        ),
+        "TD3 with categorical critics, for many environments: large batches, few updates. Set --v-min, --v-max",
+        "Seo et al. 2025, FastTD3: Simple, Fast, and Capable Reinforcement Learning for Humanoid Control, "
+        "arXiv 2505.22642",
+        _ACTOR_CRITIC
+        | {  # all the authors', for HumanoidBench
+            "hidden": (512, 256, 128),
+            "critic_hidden": (1024, 512, 256),
+            "atoms": 101,
+            "v_min": -250.0,
+            "v_max": 250.0,
+            "normalize_observations": True,
+            "optimizer": "adamw",
+            "weight_decay": 0.1,
+            "batch_size": 32_768,
+            "updates_per_step": 2 / 128,  # two for each step of their 128 environments
+            "min_size": 1_280,  # ten steps of each
+            "policy_period_updates": 2,
+            "polyak": 0.1,
+            "eager_targets": True,
+            "target_noise": 0.001,
+            "target_noise_clip": 0.5,
+            "sigma": 0.4,
+            "sigma_least": 0.001,
+            "random_start": False,
+        },
+    ),
     "d4pg": AgentInfo(
         "apexrl.agents.d4pg:D4PG",
         BOX,

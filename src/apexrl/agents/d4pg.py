@@ -54,10 +54,8 @@ class D4PG(Deterministic):
         """As ``Deterministic.gradients``; the metrics have the probability at the edges of the support besides."""
         found = super().gradients(batch)
         if found.metrics:
-            with torch.no_grad():
-                seen = self._normalizer.observation(batch.observation)
-                logits = self._critic.network(seen, self._box.to_unit(batch.action))[0]
-            found.metrics.update(diagnostics.support_edges(torch.softmax(logits, dim=1)))
+            seen = self._normalizer.observation(batch.observation)
+            found.metrics.update(diagnostics.of_support(self._critic.network, seen, self._box.to_unit(batch.action)))
         return found
 
     def policy_loss(self, batch: Transitions) -> Tensor:

@@ -203,6 +203,17 @@ _BOXES_OWN: Mapping[str, Settings] = {
     "td3": {"sigma": 0.1},
     "ddpg": {"policy_learning_rate": 0.0, "polyak": 0.005, "sigma": 0.1},  # SB3
     "bires_ddpg": {"policy_learning_rate": 0.0, "polyak": 0.005, "sigma": 0.1},
+    # The authors' 128 environments and batches of 32 768 are for a GPU
+    "fast_td3": _CATEGORIES
+    | {
+        "critic_hidden": (),
+        "batch_size": 1_024,
+        "updates_per_step": 0.25,
+        "envs_per_actor": 16,
+        "pull_period": 1,
+        "target_noise": 0.1,  # this and the next: theirs for a simple body (CheetahRun)
+        "sigma_least": 0.1,
+    },
     "d4pg": _CATEGORIES | {"critic_hidden": (), "target_period_updates": 100, "sigma": 0.3},
 }
 _VECTORS_OWN: Mapping[str, Settings] = {

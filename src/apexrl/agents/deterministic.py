@@ -46,6 +46,8 @@ class Deterministic(ABC):
         AgentError: the actions are no box, or have no bounds.
     """
 
+    _policy_target = True  # a copy of the policy follows it
+
     def __init__(
         self, spec: EnvSpec, config: AgentConfig, device: str, seed: int, critics: int = 1, outputs: int = 1
     ) -> None:
@@ -58,7 +60,8 @@ class Deterministic(ABC):
             policy = Policy(spec, config.hidden, self._box.size, config.image_units, config.network)
             units = config.critic_hidden or config.hidden
             critic = Critics(spec, units, critics, outputs, config.image_units, config.network)
-        self._policy = Trained("policy", policy.to(self._device), config, config.policy_learning_rate, target=True)
+        follows = self._policy_target
+        self._policy = Trained("policy", policy.to(self._device), config, config.policy_learning_rate, target=follows)
         self._critic = Trained("critic", critic.to(self._device), config, target=True)
         self._normalizer = Normalizer(spec, config, self._device)
         self.networks: dict[str, Trained[Any]] = {
@@ -164,14 +167,14 @@ class Deterministic(ABC):
         return Gradients(groups, priorities, metrics)
 
     def apply(self, groups: Mapping[str, Tensor]) -> None:
-        """One step of each optimizer whose group is there. Targets move a little with every step of the policy, or are
-        copied every ``target_period_updates``."""
+        """One step of each optimizer whose group is there. Targets move a little with every step of the policy (with
+        ``eager_targets``: with every update), or are copied every ``target_period_updates``."""
         self._critic.step(groups["critic"])
         self._normalizer.step(groups)
         self.updates += 1
         if "policy" in groups:
             self._policy.step(groups["policy"])
-        if "policy" in groups or not self._config.polyak:
+        if "policy" in groups or self._config.eager_targets or not self._config.polyak:
             self._policy.follow(self.updates)
             self._critic.follow(self.updates)
 

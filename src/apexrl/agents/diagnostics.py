@@ -147,6 +147,12 @@ def explained_variance(values: Tensor, target: Tensor) -> Metrics:
     return {"explained_variance": 1.0 - float((target - values).var(correction=0)) / whole}
 
 
+def of_support(critics: Callable[..., Tensor], observation: Mapping[str, Tensor], action: Tensor) -> Metrics:
+    """``support_edges`` of categorical ``critics``, whose logits are [..., N]."""
+    with torch.no_grad():
+        return support_edges(torch.softmax(critics(observation, action), dim=-1))
+
+
 def support_edges(probabilities: Tensor) -> Metrics:
     """``support_edges``: probability of the least and of the greatest category, mean of all rows. [..., N]."""
     return {"support_edges": float((probabilities[..., 0] + probabilities[..., -1]).mean())}

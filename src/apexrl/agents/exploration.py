@@ -49,11 +49,20 @@ def slot_epsilons(slot: int, slots: int, envs: int, epsilon: float = 0.4, alpha:
     Raises:
         ConfigError: a value is out of range.
     """
+    mine: NDArray[np.float32] = epsilon_ladder(slots * envs, epsilon, alpha)[slot_rungs(slot, slots, envs)]
+    return mine
+
+
+def slot_rungs(slot: int, slots: int, envs: int) -> NDArray[np.int64]:
+    """Which of 0 … slots·envs − 1 the environments of one actor slot hold, int64 [envs].
+
+    Raises:
+        ConfigError: there is no such slot.
+    """
     if not 0 <= slot < slots:
         raise ConfigError(f"actor slot {slot} is none of the {slots} that the ε ladder was made for (--actor-slots)")
-    rungs = np.arange(envs) * slots + slot_order(slots)[slot]
-    mine: NDArray[np.float32] = epsilon_ladder(slots * envs, epsilon, alpha)[rungs]
-    return mine
+    rungs: NDArray[np.int64] = np.arange(envs) * slots + slot_order(slots)[slot]
+    return rungs
 
 
 def slot_exploration(action: ActionSpec, config: ActorConfig, slot: int, slots: int, envs: int) -> NDArray[np.float32]:
@@ -61,6 +70,8 @@ def slot_exploration(action: ActionSpec, config: ActorConfig, slot: int, slots: 
 
     σ is the standard deviation of Gaussian noise, in half widths of the action's range: ``sigma`` for every
     environment (TD3; Ape-X DPG, Horgan et al. 2018, appendix D), or with ``sigma_alpha`` > 0 a ladder like that of ε.
+    With ``sigma_least`` environments lie evenly from ``sigma`` down to it (FastTD3, Seo et al. 2025, where each draws
+    its σ from that range in every episode).
 
     Raises:
         ConfigError: a value is out of range.
@@ -69,7 +80,12 @@ def slot_exploration(action: ActionSpec, config: ActorConfig, slot: int, slots: 
         return slot_epsilons(slot, slots, envs, config.epsilon, config.epsilon_alpha)
     if not 0.0 <= config.sigma <= 1.0:
         raise ConfigError(f"sigma is {config.sigma}; in half widths of the action's range it must be between 0 and 1")
-    return slot_epsilons(slot, slots, envs, config.sigma, config.sigma_alpha)
+    if config.sigma_alpha or config.sigma_least is None:
+        return slot_epsilons(slot, slots, envs, config.sigma, config.sigma_alpha)
+    if not config.sigma_least <= config.sigma:
+        raise ConfigError(f"--sigma-least {config.sigma_least:g} must not be more than --sigma {config.sigma:g}")
+    share = slot_rungs(slot, slots, envs) / max(slots * envs - 1, 1)  # 0 … 1 from the first environment to the last
+    return (config.sigma + share * (config.sigma_least - config.sigma)).astype(np.float32)
 
 
 def slot_order(slots: int) -> NDArray[np.int64]:

@@ -83,14 +83,12 @@ class SimbaV2(SAC):
         """As ``SAC.gradients``; the metrics have the probability at the edges of the support besides."""
         found = super().gradients(batch)
         if found.metrics:
-            with torch.no_grad():
-                seen = self._normalizer.observation(batch.observation)
-                logits = self._critics.network(seen, self._box.to_unit(batch.action))
-            found.metrics.update(diagnostics.support_edges(torch.softmax(logits, dim=2)))
+            seen = self._normalizer.observation(batch.observation)
+            found.metrics.update(diagnostics.of_support(self._critics.network, seen, self._box.to_unit(batch.action)))
         return found
 
     def _divergences(self, batch: Transitions, now: Tensor, later: Tensor, next_log_prob: Tensor) -> Tensor:
-        """[K, B]"""
+        """D_KL(y ‖ Z_k) [K, B], of logits [K, B, N]."""
         probabilities, alpha = torch.softmax(later, dim=2), self._temperature.value
         target = soft_categorical_target(
             batch.reward, batch.discount, probabilities, next_log_prob, alpha, self._support

@@ -189,7 +189,7 @@ class FrequentUpdateSettings:
     critic_layer_norm: bool = False
     """Normalises the units of the critics' hidden layers, each row for itself (DroQ)."""
     eager_targets: Annotated[bool, Needs("polyak", unless=(0.0,))] = False
-    """Targets move with every update (REDQ); without, only with those of the policy (TD3)."""
+    """Targets move with every update (REDQ, FastTD3); without, only with those of the policy (TD3)."""
 
 
 @dataclass(frozen=True)

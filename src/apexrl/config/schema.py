@@ -125,6 +125,8 @@ class ActionNoiseSettings:
     """Gaussian noise on deterministic actions, in half widths of the action's range (TD3: 0.1; Ape-X DPG: 0.3)."""
     sigma_alpha: Annotated[float, Range(0), Needs("sigma", unless=(0.0, 1.0))] = 0.0
     """α of a ladder of σ like that of ε, from sigma down; 0 gives every environment sigma (Ape-X DPG)."""
+    sigma_least: Annotated[float | None, Range(0, 1), Needs("sigma_alpha", (0.0,))] = None
+    """σ of the environments lie evenly from sigma down to this (FastTD3: 0.4 to 0.001); None: as sigma_alpha says."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from apexrl.losses.distributional import categorical_projection
 from apexrl.losses.shapes import check
 from apexrl.losses.values import td_loss
 
@@ -27,6 +28,23 @@ def critic_target(reward: Tensor, discount: Tensor, next_q: Tensor) -> Tensor:
         check(name, tensor, (next_q.shape[1],))
     value = next_q.detach()
     return torch.addcmul(reward, discount, value.amin(dim=0) if len(value) > 1 else value[0])
+
+
+def smaller_projection(reward: Tensor, discount: Tensor, probabilities: Tensor, support: Tensor) -> Tensor:
+    """Of each row that one of the K projected targets Φ(R + d·Z_k) whose mean is the smallest, [B, N], no gradient.
+
+    Seo et al. 2025 (FastTD3, arXiv 2505.22642): clipped double Q-learning of distributions; and their code.
+
+    Args:
+        reward: [B] float, the n-step return without its bootstrap.
+        discount: [B] float.
+        probabilities: [K, B, N] float, the target critics'.
+        support: z [N] float, evenly spaced and rising.
+    """
+    check("probabilities", probabilities, (None, None, support.shape[0]))
+    projected = torch.stack([categorical_projection(reward, discount, one, support) for one in probabilities])
+    least = (projected @ support).argmin(dim=0)
+    return projected[least, torch.arange(len(least), device=least.device)]
 
 
 def smoothed(action: Tensor, noise: Tensor, clip: float) -> Tensor:
