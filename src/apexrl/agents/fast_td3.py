@@ -6,6 +6,8 @@ in every environment. Agent and numbers are those of the authors' code (younggyo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -76,6 +78,12 @@ class FastTD3(Deterministic):
             seen = self._normalizer.observation(batch.observation)
             found.metrics.update(diagnostics.of_support(self._critic.network, seen, self._box.to_unit(batch.action)))
         return found
+
+    def apply(self, groups: Mapping[str, Tensor]) -> None:
+        """As of ``Deterministic``; with ``eager_targets`` the target critics move with every update."""
+        super().apply(groups)
+        if self._config.eager_targets and self._config.polyak and "policy" not in groups:
+            self._critic.follow(self.updates)
 
     def _divergences(self, batch: Transitions, now: Tensor, later: Tensor) -> Tensor:
         """D_KL(y ‖ Z_k) [K, B], of logits [K, B, N]."""
