@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from signal_runs import Game, act
 
 from apexrl.agents.acting_noise import LEVELS, TIMES, ActingNoise
+from apexrl.agents.sequence_batch import C, H
 from apexrl.protocols import State
 
 STEPS, ENVS = 1500, 64
@@ -33,6 +34,13 @@ def test_pink_noise_is_normal_and_correlated_as_its_parts_are() -> None:
     assert found.std() == pytest.approx(1.0, abs=0.05)
     for lag in (1, 4, 32):
         assert correlation(found, lag) == pytest.approx(np.exp(-lag / np.array(TIMES)).mean(), abs=0.05)
+
+
+def test_a_share_of_it_may_be_white() -> None:
+    found = series(ActingNoise(1, pink=True, white=0.5))
+    assert found.std() == pytest.approx(1.0, abs=0.05)
+    for lag in (1, 32):
+        assert correlation(found, lag) == pytest.approx(0.5 * np.exp(-lag / np.array(TIMES)).mean(), abs=0.05)
 
 
 def test_white_noise_is_independent() -> None:
@@ -68,7 +76,7 @@ def test_random_actions_are_uniform(pink: bool) -> None:
     assert counts.max() < 2200
 
 
-@pytest.mark.parametrize("name", ["sac", "crossq", "td3", "ddpg", "d4pg"])
+@pytest.mark.parametrize("name", ["sac", "crossq", "td3", "ddpg", "d4pg", "ppo"])
 def test_agents_carry_it_from_step_to_step(name: str) -> None:
     game = Game(name, "vector", "box", pink_noise=True)
     try:
@@ -79,5 +87,17 @@ def test_agents_carry_it_from_step_to_step(name: str) -> None:
         kept = first.state[LEVELS][:, -1] * np.exp(-1 / TIMES[-1])
         assert np.abs(second.state[LEVELS][:, -1] - kept).max() < 0.5  # the slowest part has hardly moved
         assert act(agent, game.seen(3), 0.3, greedy=True).state is None
+    finally:
+        game.close()
+
+
+def test_a_policy_with_memory_carries_both() -> None:
+    game = Game("impala", "vector", "box", pink_noise=True, recurrent=True)
+    try:
+        agent = game.agent()
+        first = act(agent, game.seen(3))
+        second = act(agent, game.seen(3), state=first.state)
+        assert first.state.keys() == second.state.keys() == {H, C, LEVELS}
+        assert LEVELS not in second.extras  # what is learned from needs no noise
     finally:
         game.close()

@@ -29,10 +29,12 @@ class ActingNoise:
     Args:
         size: numbers per environment, d.
         pink: else every step's noise is independent.
+        white: share of the variance that stays independent all the same.
     """
 
-    def __init__(self, size: int, pink: bool) -> None:
+    def __init__(self, size: int, pink: bool, white: float = 0.0) -> None:
         self._size, self._pink = size, pink
+        self._parts = np.float32(math.sqrt(white)), np.float32(math.sqrt((1.0 - white) / len(TIMES)))
 
     def normal(self, rows: int, state: State, rng: np.random.Generator) -> tuple[Floats, State]:
         """Standard normal noise float32 [rows, d], and the state behind it."""
@@ -43,7 +45,11 @@ class ActingNoise:
             before = state[LEVELS]
             kept = np.where(before.any(axis=(1, 2), keepdims=True), _KEPT, np.float32(0))  # all zero: an episode begins
             fresh = kept * before + np.sqrt(1.0 - kept * kept) * fresh
-        return fresh.sum(axis=1) / np.float32(math.sqrt(len(TIMES))), {LEVELS: fresh}
+        white, pink = self._parts
+        noise: Floats = pink * fresh.sum(axis=1)
+        if white:
+            noise += white * rng.standard_normal(noise.shape, np.float32)
+        return noise, {LEVELS: fresh}
 
     def explored(
         self, unit: Floats, exploration: Floats, state: State, rng: np.random.Generator

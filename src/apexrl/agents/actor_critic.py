@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from apexrl.agents import diagnostics, trained_agent, unroll_updates
+from apexrl.agents.acting_noise import LEVELS, ActingNoise
 from apexrl.agents.box_actions import ActionBox
 from apexrl.agents.layer_choice import layer_choice
 from apexrl.agents.normalizer import Normalizer
@@ -45,6 +46,7 @@ from apexrl.spec import Array, EnvSpec, Field
 
 GROUP = "policy_value"
 LOG_PROB, SAMPLE = "log_prob", "sample"  # fields
+WHITE = 0.5  # share of white noise (Hollenstein et al. 2024, Colored Noise in PPO, AAAI: between white and pink)
 NOISE = 0.1  # ours: deviation of advantages, where returns have size 1, that comes from values which explain nothing
 LOG_RATIO_MAX = 20.0  # ours: an action that has become so much likelier says nothing, and e^89 is infinite
 
@@ -103,6 +105,7 @@ class ActorCritic:
         self._policy: Distribution
         if self._box is not None:
             self._policy, free = Gaussian(self._box.size), self._box.size
+            self._acting_noise = ActingNoise(self._box.size, config.pink_noise, WHITE)
         else:
             self._policy, free = Categorical(spec.action.nvec or (spec.action.n,), vector=bool(spec.action.nvec)), 0
         self._units = config.recurrent_units if config.recurrent else 0
@@ -142,27 +145,30 @@ class ActorCritic:
 
     def act(self, observations: Arrays, state: State, exploration: NDArray[np.float32], greedy: bool = False) -> Acted:
         """Actions drawn from the policy, or the likeliest. ``exploration`` plays no part; ``state`` [B, units] each."""
-        if self._units and state is None:
+        memory = dict(state or {})
+        noise: State = {LEVELS: memory.pop(LEVELS)} if LEVELS in memory else None
+        if self._units and not memory:
             zeros = np.zeros((len(exploration), self._units), np.float32)
-            state = {H: zeros, C: zeros}
+            memory = {H: zeros, C: zeros}
         with torch.no_grad():
-            before = on_device(state or {}, self._device)
-            memory = LSTMState(before[H], before[C]) if self._units else None
+            before = on_device(memory, self._device)
             seen = self._normalizer.observation(on_device(observations, self._device))
-            outputs, after = self._network.network.act(seen, memory)
+            outputs, after = self._network.network.act(seen, LSTMState(before[H], before[C]) if self._units else None)
             outputs = outputs.cpu()
             said = as_array(outputs)
             if greedy:
                 drawn = self._policy.mode(said)
                 log_prob = as_array(self._policy.score(outputs, torch.from_numpy(drawn)).log_prob)
+            elif isinstance(self._policy, Gaussian):
+                normal, noise = self._acting_noise.normal(len(said), noise, self._rng)
+                drawn, log_prob = self._policy.drawn(said, normal)
             else:
                 drawn, log_prob = self._policy.sample(said, self._rng)
-        extras: dict[str, Array] = {LOG_PROB: log_prob, **(state or {})}
-        if after is not None:
-            state = {H: as_array(after.h), C: as_array(after.c)}
+        extras: dict[str, Array] = {LOG_PROB: log_prob, **memory}
+        later = ({} if after is None else {H: as_array(after.h), C: as_array(after.c)}) | (noise or {})
         if self._box is None:
-            return Acted(drawn, extras, state)
-        return Acted(self._box.to_env(cast("NDArray[np.float32]", drawn)), extras | {SAMPLE: drawn}, state)
+            return Acted(drawn, extras, later or None)
+        return Acted(self._box.to_env(cast("NDArray[np.float32]", drawn)), extras | {SAMPLE: drawn}, later or None)
 
     @torch.no_grad()
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:

@@ -19,7 +19,13 @@ _DQN = (
     families.DistributionSettings,
     families.CategoricalSettings,
 )
-_GRADIENTS = (*STEP_SIZE, families.ActorCriticSettings, families.LayerSettings, "recurrent_units")
+_GRADIENTS = (
+    *STEP_SIZE,
+    families.ActorCriticSettings,
+    families.BoxNoiseSettings,
+    families.LayerSettings,
+    "recurrent_units",
+)
 _PQN = (
     *(*STEP_SIZE, families.LayerSettings, families.TraceSettings, *_EPSILON, "dueling", "huber"),
     *("unroll_length", "epochs", "minibatches"),
@@ -45,6 +51,7 @@ _UNROLLS: dict[str, Any] = {
     "entropy_coefficient": 0.01,
     "normalize_advantages": False,
     "summed_loss": False,
+    "pink_noise": False,
     "epochs": 1,
     "minibatches": 1,
     "publish_period_updates": 1,

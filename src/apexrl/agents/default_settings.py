@@ -276,6 +276,7 @@ _UNROLLS_OWN: Mapping[str, Settings] = {
     },
 }
 _UNROLLS_BOXES: Settings = {
+    "pink_noise": True,
     "entropy_coefficient": 0.0,  # SB3, CleanRL: the policy's deviation is a parameter of its own
 }
 

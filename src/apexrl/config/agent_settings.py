@@ -203,11 +203,11 @@ class TruncationSettings:
 
 @dataclass(frozen=True)
 class BoxNoiseSettings:
-    """Exploration of agents for box actions that learn from transitions."""
+    """Exploration in boxes."""
 
     pink_noise: bool = False
-    """Explore with noise that goes on in one direction for a while, of spectrum 1/f (Eberhard et al. 2023); else every
-    step's is independent."""
+    """Box actions: explore with noise of spectrum 1/f, that goes on in one direction a while (Eberhard et al. 2023);
+    policies of unrolls with half of it (Hollenstein et al. 2024). Else every step's noise is independent."""
 
 
 @dataclass(frozen=True)

@@ -113,9 +113,12 @@ class Gaussian:
         self.outputs = 2 * size
 
     def sample(self, outputs: Floats, rng: np.random.Generator) -> Sample:
+        return self.drawn(outputs, rng.standard_normal((len(outputs), self._size), np.float32))
+
+    def drawn(self, outputs: Floats, noise: Floats) -> Sample:
+        """μ + σ·noise of standard normal ``noise`` [B, size], and its log-density."""
         mean = outputs[:, : self._size]
         log_std = outputs[:, self._size :].clip(LOG_STD_MIN, LOG_STD_MAX)
-        noise = rng.standard_normal(mean.shape, np.float32)
         log_prob = -(0.5 * noise * noise + log_std + np.float32(_HALF_LOG_2PI)).sum(axis=1)
         return Sample(mean + np.exp(log_std) * noise, cast("Floats", log_prob))
 

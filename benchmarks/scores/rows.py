@@ -1,0 +1,114 @@
+"""The rows of the scores page: what is run, and what others have published for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SIMBA = "mean of the seeds (in brackets), v4: result files of dojeon-ai/SimbaV2, commit 14fafb27"
+ZOO = "one run: benchmark.md of DLR-RM/rl-baselines3-zoo"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published mean return."""
+
+    name: str
+    points: tuple[tuple[int, float], ...]
+    """Environment steps and mean return."""
+    source: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One agent on one environment."""
+
+    env: str
+    agent: str
+    topology: str
+    env_steps: int
+    flags: tuple[str, ...] = ()
+    """More flags of ``apexrl train``; without any, a row shows the defaults."""
+    preset: str = ""
+    published: tuple[Published, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Names its records."""
+        return "-".join((self.env.replace("/", "-"), self.agent, self.topology)).lower()
+
+
+def _mujoco(env: str, curves: dict[str, tuple[float, float]], steps: int = 300_000) -> list[Row]:
+    """``curves``: of each agent the published returns after 100k and 300k steps."""
+    agents = {"sac": "sac", "td3": "", "crossq": "crossq", "simba_v2": "simbaV2_utd2"}
+    return [
+        Row(
+            env,
+            agent,
+            "apex",
+            steps,
+            published=(
+                Published(f"{column} (10)", ((100_000, curves[column][0]), (300_000, curves[column][1])), SIMBA),
+            )
+            if column
+            else (),
+        )
+        for agent, column in agents.items()
+    ]
+
+
+ROWS = [
+    *_mujoco("HalfCheetah-v5", {"sac": (6156, 8593), "crossq": (8153, 10433), "simbaV2_utd2": (7328, 9892)}),
+    *_mujoco("Hopper-v5", {"sac": (1103, 2160), "crossq": (2887, 2404), "simbaV2_utd2": (2821, 3502)}),
+    *_mujoco("Walker2d-v5", {"sac": (690, 2470), "crossq": (3882, 4755), "simbaV2_utd2": (3023, 5499)}),
+    *_mujoco("Ant-v5", {"sac": (747, 3532), "crossq": (2939, 5384), "simbaV2_utd2": (3881, 6200)}),
+    Row(
+        "HalfCheetah-v5",
+        "ppo",
+        "impala",
+        1_000_000,
+        published=(Published("rl-zoo PPO, tuned", ((1_000_000, 5819),), ZOO),),
+    ),
+    *(
+        Row(f"MinAtar/{game}-v1", agent, topology, 5_000_000)
+        for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
+        for agent, topology in (("dqn", "apex"), ("rainbow", "apex"), ("pqn", "impala"), ("impala", "impala"))
+    ),
+    *(
+        Row(
+            "PongNoFrameskip-v4",
+            agent,
+            topology,
+            10_000_000,
+            ("--atari", "--stack", "4", "--reward-clip", "1", "--stop-at-return", "19"),
+            published=(Published("rl-zoo PPO", ((10_000_000, 20.99),), ZOO),),
+        )
+        for agent, topology in (
+            ("pqn", "impala"),
+            ("impala", "impala"),
+            ("appo", "sample_factory"),
+            ("dueling_dqn", "apex"),
+            ("r2d2", "apex"),
+        )
+    ),
+    Row(
+        "LunarLander-v3",
+        "ppo",
+        "impala",
+        1_500_000,
+        published=(Published("rl-zoo PPO", ((1_000_000, 242.1),), ZOO),),
+    ),
+    Row(
+        "BipedalWalker-v3",
+        "ppo",
+        "impala",
+        5_000_000,
+        published=(Published("rl-zoo PPO", ((5_000_000, 213.3),), ZOO),),
+    ),
+    Row(
+        "BipedalWalker-v3",
+        "sac",
+        "apex",
+        500_000,
+        published=(Published("rl-zoo SAC", ((500_000, 297.7),), ZOO),),
+    ),
+]
