@@ -10,12 +10,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard native/*.h native/*.cc)
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-long test-ray check check-model docs reference bench examples clean
+.PHONY: help install train test test-long test-ray test-envpool check check-model docs reference bench examples clean
 .PHONY: check-native check-clang check-tidy check-aarch64 fuzz
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
-	@echo "make install, check, check-model, check-native, fuzz, test-long, test-ray, docs, reference, bench, examples, clean;"
+	@echo "make install, check, check-model, check-native, fuzz, test-long, test-ray, test-envpool, docs, reference, bench, examples, clean;"
 	@echo "make train PRESET=catch ARGS='--actors 4'"
 
 $(BIN)/python:
@@ -47,11 +47,11 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 # Tests start hundreds of processes; without compiled files each would compile the package again.
-test test-long test-ray: export PYTHONDONTWRITEBYTECODE :=
+test test-long test-ray test-envpool: export PYTHONDONTWRITEBYTECODE :=
 
 # In the order of folders: files with few tests, which xdist would take last, are those whose tests take longest.
 test: check
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m 'not cluster and not long'
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m 'not cluster and not long and not envpool'
 
 # Whole tutorial pages, runs over hosts that learn, spoilt runs trained anew; some minutes.
 test-long: $(VENV)/.dev
@@ -61,6 +61,11 @@ test-long: $(VENV)/.dev
 test-ray: $(VENV)/.dev
 	$(PIP) 'ray[default]'
 	RAY_worker_niceness=0 $(BIN)/python -m pytest tests/launch/on_ray
+
+# Environments of EnvPool, which takes 750 MB; some seconds.
+test-envpool: $(VENV)/.dev
+	$(PIP) -e '.[envpool]'
+	$(BIN)/python -m pytest -m envpool
 
 # Lease, publish, wake and reclaim of the native core in every order that the memory model allows; some minutes. The
 # scenario `room` has too many for that: it stops at ORDERS.

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
+from row_streams import streams
 
 from apexrl.config import EnvConfig
 from apexrl.envs import VectorEnv, env_spec_and_limit, make_vector
@@ -52,28 +53,6 @@ class Walk(gym.Env[Any, Any]):
 
 def walks(mode: AutoresetMode, vectorised: Callable[..., Any] = gym.vector.SyncVectorEnv) -> Callable[..., Any]:
     return lambda num_envs: vectorised([Walk] * num_envs, autoreset_mode=mode)
-
-
-Row = tuple[Any, ...]
-
-
-def streams(env: VectorEnv, rows: int) -> list[list[Row]]:
-    """What each environment answers, and its final returns; each has actions that its own rows decide."""
-    seen = env.reset()
-    found: list[list[Row]] = [[tuple(array[n].tolist() for array in seen.values())] for n in range(env.num_envs)]
-    which = np.arange(env.num_envs)
-    while min(len(stream) for stream in found) <= rows:
-        actions = np.array([(len(found[n]) * (n + 1) + 1) % env.spec.action.n for n in which])
-        env.send(actions, None if env.lockstep else which)
-        stepped = env.receive()
-        assert stepped is not None
-        which = np.arange(env.num_envs) if stepped.which is None else stepped.which
-        games = {episode.env: (episode.episode_return, episode.length) for episode in stepped.episodes}
-        for row, number in enumerate(which.tolist()):
-            shown = tuple(array[row].tolist() for array in stepped.observation.values())
-            results = (stepped.reward, stepped.terminated, stepped.truncated, stepped.starts)
-            found[number].append((shown, *(float(array[row]) for array in results), games.get(number)))
-    return [stream[: rows + 1] for stream in found]
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)

@@ -14,6 +14,7 @@ from apexrl.config import EnvConfig
 from apexrl.envs.atari import LifeLossEnds, atari_env
 from apexrl.envs.atari_game import plain_game, register_atari
 from apexrl.envs.atari_rows import AtariRows
+from apexrl.envs.envpool_rows import PREFIX, EnvPoolRows, pool_spaces
 from apexrl.envs.last_action_reward import LastActionReward
 from apexrl.envs.lockstep import Backend, EnvCall, LoopRows
 from apexrl.envs.minatar import register_minatar
@@ -71,6 +72,9 @@ def make_env(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, 
     Raises:
         EnvError: as ``make_vector``.
     """
+    name = env_name(config)
+    if name.startswith(PREFIX) or ((form := _guarded_form(config)) is not None and form.only):
+        raise EnvError(f"{name} has a vectorised form only: there is no single environment to make, as for a video")
     kwargs = dict(config.env_kwargs)
     if render_mode is not None:
         kwargs["render_mode"] = render_mode
@@ -95,6 +99,10 @@ def env_spec_and_limit(config: EnvConfig) -> tuple[EnvSpec, int | None]:
     Raises:
         EnvError, SpecError: as ``make_vector``.
     """
+    name = env_name(config)
+    if name.startswith(PREFIX):
+        observations, actions, limit = _guard(name, lambda: pool_spaces(name, _pool_kwargs(config)), {})
+        return env_spec(observations, actions, config.stack), limit
     form = None if config.atari else _guarded_form(config)
     if form is not None and form.only:
         with closing(make_vector(config, 1, 0)) as vector:
@@ -155,16 +163,41 @@ def _guard(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
 def _extra(name: str) -> str:
     """The extra of apexrl that the environment needs."""
     spec = gym.registry.get(name.rpartition(":")[2])
-    entry = str(spec.entry_point) if spec else name
+    entry = f"{name} {spec.entry_point if spec else ''}"
     for word, command in {
         "box2d": "pip install 'apexrl[box2d]'",
         "mujoco": "pip install 'apexrl[mujoco]'",
         "ale_py": "pip install 'apexrl[atari]'",
         "cv2": "pip install 'apexrl[atari]'",
+        "envpool": "pip install 'apexrl[envpool]'",
     }.items():
         if word in entry.lower():
             return f"Run: {command}"
     return ""
+
+
+def _pool(config: EnvConfig, num_envs: int, vector: str, call: EnvCall, cores: int, partial: bool) -> EnvPoolRows:
+    _refuse_wrappers(config, vector)
+    return EnvPoolRows(_pool_kwargs(config), num_envs, partial, cores, env_name(config), call)
+
+
+def _pool_kwargs(config: EnvConfig) -> dict[str, Any]:
+    limit = {"max_episode_steps": config.max_episode_steps} if config.max_episode_steps else {}
+    return {**config.env_kwargs, **limit}
+
+
+def _refuse_wrappers(config: EnvConfig, vector: str) -> None:
+    """Refuse what is for single environments."""
+    asked = {
+        "atari": config.atari,
+        "last_action_reward": config.last_action_reward,
+        "--vector threads": vector != "sync",
+    }
+    if any(asked.values()):
+        raise EnvError(
+            f"{env_name(config)} has a vectorised form only, which steps all environments at once and is not wrapped: "
+            f"leave out {' and '.join(what for what, wanted in asked.items() if wanted)}"
+        )
 
 
 def _guarded_form(config: EnvConfig) -> VectorForm | None:
@@ -174,6 +207,8 @@ def _guarded_form(config: EnvConfig) -> VectorForm | None:
 def _native(config: EnvConfig, num_envs: int, vector: str, call: EnvCall, cores: int, partial: bool) -> Backend | None:
     """The environment's own vectorised form, if there are no single ones, or if it does what they would."""
     name = env_name(config)
+    if name.startswith(PREFIX):
+        return cast("Backend", _guard(name, lambda: _pool(config, num_envs, vector, call, cores, partial), {}))
     if config.atari:
         wanted = config.native_envs and vector == "sync" and not config.last_action_reward and min(cores, num_envs) > 1
         game = plain_game(config.env, config.env_kwargs) if wanted else None
@@ -184,11 +219,8 @@ def _native(config: EnvConfig, num_envs: int, vector: str, call: EnvCall, cores:
     form = _guarded_form(config)
     if form is None:
         return None
-    if form.only and (config.last_action_reward or vector != "sync"):
-        raise EnvError(
-            f"{name} has a vectorised form only, which steps all environments at once and is not wrapped: leave out "
-            "last_action_reward and --vector threads"
-        )
+    if form.only:
+        _refuse_wrappers(config, vector)
     if not form.only and (not config.native_envs or config.last_action_reward or vector != "sync"):
         return None
     made: gym.vector.VectorEnv[Any, Any, Any] = _guard(name, lambda: form.make(num_envs=num_envs), {})
