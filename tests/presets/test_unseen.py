@@ -161,6 +161,9 @@ PAPERS: dict[str, dict[str, Any]] = {
     "discrete_sac": {"learning_rate": 3e-4, "batch_size": 64, "updates_per_step": 0.25, "min_size": 20_000,
                      "polyak": 0.0, "target_period_updates": 2_000,
                      "target_entropy": pytest.approx(0.98 * math.log(4))},
+    "pqn": {"unroll_length": 32, "batch_size": 128, "envs_per_actor": 128, "epochs": 2, "minibatches": 32,
+            "optimizer": "radam", "learning_rate": 2.5e-4, "gradient_clip": 10.0, "trace_lambda": 0.65,
+            "epsilon": 0.001, "exploration_steps": 100_000, "anneal": False, "image_units": 512},
     "ppo": {"unroll_length": 128, "batch_size": 8, "epochs": 4, "minibatches": 4, "clip_ratio": 0.1},
     "impala": {"unroll_length": 20, "batch_size": 32, "learning_rate": 6e-4, "optimizer_eps": 0.01, "anneal": True},
 }  # fmt: skip
@@ -173,6 +176,17 @@ def test_a_papers_recipe_has_its_numbers(agent: str) -> None:
     config = unseen.with_recipe(agent, unseen.default_topology(agent), facts(kind, "image"), "paper", 10**6)
     values = flat(config)
     assert {name: values[name] for name in PAPERS[agent]} == PAPERS[agent]
+
+
+def test_pqns_paper_has_other_numbers_for_small_images_and_vectors() -> None:
+    """purejaxql's pqn_minatar.yaml and pqn_cartpole.yaml; ε falls over a share of the run, as the step size does."""
+    small, vector = (paper_settings("pqn", facts(seen=seen), 500_000) for seen in ("small image", "vector"))
+    assert (small["learning_rate"], small["epsilon"], small["exploration_steps"]) == (5e-4, 0.05, 50_000)
+    assert (vector["learning_rate"], vector["epsilon"], vector["exploration_steps"]) == (1e-4, 0.2, 100_000)
+    assert (vector["trace_lambda"], vector["reward_scale"], vector["hidden"]) == (0.95, 0.1, (256, 256))
+    assert small["anneal"]
+    assert vector["anneal"]
+    assert "anneal" not in paper_settings("pqn", facts(seen="small image"))
 
 
 def test_what_changes_until_the_end_needs_one(monkeypatch: pytest.MonkeyPatch) -> None:
