@@ -69,7 +69,7 @@ def test_the_same_steps_give_the_same_unrolls_as_in_a_fifo_replay(
     fields = step_fields(spec, EXTRAS)
     context = stage.context("worker")
     context.patience = 5.0
-    player = EnvPlayer(context, config, spec, Scribe(), seed=1)  # type: ignore[arg-type]
+    player = EnvPlayer(context, config, spec, lambda _: Scribe(), seed=1)  # type: ignore[arg-type,return-value]
     builder = UnrollBuilder(ENVS, length, spec, fields, GAMMA)
     replay = Replay(
         1000, fields, kind="unroll", length=length, sampler="fifo", stack=stack, gamma=GAMMA, writers=1, streams=ENVS

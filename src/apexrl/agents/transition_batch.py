@@ -77,8 +77,13 @@ def on_device(arrays: Mapping[str, Array], device: torch.device) -> dict[str, Te
     return {name: to_device(array, device) for name, array in arrays.items()}
 
 
-def to_device(array: Array, device: torch.device) -> Tensor:
-    """One array as a tensor: the same memory on the CPU, a copy that does not wait on CUDA."""
+def to_device(array: Array | Tensor, device: torch.device) -> Tensor:
+    """One array as a tensor: the same memory on the CPU, a copy that does not wait on CUDA.
+
+    What is a tensor already, as a simulator brings it, is copied where it lies elsewhere only.
+    """
+    if isinstance(array, Tensor):
+        return array.to(device)
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor

@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from apexrl.envs.host_arrays import HostArrays, brings_tensors
 from apexrl.envs.lockstep import Bools, EnvCall, Rows, Which, blame, refuse_not_finite
 from apexrl.envs.spaces import Leaf, flatten_observation, observation_leaves
 from apexrl.errors import EnvError
@@ -29,10 +30,15 @@ class NativeRows:
     episode is seen from behind that step on, and its reward counts nowhere.
 
     Args:
-        env: its ``metadata["autoreset_mode"]`` says which mode it has; without it, NEXT_STEP.
+        env: its ``metadata["autoreset_mode"]`` says which mode it has; without it, NEXT_STEP. One that brings tensors
+            (``HostArrays``) has many environments, and goes in lock-step.
         name: of the environment, for errors.
         call: entered around every call.
         lockstep: whether all environments must be in every answer.
+
+    Attributes:
+        device: where the simulator's tensors lie; empty: it brings arrays.
+        tensors: what the agent sees next as the simulator brought it, name -> [B, ...], until the next ``send``.
     """
 
     def __init__(
@@ -42,6 +48,11 @@ class NativeRows:
         call: EnvCall = nullcontext,
         lockstep: bool = True,
     ) -> None:
+        self.device, self.tensors = "", dict[str, Any]()
+        self._copied = False  # answers are copies already
+        if brings_tensors(env):
+            env = HostArrays(env)
+            self.device, self._copied, lockstep = env.device, env.copies, True
         self._env, self._name, self._call = env, name, call
         self._mode = env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         self.lockstep = lockstep or self._mode is AutoresetMode.NEXT_STEP
@@ -59,14 +70,18 @@ class NativeRows:
             seen, _ = self._env.reset(seed=list(seeds) if each else seeds[0])  # type: ignore[arg-type]
         self._rows = None
         self._chosen[:] = False
-        return self._named(seen)
+        named = self._named(seen)
+        self._keep_tensors(named)
+        return named
 
     def send(self, actions: Array, starting: Bools, which: Which = None) -> None:
         with self._call(), blame(self._name, "step"):
             if self._mode is AutoresetMode.NEXT_STEP:
                 self._rows = self._step(actions)
+                self._keep_tensors(self._rows.observation)
             elif self.lockstep:
                 self._rows = self._step_unseen(actions, starting)
+                self._keep_tensors(self._rows.observation, self._rows.terminated | self._rows.truncated)
             else:
                 numbers = np.arange(self.num_envs) if which is None else which
                 self._rows = self._step_when_chosen(actions, starting, numbers)
@@ -128,7 +143,29 @@ class NativeRows:
 
     def _named(self, seen: Any) -> dict[str, Array]:
         # An actor holds an observation until after the next step, and some environments write into the same array.
-        return {name: array.copy() for name, array in flatten_observation(self._leaves, seen).items()}
+        flat = flatten_observation(self._leaves, seen)
+        return flat if self._copied else {name: array.copy() for name, array in flat.items()}
+
+    def _keep_tensors(self, named: Mapping[str, Array], replaced: Bools | None = None) -> None:
+        """Keep what the simulator brought; of ``replaced`` environments it brought something later than ``named``."""
+        if not isinstance(self._env, HostArrays):
+            return
+        import torch
+
+        rows = np.flatnonzero(replaced) if replaced is not None else ()
+        for leaf in self._leaves:
+            tensor = self._env.seen
+            for key in leaf.path:
+                tensor = tensor[key]
+            tensor = tensor.to(getattr(torch, leaf.field.dtype))
+            if leaf.start:
+                tensor = tensor - leaf.start
+            if len(rows):
+                tensor = tensor.clone()
+                tensor[torch.as_tensor(rows, device=self.device)] = torch.as_tensor(
+                    named[leaf.name][rows], device=self.device
+                )
+            self.tensors[leaf.name] = tensor
 
     def _put_final(self, named: dict[str, Array], ended: Numbers, truncated: Bools, infos: Mapping[str, Any]) -> None:
         """Write the final observations of ``ended`` over those of the resets behind them."""

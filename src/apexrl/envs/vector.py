@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,11 +52,13 @@ class VectorEnv:
 
     Attributes:
         lockstep: ``receive`` yields rows of all environments, in order, and ``which`` is None.
+        device: where the environment's torch tensors lie, if it brings any; else ``cpu``.
     """
 
     def __init__(self, backend: Backend, name: str, stack: int = 1, reward_clip: float = 0.0, seed: int = 0) -> None:
         self.num_envs, self.lockstep = backend.num_envs, backend.lockstep
         self.name = name
+        self.device: str = getattr(backend, "device", "") or "cpu"
         self.spec = env_spec(backend.observation_space, backend.action_space, stack)
         self._backend = backend
         self._clip = reward_clip
@@ -124,6 +127,12 @@ class VectorEnv:
         if self._clip:
             learned = np.clip(learned, -self._clip, self._clip)
         return Stepped(rows.observation, learned, rows.terminated, rows.truncated, starts, episodes, which)
+
+    @property
+    def tensors(self) -> Mapping[str, Any]:
+        """The newest observations of all environments as torch tensors on ``device``, name -> [B, *shape], where the
+        environment brings such; they hold until the next ``send``. Else empty."""
+        return getattr(self._backend, "tensors", {})
 
     def step(self, actions: Array) -> Stepped:
         """Step every environment and wait for all of them. ``actions`` as for ``send``, [B, ...].

@@ -80,7 +80,7 @@ class A3CWorker:
             assert gradients is not None, "parameters of servers come with the way to them"
             self._parameters = ParameterClient(agent, parameters, gradients, context.index)
         self._envs = config.actor.envs_per_actor
-        self._player = EnvPlayer(context, config, spec, agent, int(seeds[1]))
+        self._player = EnvPlayer(context, config, spec, lambda _: agent, int(seeds[1]))
         fields = step_fields(spec, recorded(agent))
         self._unrolls = UnrollBuilder(self._envs, agent.item.length, spec, fields, config.agent.gamma)
         self._copied = False  # for the unrolls that are being made

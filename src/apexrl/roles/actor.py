@@ -69,8 +69,12 @@ class Actor:
         self._context = context
         self._pull_period = config.actor.pull_period * envs
         self._random_start = config.actor.random_start
-        self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, "cpu", int(seeds[0]))
-        self._player = EnvPlayer(context, config, spec, self._agent, int(seeds[1]), partial=True)
+
+        def make_agent(device: str) -> Agent:
+            return cast("Agent", agent_class(config.agent.agent)(spec, config.agent, device, int(seeds[0])))
+
+        self._player = EnvPlayer(context, config, spec, make_agent, int(seeds[1]), partial=True)
+        self._agent = self._player.agent
         self._writer: StepWriter = replay.writer(streams=envs, priority_fn=wanted_priorities(config, self._agent))
         self._unwritten: dict[str, Array] | None = None
         self._weights = NewestWeights(context, self._agent, weights)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from apexrl.config import Config
@@ -26,11 +28,13 @@ class EnvPlayer:
     Slot ``context.index`` owns M rungs that span the ladder of ε or σ, whoever serves in it.
 
     Args:
-        agent: acts; its parameters are the caller's business.
+        make_agent: makes who acts, on a device: where the environment's torch tensors lie, else on the CPU. Its
+            parameters are the caller's business.
         seed: of the environments.
         partial: whether ``collect`` may yield rows of some environments where they go in lock-step otherwise.
 
     Attributes:
+        agent: who acts. A shipped one is shown a simulator's tensors as they are.
         seen: observations of whoever waits for an action, name -> [R, (stack,) ...], until the next ``collect``; None:
             nobody does.
         which: whose steps were collected last.
@@ -39,20 +43,29 @@ class EnvPlayer:
     """
 
     def __init__(
-        self, context: Context, config: Config, spec: EnvSpec, agent: Agent, seed: int, partial: bool = False
+        self,
+        context: Context,
+        config: Config,
+        spec: EnvSpec,
+        make_agent: Callable[[str], Agent],
+        seed: int,
+        partial: bool = False,
     ) -> None:
+        from apexrl.agents import AGENTS
         from apexrl.envs import FrameStack, make_vector
 
         envs = config.actor.envs_per_actor
         slots = config.actor.actor_slots or config.actor.actors
         self._context = context
-        self._agent = agent
         self._check = ActionCheck(config.agent.agent, spec.action)
         self._exploration = Exploration(context, config, spec.action, [context.index], slots, envs)
         with context.env_call():
             call, cores = context.env_call, own_cores(config)
             self._env = make_vector(config.env, envs, seed, config.actor.vector, call, cores, partial)
             self._observation = self._env.reset()
+        self.agent = make_agent(self._env.device)
+        # Frames are stacked in the host's memory, and an agent of one's own may know arrays only
+        self._shows_tensors = spec.stack == 1 and config.agent.agent in AGENTS
         self._frames = FrameStack(spec.stack, envs, spec.observation)
         self._state = EnvArrays(envs)
         self._begun = EnvArrays(envs)
@@ -79,7 +92,8 @@ class EnvPlayer:
         exploration = self._exploration() if which is None else self._exploration()[which]
         if random:
             exploration = np.full_like(exploration, np.inf)
-        actions, extras, state = self._agent.act(self.seen, self._state.take(which) or None, exploration)
+        seen = (self._shows_tensors and self._env.tensors) or self.seen
+        actions, extras, state = self.agent.act(seen, self._state.take(which) or None, exploration)
         self._check.first(actions, len(exploration), random)
         self._state.put(which, state or {})
         if version != self._versions[0]:
