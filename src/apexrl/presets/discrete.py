@@ -67,6 +67,20 @@ _CARTPOLE_UNROLLS: dict[str, Any] = {
     "unroll_length": 16,
     "batch_size": 8,
 }
+# The authors' λ, reward scale and epochs for CartPole; larger steps, which the larger ε of Adam holds back where
+# gradients are nearly 0.
+_CARTPOLE_PQN: dict[str, Any] = {
+    "trace_lambda": 0.95,
+    "reward_scale": 0.1,
+    "epochs": 4,
+    "minibatches": 8,
+    "batch_size": 32,
+    "learning_rate": 2.5e-4,
+    "optimizer_eps": 1e-5,
+    "epsilon": 0.05,
+    "exploration_steps": 20_000,
+    "queue_batches": 1,
+}
 CARTPOLE_AGENTS: dict[str, dict[str, Any]] = {
     "c51": _CARTPOLE_CATEGORIES,
     "qr_dqn": {"quantiles": 10},  # rl-zoo
@@ -74,6 +88,7 @@ CARTPOLE_AGENTS: dict[str, dict[str, Any]] = {
     "rainbow": {**_CARTPOLE_CATEGORIES, **_CARTPOLE_OFTEN},
     "munchausen_dqn": _CARTPOLE_OFTEN,
     "r2d2": _POSITION_R2D2,
+    "pqn": _CARTPOLE_PQN,
     "a2c": {**_CARTPOLE_UNROLLS, "learning_rate": 2e-3, "gae_lambda": 0.95},
     "impala": _CARTPOLE_UNROLLS,
     "ppo": {**_CARTPOLE_UNROLLS, "batch_size": 32},
@@ -193,6 +208,18 @@ MINATAR_BREAKOUT = Config(
     stop=StopConfig(env_steps=1_000_000, stop_at_return=10.0),  # ours: a margin over 8
 )
 
+# The authors' step size, ε and its share of the run, with batches of a quarter.
+_MINATAR_PQN: dict[str, Any] = {
+    "learning_rate": 5e-4,
+    "anneal": True,
+    "epsilon": 0.05,
+    "exploration_steps": 100_000,
+    "batch_size": 32,
+    "minibatches": 8,
+    "envs_per_actor": 16,
+    "queue_batches": 1,
+}
+
 PONG = Config(
     preset="pong",
     env=EnvConfig(env="ALE/Pong-v5", atari=True, stack=4, reward_clip=1.0),  # Ape-X, appendix C
@@ -253,7 +280,19 @@ DISCRETE: dict[str, Preset] = {
         },
     ),
     "minatar-breakout": Preset(
-        MINATAR_BREAKOUT, "MinAtar Breakout with Rainbow, 1M frames", "minatar", ("minatar",), agent="rainbow"
+        MINATAR_BREAKOUT,
+        "MinAtar Breakout with Rainbow, 1M frames",
+        "minatar",
+        ("minatar",),
+        agent="rainbow",
+        agents={"pqn": _MINATAR_PQN},
     ),
-    "pong": Preset(PONG, "Atari Pong from pixels to 20, with Ape-X's numbers", "atari", ("ale_py", "cv2")),
+    "pong": Preset(
+        PONG,
+        "Atari Pong from pixels to 20, with Ape-X's numbers",
+        "atari",
+        ("ale_py", "cv2"),
+        # its name's numbers are the authors' for Atari: 128 environments, one unroll of each in a batch
+        agents={"pqn": {"envs_per_actor": 16, "queue_batches": 1}},
+    ),
 }
