@@ -171,10 +171,20 @@ def test_the_accelerator_vanishes_however_the_loss_is_replaced(
     assert by_hand == []
 
 
+LAYERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "vector": ("vector", {}),
+    "image": ("image", {}),
+    "own network": ("vector", {"network": "signal_runs:Marked"}),
+    "layer norm": ("vector", {"layer_norm": True}),
+}
+
+
 @pytest.mark.parametrize("name", FAMILY)
-@pytest.mark.parametrize(("shown", "network"), [("vector", ""), ("image", ""), ("vector", "signal_runs:Marked")])
-def test_unchanged_the_update_is_autograd_of_the_loss(name: str, shown: Any, network: str, by_hand: list[Any]) -> None:
-    game = Game(name, shown, "discrete", network=network, gradient_clip=0.0)
+@pytest.mark.parametrize("layers", LAYERS)
+def test_unchanged_the_update_is_autograd_of_the_loss(name: str, layers: str, by_hand: list[Any]) -> None:
+    shown, changes = LAYERS[layers]
+    network = changes.get("network", "")
+    game = Game(name, shown, "discrete", gradient_clip=0.0, **changes)
     try:
         agent: Any = game.agent()
         plain: Any = game.agent()  # of the same seed: it draws the same
