@@ -105,11 +105,11 @@ _R2D2_VECTORS: Settings = _SCALED | {
     "optimizer_eps": 1e-5,
     "gradient_clip": 10.0,
     "rescaling_eps": 0.0,  # returns are scaled already
-    "batch_size": 32,
-    "updates_per_step": 0.025,  # every step is learned from 16 times
+    "batch_size": 16,
+    "updates_per_step": 0.1,  # every step is learned from 32 times, as of Q-learning from transitions
     "min_size": 100,
     "capacity": 20_000,
-    "target_period_updates": 200,
+    "target_period_updates": 400,
     "actors": 2,
     "envs_per_actor": 8,
     "pull_period": 10,
@@ -200,9 +200,9 @@ _BOXES_OWN: Mapping[str, Settings] = {
     "simba_v2": _CATEGORIES | {"hidden": (128,), "critic_hidden": (128,)},
     "crossq": _LARGE_RETURNS
     | {"critic_hidden": (256, 256), "publish_period_updates": 10},  # the authors' 2048 units are for a GPU
-    "td3": {"sigma": 0.1},
-    "ddpg": {"policy_learning_rate": 0.0, "polyak": 0.005, "sigma": 0.1},  # SB3
-    "bires_ddpg": {"policy_learning_rate": 0.0, "polyak": 0.005, "sigma": 0.1},
+    "td3": {"sigma": 0.3},  # of pink noise, as Eberhard et al. 2023 have it
+    "ddpg": {"policy_learning_rate": 0.0, "polyak": 0.005, "sigma": 0.3},
+    "bires_ddpg": {"policy_learning_rate": 0.0, "polyak": 0.005, "sigma": 0.3},
     # The authors' 128 environments and batches of 32 768 are for a GPU
     "fast_td3": _CATEGORIES
     | {
