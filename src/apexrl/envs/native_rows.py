@@ -76,15 +76,13 @@ class NativeRows:
 
     def send(self, actions: Array, starting: Bools, which: Which = None) -> None:
         with self._call(), blame(self._name, "step"):
-            if self._mode is AutoresetMode.NEXT_STEP:
-                self._rows = self._step(actions)
-                self._keep_tensors(self._rows.observation)
-            elif self.lockstep:
-                self._rows = self._step_unseen(actions, starting)
-                self._keep_tensors(self._rows.observation, self._rows.terminated | self._rows.truncated)
-            else:
-                numbers = np.arange(self.num_envs) if which is None else which
-                self._rows = self._step_when_chosen(actions, starting, numbers)
+            ready: Array | None = actions
+            if not self.lockstep:
+                ready = self._when_all_have_chosen(actions, starting, which)
+            elif self._mode is AutoresetMode.DISABLED and starting.any():
+                self._reset(starting)
+            if ready is not None:
+                self._rows = self._answered(self._env.step(ready), starting)
 
     def receive(self, least: int = 1, timeout: float = 0.0) -> Rows | None:
         rows, self._rows = self._rows, None
@@ -96,19 +94,25 @@ class NativeRows:
         with self._call(), blame(self._name, "close"):
             self._env.close()
 
-    def _step(self, actions: Array) -> Rows:
-        seen, reward, terminated, truncated, infos = self._env.step(actions)
+    def _answered(self, answer: tuple[Any, Any, Any, Any, dict[str, Any]], starting: Bools) -> Rows:
+        """The rows of a step of all."""
+        seen, reward, terminated, truncated, infos = answer
         named = self._named(seen)
         if self._mode is AutoresetMode.SAME_STEP and (terminated | truncated).any():
             self._begun = {name: array.copy() for name, array in named.items()}
             self._put_final(named, np.flatnonzero(terminated | truncated), truncated, infos)
-        return Rows(named, np.asarray(reward, np.float64), terminated, truncated, None)
+        rows = Rows(named, np.asarray(reward, np.float64), terminated, truncated, None)
+        if not self.lockstep:
+            return rows._replace(which=np.arange(self.num_envs))
+        if self._mode is AutoresetMode.NEXT_STEP:
+            self._keep_tensors(named)
+            return rows
+        rows = self._unseen(rows, starting)
+        self._keep_tensors(named, rows.terminated | rows.truncated)
+        return rows
 
-    def _step_unseen(self, actions: Array, starting: Bools) -> Rows:
-        """A step of all, which nobody sees of those that ``starting`` says."""
-        if self._mode is AutoresetMode.DISABLED and starting.any():
-            self._reset(starting)
-        rows = self._step(actions)
+    def _unseen(self, rows: Rows, starting: Bools) -> Rows:
+        """The rows of a step that nobody sees of those that ``starting`` says."""
         ended = starting & (rows.terminated | rows.truncated)
         if ended.any():
             begun = self._begun if self._mode is AutoresetMode.SAME_STEP else self._reset(ended)
@@ -120,23 +124,24 @@ class NativeRows:
             truncated=rows.truncated & ~starting,
         )
 
-    def _step_when_chosen(self, actions: Array, starting: Bools, numbers: Numbers) -> Rows | None:
-        """The rows of resets; without any, the step of all, if they all have actions."""
+    def _when_all_have_chosen(self, actions: Array, starting: Bools, which: Which) -> Array | None:
+        """The actions of all, when all have some; None: not yet. Where environments begin, their rows are answered."""
+        numbers = np.arange(self.num_envs) if which is None else which
         if self._actions is None:
             self._actions = np.empty((self.num_envs, *actions.shape[1:]), actions.dtype)
         self._actions[numbers] = actions
         self._chosen[numbers] = ~starting
         if starting.any():
-            which, mask = numbers[starting], np.zeros(self.num_envs, np.bool_)
-            mask[which] = True
+            begins, mask = numbers[starting], np.zeros(self.num_envs, np.bool_)
+            mask[begins] = True
             begun = self._begun if self._mode is AutoresetMode.SAME_STEP else self._reset(mask)
-            nothing = np.zeros(len(which), np.bool_)
-            seen = {name: array[which] for name, array in begun.items()}
-            return Rows(seen, np.zeros(len(which)), nothing, nothing.copy(), None, which)
+            nothing = np.zeros(len(begins), np.bool_)
+            seen = {name: array[begins] for name, array in begun.items()}
+            self._rows = Rows(seen, np.zeros(len(begins)), nothing, nothing.copy(), None, begins)
         if not self._chosen.all():
             return None
         self._chosen[:] = False
-        return self._step(self._actions)._replace(which=np.arange(self.num_envs))
+        return self._actions
 
     def _reset(self, mask: Bools) -> dict[str, Array]:
         return self._named(self._env.reset(options={"reset_mask": mask})[0])
