@@ -20,8 +20,8 @@ class EnvConfig:
     """Which environment, and how it is wrapped."""
 
     env: str | Callable[..., Any] = "CartPole-v1"
-    """Gymnasium id, package.module:Id-v0 (imported first), envpool:Task, or from Python a callable that returns an env
-    or, with the parameter num_envs, a vector env."""
+    """Gymnasium id, package.module:Id-v0 (imported first), or envpool:Task.
+    From Python also a callable that returns an env or, with the parameter num_envs, a vector env."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment's constructor."""
     atari: bool = False
