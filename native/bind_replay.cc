@@ -132,6 +132,9 @@ void bind_replay(nb::module_& m) {
             g.alpha = real("alpha");
             g.eps = real("eps");
             g.remover_alpha = real("remover_alpha");
+            g.recency_half_life = real("recency_half_life");
+            g.lag_half_life = real("lag_half_life");
+            g.version_column = small("version_column");
             g.seed = whole("seed");
             std::vector<Column> columns;
             auto types = field_types(fields, &columns);

@@ -56,7 +56,7 @@ class Book {
       in_order_of_use(lane);
       for (const uint32_t s : lane) store.requeue(s);
     }
-    store.tree.rebuild(size_t(used) * g.leaves);
+    store.rebuild(used);
     h.absorbed.store(h.inserted.load(std::memory_order_acquire), std::memory_order_release);
     h.lost.fetch_add(h.handed.exchange(0));
     h.items.store(store.items(), std::memory_order_release);
@@ -142,13 +142,14 @@ class Book {
     }
   }
 
-  // fifo: what a lane published first is given out first. Answers how many slots are to be looked at now.
+  // fifo: what a lane published first is given out first; where age counts, it is older. Answers how many slots are to
+  // be looked at now.
   //
   // A worker goes on meanwhile. A slot that has items here makes all that were used before it due, also one that was
   // looked at first and was still empty then; what comes later has its turn with the next drain. What the order word
   // of a slot without items says is of an earlier generation.
   size_t in_order_of_use(std::vector<uint32_t>& held) {
-    if (view_.geometry().sampler != Sampler::fifo) return held.size();
+    if (view_.geometry().sampler != Sampler::fifo && !decays(view_.geometry())) return held.size();
     const auto filled = [&](uint32_t s) { return view_.meta(s).count.load(std::memory_order_acquire) > 0; };
     const auto order = [&](uint32_t s) { return view_.meta(s).order.load(std::memory_order_relaxed); };
     uint64_t newest = 0;

@@ -1,6 +1,6 @@
 // The layout of a replay's segment: plain data, and atomics that work across processes.
 //
-//   Header | lanes | slot metas | leaves | staged priorities | slots
+//   Header | lanes | slot metas | leaves | staged priorities | youths, where age counts | slots
 //
 // A slot holds the rows of one chunk: small columns together in records, large ones in planes of their own. Its state is
 // one 8-byte word. A process may die at any instruction: the next owner can tell from the words what every slot is.
@@ -95,11 +95,14 @@ struct Geometry {
   Remover remover;
   uint32_t independent;  // draws: else stratified
   double remover_alpha;
+  double recency_half_life;  // items; 0: age in items does not count
+  double lag_half_life;      // weights versions; 0: their age does not count
+  uint32_t version_column;   // + 1; 0: none
   uint32_t offset_bits, slot_bits;  // of a key, low to high: offset, slot, generation
   double gamma, alpha, eps;
   uint64_t seed;
   uint64_t slot_bytes;
-  uint64_t lane_bytes, lanes_at, metas_at, leaves_at, staged_at, slots_at, json_at, json_bytes, total;
+  uint64_t lane_bytes, lanes_at, metas_at, leaves_at, staged_at, youths_at, slots_at, json_at, json_bytes, total;
 
   bool operator==(const Geometry&) const = default;
 };
@@ -208,6 +211,9 @@ inline uint32_t bits_for(uint64_t n) {  // bits that hold 0 … n-1
   return bits;
 }
 
+// Whether an item's chance depends on its age.
+inline bool decays(const Geometry& g) { return g.recency_half_life > 0.0 || g.lag_half_life > 0.0; }
+
 // Leaves of all slots, as a sum tree takes them.
 inline uint64_t tree_leaves(const Geometry& g) { return round_up(uint64_t(g.leaves) * g.slots, 8); }
 
@@ -217,7 +223,7 @@ inline uint64_t bytes_when_full(const Geometry& g) {
   const uint64_t slots = std::min<uint64_t>((g.most * std::max<uint64_t>(g.stride, 1) + g.chunk - 1) / g.chunk, g.slots);
   const uint64_t trees = g.remover == Remover::proportional ? 3 : 1;  // a leaf's share: its eighth, or those, twice, and a mass
   const uint64_t own = 32 + g.leaves * (trees == 1 ? 2 : 12);
-  return sizeof(Header) + g.lane_bytes * g.lanes + slots * (g.slot_bytes + sizeof(SlotMeta) + 2 * sizeof(double) * g.leaves + own);
+  return sizeof(Header) + g.lane_bytes * g.lanes + slots * (g.slot_bytes + sizeof(SlotMeta) + (decays(g) ? 3 : 2) * sizeof(double) * g.leaves + own);
 }
 
 // Frames of a column in one item.
@@ -275,7 +281,8 @@ inline void lay_out(Geometry& g, std::vector<Column>& columns) {
   g.metas_at = g.lanes_at + g.lane_bytes * g.lanes;
   g.leaves_at = round_up(g.metas_at + sizeof(SlotMeta) * slots, 64);
   g.staged_at = g.leaves_at + sizeof(double) * tree_leaves(g);
-  g.json_at = g.staged_at + sizeof(double) * tree_leaves(g);
+  g.youths_at = g.staged_at + sizeof(double) * tree_leaves(g);
+  g.json_at = g.youths_at + (decays(g) ? sizeof(double) * tree_leaves(g) : 0);
   g.slots_at = round_up(g.json_at + g.json_bytes, 4096);
   g.total = g.slots_at + g.slot_bytes * slots;
 }
@@ -292,6 +299,13 @@ inline bool is_laid_out(const Header& h, uint64_t nbytes) {
       said.stack == 0 || said.stack > kSome || said.n_step > kSome || said.burn_in > kSome || said.stride > kSome ||
       said.json_bytes > nbytes)
     return false;
+  const auto half_life = [](double said) { return said == 0.0 || (said >= 1.0 && said <= 1e300); };
+  if (!half_life(said.recency_half_life) || !half_life(said.lag_half_life) || said.version_column > said.columns) return false;
+  if ((said.lag_half_life > 0.0) != (said.version_column > 0)) return false;
+  if (said.version_column > 0) {
+    const Column& c = h.column[said.version_column - 1];
+    if (c.bytes != 8 || c.per_item || c.plane) return false;
+  }
   if (!rows && (said.behind + 1 < said.burn_in + said.stack || said.ahead < said.n_step)) return false;
   Geometry again = said;
   std::vector<Column> columns(h.column, h.column + said.columns);
@@ -308,7 +322,7 @@ inline bool is_laid_out(const Header& h, uint64_t nbytes) {
   return again == said && again.total <= nbytes && std::equal(columns.begin(), columns.end(), h.column);
 }
 
-constexpr char kReplayMagic[9] = "APEXRPL5";
-constexpr uint32_t kReplayVersion = 5;
+constexpr char kReplayMagic[9] = "APEXRPL6";
+constexpr uint32_t kReplayVersion = 6;
 
 }  // namespace apexrl

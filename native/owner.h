@@ -64,12 +64,13 @@ class Owner {
     return book_.store.items();
   }
 
-  // Sum of all leaves, of which an item's share is its probability; fifo: the number of items.
+  // Sum of all leaves, of which an item's share is its probability, in the unit of an item of priority 1 as young as the
+  // newest; fifo: the number of items.
   double mass() {
     std::lock_guard guard(mutex_);
     if (yielded()) return 0.0;
     if (view_.geometry().sampler == Sampler::fifo) return double(book_.store.items());
-    return book_.store.tree.total();
+    return book_.store.mass();
   }
 
   // Takes in what workers published, frees and hands out slots.

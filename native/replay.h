@@ -176,6 +176,10 @@ class Replay {
       in += g.slot_bytes;
       std::memcpy(view_.leaves(entry.slot), in, g.leaves * sizeof(double));
       in += g.leaves * sizeof(double);
+      if (decays(g)) {
+        std::memcpy(view_.youths(entry.slot), in, g.leaves * sizeof(double));
+        in += g.leaves * sizeof(double);
+      }
       if (g.kind == Kind::sequence || g.kind == Kind::unroll)
         for (uint32_t row = 0; row < g.rows; ++row) {
           StepHead& head = view_.head(entry.slot, row);

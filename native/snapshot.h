@@ -9,14 +9,14 @@
 
 namespace apexrl {
 
-// One slot in a snapshot; its rows and leaves follow.
+// One slot in a snapshot; its rows and leaves follow. Where age counts, its priorities and youths instead of leaves.
 struct SnapshotEntry {
   uint32_t slot, visible;
   uint64_t generation, order;
   uint32_t consumed, unused;
 };
 inline size_t snapshot_entry_bytes(const Geometry& g) {
-  return sizeof(SnapshotEntry) + g.slot_bytes + g.leaves * sizeof(double);
+  return sizeof(SnapshotEntry) + g.slot_bytes + (decays(g) ? 2 : 1) * g.leaves * sizeof(double);
 }
 
 // The state of a copy: the slots oldest first, then those still being written; and the counters when it began.
@@ -71,8 +71,13 @@ struct Snapshot {
       out += g.slot_bytes;
       double* leaves = reinterpret_cast<double*>(out);
       std::fill_n(leaves, g.leaves, 0.0);
-      std::copy_n(view.leaves(wanted.slot), wanted.visible, leaves);
+      std::copy_n(decays(g) ? view.staged(wanted.slot) : view.leaves(wanted.slot), wanted.visible, leaves);
       out += g.leaves * sizeof(double);
+      if (decays(g)) {
+        std::memset(out, 0, g.leaves * sizeof(double));
+        std::memcpy(out, view.youths(wanted.slot), wanted.visible * sizeof(double));
+        out += g.leaves * sizeof(double);
+      }
       bytes -= entry_bytes;
       copied_[wanted.slot] = wanted.generation + 1;
       ++written;

@@ -10,6 +10,7 @@
 
 #include "chunks.h"
 #include "crash.h"
+#include "decay.h"
 #include "view.h"
 #include "process.h"
 #include "queue.h"
@@ -37,7 +38,8 @@ class Store {
       : tree(view.leaves(), tree_leaves(view.geometry())),
         slots(view.geometry().slots),
         removal_rng(view.geometry().seed ^ 0x5851f42d4c957f2d),
-        view_(view) {
+        view_(view),
+        decay_(view.geometry()) {
     if (view.geometry().remover == Remover::proportional) removal_ = std::make_unique<Removal>(view);
   }
 
@@ -52,9 +54,17 @@ class Store {
 
   // A new priority of an item, after eps and alpha.
   void set_priority(size_t leaf, double value) {
-    tree.set(leaf, value);
+    if (decay_.active() && !std::signbit(value)) {
+      view_.staged(0)[leaf] = value;
+      tree.set(leaf, aged(leaf));
+    } else {
+      tree.set(leaf, value);
+    }
     if (removal_) removal_->set(leaf, value);
   }
+
+  // The sum of all leaves, in a unit that does not change with time (Decay::in_newest).
+  double mass() const { return decay_.in_newest(tree.total()); }
 
   // fifo: the next n items. Their slots stay until done_with() at least.
   void take(size_t n, std::vector<ItemRef>& items) {
@@ -158,11 +168,29 @@ class Store {
         mine.items += item && p >= consumed;
         if (!item) leaves[p] = kNoItem;
         if (item && !(leaves[p] >= 0.0 && leaves[p] <= kLargestPriority)) leaves[p] = 0.0;
-        if (removal_) removal_->set(size_t(s) * g.leaves + p, leaves[p]);
+        if (removal_) removal_->set(size_t(s) * g.leaves + p, decay_.active() && item ? staged[p] : leaves[p]);
+        if (decay_.active() && item) {
+          double& youth = view_.youths(s)[p];
+          youth = Decay::sound(youth);
+          view_.staged(s)[p] = std::min(staged[p], kLargestPriority);
+          decay_.see(youth);
+        }
       }
       items_ += mine.items;
+      const uint32_t count = std::min(meta.count.load(std::memory_order_acquire), g.chunk);
+      for (uint32_t p = mine.visible; p < count && decay_.active(); ++p) pending_ += staged[p] >= 0.0;
     }
     std::fill(leaves + mine.visible, leaves + g.leaves, 0.0);
+  }
+  // After all slots were read: the tree, over the leaves of the first `used` slots.
+  void rebuild(uint64_t used) {
+    const uint64_t inserted = header().inserted.load(std::memory_order_acquire);
+    number_ = inserted - std::min(pending_, inserted);
+    if (decay_.active()) {
+      age_all();
+    } else {
+      tree.rebuild(size_t(used) * view_.geometry().leaves);
+    }
   }
   // A committed slot, in the order of these calls.
   void restore(uint32_t s, uint64_t order) {
@@ -195,6 +223,11 @@ class Store {
         view_.leaves(s)[p] = kNoItem;
         continue;
       }
+      if (decay_.active()) {
+        double& youth = view_.youths(s)[p];
+        youth = decay_.youth(number_++, version(s, p));
+        decay_.see(youth);
+      }
       if (fifo) {
         view_.leaves(s)[p] = 0.0;
       } else {
@@ -209,6 +242,7 @@ class Store {
     items_ += items;
     view_.meta(s).drained.store(count, std::memory_order_release);
     header().absorbed.fetch_add(items, std::memory_order_relaxed);
+    if (decay_.active() && decay_.must_move()) age_all();
   }
 
   // Adds a slot that its worker has closed to the order of eviction.
@@ -279,7 +313,36 @@ class Store {
  private:
   Header& header() const { return view_.header(); }
 
+  // A leaf of priority and age.
+  double aged(size_t leaf) const {
+    return std::min(view_.staged(0)[leaf] * decay_.factor(view_.youths(0)[leaf]), kLargestPriority);
+  }
+
+  // Moves the base of all leaves.
+  void age_all() {
+    const Geometry& g = view_.geometry();
+    const uint64_t used = std::min<uint64_t>(header().next_unused.load(std::memory_order_acquire), g.slots);
+    decay_.move();
+    double* leaves = view_.leaves();
+    for (uint32_t s = 0; s < used; ++s)
+      for (size_t leaf = size_t(s) * g.leaves, end = leaf + slots[s].visible; leaf < end; ++leaf)
+        if (!std::signbit(leaves[leaf])) leaves[leaf] = aged(leaf);
+    tree.rebuild(size_t(used) * g.leaves);
+  }
+
+  // Of the weights that chose an item's action.
+  int64_t version(uint32_t s, uint32_t p) const {
+    const Geometry& g = view_.geometry();
+    if (g.version_column == 0) return 0;
+    int64_t version;
+    std::memcpy(&version, view_.cell(header().column[g.version_column - 1], s, g.behind + p), sizeof version);
+    return version;
+  }
+
   View view_;
+  Decay decay_;
+  uint64_t number_ = 0;   // items taken in
+  uint64_t pending_ = 0;  // published items that read() found, and that are not taken in
   std::deque<std::pair<uint32_t, uint64_t>> committed_;  // slot and order, oldest first; stale where the order differs
   Queue queue_;                                          // fifo sampler
   std::unique_ptr<Outbox> outbox_;                       // … in its place, where chunks go to another host

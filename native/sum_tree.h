@@ -33,7 +33,7 @@ class SumTree {
   double total() const { return levels_.back().data()[0]; }
   double leaf(size_t i) const { return leaves_[i]; }
 
-  // Of a new tree: sums of the first `used` leaves, the only ones that are not zero. The others are not read: leaves in
+  // All sums anew: of the first `used` leaves, the only ones that are not zero. The others are not read: leaves in
   // shared memory that nobody touched cost none.
   void rebuild(size_t used) {
     const double* below = leaves_;
@@ -44,6 +44,7 @@ class SumTree {
       below = level.data();
     }
     for (auto& list : dirty_) list.clear();
+    least_.clear();
   }
 
   // From now on least() answers in O(1); costs one more pass over what propagate() touches.

@@ -26,6 +26,10 @@ class View {
   double* staged(uint32_t slot) const {
     return reinterpret_cast<double*>(base_ + geometry().staged_at) + size_t(slot) * geometry().leaves;
   }
+  // How young items are, in half-lives (decay.h); only where age counts.
+  double* youths(uint32_t slot) const {
+    return reinterpret_cast<double*>(base_ + geometry().youths_at) + size_t(slot) * geometry().leaves;
+  }
   uint8_t* slot(uint32_t slot_index) const {
     return base_ + geometry().slots_at + geometry().slot_bytes * slot_index;
   }

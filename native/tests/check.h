@@ -38,6 +38,14 @@ inline Geometry geometry(Kind kind, uint64_t capacity, uint32_t chunk, uint32_t 
   return g;
 }
 
+// With chances that shrink by age, in items and in the first column, which counts up.
+inline Geometry decaying(Geometry g, double items, double versions) {
+  g.recency_half_life = items;
+  g.lag_half_life = versions;
+  g.version_column = versions > 0.0;
+  return g;
+}
+
 inline std::shared_ptr<Replay> create(const Geometry& g, const std::vector<Column>& columns) {
   return Replay::create(g, columns, "{}", 0, 0.0, 0.0, "");
 }

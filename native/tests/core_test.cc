@@ -73,7 +73,8 @@ struct Drawn {
 void random_rows(unsigned seed) {
   std::mt19937 random(seed);
   const uint64_t capacity = 1 + random() % 900;
-  auto replay = create(geometry(Kind::rows, capacity, chunk_of(capacity), 2, 1), columns(false));
+  const double half_life = seed % 2 ? 1.0 + double(capacity) / 10.0 : 0.0;
+  auto replay = create(decaying(geometry(Kind::rows, capacity, chunk_of(capacity), 2, 1), half_life, 2.0 * half_life), columns(false));
   const auto owner = owned(replay);
   CHECK(owner != nullptr && owned(replay).get() == owner.get());
   Writer writer(replay->segment(), 1), other(replay->segment(), 1);
@@ -109,7 +110,8 @@ void random_streams(unsigned seed) {
   std::mt19937 random(seed);
   const uint32_t stack = 1 + random() % 4, n_step = 1 + random() % 5, streams = 1 + random() % 4;
   const uint64_t capacity = 40 + random() % 2000;
-  auto replay = create(geometry(Kind::transition, capacity, chunk_of(capacity), 2, streams, stack, n_step), columns(true));
+  const Geometry g = geometry(Kind::transition, capacity, chunk_of(capacity), 2, streams, stack, n_step);
+  auto replay = create(decaying(g, seed % 2 ? 100.0 : 0.0, 0.0), columns(true));
   const auto owner = owned(replay);
   Writer writer(replay->segment(), streams);
   CHECK(writer.lease() == WriteStatus::ok);
@@ -264,7 +266,7 @@ void threads(Sampler sampler, Remover remover) {
 // Three writers of two streams each and a sampler: windows are read while later rows of theirs are marked.
 void stream_threads(Kind kind) {
   const bool steps = kind != Kind::transition;
-  Geometry g = geometry(kind, 400, 12, 4, 8, steps ? 1 : 3, 3);
+  Geometry g = decaying(geometry(kind, 400, 12, 4, 8, steps ? 1 : 3, 3), steps ? 0.0 : 4.0, steps ? 0.0 : 50.0);
   if (steps) {
     g.burn_in = g.behind = 1;
     g.stride = kind == Kind::unroll ? 3 : 2;

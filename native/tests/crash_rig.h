@@ -36,6 +36,7 @@ struct Flavour {
   Sampler sampler = Sampler::prioritized;
   Remover remover = Remover::fifo;
   bool travels = false;  // its items go to another host, chunk by chunk
+  bool ages = false;     // older items are drawn less often
 };
 bool chunks_travel = false;  // of the flavour under trial
 
@@ -65,6 +66,7 @@ std::shared_ptr<Replay> make(const Flavour& flavour, uint32_t lanes) {
   g.gamma = 0.9;
   g.alpha = 1.0;
   g.seed = 1;
+  if (flavour.ages) g = testing::decaying(g, 0.02 * kCapacity, 8.0);
   auto replay = Replay::create(g, {Column{8, 8, stream, 1, 0, 0, 0, 0}, Column{kLarge, 1, stream, 1, 0, 0, 0, 0}}, "{}",
                                0, 0.0, 0.0, "");
   Geometry& tight = replay->view().header().geometry;

@@ -347,6 +347,7 @@ int main() {
       {"sequence", Kind::sequence},
       {"unroll, fifo sampler", Kind::unroll, Sampler::fifo},
       {"transition, chunks taken", Kind::transition, Sampler::fifo, Remover::fifo, true},
+      {"transition, by age", Kind::transition, Sampler::prioritized, Remover::fifo, false, true},
   };
   std::map<std::string, int> places;
   for (const Flavour& flavour : flavours) {

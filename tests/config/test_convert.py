@@ -207,6 +207,8 @@ BAD: dict[str, list[Any]] = {
     **{key: [INF, -INF, NAN] for key in ["v_min", "v_max", "remover_alpha", "target_entropy"]},
     "first_moment_decay": [-0.1, 1.0, NAN],
     "burn_in": [-1, 256],
+    "recency_half_life": [-0.1, INF, NAN],
+    "lag_half_life": [-1],
     "munchausen_clip": [0.1, -INF, NAN],
 }
 EDGES: dict[str, list[Any]] = {

@@ -58,6 +58,7 @@ def test_beta_is_at_its_end_when_the_run_is(steps: int, beta: float) -> None:
     config = override(Config(), {"beta": 0.4, "beta_end": 1.0, "env_steps": 1000})
     assert Beta(counted(steps), config)() == pytest.approx(beta)
     assert Beta(counted(steps), override(config, {"beta_end": 0.0}))() == 0.4
+    assert Beta(counted(steps), override(config, {"alpha": 0.0}))() == 0.0  # only age may count, and is meant to
 
 
 @pytest.mark.parametrize(("steps", "left"), [(0, 1.0), (25, 0.75), (100, 0.0), (200, 0.0)])

@@ -150,9 +150,9 @@ def test_a_passing_replays_sequences_are_counted_with_their_steps() -> None:
 
 
 def test_what_only_the_learners_replay_does_stays_there() -> None:
-    options = {"fields": {"observation": Field((), "float32")}, "remover": "proportional", "trim_every": 9, "n_step": 3}
-    local = passing(options, 1, 1, 2**20)
-    assert not {"remover", "trim_every", "remover_alpha", "draws"} & local.keys()
+    own = {"remover": "proportional", "recency_half_life": 0.1, "trim_every": 9}
+    local = passing({"fields": {"observation": Field((), "float32")}, **own, "n_step": 3}, 1, 1, 2**20)
+    assert not {"recency_half_life", "lag_half_life", "remover", "trim_every", "remover_alpha", "draws"} & local.keys()
     assert local["n_step"] == 3
 
 

@@ -88,6 +88,16 @@ def test_several_learners_of_apex_are_served_by_one_replay_and_average() -> None
         topology("apex")(config, replace(able, places={}))
 
 
+def test_age_counts_in_the_replay_and_is_not_corrected_without_priorities() -> None:
+    config = override(Config(), {"recency_half_life": 0.1, "lag_half_life": 300, "capacity": 5000, "min_size": 1})
+    options = topology("apex")(config, PROBE).nodes[0].ports["replay"].options
+    assert (options["recency_half_life"], options["lag_half_life"]) == (0.1, 300)
+    with Replay(**options) as replay:  # steps have the version that it reads
+        assert len(replay) == 0
+    assert served(config)["beta"] == 0.4
+    assert served(override(config, {"alpha": 0.0}))["beta"] == 0.0
+
+
 def test_d4pgs_replay_lets_go_of_what_surprises_least() -> None:
     config = override(agents.with_agent(Config(), "d4pg"), {"capacity": 400, "min_size": 1, "n_step": 1, "seed": 3})
     options = topology("apex")(config, PROBE).nodes[0].ports["replay"].options

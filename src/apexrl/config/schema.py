@@ -56,6 +56,12 @@ class ReplaySettings:
     """Importance-weight exponent, constant unless beta_end is set (Ape-X: 0.4)."""
     priority_eps: Annotated[float, Range(above=0), Needs("alpha", unless=(0.0,))] = 1e-6
     """Added to |δ| before the exponent (CleanRL's and tf2rl's value)."""
+    recency_half_life: Annotated[float, Range(0)] = 0.0
+    """Age at which an item's chance to be drawn has halved, as a share of capacity; an item's age is how many came
+    after it. 0: age does not count (truncated geometric replay, arXiv 2605.10236). With alpha 0 only age counts."""
+    lag_half_life: Annotated[int, Range(0)] = 0
+    """Policy lag, in learner updates, at which an item's chance to be drawn has halved; 0: it does not count.
+    With priorities: FreshPER (arXiv 2604.16918), whose half-life is 0.69 τ."""
     remover: Literal["fifo", "proportional"] = "fifo"
     """Which item a full replay removes: the oldest, or one with probability ∝ priority^remover_alpha (Ape-X DPG)."""
     remover_alpha: Annotated[float, Range(), Needs("remover", ("proportional",))] = -0.4
@@ -70,6 +76,11 @@ class ReplaySettings:
     insert_band: Annotated[float, Range(0), Needs("updates_per_step", unless=(0.0,))] = 0.1
     """How far updates_per_step may be exceeded or missed: as many steps as this fraction of min_size brings.
     Reverb's error buffer."""
+
+    @property
+    def correction(self) -> float:
+        """Importance-weight exponent of draws: without priorities nothing is corrected, age is meant to count."""
+        return self.beta if self.alpha else 0.0
 
 
 @dataclass(frozen=True)

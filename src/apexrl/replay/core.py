@@ -28,6 +28,9 @@ Normalize = Literal["batch", "buffer", "none"]
 Handle = tuple[tuple[int, int, bytes, str], int]
 """Names a replay to other processes of this host: the segment's state, and the token of the process that created it."""
 
+LAG_FIELD = "version"
+"""The field with the version of the weights that chose a step's action, which ``lag_half_life`` reads."""
+
 # The writers of all handles that this process has of a replay, by the uuid of its memory.
 _WRITERS: weakref.WeakValueDictionary[bytes, weakref.WeakSet[Writer]] = weakref.WeakValueDictionary()
 
@@ -69,9 +72,10 @@ class ReplayCore:
     def create(fields: Mapping[str, Field], options: dict[str, Any], directory: str, check_memory: bool) -> ReplayCore:
         """Allocate a new replay. ``options`` must be checked."""
         layout = Layout(fields, options["kind"], options["stack"], options["burn_in"] + options["length"])
+        sizes = native_sizes(options) | {"version_column": _version_column(layout, options)}
         try:
             native = _native.Replay.create(
-                fields=layout.native(), sizes=native_sizes(options), json=layout.to_json(options), directory=directory
+                fields=layout.native(), sizes=sizes, json=layout.to_json(options), directory=directory
             )
         except (ValueError, RuntimeError) as error:
             raise ConfigError(f"cannot create this replay: {error}") from None
@@ -236,3 +240,14 @@ class ReplayCore:
             f"the limiter waits for inserts: {counters['sampled']} sampled and {counters['inserted']} inserted, "
             f"at {counters['samples_per_insert']} samples per insert"
         )
+
+
+def _version_column(layout: Layout, options: dict[str, Any]) -> int:
+    """The place of the field that ``lag_half_life`` reads, from 1 on; 0: it is not used."""
+    if not options["lag_half_life"]:
+        return 0
+    for place, column in enumerate(layout.columns, 1):
+        field = column.field
+        if column.name == LAG_FIELD and (field.shape, field.dtype, field.per_item) == ((), "int64", False):
+            return place
+    raise ConfigError(f"lag_half_life={options['lag_half_life']:g} needs the field {LAG_FIELD!r}: Field((), 'int64')")

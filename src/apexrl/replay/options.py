@@ -21,7 +21,10 @@ SOFT = 4  # a soft capacity may be exceeded by 1/SOFT between evictions
 
 _WHOLE = ("capacity", "stack", "n_step", "length", "burn_in", "trim_every", "writers", "min_size", "seed")
 OPTIONS: tuple[str, ...] = ("kind", "stride", "sampler", "draws", "remover", "streams")  # and _WHOLE and _REAL
-_REAL = ("gamma", "alpha", "eps", "remover_alpha", "samples_per_insert", "insert_band")
+_REAL = (
+    *("gamma", "alpha", "eps", "remover_alpha", "samples_per_insert", "insert_band"),
+    *("recency_half_life", "lag_half_life"),
+)
 OPTIONS += _WHOLE + _REAL
 _RANGES: dict[str, tuple[float, float]] = {
     "capacity": (1, 2**36),
@@ -37,6 +40,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "writers": (1, 4096),
     "samples_per_insert": (0, 1e6),
     "insert_band": (0, 1e6),
+    "recency_half_life": (0, 1e6),
+    "lag_half_life": (0, 1e12),
 }
 _CHOICES: dict[str, tuple[str, ...]] = {
     "kind": KINDS,
@@ -117,6 +122,10 @@ def _check_together(options: dict[str, Any]) -> None:
             )
         if remover != "fifo" or options["trim_every"] != 1:
             raise ConfigError("sampler='fifo' evicts what it samples: leave out remover= and trim_every=")
+        if options["recency_half_life"] or options["lag_half_life"]:
+            raise ConfigError(
+                "sampler='fifo' samples the oldest first: leave out recency_half_life= and lag_half_life="
+            )
     if remover == "proportional" and (sampler != "prioritized" or options["alpha"] == 0):
         raise ConfigError("remover='proportional' needs priorities: sampler='prioritized' with alpha > 0")
 
@@ -173,9 +182,17 @@ def native_sizes(options: dict[str, Any]) -> dict[str, Any]:
         "n_step": options["length"] if rows else options["n_step"],
         "stride": stride if rows else 0,
         "cells": cells,
+        # a half-life below one item, or one version, counts as one
+        "recency_half_life": _at_least_one(options["recency_half_life"] * capacity),
+        "lag_half_life": _at_least_one(options["lag_half_life"]),
         "alpha": 0.0 if options["sampler"] == "uniform" else options["alpha"],
         "seed": options["seed"] & (2**64 - 1),
     }
+
+
+def _at_least_one(half_life: float) -> float:
+    """0 stays 0: it has no effect."""
+    return max(1.0, half_life) if half_life else 0.0
 
 
 def checked_streams(options: dict[str, Any], streams: Any) -> int:

@@ -52,6 +52,12 @@ class Replay:
         draws: ``"stratified"`` (one from each equal slice of the total: less variance) or ``"independent"``.
         alpha: priority exponent; 0 samples uniformly.
         eps: added to |δ| before the exponent.
+        recency_half_life: age at which an item's chance has halved, as a share of ``capacity``; 0: age does not count.
+            An item's age is the number of items that were inserted after it (truncated geometric replay: arXiv
+            2605.10236).
+        lag_half_life: the same in weights versions (learner updates): an item with an older ``version``, a field that
+            must be a plain int64, is drawn less often; of a sequence, that of its first step (FreshPER: arXiv
+            2604.16918).
         remover: evicted above ``capacity``: ``"fifo"``, the oldest chunk, or ``"proportional"``, an item with
             probability ∝ (|δ| + eps)^remover_alpha.
         remover_alpha: exponent of the proportional remover; −0.4 as in Ape-X DPG (Horgan et al. 2018, appendix D).
@@ -89,6 +95,8 @@ class Replay:
         draws: Draws = "stratified",
         alpha: float = 0.6,
         eps: float = 1e-6,
+        recency_half_life: float = 0.0,
+        lag_half_life: float = 0.0,
         remover: Remover = "fifo",
         remover_alpha: float = -0.4,
         trim_every: int = 1,

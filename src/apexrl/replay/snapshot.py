@@ -138,6 +138,7 @@ def _load(file: io.FileIO, path: Path, check_memory: bool) -> ReplayCore:
 
     layout, options = Layout.from_json(head["layout"])
     fields = {column.name: column.field for column in layout.columns}
+    options = {"recency_half_life": 0.0, "lag_half_life": 0.0} | options  # files of earlier versions lack them
     arguments = {name: options[name] for name in OPTIONS}
     if layout.kind == "rows" or not options["streams_chosen"]:
         arguments["streams"] = None

@@ -46,7 +46,8 @@ class Beta:
 
     def __init__(self, context: Context, config: Config) -> None:
         self._context = context
-        self._first, self._last = config.replay.beta, config.agent.beta_end
+        self._first = config.replay.correction
+        self._last = config.agent.beta_end if config.replay.alpha else 0.0
         self._budget = config.stop.env_steps if self._last else 0
 
     def __call__(self) -> float:

@@ -41,7 +41,7 @@ def gorila(config: Config, probe: Probe) -> Program:
     acting["least"] = actors.min_actors
     if wiring.replay == "global":
         replay = program.replay(**prioritized(config, probe))
-        given = {"batch_size": config.learner.batch_size, "beta": config.replay.beta}
+        given = {"batch_size": config.learner.batch_size, "beta": config.replay.correction}
         batches = program.batches(replay, learners=wiring.learners, **given)
         program.role(ReplayServer, config=config, batches=batches, **sturdy)
         program.role(GradientLearner, batches=batches, **learning)

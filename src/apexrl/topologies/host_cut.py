@@ -25,7 +25,10 @@ _PASSING = 2048  # items that an actor host's replay holds, at least
 _CHUNK, _SHORT_CHUNK = 64, 8  # items in a slot of a replay that is large enough; where steps are very large
 _UNROLLS = 4  # the most that a slot holds
 _OWN_BYTES = 16  # of a step beside its fields: reward, flags
-_LEARNERS_OWN = ("sampler", "draws", "remover", "remover_alpha", "trim_every", "check_memory")  # not what it holds
+_LEARNERS_OWN = (  # not what it holds
+    *("sampler", "draws", "recency_half_life", "lag_half_life", "remover", "remover_alpha", "trim_every"),
+    "check_memory",
+)
 
 
 def with_slots(config: Config) -> Config:

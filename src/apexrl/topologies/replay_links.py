@@ -28,7 +28,7 @@ def experience(config: Config, probe: Probe) -> dict[str, Any]:
 
 
 def prioritized(config: Config, probe: Probe, together: int = 1) -> dict[str, Any]:
-    """Options of Ape-X's replay: draws by priority, or at random where ``alpha`` is 0.
+    """Options of Ape-X's replay: draws by priority and age, each where it counts.
 
     Args:
         together: learners that make every update together, each from a batch of its own.
@@ -40,6 +40,8 @@ def prioritized(config: Config, probe: Probe, together: int = 1) -> dict[str, An
         "capacity": replay.capacity,
         "alpha": replay.alpha,
         "eps": replay.priority_eps,
+        "recency_half_life": replay.recency_half_life,
+        "lag_half_life": replay.lag_half_life,
         "remover": replay.remover,
         "remover_alpha": replay.remover_alpha,
         "trim_every": replay.trim_every,
@@ -63,7 +65,7 @@ def served(config: Config) -> dict[str, Any]:
     """How a replay serves several learners: as many batches as each may hold, those ahead and the one at hand."""
     learner = config.learner
     ahead = PREFETCH_ON_CUDA * (learner.device != "cpu") if learner.prefetch < 0 else learner.prefetch
-    return {"batch_size": learner.batch_size, "beta": config.replay.beta, "prefetch": max(2, 1 + ahead)}
+    return {"batch_size": learner.batch_size, "beta": config.replay.correction, "prefetch": max(2, 1 + ahead)}
 
 
 def queue(config: Config, probe: Probe) -> dict[str, Any]:
