@@ -296,6 +296,7 @@ _PQN: Settings = _SCALED | {
 }
 _PQN_VECTORS: Settings = _PQN | {
     "hidden": (128, 128),
+    "dueling": True,  # ours: differences between actions survive when all of them are about as good
     "trace_lambda": 0.95,  # the authors' on CartPole
     "learning_rate": 1e-4,  # as is this
     "epochs": 4,
