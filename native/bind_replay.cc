@@ -89,7 +89,11 @@ void bind_replay(nb::module_& m) {
   keep_members(SampleStatus::yielded);
   keep_members(WriteStatus::yielded);
 
-  nb::class_<Outputs>(m, "Outputs");
+  nb::class_<Outputs>(m, "Outputs")
+      .def("set_horizon", [](Outputs& out, std::optional<uint32_t> n_step, std::optional<double> gamma) {
+        out.n_step = n_step.value_or(UINT32_MAX);
+        out.gamma = gamma.value_or(-1.0);
+      }, nb::arg("n_step").none(), nb::arg("gamma").none());
   nb::class_<Snapshot>(m, "Snapshot")
       .def_ro("max_priority", &Snapshot::largest)
       .def_ro("inserted", &Snapshot::inserted)

@@ -133,7 +133,7 @@ class PyWriter {
     if (windows) {
       gather_steps(view, pending_.data(), n, r, d, writable(mask, n * steps), writable(first, n * (steps + 1)));
     } else {
-      gather_returns(view, pending_.data(), n, r, d);
+      gather_returns(view, pending_.data(), n, view.geometry().gamma, r, d);
     }
   }
   // -> (status, bad row)

@@ -25,6 +25,8 @@ struct Outputs {
   uint64_t* keys = nullptr;
   double* probabilities = nullptr;
   float* weights = nullptr;
+  uint32_t n_step = UINT32_MAX;  // (transition) the most steps of an item, if fewer than the geometry's
+  double gamma = -1.0;           // (transition) discount per step; negative: the geometry's
 };
 
 // The divisor of importance weights (N P)^-beta.
@@ -113,7 +115,11 @@ class Draws {
     ItemRef* refs = refs_.data() + start;
     if (g.kind != Kind::rows)
       for (size_t i = 0; i < count; ++i) refs[i] = item_at(view_, refs[i].slot, refs[i].row, g.rows);
-    if (g.kind == Kind::transition) gather_returns(view_, refs, count, out.reward + start, out.discount + start);
+    if (g.kind == Kind::transition) {
+      for (size_t i = 0; i < count; ++i) refs[i].span = std::min(refs[i].span, out.n_step);
+      const double gamma = out.gamma < 0.0 ? g.gamma : out.gamma;
+      gather_returns(view_, refs, count, gamma, out.reward + start, out.discount + start);
+    }
     if (windows)
       gather_steps(view_, refs, count, out.reward + start * steps, out.discount + start * steps,
                    out.mask + start * steps, out.first + start * (steps + 1));

@@ -124,8 +124,8 @@ inline ItemRef item_at(const View& view, uint32_t slot, uint32_t row, uint32_t r
 
 // n-step return sum_{k<m} gamma^k r_{t+k} and discount gamma^m (1 - terminated) (Sutton & Barto, eq. 7.1; the
 // discount is 0 only at a true termination, so truncation bootstraps).
-inline void gather_returns(const View& view, const ItemRef* items, size_t n, float* reward, float* discount) {
-  const double gamma = view.geometry().gamma;
+inline void gather_returns(const View& view, const ItemRef* items, size_t n, double gamma, float* reward,
+                           float* discount) {
   for (size_t i = 0; i < n; ++i) {
     double sum = 0.0, factor = 1.0;
     bool terminated = false;

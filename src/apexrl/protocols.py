@@ -81,7 +81,9 @@ class Agent(Protocol):
     - ``Settings``: a dataclass with settings of its own (``config.settings``), which become flags; the constructor
       finds their values in ``config.agent_settings``: ``Settings(**config.agent_settings)``;
     - ``anneal(progress: float)``: called before every update with the part of the run's environment steps that are
-      made, 0 … 1, where the run has ``--anneal``.
+      made, 0 … 1, where the run has ``--anneal``;
+    - ``horizon`` (``agents.horizon.Horizon``): n and γ of the batch that is drawn next, where the run has
+      ``--anneal-horizon``.
 
     Topologies that split its ``update`` (a3c, gorila, several learners) need of it besides, as all shipped agents have
     them:

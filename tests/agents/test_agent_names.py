@@ -194,6 +194,9 @@ OTHER: dict[str, Any] = {
     "temperature_learning_rate": 0.1,
     "target_entropy": -7.0,
     "huber": 1e-3,
+    "reset_period_updates": 2,
+    "reset_until_updates": 4,
+    "shrink_factor": 0.9,
     "residual": 0.4,
     "target_noise": 0.9,
     "target_noise_clip": 1e-4,
@@ -241,6 +244,7 @@ FLIPPED = {
     *("critic_layer_norm", "eager_targets"),
     *("normalize_advantages", "summed_loss", "recurrent", "separate_values", "popart"),
 }
+DRAWN = {"anneal_horizon", "n_step_start", "gamma_start", "horizon_updates"}  # what batches are drawn (test_resets)
 EXPLORATION = {
     "epsilon",
     "epsilon_alpha",
@@ -255,6 +259,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("dqn", {"polyak": 0.1}),
     ("dqn", {"optimizer": "rmsprop", "rmsprop_decay": 0.5}),  # the mean square soon forgets that it began at 1
     ("dqn", {"optimizer": "adamw"}),
+    ("dqn", {"reset_period_updates": 3}),
     ("dqn", {"double": True, "noisy": True, "distribution": "quantile"}),
     ("r2d2", {"polyak": 0.1}),
     ("td3", {"polyak": 0.0, "optimizer": "rmsprop", "rmsprop_decay": 0.5}),
@@ -297,7 +302,7 @@ def test_what_is_offered_matters_and_what_is_not_does_not(name: str, change: dic
         others = {key: OTHER[key] for key in OTHER if key in means_nothing}
         others |= {key: not getattr(start, key) for key in FLIPPED & means_nothing}
         assert outcome(game, batches, dataclasses.replace(start, **others)) == whole
-        for key in SOME - means_nothing - EXPLORATION - ACTING - TOLD - KEPT - IMAGES - {"distribution"}:
+        for key in SOME - means_nothing - EXPLORATION - ACTING - TOLD - KEPT - DRAWN - IMAGES - {"distribution"}:
             value = not getattr(start, key) if key in FLIPPED else OTHER[key]
             value = SECOND[key] if value == getattr(start, key) else value
             changed = dataclasses.replace(start, **{key: value})
@@ -310,6 +315,7 @@ def test_what_is_offered_matters_and_what_is_not_does_not(name: str, change: dic
 # Of the replay and of the actor: what changes nothing beside a setting that switches it off, and something without.
 SWITCHED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("dqn", {"alpha": 0.0}, {"alpha": 0.6}, {"beta": 0.9}),
+    ("dqn", {"anneal_horizon": False}, {}, {"n_step_start": 7}),
     ("sac", {"alpha": 0.0}, {"alpha": 0.6}, {"priority_eps": 0.9}),
     ("dqn", {"remover": "fifo"}, {"remover": "proportional"}, {"remover_alpha": 3.0}),
     ("dqn", {"epsilon": 0.0}, {"epsilon": 0.4}, {"epsilon_alpha": 1.0}),
@@ -365,7 +371,7 @@ def test_exploration_is_offered_to_those_who_heed_it(name: str) -> None:
 
 
 def test_every_setting_of_some_has_another_value() -> None:
-    assert OTHER.keys() | FLIPPED | EXPLORATION | ACTING | TOLD | KEPT | IMAGES | {"distribution"} == SOME
+    assert OTHER.keys() | FLIPPED | EXPLORATION | ACTING | TOLD | KEPT | DRAWN | IMAGES | {"distribution"} == SOME
     assert AGENTS.keys() == READS.keys()
     assert SOME <= OWN | KEPT
 

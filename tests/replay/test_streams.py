@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -93,6 +95,11 @@ def test_random_streams_equal_the_twin(data):
             if complete == 0:
                 continue
             assert_items(replay.sample(64), twins, stack)
+            shorter, gamma = int(rng.integers(1, n_step + 1)), float(rng.random())
+            near = [replace(twin, n_step=shorter, gamma=gamma) for twin in twins]
+            assert_items(replay.sample(64, n_step=shorter, gamma=gamma), near, stack)
+            assert_items(replay.sample(64, gamma=gamma), [replace(twin, gamma=gamma) for twin in twins], stack)
+            assert_items(replay.sample(64), twins, stack)  # a batch's own horizon is not the next one's
             size, chunk = len(replay), replay.stats()["chunk"]
             # Chunks still being written are never evicted, so several streams may keep a little less.
             assert size == complete if complete <= capacity else capacity - chunk < size <= capacity
@@ -112,6 +119,22 @@ def test_every_item_appears_once():
             drawn |= set(replay.sample(1000).data["action"].tolist())
         assert drawn == expected
         assert len(replay) == len(expected)
+
+
+def test_a_batch_has_no_longer_returns_than_its_items():
+    with make(n_step=3) as replay:
+        for wrong, message in (
+            ({"n_step": 4}, "n_step=4 must be between 1 and 3, the replay's own"),
+            ({"n_step": 0}, "n_step=0 must be between 1 and 3"),
+            ({"gamma": 1.5}, "gamma=1.5 must be between 0 and 1"),
+        ):
+            with pytest.raises(ConfigError, match=message):
+                replay.sample(8, timeout=0.0, **wrong)
+    with (
+        Replay(capacity=40, fields=FIELDS, kind="sequence", length=4) as replay,
+        pytest.raises(ConfigError, match="belong to kind='transition', not 'sequence'"),
+    ):
+        replay.sample(8, timeout=0.0, n_step=1)
 
 
 def one_episode(rewards, ends, n_step, gamma=0.9):

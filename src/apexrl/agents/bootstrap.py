@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from apexrl.agents.horizon import longest
 from apexrl.config import AgentConfig
 from apexrl.errors import AgentError
 from apexrl.losses import munchausen_reward, munchausen_value, taken
@@ -79,6 +80,9 @@ def targets_of(config: AgentConfig) -> Targets:
         "--distribution categorical: its mixture is over values and quantiles": config.distribution == "categorical",
         f"--n-step {config.n_step}, as every reward on the way would need its own log-policy: set --n-step 1": (
             config.n_step > 1
+        ),
+        f"--anneal-horizon and --n-step-start {config.n_step_start}, for the same reason: set --n-step-start 1": (
+            longest(config) > 1
         ),
     }
     for reason, refused in beyond.items():

@@ -14,6 +14,7 @@ _EPSILON = (EpsilonSettings, "exploration_steps")
 _VALUES = (*KEPT, families.ValueSettings, families.TargetSettings, families.LayerSettings, *_EPSILON, "huber")
 _DQN = (
     *_VALUES,
+    families.ResetSettings,
     families.NoisySettings,
     families.MunchausenSettings,
     families.DistributionSettings,

@@ -8,7 +8,7 @@ besides it is Rainbow (Hessel et al. 2018). ``agents.bootstrap`` has the value o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
 import numpy as np
@@ -20,8 +20,10 @@ from apexrl.agents import diagnostics, trained_agent
 from apexrl.agents.accelerated import accelerated, is_accelerated
 from apexrl.agents.bootstrap import targets_of
 from apexrl.agents.discrete_actions import Choices
+from apexrl.agents.horizon import Horizon, check_horizon, horizon
 from apexrl.agents.layer_choice import layer_choice
 from apexrl.agents.normalizer import Normalizer
+from apexrl.agents.resets import Resets
 from apexrl.agents.return_heads import Fresh, midpoints, returns_of
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, noise_generator, seeded_layers
 from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained, as_returned
@@ -50,6 +52,7 @@ class DQN:
     """
 
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
+        check_horizon(config)
         self._config = config
         self._device = torch.device(device)
         self._choices = Choices(spec.action, config.agent)
@@ -58,18 +61,20 @@ class DQN:
         self._implicit = config.distribution == "implicit_quantile"
         self._few = max(1, config.quantile_samples // 2) if self._implicit else 0  # fractions that a choice reads
         self._rng = acting_generator(seed)
+        make = partial(
+            QNetwork,
+            spec,
+            config.hidden,
+            config.dueling,
+            outputs=self._returns.outputs,
+            cosines=config.cosines if self._implicit else 0,
+            noisy_sigma=config.noisy_sigma if config.noisy else 0.0,
+            image_units=config.image_units,
+            network=config.network,
+            choice=layer_choice(config),
+        )
         with seeded_layers(seed):
-            network = QNetwork(
-                spec,
-                config.hidden,
-                config.dueling,
-                outputs=self._returns.outputs,
-                cosines=config.cosines if self._implicit else 0,
-                noisy_sigma=config.noisy_sigma if config.noisy else 0.0,
-                image_units=config.image_units,
-                network=config.network,
-                choice=layer_choice(config),
-            ).to(self._device)
+            network = make().to(self._device)
         self._network = Trained("", network, config, target=True)
         self._online = differentiable(network)
         self._certain = not (network.noise_size or self._implicit)  # nothing in it is drawn
@@ -78,6 +83,9 @@ class DQN:
         self.generators: dict[str, RandomGenerator] = {"rng": self._rng}
         if network.noise_size:
             self.generators["noise"] = self._noise = noise_generator(seed)
+        self._resets = Resets(self._network, make, config, seed) if config.reset_period_updates else None
+        if self._resets is not None:
+            self.generators["resets"] = self._resets.rng
         self.updates = 0  # learner updates made
 
     @property
@@ -121,6 +129,11 @@ class DQN:
         return cast("NDArray[np.float32]", self._returns.priorities(fresh, self._targets).numpy())
 
     # Learning
+
+    @property
+    def horizon(self) -> Horizon:
+        """n and γ of the batch that is drawn next, at most the n of the replay's items."""
+        return horizon(self._config, self.updates)
 
     prepare = trained_agent.prepare
 
@@ -217,13 +230,16 @@ class DQN:
         return Loss((batch.weights * losses).mean(), errors, z)
 
     def apply(self, groups: Mapping[str, Tensor]) -> None:
-        """One step of the optimizer; then the target follows, as ``target_period_updates`` or ``polyak`` says."""
+        """One step of the optimizer; then the target follows, as ``target_period_updates`` or ``polyak`` says. After
+        every ``reset_period_updates`` both are reset."""
         self._network.step(groups["q"])
         self._normalizer.step(groups)
         self._online.refresh()
         self.updates += 1
         if self._network.follow(self.updates):
             self._target.refresh()
+        if self._resets is not None and self._resets.after(self.updates):
+            self.refresh()
 
     update, weights, load = trained_agent.update, trained_agent.weights, trained_agent.load
     state_dict, load_state_dict = trained_agent.state_dict, trained_agent.load_state_dict

@@ -109,6 +109,28 @@ class ValueSettings:
 
 
 @dataclass(frozen=True)
+class ResetSettings:
+    """Resets of Q-networks, and returns whose horizon changes after them (BBF)."""
+
+    reset_period_updates: Annotated[int, Range(0)] = 0
+    """Learner updates between resets of network, target and optimizer: the encoder keeps shrink_factor of itself, all
+    other layers begin anew; 0: never (BBF: 40 000)."""
+    reset_until_updates: Annotated[int, Range(0), Needs("reset_period_updates", unless=(0,))] = 0
+    """Learner updates after which nothing is reset, so that a run ends with a trained network; 0: no end."""
+    shrink_factor: Annotated[float, Range(0, 1), Needs("reset_period_updates", unless=(0,))] = 0.5
+    """Share of the encoder's weights that a reset keeps; the rest are fresh ones (BBF: 0.5, SR-SPR: 0.8)."""
+    anneal_horizon: bool = False
+    """After each reset, and at the beginning, n falls from n_step_start to n_step, and γ rises from gamma_start to
+    gamma (BBF)."""
+    n_step_start: Annotated[int, Range(1, 1_000), Needs("anneal_horizon")] = 10
+    """n at first (BBF: 10, to an n_step of 3)."""
+    gamma_start: Annotated[float, Range(0, below=1), Needs("anneal_horizon")] = 0.97
+    """γ at first (BBF: 0.97, to a gamma of 0.997)."""
+    horizon_updates: Annotated[int, Range(1), Needs("anneal_horizon")] = 10_000
+    """Learner updates until n and γ are what they then stay (BBF: 10 000)."""
+
+
+@dataclass(frozen=True)
 class NoisySettings:
     """Exploration by noisy layers."""
 
@@ -342,6 +364,7 @@ class AgentConfig(  # a dataclass has the fields of its last base first
     DistributionSettings,
     MunchausenSettings,
     NoisySettings,
+    ResetSettings,
     ValueSettings,
     TargetSettings,
     OptimizerSettings,

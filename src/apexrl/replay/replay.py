@@ -168,6 +168,8 @@ class Replay:
         normalize: Normalize = "batch",
         timeout: float = 10.0,
         outstanding: bool = False,
+        n_step: int | None = None,
+        gamma: float | None = None,
     ) -> Batch:
         """Draw ``batch_size`` items as the sampler says.
 
@@ -181,8 +183,12 @@ class Replay:
             timeout: seconds to wait for items.
             outstanding: (fifo) count the items as lost if this process ends before it calls ``done``; otherwise only
                 the last batch is lost, if the process is killed.
+            n_step: (transition) rewards summed in the items of this batch, at most the replay's ``n_step``, which is
+                the default.
+            gamma: (transition) discount per step in this batch; default: the replay's.
 
         Raises:
+            ConfigError: an argument is out of range, or not for this kind of replay.
             OwnershipError: another living process owns it.
             WaitTimeout: too few items, or held back by the limiter, for ``timeout`` seconds.
             ClosedError: the replay was closed.
@@ -193,10 +199,27 @@ class Replay:
             raise ConfigError(f"batch_size={batch_size!r} must be an integer of at least 1")
         arrays = self._pool.take(batch_size)
         try:
-            self.core.fill(arrays.outputs, batch_size, beta, normalize, timeout, outstanding)
+            if n_step is None and gamma is None:
+                self.core.fill(arrays.outputs, batch_size, beta, normalize, timeout, outstanding)
+            else:
+                self._check_horizon(n_step, gamma)
+                arrays.outputs.set_horizon(n_step, gamma)
+                try:
+                    self.core.fill(arrays.outputs, batch_size, beta, normalize, timeout, outstanding)
+                finally:
+                    arrays.outputs.set_horizon(None, None)
             return arrays.batch()
         finally:
             self._pool.put(batch_size, arrays)
+
+    def _check_horizon(self, n_step: int | None, gamma: float | None) -> None:
+        options = self.core.options
+        if options["kind"] != "transition":
+            raise ConfigError(f"n_step= and gamma= of a batch belong to kind='transition', not {options['kind']!r}")
+        if n_step is not None and not 1 <= n_step <= options["n_step"]:
+            raise ConfigError(f"n_step={n_step} must be between 1 and {options['n_step']}, the replay's own")
+        if gamma is not None and not 0.0 <= gamma <= 1.0:
+            raise ConfigError(f"gamma={gamma} must be between 0 and 1")
 
     def done(self, items: int) -> None:
         """Mark so many items of ``outstanding`` batches as used."""

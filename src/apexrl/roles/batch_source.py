@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -54,6 +54,7 @@ class DirectBatches:
         ages: marks steps that are too old to be learned from; None: no step is.
         several: batches wait for the learner beside the one that it is at. Of a queue, all of them count as lost if
             this process dies before ``done``; else, the last one alone does.
+        horizon: says ``n_step`` and ``gamma`` of the next batch; nothing: they are the replay's.
     """
 
     def __init__(
@@ -65,8 +66,10 @@ class DirectBatches:
         patience: float,
         ages: AgeLimit | None = None,
         several: bool = False,
+        horizon: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._replay = replay
+        self._horizon = horizon
         self._done: Callable[[int], None] | None = getattr(replay, "done", None) if several else None
         self._sampling: dict[str, Any] = {} if self._done is None else {"outstanding": True}
         # Without one, update() takes the batch as it was sampled.
@@ -79,7 +82,9 @@ class DirectBatches:
     def next(self) -> Ready | None:
         """A batch, or None while the replay holds too little or its limiter says wait."""
         try:
-            batch = self._replay.sample(self._batch_size, beta=self._beta(), timeout=self._patience, **self._sampling)
+            batch = self._replay.sample(
+                self._batch_size, beta=self._beta(), timeout=self._patience, **self._sampling, **self._horizon()
+            )
         except WaitTimeout:
             return None
         fresh = None if self._ages is None else self._ages(batch)

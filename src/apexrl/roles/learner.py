@@ -13,7 +13,7 @@ from apexrl.roles.actor import FIRST_VERSION
 from apexrl.roles.batch_source import DirectBatches, PrefetchedBatches, Ready, UnsentPriorities
 from apexrl.roles.policy_lag import AgeLimit, LagMeter, lags_of
 from apexrl.roles.role_traits import RoleTraits
-from apexrl.roles.schedules import Anneal, Beta
+from apexrl.roles.schedules import Anneal, Beta, HorizonOf
 from apexrl.roles.sync_group import SyncGroup
 from apexrl.roles.update_pace import UpdatePace
 from apexrl.run.folder import RunFolder
@@ -95,8 +95,16 @@ class Learner:
             replay.allocator = pinned  # the gather then writes where the device copies from
         ahead = settings.prefetch if settings.prefetch >= 0 else PREFETCH_ON_CUDA * device.startswith("cuda")
         threaded = ahead > 0 and context.patience > 0  # taking turns in one process leaves nobody to fetch ahead
+        draws = HorizonOf(self._agent, config)
         direct = DirectBatches(
-            source, self._agent, settings.batch_size, Beta(context, config), context.patience, self._ages, threaded
+            source,
+            self._agent,
+            settings.batch_size,
+            Beta(context, config),
+            context.patience,
+            self._ages,
+            threaded,
+            draws,
         )
         self._batches = (
             PrefetchedBatches(direct, ahead, context.patience, config.stall_timeout, device) if threaded else direct

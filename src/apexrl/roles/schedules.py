@@ -1,7 +1,7 @@
 """What changes over a run: step size, importance weights and exploration, by the environment steps that are made.
 
 They are counted over the whole run, all its lives and hosts. So a schedule is the same function of experience whoever
-is faster, and a resumed run goes on with what it had.
+is faster, and a resumed run goes on with what it had. The horizon of returns goes by the learner's updates.
 """
 
 from __future__ import annotations
@@ -56,6 +56,23 @@ class Beta:
             return self._first
         made = min(1.0, self._context.total("env_steps") / self._budget)
         return round(self._first + made * (self._last - self._first), _BETA_DECIMALS)
+
+
+class HorizonOf:
+    """``--anneal-horizon``: n and γ of a batch that is drawn now, as the agent that learns from it says.
+
+    Raises:
+        AgentError: it is to say and has no ``horizon``.
+    """
+
+    def __init__(self, agent: Any, config: Config) -> None:
+        self._agent = agent if config.agent.anneal_horizon else None
+        if self._agent is not None and not hasattr(agent, "horizon"):
+            raise AgentError(f"--anneal-horizon needs an agent with horizon, which {type(agent).__name__} has not")
+
+    def __call__(self) -> dict[str, Any]:
+        """Arguments of ``Replay.sample``; none where nothing changes."""
+        return {} if self._agent is None else dict(self._agent.horizon._asdict())
 
 
 class Exploration:

@@ -23,8 +23,13 @@ def gorila(config: Config, probe: Probe) -> Program:
     there), and the constant ladder of ε, where theirs anneals from 1 to 0.1 over 1M updates.
 
     Raises:
-        ConfigError: there are more servers than slices; or what local replays cannot do.
+        ConfigError: there are more servers than slices; or what local replays, or parameter servers, cannot do.
     """
+    if config.agent.reset_period_updates or config.agent.anneal_horizon:
+        raise ConfigError(
+            "parameter servers own slices of the network and apply gradients alone: none could reset it, and learners "
+            "have no common count of updates. Set --reset-period-updates 0 --no-anneal-horizon, or use --topology apex"
+        )
     actors, wiring, restarts = config.actor, config.wiring, config.learner.learner_restarts
     program = Program(config)
 

@@ -98,7 +98,16 @@ def actor_group_side(program: Program, group: int, groups: int, slots: Sequence[
 
 
 def sampling(program: Program) -> list[dict[str, Any]]:
-    """How the shards of each replay are sampled together: keyword arguments of ``ShardedReplay``."""
+    """How the shards of each replay are sampled together: keyword arguments of ``ShardedReplay``.
+
+    Raises:
+        ConfigError: they cannot be sampled as is set.
+    """
+    if program.config.agent.anneal_horizon:
+        raise ConfigError(
+            "--anneal-horizon changes n and γ with every batch, and shards of a replay on other nodes sum rewards with "
+            "one n: set --no-anneal-horizon, or run without Ray"
+        )
     found = []
     for link in cut(program).replays:
         options = link.options

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from apexrl.agents.horizon import longest
 from apexrl.config import AgentConfig, Config
 from apexrl.protocols import Item
 from apexrl.roles.actor import step_fields
@@ -16,7 +17,7 @@ _MOST_STREAMS = 65_536  # that a replay takes
 def window(item: Item, agent: AgentConfig) -> dict[str, Any]:
     """What the replay cuts from the streams; an agent of sequences or unrolls sums their rewards itself."""
     if item.kind == "transition":
-        return {"kind": "transition", "n_step": agent.n_step}
+        return {"kind": "transition", "n_step": longest(agent)}
     if item.kind == "unroll":
         return {"kind": "unroll", "length": item.length, "burn_in": item.burn_in}
     return {"kind": "sequence", "length": item.length, "stride": item.stride, "burn_in": item.burn_in}

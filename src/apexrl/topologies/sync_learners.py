@@ -20,6 +20,11 @@ def averaging(program: Program, config: Config, probe: Probe) -> Link:
             "several --learners make steps of one size, and with --anneal each would look for itself how far the run "
             "is: set --no-anneal, or --learners 1"
         )
+    if agent.reset_period_updates or agent.anneal_horizon:
+        raise ConfigError(
+            "several --learners would each reset to weights of their own, and are served batches of one n and γ: set "
+            "--reset-period-updates 0 --no-anneal-horizon, or --learners 1"
+        )
     missing = [name for name in ("gradients", "apply", "networks") if name not in probe.offers]
     if missing or not probe.vectors:
         lacks = ", ".join(missing) or "vectors that can be shared"
