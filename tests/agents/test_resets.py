@@ -219,13 +219,13 @@ def test_who_cannot_reset_together_refuses(changes: dict[str, Any]) -> None:
     vectors = {"q/online": 320, "q/target": 320, "q/optimizer/steps": 1}
     seen = Probe(SPEC, {}, 1280, Item(), ("gradients", "apply", "networks"), vectors, {"w": Place("q", 0, (10, 32))})
     config = override(with_agent(Config(), "dqn"), changes)
-    with pytest.raises(ConfigError, match="several --learners would each reset .* or --learners 1"):
+    with pytest.raises(ConfigError, match=r"several --learners would each reset .* or --learners 1"):
         topology("apex")(override(config, {"learners": 2}), seen)
-    with pytest.raises(ConfigError, match="parameter servers own slices .* use --topology apex"):
+    with pytest.raises(ConfigError, match=r"parameter servers own slices .* use --topology apex"):
         topology("gorila")(override(config, {"topology": "gorila"}), seen)
     one = topology("apex")(config, seen)
     if config.agent.anneal_horizon:
-        with pytest.raises(ConfigError, match="shards of a replay .* set --no-anneal-horizon, or run without Ray"):
+        with pytest.raises(ConfigError, match=r"shards of a replay .* set --no-anneal-horizon, or run without Ray"):
             sampling(one)
     else:
         assert sampling(one)
