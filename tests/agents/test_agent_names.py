@@ -250,7 +250,7 @@ EXPLORATION = {
     "epsilon_alpha",
     *SIGMAS,
 }  # of the actor, which hands it over
-IMAGES = {"encoder"}  # means nothing to vectors: tests/networks/test_encoders.py
+IMAGES = {"encoder", "precision"}  # means nothing to vectors: tests/networks/test_encoders.py
 ACTING = {"pink_noise"}  # changes what acting adds, not what is learned (test_acting_noise)
 TOLD = {"anneal", "learning_rate_end", "exploration_steps", "beta_end"}  # roles say how far the run is
 

@@ -14,9 +14,9 @@ from apexrl.agents import agent_class, with_agent
 from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.errors import SpecError
-from apexrl.networks import Draw, QNetwork
+from apexrl.networks import Draw, QNetwork, encoders
 from apexrl.networks.convolutions import Architecture
-from apexrl.networks.encoders import LayerChoice, encoder_for
+from apexrl.networks.encoders import LayerChoice, Precision, encoder_for
 from apexrl.networks.policy_value import PolicyValue
 from apexrl.networks.recurrent import RecurrentQ
 from apexrl.spec import ActionSpec, EnvSpec, Field
@@ -50,6 +50,38 @@ def test_every_kind_encodes_and_learns(kind: Architecture, layer_norm: bool) -> 
     assert features.shape == (3, encoder.features)
     features.square().sum().backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in encoder.module.parameters())
+
+
+def outcome(precision: Precision, side: int = 40) -> tuple[Tensor, Tensor]:
+    """Features and the gradient of the first layer."""
+    torch.manual_seed(0)
+    module = encoder_for(spec_of(side), (), "", LayerChoice(precision=precision)).module
+    features = module({"observation": torch.randint(256, (3, side, side, 3), dtype=torch.uint8)})
+    features.square().sum().backward()
+    gradient = next(module.parameters()).grad
+    assert gradient is not None
+    return features.detach(), gradient
+
+
+def test_bfloat16_computes_the_same_in_fewer_digits() -> None:
+    exact, coarse = outcome("float32"), outcome("bfloat16")
+    for one, two in zip(exact, coarse, strict=True):
+        assert two.dtype == torch.float32
+        assert not torch.equal(one, two)
+        assert float((one - two).norm() / one.norm()) < 0.05
+
+
+@pytest.mark.parametrize(("able", "means"), [(True, "bfloat16"), (False, "float32")])
+def test_auto_is_bfloat16_where_the_processor_multiplies_it(
+    able: bool, means: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": able})
+    encoders._in_bfloat16.cache_clear()
+    try:
+        assert torch.equal(outcome("auto")[0], outcome(means)[0])
+        assert torch.equal(outcome("auto", side=10)[0], outcome("float32", side=10)[0])  # too little to convert
+    finally:
+        encoders._in_bfloat16.cache_clear()
 
 
 def test_an_image_too_small_for_what_was_chosen_is_refused() -> None:

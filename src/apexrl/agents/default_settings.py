@@ -25,6 +25,7 @@ _SCALED: Settings = {
     "normalize_returns": True,
 }
 _SCALED_IMAGES = _SCALED  # pixels are divided by 255 as they are; vectors beside an image are normalised
+_FAST_IMAGES = _SCALED_IMAGES | {"precision": "auto"}
 _CATEGORIES: Settings = {"v_min": -5.0, "v_max": 5.0}  # scaled returns are of size 1
 
 # --- Q-learning: dqn, double_dqn, dueling_dqn, c51, qr_dqn, iqn, noisy_dqn, rainbow, munchausen_dqn
@@ -65,7 +66,7 @@ _Q_SMALL_IMAGES: Settings = _SCALED_IMAGES | {
     "envs_per_actor": 8,
     "pull_period": 20,
 }
-_Q_LARGE_IMAGES: Settings = _SCALED_IMAGES | {
+_Q_LARGE_IMAGES: Settings = _FAST_IMAGES | {
     "image_units": 512,
     "optimizer": "adam",
     "learning_rate": 1e-4,  # rl-zoo, CleanRL
@@ -114,7 +115,7 @@ _R2D2_VECTORS: Settings = _SCALED | {
     "envs_per_actor": 8,
     "pull_period": 10,
 }
-_R2D2_IMAGES: Settings = _SCALED_IMAGES | {
+_R2D2_IMAGES: Settings = _FAST_IMAGES | {
     "recurrent_units": 256,
     "sequence_length": 40,
     "sequence_stride": 40,
@@ -152,7 +153,7 @@ _DISCRETE_SAC_VECTORS: Settings = _SCALED | {
     "envs_per_actor": 4,
     "pull_period": 10,
 }
-_DISCRETE_SAC_IMAGES: Settings = _Q_LARGE_IMAGES | {
+_DISCRETE_SAC_IMAGES: Settings = {key: value for key, value in _Q_LARGE_IMAGES.items() if key != "precision"} | {
     "initial_temperature": 0.01,
     "learning_rate": 3e-4,
     "n_step": 1,
@@ -249,7 +250,7 @@ _UNROLLS_VECTORS: Settings = (
 )
 _UNROLLS_IMAGES: Settings = (
     _UNROLLS
-    | _SCALED_IMAGES
+    | _FAST_IMAGES
     | {
         "learning_rate": 5e-4,
         "envs_per_actor": 16,
@@ -313,6 +314,7 @@ _PQN_SMALL_IMAGES: Settings = _PQN | {
     "exploration_steps": 100_000,
 }
 _PQN_LARGE_IMAGES: Settings = _PQN | {
+    "precision": "auto",
     "image_units": 512,
     "trace_lambda": 0.65,
     "learning_rate": 2.5e-4,

@@ -7,5 +7,5 @@ from apexrl.networks.encoders import LayerChoice
 
 
 def layer_choice(config: AgentConfig) -> LayerChoice:
-    """``encoder`` and ``layer_norm``, as networks take them."""
-    return LayerChoice(config.encoder, config.layer_norm)
+    """``encoder``, ``layer_norm`` and ``precision``, as networks take them."""
+    return LayerChoice(config.encoder, config.layer_norm, config.precision)

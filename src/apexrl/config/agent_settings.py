@@ -58,6 +58,9 @@ class LayerSettings:
     auto: nature from 36 pixels a side on, small from 16, else minatar."""
     layer_norm: bool = False
     """Layer normalisation before every ReLU of encoder and head (PQN; Ba et al. 2016)."""
+    precision: Annotated[Literal["float32", "bfloat16", "auto"], Needs("network", ("",))] = "float32"
+    """Numbers in which convolutions compute; weights stay float32.
+    auto: bfloat16 where processor or GPU multiplies such numbers itself (AVX512-BF16, AMX)."""
 
 
 @dataclass(frozen=True)

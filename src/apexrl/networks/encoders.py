@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +20,15 @@ from apexrl.networks.custom_encoder import own_encoder
 from apexrl.networks.layer_norm import unit_norm
 from apexrl.spec import EnvSpec, Field
 
+Precision = Literal["float32", "bfloat16", "auto"]
+
 
 class LayerChoice(NamedTuple):
     """Which layers encoders have."""
 
     convolutions: Architecture = "auto"
     layer_norm: bool = False  # before every ReLU
+    precision: Precision = "float32"  # of convolutions
 
 
 PLAIN = LayerChoice()
@@ -96,6 +100,8 @@ class ImageEncoder(nn.Module):
         kind = chosen(choice.convolutions, shape, min(height, width))
         self._large, self._residual = kind in ("nature", "resnet"), kind == "resnet"
         self.layers, self.norms = convolutions(kind, channels * stack, choice.layer_norm)
+        small = choice.precision == "auto" and kind == "minatar"  # a conversion costs more than it saves
+        self._precision: Precision = "float32" if small else choice.precision
         with torch.no_grad():
             self.features = int(self._convolve(torch.zeros(1, *self._input)).shape[1])
 
@@ -107,6 +113,9 @@ class ImageEncoder(nn.Module):
         image = observation.reshape(observation.shape[0], *self._input).to(torch.float32)
         if self._scale != 1.0:
             image = image * self._scale
+        if _in_bfloat16(self._precision, image.device.type):
+            with torch.autocast(image.device.type, torch.bfloat16):
+                return self._convolve(image).to(torch.float32)
         if self._large and image.device.type == "cpu" and torch.is_grad_enabled():
             # On a CPU, forward and backward pass together are faster with the channels last; a forward pass alone is
             # not.
@@ -176,6 +185,19 @@ def encoder_for(spec: EnvSpec, hidden: Sequence[int], network: str = "", choice:
 def is_image(field: Field) -> bool:
     """Whether a field is encoded by convolutions: three dimensions, or two of uint8."""
     return len(field.shape) == 3 or (len(field.shape) == 2 and field.dtype == "uint8")
+
+
+@cache
+def _in_bfloat16(precision: Precision, device: str) -> bool:
+    """Whether convolutions compute in bfloat16; ``auto``: where the processor multiplies such numbers itself."""
+    if precision != "auto":
+        return precision == "bfloat16"
+    if device == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    able: dict[str, object] = (
+        getattr(torch.cpu, "get_capabilities", dict)() if device == "cpu" else {}
+    )  # older releases cannot tell
+    return bool(able.get("avx512_bf16") or able.get("amx_bf16") or able.get("bf16"))
 
 
 def _encoder(name: str, spec: EnvSpec, hidden: Sequence[int], choice: LayerChoice) -> VectorEncoder | ImageEncoder:
