@@ -25,7 +25,7 @@ def ledger_of(tmp_path: Path, stop: StopConfig | None = None, base: Base | None 
 
 
 def tick(ledger: Ledger, now: float, **totals: int) -> RunStatus:
-    counts = {"env_steps": 0, "updates": 0, "episodes": 0, **totals}
+    counts = {"env_steps": 0, "updates": 0, "episodes": 0, "lag_wait_ms": 0, **totals}
     return ledger.tick(
         now, totals=counts.__getitem__, replay={"size": 5}, version=3, workers=[], restarts={}, dropped={}
     )

@@ -15,12 +15,13 @@ from apexrl.errors import AgentError, ConfigError, WaitTimeout
 from apexrl.protocols import Item, Place
 from apexrl.replay import Replay
 from apexrl.replay.chunks import schema
+from apexrl.roles.lag_throttle import LagThrottle
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, ReplayLink, WeightsLink, topology
 from apexrl.topologies.host_cut import actor_side, learner_side, passing, replay_of, with_slots
 from apexrl.topologies.program import Node, Program
 from apexrl.topologies.queue_links import OfQueue
-from apexrl.topologies.replay_links import experience, queue
+from apexrl.topologies.replay_links import experience, most_waiting, queue
 
 T = 5
 SPEC = EnvSpec({"observation": Field((), "float32")}, ActionSpec(n=2))
@@ -238,3 +239,66 @@ def test_an_actor_hosts_queue_has_room_for_every_stream_and_for_no_more_steps_th
     assert local["capacity"] * length <= max(2048, 8 * streams * length)
     big = passing({**options, "fields": {"observation": Field((84, 84), "uint8")}}, 1, 1, 2**23)
     assert big["capacity"] * length * 84 * 84 <= max(2**23, 2 * length * 84 * 84)
+
+
+LAG: dict[str, Any] = {"batch_size": 8, "actors": 2, "envs_per_actor": 4, "publish_period_updates": 1, "prefetch": 0}
+
+
+def test_a_bound_on_lag_says_how_many_unrolls_may_wait() -> None:
+    """By hand: 1 update for the batch at the learner; 24 unrolls of 8 environments; so (4 − 1 + 1) · 8 − 24 = 8."""
+    config = config_for(**LAG, wait_at_policy_lag=4, queue_batches=8)
+    assert nodes(topology("impala")(config, probe()))["actor"].ports["most_waiting"] == 8
+    assert (
+        most_waiting(override(config, {"publish_period_updates": 3, "wait_at_policy_lag": 6}), Item("unroll", T)) == 8
+    )
+    assert most_waiting(override(config, {"wait_at_policy_lag": 0}), Item("unroll", T)) == 0
+    assert most_waiting(override(config, {"wait_at_policy_lag": 99}), Item("unroll", T)) == 8 * 8 - 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"wait_at_policy_lag": 3}, "--wait-at-policy-lag 3 is less than 4, the lag that cannot be avoided"),
+        ({"wait_at_policy_lag": 4, "queue_batches": 1}, "raise --queue-batches to at least 2"),
+    ],
+)
+def test_a_bound_on_lag_that_would_stop_everybody_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        topology("impala")(config_for(**LAG, **changes), probe())
+
+
+def test_a_bound_on_lag_is_refused_where_the_queue_is_elsewhere_or_none_is() -> None:
+    config = config_for(**LAG, wait_at_policy_lag=4)
+    with pytest.raises(ConfigError, match="--wait-at-policy-lag 4 cannot hold over several hosts"):
+        replay_of(topology("impala")(config, probe()))
+    with pytest.raises(ConfigError, match="agent r2d2 learns from a replay"):
+        most_waiting(override(config, {"agent": "r2d2"}), Item("sequence", T, 1))
+
+
+def test_the_throttle_holds_while_too_many_wait_and_gives_everybody_a_turn() -> None:
+    counts: list[int] = []
+    context: Any = SimpleNamespace(patience=0.01, count=lambda lag_wait_ms: counts.append(lag_wait_ms))
+    config = config_for(actors=1, envs_per_actor=2)
+    fields = {"observation": Field((), "float32"), "action": Field((), "int64")}
+    with Replay(64, fields, kind="unroll", length=T, sampler="fifo", streams=2, writers=1) as replay:
+        throttle, writer = LagThrottle(context, config, replay, 4), replay.writer(streams=2)
+
+        def write(steps: int) -> None:
+            for _ in range(steps):
+                step = {"observation": np.zeros(2, "f4"), "action": np.zeros(2, "i8"), "reward": np.zeros(2, "f4")}
+                writer.append({**step, "terminated": [False] * 2, "truncated": [False] * 2})
+
+        write(2 * T + 1)
+        assert [throttle.begins(rows) for rows in (0, 1, T, np.array([1, T]))] == [True, False, True, True]
+        assert throttle.wait()  # four wait
+        assert counts == []
+        write(3 * T)
+        assert not throttle.wait(7)  # ten wait
+        assert sum(counts) >= 9  # ms
+        replay.sample(2)
+        assert throttle.wait(7)  # eight wait, but it was passed by two, and there are two environments
+        throttle.began(7)
+        assert not throttle.wait(7)
+        replay.sample(4)
+        assert throttle.wait(7)
+    assert not LagThrottle(context, config, replay, 0).begins(0)

@@ -31,6 +31,15 @@ class QueueSettings:
 
 
 @dataclass(frozen=True)
+class LagWaitSettings:
+    """Topologies whose actors see the whole queue."""
+
+    wait_at_policy_lag: Annotated[int, Range(0)] = 0
+    """Actors choose no actions that would be learned from more updates late than this, and wait instead; 0: no limit.
+    Holds for environments of about equal speed (AReaL's bound on staleness)."""
+
+
+@dataclass(frozen=True)
 class LearnersSettings:
     """Topologies with several learners."""
 
@@ -112,6 +121,7 @@ class WiringConfig(  # a dataclass has the fields of its last base first
     GorilaSettings,
     ParameterServerSettings,
     LearnersSettings,
+    LagWaitSettings,
     QueueSettings,
 ):
     """How the topology is wired; apexrl list NAME says which of these a topology reads."""

@@ -232,6 +232,7 @@ class Ledger:
             replay_capacity=int(replay.get("capacity", 0)),
             samples_per_insert=float(replay.get("observed_samples_per_insert", 0.0)),
             updates_per_step=self._updates_per_step(env_steps, updates),
+            lag_wait_seconds=totals("lag_wait_ms") / 1000.0,
             weights_version=version,
             workers=workers,
             restarts=self._everywhere(restarts),

@@ -13,6 +13,7 @@ from apexrl.errors import AgentError, WaitTimeout
 from apexrl.protocols import Agent, Arrays, Context, Item, Prioritizing, StepWriter, WeightsReader
 from apexrl.roles.env_player import VERSION as VERSION
 from apexrl.roles.env_player import EnvPlayer
+from apexrl.roles.lag_throttle import LagThrottle
 from apexrl.roles.newest_weights import NewestWeights
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.run.status import Work
@@ -60,7 +61,14 @@ class Actor:
     traits = RoleTraits("actor", Work("env_steps", "steps/s", "acting"), grace_seconds=10.0, serial_steps=1)
 
     def __init__(
-        self, context: Context, *, config: Config, spec: EnvSpec, replay: Replay, weights: WeightsReader
+        self,
+        context: Context,
+        *,
+        config: Config,
+        spec: EnvSpec,
+        replay: Replay,
+        weights: WeightsReader,
+        most_waiting: int = 0,
     ) -> None:
         from apexrl.agents import agent_class
 
@@ -78,13 +86,21 @@ class Actor:
         self._writer: StepWriter = replay.writer(streams=envs, priority_fn=wanted_priorities(config, self._agent))
         self._unwritten: dict[str, Array] | None = None
         self._weights = NewestWeights(context, self._agent, weights)
+        self._throttle = LagThrottle(context, config, replay, most_waiting)
+        self._rows = np.zeros(envs, np.int64)  # written to each stream
         self._until_pull = 0  # environment steps
 
     def step(self) -> bool:
         """One step of whichever environments are ready.
 
-        False: no weights are published yet, or the replay takes no more just now.
+        False: no weights are published yet, the replay takes no more just now, or too many unrolls wait to be learned
+        from (``most_waiting``, see ``LagThrottle``).
         """
+        if self._begins_unrolls():
+            if not self._throttle.wait():
+                return False
+            self._throttle.began()
+            self._until_pull = 0  # they begin with the newest weights
         if self._until_pull <= 0:
             self._pull()
         if self._weights.version == 0:
@@ -96,6 +112,7 @@ class Actor:
             if self._unwritten is None:
                 return True  # every environment is at work
             self._until_pull -= len(player.starts)
+            self._rows[slice(None) if player.which is None else player.which] += 1
         streams = None if player.which is None else player.which.tolist()
         try:
             self._writer.append(self._unwritten, streams, timeout=self._context.patience)
@@ -104,6 +121,13 @@ class Actor:
         self._unwritten = None
         player.episodes.report()
         return True
+
+    def _begins_unrolls(self) -> bool:
+        """Whether the next actions begin unrolls whose lag is bounded."""
+        player = self._player
+        if self._unwritten is not None or player.seen is None:
+            return False
+        return self._throttle.begins(self._rows if player.which is None else self._rows[player.which])
 
     def _pull(self) -> None:
         self._weights.pull()

@@ -17,6 +17,7 @@ from apexrl.protocols import Acted, Context, State, StepWriter
 from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.actor import FIRST_VERSION, VERSION, PriorityFn
 from apexrl.roles.env_arrays import EnvArrays
+from apexrl.roles.lag_throttle import LagThrottle
 from apexrl.roles.schedules import Exploration
 from apexrl.spec import Array, EnvSpec, is_observation
 
@@ -105,6 +106,7 @@ class InferenceBatches:
 
     Args:
         priorities: what the replay's writers call for new items.
+        most_waiting: unrolls in the queue with which others begin (``LagThrottle``).
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class InferenceBatches:
         inference: InferenceLink,
         replay: Replay,
         priorities: PriorityFn | None = None,
+        most_waiting: int = 0,
     ) -> None:
         slots, envs = config.actor.actor_slots or inference.workers, inference.envs_per_worker
         self._context = context
@@ -136,6 +139,8 @@ class InferenceBatches:
         self._sizes = np.array([len(rows) for rows in inference.rows_of])
         self._begun = EnvArrays(inference.envs)  # steps without their results
         self._state = EnvArrays(inference.envs)
+        self._rows = np.zeros(inference.groups, np.int64)  # written for each environment of a group
+        self._throttle = LagThrottle(context, config, replay, most_waiting)
         self._refused: set[int] = set()  # groups whose steps the replay did not take at the last try
         self._under_way: set[int] = set()  # groups whose actions are being chosen
         self._meter = InferenceMeter(context)
@@ -198,7 +203,15 @@ class InferenceBatches:
 
     def _pending(self) -> list[int]:
         with self._lock:
-            return [group for group in self._end.pending() if group not in self._under_way]
+            groups = [group for group in self._end.pending() if group not in self._under_way]
+            held = [group for group in groups if self._held(group)]
+            if held and len(held) == len(groups):
+                self._throttle.wait(held[0])
+            return [group for group in groups if group not in held]
+
+    def _held(self, group: int) -> bool:
+        """Whether a group is to begin no unrolls now."""
+        return self._throttle.begins(self._rows[group] + self._acted[group]) and self._throttle.holds(group)
 
     # State
 
@@ -238,6 +251,7 @@ class InferenceBatches:
         self._generations[worker] = generation
         groups = range(worker * len(self._link.splits), (worker + 1) * len(self._link.splits))
         self._acted[groups.start : groups.stop] = False
+        self._rows[groups.start : groups.stop] = 0
         self._refused.difference_update(groups)
         envs = self._link.envs_per_worker
         self._state.clear(np.arange(worker * envs, (worker + 1) * envs), np.ones(envs, np.bool_))
@@ -277,6 +291,10 @@ class InferenceBatches:
         mine = np.array(requests.groups) // len(self._link.splits)
         taken = ~np.isin(mine, refused)
         self._refused.difference_update(requests.groups)
+        written = np.array(requests.groups)[taken]
+        self._rows[written] += self._acted[written]
+        for group in written.tolist():
+            self._throttle.began(group)
         if taken.all():
             return requests
         self._refused.update(np.array(requests.groups)[~taken].tolist())

@@ -38,6 +38,7 @@ class InferenceServer:
         inference: InferenceLink,
         replay: Replay,
         weights: WeightsReader,
+        most_waiting: int = 0,
     ) -> None:
         import torch
 
@@ -51,11 +52,18 @@ class InferenceServer:
         self._random_start = config.actor.random_start
         priorities = wanted_priorities(config, self._agent)
         self._batches = InferenceBatches(
-            context, config=config, spec=spec, inference=inference, replay=replay, priorities=priorities
+            context,
+            config=config,
+            spec=spec,
+            inference=inference,
+            replay=replay,
+            priorities=priorities,
+            most_waiting=most_waiting,
         )
 
     def step(self) -> bool:
-        """Answer whoever waits. False: nobody does, no weights are published yet, or the replay takes no more."""
+        """Answer whoever waits. False: nobody does, no weights are published yet, the replay takes no more, or
+        too many unrolls wait to be learned from (``most_waiting``, see ``LagThrottle``)."""
         self._weights.pull()
         if self._weights.version == 0:
             return False

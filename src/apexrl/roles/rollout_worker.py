@@ -13,6 +13,7 @@ from apexrl.protocols import Context, StepWriter
 from apexrl.roles.actor import VERSION
 from apexrl.roles.env_splits import EnvSplits
 from apexrl.roles.env_worker import SIMULATORS_SECONDS
+from apexrl.roles.lag_throttle import LagThrottle
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.run.status import Work
 from apexrl.spec import Array, EnvSpec, Field, is_observation
@@ -54,7 +55,14 @@ class RolloutWorker:
     traits = RoleTraits("rollout_worker", Work("env_steps", "steps/s", "acting"), grace_seconds=10.0)
 
     def __init__(
-        self, context: Context, *, config: Config, spec: EnvSpec, inference: InferenceLink, replay: Replay
+        self,
+        context: Context,
+        *,
+        config: Config,
+        spec: EnvSpec,
+        inference: InferenceLink,
+        replay: Replay,
+        most_waiting: int = 0,
     ) -> None:
         self._context = context
         self._end = inference.worker(context.index, context.generation)
@@ -62,6 +70,8 @@ class RolloutWorker:
         self._writer: StepWriter = replay.writer(streams=inference.envs_per_worker, priority_fn=None)
         envs = np.arange(inference.envs_per_worker)
         self._streams: list[list[int]] = [part.tolist() for part in np.split(envs, np.cumsum(inference.splits)[:-1])]
+        self._throttle = LagThrottle(context, config, replay, most_waiting)
+        self._rows = [0 for _ in inference.splits]  # written for each environment of a group
         self._states = [name for name in inference.request if not is_observation(name)]
         self._begun: list[dict[str, Array]] = [{} for _ in inference.splits]  # what is known of the step under way
         self._after: list[dict[str, Array]] = [{} for _ in inference.splits]  # recurrent states behind it
@@ -99,6 +109,10 @@ class RolloutWorker:
         for split in self._unwritten:
             self._write(split, self._context.patience)
             return
+        held = [split for split in self._unasked if self._held(split)]
+        if held:
+            self._throttle.wait(held[0])
+            return
         self._end.wait(self._context.patience)
 
     def _act(self, split: int) -> None:
@@ -121,20 +135,23 @@ class RolloutWorker:
             "terminated": stepped.terminated,
             "truncated": stepped.truncated,
         }
+        self._rows[split] += 1
         self._ask(split, stepped.starts)
         self._write(split)
 
     def _ask(self, split: int, starts: NDArray[np.bool_] | None) -> bool:
-        """Send a group's request. False: a policy worker may still read that of a dead predecessor.
+        """Send a group's request. False: a policy worker may still read that of a dead predecessor, or too many unrolls
+        wait to be learned from.
 
         Args:
             starts: [E], true where an episode begins, with a recurrent state of zeros; None: everywhere.
         """
-        columns = self._end.room(split)
+        columns = None if self._held(split) else self._end.room(split)
         if columns is None:
             self._unasked[split] = starts
             return False
         self._unasked.pop(split, None)
+        self._throttle.began(split)
         for name, values in self._groups.seen[split].items():
             columns[name][...] = values
         for name in self._states:
@@ -146,6 +163,10 @@ class RolloutWorker:
         self._end.ask(split, self._context.clock())
         self._begun[split] = {**self._groups.observation[split], **{name: columns[name] for name in self._states}}
         return True
+
+    def _held(self, split: int) -> bool:
+        """Whether a group is to begin no unrolls now."""
+        return self._throttle.begins(self._rows[split]) and self._throttle.holds(split)
 
     def _write(self, split: int, timeout: float = 0.0) -> bool:
         """Write a group's last step. False: the replay takes no more just now."""

@@ -226,6 +226,7 @@ def make_summary(
             "steps": sum(status.lag_histogram.values()),
             "histogram": {str(least): count for least, count in status.lag_histogram.items()},
         },
+        "lag_wait_seconds": round(status.lag_wait_seconds, 3),
         "best_eval_return": status.best_eval_return,
         "final_eval_return": best.get("mean"),
         "final_eval_episodes": int(best.get("episodes", 0)),

@@ -234,6 +234,7 @@ _TAGS = {
     "policy_lag_mean": "policy_lag/mean",
     "policy_lag_p95": "policy_lag/p95",
     "policy_lag_max": "policy_lag/max",
+    "lag_wait_seconds": "policy_lag/wait_seconds",
 }
 
 
@@ -255,6 +256,7 @@ def status_scalars(status: RunStatus) -> dict[str, float | None]:
         "policy_lag_mean": status.policy_lag.mean,
         "policy_lag_p95": status.policy_lag.p95,
         "policy_lag_max": status.policy_lag.max,
+        "lag_wait_seconds": round(status.lag_wait_seconds, 3),
         "weights_version": status.weights_version,
         "restarts": sum(status.restarts.values()),
         "dropped": sum(status.dropped.values()),

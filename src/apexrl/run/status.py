@@ -117,6 +117,8 @@ class RunStatus:
     """Of the steps that were learned from since the learner's last report."""
     lag_histogram: Mapping[int, int] = field(default_factory=dict)
     """The same steps by their lag: least lag of a bin -> steps. Bins: 0, 1, 2, 3, 4, 6, 8, 12, 16 …"""
+    lag_wait_seconds: float = 0.0
+    """Seconds that all actors together waited for ``wait_at_policy_lag``."""
     weights_version: int = 0
     """Newest published weights version, in learner updates."""
     metrics: dict[str, float] = field(default_factory=dict)

@@ -92,7 +92,7 @@ TOPOLOGIES = {
         "Espeholt et al. 2018, arXiv 1802.01561",
         agent="impala",
         kinds=("unroll",),
-        reads=(families.QueueSettings, families.LearnersSettings),
+        reads=(families.QueueSettings, families.LagWaitSettings, families.LearnersSettings),
     ),
     "a3c": Topology(
         "each worker acts, and applies its own gradients to parameters in shared memory, without a lock",
@@ -128,7 +128,7 @@ TOPOLOGIES = {
         "Espeholt et al. 2020, arXiv 1910.06591",
         agent="impala",
         kinds=("transition", "sequence", "unroll"),
-        reads=(families.QueueSettings, families.InferenceSettings),
+        reads=(families.QueueSettings, families.LagWaitSettings, families.InferenceSettings),
         ignores=("pull_period",),
     ),
     "sample_factory": Topology(
@@ -136,7 +136,12 @@ TOPOLOGIES = {
         "Petrenko et al. 2020, arXiv 2006.11751",
         agent="appo",
         kinds=("unroll",),
-        reads=(families.QueueSettings, families.InferenceSettings, families.SampleFactorySettings),
+        reads=(
+            families.QueueSettings,
+            families.LagWaitSettings,
+            families.InferenceSettings,
+            families.SampleFactorySettings,
+        ),
         ignores=("pull_period",),
     ),
 }

@@ -162,6 +162,7 @@ def cut(program: Program, where: str = "over several hosts") -> tuple[Node, Repl
         ConfigError: there is more between them; it says that the topology cannot run ``where``.
     """
     name = program.config.topology
+    check_whole_queue(program.config, where)
     actor = next((node for node in program.nodes if node.name == ACTOR), None)
     if actor is None:
         raise ConfigError(f"topology {name} cannot run {where}: it has no role {ACTOR!r}")
@@ -174,6 +175,19 @@ def cut(program: Program, where: str = "over several hosts") -> tuple[Node, Repl
             "weights board to read, and no other link"
         )
     return actor, replays[0], weights[0]
+
+
+def check_whole_queue(config: Config, where: str) -> None:
+    """Refuse a limit that actors keep by looking at the whole queue.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    if lag := config.wiring.wait_at_policy_lag:
+        raise ConfigError(
+            f"--wait-at-policy-lag {lag} cannot hold {where}: actors there do not see what waits at the learner. Leave "
+            "it out; --max-policy-lag leaves out what is too old"
+        )
 
 
 def rewired(nodes: Sequence[Node], old: ReplayLink, new: Any) -> list[Node]:

@@ -9,7 +9,7 @@ from apexrl.errors import ConfigError
 from apexrl.roles import Actor, Evaluator, Learner
 from apexrl.topologies.program import Probe, Program, room
 from apexrl.topologies.queue_links import OfQueue, queue_ports
-from apexrl.topologies.replay_links import queue
+from apexrl.topologies.replay_links import most_waiting, queue
 from apexrl.topologies.sync_learners import averaging
 
 
@@ -31,6 +31,7 @@ def impala(config: Config, probe: Probe) -> Program:
     # Unrolls age while they wait, and a learner that waits loses nothing: it has the processor first.
     fragile["nice"] = 5
     acting = {"count": actors.actors, "least": actors.min_actors, **fragile}
+    acting["most_waiting"] = most_waiting(config, probe.item)
 
     restarts = config.learner.learner_restarts
     if learners == 1:

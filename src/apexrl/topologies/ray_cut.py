@@ -124,6 +124,7 @@ def cut(program: Program) -> Cut:
     Raises:
         ConfigError: there is more between them, or less.
     """
+    host_cut.check_whole_queue(program.config, "on Ray")
     actor = next((node for node in program.nodes if node.name == host_cut.ACTOR), None)
     if actor is None:
         raise _refused(program, f"it has no role {host_cut.ACTOR!r}")

@@ -6,6 +6,7 @@ from typing import Any
 
 from apexrl.agents.horizon import longest
 from apexrl.config import AgentConfig, Config
+from apexrl.errors import ConfigError
 from apexrl.protocols import Item
 from apexrl.roles.actor import step_fields
 from apexrl.roles.learner import PREFETCH_ON_CUDA
@@ -83,6 +84,46 @@ def queue(config: Config, probe: Probe) -> dict[str, Any]:
         "sampler": "fifo",
         "capacity": capacity,
     }
+
+
+def most_waiting(config: Config, item: Item) -> int:
+    """Unrolls that may wait in a queue while others begin, for a lag of at most ``wait_at_policy_lag``; 0: any number.
+
+    An unroll that begins while w others wait is learned from after the batches at the learner (one, and those ahead),
+    after those w, and after one unroll of each stream that is under way then, one that others make meanwhile, and one
+    while it waits, complete, for the next to begin. Its weights are up to ``publish_period_updates`` less one old.
+
+    Raises:
+        ConfigError: actors would wait for a learner that waits for a batch; or nothing is queued.
+    """
+    lag, learner = config.wiring.wait_at_policy_lag, config.learner
+    if not lag:
+        return 0
+    if item.kind != "unroll":
+        raise ConfigError(
+            f"--wait-at-policy-lag {lag} bounds a queue of unrolls, and agent {config.agent.agent} learns from a "
+            "replay: leave it out, or see --lag-half-life and --max-policy-lag"
+        )
+    ahead = PREFETCH_ON_CUDA * (learner.device != "cpu") if learner.prefetch < 0 else learner.prefetch
+    flying = 1 + ahead + (ahead > 0)  # one more is in the hand of who fetches
+    batch, open_unrolls = learner.batch_size, 3 * _streams(config)
+    others = learner.publish_period_updates - 1 + flying
+    least = others + (batch - 1 + open_unrolls - 1) // batch
+    if lag < least:
+        raise ConfigError(
+            f"--wait-at-policy-lag {lag} is less than {least}, the lag that cannot be avoided: "
+            f"{learner.publish_period_updates - 1} of --publish-period-updates, {flying} of batches at the learner "
+            f"(--prefetch, --device) and {least - others} of unrolls under way in {_streams(config)} environments, "
+            f"at --batch-size {batch}: raise it, or lower those"
+        )
+    most, streams = (lag - others + 1) * batch - open_unrolls, _streams(config)
+    room = config.wiring.queue_batches * batch - streams  # a full queue would stop unrolls half-way
+    if room < batch - 1:
+        raise ConfigError(
+            f"--wait-at-policy-lag {lag} needs a queue with room for a batch of {batch} and an unroll of each of "
+            f"{streams} environments: raise --queue-batches to at least {-(-(batch - 1 + streams) // batch)}"
+        )
+    return min(most, room)
 
 
 def _steps(config: Config, probe: Probe) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from apexrl.roles import Evaluator, Learner, PolicyWorker, RolloutWorker
 from apexrl.roles.env_worker import group_sizes
 from apexrl.roles.rollout_worker import reply_fields, request_fields
 from apexrl.topologies.program import Probe, Program, room
-from apexrl.topologies.replay_links import queue
+from apexrl.topologies.replay_links import most_waiting, queue
 
 _MOST_POLICY_WORKERS = 4  # times --policy-workers, that an auto-tuner may come to: ours, to look around
 
@@ -55,7 +55,7 @@ def sample_factory(config: Config, probe: Probe) -> Program:
 
     policies: dict[str, Any] = {"count": wiring.policy_workers, "most": servers, "least": 1, "inference": inference}
     workers: dict[str, Any] = {"count": actors.actors, "most": room(config), "least": actors.min_actors}
-    workers["inference"] = inference
+    workers |= {"inference": inference, "most_waiting": most_waiting(config, probe.item)}
     program.role(Learner, **central, replay=slots)
     program.role(PolicyWorker, **central, **policies)
     program.role(RolloutWorker, **settings, **workers, replay=slots, **fragile)

@@ -9,7 +9,7 @@ from apexrl.links.local.inference import InferenceLink
 from apexrl.roles import EnvWorker, Evaluator, InferenceServer, Learner
 from apexrl.roles.env_worker import group_sizes, reply_fields, request_fields
 from apexrl.topologies.program import Probe, Program, room
-from apexrl.topologies.replay_links import experience
+from apexrl.topologies.replay_links import experience, most_waiting
 
 
 def seed(config: Config, probe: Probe) -> Program:
@@ -38,7 +38,8 @@ def seed(config: Config, probe: Probe) -> Program:
     fragile["nice"] = 5
 
     program.role(Learner, **settings, **central)
-    program.role(InferenceServer, **settings, **central, inference=inference)
+    throttle = most_waiting(config, probe.item)
+    program.role(InferenceServer, **settings, **central, inference=inference, most_waiting=throttle)
     workers: dict[str, Any] = {"count": actors.actors, "most": room(config), "least": actors.min_actors}
     workers["inference"] = inference
     program.role(EnvWorker, **settings, **workers, **fragile)

@@ -30,6 +30,7 @@ COUNTERS = (
     "failed_checkpoints",
     "host_messages",
     "failed_weights",
+    "lag_wait_ms",
 )
 """What workers count; ``total`` sums a counter over all rows and the resumed run's base."""
 
