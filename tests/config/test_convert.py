@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from apexrl.config import AgentConfig, Config, EnvConfig, LearnerConfig, StopConfig, convert
+from apexrl.config import ActorConfig, AgentConfig, Config, EnvConfig, LearnerConfig, StopConfig, convert
 from apexrl.config.settings import settings_of
 from apexrl.config.trust import entrusted
 from apexrl.errors import ConfigError
@@ -59,7 +59,8 @@ def test_presets_round_trip(name: str) -> None:
 
 
 def test_every_setting_is_written() -> None:
-    text = convert.to_toml(Config(stop=StopConfig(stop_at_return=1.0), agent=AgentConfig(target_entropy=-1.0)))
+    agent, actor = AgentConfig(target_entropy=-1.0), ActorConfig(sigma_least=0.0)
+    text = convert.to_toml(Config(stop=StopConfig(stop_at_return=1.0), agent=agent, actor=actor))
     for name in convert.known_settings():
         assert f"\n{name} = " in "\n" + text or f".{name}]" in text, name
 
