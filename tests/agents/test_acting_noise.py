@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from signal_runs import Game, act
 
+from apexrl.agents import recorded
 from apexrl.agents.acting_noise import LEVELS, TIMES, ActingNoise
 from apexrl.agents.sequence_batch import C, H
 from apexrl.protocols import State
@@ -98,6 +99,7 @@ def test_a_policy_with_memory_carries_both() -> None:
         first = act(agent, game.seen(3))
         second = act(agent, game.seen(3), state=first.state)
         assert first.state.keys() == second.state.keys() == {H, C, LEVELS}
-        assert LEVELS not in second.extras  # what is learned from needs no noise
+        assert np.array_equal(second.extras[LEVELS], first.state[LEVELS])  # recorded as it was before the step
+        assert second.extras.keys() == recorded(agent).keys()
     finally:
         game.close()

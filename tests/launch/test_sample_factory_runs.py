@@ -67,6 +67,13 @@ def test_lock_step_runs_with_a_memory_are_equal_to_the_last_bit(tmp_path: Path) 
     assert set(one["dropped"].values()) == {0}
 
 
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_pink_noise_comes_with_requests_and_goes_back_with_answers(tmp_path: Path, recurrent: bool) -> None:
+    changes: dict[str, Any] = {"env": "Pendulum-v1", "pink_noise": True, "recurrent": recurrent, "recurrent_units": 4}
+    summary = launch(config_for(tmp_path, serial=True, eval_episodes=1, env_steps=200, **changes))
+    assert summary["updates"] > 0
+
+
 def test_what_is_older_than_the_limit_is_counted_and_not_learned_from(tmp_path: Path) -> None:
     changes = {"publish_period_updates": 20, "max_policy_lag": 5, "serial": True}
     summary = launch(config_for(tmp_path, **changes))

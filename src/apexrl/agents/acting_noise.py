@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from apexrl.protocols import State
+from apexrl.spec import Field
 
 Floats = NDArray[np.float32]
 
@@ -35,6 +36,11 @@ class ActingNoise:
     def __init__(self, size: int, pink: bool, white: float = 0.0) -> None:
         self._size, self._pink = size, pink
         self._parts = np.float32(math.sqrt(white)), np.float32(math.sqrt((1.0 - white) / len(TIMES)))
+
+    @property
+    def state_spec(self) -> dict[str, Field]:
+        """What its state is of one environment; nothing of white noise."""
+        return {LEVELS: Field((len(TIMES), self._size), "float32", per_item=True)} if self._pink else {}
 
     def normal(self, rows: int, state: State, rng: np.random.Generator) -> tuple[Floats, State]:
         """Standard normal noise float32 [rows, d], and the state behind it."""

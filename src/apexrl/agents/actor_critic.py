@@ -128,13 +128,15 @@ class ActorCritic:
         self.networks: dict[str, Trained[Any]] = {GROUP: self._network, **self._normalizer.networks}
         self.generators: dict[str, RandomGenerator] = {"rng": self._rng}
         self.updates = 0  # learner updates made
+        self._state_shapes = {name: field.shape for name, field in self.step_spec.items() if field.per_item}
 
     @property
     def step_spec(self) -> dict[str, Field]:
-        """Every step records log μ(a|s), and of a box what was drawn; every unroll the LSTM's state before it."""
+        """Every step records log μ(a|s), and of a box what was drawn; every unroll the state before it: an LSTM's, and
+        pink noise's, of which nothing is learned, as roles that keep no states get them from what is recorded."""
         fields = {LOG_PROB: Field((), "float32")}
         if self._box is not None:
-            fields[SAMPLE] = Field((self._box.size,), "float32")
+            fields |= {SAMPLE: Field((self._box.size,), "float32"), **self._acting_noise.state_spec}
         return fields | {name: Field((self._units,), "float32", per_item=True) for name in self._states}
 
     @property
@@ -144,14 +146,15 @@ class ActorCritic:
     # Acting
 
     def act(self, observations: Arrays, state: State, exploration: NDArray[np.float32], greedy: bool = False) -> Acted:
-        """Actions drawn from the policy, or the likeliest. ``exploration`` plays no part; ``state`` [B, units] each."""
-        memory = dict(state or {})
-        noise: State = {LEVELS: memory.pop(LEVELS)} if LEVELS in memory else None
-        if self._units and not memory:
-            zeros = np.zeros((len(exploration), self._units), np.float32)
-            memory = {H: zeros, C: zeros}
+        """Actions drawn from the policy, or the likeliest. ``exploration`` plays no part; ``state`` name -> [B, …]."""
+        rows = len(exploration)
+        given: dict[str, Array] = {
+            name: np.zeros((rows, *shape), np.float32) for name, shape in self._state_shapes.items()
+        }
+        given |= state or {}
+        noise: State = {LEVELS: given[LEVELS]} if LEVELS in given and not greedy else None
         with torch.no_grad():
-            before = on_device(memory, self._device)
+            before = on_device({name: given[name] for name in self._states}, self._device)
             seen = self._normalizer.observation(on_device(observations, self._device))
             outputs, after = self._network.network.act(seen, LSTMState(before[H], before[C]) if self._units else None)
             outputs = outputs.cpu()
@@ -160,11 +163,11 @@ class ActorCritic:
                 drawn = self._policy.mode(said)
                 log_prob = as_array(self._policy.score(outputs, torch.from_numpy(drawn)).log_prob)
             elif isinstance(self._policy, Gaussian):
-                normal, noise = self._acting_noise.normal(len(said), noise, self._rng)
+                normal, noise = self._acting_noise.normal(rows, noise, self._rng)
                 drawn, log_prob = self._policy.drawn(said, normal)
             else:
                 drawn, log_prob = self._policy.sample(said, self._rng)
-        extras: dict[str, Array] = {LOG_PROB: log_prob, **memory}
+        extras: dict[str, Array] = {LOG_PROB: log_prob, **given}
         later = ({} if after is None else {H: as_array(after.h), C: as_array(after.c)}) | (noise or {})
         if self._box is None:
             return Acted(drawn, extras, later or None)
