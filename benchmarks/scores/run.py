@@ -141,10 +141,12 @@ def write(records: Sequence[Record], out: Path) -> None:
     machines = "; ".join(sorted({record["machine"] for record in records}))
     versions = records[-1]["versions"]
     told = ", ".join(f"{name} {number}" for name, number in versions.items() if number)
-    (out / "scores.md").write_text(f"{machines}; {told}.\n\n{as_table(records)}\n", encoding="utf-8")
+    text = f"{machines}; {told}.\n\n{as_table(records)}\n"
     rows = [row for row in ROWS if any(record["row"] == row.name and not record["failure"] for record in records)]
     if rows:
         draw(rows, records).savefig(out / "scores.png", dpi=110, facecolor="white")
+        text += "\n![Return over environment steps and over hours](images/scores.png)\n"
+    (out / "scores.md").write_text(text, encoding="utf-8")
 
 
 def main() -> None:

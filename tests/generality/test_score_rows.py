@@ -35,7 +35,9 @@ def test_the_table_shows_best_and_last_weights_and_failures(tmp_path):
     assert cells[8] == "**0.50** (0.50–0.50), beside other work"
     scores.write(records, tmp_path)
     assert (tmp_path / "scores.png").stat().st_size > 10_000
-    assert (tmp_path / "scores.md").read_text(encoding="utf-8").startswith("2 cores; apexrl 0.1.0.\n")
+    text = (tmp_path / "scores.md").read_text(encoding="utf-8")
+    assert text.startswith("2 cores; apexrl 0.1.0.\n")
+    assert text.endswith("(images/scores.png)\n")
 
 
 def test_a_row_is_one_command():
