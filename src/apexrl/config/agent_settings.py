@@ -53,9 +53,11 @@ class LearningSettings:
 class LayerSettings:
     """Layers of encoders and heads."""
 
-    encoder: Annotated[Literal["auto", "minatar", "small", "nature", "resnet"], Needs("network", ("",))] = "auto"
-    """Convolutions for images: IMPALA's residual network, DQN's (nature), smaller ones, or MinAtar's.
-    auto: nature from 36 pixels a side on, small from 16, else minatar."""
+    encoder: Annotated[Literal["auto", "minatar", "small", "nature", "shallow", "resnet"], Needs("network", ("",))] = (
+        "auto"
+    )
+    """Convolutions for images: IMPALA's residual network, DQN's (nature), A3C's for a third of its work (shallow), or
+    those for small images (small, minatar). auto: nature from 36 pixels a side on, small from 16, else minatar."""
     layer_norm: bool = False
     """Layer normalisation before every ReLU of encoder and head (PQN; Ba et al. 2016)."""
     precision: Annotated[Literal["float32", "bfloat16", "auto"], Needs("network", ("",))] = "float32"

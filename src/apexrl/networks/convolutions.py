@@ -11,16 +11,18 @@ from torch import Tensor, nn
 from apexrl.errors import SpecError
 from apexrl.networks.layer_norm import image_norms
 
-Architecture = Literal["auto", "minatar", "small", "nature", "resnet"]
+Architecture = Literal["auto", "minatar", "small", "nature", "shallow", "resnet"]
 
-LEAST_SIDE: dict[Architecture, int] = {"nature": 36, "small": 16, "minatar": 5, "resnet": 5}
+LEAST_SIDE: dict[Architecture, int] = {"nature": 36, "small": 16, "minatar": 5, "resnet": 5, "shallow": 20}
 """Pixels of the shorter side; ``auto`` is the first whose convolutions the image is large enough for."""
 PLAIN_LAYERS: dict[Architecture, tuple[tuple[int, int, int], ...]] = {
     "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
     "small": ((32, 3, 1), (64, 3, 2)),
     "minatar": ((16, 3, 1),),
+    "shallow": ((16, 8, 4), (32, 4, 2)),
 }
-"""Filters, their side and their stride, with a ReLU behind each: Mnih et al. 2015, Methods; ours; Young & Tian 2019."""
+"""Filters, their side and their stride, with a ReLU behind each: Mnih et al. 2015, Methods; ours; Young & Tian 2019;
+Mnih et al. 2013 and 2016, and the smaller network of IMPALA (Espeholt et al. 2018, figure 3, left)."""
 RESIDUAL_CHANNELS = (16, 32, 32)
 
 

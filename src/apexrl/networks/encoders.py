@@ -98,7 +98,7 @@ class ImageEncoder(nn.Module):
         self._stacked_last = self._channels_last and stack > 1
         self._scale = 1.0 / 255.0 if field.dtype == "uint8" else 1.0
         kind = chosen(choice.convolutions, shape, min(height, width))
-        self._large, self._residual = kind in ("nature", "resnet"), kind == "resnet"
+        self._large, self._residual = kind in ("nature", "shallow", "resnet"), kind == "resnet"
         self.layers, self.norms = convolutions(kind, channels * stack, choice.layer_norm)
         small = choice.precision == "auto" and kind == "minatar"  # a conversion costs more than it saves
         self._precision: Precision = "float32" if small else choice.precision
