@@ -52,6 +52,18 @@ def test_who_is_about_to_be_answered_is_given_to_nobody_else(stage: Any, monkeyp
     assert sum(check_stream(rows) for rows in system.streams()) > 60
 
 
+def test_whoever_was_held_is_answered_when_it_may_begin_and_not_when_others_ask(
+    stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = Served(stage, monkeypatch, patience=60.0)
+    system.ask(0, 1)
+    looks = iter([True] * 20)
+    monkeypatch.setattr(system.batches._throttle, "begins", lambda rows: True)
+    monkeypatch.setattr(system.batches._throttle, "holds", lambda who=0: next(looks, False))
+    monkeypatch.setattr(system.batches._end, "wait", lambda seconds: pytest.fail("it waits for other requests"))
+    assert system.answer(system.batches.next()) == [0, 1, 2, 3]
+
+
 def test_what_was_chosen_for_a_dead_worker_does_not_reach_its_successor(
     stage: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

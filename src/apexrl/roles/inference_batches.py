@@ -47,11 +47,20 @@ class Waiting:
 
     Args:
         link: whose requests ``end`` sees.
+        idle: called with seconds, waits for at most so long while nobody may be answered; None: for a request.
     """
 
-    def __init__(self, context: Context, config: Config, link: InferenceLink, end: RequestServer) -> None:
+    def __init__(
+        self,
+        context: Context,
+        config: Config,
+        link: InferenceLink,
+        end: RequestServer,
+        idle: Callable[[float], None] | None = None,
+    ) -> None:
         self._context = context
         self._end = end
+        self._idle = idle or end.wait
         self._sizes = np.array([len(rows) for rows in link.rows_of])
         self._largest = config.wiring.inference_batch or link.envs
         self._linger = config.wiring.inference_wait_ms / 1000.0
@@ -81,7 +90,7 @@ class Waiting:
                 self._end.wait(min(_RETRY_SECONDS, patience))
                 return self._some(pending())  # perhaps the replay takes them now
             else:
-                self._end.wait(patience)
+                self._idle(patience)
                 if not pending():
                     return []
 
@@ -129,7 +138,7 @@ class InferenceBatches:
         self._stacked = spec.stack > 1
         self._check = ActionCheck(config.agent.agent, spec.action)
         self._exploration = Exploration(context, config, spec.action, range(inference.workers), slots, envs)
-        self._waiting = Waiting(context, config, inference, self._end)
+        self._waiting = Waiting(context, config, inference, self._end, self._idle)
         self._turn = threading.Lock()  # to gather
         self._lock = threading.Lock()  # of all that follows
 
@@ -204,10 +213,17 @@ class InferenceBatches:
     def _pending(self) -> list[int]:
         with self._lock:
             groups = [group for group in self._end.pending() if group not in self._under_way]
+            return [group for group in groups if not self._held(group)]
+
+    def _idle(self, seconds: float) -> None:
+        """Wait until those who have asked may begin unrolls, as nothing else may come; or for a request."""
+        with self._lock:
+            groups = [group for group in self._end.pending() if group not in self._under_way]
             held = [group for group in groups if self._held(group)]
-            if held and len(held) == len(groups):
-                self._throttle.wait(held[0])
-            return [group for group in groups if group not in held]
+        if not groups:
+            self._end.wait(seconds)
+        elif len(held) == len(groups):  # else somebody has asked since the last look
+            self._throttle.wait(held[0])
 
     def _held(self, group: int) -> bool:
         """Whether a group is to begin no unrolls now."""
