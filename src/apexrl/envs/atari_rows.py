@@ -49,9 +49,8 @@ class AtariRows:
         self._name, self._call = name, call
         self._limit = step_limit or np.inf
         self._ends = life_loss_ends
-        self._window = (
-            2 * cores
-        )  # games that step at the same time: a thread that is done waits for its answer's reader
+        # Games that step at the same time: a thread that is done waits for its answer's reader
+        self._window = 2 * cores
         self.num_envs, self.lockstep = num_envs, True
         self._pools = [_pool(game, 1, 1)]
         _, info = self._pools[0].reset()
