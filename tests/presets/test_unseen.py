@@ -199,6 +199,8 @@ def test_what_changes_until_the_end_needs_one(monkeypatch: pytest.MonkeyPatch) -
 def test_step_sizes_fall_only_where_the_end_is_known() -> None:
     assert "anneal" not in paper_settings("impala", facts())
     assert paper_settings("ppo", facts("box"), 1)["unroll_length"] == 2048
+    assert paper_settings("impala", facts(seen="image"))["encoder"] == "shallow"
+    assert "encoder" not in paper_settings("impala", facts(seen="small image"))
     assert paper_settings("ppo", facts("box"), 1)["anneal"]
 
 

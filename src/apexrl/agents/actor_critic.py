@@ -46,7 +46,7 @@ from apexrl.spec import Array, EnvSpec, Field
 
 GROUP = "policy_value"
 LOG_PROB, SAMPLE = "log_prob", "sample"  # fields
-WHITE = 0.5  # share of white noise (Hollenstein et al. 2024, Colored Noise in PPO, AAAI: between white and pink)
+WHITE = 0.75  # share of white noise (Hollenstein et al. 2024, Colored Noise in PPO, AAAI: between white and pink)
 NOISE = 0.1  # ours: deviation of advantages, where returns have size 1, that comes from values which explain nothing
 LOG_RATIO_MAX = 20.0  # ours: an action that has become so much likelier says nothing, and e^89 is infinite
 

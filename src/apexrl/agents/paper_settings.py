@@ -227,6 +227,8 @@ def paper_settings(agent: str, facts: EnvFacts, env_steps: int = 0) -> dict[str,
     action = facts.spec.action
     if agent == "ppo" and action.box:
         found |= _PPO_BOXES
+    if agent in ("a2c", "impala") and facts.image_side >= SMALL_IMAGE_SIDE:
+        found["encoder"] = "shallow"
     if agent == "pqn":
         found |= _pqn(facts, env_steps)
     if agent == "discrete_sac":
