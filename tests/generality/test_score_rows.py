@@ -41,6 +41,6 @@ def test_the_table_shows_best_and_last_weights_and_failures(tmp_path):
 
 
 def test_a_row_is_one_command():
-    row = next(row for row in ROWS if row.env == "PongNoFrameskip-v4" and row.agent == "pqn")
-    assert scores.words(row, 3)[:4] == ["--env", "PongNoFrameskip-v4", "--agent", "pqn"]
+    row = next(row for row in ROWS if row.env == "ALE/Pong-v5" and row.agent == "pqn")
+    assert scores.words(row, 3)[:4] == ["--env", "ALE/Pong-v5", "--agent", "pqn"]
     assert "--atari" in scores.words(row, 3)
