@@ -37,7 +37,10 @@ def experience(rng: np.random.Generator) -> Batch:
     return Batch(data, np.arange(ROWS, dtype=np.uint64), np.ones(ROWS, np.float32))
 
 
-@pytest.mark.parametrize("name", UPDATES)
+@pytest.mark.parametrize(
+    "name",
+    ["tqc", "simba_v2", *(pytest.param(name, marks=pytest.mark.long) for name in ("redq", "droq", "fast_td3"))],
+)
 def test_it_finds_the_best_actions_and_what_they_are_worth(name: str) -> None:
     torch.set_num_threads(1)
     rng = np.random.default_rng(1)

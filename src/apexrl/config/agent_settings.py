@@ -56,8 +56,8 @@ class LayerSettings:
     encoder: Annotated[Literal["auto", "minatar", "small", "nature", "shallow", "resnet"], Needs("network", ("",))] = (
         "auto"
     )
-    """Convolutions for images: IMPALA's residual network, DQN's (nature), A3C's for a third of its work (shallow), or
-    those for small images (small, minatar). auto: nature from 36 pixels a side on, small from 16, else minatar."""
+    """Convolutions for images: IMPALA's residual network, DQN's (nature), A3C's (shallow), or those for small images.
+    auto: nature from 36 pixels a side on, small from 16, else minatar. shallow has a third of nature's work."""
     layer_norm: bool = False
     """Layer normalisation before every ReLU of encoder and head (PQN; Ba et al. 2016)."""
     precision: Annotated[Literal["float32", "bfloat16", "auto"], Needs("network", ("",))] = "float32"
@@ -85,8 +85,8 @@ class OptimizerSettings:
     first_moment_decay: Annotated[float, Range(0, below=1), Needs("optimizer", ("adam", "adamw", "radam"))] = 0.9
     """Adam's β1 (Kingma & Ba 2015: 0.9)."""
     weight_decay: Annotated[float, Range(0), Needs("optimizer", ("adamw",))] = 0.01
-    """λ: every step makes weights smaller by learning_rate · λ of themselves, but no biases and no gains (PyTorch:
-    0.01)."""
+    """λ: every step makes weights smaller by learning_rate · λ of themselves (PyTorch: 0.01).
+    Biases and gains stay."""
     rmsprop_decay: Annotated[float, Range(0, 1), Needs("optimizer", ("rmsprop",))] = 0.95
     """Decay of RMSProp's running averages (Ape-X: 0.95)."""
     gradient_clip: Annotated[float, Range(0)] = 40.0
@@ -118,15 +118,15 @@ class ResetSettings:
     """Resets of Q-networks, and returns whose horizon changes after them (BBF)."""
 
     reset_period_updates: Annotated[int, Range(0)] = 0
-    """Learner updates between resets of network, target and optimizer: the encoder keeps shrink_factor of itself, all
-    other layers begin anew; 0: never (BBF: 40 000)."""
+    """Learner updates between resets of network, target and optimizer; 0: never (BBF: 40 000).
+    The encoder keeps shrink_factor of itself, all other layers begin anew."""
     reset_until_updates: Annotated[int, Range(0), Needs("reset_period_updates", unless=(0,))] = 0
     """Learner updates after which nothing is reset, so that a run ends with a trained network; 0: no end."""
     shrink_factor: Annotated[float, Range(0, 1), Needs("reset_period_updates", unless=(0,))] = 0.5
     """Share of the encoder's weights that a reset keeps; the rest are fresh ones (BBF: 0.5, SR-SPR: 0.8)."""
     anneal_horizon: bool = False
-    """After each reset, and at the beginning, n falls from n_step_start to n_step, and γ rises from gamma_start to
-    gamma (BBF)."""
+    """After each reset, and at the beginning, n falls from n_step_start to n_step (BBF).
+    γ rises from gamma_start to gamma meanwhile."""
     n_step_start: Annotated[int, Range(1, 1_000), Needs("anneal_horizon")] = 10
     """n at first (BBF: 10, to an n_step of 3)."""
     gamma_start: Annotated[float, Range(0, below=1), Needs("anneal_horizon")] = 0.97
@@ -233,8 +233,8 @@ class BoxNoiseSettings:
     """Exploration in boxes."""
 
     pink_noise: bool = False
-    """Box actions: explore with noise of spectrum 1/f, that goes on in one direction a while (Eberhard et al. 2023);
-    policies of unrolls with half of it (Hollenstein et al. 2024). Else every step's noise is independent."""
+    """Box actions: explore with noise of spectrum 1/f, which stays in one direction for a while (Eberhard et al. 2023).
+    A quarter of it in policies of unrolls (Hollenstein et al. 2024). Else every step's noise is independent."""
 
 
 @dataclass(frozen=True)
@@ -260,8 +260,8 @@ class SoftSettings:
     temperature_learning_rate: Annotated[float, Range(0), Needs("temperature", (0.0,))] = 0.0
     """Step size of log α; 0: learning_rate."""
     target_entropy: Annotated[float | None, Range(), Needs("temperature", (0.0,))] = None
-    """SAC: entropy in nats that a learned α aims at; None: −dim(A) for boxes (simba_v2: half of it), 0.89·log n
-    for n actions (CleanRL)."""
+    """SAC: entropy in nats that a learned α aims at.
+    None: −dim(A) for boxes (simba_v2: half of it), 0.89·log n for n actions (CleanRL)."""
 
 
 @dataclass(frozen=True)

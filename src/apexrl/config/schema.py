@@ -57,8 +57,8 @@ class ReplaySettings:
     priority_eps: Annotated[float, Range(above=0), Needs("alpha", unless=(0.0,))] = 1e-6
     """Added to |δ| before the exponent (CleanRL's and tf2rl's value)."""
     recency_half_life: Annotated[float, Range(0)] = 0.0
-    """Age at which an item's chance to be drawn has halved, as a share of capacity; an item's age is how many came
-    after it. 0: age does not count (truncated geometric replay, arXiv 2605.10236). With alpha 0 only age counts."""
+    """Age at which an item's chance to be drawn has halved: how many came after it, as a share of capacity.
+    0: age does not count (truncated geometric replay, arXiv 2605.10236). With alpha 0 only age counts."""
     lag_half_life: Annotated[int, Range(0)] = 0
     """Policy lag, in learner updates, at which an item's chance to be drawn has halved; 0: it does not count.
     With priorities: FreshPER (arXiv 2604.16918), whose half-life is 0.69 τ."""
