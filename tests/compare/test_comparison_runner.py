@@ -206,7 +206,7 @@ class Stops:
             os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_agents_compared_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     def interrupted(config: Config, *, observers: Any = (), on_folder: Any = None) -> Run:
         stops = []

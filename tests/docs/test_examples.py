@@ -174,6 +174,7 @@ def test_the_skeletons_explorers_end_with_their_learner():
     assert done.stdout == ""
 
 
+@pytest.mark.long
 def test_the_pytorch_dqn_learns():
     pattern = r"(\d+) steps/s, (\d+) episodes, mean return of the last 20: (\d+\.\d)"
     rate, episodes, reached = figures(pattern, run("dqn_pytorch.py", "--steps", "4000"))

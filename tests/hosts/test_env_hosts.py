@@ -144,6 +144,7 @@ def test_hosts_bring_all_environments_and_what_breaks_is_mended(hosts: Hosts) ->
     )
 
 
+@pytest.mark.long
 def test_a_learner_that_was_killed_and_resumed_finds_its_workers_again(hosts: Hosts) -> None:
     learner = hosts.learner("--actors", "1", "--env-steps", "1000000")
     host = hosts.envs("--actors", "1")

@@ -92,6 +92,7 @@ def test_sequences_arrive_whole_from_processes(tmp_path: Path, vector: str) -> N
     assert_sequences_are_whole(RunFolder(tmp_path / "local"))
 
 
+@pytest.mark.long
 def test_sequences_arrive_whole_from_other_hosts(tmp_path: Path) -> None:
     with Places("loopback", 2, tmp_path) as places:
         learner = places.learner("position-cartpole", *flags_of({**SMALL, **STILL, "actor_slots": 2}))
@@ -124,7 +125,9 @@ def arrays_of(config: Config, **how: Any) -> tuple[dict[str, Any], dict[str, Any
     return summary, dict(found.arrays)
 
 
-@pytest.mark.parametrize("past", [False, True], ids=["", "with its past"])
+@pytest.mark.parametrize(
+    "past", [pytest.param(False, id="", marks=pytest.mark.long), pytest.param(True, id="with its past")]
+)
 def test_lock_step_runs_are_equal_to_the_last_bit(tmp_path: Path, past: bool) -> None:
     runs = [
         arrays_of(config_for(tmp_path, name, serial=True, last_action_reward=past, eval_period_seconds=0.1))

@@ -158,6 +158,7 @@ def test_another_worker_is_called_where_one_was_given_up(tmp_path: Path, script:
     assert not any(text.startswith("born actor-0.1") for text in watcher.texts)
 
 
+@pytest.mark.long
 def test_an_added_worker_that_is_killed_gets_another_life(tmp_path: Path, script: Callable[..., None]) -> None:
     script(3, 1)
     killed: list[int] = []

@@ -259,7 +259,7 @@ def test_a_learner_and_its_actors_on_one_machine(start: Start, tmp_path: Path) -
     assert "joined run r" in (tmp_path / "hosts" / "runs" / "r" / "logs" / "actor-host.log").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_actor_hosts_come_and_go(start: Start, url: str, tmp_path: Path) -> None:
     server = Server(url)
     early = start("actor", "--run", "r", "--actors", "2")

@@ -81,6 +81,7 @@ def test_who_has_no_limit_at_the_end_does_not_stand_still_for_ever(tmp_path: Pat
     assert all_gone(born(watcher))
 
 
+@pytest.mark.long
 def test_it_can_be_off(tmp_path: Path) -> None:
     began = time.monotonic()
     watcher = supervise(
