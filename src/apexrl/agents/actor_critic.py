@@ -191,21 +191,7 @@ class ActorCritic:
         """Hand a batch over to the device, time first."""
         return unrolls(batch, "action" if self._box is None else SAMPLE, self._states, self._device)
 
-    def gradients(self, batch: Unrolls) -> Gradients:
-        """The clipped gradient of the loss over the whole batch, in one pass, as group ``policy_value``.
-
-        Raises:
-            NonFiniteError: an advantage or the gradient is NaN or infinite; parameters are as before.
-        """
-        statistics = self._normalizer.groups(batch, self.updates)
-        found = self.part_gradients(self._normalizer.unrolls(batch), None, unroll_updates.measures(self))
-        return found._replace(groups=found.groups | statistics)
-
-    def apply(self, groups: Mapping[str, Tensor]) -> None:
-        """One step of the optimizer."""
-        self.step(groups)
-        self.updates += 1
-
+    gradients, apply = unroll_updates.gradients, unroll_updates.apply
     update, steps = unroll_updates.update, unroll_updates.steps
 
     def aims(self, batch: Unrolls) -> Aims:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from apexrl.agents import diagnostics
 from apexrl.agents.deterministic import Deterministic
 from apexrl.agents.return_heads import support_of
-from apexrl.agents.trained_network import Gradients, Loss
+from apexrl.agents.trained_network import Loss
 from apexrl.agents.transition_batch import Transitions
 from apexrl.config import AgentConfig
 from apexrl.losses.deterministic import ascent_loss
@@ -49,14 +48,6 @@ class D4PG(Deterministic):
         logits = self._critic.network(batch.observation, self._box.to_unit(batch.action))[0]
         divergence = categorical_divergence(logits, target)
         return Loss((batch.weights * divergence).mean(), divergence.detach(), self._mean(logits.detach()))
-
-    def gradients(self, batch: Transitions) -> Gradients:
-        """As ``Deterministic.gradients``; the metrics have the probability at the edges of the support besides."""
-        found = super().gradients(batch)
-        if found.metrics:
-            seen = self._normalizer.observation(batch.observation)
-            found.metrics.update(diagnostics.of_support(self._critic.network, seen, self._box.to_unit(batch.action)))
-        return found
 
     def policy_loss(self, batch: Transitions) -> Tensor:
         """A loss whose gradient is that of −mean E[Z(s, μ(s))], with ∂E[Z]/∂a clipped elementwise."""

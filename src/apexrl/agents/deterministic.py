@@ -60,6 +60,7 @@ class Deterministic(ABC):
             policy = Policy(spec, config.hidden, self._box.size, config.image_units, config.network)
             units = config.critic_hidden or config.hidden
             critic = Critics(spec, units, critics, outputs, config.image_units, config.network)
+        self._categorical = outputs > 1
         follows = self._policy_target
         self._policy = Trained("policy", policy.to(self._device), config, config.policy_learning_rate, target=follows)
         self._critic = Trained("critic", critic.to(self._device), config, target=True)
@@ -164,6 +165,9 @@ class Deterministic(ABC):
                 "gradient_norm": norm,
                 **diagnostics.of_weighted(batch, self.networks, units),
             }
+            if self._categorical:
+                actions = self._box.to_unit(batch.action)
+                metrics |= diagnostics.of_support(critic.network, batch.observation, actions)
         return Gradients(groups, priorities, metrics)
 
     def apply(self, groups: Mapping[str, Tensor]) -> None:

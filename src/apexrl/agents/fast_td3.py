@@ -11,11 +11,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from apexrl.agents import diagnostics
 from apexrl.agents.deterministic import Deterministic
 from apexrl.agents.return_heads import support_of
 from apexrl.agents.rng_state import noise_generator
-from apexrl.agents.trained_network import Gradients, Loss
+from apexrl.agents.trained_network import Loss
 from apexrl.agents.transition_batch import Transitions
 from apexrl.config import AgentConfig
 from apexrl.losses.deterministic import smaller_projection, smoothed
@@ -70,14 +69,6 @@ class FastTD3(Deterministic):
         """−mean min_k E[Z_k(s, μ(s))]."""
         action = self._mu(self._policy.network, batch.observation)
         return -self.values(self._critic.network(batch.observation, action, frozen=True)).amin(dim=0).mean()
-
-    def gradients(self, batch: Transitions) -> Gradients:
-        """As ``Deterministic.gradients``; the metrics have the probability at the edges of the support besides."""
-        found = super().gradients(batch)
-        if found.metrics:
-            seen = self._normalizer.observation(batch.observation)
-            found.metrics.update(diagnostics.of_support(self._critic.network, seen, self._box.to_unit(batch.action)))
-        return found
 
     def apply(self, groups: Mapping[str, Tensor]) -> None:
         """As of ``Deterministic``; with ``eager_targets`` the target critics move with every update."""

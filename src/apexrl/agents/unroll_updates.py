@@ -1,6 +1,6 @@
 """Learner updates from unrolls: several passes over a batch in minibatches, towards targets that are computed once.
 
-An agent takes ``update`` and ``steps`` into its class by name.
+An agent takes ``gradients``, ``apply``, ``update`` and ``steps`` into its class by name.
 """
 
 from __future__ import annotations
@@ -33,23 +33,39 @@ class LearnsUnrolls(Protocol):
     _remembers: bool  # steps of an unroll need each other: minibatches are whole unrolls
     updates: int  # learner updates made
 
-    def gradients(self, batch: Any) -> Gradients:
-        """Of the whole batch, in one pass."""
-        ...
-
-    def apply(self, groups: Mapping[str, Tensor]) -> None: ...
-
     def aims(self, batch: Unrolls) -> Any:
         """What a scaled batch is to lead to: a NamedTuple of tensors [T, B], without gradient."""
         ...
 
+    def gradients(self, batch: Any) -> Gradients: ...
+
+    def apply(self, groups: Mapping[str, Tensor]) -> None: ...
+
     def part_gradients(self, batch: Unrolls, aims: Any, measured: bool) -> Gradients:
-        """Of a part of a scaled batch, towards the part of ``aims`` that is given; with metrics where ``measured``."""
+        """Of a scaled batch, or of a part towards the part of ``aims`` that is given; with metrics where
+        ``measured``."""
         ...
 
     def step(self, groups: Mapping[str, Tensor]) -> None:
         """One step of the optimizer, which alone is no update."""
         ...
+
+
+def gradients(agent: LearnsUnrolls, batch: Unrolls) -> Gradients:
+    """The clipped gradient of the loss over the whole batch, in one pass, and the batch's statistics.
+
+    Raises:
+        NonFiniteError: a target or the gradient is NaN or infinite; parameters are as before.
+    """
+    statistics = agent._normalizer.groups(batch, agent.updates)
+    found = agent.part_gradients(agent._normalizer.unrolls(batch), None, _measures(agent))
+    return found._replace(groups=found.groups | statistics)
+
+
+def apply(agent: LearnsUnrolls, groups: Mapping[str, Tensor]) -> None:
+    """One step of the optimizer."""
+    agent.step(groups)
+    agent.updates += 1
 
 
 def update(agent: LearnsUnrolls, prepared: Unrolls) -> Learned:
@@ -69,9 +85,9 @@ def update(agent: LearnsUnrolls, prepared: Unrolls) -> Learned:
     before, drawn = {name: vector.clone() for name, vector in live.items()}, pack(agent._rng)
     going = steps(agent, prepared)
     try:
-        gradients = next(going)
+        found = next(going)
         while True:
-            gradients = going.send(gradients.groups)
+            found = going.send(found.groups)
     except StopIteration as end:
         learned: Learned = end.value
         return learned
@@ -85,24 +101,24 @@ def update(agent: LearnsUnrolls, prepared: Unrolls) -> Learned:
 def steps(agent: LearnsUnrolls, prepared: Unrolls) -> Generator[Gradients, Mapping[str, Tensor], Learned]:
     """The gradient steps of one update, one by one: each yields its gradient, and is sent what is to be applied."""
     if _single_step(agent, prepared):
-        gradients = agent.gradients(prepared)
-        agent.apply((yield gradients))
-        return Learned(None, gradients.metrics)
+        found = agent.gradients(prepared)
+        agent.apply((yield found))
+        return Learned(None, found.metrics)
     statistics, batch = agent._normalizer.groups(prepared, agent.updates), agent._normalizer.unrolls(prepared)
     with torch.no_grad():
         aims = agent.aims(batch)
     left = agent._config.epochs * _parts(agent, batch)
     for part, toward in minibatches(agent, batch, aims):
         left -= 1
-        gradients = agent.part_gradients(part, toward, measures(agent) and not left)
+        found = agent.part_gradients(part, toward, _measures(agent) and not left)
         if not left:  # statistics change behind the last step: until then the policy is the one that acted
-            gradients = gradients._replace(groups=gradients.groups | statistics)
-        agent.step((yield gradients))
+            found = found._replace(groups=found.groups | statistics)
+        agent.step((yield found))
     agent.updates += 1
-    return Learned(None, gradients.metrics)
+    return Learned(None, found.metrics)
 
 
-def measures(agent: LearnsUnrolls) -> bool:
+def _measures(agent: LearnsUnrolls) -> bool:
     """Whether this update has metrics: one in so many gradient steps."""
     return agent.updates % max(1, METRICS_PERIOD_UPDATES // (agent._config.epochs * agent._config.minibatches)) == 0
 
