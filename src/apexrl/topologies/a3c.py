@@ -33,7 +33,7 @@ def a3c(config: Config, probe: Probe) -> Program:
     sturdy: dict[str, Any] = {"restarts": config.learner.learner_restarts}
     fragile: dict[str, Any] = {"restarts": actors.actor_restarts, "env_timeout": actors.env_timeout}
     working: dict[str, Any] = {**settings, "count": actors.actors, "most": room(config), **fragile}
-    working["least"] = actors.min_actors
+    working |= {"least": actors.min_actors, "moves": True}
 
     if config.wiring.hogwild:
         shares = config.wiring.shared_statistics

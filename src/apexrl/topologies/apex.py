@@ -36,7 +36,7 @@ def apex(config: Config, probe: Probe) -> Program:
         together = averaging(program, config, probe)
         program.role(ReplayServer, config=config, batches=batches, restarts=restarts)
         program.role(Learner, **learning, replay=batches, averaging=together, count=learners)
-    acting = {"count": actors.actors, "most": room(config), "least": actors.min_actors, **fragile}
+    acting = {"count": actors.actors, "most": room(config), "least": actors.min_actors, "moves": True, **fragile}
     program.role(Actor, **settings, replay=replay, weights=weights, **acting)
     program.role(Evaluator, **settings, weights=weights, **fragile)
     return program

@@ -54,7 +54,7 @@ def ga3c(config: Config, probe: Probe) -> Program:
     restarts = config.learner.learner_restarts
     program.role(ModelServer, **settings, **central, **threads, inference=inference, restarts=restarts)
     workers: dict[str, Any] = {"count": actors.actors, "most": room(config), "least": actors.min_actors}
-    workers["inference"] = inference
+    workers |= {"inference": inference, "moves": True}
     program.role(EnvWorker, **settings, **workers, **fragile)
     program.role(Evaluator, **settings, weights=weights, **fragile)
     return program

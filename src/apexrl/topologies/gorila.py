@@ -43,7 +43,7 @@ def gorila(config: Config, probe: Probe) -> Program:
 
     learning = {**settings, **links, "count": wiring.learners, **sturdy}
     acting = {**settings, "weights": weights, "count": actors.actors, "most": room(config), **fragile}
-    acting["least"] = actors.min_actors
+    acting |= {"least": actors.min_actors, "moves": True}
     if wiring.replay == "global":
         replay = program.replay(**prioritized(config, probe))
         given = {"batch_size": config.learner.batch_size, "beta": config.replay.correction}

@@ -30,7 +30,7 @@ def impala(config: Config, probe: Probe) -> Program:
     fragile: dict[str, Any] = {"restarts": actors.actor_restarts, "env_timeout": actors.env_timeout}
     # Unrolls age while they wait, and a learner that waits loses nothing: it has the processor first.
     fragile["nice"] = 5
-    acting = {"count": actors.actors, "least": actors.min_actors, **fragile}
+    acting = {"count": actors.actors, "least": actors.min_actors, "moves": True, **fragile}
     acting["most_waiting"] = most_waiting(config, probe.item)
 
     restarts = config.learner.learner_restarts

@@ -123,6 +123,7 @@ class Node:
         generations: of the leases of these slots.
         most: workers that an auto-tuner may come to run; fewer than ``count``: their number stays.
         least: workers that are enough where some were given up on; 0: all are needed.
+        moves: may run on other hosts (``crossing``).
     """
 
     name: str
@@ -136,6 +137,7 @@ class Node:
     generations: tuple[int, ...] = ()
     most: int = 0
     least: int = 0
+    moves: bool = False
 
     @property
     def leases(self) -> list[tuple[int, int]]:
@@ -196,17 +198,18 @@ class Program:
         name: str = "",
         most: int = 0,
         least: int = 0,
+        moves: bool = False,
         **ports: Any,
     ) -> Node:
         """Add ``count`` workers of one role; ``ports`` become keyword arguments of ``factory``.
 
         ``name``: of the role; default: as its traits say. ``most``: workers that there may come to be;
-        ``least``: that are enough.
+        ``least``: that are enough; ``moves``: they may run on other hosts.
         """
         name = name or traits_of(factory).name or getattr(factory, "__name__", type(factory).__name__).lower()
         if any(node.name == name for node in self.nodes):
             raise ValueError(f"the program has a role {name!r} already; raise its count instead")
-        node = Node(name, factory, count, ports, restarts, env_timeout, nice, most=most, least=least)
+        node = Node(name, factory, count, ports, restarts, env_timeout, nice, most=most, least=least, moves=moves)
         self.nodes.append(node)
         return node
 

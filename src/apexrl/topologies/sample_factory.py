@@ -53,8 +53,16 @@ def sample_factory(config: Config, probe: Probe) -> Program:
     # Steps age while they wait, and a learner that waits loses nothing: where processors are short, it goes first.
     fragile["nice"] = 5
 
-    policies: dict[str, Any] = {"count": wiring.policy_workers, "most": servers, "least": 1, "inference": inference}
-    workers: dict[str, Any] = {"count": actors.actors, "most": room(config), "least": actors.min_actors}
+    policies: dict[str, Any] = {
+        "count": wiring.policy_workers,
+        "most": servers,
+        "least": 1,
+        "inference": inference,
+        "moves": True,
+    }
+    workers: dict[str, Any] = {"count": actors.actors, "most": room(config), "least": actors.min_actors, "moves": True}
+    # Policies move with those whom they answer: what lies between them is each host's own.
+    policies["moves"] = True
     workers |= {"inference": inference, "most_waiting": most_waiting(config, probe.item)}
     program.role(Learner, **central, replay=slots)
     program.role(PolicyWorker, **central, **policies)

@@ -41,7 +41,7 @@ def seed(config: Config, probe: Probe) -> Program:
     throttle = most_waiting(config, probe.item)
     program.role(InferenceServer, **settings, **central, inference=inference, most_waiting=throttle)
     workers: dict[str, Any] = {"count": actors.actors, "most": room(config), "least": actors.min_actors}
-    workers["inference"] = inference
+    workers |= {"inference": inference, "moves": True}
     program.role(EnvWorker, **settings, **workers, **fragile)
     program.role(Evaluator, **settings, weights=weights, **fragile)
     return program
