@@ -79,7 +79,7 @@ class Published:
         self.target = deepcopy(self.critics)
         self.log_alpha = torch.zeros((), requires_grad=True)
         self.config, self.count = config, 0
-        betas = (config.first_moment_decay, 0.999)
+        betas = (config.first_moment_decay, config.second_moment_decay)
         self.of_policy = torch.optim.Adam(self.policy.parameters(), config.policy_learning_rate, betas)
         self.of_critics = torch.optim.Adam(self.critics.parameters(), config.learning_rate, betas)
         self.of_alpha = torch.optim.Adam([self.log_alpha], config.temperature_learning_rate)

@@ -215,6 +215,7 @@ OTHER: dict[str, Any] = {
     "learning_rate": 0.01,
     "gradient_clip": 1e-4,
     "first_moment_decay": 0.3,
+    "second_moment_decay": 0.7,
     "weight_decay": 5.0,
     "rmsprop_decay": 0.3,
     "momentum": 0.9,

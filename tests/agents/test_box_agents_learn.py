@@ -12,12 +12,13 @@ from soft_reference import BOX, HIGH, LOW, Batch, make
 from apexrl.agents.box_actions import ActionBox
 
 ROWS = 64
-UPDATES: dict[str, int] = {"tqc": 250, "redq": 250, "droq": 350, "simba_v2": 350, "fast_td3": 300}
+UPDATES: dict[str, int] = {"tqc": 250, "redq": 250, "droq": 350, "simba_v2": 350, "fast_td3": 300, "fast_sac": 700}
 SETTINGS: dict[str, dict[str, Any]] = {
     "tqc": {"critics": 2, "quantiles": 8, "dropped_quantiles": 1},
     "redq": {"critics": 4},
     "droq": {},
     "fast_td3": {"v_min": 0.0, "v_max": 3.0, "polyak": 0.1},
+    "fast_sac": {"v_min": 0.0, "v_max": 3.0, "polyak": 0.1},
     "simba_v2": {"hidden": (32,), "critic_hidden": (32,), "v_min": 0.0, "v_max": 3.0, "normalize_returns": False},
 }
 
@@ -39,7 +40,11 @@ def experience(rng: np.random.Generator) -> Batch:
 
 @pytest.mark.parametrize(
     "name",
-    ["tqc", "simba_v2", *(pytest.param(name, marks=pytest.mark.long) for name in ("redq", "droq", "fast_td3"))],
+    [
+        "tqc",
+        "simba_v2",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("redq", "droq", "fast_td3", "fast_sac")),
+    ],
 )
 def test_it_finds_the_best_actions_and_what_they_are_worth(name: str) -> None:
     torch.set_num_threads(1)

@@ -27,6 +27,7 @@ NETWORKS = {
     "bires_ddpg": {"critic", "policy"},
     "td3": {"critic", "policy"},
     "fast_td3": {"critic", "policy"},
+    "fast_sac": {"critics", "policy"},
     "d4pg": {"critic", "policy"},
 }
 

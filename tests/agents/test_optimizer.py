@@ -143,7 +143,7 @@ def test_the_configuration_names_it() -> None:
 def test_adam_is_pytorchs() -> None:
     start = torch.from_numpy(RNG.standard_normal(32).astype(np.float32))
     vector, parameter = start.clone(), torch.nn.Parameter(start.clone())
-    mine, theirs = Adam(vector, 1e-3, 1e-8, 0.5), torch.optim.Adam([parameter], 1e-3, betas=(0.5, 0.999), eps=1e-8)
+    mine, theirs = Adam(vector, 1e-3, 1e-8, (0.5, 0.9)), torch.optim.Adam([parameter], 1e-3, betas=(0.5, 0.9), eps=1e-8)
     for _ in range(5):
         gradient = torch.from_numpy(RNG.standard_normal(32).astype(np.float32))
         parameter.grad = gradient.clone()

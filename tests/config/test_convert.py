@@ -207,6 +207,7 @@ BAD: dict[str, list[Any]] = {
     **{key: [-0.1, 1.1, NAN] for key in ["polyak", "priority_eta", "munchausen_alpha", "sigma"]},
     **{key: [INF, -INF, NAN] for key in ["v_min", "v_max", "remover_alpha", "target_entropy"]},
     "first_moment_decay": [-0.1, 1.0, NAN],
+    "second_moment_decay": [-0.1, 1.0, NAN],
     "burn_in": [-1, 256],
     "recency_half_life": [-0.1, INF, NAN],
     "lag_half_life": [-1],
@@ -215,6 +216,7 @@ BAD: dict[str, list[Any]] = {
 EDGES: dict[str, list[Any]] = {
     **{key: [0.0, 1.0] for key in ["polyak", "priority_eta", "munchausen_alpha", "sigma"]},
     "first_moment_decay": [0.0, 0.999],
+    "second_moment_decay": [0.0, 0.999],
     "burn_in": [0, 255],
     "atoms": [2],
     "munchausen_clip": [0.0],

@@ -123,6 +123,44 @@ BOX_AGENTS: dict[str, AgentInfo] = {
         },
         by_gradients=False,
     ),
+    "fast_sac": AgentInfo(
+        "apexrl.agents.fast_sac:FastSAC",
+        BOX,
+        (
+            *_SOFT,
+            families.TargetSettings,
+            families.EnsembleSettings,
+            families.CategoricalSettings,
+            "layer_norm",
+            "eager_targets",
+        ),
+        "SAC with categorical critics, for many environments: large batches, few updates. Set --v-min, --v-max",
+        "Seo et al. 2025, Learning Sim-to-Real Humanoid Locomotion in 15 Minutes, arXiv 2512.01996",
+        _ACTOR_CRITIC
+        | LEARNED
+        | {  # all the authors', for the locomotion of humanoids
+            "gamma": 0.97,
+            "hidden": (512, 256, 128),
+            "critic_hidden": (768, 384, 192),
+            "critics": 2,
+            "layer_norm": True,
+            "atoms": 101,
+            "v_min": -20.0,
+            "v_max": 20.0,
+            "normalize_observations": True,
+            "optimizer": "adamw",
+            "weight_decay": 0.001,
+            "second_moment_decay": 0.95,
+            "initial_temperature": 0.001,
+            "batch_size": 8_192,
+            "updates_per_step": 8 / 4_096,  # eight for each step of their 4096 environments
+            "min_size": 40_960,  # ten steps of each
+            "policy_period_updates": 4,
+            "polyak": 0.125,
+            "eager_targets": True,
+            "random_start": False,
+        },
+    ),
     "crossq": AgentInfo(
         "apexrl.agents.crossq:CrossQ",
         BOX,

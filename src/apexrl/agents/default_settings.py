@@ -215,6 +215,19 @@ _BOXES_OWN: Mapping[str, Settings] = {
         "target_noise": 0.1,  # this and the next: theirs for a simple body (CheetahRun)
         "sigma_least": 0.1,
     },
+    # The authors' 4096 environments and batches of 8192 are for a GPU
+    "fast_sac": _CATEGORIES
+    | {
+        "critic_hidden": (),
+        "gamma": 0.99,
+        "batch_size": 1_024,
+        "updates_per_step": 0.25,
+        "envs_per_actor": 16,
+        "pull_period": 1,
+        "policy_period_updates": 2,
+        "polyak": 0.05,
+        "random_start": True,
+    },
     "d4pg": _CATEGORIES | {"critic_hidden": (), "target_period_updates": 100, "sigma": 0.3},
 }
 _VECTORS_OWN: Mapping[str, Settings] = {

@@ -16,7 +16,7 @@ from torch.optim.adam import adam
 from apexrl.config import AgentConfig
 from apexrl.errors import ConfigError
 
-ADAM_BETA2 = 0.999  # Kingma & Ba 2015, the paper's and PyTorch's
+BETAS = (0.9, 0.999)  # Kingma & Ba 2015: decay of the first and of the second moment
 
 
 class Optimizer(Protocol):
@@ -44,14 +44,15 @@ def make_optimizer(
     if not learning_rate > 0.0:
         raise ConfigError(f"learning_rate is {learning_rate}; it must be positive")
     eps, momentum = config.optimizer_eps, config.momentum
+    betas = (config.first_moment_decay, config.second_moment_decay)
     match config.optimizer:
         case "adam":
-            return Adam(vector, learning_rate, eps, config.first_moment_decay)
+            return Adam(vector, learning_rate, eps, betas)
         case "adamw":
             share = torch.ones_like(vector) if decayed is None else decayed.to(vector.dtype)
-            return AdamW(vector, learning_rate, eps, config.first_moment_decay, config.weight_decay * share)
+            return AdamW(vector, learning_rate, eps, betas, config.weight_decay * share)
         case "radam":
-            return RAdam(vector, learning_rate, eps, config.first_moment_decay)
+            return RAdam(vector, learning_rate, eps, betas)
         case "rmsprop":
             return RMSProp(vector, learning_rate, eps, config.rmsprop_decay, config.centered, momentum)
         case "adagrad":
@@ -66,13 +67,13 @@ def make_optimizer(
 class Adam:
     """Kingma & Ba 2015, algorithm 1; one kernel per step."""
 
-    def __init__(self, vector: Tensor, learning_rate: float, eps: float, beta1: float = 0.9) -> None:
-        self.learning_rate, self._eps, self._beta1 = learning_rate, eps, beta1
+    def __init__(self, vector: Tensor, learning_rate: float, eps: float, betas: tuple[float, float] = BETAS) -> None:
+        self.learning_rate, self._eps, self._betas = learning_rate, eps, betas
         self.state = {"first_moment": torch.zeros_like(vector), "second_moment": torch.zeros_like(vector)}
         self.steps = torch.zeros((), device=vector.device)
 
     def step(self, vector: Tensor, gradient: Tensor) -> None:
-        _adam(vector, gradient, self.state, self.steps, self.learning_rate, self._eps, self._beta1)
+        _adam(vector, gradient, self.state, self.steps, self.learning_rate, self._eps, self._betas)
 
 
 class AdamW:
@@ -82,22 +83,24 @@ class AdamW:
         weight_decay: λ of every value, float32 like ``vector``.
     """
 
-    def __init__(self, vector: Tensor, learning_rate: float, eps: float, beta1: float, weight_decay: Tensor) -> None:
-        self.learning_rate, self._eps, self._beta1, self._weight_decay = learning_rate, eps, beta1, weight_decay
+    def __init__(
+        self, vector: Tensor, learning_rate: float, eps: float, betas: tuple[float, float], weight_decay: Tensor
+    ) -> None:
+        self.learning_rate, self._eps, self._betas, self._weight_decay = learning_rate, eps, betas, weight_decay
         self.state = {"first_moment": torch.zeros_like(vector), "second_moment": torch.zeros_like(vector)}
         self.steps = torch.zeros((), device=vector.device)
 
     def step(self, vector: Tensor, gradient: Tensor) -> None:
         vector.addcmul_(vector, self._weight_decay, value=-self.learning_rate)
-        _adam(vector, gradient, self.state, self.steps, self.learning_rate, self._eps, self._beta1)
+        _adam(vector, gradient, self.state, self.steps, self.learning_rate, self._eps, self._betas)
 
 
 class RAdam:
     """Liu et al. 2020 (arXiv 1908.03265), algorithm 2: Adam whose step is r times as large, r rising to 1 as its second
     moment becomes known; before that, while ρ ≤ 5, η·m̂ (with PyTorch and optax; the paper: 4)."""
 
-    def __init__(self, vector: Tensor, learning_rate: float, eps: float, beta1: float = 0.9) -> None:
-        self.learning_rate, self._eps, self._beta1 = learning_rate, eps, beta1
+    def __init__(self, vector: Tensor, learning_rate: float, eps: float, betas: tuple[float, float] = BETAS) -> None:
+        self.learning_rate, self._eps, self._betas = learning_rate, eps, betas
         self.state = {"first_moment": torch.zeros_like(vector), "second_moment": torch.zeros_like(vector)}
         self.steps = torch.zeros(())  # counted on the CPU
 
@@ -105,17 +108,18 @@ class RAdam:
         before = self.steps.clone()
         self.steps += 1
         t = float(self.steps)
-        most = 2.0 / (1.0 - ADAM_BETA2) - 1.0
-        length = most - 2.0 * t * ADAM_BETA2**t / (1.0 - ADAM_BETA2**t)
+        beta1, beta2 = self._betas
+        most = 2.0 / (1.0 - beta2) - 1.0
+        length = most - 2.0 * t * beta2**t / (1.0 - beta2**t)
         if length <= 5.0:
             first, second = self.state["first_moment"], self.state["second_moment"]
-            first.lerp_(gradient, 1.0 - self._beta1)
-            second.mul_(ADAM_BETA2).addcmul_(gradient, gradient, value=1.0 - ADAM_BETA2)
-            vector.add_(first, alpha=-self.learning_rate / (1.0 - self._beta1**t))
+            first.lerp_(gradient, 1.0 - beta1)
+            second.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
+            vector.add_(first, alpha=-self.learning_rate / (1.0 - beta1**t))
             return
         rectified = sqrt((length - 4.0) * (length - 2.0) * most / ((most - 4.0) * (most - 2.0) * length))
         steps = before.to(vector.device)
-        _adam(vector, gradient, self.state, steps, rectified * self.learning_rate, self._eps, self._beta1)
+        _adam(vector, gradient, self.state, steps, rectified * self.learning_rate, self._eps, self._betas)
 
 
 def _adam(
@@ -125,7 +129,7 @@ def _adam(
     steps: Tensor,
     learning_rate: float,
     eps: float,
-    beta1: float,
+    betas: tuple[float, float],
 ) -> None:
     """One step of Adam, which counts itself in ``steps``."""
     adam(
@@ -138,8 +142,8 @@ def _adam(
         fused=True,
         foreach=False,
         amsgrad=False,
-        beta1=beta1,
-        beta2=ADAM_BETA2,
+        beta1=betas[0],
+        beta2=betas[1],
         lr=learning_rate,
         weight_decay=0.0,
         eps=eps,

@@ -169,6 +169,7 @@ _PAPERS: Mapping[str, Settings] = {
     "ddpg": {"actors": 1, "envs_per_actor": 1},
     "bires_ddpg": {"actors": 1, "envs_per_actor": 1},
     "fast_td3": {"actors": 1, "envs_per_actor": 128, "capacity": 128 * 51_200, "pull_period": 1},
+    "fast_sac": {"actors": 1, "envs_per_actor": 4_096, "capacity": 4_096 * 1_024, "pull_period": 1},
     "d4pg": {"envs_per_actor": 1},
     # Gallici et al. 2024, appendix; mttga/purejaxql: config/alg/pqn_atari.yaml. Small images and vectors are below
     "pqn": {"image_units": 512, "actors": 1, "envs_per_actor": 128, "queue_batches": 1},

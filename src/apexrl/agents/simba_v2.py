@@ -5,15 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from apexrl.agents import diagnostics
+from apexrl.agents import soft_categories
 from apexrl.agents.return_heads import support_of
 from apexrl.agents.sac import SAC
-from apexrl.agents.soft_update import CriticLoss
 from apexrl.agents.trained_network import Gradients, N, Trained
 from apexrl.agents.transition_batch import Transitions
 from apexrl.config import AgentConfig
 from apexrl.errors import AgentError
-from apexrl.losses import categorical_divergence, soft_categorical_target
+from apexrl.losses import soft_categorical_target
 from apexrl.networks.actor_critic import Critics
 from apexrl.networks.hyperspherical import HypersphericalLayers, HypersphericalPolicy, project
 from apexrl.spec import EnvSpec
@@ -59,38 +58,15 @@ class SimbaV2(SAC):
         policy = HypersphericalPolicy(spec, config.hidden, 2 * self._box.size, config.image_units, config.network)
         return policy, self._critics_of(spec, config.critics, config.atoms, HypersphericalLayers)
 
-    def values(self, answers: Tensor) -> Tensor:
-        """E[Z_k] [K, B], of the critics' logits [K, B, N]."""
-        return torch.softmax(answers, dim=2) @ self._support
+    def targets(self, batch: Transitions, later: Tensor, next_log_prob: Tensor) -> Tensor:
+        """``soft_categorical_target`` y [N] of every row, the same for all critics, [1, B, N]."""
+        alpha, probabilities = self._temperature.value, torch.softmax(later, dim=2)
+        return soft_categorical_target(
+            batch.reward, batch.discount, probabilities, next_log_prob, alpha, self._support
+        ).unsqueeze(0)
 
-    def errors(self, batch: Transitions, now: Tensor, later: Tensor, next_log_prob: Tensor) -> Tensor:
-        """The divergences that the critics learn from, the mean over these."""
-        return self._divergences(batch, now, later, next_log_prob).mean(dim=0)
-
-    def critic_loss(self, batch: Transitions, noise: Tensor) -> CriticLoss:
-        """Σ_k mean(w·D_KL(y ‖ Z_k(s, a))), whose gradient is the cross-entropy's, with ``soft_categorical_target`` y.
-
-        Args:
-            noise: [B, d] standard normal, of which the policy makes a'.
-        """
-        next_action, next_log_prob = self._next_action(batch, noise)
-        now, later = self._answers(batch, next_action)  # [K, B, N]
-        divergences = self._divergences(batch, now, later, next_log_prob)
-        loss = (batch.weights * divergences).mean(dim=1).sum()
-        return CriticLoss(loss, divergences.detach().mean(dim=0), self.values(now.detach()), next_log_prob)
+    values, errors, critic_loss = soft_categories.values, soft_categories.errors, soft_categories.critic_loss
 
     def gradients(self, batch: Transitions) -> Gradients:
         """As ``SAC.gradients``; the metrics have the probability at the edges of the support besides."""
-        found = super().gradients(batch)
-        if found.metrics:
-            seen = self._normalizer.observation(batch.observation)
-            found.metrics.update(diagnostics.of_support(self._critics.network, seen, self._box.to_unit(batch.action)))
-        return found
-
-    def _divergences(self, batch: Transitions, now: Tensor, later: Tensor, next_log_prob: Tensor) -> Tensor:
-        """D_KL(y ‖ Z_k) [K, B], of logits [K, B, N]."""
-        probabilities, alpha = torch.softmax(later, dim=2), self._temperature.value
-        target = soft_categorical_target(
-            batch.reward, batch.discount, probabilities, next_log_prob, alpha, self._support
-        )
-        return torch.stack([categorical_divergence(logits, target) for logits in now])
+        return soft_categories.with_edges(self, batch, super().gradients(batch))

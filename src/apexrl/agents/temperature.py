@@ -45,7 +45,7 @@ class Temperature:
         self._target_entropy = target_entropy
         module = LogTemperature(config.temperature or config.initial_temperature).to(device)
         eps = config.optimizer_eps if config.optimizer == "adam" else AgentConfig().optimizer_eps
-        own = replace(config, optimizer="adam", optimizer_eps=eps, first_moment_decay=0.9)
+        own = replace(config, optimizer="adam", optimizer_eps=eps, first_moment_decay=0.9, second_moment_decay=0.999)
         self.trained = Trained("temperature", module, own, config.temperature_learning_rate)
 
     @property

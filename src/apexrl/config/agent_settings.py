@@ -84,6 +84,8 @@ class OptimizerSettings:
     """Added to the denominator; inside its root for rmsprop (Ape-X: 1.5e-7; PyTorch's Adam: 1e-8)."""
     first_moment_decay: Annotated[float, Range(0, below=1), Needs("optimizer", ("adam", "adamw", "radam"))] = 0.9
     """Adam's β1 (Kingma & Ba 2015: 0.9)."""
+    second_moment_decay: Annotated[float, Range(0, below=1), Needs("optimizer", ("adam", "adamw", "radam"))] = 0.999
+    """Adam's β2 (Kingma & Ba 2015: 0.999; FastSAC: 0.95)."""
     weight_decay: Annotated[float, Range(0), Needs("optimizer", ("adamw",))] = 0.01
     """λ: every step makes weights smaller by learning_rate · λ of themselves (PyTorch: 0.01).
     Biases and gains stay."""
@@ -202,7 +204,8 @@ class EnsembleSettings:
     """Soft actor-critics of several critics."""
 
     critics: Annotated[int, Range(1, 1_000)] = 2
-    """Critics, each with layers of its own (TQC: 5, REDQ: 10; SimbaV2: 2, or 1 where episodes end by time alone)."""
+    """Critics, each with layers of its own (TQC: 5, REDQ: 10, FastSAC: 2).
+    SimbaV2: 2, or 1 where episodes end by time alone."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +219,7 @@ class FrequentUpdateSettings:
     critic_layer_norm: bool = False
     """Normalises the units of the critics' hidden layers, each row for itself (DroQ)."""
     eager_targets: Annotated[bool, Needs("polyak", unless=(0.0,))] = False
-    """Targets move with every update (REDQ, FastTD3); without, only with those of the policy (TD3)."""
+    """Targets move with every update (REDQ, FastTD3, FastSAC); without, only with those of the policy (TD3)."""
 
 
 @dataclass(frozen=True)
@@ -261,7 +264,7 @@ class SoftSettings:
     """Step size of log α; 0: learning_rate."""
     target_entropy: Annotated[float | None, Range(), Needs("temperature", (0.0,))] = None
     """SAC: entropy in nats that a learned α aims at.
-    None: −dim(A) for boxes (simba_v2: half of it), 0.89·log n for n actions (CleanRL)."""
+    None: −dim(A) for boxes (simba_v2: half of it; fast_sac: 0), 0.89·log n for n actions (CleanRL)."""
 
 
 @dataclass(frozen=True)

@@ -53,16 +53,52 @@ class Policy(nn.Module):
     """A trunk and a linear head of ``outputs`` numbers; what they mean is the agent's business."""
 
     def __init__(
-        self, spec: EnvSpec, hidden: Sequence[int], outputs: int, image_units: int = 512, network: str = ""
+        self,
+        spec: EnvSpec,
+        hidden: Sequence[int],
+        outputs: int,
+        image_units: int = 512,
+        network: str = "",
+        choice: LayerChoice = PLAIN,
     ) -> None:
         super().__init__()
-        self.trunk = Trunk(spec, hidden, image_units, network)
+        self.trunk = Trunk(spec, hidden, image_units, network, choice)
         self.head = nn.Linear(self.trunk.features, outputs)
 
     def forward(self, observation: Observation) -> Tensor:
         """name -> [B, (stack,) *shape]; returns float32 [B, outputs]."""
         y: Tensor = self.head(self.trunk(observation))
         return y
+
+
+class BoundedDeviationPolicy(Policy):
+    """A policy of μ and log σ, each of half of the ``outputs``; a tanh keeps log σ in a range, as FastSAC has it. Both
+    heads begin at 0: first actions are in the middle, of the deviation in the middle of the range.
+
+    Args:
+        log_std: least and greatest log σ.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        hidden: Sequence[int],
+        outputs: int,
+        image_units: int = 512,
+        network: str = "",
+        choice: LayerChoice = PLAIN,
+        log_std: tuple[float, float] = (-5.0, 0.0),
+    ) -> None:
+        super().__init__(spec, hidden, outputs, image_units, network, choice)
+        self._log_std = log_std
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, observation: Observation) -> Tensor:
+        """name -> [B, (stack,) *shape]; returns float32 [B, outputs], μ and log σ."""
+        mean, raw = super().forward(observation).chunk(2, dim=1)
+        least, greatest = self._log_std
+        return torch.cat((mean, least + 0.5 * (greatest - least) * (torch.tanh(raw) + 1.0)), dim=1)
 
 
 class Critics(nn.Module):
