@@ -32,6 +32,7 @@ PUBLIC = {
     "load",
     "preset",
     "resume",
+    "stand_by",
     "train",
 }
 

@@ -136,7 +136,8 @@ def default(value: Any) -> str:
 TAKES: dict[str, type[Any]] = {
     "eval": train_flags.Eval, "resume": train_flags.Resume, "compare": train_flags.Compare,
     "doctor": train_flags.Doctor,
-    "actor": host_flags.Actor, "envs": host_flags.Envs, "status": host_flags.Status, "stop": host_flags.Stop,
+    "learner --standby": host_flags.Standby, "actor": host_flags.Actor,
+    "envs": host_flags.Envs, "status": host_flags.Status, "stop": host_flags.Stop,
 }  # fmt: skip
 
 

@@ -290,7 +290,7 @@ def killed_at_random(folder: Path, outcome: Outcome, topology: str, seconds: flo
 def learner_replaced(folder: Path, outcome: Outcome) -> Outcome:
     """The learner's host is cut off from Redis; another one takes over from a copy of the folder; the link heals."""
     with Places("loopback", 1, folder, server_options=("--maxmemory-policy", "noeviction")) as places:
-        flags = (*RUN_FLAGS, "--lease-seconds", "5")
+        flags = RUN_FLAGS
         with Relay(places.server.address) as link:
             host, port = link.address
             url = places.url().replace(f"{places.server.address[0]}:{places.server.address[1]}", f"{host}:{port}")

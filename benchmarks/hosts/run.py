@@ -10,6 +10,7 @@ from benchmarks.lib.questions import answer
 QUESTIONS = {
     "cartpole": "What do slow links cost, beside one machine?",
     "elastic": "Hosts come, are killed, and the server forgets everything: is every step accounted for?",
+    "standby": "The learner's whole host dies: how soon does a standby learn on?",
     "transport": "How fast do experience and weights travel, beside a plain redis-py loop?",
     "slow_steps": "A simulator that waits: how much faster are more actors on four hosts?",
     "fuzz": "Does any of 100,000 bad frames reach the replay?",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from apexrl.evaluation.episodes import Evaluation
     from apexrl.evaluation.loaded_agent import LoadedAgent
     from apexrl.presets import preset
-    from apexrl.remote_api import join, join_envs
+    from apexrl.remote_api import join, join_envs, stand_by
     from apexrl.run.status import PolicyLag, RunStatus, WorkerStatus
 
 __version__ = "0.1.0"
@@ -57,6 +57,7 @@ _HOMES = {
     "load": "apexrl.api",
     "preset": "apexrl.presets",
     "resume": "apexrl.api",
+    "stand_by": "apexrl.remote_api",
     "train": "apexrl.api",
 }
 
@@ -83,6 +84,7 @@ __all__ = [
     "load",
     "preset",
     "resume",
+    "stand_by",
     "train",
 ]
 

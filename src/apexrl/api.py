@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -276,15 +276,22 @@ def run(
                 _tell(observers, f"run {claim.folder.path} is done: {claim.ended}")
                 return Run(claim.folder.path, None, config)
             config, where = claim.config, {**where, "claim": claim}
-        try:
+        with drawn(remember, observers):
             summary = launch(config, observers=[remember, *observers], resume=resume, **where)
-        finally:
-            if remember.path is not None and not isinstance(sys.exception(), FencedError):  # else it is another's
-                from apexrl.report.run_charts import draw_all
-
-                draw_all(RunFolder(remember.path), config, observers)
     assert remember.path is not None, "launch told no observer of its folder"
     return Run(remember.path, summary, config)
+
+
+@contextmanager
+def drawn(folder: FolderObserver, observers: Sequence[Observer]) -> Iterator[None]:
+    """Draw the pictures of the run folder when the run has ended, unless another process has it now."""
+    try:
+        yield
+    finally:
+        if folder.path is not None and folder.config is not None and not isinstance(sys.exception(), FencedError):
+            from apexrl.report.run_charts import draw_all
+
+            draw_all(RunFolder(folder.path), folder.config, observers)
 
 
 def _claim(config: Config, placement: Placement | None, observers: Sequence[Observer]) -> Claim:

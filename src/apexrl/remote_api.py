@@ -1,4 +1,4 @@
-"""The public functions for hosts that help a run on another host: ``join``, ``join_envs``."""
+"""The public functions for hosts that help a run on another host: ``join``, ``join_envs``, ``stand_by``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from apexrl.api import Run, panels
+from apexrl.api import Run, drawn, panels
 from apexrl.config.placement import Listen
 from apexrl.errors import ConfigError
 from apexrl.links.tcp.tls import ClientTls
@@ -101,6 +101,50 @@ def join_envs(
         )
 
     return _observed(run_here, callbacks, show, observers, on_folder)
+
+
+def stand_by(
+    url: str,
+    run: str,
+    *,
+    name: str = "",
+    out: str = "runs",
+    token: str = "",
+    trust: Sequence[str] = (),
+    callbacks: Sequence[Callback] = (),
+    show: bool = True,
+    observers: Sequence[Observer] = (),
+    on_folder: Callable[[Path], None] | None = None,
+) -> Run:
+    """Wait until the learner of a run on another host is gone, and go on in its place from the newest checkpoint.
+
+    Args:
+        url: of the Redis server.
+        run: the run's name on that server; the run may be started later.
+        name: of the run folder; empty: as the run.
+        out: folder of run folders, on a file system that both hosts share.
+        token: with which the learner signs the run's record; empty: it is not signed.
+        trust: your own modules from which the folder may name an environment, an agent or a network.
+        callbacks, show, observers, on_folder: as for ``join``.
+
+    Returns:
+        The run. When it ended without this standby, its summary has ``stopped_by`` ``finished``.
+
+    Raises:
+        LinkError: the server cannot be reached or is not suitable, or was away for too long.
+        WaitTimeout: there was no run folder in time.
+        ConfigError: the folder is not that of the run, or names code of a module that is not trusted.
+        OwnershipError: another run has taken the name, or another learner has replaced this one.
+        WorkerError, SnapshotError: as for ``resume``.
+    """
+    from apexrl import launch
+
+    watching = [*panels(show), *observers, *map(CallbackObserver, callbacks)]
+    folder = FolderObserver(on_folder)
+    with drawn(folder, watching):
+        where = {"name": name, "out": out, "token": token, "trust": trust}
+        summary = launch.stand_by(url, run, [folder, *watching], **where)
+    return Run(folder.path or Path(out).expanduser() / (name or run), summary)
 
 
 def _observed(

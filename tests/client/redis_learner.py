@@ -36,7 +36,7 @@ CONFIG = Config(
     actor=ActorConfig(epsilon=0.5, pull_period=1, actor_slots=3),
     env=EnvConfig(env="not_here:Never-v0"),
     replay=ReplayConfig(capacity=10_000, min_size=1),
-    hosts=HostsConfig(send_period=0.02, lease_seconds=10.0),
+    hosts=HostsConfig(send_period=0.02, learner_lease_seconds=10.0),
 )
 
 
@@ -50,7 +50,7 @@ class LearnerSide:
         identity: Any = SimpleNamespace(name=RUN, run_id=str(uuid.uuid4()))
         told = make_record(config, identity, whole, seen)
         told = msgspec.structs.replace(told, **(record or {}))
-        self.place = LearnerLease.take(server, told, config.hosts.lease_seconds, replace=True)
+        self.place = LearnerLease.take(server, told, config.hosts.learner_lease_seconds, replace=True)
         self.said: list[tuple[str, dict[str, Any]]] = []
         run = InlineRun(
             lambda name, kind, values: self.said.append((kind, values)), steps_per_second=1.0, real_time=True

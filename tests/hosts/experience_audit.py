@@ -73,6 +73,7 @@ class Stream(NamedTuple):
     committed: int  # of them, found in the replay
     tail: int  # not committed, after the last that was
     holes: int  # not committed, before it
+    lead: int  # of them, before the first that was
 
 
 class Books(NamedTuple):
@@ -83,7 +84,7 @@ class Books(NamedTuple):
     def total(self, who: str = "") -> Stream:
         """Of all whose name begins like this."""
         mine = [stream for stream in self.streams if stream.who.startswith(who)]
-        return Stream(who, *(sum(stream[field] for stream in mine) for field in range(1, 5)))
+        return Stream(who, *(sum(stream[field] for stream in mine) for field in range(1, 6)))
 
 
 def close_books(folder: Path, items: NDArray[np.float32]) -> Books:
@@ -99,8 +100,8 @@ def close_books(folder: Path, items: NDArray[np.float32]) -> Books:
         mine = found[begin : begin + size]
         begin += size
         committed = int(mine.sum())
-        until = int(np.flatnonzero(mine)[-1]) + 1 if committed else 0
-        streams.append(Stream(name, size, committed, size - until, until - committed))
+        first, until = (int(np.flatnonzero(mine)[0]), int(np.flatnonzero(mine)[-1]) + 1) if committed else (0, 0)
+        streams.append(Stream(name, size, committed, size - until, until - committed, first))
     strangers = int((~np.isin(wanted, places)).sum())
     return Books(streams, strangers, int((times - 1).sum()))
 

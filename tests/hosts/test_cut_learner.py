@@ -75,7 +75,7 @@ class Learner:
         self.board = ControlBoard(1)
         self.told: list[str] = []
         self.beacon = stack.enter_context(
-            closing(Beacon(place, replace(Config(), hosts=HostsConfig(lease_seconds=TTL))))
+            closing(Beacon(place, replace(Config(), hosts=HostsConfig(learner_lease_seconds=TTL))))
         )
         self.beacon.announce(lambda text, level: self.told.append(text))
         self.beacon.guard(self.board)
@@ -163,7 +163,7 @@ def test_of_two_learners_with_folders_of_their_own_the_cut_off_one_stops(
         actor=ActorConfig(actors=1),
         learner=LearnerConfig(batch_size=16, checkpoint_seconds=0.3, updates_per_second=200.0),
         evaluator=EvaluatorConfig(eval_episodes=2, eval_envs=2, eval_period_seconds=0.5),
-        hosts=HostsConfig(lease_seconds=TTL),
+        hosts=HostsConfig(learner_lease_seconds=TTL),
         stop=StopConfig(),
     )
     (tmp_path / "given.toml").write_text(convert.to_toml(config))

@@ -32,7 +32,8 @@ def record(run_id: str = "one-run-of-many") -> RunRecord:
 
 
 def config(patience_minutes: float = 30.0) -> Config:
-    return replace(Config(), hosts=HostsConfig(lease_seconds=TTL, patience_minutes=patience_minutes))
+    hosts = HostsConfig(lease_seconds=TTL, learner_lease_seconds=TTL, patience_minutes=patience_minutes)
+    return replace(Config(), hosts=hosts)
 
 
 def wait_for(what: Callable[[], Any], seconds: float = 120.0) -> Any:

@@ -18,7 +18,7 @@ from apexrl.errors import FencedError, HeldError, LinkError, SnapshotError
 from apexrl.run import atomic_files, checkpoint
 from apexrl.run.atomic_files import replacing
 from apexrl.run.folder import RunFolder
-from apexrl.run.ownership import LOCK_FILE, REPLACED, Fence, Generations, RunLock, holder, lease_clock
+from apexrl.run.ownership import LOCK_FILE, REPLACED, Fence, Generations, RunLock, held_elsewhere, holder, lease_clock
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
 STATE = {"w": np.zeros(3, np.float32)}
@@ -64,6 +64,27 @@ def test_a_second_holder_is_refused_and_told_of_the_first(tmp_path: Path) -> Non
     finally:
         end(first)
     RunLock(tmp_path).close()  # killed: the kernel has taken its lock back
+
+
+def test_a_lock_that_is_not_needed_is_passed_over_and_says_so(tmp_path: Path) -> None:
+    first = hold(tmp_path)
+    try:
+        second = RunLock(tmp_path, needed=False)
+        assert f"is still locked by process {first.pid}" in second.trouble
+        assert not held_elsewhere(tmp_path)
+        second.close()
+        told = json.loads((tmp_path / LOCK_FILE).read_text())
+        (tmp_path / LOCK_FILE).write_text(json.dumps({**told, "host": "one-that-died"}))
+        assert held_elsewhere(tmp_path)
+        with pytest.raises(HeldError):
+            RunLock(tmp_path)
+    finally:
+        end(first)
+    (tmp_path / LOCK_FILE).write_text("no holder")
+    assert not held_elsewhere(tmp_path)  # nobody knows: then it may be one of this host
+    alone = RunLock(tmp_path, needed=False)
+    assert not alone.trouble
+    alone.close()
 
 
 def test_a_forked_child_does_not_keep_the_lock_of_a_dead_holder(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def print_help(commands: Mapping[str, Callable[..., int]]) -> None:
         "doctor": "RUN [--json]",
         "compare": "--env PRESET --topologies A,B --minutes M [--flags]",
         "list": "[presets | agents | topologies | NAME | MODULE:NAME]",
-        "learner": f"{start} {server}",
+        "learner": f"{start} {server} | --standby {server}",
         "actor": f"{server} [--actors N]",
         "envs": "--connect HOST:PORT [--actors N]",
         "status": "RUN | --redis URL | --ray auto|HOST:PORT [--run NAME] [--watch]",

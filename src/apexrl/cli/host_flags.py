@@ -50,6 +50,31 @@ class Actor:
 
 
 @dataclass(frozen=True)
+class Standby:
+    """Wait until the learner of a run on another host is gone, and go on in its place from the newest checkpoint.
+
+    May be started before the learner. Settings come from the run folder, which both hosts must share. Environment and
+    agent are looked at while it waits. Ends when the run ends.
+    """
+
+    redis: Url = ""
+    """Redis server of the run: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://.
+    Empty: the environment variable APEXRL_REDIS_URL."""
+    run: RunName = ""
+    """The run's name on that server."""
+    name: RunName = ""
+    """Name of the run folder; empty: as the run."""
+    out: str = "runs"
+    """Folder that holds the run folders, on a file system that both hosts share."""
+    token_file: File = ""
+    """File with the learner's token, which signs the run's record.
+    Empty: the environment variable APEXRL_TOKEN, if it is set."""
+    trust: Modules = ()
+    """Module or package whose environments, agents and networks the folder may name.
+    Other code that is not installed is refused. May be given several times."""
+
+
+@dataclass(frozen=True)
 class Envs:
     """Run environment workers for a run on another host that listens (topology seed or ga3c). May be started first.
 

@@ -126,8 +126,23 @@ def _train(words: list[str], command: str = "train") -> int:
 
 
 def _learner(words: list[str]) -> int:
-    """train with actors on other hosts, connected through a Redis server"""
+    """train with actors on other hosts, connected through a Redis server; --standby: in place of one that dies"""
+    if "--standby" in words:
+        return _stand_by([word for word in words if word != "--standby"])
     return _train(words, "learner")
+
+
+def _stand_by(words: list[str]) -> int:
+    from apexrl import remote_api
+    from apexrl.cli import flags, host_flags
+    from apexrl.links.tokens import shared_token
+
+    wanted = flags.parse(host_flags.Standby, words, "learner --standby")
+    url, run = host_flags.redis_url(wanted.redis), host_flags.run_name(wanted.run, "learner --standby")
+    token = shared_token(wanted.token_file)
+
+    given = {name: getattr(wanted, name) for name in ("name", "out", "trust")}
+    return _shown(partial(remote_api.stand_by, url, run, **given, token=token, show=False))
 
 
 def _actor(words: list[str]) -> int:

@@ -208,6 +208,8 @@ def parse_train(
         "that learn on an unseen environment; --recipe paper has its paper's.\n\n"
         "Every setting is a flag; the defaults below are those without a preset, for observations that are vectors."
     )
+    if alone:
+        description += "\n\napexrl learner --standby --redis URL --run NAME takes over from one that died (--help)."
     description += (
         f"\n\nThese are the settings that topology {topology} and agent {agent} read. For others, add --topology "
         "NAME or --agent NAME."

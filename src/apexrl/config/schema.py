@@ -228,7 +228,10 @@ class HostsConfig:
     compression: Literal["none", "zlib"] = "none"
     """Compresses experience and weights on the network (zlib level 1, for slow links)."""
     lease_seconds: Annotated[float, Range(above=0)] = 10.0
-    """Seconds without a renewal after which a host's or the learner's lease ends (ours: ten heartbeats)."""
+    """Seconds without a renewal after which a host's actor slots are free for another (ours: ten heartbeats)."""
+    learner_lease_seconds: Annotated[float, Range(above=0)] = 5.0
+    """Seconds without a renewal after which another learner, such as a standby, may go on with the run.
+    Ours: five heartbeats, so that a standby learns again within ten seconds."""
     patience_minutes: Annotated[float, Range(above=0)] = 30.0
     """Minutes after which actors without a learner or server give up (ours: a machine's restart)."""
 

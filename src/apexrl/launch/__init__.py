@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from apexrl.launch.run_claim import Claim
     from apexrl.run.status import Observer
 
-__all__ = ["check", "join", "join_envs", "launch"]
+__all__ = ["check", "join", "join_envs", "launch", "stand_by"]
 
 
 def launch(
@@ -108,6 +108,15 @@ def join_envs(
     from apexrl.launch import env_host
 
     return _interruptible(env_host.join, address, token, observers=observers, **options)
+
+
+def stand_by(url: str, run: str, observers: Sequence[Observer] = (), **options: Any) -> dict[str, Any]:
+    """Wait until a run's learner on another host is gone, and go on in its place; see ``standby.stand_by``."""
+    from apexrl.launch import standby
+    from apexrl.launch.interrupts import Interrupts
+
+    with Interrupts() as interrupts:
+        return standby.stand_by(url, run, observers=observers, interrupts=interrupts, **options)
 
 
 def _interruptible(join_run: Callable[..., dict[str, Any]], *where: Any, **options: Any) -> dict[str, Any]:

@@ -46,7 +46,8 @@ class Beacon(IdleObserver):
         self._lease = lease
         self._run = lease.record.name
         self._patience_seconds = 60.0 * config.hosts.patience_minutes
-        self._lease_seconds = config.hosts.lease_seconds
+        hosts = config.hosts
+        self._lease_seconds = hosts.learner_lease_seconds if isinstance(lease, LearnerLease) else hosts.lease_seconds
         self._period = renewal_pause(Orders(), self._lease_seconds)
         self._status = RunStatus()
         self._carried: dict[str, Any] = {}

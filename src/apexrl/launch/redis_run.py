@@ -93,45 +93,88 @@ def learn(
     config = open_to_hosts(config, "--redis", placement.run)
     if claim is not None:
         config = replace(config, out=str(claim.folder.path.parent))  # of the actors here: beside it
-    before = claim is not None and (not claim.begins or claim.folder.hosts_path.exists())
     identity = Identity.of(config, placement, None if claim is None else claim.folder)
-    wire = topology(config.topology)
     server = Server(placement.url)
     server.check()
     with ExitStack() as stack:
         local_host = (
             stack.enter_context(closing(LocalActorHost(placement.url, identity, config))) if identity.actors else None
         )
-        preload = (*preloaded(config), *HOST_PRELOAD)
-        hurried = ("interrupted", "replaced")
-        supervisor = stack.enter_context(closing(Supervisor(config, interrupts, preload, hurried)))
-        seen = supervisor.probe(probe_learner)
-        whole = wire(config, seen)
-        record = make_record(config, identity, whole, seen)
-        if placement.token:
-            record = sign(record, placement.token)
+        side = stack.enter_context(closing(LearnerSide(config, placement.token, server, identity, interrupts)))
+        resumed = claim is not None and (not claim.begins or claim.folder.hosts_path.exists())
         if claim is not None and not claim.folder.hosts_path.exists():  # a restart finds its lease again
             identity.write(claim.folder)
-        lease = LearnerLease.take(server, record, config.hosts.lease_seconds, placement.replace_run)
-        remote = {"server": server, "keys": lease.keys, "run_id": identity.run_id, "fence": lease.taken}
-        beacon = stack.enter_context(closing(Beacon(lease, config)))
-        program = learner_side(whole, remote, resumed=before)
-        watchers = [beacon] if local_host is None else [beacon, local_host]
+        return side.work(side.take(placement.replace_run), observers, claim, began, resumed, local_host)
 
-        def first(ledger: Ledger, board: ControlBoard) -> None:
-            beacon.announce(ledger.tell)
-            beacon.guard(board)
-            if local_host is not None:
-                local_host.announce(ledger.tell)
-            ledger.note("hosts.json", lambda: identity.write(ledger.folder))
-            ledger.tell(f"run {identity.name} is at {server.address}: actors may join", "info")
 
-        def last() -> None:
-            beacon.check()
-            if local_host is not None:
-                local_host.check()
+class LearnerSide:
+    """The learner's side of a run, looked at and wired before it has the run's lease.
 
-        return supervise(supervisor, program, config, [*observers, *watchers], claim, began, seen, first, last)
+    Args:
+        config: settled by ``open_to_hosts``.
+        token: signs the run's record; empty: it is not signed.
+    """
+
+    def __init__(self, config: Config, token: str, server: Server, identity: Identity, interrupts: Interrupts) -> None:
+        wire = topology(config.topology)
+        self.identity = identity
+        self._config = config
+        self._server = server
+        preload = (*preloaded(config), *HOST_PRELOAD)
+        self.supervisor = Supervisor(config, interrupts, preload, hurried=("interrupted", "replaced"))
+        try:
+            self._seen = self.supervisor.probe(probe_learner)
+            self._program = wire(config, self._seen)
+            record = make_record(config, identity, self._program, self._seen)
+            self._record = sign(record, token) if token else record
+        except BaseException:
+            self.supervisor.close()
+            raise
+
+    def close(self) -> None:
+        self.supervisor.close()
+
+    def take(self, replace_run: bool = False, takes_over: bool = False) -> LearnerLease:
+        """The run's lease; arguments and errors as of ``LearnerLease.take``."""
+        ttl = self._config.hosts.learner_lease_seconds
+        return LearnerLease.take(self._server, self._record, ttl, replace_run, takes_over)
+
+    def work(
+        self,
+        lease: LearnerLease,
+        observers: Sequence[Observer],
+        claim: Claim | None,
+        began: float,
+        resumed: bool,
+        local_host: LocalActorHost | None,
+    ) -> dict[str, Any]:
+        """Run it to its end; returns the summary.
+
+        Args:
+            resumed: the run was on a server before.
+            local_host: the actor host of this machine; whoever made it closes it.
+        """
+        config, identity = self._config, self.identity
+        remote = {"server": self._server, "keys": lease.keys, "run_id": identity.run_id, "fence": lease.taken}
+        with closing(Beacon(lease, config)) as beacon:
+            program = learner_side(self._program, remote, resumed=resumed)
+            watchers = [beacon] if local_host is None else [beacon, local_host]
+
+            def first(ledger: Ledger, board: ControlBoard) -> None:
+                beacon.announce(ledger.tell)
+                beacon.guard(board)
+                if local_host is not None:
+                    local_host.announce(ledger.tell)
+                ledger.note("hosts.json", lambda: identity.write(ledger.folder))
+                ledger.tell(f"run {identity.name} is at {self._server.address}: actors may join", "info")
+
+            def last() -> None:
+                beacon.check()
+                if local_host is not None:
+                    local_host.check()
+
+            watching = [*observers, *watchers]
+            return supervise(self.supervisor, program, config, watching, claim, began, self._seen, first, last)
 
 
 def make_record(config: Config, identity: Identity, program: Program, seen: Probe) -> RunRecord:

@@ -89,13 +89,14 @@ def resume_or_start(config: Config, tell: Callable[[str], None], wait_seconds: f
         lock = RunLock(path, wait_seconds)
     claim = Claim(RunFolder(path), lock, config, begins=True)
     try:
-        return _settled(claim)
+        return settle(claim)
     except BaseException:
         claim.close()
         raise
 
 
-def _settled(claim: Claim) -> Claim:
+def settle(claim: Claim) -> Claim:
+    """A locked folder to begin in, to go on in, or of a run that has ended; errors as of ``resume_or_start``."""
     folder, config = claim.folder, claim.config
     folder.check_links()
     if not folder.config_path.exists():

@@ -91,6 +91,14 @@ class Supervisor:
         """
         return probe_answer(self.answer_of(probe_work, (self._config, look)))
 
+    def hear_starter(self) -> None:
+        """Listen to the fork server while no worker is wanted.
+
+        Raises:
+            WorkerError: it has ended.
+        """
+        self._server.events()
+
     def answer_of(
         self, work: Callable[..., int], args: tuple[Any, ...], most_seconds: float = math.inf
     ) -> worker_messages.Message:

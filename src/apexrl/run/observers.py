@@ -40,13 +40,14 @@ class CallbackObserver(IdleObserver):
 
 
 class FolderObserver(IdleObserver):
-    """Remembers the run folder."""
+    """Remembers the run folder and the configuration."""
 
     def __init__(self, on_folder: Callable[[Path], None] | None = None) -> None:
         self.path: Path | None = None
+        self.config: Config | None = None
         self._on_folder = on_folder
 
     def started(self, config: Config, folder: Path) -> None:
-        self.path = folder
+        self.path, self.config = folder, config
         if self._on_folder is not None:
             self._on_folder(folder)

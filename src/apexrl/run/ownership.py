@@ -49,19 +49,23 @@ class RunLock:
 
     Args:
         wait_seconds: how long to wait for another holder to end.
+        needed: False: where another holds it, go on without it and say so in ``trouble``.
 
     Raises:
         HeldError: another living process holds it; names it.
         ConfigError: the lock file cannot be opened.
     """
 
-    def __init__(self, folder: Path, wait_seconds: float = 0.0) -> None:
+    def __init__(self, folder: Path, wait_seconds: float = 0.0, needed: bool = True) -> None:
         self.path = Path(folder) / LOCK_FILE
         self.trouble = ""
-        """A warning where the file system has no locks."""
+        """A warning where the folder is not locked."""
         self._descriptor = -1
         deadline = time.monotonic() + wait_seconds
         while not self._acquire():
+            if not needed:
+                self.trouble = f"{self.path} is still locked by {holder(self.path)}, which has no lease any more"
+                return
             if time.monotonic() >= deadline:
                 raise HeldError(
                     f"run {self.path.parent} is being trained by {holder(self.path)}: stop that one, or choose another "
@@ -128,10 +132,23 @@ class RunLock:
 def holder(lock: Path) -> str:
     """The holder of a run folder, in words, by its lock file."""
     try:
-        who = json.loads(lock.read_text(encoding="utf-8", errors="replace")[:_HOLDER_BYTES])
+        who = _introduction(lock)
         return f"process {int(who['pid'])} on host {who['host']} since {who['since']} ({who['command']})"
     except (OSError, ValueError, KeyError, TypeError):
         return "an unknown process"
+
+
+def held_elsewhere(folder: Path) -> bool:
+    """Whether the holder of a run folder is a process of another host, by its lock file."""
+    try:
+        return str(_introduction(Path(folder) / LOCK_FILE)["host"]) != os.uname().nodename
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _introduction(lock: Path) -> dict[str, Any]:
+    who: dict[str, Any] = json.loads(lock.read_text(encoding="utf-8", errors="replace")[:_HOLDER_BYTES])
+    return who
 
 
 def _lock(descriptor: int) -> None:

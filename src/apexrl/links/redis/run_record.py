@@ -97,15 +97,19 @@ class LearnerLease:
         self._pruned_at = time.monotonic()
 
     @classmethod
-    def take(cls, server: Server, record: RunRecord, ttl: float = 10.0, replace: bool = False) -> LearnerLease:
+    def take(
+        cls, server: Server, record: RunRecord, ttl: float = 10.0, replace: bool = False, takes_over: bool = False
+    ) -> LearnerLease:
         """Become the learner of ``record.name``.
 
         Args:
             ttl: seconds without ``renew`` after which another learner may take the lease.
             replace: first delete a run of that name with another ``run_id``.
+            takes_over: go on with a run that has neither ended nor been asked to stop, and with no other.
 
         Raises:
-            HeldError: another learner is_alive; the message names its host, process and last heartbeat.
+            ClosedError: with ``takes_over``: it has ended, or was asked to stop.
+            HeldError: another learner is alive; the message names its host, process and last heartbeat.
             ConfigError: the server has another run of that name, and ``replace`` is False.
             LinkError: the server cannot be reached or refuses.
         """
@@ -116,7 +120,9 @@ class LearnerLease:
         try:
             arguments = (record.run_id, token, host_name(), os.getpid(), _milliseconds(ttl), encoded, int(replace))
             asked_at = lease_clock()
-            reply = connection.script(TAKE, _all(keys), *arguments)
+            reply = connection.script(TAKE, _all(keys), *arguments, int(takes_over))
+            if reply[0] == b"over":
+                raise ClosedError(f"run {record.name} at {server.address} has ended, or was asked to stop")
             if reply[0] == b"another":
                 ended = "which has ended" if reply[4] == b"finished" else "which has not ended"
                 raise ConfigError(

@@ -59,7 +59,8 @@ TAKE: Final = (
     PRELUDE
     + """
 -- KEYS state, learner, record, all others of the run
--- ARGV run_id, token, host, pid, ttl, record, 1 if another run may be cleared away
+-- ARGV run_id, token, host, pid, ttl, record, 1 if another run may be cleared away,
+--      1 if the run must not have ended
 heal(KEYS[1], 'hash') heal(KEYS[2], 'hash') even_when_full()
 local living, left = held(KEYS[2])
 if living then
@@ -72,6 +73,10 @@ if run and not resumed and ARGV[7] ~= '1' then
   local holder = redis.call('HMGET', KEYS[2], 'host', 'pid', 'seen')
   local phase = redis.call('HGET', KEYS[1], 'phase')
   return {'another', holder[1] or '', holder[2] or '', text(now - whole(holder[3])), phase or ''}
+end
+if ARGV[8] == '1' then
+  local over = redis.call('HMGET', KEYS[1], 'phase', 'stop')
+  if over[1] == 'finished' or over[2] then return {'over'} end
 end
 local taken = text(math.max(now, whole(redis.call('HGET', KEYS[1], 'taken')) + 1))
 for index, key in ipairs(KEYS) do
