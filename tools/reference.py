@@ -1,4 +1,4 @@
-"""Writes the generated pages of docs/reference: settings, commands, Python API, catalogue, errors.
+"""Writes the generated pages of docs/reference, and the tables of its page of metrics.
 
 python tools/reference.py            write them
 python tools/reference.py --check    exit with 1 and name those that are out of date
@@ -26,6 +26,7 @@ from apexrl.config.settings import Setting, flag, settings_of, spell_type
 from apexrl.presets import PRESETS
 from apexrl.report.diagnostic_watch import PATIENCE
 from apexrl.report.metric_ranges import DIAGNOSTICS
+from apexrl.run import metric_catalogue
 from apexrl.run.folder import env_name
 from apexrl.topologies import TOPOLOGIES, runs
 from apexrl.topologies.validation import readers
@@ -373,12 +374,45 @@ def errors() -> str:
     )
 
 
+# --- metrics
+
+
+def metrics() -> str:
+    """The page of metrics, with its tables filled in anew."""
+    named = [("name in `metrics.jsonl`", lambda metric: code(metric.name))]
+    plain = [("name", lambda metric: code(metric.name))]
+    tag = [("TensorBoard", lambda metric: code(metric.tag) if metric.tag else "")]
+    prometheus = [("Prometheus", lambda metric: code(metric.prometheus))]
+    says = [("meaning", lambda metric: metric.meaning), ("unit", lambda metric: metric.unit)]
+    agents = [("agents", lambda metric: metric.agents)]
+    counts = [("counts", lambda metric: metric.meaning)]
+    tables = {
+        "status": ([*named, *tag, *prometheus, *says], metric_catalogue.STATUS),
+        "agent": ([*plain, *says, *agents], metric_catalogue.AGENT),
+        "inference": ([*plain, *says], metric_catalogue.INFERENCE),
+        "dropped": ([*plain, *counts], metric_catalogue.DROPPED),
+        "learner hosts": ([*plain, *says], metric_catalogue.LEARNER_HOSTS),
+        "actor hosts": ([*plain, *says], metric_catalogue.ACTOR_HOSTS),
+        "gateway hosts": ([*plain, *says], metric_catalogue.GATEWAY_HOSTS),
+    }
+
+    def filled(match: re.Match[str]) -> str:
+        columns, found = tables.pop(match[1])
+        rows = [tuple(cell(metric) for _, cell in columns) for metric in found]
+        return f"<!-- metrics: {match[1]} -->\n{table(tuple(name for name, _ in columns), rows)}\n<!-- end -->"
+
+    text = (REFERENCE / "metrics.md").read_text(encoding="utf-8")
+    text = re.sub(r"<!-- metrics: ([a-z ]+) -->\n.*?<!-- end -->", filled, text, flags=re.DOTALL)
+    assert not tables, f"metrics.md has no place for {', '.join(tables)}"
+    return text
+
+
 def page(title: str, *parts: str) -> str:
     return "\n\n".join([f"# {title}", GENERATED, *parts]) + "\n"
 
 
 PAGES = {"settings.md": settings, "cli.md": commands, "api.md": api, "catalogue.md": catalogue, "errors.md": errors,
-         "diagnostics.md": diagnostics}  # fmt: skip
+         "diagnostics.md": diagnostics, "metrics.md": metrics}  # fmt: skip
 
 
 def main() -> int:

@@ -16,6 +16,8 @@ from apexrl.config import Config, convert
 from apexrl.config.placement import Redis
 from apexrl.presets import preset
 
+DONE = SimpleNamespace(summary={"stopped_by": "finished"})
+
 
 @pytest.fixture
 def met(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
@@ -95,6 +97,52 @@ def test_an_actor_host_is_told_what_is_different_there(met: list[dict[str, Any]]
     assert call["trust"] == ("my_sim", "my_agents.dqn")
     assert main.main(["actor", "--redis", "redis://h", "--run", "cp"]) == 0
     assert met[-1]["trust"] == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "scope"),
+    [
+        (["train", "cartpole"], "run"),
+        (["learner", "cartpole", "--redis", "redis://h", "--run", "cp"], "run"),
+        (["learner", "--standby", "--redis", "redis://h", "--run", "cp"], "run"),
+        (["resume", "FOLDER"], "run"),
+        (["actor", "--redis", "redis://h", "--run", "cp"], "host"),
+        (["envs", "--connect", "h:7000", "--token-file", "FOLDER/token"], "host"),
+    ],
+)
+def test_every_command_that_works_at_a_run_exports_its_metrics(
+    words: list[str],
+    scope: str,
+    met: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("join_envs", "stand_by"):
+        monkeypatch.setattr(f"apexrl.remote_api.{name}", lambda *_, on_folder, **given: met.append(given) or DONE)
+    (tmp_path / "config.toml").write_text(convert.to_toml(preset("cartpole").config))
+    (tmp_path / "token").write_text("a token of this test")
+    flags = ["--prometheus", "0", "--otel", "http://127.0.0.1:4318"]
+    assert main.main([word.replace("FOLDER", str(tmp_path)) for word in (*words, *flags)]) == 0
+    _, otel, endpoint = met[-1]["observers"]
+    endpoint.close()
+    assert endpoint.url in capsys.readouterr().out
+    assert "OpenTelemetry collector at 127.0.0.1" in otel.writes
+    for exporter in (otel, endpoint):
+        exporter.started(Config(name="cp@here"), Path("cp"))
+    labels = {**otel._labels}
+    assert labels == {**labels, "scope": scope, "run": "cp"}
+
+
+def test_an_exporter_that_is_not_installed_is_named(
+    met: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "apexrl.report.prometheus_endpoint", None)
+    monkeypatch.delitem(sys.modules, "apexrl.report.prometheus_endpoint")
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    assert main.main(["train", "cartpole", "--prometheus", "0"]) == main.USAGE
+    assert "pip install 'apexrl[train,prometheus]'" in capsys.readouterr().err
+    assert met == []
 
 
 def test_a_resumed_run_meets_as_before(met: list[dict[str, Any]], tmp_path: Path) -> None:

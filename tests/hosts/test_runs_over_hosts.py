@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import urllib.request
 from pathlib import Path
 
 import experience_audit as audit
@@ -9,8 +11,11 @@ import network_namespaces
 import pytest
 from experience_audit import Books
 from host_rig import PASSWORD, RUN, Command, Kind, Places, wait_for
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from apexrl.links.redis.run_listing import MemberView
+from apexrl.run.metric_catalogue import ACTOR_HOSTS, LEARNER_HOSTS
 
 LEASE_SECONDS = 5
 SMALL = ["--env", audit.ENV, "--hidden", "16", "--min-size", "200", "--capacity", "500000", "--batch-size", "16",
@@ -26,9 +31,9 @@ class Audited:
         self._folder = places.folder / "steps"
         self._folder.mkdir()
 
-    def actor(self, host: int, who: str) -> Command:
+    def actor(self, host: int, who: str, *flags: str) -> Command:
         known = {audit.FOLDER: str(self._folder), audit.WHO: who}
-        return self._places.actor(host, "--actors", "1", "--trust", audit.__name__, **known)
+        return self._places.actor(host, "--actors", "1", "--trust", audit.__name__, *flags, **known)
 
     def books(self) -> Books:
         """After the run."""
@@ -53,6 +58,14 @@ def all_go_on(places: Places, hosts: int) -> None:
         return len(now) == hosts and all(committed(member) > before.get(member.member, 0) + 100 for member in now)
 
     wait_for(f"{hosts} hosts go on", gone_on)
+
+
+def exported(command: Command) -> dict[str, Sample]:
+    """What a command with ``--prometheus 0`` shows now, by name: of each metric one sample."""
+    (url,) = re.findall(r"metrics for Prometheus: (\S+)", command.said)
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        return {sample.name: sample for family in families for sample in family.samples}
 
 
 @pytest.mark.parametrize(
@@ -100,9 +113,10 @@ def test_a_host_that_is_killed_gives_its_slot_to_another(tmp_path: Path) -> None
     with Places("loopback", 2, tmp_path) as places:
         audited = Audited(places)
         learner = places.learner("cartpole", *SMALL, "--actor-slots", "2", "--updates-per-second", "100",
-                                 "--updates-per-step", "0.015625")  # fmt: skip
-        first, killed = audited.actor(0, "first"), audited.actor(1, "killed")
+                                 "--updates-per-step", "0.015625", "--prometheus", "0")  # fmt: skip
+        first, killed = audited.actor(0, "first", "--prometheus", "0"), audited.actor(1, "killed")
         all_go_on(places, 2)
+        run, host = exported(learner), exported(first)
         (slot,) = next(member.slots for member in alive(places) if member.pid == killed.pid)
         killed.kill()
         heir = audited.actor(1, "heir")
@@ -112,6 +126,14 @@ def test_a_host_that_is_killed_gives_its_slot_to_another(tmp_path: Path) -> None
         assert places.apexrl("stop", "--run", RUN).finish() == 0
         assert [one.finish() for one in (learner, first, heir)] == [0, 0, 0]
         books = audited.books()
+    assert run.keys() > {metric._replace(name=f"hosts/{metric.name}").prometheus for metric in LEARNER_HOSTS}
+    assert host.keys() > {metric._replace(name=f"hosts/{metric.name}").prometheus for metric in ACTOR_HOSTS}
+    assert run["apexrl_hosts_committed_total"].value > 200
+    assert [sample.labels["run"] for sample in (run["apexrl_updates_total"], host["apexrl_updates_total"])] == [
+        RUN,
+        RUN,
+    ]
+    assert [sample.labels["scope"] for sample in (run["apexrl_phase"], host["apexrl_phase"])] == ["run", "host"]
     assert waiting < 20_000, "100 updates/s of 16 samples take 1600 steps/s: actors must wait rather than run ahead"
     assert (books.strangers, books.twice, books.total().holes) == (0, 0, 0)
     assert books.total("killed").committed > 100

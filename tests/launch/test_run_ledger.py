@@ -14,7 +14,7 @@ from apexrl.errors import ConfigError, FencedError
 from apexrl.launch.run_ledger import Base, Ledger, base_of, check_ahead
 from apexrl.report.plain_lines import line
 from apexrl.run.folder import RunFolder
-from apexrl.run.metrics import status_scalars
+from apexrl.run.metric_samples import status_scalars
 from apexrl.run.status import RunStatus
 
 

@@ -78,7 +78,7 @@ def parsed(*words: str) -> Any:
 
 def test_train_may_listen_for_environment_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN, "a token of this test")
-    config, where = parsed("--listen", ":7000", "--actors", "0")
+    config, where, _ = parsed("--listen", ":7000", "--actors", "0")
     assert config.actor.actors == 0
     assert where == Listen(":7000", "a token of this test")
     assert parsed()[1] is None

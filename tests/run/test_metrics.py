@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from apexrl.config import Config, StopConfig
-from apexrl.run.metrics import RateMeter, RunLog, progress, read_rows, status_scalars
+from apexrl.run.metric_samples import status_scalars
+from apexrl.run.metrics import RateMeter, RunLog, progress, read_rows
 from apexrl.run.status import PolicyLag, RunStatus
 
 

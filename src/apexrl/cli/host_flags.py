@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from apexrl.cli.observer_flags import ObserverFlags
 from apexrl.errors import ConfigError
 from apexrl.links.tcp.tls import ClientTls
 
@@ -23,7 +24,7 @@ Modules = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(me
 
 
 @dataclass(frozen=True)
-class Actor:
+class Actor(ObserverFlags):
     """Run actors for a run whose learner is on another host. May be started before the learner.
 
     Settings come from the run. Its environment must be installed here too; a module of your own that belongs to no
@@ -50,7 +51,7 @@ class Actor:
 
 
 @dataclass(frozen=True)
-class Standby:
+class Standby(ObserverFlags):
     """Wait until the learner of a run on another host is gone, and go on in its place from the newest checkpoint.
 
     May be started before the learner. Settings come from the run folder, which both hosts must share. Environment and
@@ -75,7 +76,7 @@ class Standby:
 
 
 @dataclass(frozen=True)
-class Envs:
+class Envs(ObserverFlags):
     """Run environment workers for a run on another host that listens (topology seed or ga3c). May be started first.
 
     Workers have no agent: the inference server beside the learner chooses their actions. Settings come from the run.

@@ -22,12 +22,17 @@ from apexrl.errors import AgentError, ApexrlError, ConfigError, EnvError, HeldEr
 
 if TYPE_CHECKING:
     from apexrl.api import Run
+    from apexrl.cli.observer_flags import ObserverFlags
     from apexrl.config.placement import Placement
+    from apexrl.run.status import Observer
 
 TRAIN_MODULES = frozenset(
     ("gymnasium", "matplotlib", "msgspec", "rich", "safetensors", "tensorboard", "tomli_w", "torch", "tyro")
 )
 """Import names of the extra ``train``."""
+
+OTHER_MODULES = {"redis": "redis", "ray": "ray", "prometheus_client": "prometheus", "opentelemetry": "otel"}
+"""Import names of other extras -> their names."""
 
 OK, FAILED, USAGE, HELD, INTERRUPTED = 0, 1, 2, os.EX_TEMPFAIL, 130
 _NOT_UNDERSTOOD = (ConfigError, EnvError, AgentError, SpecError)
@@ -73,10 +78,11 @@ def _main(argv: Sequence[str] | None) -> int:
         _complain(str(error))
         return HELD if isinstance(error, HeldError) else USAGE if isinstance(error, _NOT_UNDERSTOOD) else FAILED
     except ModuleNotFoundError as error:
-        if (extra := (error.name or "").partition(".")[0]) in ("redis", "ray"):
-            _complain(f"{extra} is not installed; run: pip install 'apexrl[train,{extra}]'")
+        missing = (error.name or "").partition(".")[0]
+        if extra := OTHER_MODULES.get(missing):
+            _complain(f"{missing} is not installed; run: pip install 'apexrl[train,{extra}]'")
             return USAGE
-        if (error.name or "").partition(".")[0] not in TRAIN_MODULES:
+        if missing not in TRAIN_MODULES:
             raise
         _complain(f"{error.name} is not installed; run: pip install 'apexrl[train]'")
         return USAGE
@@ -121,8 +127,8 @@ def _train(words: list[str], command: str = "train") -> int:
     from apexrl.cli.starting_point import starting_point
 
     again = train_flags.resumes_or_starts(words)
-    config, placement = train_flags.parse_train(words, *starting_point(words, command), command)
-    return _run(config, None, placement, again)
+    config, placement, watch = train_flags.parse_train(words, *starting_point(words, command), command)
+    return _run(config, None, placement, watch, again)
 
 
 def _learner(words: list[str]) -> int:
@@ -135,6 +141,7 @@ def _learner(words: list[str]) -> int:
 def _stand_by(words: list[str]) -> int:
     from apexrl import remote_api
     from apexrl.cli import flags, host_flags
+    from apexrl.cli.observer_flags import exporters
     from apexrl.links.tokens import shared_token
 
     wanted = flags.parse(host_flags.Standby, words, "learner --standby")
@@ -142,13 +149,15 @@ def _stand_by(words: list[str]) -> int:
     token = shared_token(wanted.token_file)
 
     given = {name: getattr(wanted, name) for name in ("name", "out", "trust")}
-    return _shown(partial(remote_api.stand_by, url, run, **given, token=token, show=False))
+    start = partial(remote_api.stand_by, url, run, **given, token=token, show=False)
+    return _shown(start, *exporters(wanted, "run", run))
 
 
 def _actor(words: list[str]) -> int:
     """run actors for a run whose learner is on another host"""
     from apexrl import remote_api
     from apexrl.cli import flags, host_flags
+    from apexrl.cli.observer_flags import exporters
     from apexrl.links.tokens import shared_token
 
     wanted = flags.parse(host_flags.Actor, words, "actor")
@@ -158,13 +167,15 @@ def _actor(words: list[str]) -> int:
     token = shared_token(wanted.token_file)
 
     given = {name: getattr(wanted, name) for name in ("actors", "out", "env_kwargs", "trust")}
-    return _shown(partial(remote_api.join, url, run, **given, token=token, show=False))
+    start = partial(remote_api.join, url, run, **given, token=token, show=False)
+    return _shown(start, *exporters(wanted, "host", run))
 
 
 def _envs(words: list[str]) -> int:
     """run environment workers for a run that listens on another host"""
     from apexrl import remote_api
     from apexrl.cli import flags, host_flags
+    from apexrl.cli.observer_flags import exporters
     from apexrl.links.tokens import read_token
 
     wanted = flags.parse(host_flags.Envs, words, "envs")
@@ -175,7 +186,8 @@ def _envs(words: list[str]) -> int:
     token, tls = read_token(wanted.token_file), host_flags.client_tls(wanted)
 
     given = {name: getattr(wanted, name) for name in ("actors", "out", "env_kwargs", "trust")}
-    return _shown(partial(remote_api.join_envs, wanted.connect, token, tls=tls, **given, show=False))
+    start = partial(remote_api.join_envs, wanted.connect, token, tls=tls, **given, show=False)
+    return _shown(start, *exporters(wanted, "host"))
 
 
 def _status(words: list[str]) -> int:
@@ -222,24 +234,31 @@ def _resume(words: list[str]) -> int:
     command = f"apexrl resume {wanted.run}"
     config = train_flags.resumed(folder.config(), wanted)
     config = entrusted(config, wanted.trust, str(folder.config_path), command=command)
-    return _run(config, folder.path, train_flags.resume_placement(wanted, folder.path))
+    return _run(config, folder.path, train_flags.resume_placement(wanted, folder.path), wanted)
 
 
-def _run(config: Config, resume: Path | None, placement: Placement | None = None, again: bool = False) -> int:
+def _run(
+    config: Config, resume: Path | None, placement: Placement | None, watch: ObserverFlags, again: bool = False
+) -> int:
     from apexrl import api
+    from apexrl.cli.observer_flags import exporters
+    from apexrl.config.placement import Redis
 
     where: dict[str, Any] = {} if placement is None else {"placement": placement}
     if again:
         where["resume_or_start"] = True
 
-    return _shown(partial(api.run, config, resume=resume, **where))
+    run = placement.run if isinstance(placement, Redis) else ""
+    return _shown(partial(api.run, config, resume=resume, **where), *exporters(watch, "run", run))
 
 
-def _shown(start: Callable[..., Run]) -> int:
+def _shown(start: Callable[..., Run], watching: Sequence[Observer], told: Sequence[str]) -> int:
     """Start a run, or a part of one, and show it; prints its folder at the end.
 
     Args:
         start: called with ``observers`` and ``on_folder``.
+        watching: more observers.
+        told: what to tell the user first.
     """
     from apexrl.report.live_panel import panel
 
@@ -249,8 +268,11 @@ def _shown(start: Callable[..., Run]) -> int:
         nonlocal path
         path = folder
 
+    shown = panel()
+    for text in told:
+        shown.message(text)
     try:
-        run = start(observers=[panel()], on_folder=remember)
+        run = start(observers=[shown, *watching], on_folder=remember)
     except ApexrlError as error:
         _complain(str(error))
         if isinstance(error, HeldError):

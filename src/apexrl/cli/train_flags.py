@@ -13,6 +13,7 @@ import tyro
 from apexrl.agents.setting_relevance import check_in_use
 from apexrl.cli.flags import offering, plain_group, registry
 from apexrl.cli.host_flags import Modules, RunName
+from apexrl.cli.observer_flags import ObserverFlags
 from apexrl.cli.placement_flags import RAY_FLAGS, PlacementFlags, other_hosts
 from apexrl.config import Config
 from apexrl.config.convert import OWN, flat, known_settings, override
@@ -27,7 +28,7 @@ from apexrl.topologies.validation import check_read, own_settings, validate
 
 
 @dataclass(frozen=True)
-class _Train(PlacementFlags, Config):
+class _Train(PlacementFlags, ObserverFlags, Config):
     preset: Annotated[str, tyro.conf.Suppress] = ""  # the first word, not a flag
     run: RunName = ""
     """The run's name on the Redis server; empty: the name of its run folder."""
@@ -46,7 +47,7 @@ class _Train(PlacementFlags, Config):
 
 
 @dataclass(frozen=True)
-class Resume(PlacementFlags):
+class Resume(PlacementFlags, ObserverFlags):
     """Resume a run that has stopped: its weights, optimizer, counters, and the replay if it was saved.
 
     Give a new limit: the one that ended the run has been reached.
@@ -165,6 +166,8 @@ def parse_compare(words: Sequence[str]) -> tuple[Compare, list[str]]:
         "listen": "runs are compared on one machine",
         "ray": "runs are compared on one machine",
         "resume_or_start": "the same command again goes on where it was interrupted",
+        "prometheus": "watch a single run with it",
+        "otel": "watch a single run with it",
         "save_replay": "runs that came to their end are not resumed",
     }
     for word in rest:
@@ -175,11 +178,11 @@ def parse_compare(words: Sequence[str]) -> tuple[Compare, list[str]]:
 
 def parse_train(
     words: Sequence[str], start: Config, word: str, command: str = "train"
-) -> tuple[Config, Placement | None]:
+) -> tuple[Config, Placement | None, ObserverFlags]:
     """Parse the flags of ``train`` or ``learner``, which change ``start``; ``word`` names it in the help.
 
     Returns:
-        The configuration, and where other hosts may join if they may.
+        The configuration, where other hosts may join if they may, and where metrics go.
     """
     from apexrl import agents, topologies
 
@@ -233,17 +236,17 @@ def parse_train(
     config = _trusted(config, parsed.trust, given, word)
     if command == "compare":  # which leaves out what cannot run, and has the limits of a run still to come
         check_in_use(config, given)
-        return config, None
+        return config, None, parsed
     config = validate(config, given, elsewhere=bool(parsed.listen))
     wanted = {name: getattr(parsed, name) for name in RAY_FLAGS}
     if parsed.ray:
         if parsed.listen or parsed.redis or parsed.run or alone:
             raise ConfigError("--ray runs on a cluster, --redis and --listen over hosts: give one of them")
-        return config, Ray(parsed.ray, **wanted)
+        return config, Ray(parsed.ray, **wanted), parsed
     for name, value in wanted.items():
         if value != getattr(Ray(), name):
             raise ConfigError(f"{flag(name)} means nothing without --ray")
-    return config, other_hosts(parsed, parsed.run, actors=not alone, make=True)
+    return config, other_hosts(parsed, parsed.run, actors=not alone, make=True), parsed
 
 
 def parse_look(words: Sequence[str], start: Config) -> Config:

@@ -14,6 +14,22 @@ from apexrl.errors import ConfigError
 if TYPE_CHECKING:
     from apexrl.links.tcp.tls import ServerTls
 
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """``HOST:PORT`` as a pair. An empty host is 127.0.0.1; an IPv6 address stands in brackets.
+
+    Raises:
+        ValueError: it is none.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(text)
+    bare = host.removeprefix("[").removesuffix("]")
+    if (":" in bare) != (host != bare):
+        raise ValueError(text)
+    return bare or "127.0.0.1", int(port)
+
+
 _RAY_FLAGS = ("actor_cpus", "learner_gpus", "replay_shards")  # the others can be set from Python only
 
 
@@ -47,13 +63,7 @@ class Listen:
     @property
     def address(self) -> tuple[str, int]:
         """(host, port). Raises ValueError when ``listen`` is not HOST:PORT."""
-        host, colon, port = self.listen.rpartition(":")
-        if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-            raise ValueError(self.listen)
-        bare = host.removeprefix("[").removesuffix("]")
-        if (":" in bare) != (host != bare):
-            raise ValueError(self.listen)
-        return bare or "127.0.0.1", int(port)
+        return host_and_port(self.listen)
 
 
 @dataclass(frozen=True)

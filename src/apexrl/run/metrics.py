@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 from apexrl.config import StopConfig
 from apexrl.errors import FencedError, SnapshotError
 from apexrl.run.atomic_files import AppendedFile, open_lines, open_plain
+from apexrl.run.metric_catalogue import TAGS
+from apexrl.run.metric_samples import status_scalars
 from apexrl.run.status import Level, RunStatus
 
 if TYPE_CHECKING:
@@ -152,7 +154,7 @@ class RunLog:
         histogram = self._status.lag_histogram
         lags = {"policy_lag_histogram": dict(histogram)} if histogram else {}
         self._write({"kind": "status", "phase": self._status.phase, **values, **lags})
-        tags = {_TAGS[name]: value for name, value in values.items() if name in _TAGS}
+        tags = {TAGS[name]: value for name, value in values.items() if name in TAGS}
         tags |= {f"agent/{name}": value for name, value in self._status.metrics.items()}
         tags |= {f"inference/{name}": value for name, value in self._status.inference.items()}
         tags |= {f"hosts/{name}": value for name, value in self._status.hosts.items()}
@@ -220,51 +222,6 @@ def _record(event: Event) -> bytes:
     record = io.BytesIO()
     RecordWriter(record).write(event.SerializeToString())
     return record.getvalue()
-
-
-_TAGS = {
-    "train_return": "return/train",
-    "env_steps_per_second": "speed/env_steps_per_second",
-    "updates_per_second": "speed/updates_per_second",
-    "updates": "progress/updates",
-    "episodes": "progress/episodes",
-    "replay_size": "replay/size",
-    "samples_per_insert": "replay/samples_per_insert",
-    "updates_per_step": "progress/updates_per_step",
-    "policy_lag_mean": "policy_lag/mean",
-    "policy_lag_p95": "policy_lag/p95",
-    "policy_lag_max": "policy_lag/max",
-    "lag_wait_seconds": "policy_lag/wait_seconds",
-}
-
-
-def status_scalars(status: RunStatus) -> dict[str, float | None]:
-    """The numbers of a status by name, agent metrics as ``agent/<name>``; NaN and infinity as None."""
-    values: dict[str, float | None] = {
-        "wall_seconds": round(status.elapsed_seconds, 3),
-        "env_steps": status.env_steps,
-        "updates": status.updates,
-        "episodes": status.episodes,
-        "env_steps_per_second": round(status.env_steps_per_second, 2),
-        "updates_per_second": round(status.updates_per_second, 2),
-        "train_return": status.train_return,
-        "eval_return": status.eval_return,
-        "best_eval_return": status.best_eval_return,
-        "replay_size": status.replay_size,
-        "samples_per_insert": round(status.samples_per_insert, 4),
-        "updates_per_step": round(status.updates_per_step, 6),
-        "policy_lag_mean": status.policy_lag.mean,
-        "policy_lag_p95": status.policy_lag.p95,
-        "policy_lag_max": status.policy_lag.max,
-        "lag_wait_seconds": round(status.lag_wait_seconds, 3),
-        "weights_version": status.weights_version,
-        "restarts": sum(status.restarts.values()),
-        "dropped": sum(status.dropped.values()),
-    }
-    values |= {f"agent/{name}": value for name, value in status.metrics.items()}
-    values |= {f"inference/{name}": round(value, 3) for name, value in status.inference.items()}
-    values |= {f"hosts/{name}": value for name, value in status.hosts.items()}
-    return {name: None if value is None or not math.isfinite(value) else value for name, value in values.items()}
 
 
 def read_rows(path: Path, last_bytes: int = 1 << 30) -> list[dict[str, Any]]:

@@ -230,7 +230,7 @@ def test_counters_grow_by_what_is_new_and_unknown_figures_stay_untold(monkeypatc
     assert told["apexrl_sampled"] == [512]
     assert told["apexrl_lost_items"] == [12]
     assert told["apexrl_restarts"] == [2]
-    assert told["apexrl_policy_lag"] == [2.5, 2.5]
+    assert told["apexrl_policy_lag_mean"] == [2.5, 2.5]
     assert told["apexrl_train_return"] == [21.5, 21.5]
     assert told["apexrl_eval_return"] == []
     assert told["apexrl_replay_size"] == [0, 80, 80]

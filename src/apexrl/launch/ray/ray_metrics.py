@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from apexrl.run.atomic_files import replace_text
 from apexrl.run.folder import RunFolder
+from apexrl.run.metric_catalogue import metric_of
 from apexrl.run.metrics import RateMeter
 from apexrl.run.status import RunStatus
 
@@ -37,25 +38,16 @@ AUTH_MODE = "RAY_AUTH_MODE"  # whether this process shows clusters its token; Ra
 _PERIOD_SECONDS = 1.0
 _remote: Any = ray.remote
 
-_GAUGES = {
-    "env_steps_per_second": "Environment steps a second, of all actors",
-    "updates_per_second": "Learner updates a second",
-    "replay_size": "Items that can be sampled, in all shards",
-    "policy_lag": "Mean policy lag of the steps learned from lately, in learner updates",
-    "train_return": "Mean return of the latest training episodes",
-    "eval_return": "Mean greedy return of the newest evaluation",
-    "weights_version": "Newest weights version, in learner updates",
-    "workers": "Workers that live",
+_GAUGES = ("env_steps_per_second", "updates_per_second", "replay_size", "policy_lag_mean", "train_return",
+           "eval_return", "weights_version", "workers")  # fmt: skip
+_COUNTERS = ("env_steps", "updates", "episodes", "inserted", "sampled", "lost_items", "restarts")
+_MEANINGS = {
+    "workers": "workers that live",
+    "inserted": "items inserted into shards",
+    "sampled": "items sampled from shards",
+    "lost_items": "items that were lost with a shard or by one",
 }
-_COUNTERS = {
-    "env_steps": "Environment steps of all actors",
-    "updates": "Learner updates",
-    "episodes": "Training episodes finished",
-    "inserted": "Items inserted into shards",
-    "sampled": "Items sampled from shards",
-    "lost_items": "Items that were lost with a shard or by one",
-    "restarts": "Workers and shards that were started again",
-}
+"""Of what is on Ray alone; the others' are those of every run."""
 
 
 @dataclass(frozen=True)
@@ -195,10 +187,10 @@ class Meters:
     def __init__(self, run: str) -> None:
         tags = {"run": run}
         self._gauges = {
-            name: Gauge(f"apexrl_{name}", text, ("run",)).set_default_tags(tags) for name, text in _GAUGES.items()
+            name: Gauge(f"apexrl_{name}", _meaning(name), ("run",)).set_default_tags(tags) for name in _GAUGES
         }
         self._counters = {
-            name: Counter(f"apexrl_{name}", text, ("run",)).set_default_tags(tags) for name, text in _COUNTERS.items()
+            name: Counter(f"apexrl_{name}", _meaning(name), ("run",)).set_default_tags(tags) for name in _COUNTERS
         }
         self._counted = dict.fromkeys(_COUNTERS, 0)
 
@@ -208,7 +200,7 @@ class Meters:
             "env_steps_per_second": status.env_steps_per_second,
             "updates_per_second": status.updates_per_second,
             "replay_size": status.replay_size,
-            "policy_lag": status.policy_lag.mean,
+            "policy_lag_mean": status.policy_lag.mean,
             "train_return": status.train_return,
             "eval_return": status.eval_return,
             "weights_version": status.weights_version,
@@ -230,6 +222,10 @@ class Meters:
             if (more := total - self._counted[name]) > 0:
                 self._counters[name].inc(more)
                 self._counted[name] = total
+
+
+def _meaning(name: str) -> str:
+    return _MEANINGS.get(name) or metric_of(name).description
 
 
 def records(seconds: float) -> tuple[dict[str, Record], int]:
