@@ -59,7 +59,7 @@ class Rig:
         context = InlineContext(run, WorkerIdentity("intake-0", "intake", 0, 0, 1, folder))
         self.receipts = Receipts()
         self.intake = Intake(
-            context, config=Config(), server=here, keys=self.keys, run_id=RUN_ID, replay=self.replay,
+            context, config=Config(), server=here, keys=self.keys, run_id=RUN_ID, replays=[self.replay],
             weights=WeightsBoard(64), receipts=self.receipts, streams=2 * material.STREAMS,
         )  # fmt: skip
         self.sender = ExperienceSender(

@@ -59,7 +59,7 @@ class LearnerSide:
         context = InlineContext(run, WorkerIdentity("intake-0", "intake", 0, 0, 0, Path()))
         side = learner_side(whole, {})
         (intake,) = (node for node in side.nodes if node.name == "intake")
-        self.replay = Replay(**intake.ports["replay"].options)
+        self.replay = Replay(**intake.ports["queue_0"].options)
         self.weights = WeightsBoard(1024)
         self._intake = Intake(
             context,
@@ -67,7 +67,7 @@ class LearnerSide:
             server=server,
             keys=self.place.keys,
             run_id=told.run_id,
-            replay=self.replay,
+            replays=[self.replay],
             weights=self.weights,
             receipts=Receipts(),
             streams=intake.ports["streams"],

@@ -48,7 +48,7 @@ class Hosts:
                 server=self.server,
                 keys=self.keys,
                 run_id=RUN_ID,
-                replay=self.learners,
+                replays=[self.learners],
                 weights=self.board,
                 receipts=self.receipts,
                 streams=4,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +13,10 @@ import pytest
 from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.errors import ConfigError
+from apexrl.launch.wiring import Wiring
+from apexrl.protocols import Item, Place
 from apexrl.replay import Replay
-from apexrl.replay.chunks import schema
+from apexrl.replay.chunks import ChunkSink, Receipts, schema
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, Program, ReplayLink, topology
 from apexrl.topologies.host_cut import (
@@ -23,6 +27,7 @@ from apexrl.topologies.host_cut import (
     options_to_json,
     passing,
     replay_of,
+    with_actors,
     with_slots,
 )
 from apexrl.topologies.program import Node, ReceiptsLink
@@ -56,7 +61,7 @@ def test_the_learners_side_has_an_intake_in_place_of_the_actors() -> None:
     side = nodes(learner_side(whole(config), {"run_id": "x"}))
     assert {name: node.count for name, node in side.items()} == {"learner": 1, "evaluator": 1, "intake": 1}
     intake, learner = side["intake"], side["learner"]
-    assert intake.ports["replay"] is learner.ports["replay"]
+    assert intake.ports["queue_0"] is learner.ports["replay"]
     assert intake.ports["weights"] is learner.ports["weights"] is side["evaluator"].ports["weights"]
     assert isinstance(intake.ports["receipts"], ReceiptsLink)
     assert (intake.ports["streams"], intake.ports["run_id"], intake.ports["config"]) == (30, "x", config)
@@ -85,6 +90,78 @@ def test_an_actor_hosts_side_has_its_leased_slots_and_an_uplink() -> None:
     assert (options["min_size"], options["samples_per_insert"]) == (0, 0.0)
 
 
+ABLE = replace(
+    PROBE,
+    offers=("gradients", "apply", "networks"),
+    vectors={"q/online": 30, "q/target": 30, "q/optimizer/steps": 1},
+    places={"w": Place("q", 0, (30,))},
+)
+UNROLLS = replace(ABLE, item=Item("unroll", length=5))
+
+
+def program_of(name: str, config: Config) -> Program:
+    return topology(name)(replace(config, topology=name), ABLE if name in ("apex", "gorila") else UNROLLS)
+
+
+CROSSED = [  # topology, its settings, and how many replays it has
+    ("apex", {}, 1),
+    ("apex", {"learners": 2}, 1),
+    ("impala", {}, 1),
+    ("impala", {"learners": 3}, 3),
+    ("gorila", {"learners": 2}, 1),
+    ("gorila", {"learners": 2, "replay": "local"}, 2),
+    ("sample_factory", {}, 1),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "replays"), CROSSED)
+def test_every_program_of_which_experience_and_weights_cross_is_cut(
+    name: str, changes: dict[str, Any], replays: int
+) -> None:
+    config = override(settings(actors=4, envs_per_actor=3), changes)
+    there = learner_side(program_of(name, config), {})
+    here = actor_side(program_of(name, with_actors(config, 2)), [(4, 7), (9, 1)], {})
+    learners, host = Wiring(there, True, Path("none")), Wiring(here, True, Path("none"))
+    try:
+        sides = nodes(there), nodes(here)
+        intake, uplink = (learners.ports(sides[0]["intake"]), host.ports(sides[1]["uplink"]))
+        into = [port for port in intake.values() if isinstance(port, Replay)]
+        assert len(into) == replays
+        assert {one.core.options["writers"] for one in into} == {1}
+        assert schema(**sides[1]["uplink"].ports["replay"].options) == ChunkSink(into[0], Receipts(1), 1).schema
+        assert not {node.name for node in there.nodes if node.moves}
+        for node in here.nodes[:-1]:
+            ports = host.ports(node)
+            assert {id(port) for port in ports.values() if isinstance(port, Replay)} <= {id(uplink["replay"])}
+            assert ports.get("weights", uplink["weights"]) is uplink["weights"]
+            assert node.leases == [(4, 7), (9, 1)][: node.count]
+        assert uplink["weights"].capacity >= (120 if name == "gorila" else 64)
+    finally:
+        for wiring in (learners, host):
+            wiring.close()
+
+
+def test_a_hosts_policy_workers_are_its_share_and_serve_its_own_slots() -> None:
+    config = override(settings(actors=6), {"policy_workers": 3})
+    side = actor_side(program_of("sample_factory", with_actors(config, 3)), [(4, 1), (5, 1), (9, 2)], {})
+    found = nodes(side)
+    assert {name: node.indices for name, node in found.items() if node.moves} == {
+        "policy_worker": (4, 5),
+        "rollout_worker": (4, 5, 9),
+    }
+    link = found["policy_worker"].ports["inference"]
+    assert link is found["rollout_worker"].ports["inference"]
+    made = link.make(shared=True, **link.options)
+    assert (made.workers, made.servers, made.slots, made.place(9)) == (3, 2, (4, 5, 9), 2)
+    assert pickle.loads(pickle.dumps(made)).slots == made.slots
+
+
+def test_a_host_with_few_actors_needs_none_for_every_learner() -> None:
+    config = with_actors(override(settings(actors=4, min_actors=4), {"learners": 3, "policy_workers": 4}), 1)
+    assert (config.actor.actors, config.actor.min_actors) == (1, 1)
+    assert (config.wiring.learners, config.wiring.policy_workers) == (1, 1)
+
+
 def test_the_cut_leaves_the_program_as_it_was() -> None:
     program = whole(settings())
     before = [(node.name, dict(node.ports)) for node in program.nodes]
@@ -95,7 +172,7 @@ def test_the_cut_leaves_the_program_as_it_was() -> None:
 
 def test_both_replays_can_be_made_and_exchange_chunks() -> None:
     program = whole(settings(actors=2, envs_per_actor=3))
-    there = nodes(learner_side(program, {}))["intake"].ports["replay"].options
+    there = nodes(learner_side(program, {}))["intake"].ports["queue_0"].options
     here = nodes(actor_side(program, [(0, 1), (1, 1)], {}))["uplink"].ports["replay"].options
     assert schema(**there) == schema(**here) == schema(**replay_of(program).options)
     for options in (there, here):
@@ -107,25 +184,26 @@ def test_batches_follow_their_replay_in_every_role() -> None:
     replay = program.replay(fields={"observation": Field((), "float32")}, capacity=10, writers=2, streams=2)
     batches = program.batches(replay, learners=2)
     program.role(object, name="replay", batches=batches)  # type: ignore[arg-type]
-    program.role(object, name="learner", batches=batches)  # type: ignore[arg-type]
-    program.role(object, name="actor", replay=replay, weights=program.weights(8))  # type: ignore[arg-type]
+    weights = program.weights(8)
+    program.role(object, name="learner", batches=batches, weights=weights)  # type: ignore[arg-type]
+    acting: dict[str, Any] = {"replay": replay, "weights": weights, "moves": True}
+    program.role(object, name="actor", **acting)  # type: ignore[arg-type]
     side = nodes(learner_side(program, {}))
     moved = side["replay"].ports["batches"]
     assert moved is side["learner"].ports["batches"]
-    assert moved.replay is side["intake"].ports["replay"]
+    assert moved.replay is side["intake"].ports["queue_0"]
 
 
-@pytest.mark.parametrize("missing", ["actor", "weights", "replay", "batches"])
+@pytest.mark.parametrize("missing", ["weights", "replay"])
 def test_a_topology_without_such_a_cut_is_refused_by_name(missing: str) -> None:
     program = Program(replace(Config(), topology="strange"))
     replay, weights = program.replay(fields={}), program.weights(8)
     ports: dict[str, Any] = {"replay": replay, "weights": weights}
-    if missing == "batches":
-        ports["batches"] = program.batches(replay)
-    ports.pop(missing if missing != "batches" else "", None)
-    program.role(object, name="worker" if missing == "actor" else "actor", **ports)  # type: ignore[arg-type]
+    program.role(object, name="learner", **ports)  # type: ignore[arg-type]
+    del ports[missing]
+    program.role(object, name="actor", moves=True, **ports)  # type: ignore[arg-type]
     for cut in (lambda: learner_side(program, {}), lambda: actor_side(program, [(0, 1)], {})):
-        with pytest.raises(ConfigError, match="topology strange cannot run over several hosts"):
+        with pytest.raises(ConfigError, match="topology strange cannot run over several hosts with --redis"):
             cut()
 
 

@@ -83,8 +83,6 @@ def test_several_learners_have_a_queue_each_and_one_board() -> None:
     assert learner.ports["weights"] is actor.ports["weights"] is found["evaluator"].ports["weights"]
     link = learner.ports["averaging"]
     assert (link.options["members"], link.options["gradient"], link.options["state"]) == (2, 30, 31)
-    with pytest.raises(ConfigError, match="topology impala cannot run over several hosts"):
-        learner_side(topology("impala")(with_slots(config_for(actors=5, learners=2)), able), {})
 
 
 def test_a_slot_serves_one_queue() -> None:
@@ -218,7 +216,7 @@ def test_actors_that_die_again_and_again_do_not_stop_the_rest(numbers: tuple[int
 def test_it_is_cut_between_actors_and_learner() -> None:
     config = with_slots(config_for(actors=2, envs_per_actor=3, batch_size=32))
     program = topology("impala")(config, probe())
-    there = nodes(learner_side(program, {}))["intake"].ports["replay"].options
+    there = nodes(learner_side(program, {}))["intake"].ports["queue_0"].options
     here = nodes(actor_side(program, [(0, 1), (1, 1)], {}))["uplink"].ports["replay"].options
     assert schema(**there) == schema(**here) == schema(**replay_of(program).options)
     assert (there["sampler"], there["capacity"], there["streams"]) == ("fifo", 64, 3 * 64)

@@ -12,7 +12,7 @@ from apexrl.config import Config, convert
 from apexrl.errors import ConfigError
 from apexrl.links.printable import host_name
 from apexrl.run.folder import default_name, env_name, versions
-from apexrl.topologies.host_cut import with_slots
+from apexrl.topologies.host_cut import with_actors, with_slots
 
 _ACTORS_PER_PROCESSOR: Final = 64
 """That a run may ask of a host; the host's own command may say more."""
@@ -70,9 +70,9 @@ def open_to_hosts(config: Config, flag: str, name: str = "") -> Config:
 
 def on_this_host(config: Config, run: str, actors: int, out: str, env_kwargs: Mapping[str, Any]) -> Config:
     """The ``config`` of a run whose learner is elsewhere, with this host's actors, run folder and ``env_kwargs``."""
-    actor = replace(config.actor, actors=actors, min_actors=min(config.actor.min_actors, actors))
     env = replace(config.env, env_kwargs={**config.env.env_kwargs, **env_kwargs})
-    return replace(config, name=re.sub(r"[^\w.+=@-]", "-", f"{run}@{host_name()}"), out=out, actor=actor, env=env)
+    name = re.sub(r"[^\w.+=@-]", "-", f"{run}@{host_name()}")
+    return replace(with_actors(config, actors), name=name, out=out, env=env)
 
 
 def check_version(run: str, theirs: str, host: str) -> None:

@@ -124,6 +124,15 @@ class Receipts:
     def __setstate__(self, segment: _native.Segment) -> None:
         self._attach(segment)
 
+    @property
+    def replay(self) -> int:
+        """Of several replays, the one into which the commit that is announced goes (``ChunkDealer``)."""
+        return int(self._table[0, _REPLAY])
+
+    @replay.setter
+    def replay(self, number: int) -> None:
+        self._table[0, _REPLAY] = number
+
     def account(self, sender: str) -> int:
         """The row of a sender, by its name with generation; added if it is new."""
         known = self._rows.get(sender)
@@ -197,7 +206,7 @@ class Receipts:
 
 
 _SENDER, _PROGRESS, _NEXT_ITEM, _COMMITTED, _MISSING, _REPEATED, _USED, _JOINED, _COUNTED, _FIRST_COUNTER = range(10)
-_RESUMED = _JOINED  # of row 0, which belongs to no sender
+_RESUMED, _REPLAY = _JOINED, _COUNTED  # of row 0, which belongs to no sender
 
 
 def _digest(sender: str) -> np.uint64:
@@ -278,15 +287,24 @@ class ChunkSink:
             key, stream = next(iter(self._streams.items()))
             if now - self._used[stream] < seconds:
                 break
-            del self._streams[key]
-            self._native.close(stream)
-            self._free.append(stream)
+            self._close(key)
             closed += 1
         return closed
+
+    def close_stream(self, sender: str, source: int) -> None:
+        """Close the part-filled chunk of one stream, which goes on elsewhere."""
+        key = self._receipts.account(sender), source
+        if key in self._streams:
+            self._close(key)
 
     def close(self) -> None:
         """Close part-filled chunks and return the lane."""
         self._native.release()
+
+    def _close(self, key: tuple[int, int]) -> None:
+        stream = self._streams.pop(key)
+        self._native.close(stream)
+        self._free.append(stream)
 
     def _stream(self, row: int, source: int) -> int:
         key = (row, source)

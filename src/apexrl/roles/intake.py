@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from apexrl.roles.uplink import COUNTED, GENERATIONS
 from apexrl.run.status import Work
 
 if TYPE_CHECKING:
+    from apexrl.links.local.sharded_parameters import ShardedParameters
     from apexrl.links.redis.experience_stream import Received
     from apexrl.links.redis.keys import RunKeys
     from apexrl.links.redis.server import Server
@@ -34,12 +36,14 @@ _HELD_SECONDS = 0.1  # until weights are offered again that have to wait for rea
 
 class Intake:
     """Commits chunks of other hosts to the learner's replay, through a lane like any actor's: the learner does not know
-    who is remote.
+    who is remote. Where every learner has a replay of its own, chunks are dealt to them (``ChunkDealer``).
 
     A frame is acknowledged once it is committed. What was committed stands in ``receipts``, in shared memory, so that a
     successor of a killed intake takes nothing twice.
 
     Args:
+        replays: of all learners that have one.
+        weights: what other hosts are sent.
         streams: the most environments of all other hosts together.
         fence: of the learner's lease; once another learner has a newer one, this intake changes nothing.
     """
@@ -54,19 +58,19 @@ class Intake:
         server: Server,
         keys: RunKeys,
         run_id: str,
-        replay: Replay,
-        weights: WeightsBoard,
+        replays: Sequence[Replay],
+        weights: WeightsBoard | ShardedParameters,
         receipts: Receipts,
         streams: int,
         fence: int = 0,
     ) -> None:
         from apexrl.links.redis.experience_stream import ExperienceReceiver
         from apexrl.links.redis.members import MessageReader
-        from apexrl.replay.chunks import ChunkSink
+        from apexrl.replay.chunk_dealer import ChunkDealer
 
         self._context = context
         self._receipts = receipts
-        self._sink = ChunkSink(replay, receipts, streams)
+        self._sink = ChunkDealer(replays, receipts, streams)
         self._sink.open()
         self._receiver = ExperienceReceiver(server, keys, run_id=run_id, schema=self._sink.schema, fence=fence)
         self._met = False  # the server has told what it knows of senders
@@ -231,7 +235,13 @@ class UploadThread:
     """
 
     def __init__(
-        self, server: Server, keys: RunKeys, run_id: str, board: WeightsBoard, compression: str, fence: int
+        self,
+        server: Server,
+        keys: RunKeys,
+        run_id: str,
+        board: WeightsBoard | ShardedParameters,
+        compression: str,
+        fence: int,
     ) -> None:
         from apexrl.links.redis.weights_channel import WeightsUploader
 

@@ -52,10 +52,12 @@ class PolicyWorker:
         self._name = config.agent.agent
         self._check = ActionCheck(self._name, spec.action)
         self._random_start = config.actor.random_start
-        self._exploration = Exploration(context, config, spec.action, range(inference.workers), slots, envs)
+        mine = inference.slots or range(inference.workers)
+        self._exploration = Exploration(context, config, spec.action, mine, slots, envs)
         self._states = {name for name in inference.request if not is_observation(name)}
-        self._end = inference.server(context.index)
-        self._assignment = ServerAssignment(inference, context.index)
+        place = inference.place(context.index)
+        self._end = inference.server(place)
+        self._assignment = ServerAssignment(inference, place)
         self._end.answer_partitions(self._assignment.held)
         self._next_look = context.clock()
         self._waiting = Waiting(context, config, inference, self._end)

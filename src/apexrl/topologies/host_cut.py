@@ -1,21 +1,27 @@
-"""Cuts a program between hosts, where experience and weights cross.
+"""Cuts a program between hosts, where experience and weights cross (``crossing``).
 
-The learner's side keeps every role but the actors, and gains an intake. An actor host's side has the actors alone, with
-a replay that only passes steps on, and an uplink in the learner's place. Actors and learner see no difference.
+The learner's side keeps every role that stays, and gains an intake. Another host's side has the roles that move, with a
+replay that only passes steps on, and an uplink in the learner's place. Neither sees a difference. What lies between
+roles that move, every host has for itself.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from apexrl.config import Config
 from apexrl.errors import ConfigError
+from apexrl.links.local.inference import InferenceLink
 from apexrl.replay.options import OPTIONS
 from apexrl.roles import Intake, Uplink
 from apexrl.spec import Field
-from apexrl.topologies.program import BatchesLink, Node, Program, ReceiptsLink, ReplayLink, WeightsLink
+from apexrl.topologies.crossing import Crossing, crossing
+from apexrl.topologies.parameter_server_links import board
+from apexrl.topologies.program import BatchesLink, Link, Node, Program, ReceiptsLink, ReplayLink
+from apexrl.topologies.queue_links import OfAllQueues, queue_ports
 
 ACTOR = "actor"
 DEFAULT_SLOTS = 64
@@ -38,32 +44,43 @@ def with_slots(config: Config) -> Config:
     return replace(config, actor=replace(actor, actor_slots=slots))
 
 
+def with_actors(config: Config, actors: int) -> Config:
+    """The ``config`` of a run as a host has it that brings ``actors`` of its actors.
+
+    It has its share of what moves with them, and one queue: which learner takes what, the learners' host decides.
+    """
+    actor, wiring = config.actor, config.wiring
+    share = math.ceil(wiring.policy_workers * actors / max(1, actor.actors))
+    return replace(
+        config,
+        actor=replace(actor, actors=actors, min_actors=min(actor.min_actors, actors)),
+        wiring=replace(wiring, learners=1, policy_workers=max(1, min(share, actors))),
+    )
+
+
 def learner_side(program: Program, remote: Mapping[str, Any], resumed: bool = False) -> Program:
-    """What runs on the learner's host.
+    """What runs on the learners' host.
 
     Args:
         remote: the intake's ports that say where other hosts are.
         resumed: these may have been at work for the run before.
 
     Raises:
-        ConfigError: the topology cannot be cut between actors and learner, or a setting cannot hold on both sides.
+        ConfigError: not experience and weights cross in this topology, or a setting cannot hold on both sides.
     """
-    actor, replay, weights = cut(program)
-    config = program.config
-    if config.agent.exploration_steps:
-        raise ConfigError(
-            "--exploration-steps counts the steps of the whole run, and actors on other hosts know only their own: "
-            "set --exploration-steps 0 with --redis"
-        )
+    found, config = cut(program), program.config
     streams = config.actor.actor_slots * config.actor.envs_per_actor
-    # its one writer stands for all remote actors
-    shared = ReplayLink({**replay.options, "writers": 1, "streams": max(streams, replay.options["streams"])})
-    side = Program(config, rewired([node for node in program.nodes if node is not actor], replay, shared))
+    nodes, shared = list(found.staying), []
+    for link in found.replays:  # its one writer stands for all remote actors
+        options = {**link.options, "writers": 1, "streams": max(streams, link.options["streams"])}
+        shared.append(ReplayLink(options))
+        nodes = rewired(nodes, link, shared[-1])
+    side = Program(config, nodes)
     side.role(
-        Intake,
+        OfAllQueues(Intake),
         config=config,
-        replay=shared,
-        weights=weights,
+        **queue_ports(shared),
+        weights=found.weights,
         receipts=ReceiptsLink(resumed),
         streams=streams,
         restarts=config.learner.learner_restarts,
@@ -73,42 +90,54 @@ def learner_side(program: Program, remote: Mapping[str, Any], resumed: bool = Fa
 
 
 def actor_side(program: Program, leases: Sequence[tuple[int, int]], remote: Mapping[str, Any]) -> Program:
-    """What runs on an actor host.
+    """What runs on another host.
 
     Args:
+        program: of a configuration ``with_actors`` of this host.
         leases: (slot of the run, generation of its lease) of every actor.
-        remote: the uplink's ports that say where the learner is.
+        remote: the uplink's ports that say where the learners are.
 
     Raises:
-        ConfigError: the topology cannot be cut between actors and learner, or a setting cannot hold on both sides.
+        ConfigError: not experience and weights cross in this topology, or a setting cannot hold on both sides.
     """
-    actor, replay, weights = cut(program)
-    config = program.config
-    if config.agent.exploration_steps:
-        raise ConfigError(
-            "--exploration-steps counts the steps of the whole run, and actors on other hosts know only their own: "
-            "set --exploration-steps 0 with --redis"
-        )
+    found, config = cut(program), program.config
     streams = len(leases) * config.actor.envs_per_actor
-    local = ReplayLink(passing(replay.options, len(leases), streams, int(config.hosts.window_mb * 2**20)))
-    here = replace(
-        *rewired([actor], replay, local),
-        count=len(leases),
-        indices=tuple(index for index, _ in leases),
-        generations=tuple(generation for _, generation in leases),
-    )
-    side = Program(config, [here])
+    window = int(config.hosts.window_mb * 2**20)
+    local = ReplayLink(passing(found.replays[0].options, len(leases), streams, window))
+    weights = None if found.weights is None else board(found.weights)
+    nodes = [_leased(node, leases) for node in found.moving]
+    for link in found.replays:
+        nodes = rewired(nodes, link, local)
+    nodes = rewired(nodes, found.weights, weights)
+    for link in found.inner:
+        nodes = rewired(nodes, link, _own(link, leases))
+    side = Program(config, nodes)
     side.role(Uplink, config=config, replay=local, weights=weights, restarts=config.actor.actor_restarts, **remote)
     return side
 
 
+def _leased(node: Node, leases: Sequence[tuple[int, int]]) -> Node:
+    """``node`` in the first of the leased slots."""
+    mine = leases[: node.count]
+    slots, generations = zip(*mine, strict=True)
+    return replace(node, count=len(mine), indices=slots, generations=generations, most=0)
+
+
+def _own(link: Any, leases: Sequence[tuple[int, int]]) -> Any:
+    """A host's own of a link among roles that move."""
+    if not isinstance(link, Link) or link.make is not InferenceLink.make:
+        return replace(link)
+    sizes = {"workers": len(leases), "slots": tuple(slot for slot, _ in leases)}
+    return replace(link, options={**link.options, **sizes})
+
+
 def replay_of(program: Program) -> ReplayLink:
-    """The replay that the actors write into.
+    """The replay that the actors write into, or the first of several alike.
 
     Raises:
-        ConfigError: the topology cannot be cut between actors and learner.
+        ConfigError: not experience and weights cross in this topology.
     """
-    return cut(program)[1]
+    return cut(program).replays[0]
 
 
 def passing(options: Mapping[str, Any], writers: int, streams: int, window_bytes: int) -> dict[str, Any]:
@@ -155,26 +184,26 @@ def options_from_json(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, "fields": fields}
 
 
-def cut(program: Program, where: str = "over several hosts") -> tuple[Node, ReplayLink, WeightsLink]:
-    """The actors, and the two links through which alone they know the rest.
+def cut(program: Program) -> Crossing:
+    """What moves, and the replays and the weights through which alone it knows the rest.
 
     Raises:
-        ConfigError: there is more between them; it says that the topology cannot run ``where``.
+        ConfigError: there is more between them, or less; or a setting cannot hold on both sides.
     """
-    name = program.config.topology
-    check_whole_queue(program.config, where)
-    actor = next((node for node in program.nodes if node.name == ACTOR), None)
-    if actor is None:
-        raise ConfigError(f"topology {name} cannot run {where}: it has no role {ACTOR!r}")
-    replays = [port for port in actor.ports.values() if isinstance(port, ReplayLink)]
-    weights = [port for port in actor.ports.values() if isinstance(port, WeightsLink)]
-    others = [port for port in actor.ports.values() if isinstance(port, BatchesLink)]
-    if len(replays) != 1 or len(weights) != 1 or others:
+    name, config = program.config.topology, program.config
+    check_whole_queue(config, "over several hosts")
+    if config.agent.exploration_steps:
         raise ConfigError(
-            f"topology {name} cannot run {where}: its actors must have one replay to write into, one "
-            "weights board to read, and no other link"
+            "--exploration-steps counts the steps of the whole run, and actors on other hosts know only their own: "
+            "set --exploration-steps 0 with --redis"
         )
-    return actor, replays[0], weights[0]
+    found = crossing(program)
+    if not found.replays or found.weights is None or found.inference or found.gradients:
+        raise ConfigError(
+            f"topology {name} cannot run over several hosts with --redis: what moves must have a replay to write into, "
+            "weights to read, and no other link to what stays"
+        )
+    return found
 
 
 def check_whole_queue(config: Config, where: str) -> None:
@@ -190,8 +219,8 @@ def check_whole_queue(config: Config, where: str) -> None:
         )
 
 
-def rewired(nodes: Sequence[Node], old: ReplayLink, new: Any) -> list[Node]:
-    """The nodes with another replay, or what samples one, where they had ``old``, also as the source of batches."""
+def rewired(nodes: Sequence[Node], old: Any, new: Any) -> list[Node]:
+    """The nodes with ``new`` where they had the link ``old``, also as the source of batches."""
     batches: dict[int, BatchesLink] = {}  # one placeholder stays one
 
     def port(value: Any) -> Any:

@@ -22,6 +22,21 @@ def queue_names(ports: Mapping[str, Any]) -> list[str]:
 
 
 @dataclass(frozen=True)
+class OfAllQueues:
+    """Makes a role that serves all queues: its ``replays`` are they."""
+
+    role: Factory
+
+    @property
+    def traits(self) -> RoleTraits:
+        return traits_of(self.role)
+
+    def __call__(self, context: Context, **ports: Any) -> Role:
+        queues = [ports.pop(name) for name in queue_names(ports)]
+        return self.role(context, replays=queues, **ports)
+
+
+@dataclass(frozen=True)
 class OfQueue:
     """Makes a role on one of several queues: slot i serves queue i mod N, whoever serves in it, and the only one where
     the others are elsewhere."""

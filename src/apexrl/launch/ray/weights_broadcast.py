@@ -59,19 +59,12 @@ class WeightsBroadcast:
     def run(self) -> None:
         while True:
             under_way = any(way.pending is not None for way in self._ways.values())
-            if self._wait(_SOON_SECONDS if under_way else _LOOK_SECONDS):
+            if self._weights.wait(self._version, _SOON_SECONDS if under_way else _LOOK_SECONDS):
                 newest = self._weights.latest(newer_than=self._version)
                 if newest is not None:
                     (self._version, self._newest), self._reference = newest, None
             for group, handle in list(self.groups.items()):
                 self._serve(group, handle)
-
-    def _wait(self, seconds: float) -> bool:
-        """Whether there are newer weights; parameter servers send no notification."""
-        if isinstance(self._weights, WeightsBoard):
-            return self._weights.wait(self._version, seconds)
-        time.sleep(min(seconds, _SOON_SECONDS))
-        return self._weights.version > self._version
 
     def _serve(self, group: int, handle: Any) -> None:
         way = self._ways.get(group)

@@ -51,8 +51,10 @@ class InferenceLink:
         splits: environments in each group of a worker.
         servers: the most servers.
         segment: created by another process; default: a new one.
+        slots: of the run in which the workers serve, where others serve elsewhere; empty: 0 … ``workers`` - 1.
 
     Raises:
+        SpecError: there are no workers, no environments in a group, or more servers than groups.
     """
 
     def __init__(
@@ -63,11 +65,13 @@ class InferenceLink:
         splits: Sequence[int],
         servers: int = 1,
         segment: Segment | None = None,
+        slots: Sequence[int] = (),
     ) -> None:
         if workers < 1 or not splits or min(splits) < 1:
             raise SpecError(f"{workers} workers with groups of {list(splits)} environments: both must be at least 1")
         self.request, self.reply = dict(request), dict(reply)
         self.workers, self.splits = workers, tuple(splits)
+        self.slots = tuple(slots)
         self.groups = workers * len(self.splits)
         if not 1 <= servers <= self.groups:
             raise SpecError(
@@ -112,11 +116,18 @@ class InferenceLink:
         return InferenceLink(**options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (InferenceLink, (self.request, self.reply, self.workers, self.splits, self.servers, self.segment))
+        return (
+            InferenceLink,
+            (self.request, self.reply, self.workers, self.splits, self.servers, self.segment, self.slots),
+        )
 
-    def worker(self, index: int, generation: int) -> RequestClient:
-        """The client of worker ``index`` in its ``generation``, for one process at a time."""
-        return RequestClient(self, index, generation)
+    def place(self, slot: int) -> int:
+        """The number, on this link, of the worker that serves in ``slot`` of the run."""
+        return self.slots.index(slot) if self.slots else slot
+
+    def worker(self, slot: int, generation: int) -> RequestClient:
+        """The client of the worker in ``slot`` in its ``generation``, for one process at a time."""
+        return RequestClient(self, self.place(slot), generation)
 
     def server(self, index: int = 0) -> RequestServer:
         """The server side of server ``index``, for one process at a time."""

@@ -7,6 +7,7 @@ different versions, as in DistBelief (Dean et al. 2012) and Gorila (Nair et al. 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from apexrl.spec import Array
 _LINE = 64  # bytes of a cache line, on which every vector begins
 _FILLED, _BEGUN, _DONE, _ENDED, _VERSION, _LAG = 0, 4, 8, 12, 16, 24  # words in a slice's first line
 _ATTEMPTS = 3  # to copy a slice's vectors between two updates
+_LOOK_SECONDS = 0.01  # between looks whether all slices are newer
 
 
 class ShardedParameters:
@@ -72,6 +74,15 @@ class ShardedParameters:
     def spoilt_reads(self) -> int:
         """Reads of slices that a writer overtook three times, so that the old values were kept."""
         return sum(board.spoilt_reads for boards in self._boards.values() for board in boards if board is not None)
+
+    def wait(self, newer_than: int, timeout: float) -> bool:
+        """Wait until every slice is newer. False: not within ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        while self.version <= newer_than:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(min(timeout, _LOOK_SECONDS))
+        return True
 
     def latest(self, newer_than: int = 0) -> tuple[int, dict[str, Array]] | None:
         """The newest (version, weights), by the agent's names, as fresh arrays; None unless every slice is newer."""
