@@ -60,7 +60,7 @@ def fail_over(number: int, options: argparse.Namespace) -> Result:
     carried = summary["hosts"]
     return {
         **told, "heirs": len(heirs), "ends": ends, "updates_before": before.digest.updates,
-        "updates_lost": before.digest.updates - restored(heirs[0].said), "stopped_by": summary["stopped_by"],
+        "updates_restored": restored(heirs[0].said), "stopped_by": summary["stopped_by"],
         "final": summary["final_eval_return"], "repeated": carried["repeated"], "missing": carried["missing"],
     }  # fmt: skip
 
@@ -74,12 +74,13 @@ def as_table(results: list[Result]) -> str:
     rows = [
         [
             f"{number}", *(f"{one[name]:.1f} s" for name in ("lease", "committed", "updates")),
-            f"{one['updates_lost']:,} of {one['updates_before']:,}", one["heirs"], one["repeated"], one["missing"],
+            f"{one['updates_before']:,}", f"{one['updates_restored']:,}", one["heirs"], one["repeated"], one["missing"],
             f"{one['final']:.0f}",
         ]
         for number, one in enumerate(results, 1)
     ]  # fmt: skip
-    header = ["seed", "lease taken after", "experience committed", "updates made", "updates lost", "took over"]
+    header = ["seed", "lease taken after", "experience committed", "updates made"]
+    header += ["updates at the kill, by the last heartbeat", "of the checkpoint restored", "took over"]
     return report.table([*header, "chunks twice (dropped)", "items missing", "final return"], rows)
 
 
