@@ -18,13 +18,14 @@ from torch import Tensor
 from apexrl.agents import diagnostics, trained_agent, unroll_updates
 from apexrl.agents.acting_noise import LEVELS, ActingNoise
 from apexrl.agents.box_actions import ActionBox
+from apexrl.agents.decision import Decision
 from apexrl.agents.layer_choice import layer_choice
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
 from apexrl.agents.sequence_batch import C, H
 from apexrl.agents.setting_relevance import check_gradient_steps
 from apexrl.agents.trained_network import Gradients, Trained, not_finite
-from apexrl.agents.transition_batch import as_array, on_device
+from apexrl.agents.transition_batch import Observation, as_array, on_device
 from apexrl.agents.unroll_batch import Unrolls, unrolls
 from apexrl.config import AgentConfig
 from apexrl.errors import AgentError
@@ -172,6 +173,14 @@ class ActorCritic:
         if self._box is None:
             return Acted(drawn, extras, later or None)
         return Acted(self._box.to_env(cast("NDArray[np.float32]", drawn)), extras | {SAMPLE: drawn}, later or None)
+
+    def decide(self, observation: Observation, state: Mapping[str, Tensor]) -> Decision:
+        """The greedy action of raw observations, in PyTorch alone; see ``Decides``."""
+        memory = LSTMState(state[H], state[C]) if self._units else None
+        outputs, after = self._network.network.act(self._normalizer.observation(observation), memory)
+        chosen = self._policy.mode_of(outputs)
+        action = chosen if self._box is None else self._box.to_env_tensor(chosen)
+        return Decision(action, {} if after is None else {H: after.h, C: after.c})
 
     @torch.no_grad()
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:

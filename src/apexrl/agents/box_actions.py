@@ -50,6 +50,14 @@ class ActionBox:
         clipped: Floats = np.clip(scaled, self._low, self._high).astype(np.float32, copy=False)
         return clipped
 
+    def to_env_tensor(self, unit: Tensor) -> Tensor:
+        """As ``to_env``, of tensors."""
+        middle, half, low, high = (
+            torch.from_numpy(np.asarray(one, np.float32)).to(unit.device)
+            for one in (self._middle, self._half, self._low, self._high)
+        )
+        return torch.clamp(middle + half * unit.reshape(-1, *self.shape), low, high)
+
     def to_unit(self, action: Tensor) -> Tensor:
         """Actions as the environment took them [B, *shape] -> float32 [B, d] in −1 … 1."""
         middle, half = (

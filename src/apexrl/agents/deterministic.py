@@ -14,6 +14,7 @@ from torch import Tensor
 from apexrl.agents import diagnostics, trained_agent
 from apexrl.agents.acting_noise import ActingNoise
 from apexrl.agents.box_actions import ActionBox
+from apexrl.agents.decision import Decision
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
 from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained, as_returned
@@ -105,6 +106,11 @@ class Deterministic(ABC):
         if not greedy:
             unit, state = self._acting_noise.explored(unit, exploration, state, self._rng)
         return Acted(self._box.to_env(unit), {}, state)
+
+    def decide(self, observation: Observation, state: Mapping[str, Tensor]) -> Decision:
+        """The greedy action of raw observations, in PyTorch alone; see ``Decides``."""
+        unit = self._mu(self._policy.network, self._normalizer.observation(observation))
+        return Decision(self._box.to_env_tensor(unit), {})
 
     @torch.no_grad()
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:

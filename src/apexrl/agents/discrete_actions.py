@@ -50,6 +50,16 @@ class Choices:
             return index
         return np.stack(np.unravel_index(index, self._nvec), axis=1).astype(np.int64, copy=False)
 
+    def to_env_tensor(self, index: Tensor) -> Tensor:
+        """As ``to_env``, of tensors."""
+        if not self._nvec:
+            return index
+        choices = []
+        for n in reversed(self._nvec):
+            choices.append(index % n)
+            index = index // n
+        return torch.stack(choices[::-1], dim=1)
+
     def epsilon_greedy(self, index: Ints, exploration: NDArray[np.float32], rng: np.random.Generator) -> Ints:
         """Numbers [B], each replaced by a uniformly random one with the probability ε = ``exploration`` [B]."""
         explore = rng.random(len(index), np.float32) < exploration

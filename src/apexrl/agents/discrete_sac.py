@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from apexrl.agents import soft_update, trained_agent
+from apexrl.agents.decision import Decision
 from apexrl.agents.discrete_actions import Choices
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
@@ -18,6 +20,7 @@ from apexrl.agents.soft_update import CriticLoss, PolicyLoss
 from apexrl.agents.temperature import Temperature
 from apexrl.agents.trained_network import Gradients, Trained
 from apexrl.agents.transition_batch import (
+    Observation,
     Transitions,
     as_array,
     fresh_transitions,
@@ -98,6 +101,11 @@ class DiscreteSAC:
             noise = self._rng.gumbel(size=logits.shape)
             logits = np.where(np.isinf(exploration)[:, None], np.float32(0), logits) + noise.astype(np.float32)
         return Acted(self._choices.to_env(logits.argmax(axis=1)), {}, state)
+
+    def decide(self, observation: Observation, state: Mapping[str, Tensor]) -> Decision:
+        """The greedy action of raw observations, in PyTorch alone; see ``Decides``."""
+        logits = self._policy.network(self._normalizer.observation(observation))
+        return Decision(self._choices.to_env_tensor(logits.argmax(dim=1)), {})
 
     @torch.no_grad()
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:

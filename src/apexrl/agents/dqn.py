@@ -19,6 +19,7 @@ from torch import Tensor
 from apexrl.agents import diagnostics, trained_agent
 from apexrl.agents.accelerated import accelerated, is_accelerated
 from apexrl.agents.bootstrap import targets_of
+from apexrl.agents.decision import Decision
 from apexrl.agents.discrete_actions import Choices
 from apexrl.agents.horizon import Horizon, check_horizon, horizon
 from apexrl.agents.layer_choice import layer_choice
@@ -27,7 +28,7 @@ from apexrl.agents.resets import Resets
 from apexrl.agents.return_heads import Fresh, midpoints, returns_of
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, noise_generator, seeded_layers
 from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained, as_returned
-from apexrl.agents.transition_batch import Transitions, as_array, on_device, to_device
+from apexrl.agents.transition_batch import Observation, Transitions, as_array, on_device, to_device
 from apexrl.config import AgentConfig
 from apexrl.networks import NOTHING, Differentiable, Draw, QNetwork, differentiable, scaled
 from apexrl.protocols import Acted, Arrays, State
@@ -110,6 +111,13 @@ class DQN:
         if not greedy:
             actions = self._choices.epsilon_greedy(actions, exploration, self._rng)
         return Acted(self._choices.to_env(actions), self._returns.recorded(answers, q, actions), state)
+
+    def decide(self, observation: Observation, state: Mapping[str, Tensor]) -> Decision:
+        """The greedy action of raw observations, in PyTorch alone; see ``Decides``."""
+        seen = self._normalizer.observation(observation)
+        draw = self._greedy_draw(next(iter(seen.values())).shape[0])  # `len` would fix the number of rows in an export
+        q = self._returns.means(self._returns.read(self._network.network(seen, draw)))
+        return Decision(self._choices.to_env_tensor(q.argmax(dim=1)), {})
 
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
         """max_a Q(s, a) [B] of episodes' first observations, as greedy acting reads Q."""

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from apexrl.agents import diagnostics, trained_agent, unroll_updates
 from apexrl.agents.bootstrap import traces
+from apexrl.agents.decision import Decision
 from apexrl.agents.discrete_actions import Choices
 from apexrl.agents.layer_choice import layer_choice
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
 from apexrl.agents.trained_network import Gradients, Trained, not_finite
-from apexrl.agents.transition_batch import as_array, on_device
+from apexrl.agents.transition_batch import Observation, as_array, on_device
 from apexrl.agents.unroll_batch import Unrolls, unrolls
 from apexrl.config import AgentConfig
 from apexrl.errors import AgentError
@@ -95,6 +96,11 @@ class PQN:
         if not greedy:
             actions = self._choices.epsilon_greedy(actions, exploration, self._rng)
         return Acted(self._choices.to_env(actions), {}, state)
+
+    def decide(self, observation: Observation, state: Mapping[str, Tensor]) -> Decision:
+        """The greedy action of raw observations, in PyTorch alone; see ``Decides``."""
+        q = self._network.network(self._normalizer.observation(observation))
+        return Decision(self._choices.to_env_tensor(q.argmax(dim=1)), {})
 
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
         """max_a Q(s, a) [B] of episodes' first observations."""

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from apexrl.agents import diagnostics, trained_agent
 from apexrl.agents.bootstrap import traces
+from apexrl.agents.decision import Decision
 from apexrl.agents.discrete_actions import Choices
 from apexrl.agents.layer_choice import layer_choice
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
 from apexrl.agents.sequence_batch import C, H, Sequences, items_time_first, sequences
 from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained, as_returned
-from apexrl.agents.transition_batch import as_array, on_device
+from apexrl.agents.transition_batch import Observation, as_array, on_device
 from apexrl.config import AgentConfig
 from apexrl.errors import AgentError
 from apexrl.losses import sequence_lambda_target, sequence_loss, sequence_priority, sequence_target, unscale
@@ -102,6 +103,12 @@ class R2D2:
             actions = self._choices.epsilon_greedy(actions, exploration, self._rng)
         extras = {"q": q[np.arange(rows), actions], "value": value, H: state[H], C: state[C]}
         return Acted(self._choices.to_env(actions), extras, {H: h, C: c})
+
+    def decide(self, observation: Observation, state: Mapping[str, Tensor]) -> Decision:
+        """The greedy action of raw observations, in PyTorch alone; see ``Decides``."""
+        seen = self._normalizer.observation(observation)
+        q, after = self._network.network.step(seen, LSTMState(state[H], state[C]))
+        return Decision(self._choices.to_env_tensor(q.argmax(dim=1)), {H: after.h, C: after.c})
 
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
         """max_a Q(s, a) [B] of episodes' first observations, no longer rescaled."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from apexrl.agents import soft_update, trained_agent
 from apexrl.agents.acting_noise import ActingNoise
 from apexrl.agents.box_actions import ActionBox
+from apexrl.agents.decision import Decision
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, noise_generator, seeded_layers
 from apexrl.agents.soft_update import CriticLoss, PolicyLoss
 from apexrl.agents.temperature import Temperature
 from apexrl.agents.trained_network import Gradients, Trained
 from apexrl.agents.transition_batch import (
+    Observation,
     Transitions,
     as_array,
     fresh_transitions,
@@ -139,6 +141,11 @@ class SAC:
         if random.any():
             unit[random] = self._acting_noise.random(noise[random], self._rng)
         return Acted(self._box.to_env(unit), {}, state)
+
+    def decide(self, observation: Observation, state: Mapping[str, Tensor]) -> Decision:
+        """The greedy action of raw observations, in PyTorch alone; see ``Decides``."""
+        mean, _ = gaussian(self._policy.network(self._normalizer.observation(observation)))
+        return Decision(self._box.to_env_tensor(torch.tanh(mean)), {})
 
     @torch.no_grad()
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:

@@ -314,6 +314,26 @@ def _eval(words: list[str]) -> int:
     return OK
 
 
+def _export(words: list[str]) -> int:
+    """write a run's agent to an ONNX file, or to one of torch.export"""
+    from apexrl import api
+    from apexrl.cli import flags, train_flags
+    from apexrl.errors import ConfigError
+
+    wanted = flags.parse(train_flags.Export, words, "export")
+    if not (wanted.onnx or wanted.pt2):
+        raise ConfigError("say what to write: --onnx FILE or --pt2 FILE")
+    agent = api.load(wanted.run, wanted.checkpoint, trust=wanted.trust)
+    for path, file_format in ((wanted.onnx, "onnx"), (wanted.pt2, "pt2")):
+        if path:
+            shapes = agent.export(path, file_format)
+            print(f"{path}: the weights of {agent.checkpoint}")
+            for way, values in shapes.items():
+                for name, (dtype, shape) in values.items():
+                    print(f"  {way[:-1]} {name}: {dtype} {shape}")
+    return OK
+
+
 def _doctor(words: list[str]) -> int:
     """name the likeliest causes of bad learning in a run, and the settings to change"""
     from rich.console import Console
@@ -370,6 +390,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "eval": _eval,
     "resume": _resume,
+    "export": _export,
     "doctor": _doctor,
     "compare": _compare,
     "list": _list,

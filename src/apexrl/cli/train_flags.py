@@ -102,6 +102,27 @@ class Eval:
 
 
 @dataclass(frozen=True)
+class Export:
+    """Write a run's agent to a file that acts without apexrl: normalisation, recurrent state and greedy choice inside.
+
+    Inputs are observations as the environment shows them, a batch of them, with the last frames stacked where the agent
+    sees several; a recurrent state begins as zeros. The file is checked against the agent before it is kept.
+    """
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder, as printed at the end of apexrl train."""
+    onnx: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """ONNX file to write (needs apexrl[onnx])."""
+    pt2: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """File of torch.export to write, which torch.export.load reads."""
+    checkpoint: Annotated[str, tyro.conf.arg(metavar="best|latest|FILE")] = "best"
+    """Weights: those of the best evaluation, the last ones, or a checkpoint file."""
+    trust: Modules = ()
+    """Module or package whose environments, agents and networks the folder may name.
+    Other code that is not installed is refused. May be given several times."""
+
+
+@dataclass(frozen=True)
 class Doctor:
     """Read a run's folder, finished or not, and name the likeliest three causes of bad learning.
 

@@ -53,6 +53,10 @@ class Distribution(Protocol):
         """The likeliest actions [B, ...]."""
         ...
 
+    def mode_of(self, outputs: Tensor) -> Tensor:
+        """As ``mode``, of tensors."""
+        ...
+
     def score(self, outputs: Tensor, action: Tensor) -> Score:
         """Of [N, outputs] and actions [N, ...]; the gradient flows through ``outputs``."""
         ...
@@ -82,6 +86,10 @@ class Categorical:
 
     def mode(self, outputs: Floats) -> Array:
         return self._shaped([outputs[:, place].argmax(axis=1) for place in self._places])
+
+    def mode_of(self, outputs: Tensor) -> Tensor:
+        chosen = [outputs[:, place].argmax(dim=1) for place in self._places]
+        return torch.stack(chosen, dim=1) if self._vector else chosen[0]
 
     def score(self, outputs: Tensor, action: Tensor) -> Score:
         chosen = action.view(len(outputs), len(self._nvec))
@@ -123,6 +131,9 @@ class Gaussian:
         return Sample(mean + np.exp(log_std) * noise, cast("Floats", log_prob))
 
     def mode(self, outputs: Floats) -> Array:
+        return outputs[:, : self._size]
+
+    def mode_of(self, outputs: Tensor) -> Tensor:
         return outputs[:, : self._size]
 
     def score(self, outputs: Tensor, action: Tensor) -> Score:

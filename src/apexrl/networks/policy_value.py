@@ -104,4 +104,4 @@ class PolicyValue(nn.Module):
 
     def _outputs(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.policy(x)
-        return outputs if self.free is None else torch.cat((outputs, self.free.expand(len(x), -1)), dim=1)
+        return outputs if self.free is None else torch.cat((outputs, self.free.expand(x.shape[0], -1)), dim=1)

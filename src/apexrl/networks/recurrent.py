@@ -97,7 +97,7 @@ class RecurrentTrunk(nn.Module):
     def inputs(self, observation: Observation) -> Tensor:
         """The inputs of the LSTM: name -> [N, (stack,) *shape]; returns float32 [N, inputs]."""
         x: Tensor = self.trunk(observation)
-        past = [observation[name].reshape(len(x), -1).to(torch.float32) for name in self.past]
+        past = [observation[name].reshape(x.shape[0], -1).to(torch.float32) for name in self.past]
         return torch.cat((x, *past), dim=1) if past else x
 
     def step(self, observation: Observation, state: LSTMState) -> LSTMState:

@@ -1,0 +1,207 @@
+"""A trained agent as one file that needs nothing of this package: ONNX, or a program of ``torch.export``.
+
+Normalisation, recurrent state and greedy choice are inside. The caller stacks frames where the agent sees several.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from apexrl.agents.decision import Decides
+from apexrl.agents.sequence_batch import C, H
+from apexrl.errors import AgentError, ConfigError, SnapshotError
+from apexrl.run.folder import versions
+from apexrl.spec import Array, EnvSpec
+
+if TYPE_CHECKING:
+    from apexrl.protocols import Agent
+
+NEXT = "next_"
+"""Before the name of a recurrent state: the output that is the input of the next step."""
+TOLERANCE = 1e-5
+"""Between the exported file's numbers and PyTorch's, of actions' and states' size."""
+_ROWS = 3  # of the example that is traced, and checked
+
+
+class Policy(nn.Module):
+    """The greedy policy of an agent: observation and state as positional tensors, action and next state as a tuple.
+
+    Args:
+        agent: of ``decide``.
+        spec: its environment.
+        states: recurrent state, name -> shape of one environment's.
+    """
+
+    def __init__(self, agent: Decides, spec: EnvSpec, states: Mapping[str, tuple[int, ...]]) -> None:
+        super().__init__()
+        self._agent = agent
+        self._spec, self._states = spec, tuple(states)
+        networks: Mapping[str, Any] = getattr(agent, "networks", {})
+        self.networks = nn.ModuleDict({name.replace(".", "_"): one.network for name, one in networks.items()})
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        names = (*self._spec.observation, *self._states)
+        given = dict(zip(names, inputs, strict=True))
+        starts = self._spec.starts
+        observation = {name: given[name] for name in self._spec.observation}
+        observation |= {name: given[name] - start for name, start in starts.items()}
+        found = self._agent.decide(observation, {name: given[name] for name in self._states})
+        action, spec = found.action, self._spec.action
+        if any(spec.starts):
+            action = action + torch.tensor(spec.starts, dtype=torch.int64)
+        elif spec.start:
+            action = action + spec.start
+        return (action, *(found.state[name] for name in self._states))
+
+
+def export(
+    agent: Agent, spec: EnvSpec, path: Path, about: Mapping[str, str], file_format: str = "onnx"
+) -> dict[str, Any]:
+    """Write a trained agent to ``path``, and check that file's actions against PyTorch's.
+
+    Inputs are the observation's fields, [B, (stack,) *shape] each, and recurrent states, [B, ...], which begin as
+    zeros; outputs are ``action`` and ``next_`` and the name of each state.
+
+    Args:
+        agent: on the CPU.
+        spec: its environment.
+        path: of the new file; one that is there is replaced.
+        about: written into it beside the shapes.
+        file_format: ``onnx``, or ``pt2`` for ``torch.export.save``.
+
+    Returns:
+        What was written: inputs and outputs with shapes and dtypes.
+
+    Raises:
+        AgentError: an agent of your own has no ``decide``.
+        ConfigError: packages that write ONNX are missing; or there is no such format.
+        SnapshotError: the file would act otherwise than the agent; nothing is written.
+    """
+    if not isinstance(agent, Decides):
+        raise AgentError(
+            f"{type(agent).__name__} cannot be exported: give it decide(observation, state) -> Decision, which acts "
+            "greedily in PyTorch alone (apexrl.agents.decision)"
+        )
+    states = state_shapes(agent)
+    policy = Policy(agent, spec, states).eval()
+    names = (*spec.observation, *states)
+    example = _example(spec, states)
+    wanted = _acted(agent, spec, example, states)
+    outputs = ("action", *(NEXT + name for name in states))
+    shapes = {
+        "inputs": {name: _shape(value) for name, value in example.items()},
+        "outputs": {name: _shape(value) for name, value in wanted.items()},
+    }
+    meta = {"apexrl": versions()["apexrl"] or "", "stack": str(spec.stack), "shapes": json.dumps(shapes), **about}
+    batch = torch.export.Dim("batch", min=1)
+    dynamic = (tuple({0: batch} for _ in names),)
+    tensors = tuple(torch.from_numpy(example[name]) for name in names)
+    part = path.with_name(path.name + ".part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # of PyTorch's own exporter
+            if file_format == "onnx":
+                _write_onnx(policy, tensors, dynamic, names, outputs, meta, part)
+                found = _run_onnx(part, example)
+            elif file_format == "pt2":
+                program = torch.export.export(policy, tensors, dynamic_shapes=dynamic)
+                torch.export.save(program, part, extra_files={"about.json": json.dumps(meta)})
+                found = dict(zip(outputs, torch.export.load(part).module()(*tensors), strict=True))
+            else:
+                raise ConfigError(f"there is no format {file_format!r}: onnx or pt2")
+        _check(found, wanted, path)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return shapes
+
+
+def state_shapes(agent: Agent) -> dict[str, tuple[int, ...]]:
+    """Recurrent states by which an agent acts greedily, name -> shape of one environment's."""
+    return {name: field.shape for name, field in agent.step_spec.items() if name in (H, C)}
+
+
+def _example(spec: EnvSpec, states: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+    """Observations of ``_ROWS`` environments, and states."""
+    rng = np.random.default_rng(0)
+    stack = (spec.stack,) if spec.stack > 1 else ()
+    example: dict[str, Array] = {}
+    for name, field in spec.observation.items():
+        shape, dtype = (_ROWS, *stack, *field.shape), np.dtype(field.dtype)
+        if name in spec.categories:
+            example[name] = rng.integers(spec.categories[name], size=shape).astype(dtype) + spec.starts.get(name, 0)
+        elif dtype.kind in "ui":
+            example[name] = rng.integers(256 if dtype == np.uint8 else 8, size=shape).astype(dtype)
+        elif dtype.kind == "b":
+            example[name] = rng.random(shape) < 0.5
+        else:
+            example[name] = rng.standard_normal(shape).astype(dtype)
+    return example | {name: rng.standard_normal((_ROWS, *shape), np.float32) for name, shape in states.items()}
+
+
+def _acted(agent: Agent, spec: EnvSpec, example: Mapping[str, Array], states: Mapping[str, Any]) -> dict[str, Array]:
+    """What the agent itself does."""
+    seen = {name: example[name] - spec.starts.get(name, 0) for name in spec.observation}
+    state = {name: example[name] for name in states} or None
+    actions, _, after = agent.act(seen, state, np.zeros(_ROWS, np.float32), greedy=True)
+    return {"action": spec.action.as_counted(np.asarray(actions))} | {
+        NEXT + name: (after or {})[name] for name in states
+    }
+
+
+def _write_onnx(
+    policy: Policy,
+    tensors: tuple[Tensor, ...],
+    dynamic: Any,
+    names: Any,
+    outputs: Any,
+    meta: Mapping[str, str],
+    to: Path,
+) -> None:
+    try:
+        import onnx
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"--onnx needs {error.name}: pip install 'apexrl[onnx]'") from None
+    program: Any = torch.onnx.export(
+        torch.export.export(policy, tensors, dynamic_shapes=dynamic),
+        tensors,
+        dynamo=True,
+        input_names=list(names),
+        output_names=list(outputs),
+        verbose=False,
+    )
+    model = program.model_proto
+    onnx.helper.set_model_props(model, dict(meta))
+    onnx.checker.check_model(model)
+    onnx.save(model, to)
+
+
+def _run_onnx(path: Path, example: Mapping[str, Array]) -> dict[str, Any]:
+    """What ONNX's own interpreter makes of it."""
+    from onnx.reference import ReferenceEvaluator
+
+    session = ReferenceEvaluator(str(path))
+    return dict(zip(session.output_names, session.run(None, dict(example)), strict=True))
+
+
+def _check(found: Mapping[str, Any], wanted: Mapping[str, Array], path: Path) -> None:
+    for name, value in wanted.items():
+        has = np.asarray(found[name])
+        if has.shape != value.shape or not np.allclose(has, value, rtol=TOLERANCE, atol=TOLERANCE):
+            raise SnapshotError(
+                f"{path} is not written: its {name} is {has.tolist()}, and the agent's {value.tolist()}"
+            )
+
+
+def _shape(value: Array) -> list[Any]:
+    return [str(value.dtype), ["batch", *value.shape[1:]]]

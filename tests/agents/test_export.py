@@ -1,0 +1,136 @@
+"""Every shipped agent as an exported file acts as the agent does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from signal_runs import Game, asks
+
+from apexrl.agents import AGENTS, agent_class, with_agent
+from apexrl.config import Config, EnvConfig
+from apexrl.errors import AgentError, SnapshotError
+from apexrl.evaluation.export import state_shapes
+from apexrl.evaluation.loaded_agent import LoadedAgent
+from apexrl.launch.probe import probe
+from apexrl.spec import Array
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "deploy_onnx.py"
+QUICK = ("sac",)
+
+
+def trained(name: str, shown: Any, asked: Any, **changes: Any) -> tuple[Game, LoadedAgent]:
+    game = Game(name, shown, asked, **changes)
+    agent = game.agent()
+    for batch in game.batches(2):
+        agent.update(agent.prepare(batch))
+    return game, LoadedAgent(agent, game.spec)
+
+
+def like(game: Game, loaded: LoadedAgent, path: Path) -> None:
+    """The file acts as the agent for several steps, in batches of several sizes."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    run = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [one.name for one in run.get_outputs()]
+    states = state_shapes(loaded.agent)
+    for rows in (1, 7):
+        state: dict[str, Array] = {one: np.zeros((rows, *shape), np.float32) for one, shape in states.items()}
+        theirs: Any = None
+        for step in range(3):
+            seen = {key: np.ascontiguousarray(value) for key, value in game.seen(rows, step).items()}
+            raw = {key: value + loaded.spec.starts.get(key, 0) for key, value in seen.items()}
+            out = dict(zip(names, run.run(None, raw | state), strict=True))
+            wanted = loaded.agent.act(seen, theirs, np.zeros(rows, np.float32), greedy=True)
+            theirs = wanted.state
+            np.testing.assert_allclose(
+                out["action"], loaded.spec.action.as_counted(wanted.actions), rtol=1e-5, atol=1e-5
+            )
+            state = {one: out["next_" + one] for one in states}
+            for one in states:
+                np.testing.assert_allclose(state[one], theirs[one], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.long]) for n in AGENTS])
+def test_onnx_acts_as_the_agent(name: str, tmp_path: Path) -> None:
+    recurrent = {"recurrent": True} if name == "ppo" else {}
+    game, loaded = trained(name, "vector", asks(name)[-1], **recurrent)
+    try:
+        shapes = loaded.export(tmp_path / "agent.onnx")
+        assert bool(state_shapes(loaded.agent)) == (name == "r2d2" or bool(recurrent))
+        assert next(iter(shapes["outputs"])) == "action"
+        like(game, loaded, tmp_path / "agent.onnx")
+    finally:
+        game.close()
+
+
+@pytest.mark.parametrize("asked", ["discrete", "multi", "box"])
+@pytest.mark.parametrize("shown", ["image", "dict"])
+@pytest.mark.long
+def test_images_and_dictionaries_and_every_kind_of_action(shown: Any, asked: Any, tmp_path: Path) -> None:
+    game, loaded = trained("ppo", shown, asked)
+    try:
+        loaded.export(tmp_path / "agent.onnx")
+        like(game, loaded, tmp_path / "agent.onnx")
+    finally:
+        game.close()
+
+
+def test_a_program_of_torch_export_acts_as_the_agent(tmp_path: Path) -> None:
+    game, loaded = trained("sac", "vector", "box")
+    try:
+        loaded.export(tmp_path / "agent.pt2", "pt2")
+        program = torch.export.load(tmp_path / "agent.pt2").module()
+        seen = game.seen(5, 3)
+        wanted = loaded.agent.act(seen, None, np.zeros(5, np.float32), greedy=True).actions
+        with torch.no_grad():
+            (action,) = program(*(torch.from_numpy(seen[name]) for name in loaded.spec.observation))
+        np.testing.assert_allclose(action.numpy(), wanted, rtol=1e-5, atol=1e-5)
+    finally:
+        game.close()
+
+
+def test_an_agent_without_decide_is_refused(tmp_path: Path) -> None:
+    game, loaded = trained("sac", "vector", "box")
+    game.close()
+
+    class Own:
+        def __init__(self) -> None:
+            self.act, self.step_spec = loaded.agent.act, loaded.agent.step_spec
+
+    with pytest.raises(AgentError, match=r"^Own cannot be exported: give it decide"):
+        LoadedAgent(Own(), loaded.spec).export(tmp_path / "agent.onnx")  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_acts_otherwise_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    game, loaded = trained("sac", "vector", "box")
+    game.close()
+    own = loaded.agent.act
+
+    def other(*given: Any, **more: Any) -> Any:
+        acted = own(*given, **more)
+        return acted._replace(actions=acted.actions + np.float32(0.01))
+
+    monkeypatch.setattr(loaded.agent, "act", other)
+    with pytest.raises(SnapshotError, match="is not written: its action is"):
+        loaded.export(tmp_path / "agent.pt2", "pt2")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.long
+def test_the_example_plays_without_this_package(tmp_path: Path) -> None:
+    config = with_agent(Config(env=EnvConfig(env="CartPole-v1")), "r2d2")
+    spec = probe(config).spec
+    agent = agent_class("r2d2")(spec, config.agent, "cpu", 1)
+    LoadedAgent(agent, spec).export(tmp_path / "agent.onnx")
+    blocked = "import sys; sys.modules['apexrl'] = sys.modules['torch'] = None; sys.argv = sys.argv[1:]; "
+    run = "import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
+    words = [sys.executable, "-c", blocked + run, str(EXAMPLE), str(tmp_path / "agent.onnx"), "CartPole-v1"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("return") == 3
