@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from apexrl.config import Config
 from apexrl.config.settings import did_you_mean
@@ -324,7 +324,8 @@ def _export(words: list[str]) -> int:
     if not (wanted.onnx or wanted.pt2):
         raise ConfigError("say what to write: --onnx FILE or --pt2 FILE")
     agent = api.load(wanted.run, wanted.checkpoint, trust=wanted.trust)
-    for path, file_format in ((wanted.onnx, "onnx"), (wanted.pt2, "pt2")):
+    files: dict[Literal["onnx", "pt2"], str] = {"onnx": wanted.onnx, "pt2": wanted.pt2}
+    for file_format, path in files.items():
         if path:
             shapes = agent.export(path, file_format)
             print(f"{path}: the weights of {agent.checkpoint}")

@@ -19,7 +19,7 @@ from apexrl.agents.decision import Decides
 from apexrl.agents.sequence_batch import C, H
 from apexrl.errors import AgentError, ConfigError, SnapshotError
 from apexrl.run.folder import versions
-from apexrl.spec import Array, EnvSpec
+from apexrl.spec import Array, EnvSpec, Field
 
 if TYPE_CHECKING:
     from apexrl.protocols import Agent
@@ -127,7 +127,8 @@ def export(
 
 def state_shapes(agent: Agent) -> dict[str, tuple[int, ...]]:
     """Recurrent states by which an agent acts greedily, name -> shape of one environment's."""
-    return {name: field.shape for name, field in agent.step_spec.items() if name in (H, C)}
+    recorded: Mapping[str, Field] = getattr(agent, "step_spec", {})
+    return {name: field.shape for name, field in recorded.items() if name in (H, C)}
 
 
 def _example(spec: EnvSpec, states: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
