@@ -8,6 +8,7 @@ import pytest
 from served_envs import ENVS, WORKERS, System, check_continued, check_stream, config_for
 
 from apexrl.links.tcp.gateway_server import Gateway
+from apexrl.links.tcp.inference_desk import InferenceDesk
 from apexrl.links.tcp.remote_inference import RemoteInference
 from apexrl.roles.env_worker import reply_fields, request_fields
 
@@ -92,7 +93,7 @@ def test_a_new_server_answers_what_the_old_one_left(stage: Any, monkeypatch: pyt
 def test_workers_of_another_host_ask_over_tcp(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_for()
     system = System(stage, monkeypatch, config)
-    gateway = Gateway(system.link, "token")
+    gateway = Gateway(InferenceDesk(system.link), "token")
     fields = {"request": request_fields(system.spec), "reply": reply_fields(system.spec)}
     system.inference = RemoteInference(gateway.address, "token", **fields, splits=system.link.splits)
     system.generations = [1] * WORKERS

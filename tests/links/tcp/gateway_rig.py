@@ -11,6 +11,7 @@ import numpy as np
 from apexrl.links.local.inference import InferenceLink, RequestServer
 from apexrl.links.tcp.gateway_messages import Record
 from apexrl.links.tcp.gateway_server import Gateway
+from apexrl.links.tcp.inference_desk import InferenceDesk
 from apexrl.links.tcp.host_connection import HostConnection
 from apexrl.links.tcp.remote_inference import RemoteInference, RemoteRequestClient
 from apexrl.links.tcp.tls import ClientTls, ServerTls
@@ -50,7 +51,7 @@ class Place:
         self._link = InferenceLink(REQUEST, REPLY, 1, SPLITS)
         self.server: RequestServer = self._link.server()
         self.gateway = Gateway(
-            self._link,
+            InferenceDesk(self._link),
             TOKEN,
             RECORD,
             tell=lambda text, level: self.told.append(text),

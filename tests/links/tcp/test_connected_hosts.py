@@ -16,6 +16,7 @@ from apexrl.links.local.inference import InferenceLink
 from apexrl.links.tcp import connected_hosts
 from apexrl.links.tcp.gateway_messages import MOST_EPISODES, MOST_TEXT, MOST_TEXTS, Beat, Record, send
 from apexrl.links.tcp.gateway_server import Gateway
+from apexrl.links.tcp.inference_desk import InferenceDesk
 from apexrl.links.tcp.handshake import RefusedError, UnreachableError
 from apexrl.links.tcp.host_connection import HostConnection
 from apexrl.links.tcp.remote_inference import RemoteInference
@@ -41,7 +42,8 @@ def clock() -> Time:
 
 
 def leases(over: InferenceLink, clock: Time) -> SlotLeases:
-    return SlotLeases(over, first=2, seconds=10.0, clock=clock)
+    desk = InferenceDesk(over, 2)
+    return SlotLeases(desk.slots, desk.known_leases(), seconds=10.0, clock=clock)
 
 
 def test_slots_are_leased_lowest_first_and_come_back_with_silence_or_a_goodbye(clock: Time) -> None:
@@ -108,14 +110,14 @@ def test_what_a_killed_gateway_had_leased_stands_in_the_link(clock: Time) -> Non
 class Place:
     def __init__(self, **changes: Any) -> None:
         self.link, self.told = link(), []
-        self.settings = {"record": RECORD, "first": 2, "lease_seconds": 5.0, **changes}
+        self.settings = {"record": RECORD, "lease_seconds": 5.0, **changes}
         self.gateway = self.open(free_port())
 
     told: list[str]
 
     def open(self, port: int, **changes: Any) -> Gateway:
         tell = lambda text, level: self.told.append(text)  # noqa: E731
-        return Gateway(self.link, TOKEN, port=port, tell=tell, **{**self.settings, **changes})
+        return Gateway(InferenceDesk(self.link, 2), TOKEN, port=port, tell=tell, **{**self.settings, **changes})
 
     def host(self, token: str = TOKEN) -> HostConnection:
         return HostConnection(self.gateway.address, token, "there", 42, connect_seconds=SECONDS)

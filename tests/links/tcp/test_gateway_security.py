@@ -207,8 +207,8 @@ def test_a_hello_that_was_changed_is_refused(places: Callable[..., Place]) -> No
                 near.sendall(far.recv(16 + 32))
                 head = said.read(16)
                 hello = bytearray(said.read(sum(struct.unpack("<8sII", head)[1:])))
-                assert hello[-32 - 1 - 2 - 32 :][:2] == b"\xc4\x20"  # the schema, a flag, the proof
-                hello[-32 - 1 - 2 - 32 - 1] ^= 1  # the generation
+                assert hello[-32 - 2 - 2 - 32 :][:2] == b"\xc4\x20"  # the schema, a flag, no others, the proof
+                hello[-32 - 2 - 2 - 32 - 1] ^= 1  # the generation
                 far.sendall(head + hello)
                 near.sendall(far.recv(4096))
 

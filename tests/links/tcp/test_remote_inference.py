@@ -19,6 +19,8 @@ from apexrl.errors import LinkError
 from apexrl.links.local.inference import InferenceLink, RequestServer
 from apexrl.links.tcp import frames, gateway_server, remote_inference
 from apexrl.links.tcp.gateway_server import Gateway
+from apexrl.links.tcp.handshake import Hello
+from apexrl.links.tcp.inference_desk import InferenceDesk
 from apexrl.links.tcp.remote_inference import RemoteInference, RemoteRequestClient
 from apexrl.spec import Field
 from free_ports import free_port
@@ -52,7 +54,7 @@ class Place:
 def place() -> Iterator[Place]:
     link = InferenceLink(REQUEST, REPLY, 2, SPLITS)
     told: list[str] = []
-    gateway = Gateway(link, TOKEN, port=free_port(), tell=lambda text, level: told.append(text))
+    gateway = Gateway(InferenceDesk(link), TOKEN, port=free_port(), tell=lambda text, level: told.append(text))
     yield Place(link, link.server(), gateway, told)
     gateway.close()
 
@@ -99,8 +101,8 @@ def test_requests_and_answers_travel_row_by_row(place: Place) -> None:
     ("changes", "why"),
     [
         ({"token": "guess"}, "does not know the run's token"),
-        ({"splits": (3,)}, "are not those of this run"),
-        ({"request": {**REQUEST, "more": Field((), "bool")}}, "are not those of this run"),
+        ({"splits": (3,)}, "is not that of this run"),
+        ({"request": {**REQUEST, "more": Field((), "bool")}}, "is not that of this run"),
         ({"worker": 2}, "there is no worker 2: other hosts have the slots 0 to 1"),
         ({"run": "another"}, "works for another run"),
     ],
@@ -234,7 +236,7 @@ def test_a_gateway_that_comes_again_is_found_again(place: Place) -> None:
     for _ in range(20):
         assert end.answered() == []
         end.wait(0.001)
-    again = Gateway(place.link, TOKEN, port=place.gateway.address[1])
+    again = Gateway(InferenceDesk(place.link), TOKEN, port=place.gateway.address[1])
     try:
 
         def asked() -> list[int]:
@@ -253,7 +255,7 @@ def test_a_gateway_that_comes_again_is_found_again(place: Place) -> None:
 def test_a_run_that_has_another_token_now_is_told_to_the_worker(place: Place) -> None:
     end = place.remote().worker(0, 0)
     place.gateway.close()
-    again = Gateway(place.link, "another token than before", port=place.gateway.address[1])
+    again = Gateway(InferenceDesk(place.link), "another token than before", port=place.gateway.address[1])
     try:
         with pytest.raises(LinkError, match="does not know the run's token"):
             until(lambda: end.wait(0.01) or end.answered())
@@ -280,7 +282,7 @@ def test_a_worker_waits_for_a_gateway_that_is_not_there_yet(place: Place) -> Non
     end = remote.worker(0, 0)
     ask(end, 0, 5)
     assert end.answered() == []
-    gateway = Gateway(place.link, TOKEN, port=port)
+    gateway = Gateway(InferenceDesk(place.link), TOKEN, port=port)
     try:
 
         def asked() -> list[int]:
@@ -334,9 +336,11 @@ def test_a_connection_that_fails_in_any_way_is_cleaned_up(place: Place, monkeypa
     one, other = socket.socketpair()
     with one, other:
         peer = frames.Connection(one)
-        connection = gateway_server._Connection(place.link, peer, 0, 1, lambda steps: None, lambda why: None)
+        hello = Hello(bytes(32), "", "", 0, 1)
+        desk = InferenceDesk(place.link)
+        connection = gateway_server._Connection(desk, peer, hello, lambda steps: None, lambda why: None)
         until(lambda: not any(thread.is_alive() for thread in connection._threads))
-        assert not connection.alive
+        assert connection.over.is_set()
         assert other.recv(1) == b""
     assert place.server.expected() == 0
 

@@ -41,12 +41,21 @@ class GradientLink:
         senders: processes that compute gradients.
         capacity: messages that may wait in one ring.
         shared: between processes, or between roles that take turns in one; both use the same memory.
+        slots: of the run in which the senders serve, where others serve elsewhere; empty: 0 … ``senders`` - 1.
     """
 
-    def __init__(self, shards: ParameterSlices, senders: int, capacity: int = CAPACITY, shared: bool = True) -> None:
+    def __init__(
+        self,
+        shards: ParameterSlices,
+        senders: int,
+        capacity: int = CAPACITY,
+        shared: bool = True,
+        slots: Sequence[int] = (),
+    ) -> None:
         self.shards = shards
         self.senders = senders
         self.capacity = capacity
+        self.slots = tuple(slots) or tuple(range(senders))
         # Words: a bell for each shard, then one for each sender, each on a line of its own.
         end = (shards.count + senders) * _LINE
         self._rings: list[list[int]] = []  # [sender][shard] -> offset: written (line), read (line), then messages
@@ -56,17 +65,27 @@ class GradientLink:
             for nbytes in self._message:
                 self._rings[-1].append(end)
                 end += 2 * _LINE + capacity * nbytes
-        self._segment = Segment(end)
+        self._leases = end
+        self._segment = Segment(end + 8 * senders)
 
-    def sender(self, index: int) -> GradientSender:
-        """For sender ``index``, in one process at a time."""
-        return GradientSender([self._ring(index, k) for k in range(self.shards.count)], self.shards)
+    @property
+    def leases(self) -> NDArray[np.int64]:
+        """[senders], writable: the generation of the newest lease of each slot of another host; 0: none. For the
+        successor of a gateway that was killed."""
+        leases: NDArray[np.int64] = self._segment.array()[self._leases :][: 8 * self.senders].view(np.int64)
+        return leases
+
+    def sender(self, slot: int) -> GradientSender:
+        """For the sender in ``slot``, in one process at a time."""
+        return GradientSender([self.ring(slot, k) for k in range(self.shards.count)], self.shards)
 
     def receiver(self, shard: int) -> GradientReceiver:
         """For the server of ``shard``, in one process at a time."""
-        return GradientReceiver([self._ring(index, shard) for index in range(self.senders)], self.shards, shard)
+        return GradientReceiver([self.ring(slot, shard) for slot in self.slots], self.shards, shard)
 
-    def _ring(self, sender: int, shard: int) -> Ring:
+    def ring(self, slot: int, shard: int) -> Ring:
+        """From the sender in ``slot`` to the server of ``shard``."""
+        sender = self.slots.index(slot)
         bells = (shard * _LINE, (self.shards.count + sender) * _LINE)
         size = self.shards.size(shard)
         return Ring(self._segment, self._rings[sender][shard], bells, self.capacity, size, self._message[shard])
@@ -97,11 +116,21 @@ class Ring:
 
     @property
     def full(self) -> bool:
-        return self._waiting == self._capacity
+        return self.waiting == self._capacity
 
     @property
     def empty(self) -> bool:
-        return self._waiting == 0
+        return self.waiting == 0
+
+    @property
+    def waiting(self) -> int:
+        """Messages that were written and not read."""
+        return (self.segment.load(self._written) - self.segment.load(self._read)) % self._wrap
+
+    @property
+    def unsettled(self) -> int:
+        """Messages that were written and are not settled."""
+        return (self.segment.load(self._written) - self.segment.load(self._settled)) % self._wrap
 
     def write(self, base: int, mask: int, parts: Sequence[tuple[int, Any]]) -> None:
         """Write a message into a ring that is not full; ``parts``: (position, values)."""
@@ -132,11 +161,7 @@ class Ring:
     @property
     def settled(self) -> bool:
         """Whether every written message is settled."""
-        return self.segment.load(self._settled) == self.segment.load(self._written)
-
-    @property
-    def _waiting(self) -> int:
-        return (self.segment.load(self._written) - self.segment.load(self._read)) % self._wrap
+        return self.unsettled == 0
 
 
 class GradientSender:

@@ -65,6 +65,10 @@ class ShardedParameters:
         boards = {name: boards[shard] for name, boards in self._boards.items()}
         return SliceMemory(self._segment, *self._offsets[shard], boards)
 
+    def board(self, name: str, shard: int) -> SliceBoard | None:
+        """Where slices are published, ``online`` or ``target``; None: the slice has no such vector."""
+        return self._boards[name][shard]
+
     @property
     def version(self) -> int:
         """The version of the slice that is furthest behind; 0 until all were published."""

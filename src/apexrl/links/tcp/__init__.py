@@ -1,1 +1,1 @@
-"""Links between hosts over TCP: inference requests and their answers."""
+"""Links between hosts over TCP: inference requests and answers, gradients and parameters."""

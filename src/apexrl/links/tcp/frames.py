@@ -1,10 +1,11 @@
-"""The frames of inference over TCP: messages of ``links.local.inference`` on a connection.
+"""The frames on a connection to a gateway: messages of ``links.local.inference``, or gradients and parameters.
 
     magic 4 | version u8 | kind u8 | group u16 | head bytes u32 | body bytes u32 | head | body | code
 
 Numbers are little-endian. A connection begins with a handshake (``handshake``) that identifies the worker and its
 columns. Then requests go one way and replies the other; they have no head, and their columns are in the order of the
-link's fields. On the connection of a host, frames of both directions have messages (``gateway_messages``) as bodies.
+link's fields. ``parameter_frames`` says how gradients and parameters travel. On the connection of a host, frames of
+both directions have messages (``gateway_messages``) as bodies.
 
 After the handshake every frame is authenticated: by TLS, or by a code of 16 bytes over its number in its direction and
 all its bytes, under a key of this connection. So a changed, repeated or dropped frame is detected. The code is an
@@ -38,9 +39,10 @@ except ImportError:
 else:
     HAS_GMAC = True
 
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 HELLO, WELCOME, REFUSED, REQUEST, REPLY, CHALLENGE, PING, PONG, MESSAGE, OPEN = range(1, 11)
-"""Kinds of frames. The gateway answers a ping by itself, without the inference server."""
+GRADIENT, SLICE, SETTLED = range(11, 14)
+"""Kinds of frames. The gateway answers a ping by itself, without the servers behind it."""
 HELLO_SECONDS: Final = 5.0
 """How long each half of the handshake may take."""
 
@@ -144,7 +146,7 @@ class Connection:
         split: int = 0,
         head: bytes = b"",
         columns: Mapping[str, Array] | None = None,
-        body: bytes = b"",
+        body: bytes | memoryview = b"",
     ) -> None:
         """Send one frame, whose body is ``columns``, or else ``body``.
 

@@ -1,4 +1,4 @@
-"""Messages between an inference gateway and a host with environment workers: strict types, no pickle.
+"""Messages between a gateway and a host with workers: strict types, no pickle.
 
 The gateway first sends the run's record. Then the host sends requests and the gateway answers: ``Join`` with
 ``Joined``, ``Beat`` with ``Orders``. ``Leave`` ends the connection.

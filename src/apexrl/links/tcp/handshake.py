@@ -1,4 +1,4 @@
-"""The handshake of a connection to an inference gateway: each side proves that it knows the run's token.
+"""The handshake of a connection to a gateway: each side proves that it knows the run's token.
 
     OPEN, with or without TLS  →  CHALLENGE, random bytes  →  HELLO, identity + random bytes, proof  →  WELCOME, proof
                                                                       or REFUSED, reason (+ proof, of another run)
@@ -15,6 +15,7 @@ import secrets
 import socket
 import ssl
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Final, NamedTuple
 
@@ -24,18 +25,22 @@ from msgspec import Meta
 from apexrl.errors import FrameError, LinkError
 from apexrl.links.printable import printable
 from apexrl.links.tcp import frames
+from apexrl.links.tcp.slot_leases import LEASE_BITS, Lease
 from apexrl.links.tcp.tls import ClientTls, in_words
 
 LEAST_TOKEN: Final = 16
 """Least length of a token: a shorter one could be guessed from one recorded hello."""
 HOST: Final = -1
 """Instead of a worker's number: the caller is a host."""
+MOST_SLOTS: Final = 256
+"""Of one connection."""
 
 _NONCE_BYTES = _PROOF_BYTES = 32
 _MOST_WHY = 400  # characters of a refusal
 _RETRY_NAMES = frozenset((socket.EAI_AGAIN, socket.EAI_SYSTEM))  # the name server fails; the name may be right
 _Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 _Name = Annotated[str, Meta(max_length=100)]
+_Lease = tuple[Annotated[int, Meta(ge=0, lt=2**20)], Annotated[int, Meta(ge=0, lt=2**21)]]
 
 
 class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -51,6 +56,17 @@ class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     schema: Annotated[bytes, Meta(max_length=64)] = b""
     gmac: bool = False
     """It supports GMAC."""
+    also: Annotated[list[_Lease], Meta(max_length=MOST_SLOTS - 1)] = []
+    """(slot, generation of its lease) of further workers that it stands for."""
+
+    @property
+    def leases(self) -> dict[int, int]:
+        """Slot -> generation of its lease, of every worker that the caller stands for."""
+        return {self.worker: self.generation >> LEASE_BITS, **dict(self.also)}
+
+    def generation_in(self, slot: int) -> int:
+        """Of this connection as one of the worker in ``slot``."""
+        return (self.leases[slot] << LEASE_BITS) + self.generation % (1 << LEASE_BITS)
 
 
 class RefusedError(LinkError):
@@ -94,12 +110,14 @@ def enter(
     worker: int,
     generation: int = 0,
     schema: bytes = b"",
+    also: Sequence[Lease] = (),
     tls: ClientTls | None = None,
 ) -> frames.Connection:
     """Connect to the gateway at ``address`` and complete the handshake.
 
     Args:
         seconds: timeout of connecting.
+        run, member, worker, generation, schema, also: as of ``Hello``.
         tls: how to verify the gateway; None: no TLS.
 
     Raises:
@@ -118,7 +136,7 @@ def enter(
             raise UnreachableError(f"nobody says where {where} is: {error.strerror}") from None
         raise LinkError(f"{where}: no host has that name ({error.strerror})") from None
     except OSError as error:
-        raise UnreachableError(f"no inference gateway answers at {where}: {error}") from None
+        raise UnreachableError(f"no gateway answers at {where}: {error}") from None
     peer = frames.Connection(connection)
     try:
         if tls and context:
@@ -127,17 +145,17 @@ def enter(
             peer,
             where,
             token,
-            Hello(secrets.token_bytes(_NONCE_BYTES), run, member, worker, generation, schema, frames.HAS_GMAC),
+            Hello(secrets.token_bytes(_NONCE_BYTES), run, member, worker, generation, schema, frames.HAS_GMAC, [*also]),
         )
     except ssl.SSLEOFError as error:
         peer.close()
-        raise UnreachableError(f"the inference gateway at {where} hung up: {error}") from None
+        raise UnreachableError(f"the gateway at {where} hung up: {error}") from None
     except ssl.SSLError as error:
         peer.close()
         raise LinkError(in_words(error, where, tls or ClientTls())) from None
     except OSError as error:
         peer.close()
-        raise UnreachableError(f"the inference gateway at {where} hung up: {error}") from None
+        raise UnreachableError(f"the gateway at {where} hung up: {error}") from None
     except BaseException:
         peer.close()
         raise
@@ -148,13 +166,13 @@ def _say_hello(peer: frames.Connection, where: str, token: str, hello: Hello) ->
     peer.send(frames.OPEN)
     begun = _answer(peer, where, hello)
     if begun.kind != frames.CHALLENGE or len(begun.text) != _NONCE_BYTES:
-        raise FrameError(f"what answers at {where} is no inference gateway")
+        raise FrameError(f"what answers at {where} is no gateway")
     said = msgspec.msgpack.encode(hello)
     secret = _Secret(token, begun.text + said)
     peer.send(frames.HELLO, head=said, body=secret.proof(b"worker"))
     answer = _answer(peer, where, hello, secret)
     if answer.kind != frames.WELCOME:
-        raise FrameError(f"what answers at {where} is no inference gateway")
+        raise FrameError(f"what answers at {where} is no gateway")
     gmac = hello.gmac and hmac.compare_digest(answer.text, secret.proof(b"gateway with GMAC"))
     if not gmac and not hmac.compare_digest(answer.text, secret.proof(b"gateway")):
         raise LinkError(f"what answers at {where} does not know the run's token: it is not the gateway that it says")
@@ -169,7 +187,7 @@ def _answer(peer: frames.Connection, where: str, hello: Hello, secret: _Secret |
         return frame
     mark, why = _refusal(frame.text)
     replaced = secret is not None and hmac.compare_digest(mark, secret.proof(b"replaced"))
-    raise RefusedError(f"the inference gateway at {where} refused {_called(hello.worker)}: {why}", replaced)
+    raise RefusedError(f"the gateway at {where} refused {_called(hello.worker)}: {why}", replaced)
 
 
 def challenge(peer: frames.Connection, token: str, tls: ssl.SSLContext | None = None) -> Caller:

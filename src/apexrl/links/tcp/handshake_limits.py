@@ -1,4 +1,4 @@
-"""Limits on unfinished and failed handshakes at an inference gateway, and on log lines about them.
+"""Limits on unfinished and failed handshakes at a gateway, and on log lines about them.
 
 Anyone who reaches the port may connect. So unfinished handshakes are bounded, in total and per address; an address with
 many failures is refused for a while; and the first failure is logged at once, later ones in one line per period.

@@ -1,4 +1,4 @@
-"""A host's connection to an inference gateway: the run's record, slots for its workers, and heartbeats."""
+"""A host's connection to a gateway: the run's record, slots for its workers, and heartbeats."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class HostConnection:
 
     def _ask(self, message: messages.Message, kind: type[_T]) -> _T:
         if self._peer is None:
-            raise UnreachableError(f"there is no connection to the inference gateway at {self.where}")
+            raise UnreachableError(f"there is no connection to the gateway at {self.where}")
         with self._closed_on_error():
             messages.send(self._peer, message)
             return messages.receive(self._peer, kind, _ANSWER_SECONDS)
@@ -139,7 +139,7 @@ class HostConnection:
             yield
         except (OSError, frames.TamperedError) as error:
             self.hang_up()
-            raise UnreachableError(f"the inference gateway at {self.where} is away: {error}") from None
+            raise UnreachableError(f"the gateway at {self.where} is away: {error}") from None
         except BaseException:
             self.hang_up()
             raise

@@ -1,17 +1,16 @@
-"""Leases of remote workers' slots of an inference link. A lease ends after its host was silent for too long."""
+"""Leases of the slots of other hosts' workers. A lease ends after its host was silent for too long."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from apexrl.errors import ExhaustedError, LinkError
-from apexrl.links.local.inference import InferenceLink
 
 LEASE_BITS: Final = 40
-"""A worker's generation in the link is lease · 2^40 + worker's generation · 2^20 + connection, so each change
+"""A connection's generation is lease · 2^40 + worker's generation · 2^20 + number of the connection, so each change
 counts."""
 GENERATION_BITS: Final = 20
 
@@ -26,23 +25,22 @@ class _Holder(NamedTuple):
 
 
 class SlotLeases:
-    """Thread-safe. The generations of a killed gateway's leases are read from the link.
+    """Thread-safe.
 
     Args:
-        first: slot of a remote worker; those before it are this host's.
+        slots: of workers of other hosts.
+        known: slot -> generation of the newest lease that a gateway gave before it was killed; 0: none.
         seconds: of silence after which a member's slots are free.
     """
 
     def __init__(
-        self, link: InferenceLink, first: int, seconds: float, clock: Callable[[], float] = time.monotonic
+        self, slots: range, known: Mapping[int, int], seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._lock = threading.Lock()
         self._seconds, self._clock = seconds, clock
         self._holders: dict[int, _Holder] = {}
-        self._slots = range(first, link.workers)
-        splits = len(link.splits)
-        known = link.generations.max(axis=0)
-        self._last = {slot: int(known[slot * splits : (slot + 1) * splits].max()) >> LEASE_BITS for slot in self._slots}
+        self._slots = slots
+        self._last = {slot: known.get(slot, 0) for slot in slots}
         """Generation of each slot's last lease."""
         self._kept = {slot: clock() + seconds for slot, lease in self._last.items() if lease}
         """Slot leased by a killed gateway -> until when it is reserved for its host."""
