@@ -9,7 +9,7 @@ from apexrl.roles.a3c_worker import A3CWorker
 from apexrl.roles.actor import Actor
 from apexrl.roles.env_worker import EnvWorker
 from apexrl.roles.evaluator import Evaluator
-from apexrl.roles.gateway import InferenceGateway
+from apexrl.roles.gateway import WorkerGateway
 from apexrl.roles.gradient_learner import GradientLearner
 from apexrl.roles.inference_server import InferenceServer
 from apexrl.roles.intake import Intake
@@ -18,6 +18,7 @@ from apexrl.roles.model_server import ModelServer
 from apexrl.roles.parameter_keeper import ParameterKeeper
 from apexrl.roles.parameter_server import ParameterServer
 from apexrl.roles.policy_worker import PolicyWorker
+from apexrl.roles.relay import Relay
 from apexrl.roles.replay_server import ReplayServer
 from apexrl.roles.rollout_worker import RolloutWorker
 from apexrl.roles.uplink import Uplink
@@ -28,7 +29,6 @@ __all__ = [
     "EnvWorker",
     "Evaluator",
     "GradientLearner",
-    "InferenceGateway",
     "InferenceServer",
     "Intake",
     "Learner",
@@ -36,7 +36,9 @@ __all__ = [
     "ParameterKeeper",
     "ParameterServer",
     "PolicyWorker",
+    "Relay",
     "ReplayServer",
     "RolloutWorker",
     "Uplink",
+    "WorkerGateway",
 ]

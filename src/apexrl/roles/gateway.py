@@ -1,4 +1,4 @@
-"""The gateway role: connects environment workers of other hosts to this host's inference server, over TCP."""
+"""The gateway role: connects workers of other hosts to this host's inference or parameter servers, over TCP."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ from apexrl.roles.role_traits import RoleTraits
 from apexrl.run.status import Level, Work
 
 if TYPE_CHECKING:
+    from apexrl.links.local.gradient_ring import GradientLink
     from apexrl.links.local.inference import InferenceLink
+    from apexrl.links.local.sharded_parameters import ShardedParameters
     from apexrl.links.tcp.gateway_messages import Record
     from apexrl.links.tcp.gateway_server import Gateway
+
+HOST_COUNTERS = ("env_steps", "lost_gradients")
+"""Counters of other hosts that count here, too."""
 
 _REPORT_SECONDS = 0.5
 _MOST_EPISODES = 1000  # in one message
@@ -26,8 +31,10 @@ _LEAVE_SECONDS = 3.0  # at the end, for hosts to leave
 _TAKEN_SECONDS = 10.0  # that an address may still be in use by a gateway that was just killed
 
 
-class InferenceGateway:
-    """Counts what comes from other hosts as their workers would here, and tells who comes and goes.
+class WorkerGateway:
+    """Lets environment workers ask for actions (``inference``), or workers send ``gradients`` and read ``parameters``.
+
+    Counts what comes from other hosts as their workers would here, and tells who comes and goes.
 
     Its connections have threads of their own (``gateway_server``). One that takes a dead gateway's place finds
     in the link's memory which generations there have been; workers and hosts come again by themselves.
@@ -36,33 +43,54 @@ class InferenceGateway:
         listen: where to listen, and the token.
         record: what other hosts are told of the run.
         first: slot of a remote worker; those before it are this host's.
+        found: hosts find the address by themselves: nobody is told of it.
     """
 
     traits = RoleTraits("gateway", Work("env_steps", "steps/s", "carrying"), grace_seconds=10.0)
 
     def __init__(
-        self, context: Context, *, config: Config, inference: InferenceLink, listen: Listen, record: Record, first: int
+        self,
+        context: Context,
+        *,
+        config: Config,
+        listen: Listen,
+        record: Record,
+        first: int,
+        inference: InferenceLink | None = None,
+        gradients: GradientLink | None = None,
+        parameters: ShardedParameters | None = None,
+        found: bool = False,
     ) -> None:
+        from apexrl.links.tcp.inference_desk import InferenceDesk
+        from apexrl.links.tcp.parameter_desk import ParameterDesk
+
         self._context = context
         self._texts: queue.Queue[tuple[str, Level]] = queue.Queue(_MOST_TEXTS)
         self._untold = 0  # texts for which there was no room
+        if inference is not None:
+            desk: InferenceDesk | ParameterDesk = InferenceDesk(inference, first)
+        else:
+            assert gradients is not None, "a gateway has a link to let others use"
+            assert parameters is not None, "gradients go where parameters come from"
+            desk = ParameterDesk(gradients, parameters, first)
         self._gateway = self._listen(
             listen,
-            link=inference,
+            desk=desk,
             token=listen.token,
             record=record,
-            first=first,
+            shared_port=found,
             lease_seconds=config.hosts.lease_seconds,
             tell=self._tell,
             tls=listen.tls.context() if listen.tls else None,
         )
-        self._totals = {"env_steps": 0, "episodes": 0}
+        self._totals = dict.fromkeys(HOST_COUNTERS, 0) | {"episodes": 0}
         self._next_report = context.clock() + _REPORT_SECONDS
         host, port = self._gateway.address
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        free = inference.workers - first
         pin = f" --tls-fingerprint {listen.tls.fingerprint}" if listen.tls else ""
-        text = f"other hosts may bring {free} environment workers: apexrl envs --connect {where}{pin}"
+        kind = "environment workers" if inference is not None else "workers"
+        text = f"other hosts may bring {len(desk.slots)} {kind}"
+        text += f" (they connect to {where})" if found else f": apexrl envs --connect {where}{pin}"
         context.send("log", text=text, level="info")
 
     def step(self) -> bool:
@@ -96,11 +124,12 @@ class InferenceGateway:
                 raise ConfigError(f"nobody can listen at --listen {listen.listen}: {why}") from None
 
     def _flush(self) -> bool:
-        steps, returns, lengths = self._gateway.news()
-        if steps or returns:
-            self._context.count(env_steps=steps, episodes=len(returns))
-            self._totals["env_steps"] += steps
-            self._totals["episodes"] += len(returns)
+        counts, returns, lengths = self._gateway.news()
+        if counts or returns:
+            counts = {**counts, "episodes": len(returns)}
+            self._context.count(**counts)
+            for name, count in counts.items():
+                self._totals[name] += count
         for begin in range(0, len(returns), _MOST_EPISODES):
             some = slice(begin, begin + _MOST_EPISODES)
             env_steps = self._context.total("env_steps")
@@ -114,7 +143,7 @@ class InferenceGateway:
         if self._untold:
             untold, self._untold = self._untold, 0
             self._context.count(dropped_messages=untold)
-        return bool(steps or returns or told)
+        return bool(counts or returns or told)
 
     def _report(self) -> None:
         """``gateway``: what this generation of it has counted."""

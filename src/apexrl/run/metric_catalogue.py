@@ -145,6 +145,7 @@ DROPPED: Final = (
     Metric("checkpoint_writes", "checkpoints that could not be written; each is tried again"),
     Metric("aged_steps", "steps older than `--max-policy-lag`, left out of the loss"),
     Metric("stale_gradients", "gradients older than `--max-gradient-lag`, slice by slice"),
+    Metric("lost_gradients", "gradients under way between hosts when a connection or a relay ended, slice by slice"),
     Metric("outlier_batches", "batches left out by `--outlier-deviations`"),
     Metric("late_requests", "requests of an environment worker's earlier generation"),
     Metric("unsent_priorities", "priorities for items of shards that were lost or are behind"),
@@ -190,6 +191,7 @@ GATEWAY_HOSTS: Final = (
     Metric("refused", _REFUSED, "connections", True),
     Metric("env_steps", "environment steps of other hosts", "steps", True),
     Metric("episodes", "training episodes of other hosts", "episodes", True),
+    Metric("lost_gradients", "gradients of other hosts that were under way when a connection ended", "slices", True),
     Metric("late_requests", "requests of an environment worker's earlier generation", "requests", True),
 )
 """On the learner's host of a run that listens, since its gateway was started."""

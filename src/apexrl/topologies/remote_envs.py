@@ -12,7 +12,7 @@ from typing import Any
 
 from apexrl.config import Config
 from apexrl.errors import ConfigError
-from apexrl.roles import EnvWorker, InferenceGateway
+from apexrl.roles import EnvWorker, WorkerGateway
 from apexrl.spec import EnvSpec
 from apexrl.topologies.program import Link, Node, Program, ReplayLink
 
@@ -48,7 +48,7 @@ def gateway_side(program: Program, remote: Mapping[str, Any]) -> Program:
     side = Program(config, nodes)
     inference = port(link)
     restarts = config.learner.learner_restarts
-    side.role(InferenceGateway, config=config, inference=inference, first=actors, restarts=restarts, **remote)
+    side.role(WorkerGateway, config=config, inference=inference, first=actors, restarts=restarts, **remote)
     return side
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from apexrl.links.local.inference import InferenceLink, RequestServer
 from apexrl.links.tcp.gateway_messages import Record
 from apexrl.links.tcp.gateway_server import Gateway
-from apexrl.links.tcp.inference_desk import InferenceDesk
 from apexrl.links.tcp.host_connection import HostConnection
+from apexrl.links.tcp.inference_desk import InferenceDesk
 from apexrl.links.tcp.remote_inference import RemoteInference, RemoteRequestClient
 from apexrl.links.tcp.tls import ClientTls, ServerTls
 from numbered_requests import REPLY, REQUEST

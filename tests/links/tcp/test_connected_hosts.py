@@ -16,9 +16,9 @@ from apexrl.links.local.inference import InferenceLink
 from apexrl.links.tcp import connected_hosts
 from apexrl.links.tcp.gateway_messages import MOST_EPISODES, MOST_TEXT, MOST_TEXTS, Beat, Record, send
 from apexrl.links.tcp.gateway_server import Gateway
-from apexrl.links.tcp.inference_desk import InferenceDesk
 from apexrl.links.tcp.handshake import RefusedError, UnreachableError
 from apexrl.links.tcp.host_connection import HostConnection
+from apexrl.links.tcp.inference_desk import InferenceDesk
 from apexrl.links.tcp.remote_inference import RemoteInference
 from apexrl.links.tcp.slot_leases import LEASE_BITS, SlotLeases
 from free_ports import free_port
@@ -149,7 +149,7 @@ def test_a_host_hears_what_to_run_and_tells_what_happened_once(place: Place) -> 
     assert not orders.lost
     host.beat([1.0, 2.0], [10, 20], again=True)  # of which no answer came, as it thinks
     host.beat([3.0], [30])
-    assert place.gateway.news() == (0, [1.0, 2.0, 3.0], [10, 20, 30])
+    assert place.gateway.news() == ({}, [1.0, 2.0, 3.0], [10, 20, 30])
     assert place.gateway.counts[:1] + place.gateway.counts[4:] == (1, 0)  # the newest beat says
     host.beat(restarts=3)
     assert place.gateway.counts.worker_restarts == 3

@@ -356,9 +356,7 @@ def test_a_relay_that_sends_something_else_is_cut_off_with_the_reason(
     peer.close()
 
 
-def test_a_host_that_reads_nothing_delays_no_other(
-    open_: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_that_reads_nothing_delays_no_other(open_: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"critic/online": 1 << 20}
     monkeypatch.setitem(globals(), "SIZES", sizes)
     monkeypatch.setattr(frames, "_STALLED_SECONDS", 1.0)

@@ -351,8 +351,8 @@ def test_environment_steps_are_counted_once_and_not_those_that_nobody_can_learn_
         ask(end, 0, number)
         place.serve()
         answer(end, 0)
-    assert place.gateway.news()[0] == 4
-    assert place.gateway.news()[0] == 0
+    assert place.gateway.news().counts == {"env_steps": 4}
+    assert place.gateway.news().counts == {}
     ask(end, 0, 6)
     until(place.server.pending)
     with place.gateway._lock:
@@ -366,7 +366,7 @@ def test_environment_steps_are_counted_once_and_not_those_that_nobody_can_learn_
 
     until(served)
     end.take(0)
-    assert place.gateway.news()[0] == 2
+    assert place.gateway.news().counts == {"env_steps": 2}
     end.leave()
 
 

@@ -31,6 +31,8 @@ COUNTERS = (
     "host_messages",
     "failed_weights",
     "lag_wait_ms",
+    "carried_gradients",
+    "lost_gradients",
 )
 """What workers count; ``total`` sums a counter over all rows and the resumed run's base."""
 
@@ -44,11 +46,13 @@ DROPPED = {
     "checkpoint_writes": "failed_checkpoints",
     "host_messages": "host_messages",
     "weight_publications": "failed_weights",
+    "lost_gradients": "lost_gradients",
 }
 """Name in ``RunStatus.dropped`` -> its counter. Host messages: episodes and warnings of other hosts that were lost.
 Aged steps: older than ``max_policy_lag``. Stale gradients: beyond ``max_gradient_lag``, per slice. Outlier batches: by
 ``outlier_deviations``. Late requests: of an earlier generation of an environment worker. Unsent priorities: for items
-of shards that are lost or behind. Checkpoint writes and weight publications: failed attempts, which are repeated."""
+of shards that are lost or behind. Checkpoint writes and weight publications: failed attempts, which are repeated.
+Lost gradients: under way between hosts when a connection or a relay ended, per slice."""
 
 RUN, STOP, HURRY = 0, 1, 2
 """Values of the stop word: keep running; finish normally; finish at once, without a final evaluation."""

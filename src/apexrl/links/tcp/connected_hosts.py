@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from apexrl.errors import ExhaustedError, FrameError, LinkError
 from apexrl.links.printable import printable
 from apexrl.links.tcp import frames
-from apexrl.links.tcp.gateway_messages import Beat, Join, Joined, Leave, Orders, Record, receive_any, send
+from apexrl.links.tcp.gateway_messages import Beat, CountedThere, Join, Joined, Leave, Orders, Record, receive_any, send
 from apexrl.links.tcp.handshake import Caller, welcome
 from apexrl.run.status import Level
 
@@ -28,19 +29,34 @@ _LOOK_SECONDS = 0.02
 _LOOKING_SECONDS = 600.0  # how long a host may examine its environment before it leases slots
 
 
+class HostNews(NamedTuple):
+    """What other hosts have told."""
+
+    counts: dict[str, int]
+    """Counter -> growth."""
+    returns: list[float]
+    """Of episodes."""
+    lengths: list[int]
+
+
 class HostCounts:
-    """Steps and episodes of other hosts that were not taken yet. Thread-safe."""
+    """News of other hosts that were not taken yet. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._steps = 0
+        self._counts: Counter[str] = Counter()
         self._returns: list[float] = []
         self._lengths: list[int] = []
 
     def step(self, steps: int) -> None:
         """Add environment steps."""
         with self._lock:
-            self._steps += steps
+            self._counts["env_steps"] += steps
+
+    def count(self, counts: Mapping[CountedThere, int]) -> None:
+        """Add what counters have grown by."""
+        with self._lock:
+            self._counts.update(counts)
 
     def episodes(self, returns: list[float], lengths: list[int]) -> None:
         """Add episodes; as many returns as lengths."""
@@ -48,12 +64,12 @@ class HostCounts:
             self._returns = (self._returns + returns)[-_MOST_EPISODES:]
             self._lengths = (self._lengths + lengths)[-_MOST_EPISODES:]
 
-    def take(self) -> tuple[int, list[float], list[int]]:
-        """(environment steps, returns, lengths) since the last call."""
+    def take(self) -> HostNews:
+        """Since the last call."""
         with self._lock:
-            found = self._steps, self._returns, self._lengths
-            self._steps, self._returns, self._lengths = 0, [], []
-            return found
+            news = HostNews({name: n for name, n in self._counts.items() if n}, self._returns, self._lengths)
+            self._counts, self._returns, self._lengths = Counter(), [], []
+            return news
 
 
 class ConnectedHosts:
@@ -197,6 +213,7 @@ class ConnectedHosts:
             finished = self._finished
         if fresh:
             self._news.episodes(beat.returns, beat.lengths)
+            self._news.count(beat.counts)
             for level, text in beat.texts:
                 self._tell(f"{name}: {_plain(text)}", level)
         mine = self._leases.renew(member)

@@ -29,6 +29,8 @@ _Lease = tuple[_Slot, Annotated[int, Meta(ge=0, lt=2**21)]]
 _Word = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")]
 """For messages: one line without control characters."""
 Level = Literal["info", "warning", "error"]
+CountedThere = Literal["env_steps", "lost_gradients"]
+"""Counters of a host that the learner's side adds to its own."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,6 +78,8 @@ class Beat(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     returns: Annotated[list[float], Meta(max_length=MOST_EPISODES)] = []
     lengths: Annotated[list[_Count], Meta(max_length=MOST_EPISODES)] = []
     texts: Annotated[list[tuple[Level, Annotated[str, Meta(max_length=MOST_TEXT)]]], Meta(max_length=MOST_TEXTS)] = []
+    counts: dict[CountedThere, _Count] = {}
+    """What counters have grown by since the last beat."""
     restarts: _Count = 0
     """Restarts of its workers since it joined."""
     slots: _Count = 0

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from apexrl.errors import FrameError, LinkError
 from apexrl.links.tcp import frames
-from apexrl.links.tcp.connected_hosts import ConnectedHosts, HostCounts, Tell
+from apexrl.links.tcp.connected_hosts import ConnectedHosts, HostCounts, HostNews, Tell
 from apexrl.links.tcp.gateway_messages import Record
 from apexrl.links.tcp.handshake import HOST, Caller, Hello, challenge, refuse, welcome
 from apexrl.links.tcp.handshake_limits import HandshakeLimits
@@ -139,8 +139,8 @@ class Gateway:
             workers = sum(not connection.over.is_set() for connection in self._open.values())
             return Counts(hosts, workers, self._accepted, self._greetings.failed, restarts)
 
-    def news(self) -> tuple[int, list[float], list[int]]:
-        """Since the last call: environment steps, and returns and lengths of episodes."""
+    def news(self) -> HostNews:
+        """Since the last call."""
         return self._news.take()
 
     def _accept(self) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 from typing import Final, TypeVar
 
 from apexrl.errors import ExhaustedError
@@ -89,6 +90,7 @@ class HostConnection:
         returns: Sequence[float] = (),
         lengths: Sequence[int] = (),
         texts: Sequence[tuple[messages.Level, str]] = (),
+        counts: Mapping[messages.CountedThere, int] = MappingProxyType({}),
         restarts: int = 0,
         again: bool = False,
     ) -> messages.Orders:
@@ -103,7 +105,9 @@ class HostConnection:
         if (told := self._told()) is not None:
             return told
         self._number += not again
-        beat = messages.Beat(self._number, list(returns), list(lengths), list(texts), restarts, len(self.leases))
+        beat = messages.Beat(
+            self._number, list(returns), list(lengths), list(texts), dict(counts), restarts, len(self.leases)
+        )
         return self._ask(beat, messages.Orders)
 
     def _told(self) -> messages.Orders | None:

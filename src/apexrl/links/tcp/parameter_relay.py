@@ -107,6 +107,11 @@ class ParameterRelay:
     def connected(self) -> bool:
         return self._connection is not None
 
+    @property
+    def waiting(self) -> bool:
+        """Whether a worker's gradient waits to be passed on, or is under way."""
+        return any(ring.unsettled for ring in self.rings.values())
+
     def step(self, timeout: float) -> bool:
         """Pass on what waits and may travel. False: nothing did, for ``timeout`` seconds.
 
