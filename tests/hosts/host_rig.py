@@ -152,6 +152,13 @@ class Command:
                     os.kill(pid, sign)
         self._process.wait(10)
 
+    def kill_role(self, role: str) -> None:
+        """The workers of a role that it has started, with -9."""
+        found = [pid for pid in descendants(self.pid) if _comm(pid).startswith(f"apexrl-{role}"[:15])]
+        assert found, f"{self.log.name} has no {role}"
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+
     def close(self) -> None:
         if self.running:
             self.kill()
@@ -243,6 +250,12 @@ class Places:
 def _end_with_us() -> None:
     """In a child, before it becomes the command: it is killed when the thread that started it ends, however."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _comm(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text()
+    return ""
 
 
 def descendants(pid: int) -> list[int]:

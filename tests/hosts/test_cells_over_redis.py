@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from host_rig import RUN, Command, Places, descendants, wait_for
+from host_rig import RUN, Places, wait_for
 
 SMALL: dict[str, Any] = {
     "hidden": 16,
@@ -31,17 +28,6 @@ CELLS: dict[str, tuple[dict[str, Any], str]] = {  # settings; which of the roles
 }
 
 
-def kill(command: Command, role: str) -> None:
-    """The workers of a role that this command has started, with -9."""
-    found = 0
-    for pid in descendants(command.pid):
-        with suppress(OSError):
-            if Path(f"/proc/{pid}/comm").read_text().startswith(role):
-                os.kill(pid, signal.SIGKILL)
-                found += 1
-    assert found, f"{command.log.name} has no {role}"
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("cell", CELLS)
 def test_it_learns_from_other_hosts_whatever_is_killed(cell: str, tmp_path: Path) -> None:
@@ -58,9 +44,9 @@ def test_it_learns_from_other_hosts_whatever_is_killed(cell: str, tmp_path: Path
 
         wait_for("both hosts", lambda: len(places.look().alive) == 2)
         learned(50)
-        kill(actors[0], role)
+        actors[0].kill_role(role)
         learned(50)
-        kill(learner, "intake")
+        learner.kill_role("intake")
         learned(50)
         wait_for("a restart", lambda: sum(member.digest.restarts for member in places.look().alive))
         assert places.apexrl("stop", "--run", RUN).finish() == 0

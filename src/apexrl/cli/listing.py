@@ -18,7 +18,7 @@ from apexrl.errors import ConfigError
 from apexrl.presets import PRESETS, Preset
 from apexrl.presets.unseen import Recipe, assumed_start, default_topology
 from apexrl.run.folder import env_name
-from apexrl.topologies import TOPOLOGIES, info, runs
+from apexrl.topologies import TOPOLOGIES, info, placements, runs
 from apexrl.topologies.validation import readers
 
 if TYPE_CHECKING:
@@ -71,8 +71,28 @@ def show(words: Sequence[str], console: Console) -> None:
             lines = [Text(entry.summary), *sets, *(Text(note, style="dim") for note in entry.notes)]
             table.add_row(entry.name, Text("\n").join(lines))
         console.print(Padding(table, (0, 0, 0, 2)))
+    if list(words) == ["topologies"]:
+        _show_placements(console)
     if not words:
         console.print("\nMore of each: apexrl list presets, agents or topologies.", style="dim", highlight=False)
+
+
+def _show_placements(console: Console) -> None:
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    lines, notes = placements.table()
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="none")
+    table.add_column(style="bold cyan", no_wrap=True)
+    for placement in placements.PLACEMENTS.values():
+        table.add_column(placement, no_wrap=True)
+    for line in lines:
+        table.add_row(*line)
+    console.print(Text("\nWhere they run", style="bold"))
+    console.print(Padding(table, (0, 0, 0, 2)))
+    for number, note in enumerate(notes, 1):
+        console.print(Padding(Text(f"({number}) {note}", style="dim"), (0, 0, 0, 2)))
 
 
 def _sections(words: Sequence[str]) -> list[Section]:

@@ -49,6 +49,7 @@ def launch(
         In all cases no process is left behind; once the run folder exists, so does its summary.
     """
     from apexrl.launch.interrupts import Interrupts
+    from apexrl.topologies import placements
 
     began = time.monotonic()
     if resume is not None:  # before anything else is taken, or asked for
@@ -61,6 +62,8 @@ def launch(
     if env is not None:
         config = replace(config, env=replace(config.env, env=env))
     with Interrupts() as interrupts:
+        if placement is not None:
+            placements.check(config, type(placement).__name__.lower())
         if isinstance(placement, Ray):
             from apexrl.launch.ray import ray_run as on_ray
 

@@ -119,7 +119,7 @@ class LearnerDigest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             policy_lag=_finite(lag.mean),
             policy_lag_p95=_finite(lag.p95),
             weights_version=status.weights_version,
-            actors=sum(worker.role == "actor" for worker in status.workers),
+            actors=sum(worker.work.activity == "acting" for worker in status.workers),
             restarts=sum(status.restarts.values()),
             dropped_messages=status.dropped.get("host_messages", 0),
             weights_failures=status.dropped.get("weight_publications", 0),
@@ -151,7 +151,7 @@ class HostDigest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @classmethod
     def of(cls, status: RunStatus, carried: Mapping[str, int] | None = None) -> HostDigest:
         """The digest of a host's ``status``; ``carried``: the uplink's totals, named as the fields here."""
-        states = [worker.state for worker in status.workers if worker.role == "actor"]
+        states = [worker.state for worker in status.workers if worker.work.activity == "acting"]
         return cls(
             state=max(set(states), key=states.count) if states else "starting",
             env_steps=status.env_steps,

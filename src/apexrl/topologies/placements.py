@@ -1,0 +1,102 @@
+"""Which topology runs in which placement, as data: ``apexrl list topologies`` shows it, and tests iterate over it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from apexrl.config import Config
+from apexrl.config.convert import flat
+from apexrl.config.settings import as_flag
+from apexrl.errors import ConfigError
+
+MACHINE: Final = "machine"
+PLACEMENTS: Final = {MACHINE: "one machine", "redis": "--redis", "listen": "--listen", "ray": "--ray"}
+"""Name of a placement -> what the user gives for it."""
+
+LEARNERS: Final = "--learners N"
+"""The row of learners that make every update together, as ``apex`` and ``impala`` can have them."""
+
+
+class Cell(NamedTuple):
+    """A topology in a placement."""
+
+    reason: str = ""
+    """Why it is refused, in one line; empty: it runs."""
+    needs: Mapping[str, Any] = MappingProxyType({})
+    """Flat names of settings with which alone it runs."""
+
+
+RUNS: Final = Cell()
+_BY_REDIS = Cell("its experience crosses through Redis, which keeps it while the learner is away: use --redis")
+_ASKS = Cell("its environment workers ask a server for actions, and these travel over TCP: use --listen")
+_SENDS = Cell("its workers send gradients to servers beside them: they have no link to another host")
+
+CELLS: Final[Mapping[tuple[str, str], Cell]] = {
+    ("apex", MACHINE): RUNS,
+    ("apex", "redis"): RUNS,
+    ("apex", "listen"): _BY_REDIS,
+    ("apex", "ray"): RUNS,
+    ("impala", MACHINE): RUNS,
+    ("impala", "redis"): RUNS,
+    ("impala", "listen"): _BY_REDIS,
+    ("impala", "ray"): RUNS,
+    ("gorila", MACHINE): RUNS,
+    ("gorila", "redis"): RUNS,
+    ("gorila", "listen"): _BY_REDIS,
+    ("gorila", "ray"): RUNS,
+    ("sample_factory", MACHINE): RUNS,
+    ("sample_factory", "redis"): RUNS,
+    ("sample_factory", "listen"): _BY_REDIS,
+    ("sample_factory", "ray"): Cell("its policy workers answer over shared memory, which no group on Ray has"),
+    ("seed", MACHINE): RUNS,
+    ("seed", "redis"): _ASKS,
+    ("seed", "listen"): RUNS,
+    ("seed", "ray"): _ASKS,
+    ("ga3c", MACHINE): RUNS,
+    ("ga3c", "redis"): _ASKS,
+    ("ga3c", "listen"): RUNS,
+    ("ga3c", "ray"): _ASKS,
+    ("a3c", MACHINE): RUNS,
+    ("a3c", "redis"): _SENDS,
+    ("a3c", "listen"): _SENDS,
+    ("a3c", "ray"): _SENDS,
+    (LEARNERS, MACHINE): RUNS,
+    (LEARNERS, "redis"): RUNS,
+    (LEARNERS, "ray"): RUNS,
+}
+"""(Topology or ``LEARNERS``, placement) -> whether it runs. A pair that is not here means nothing."""
+
+
+def check(config: Config, placement: str) -> None:
+    """Refuse a topology where it cannot run. One from outside this package is for ``crossing`` to judge.
+
+    Raises:
+        ConfigError: the message holds the cell's reason, or the settings that it needs.
+    """
+    name = config.topology
+    cell = CELLS.get((name, placement), RUNS)
+    if cell.reason:
+        raise ConfigError(f"topology {name} does not run with {PLACEMENTS[placement]}: {cell.reason}")
+    values = flat(config)
+    if off := [setting for setting, value in cell.needs.items() if values[setting] != value]:
+        has, needs = (" ".join(as_flag(one, of[one]) for one in off) for of in (values, cell.needs))
+        raise ConfigError(f"topology {name} runs with {PLACEMENTS[placement]} only as {needs}, and not with {has}")
+
+
+def table() -> tuple[list[list[str]], list[str]]:
+    """The table in words: lines of a topology and what holds in each placement; and notes, to which numbers refer."""
+    notes: list[str] = []
+
+    def words(cell: Cell | None) -> str:
+        if cell is None:
+            return ""
+        note = cell.reason or " ".join(as_flag(*one) for one in cell.needs.items())
+        if note and note not in notes:
+            notes.append(note)
+        number = f" ({notes.index(note) + 1})" if note else ""
+        return ("no" if cell.reason else "yes") + number
+
+    rows = dict.fromkeys(row for row, _ in CELLS)
+    return [[row, *(words(CELLS.get((row, placement))) for placement in PLACEMENTS)] for row in rows], notes
