@@ -56,8 +56,13 @@ def gone(mark: str, seconds: float) -> list[int]:
     return left
 
 
-def answer(command: Sequence[str], timeout: float, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+def answer(
+    command: Sequence[str], timeout: float, environ: Mapping[str, str] | None = None, stdin: str | None = None
+) -> dict[str, Any]:
     """Run ``command`` to its end, and all that it left; returns the JSON object in the last line that it printed.
+
+    Args:
+        stdin: what it reads there.
 
     Raises:
         Failed: it failed, took too long, or printed no such line.
@@ -65,6 +70,7 @@ def answer(command: Sequence[str], timeout: float, environ: Mapping[str, str] | 
     mark = uuid.uuid4().hex
     started = subprocess.Popen(
         command,
+        stdin=None if stdin is None else subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -72,7 +78,7 @@ def answer(command: Sequence[str], timeout: float, environ: Mapping[str, str] | 
         start_new_session=True,
     )
     try:
-        said, _ = started.communicate(timeout=timeout)
+        said, _ = started.communicate(stdin, timeout=timeout)
     except subprocess.TimeoutExpired:
         reap(mark)
         said, _ = started.communicate()

@@ -17,7 +17,7 @@ from apexrl.config.settings import as_flag
 from apexrl.errors import ConfigError
 from apexrl.presets import PRESETS
 from apexrl.presets.known import Preset
-from apexrl.topologies import TOPOLOGIES
+from apexrl.topologies import TOPOLOGIES, placements
 
 
 def listed(*words: str, width: int = 80) -> list[str]:
@@ -28,7 +28,7 @@ def listed(*words: str, width: int = 80) -> list[str]:
 
 def told(lines: list[str], name: str) -> str:
     """What stands beside and below ``name``, as one line."""
-    (at,) = [place for place, line in enumerate(lines) if line.startswith(f"  {name} ")]
+    at, *_ = [place for place, line in enumerate(lines) if line.startswith(f"  {name} ")]
     mine = [lines[at].split(maxsplit=1)[1]]
     for line in lines[at + 1 :]:
         if not line.startswith("   "):
@@ -119,6 +119,21 @@ def test_topologies_say_whom_they_run_what_is_their_own_and_cite() -> None:
     assert "its default agent is impala has --queue-batches" in impala
     assert "a2c, impala" in impala
     assert max(map(len, listed("topologies"))) <= 80
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_topologies_end_with_a_table_of_where_they_run(width: int) -> None:
+    lines = listed("topologies", width=width)
+    at = lines.index("Where they run")
+    rows, notes = placements.table()
+    head, *found = lines[at + 1 : at + 2 + len(rows)]
+    assert head.split("  ")[-1] == "--ray"
+    for row, line in zip(rows, found, strict=True):
+        assert line.split() == " ".join(row).split()
+        columns = zip(placements.PLACEMENTS.values(), row[1:], strict=True)
+        assert all(line[head.index(words) :].startswith(cell) for words, cell in columns), line
+    said = " ".join(" ".join(lines[at + 2 + len(rows) :]).split())
+    assert said == " ".join(f"({number}) {note}" for number, note in enumerate(notes, 1))
 
 
 def test_a_name_may_be_an_agents_and_a_topologys() -> None:

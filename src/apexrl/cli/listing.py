@@ -90,9 +90,11 @@ def _show_placements(console: Console) -> None:
     for line in lines:
         table.add_row(*line)
     console.print(Text("\nWhere they run", style="bold"))
-    console.print(Padding(table, (0, 0, 0, 2)))
+    below = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False, style="dim")
     for number, note in enumerate(notes, 1):
-        console.print(Padding(Text(f"({number}) {note}", style="dim"), (0, 0, 0, 2)))
+        below.add_row(f"({number})", Text(note))
+    for one in (table, below):
+        console.print(Padding(one, (0, 0, 0, 2)))
 
 
 def _sections(words: Sequence[str]) -> list[Section]:

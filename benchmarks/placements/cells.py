@@ -1,0 +1,146 @@
+"""Runs of the table of topologies and placements (``apexrl.topologies.placements.CELLS``), each host a process group.
+
+The learner's host runs ``killed_run.py``; a second one ``apexrl actor`` or ``apexrl envs``. Redis is a server of the
+cell's own, Ray has two nodes of its own, all on this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from apexrl.topologies.placements import CELLS, LEARNERS, MACHINE, PLACEMENTS
+from benchmarks.lib import hosts, processes
+
+__all__ = ["LEARNERS", "PLACEMENTS", "RUNNING", "Cell", "killed_role", "run", "settings"]
+
+Cell = tuple[str, str]
+
+RUNNING: list[Cell] = [cell for cell, how in CELLS.items() if not how.reason]
+TOKEN = "a-token-of-this-benchmark"
+NODE_CPUS = 2
+
+_STAYING = {  # the role that is killed on one machine: the one that all others need
+    "apex": "learner",
+    "impala": "learner",
+    "gorila": "parameter_server",
+    "sample_factory": "learner",
+    "seed": "inference_server",
+    "ga3c": "model_server",
+    "a3c": "worker",
+    LEARNERS: "learner",
+}
+_MOVING = {  # … and on Ray
+    "sample_factory": "rollout_worker",
+    "seed": "env_worker",
+    "ga3c": "env_worker",
+    "a3c": "worker",
+}
+
+
+def killed_role(cell: Cell) -> str:
+    """The role of which one worker is killed."""
+    row, placement = cell
+    if placement == MACHINE:
+        return _STAYING[row]
+    if placement == "ray":
+        return _MOVING.get(row, "actor")
+    return "gateway" if row in ("seed", "ga3c", "a3c") else "intake"
+
+
+def settings(cell: Cell) -> dict[str, Any]:
+    """What makes a run of this cell: its topology, and what that needs there."""
+    row, _ = cell
+    of_row = {"topology": "apex", "learners": 2} if row == LEARNERS else {"topology": row}
+    return {**of_row, **CELLS[cell].needs}
+
+
+def run(
+    cell: Cell, more: Mapping[str, Any], folder: Path, kill_at: int, timeout: float, address: str = ""
+) -> dict[str, Any]:
+    """One run of the cell: its summary, and ``killed``: which worker, and when.
+
+    Args:
+        more: settings, beside those of the cell.
+        folder: of the run's folder and the logs of its hosts.
+        kill_at: environment steps after which a worker is killed.
+        timeout: seconds that the run may take.
+        address: of a Ray cluster; empty: one of its own.
+
+    Raises:
+        benchmarks.lib.processes.Failed: it failed, or took longer.
+    """
+    with placed(cell, folder, address) as where:
+        told = {"where": where, "role": killed_role(cell), "steps": kill_at}
+        told["settings"] = {"out": str(folder), "name": "run", **settings(cell), **more}
+        script = Path(__file__).parent / "killed_run.py"
+        return processes.answer([sys.executable, str(script)], timeout, stdin=json.dumps(told))
+
+
+@contextmanager
+def placed(cell: Cell, folder: Path, address: str = "") -> Iterator[dict[str, Any]]:
+    """Servers and other hosts of a cell; yields what ``apexrl.train`` is told of them."""
+    _, placement = cell
+    with ExitStack() as stack:
+        if placement == "redis":
+            server = hosts.RedisServer("127.0.0.1", hosts.free_port(), (), _short(stack), ())
+            stack.callback(server.kill)
+            server.start()
+            known = {"APEXRL_REDIS_URL": server.tcp_url}
+            stack.enter_context(_host(["actor", "--run", "run", "--actors", "1"], folder, known))
+            yield {"redis": server.tcp_url, "run": "run"}
+        elif placement == "listen":
+            there = f"127.0.0.1:{hosts.free_port()}"
+            words = ["envs", "--connect", there, "--actors", "1"]
+            stack.enter_context(_host(words, folder, {"APEXRL_TOKEN": TOKEN}))
+            yield {"listen": there, "token": TOKEN}
+        elif placement == "ray":
+            # an actor, a shard and the learner take parts of a processor: the nodes share those of this machine
+            parts = {"actor_cpus": 0.25, "shard_cpus": 0.25, "learner_cpus": 0.5, "wait_seconds": 90.0}
+            yield {"ray": {"address": address or stack.enter_context(_cluster()), "replay_shards": 2, **parts}}
+        else:
+            yield {}
+
+
+def _short(stack: ExitStack) -> Path:
+    """A folder for a socket, whose path has at most 107 bytes."""
+    import tempfile
+
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="apexrl-")))
+
+
+@contextmanager
+def _host(words: list[str], folder: Path, known: Mapping[str, str]) -> Iterator[None]:
+    """Another host: a command in a group of processes, which ends with the run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "apexrl.cli", *words, "--out", str(folder / "host")]
+    host = hosts.Command(command, folder / "host.log", {**os.environ, **known}, folder)
+    try:
+        yield
+        try:
+            host.finish(60.0)
+        except TimeoutError as error:
+            raise processes.Failed(str(error)) from None
+    finally:
+        host.close()
+
+
+@contextmanager
+def _cluster() -> Iterator[str]:
+    """Ray with a head without processors and two nodes; answers its address."""
+    from ray.cluster_utils import Cluster
+
+    os.environ.update({"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"})
+    size = {"object_store_memory": 100 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **size})
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=NODE_CPUS, **size)
+        yield str(cluster.address)
+    finally:
+        cluster.shutdown()
