@@ -16,6 +16,7 @@ from apexrl.config.trust import entrusted, named
 from apexrl.errors import ConfigError, FencedError
 from apexrl.links.tcp.tls import ServerTls
 from apexrl.run.folder import RunFolder
+from apexrl.run.log_lines import LogFormat
 from apexrl.run.observers import Callback, CallbackObserver, FolderObserver
 from apexrl.run.status import Observer
 
@@ -118,7 +119,8 @@ def train(
     overrides = in_range(overrides, bool(ray))
     if env is not None:
         overrides["env"] = env
-    observers: list[Observer] = [*panels(show), *(CallbackObserver(callback) for callback in callbacks)]
+    log_format = overrides.get("log_format", config.log_format if isinstance(config, Config) else "text")
+    observers: list[Observer] = [*panels(show, log_format), *(CallbackObserver(callback) for callback in callbacks)]
     placed = [name for name, value in (("redis", redis), ("listen", listen), ("ray", ray)) if value]
     config = _start(config, overrides, placed, observers)
     overrides.pop("agent", None)  # it has that, or what was chosen for "auto"
@@ -168,7 +170,9 @@ def resume(
     config = convert.override(folder.config(), in_range(overrides, isinstance(placement, Ray)))
     config = entrusted(config, (*_given(trust), *named(overrides)), str(folder.config_path))
     config = validate(config, overrides, elsewhere=bool(listen))
-    return _run(config, observers=[*panels(show), *observers], resume=folder.path, placement=placement)
+    return _run(
+        config, observers=[*panels(show, config.log_format), *observers], resume=folder.path, placement=placement
+    )
 
 
 def load(
@@ -384,12 +388,12 @@ def _placement(
     return Ray(ray) if ray else None
 
 
-def panels(show: bool) -> list[Observer]:
+def panels(show: bool, log_format: LogFormat = "text") -> list[Observer]:
     if not show:
         return []
     from apexrl.report.live_panel import panel
 
-    return [panel()]
+    return [panel(log_format=log_format)]
 
 
 def _given(trust: Sequence[str]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from apexrl.api import Run, drawn, panels
 from apexrl.config.placement import Listen
 from apexrl.errors import ConfigError
 from apexrl.links.tcp.tls import ClientTls
+from apexrl.run.log_lines import LogFormat
 from apexrl.run.observers import Callback, CallbackObserver, FolderObserver
 from apexrl.run.status import Observer
 
@@ -25,6 +26,7 @@ def join(
     token: str = "",
     callbacks: Sequence[Callback] = (),
     show: bool = True,
+    log_format: LogFormat = "text",
     observers: Sequence[Observer] = (),
     on_folder: Callable[[Path], None] | None = None,
 ) -> Run:
@@ -40,6 +42,7 @@ def join(
         token: shared with the learner, which signs the run's record with it; then the run may name any module.
         callbacks: as for ``train``, with the status of this host's part of the run.
         show: as for ``train``.
+        log_format: of lines that are printed and of the logs of roles here: ``text`` or ``json``.
         observers: informed about this host's part of the run.
         on_folder: called with the path of the run folder once it exists.
 
@@ -52,9 +55,10 @@ def join(
     from apexrl import launch
 
     def run_here(watching: Sequence[Observer]) -> dict[str, Any]:
-        return launch.join(url, run, watching, actors=actors, out=out, env_kwargs=env_kwargs, trust=trust, token=token)
+        here = {"actors": actors, "out": out, "env_kwargs": env_kwargs, "trust": trust, "log_format": log_format}
+        return launch.join(url, run, watching, **here, token=token)
 
-    return _observed(run_here, callbacks, show, observers, on_folder)
+    return _observed(run_here, callbacks, panels(show, log_format), observers, on_folder)
 
 
 def join_envs(
@@ -68,6 +72,7 @@ def join_envs(
     trust: Sequence[str] = (),
     callbacks: Sequence[Callback] = (),
     show: bool = True,
+    log_format: LogFormat = "text",
     observers: Sequence[Observer] = (),
     on_folder: Callable[[Path], None] | None = None,
 ) -> Run:
@@ -80,7 +85,7 @@ def join_envs(
         token: of the run.
         tls: ``apexrl.links.tcp.tls.ClientTls``, which verifies the run's certificate; None: no TLS.
         actors: worker processes; 0: as many as the run has on its own host, at least 1.
-        out, env_kwargs, callbacks, show, observers, on_folder: as for ``join``.
+        out, env_kwargs, callbacks, show, log_format, observers, on_folder: as for ``join``.
         trust: your own modules from which the run may name an environment.
 
     Raises:
@@ -96,11 +101,10 @@ def join_envs(
         raise ConfigError(f"{address!r} is not HOST:PORT (write an IPv6 address in brackets)") from None
 
     def run_here(watching: Sequence[Observer]) -> dict[str, Any]:
-        return launch.join_envs(
-            where, token, watching, tls=tls, actors=actors, out=out, env_kwargs=env_kwargs, trust=trust
-        )
+        here = {"actors": actors, "out": out, "env_kwargs": env_kwargs, "trust": trust, "log_format": log_format}
+        return launch.join_envs(where, token, watching, tls=tls, **here)
 
-    return _observed(run_here, callbacks, show, observers, on_folder)
+    return _observed(run_here, callbacks, panels(show, log_format), observers, on_folder)
 
 
 def stand_by(
@@ -113,6 +117,7 @@ def stand_by(
     trust: Sequence[str] = (),
     callbacks: Sequence[Callback] = (),
     show: bool = True,
+    log_format: LogFormat = "text",
     observers: Sequence[Observer] = (),
     on_folder: Callable[[Path], None] | None = None,
 ) -> Run:
@@ -126,6 +131,7 @@ def stand_by(
         token: with which the learner signs the run's record; empty: it is not signed.
         trust: your own modules from which the folder may name an environment, an agent or a network.
         callbacks, show, observers, on_folder: as for ``join``.
+        log_format: of lines that are printed: ``text`` or ``json``.
 
     Returns:
         The run. When it ended without this standby, its summary has ``stopped_by`` ``finished``.
@@ -139,7 +145,7 @@ def stand_by(
     """
     from apexrl import launch
 
-    watching = [*panels(show), *observers, *map(CallbackObserver, callbacks)]
+    watching = [*panels(show, log_format), *observers, *map(CallbackObserver, callbacks)]
     folder = FolderObserver(on_folder)
     with drawn(folder, watching):
         where = {"name": name, "out": out, "token": token, "trust": trust}
@@ -150,12 +156,12 @@ def stand_by(
 def _observed(
     run_here: Callable[[Sequence[Observer]], dict[str, Any]],
     callbacks: Sequence[Callback],
-    show: bool,
+    shown: Sequence[Observer],
     observers: Sequence[Observer],
     on_folder: Callable[[Path], None] | None,
 ) -> Run:
     """Run this host's part to its end, watched by the panel, the observers and the callbacks."""
     folder = FolderObserver(on_folder)
-    summary = run_here([folder, *panels(show), *observers, *map(CallbackObserver, callbacks)])
+    summary = run_here([folder, *shown, *observers, *map(CallbackObserver, callbacks)])
     assert folder.path is not None, "launch reported no folder to its observers"
     return Run(folder.path, summary)

@@ -78,6 +78,16 @@ def test_the_command_from_train_to_eval(tmp_path: Path) -> None:
     assert "over 3 episodes (greedy)" in played.stdout
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["first"]
 
+    more = str(again["env_steps"] + 500)
+    ended = command(tmp_path, "resume", "runs/first", "--env-steps", more, "--trust", "my_sim", "--log-format", "json")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    last = json.loads((folder / "summary.json").read_text())
+    said = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert {(one["run"], one["role"], one["generation"]) for one in said} == {
+        ("first", "supervisor", last["generation"])
+    }
+    assert any("best weights on fresh seeds" in one["text"] for one in said)
+
 
 @pytest.mark.parametrize(
     ("env", "told"), [("CartPol-v1", "CartPole"), ("no_such_module:X-v0", "there is no module 'no_such_module'")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -13,9 +14,13 @@ from typing import Any
 import pytest
 from test_supervisor import supervise
 
-from apexrl.config import StopConfig
+from apexrl.config import Config, StopConfig
 from apexrl.launch import role_logs
+from apexrl.launch.folder_upkeep import Upkeep
 from apexrl.launch.role_logs import bound
+from apexrl.links.printable import host_name
+from apexrl.run.folder import RunFolder
+from apexrl.run.status import RunStatus
 
 MOST = 100_000
 
@@ -57,6 +62,31 @@ def test_a_full_disk_gets_its_room_all_the_same(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Path, "open", full)
     bound(log, MOST)
     assert log.stat().st_size == 0
+
+
+def test_the_logs_of_roles_as_json_say_who_speaks(tmp_path: Path) -> None:
+    watcher = supervise(tmp_path, {"0.0": "exit", "1.0": "raise"}, log_format="json")
+    assert watcher.summary["restarts"] == {"actor": 2}
+    logs = tmp_path / "run" / "logs"
+    (exited,) = [json.loads(line) for line in (logs / "actor-0.log").read_text().splitlines()]
+    who = {"run": "run", "host": host_name(), "role": "actor", "index": 0, "generation": 0}
+    assert exited == {"time": exited["time"], "level": "info", **who, "text": "last words"}
+    (raised,) = [json.loads(line) for line in (logs / "actor-1.log").read_text().splitlines()]
+    assert (raised["level"], raised["index"]) == ("error", 1)
+    assert raised["text"].startswith("Traceback (most recent call last)")
+    assert raised["text"].endswith("EnvError: broken in actor-1")
+
+
+def test_the_log_of_metrics_is_never_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resuming, curves and apexrl doctor read all of it."""
+    folder = RunFolder.create(Config(name="run", out=str(tmp_path)))
+    (folder.path / "logs").mkdir()
+    for path in (folder.metrics_path, folder.path / "logs" / "actor-0.log"):
+        path.write_bytes(bytes(MOST))
+    monkeypatch.setattr(role_logs.bound, "__defaults__", (100,))
+    Upkeep(folder).update(RunStatus())
+    assert folder.metrics_path.stat().st_size == MOST
+    assert (folder.path / "logs" / "actor-0.log").stat().st_size == 0
 
 
 def test_a_log_that_cannot_be_looked_at_does_not_halt_supervision(

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from idle_roles import Actor, Learner
@@ -42,10 +42,12 @@ def supervise(
     act: Act = lambda status: None,
     role: Any = Actor,
     leased: dict[str, tuple[int, ...]] | None = None,
+    log_format: Literal["text", "json"] = "text",
     **ports: Any,
 ) -> Watcher:
     """Run ``count`` idle workers to their end."""
     config = Config(name="run", out=str(tmp_path), stop=stop or StopConfig(env_steps=60), stall_timeout=stall_timeout)
+    config = replace(config, log_format=log_format)
     program = Program(config)
     program.role(role, count=count, restarts=restarts, env_timeout=env_timeout, least=least, deeds=deeds, **ports)
     program.nodes[-1] = replace(program.nodes[-1], **(leased or {}))  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from apexrl.report.live_panel import LivePanel, View, panel
 from apexrl.report.number_format import clock, count, number, sparkline
 from apexrl.report.plain_lines import PlainLines, closing_line, line
 from apexrl.roles import Actor, Learner
+from apexrl.run.folder import RunFolder
 from apexrl.run.status import PolicyLag, RunStatus, WorkerStatus
 
 FOLDER = Path("runs/cartpole-1")
@@ -105,6 +107,7 @@ def test_an_empty_status_can_be_drawn() -> None:
 def test_live_draws_on_a_terminal_and_plain_lines_elsewhere() -> None:
     assert isinstance(panel(Console(file=io.StringIO(), force_terminal=True)), LivePanel)
     assert isinstance(panel(Console(file=io.StringIO(), force_terminal=False)), PlainLines)
+    assert isinstance(panel(Console(file=io.StringIO(), force_terminal=True), "json"), PlainLines)
 
 
 def test_a_live_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,6 +122,27 @@ def test_a_live_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert "actor-1 was killed; restarted" in text
     assert "the time was up" in text
     assert capsys.readouterr().out == ""
+
+
+def test_json_lines_have_levels_and_say_whose_they_are(tmp_path: Path) -> None:
+    folder = RunFolder.create(config := Config(preset="cartpole", name="cp", out=str(tmp_path)))
+    folder.generations.begin()
+    folder.generations.begin()
+    console = Console(file=io.StringIO(), force_terminal=True, width=40)
+    plain = PlainLines(console, "json")
+    plain.message("before there is a folder")
+    plain.started(config, folder.path)
+    plain.update(a_status())
+    plain.message("actor-1 was killed;\nstarting it again", "warning")
+    plain.message("WorkerError: it failed\nTraceback …", "error")
+    plain.finished({"stopped_by": "error", "wall_seconds": 3.0})
+    said = [json.loads(line) for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert [one["level"] for one in said] == ["info", "info", "info", "warning", "error", "error"]
+    assert {(one["run"], one["generation"]) for one in said[1:]} == {("cp", 2)}
+    assert {(one["role"], bool(one["host"])) for one in said} == {("supervisor", True)}
+    assert said[3]["text"] == "actor-1 was killed;\nstarting it again"
+    assert said[4]["text"].endswith("Traceback …")
+    assert "steps 123.5k" in said[2]["text"]
 
 
 def test_plain_lines_have_no_escape_codes() -> None:

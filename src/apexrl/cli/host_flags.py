@@ -12,6 +12,7 @@ import tyro
 from apexrl.cli.observer_flags import ObserverFlags
 from apexrl.errors import ConfigError
 from apexrl.links.tcp.tls import ClientTls
+from apexrl.run.log_lines import LogFormat
 
 REDIS_URL = "APEXRL_REDIS_URL"
 """Environment variable in place of ``--redis``, which shows in the list of processes with its password."""
@@ -40,6 +41,8 @@ class Actor(ObserverFlags):
     """Actor processes on this host; 0: as many as the run's configuration says."""
     out: str = "runs"
     """Folder that holds the run folders; this host writes into NAME@HOST."""
+    log_format: LogFormat = "text"
+    """Format of lines that are printed, and of the logs of roles here. json: an object a line, also on a terminal."""
     env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Keyword arguments of the environment's constructor that differ on this host."""
     trust: Modules = ()
@@ -67,6 +70,8 @@ class Standby(ObserverFlags):
     """Name of the run folder; empty: as the run."""
     out: str = "runs"
     """Folder that holds the run folders, on a file system that both hosts share."""
+    log_format: LogFormat = "text"
+    """Format of lines that are printed. json: an object a line, also on a terminal."""
     token_file: File = ""
     """File with the learner's token, which signs the run's record.
     Empty: the environment variable APEXRL_TOKEN, if it is set."""
@@ -99,6 +104,8 @@ class Envs(ObserverFlags):
     """Worker processes on this host; 0: as many as on the learner's host, at least 1."""
     out: str = "runs"
     """Folder that holds the run folders; this host writes into NAME@HOST."""
+    log_format: LogFormat = "text"
+    """Format of lines that are printed, and of the logs of roles here. json: an object a line, also on a terminal."""
     env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Keyword arguments of the environment's constructor that differ on this host."""
     trust: Modules = ()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from apexrl.api import Run
     from apexrl.cli.observer_flags import ObserverFlags
     from apexrl.config.placement import Placement
+    from apexrl.run.log_lines import LogFormat
     from apexrl.run.status import Observer
 
 TRAIN_MODULES = frozenset(
@@ -150,7 +151,7 @@ def _stand_by(words: list[str]) -> int:
 
     given = {name: getattr(wanted, name) for name in ("name", "out", "trust")}
     start = partial(remote_api.stand_by, url, run, **given, token=token, show=False)
-    return _shown(start, *exporters(wanted, "run", run))
+    return _shown(start, *exporters(wanted, "run", run), wanted.log_format)
 
 
 def _actor(words: list[str]) -> int:
@@ -166,9 +167,9 @@ def _actor(words: list[str]) -> int:
         raise ConfigError(f"--actors must be 0 or more, not {wanted.actors}")
     token = shared_token(wanted.token_file)
 
-    given = {name: getattr(wanted, name) for name in ("actors", "out", "env_kwargs", "trust")}
+    given = {name: getattr(wanted, name) for name in ("actors", "out", "env_kwargs", "trust", "log_format")}
     start = partial(remote_api.join, url, run, **given, token=token, show=False)
-    return _shown(start, *exporters(wanted, "host", run))
+    return _shown(start, *exporters(wanted, "host", run), wanted.log_format)
 
 
 def _envs(words: list[str]) -> int:
@@ -185,9 +186,9 @@ def _envs(words: list[str]) -> int:
         raise ConfigError(f"--actors must be 0 or more, not {wanted.actors}")
     token, tls = read_token(wanted.token_file), host_flags.client_tls(wanted)
 
-    given = {name: getattr(wanted, name) for name in ("actors", "out", "env_kwargs", "trust")}
+    given = {name: getattr(wanted, name) for name in ("actors", "out", "env_kwargs", "trust", "log_format")}
     start = partial(remote_api.join_envs, wanted.connect, token, tls=tls, **given, show=False)
-    return _shown(start, *exporters(wanted, "host"))
+    return _shown(start, *exporters(wanted, "host"), wanted.log_format)
 
 
 def _status(words: list[str]) -> int:
@@ -249,10 +250,11 @@ def _run(
         where["resume_or_start"] = True
 
     run = placement.run if isinstance(placement, Redis) else ""
-    return _shown(partial(api.run, config, resume=resume, **where), *exporters(watch, "run", run))
+    start = partial(api.run, config, resume=resume, **where)
+    return _shown(start, *exporters(watch, "run", run), config.log_format)
 
 
-def _shown(start: Callable[..., Run], watching: Sequence[Observer], told: Sequence[str]) -> int:
+def _shown(start: Callable[..., Run], watching: Sequence[Observer], told: Sequence[str], log_format: LogFormat) -> int:
     """Start a run, or a part of one, and show it; prints its folder at the end.
 
     Args:
@@ -268,7 +270,7 @@ def _shown(start: Callable[..., Run], watching: Sequence[Observer], told: Sequen
         nonlocal path
         path = folder
 
-    shown = panel()
+    shown = panel(log_format=log_format)
     for text in told:
         shown.message(text)
     try:
@@ -279,7 +281,7 @@ def _shown(start: Callable[..., Run], watching: Sequence[Observer], told: Sequen
             return HELD
         return USAGE if path is None and isinstance(error, _NOT_UNDERSTOOD) else FAILED
     finally:
-        if path is not None:
+        if path is not None and log_format == "text":
             with suppress(OSError, ValueError):  # a closed terminal must not hide how the run ended
                 sys.stderr.flush()
                 print(path, flush=True)

@@ -24,6 +24,7 @@ from apexrl.errors import ConfigError
 from apexrl.launch.ray import resources
 from apexrl.launch.ray.resources import HERE, actors_range
 from apexrl.presets.unseen import LOOKED_AT
+from apexrl.run.log_lines import LogFormat
 from apexrl.topologies.validation import check_read, own_settings, validate
 
 
@@ -61,6 +62,8 @@ class Resume(PlacementFlags, ObserverFlags):
     """New limit of minutes of training, counted from the first start; 0: no limit. Default: as before."""
     stop_at_return: Annotated[float | Literal["none"] | None, tyro.conf.arg(metavar="FLOAT|none")] = None
     """New mean return of an evaluation at which to stop; none: no goal. Default: as before."""
+    log_format: LogFormat | None = None
+    """Format of lines that are printed, and of the logs of roles. Default: as before."""
     run_name: Annotated[str, tyro.conf.arg(name="run", metavar="NAME")] = ""
     """The run's name on the Redis server; empty: as before."""
     ray: Annotated[str, tyro.conf.arg(metavar="auto|local|HOST:PORT|none")] = ""
@@ -369,13 +372,14 @@ def _setting(word: str) -> str:
 
 
 def resumed(config: Config, wanted: Resume) -> Config:
-    """A run's configuration with the new stop rules of ``resume``."""
+    """A run's configuration with what the flags of ``resume`` change."""
     given: dict[str, Any] = {
         name: None if value == "none" else value
         for name in ("env_steps", "minutes", "stop_at_return")
         if (value := getattr(wanted, name)) is not None
     }
-    return dataclasses.replace(config, stop=dataclasses.replace(config.stop, **given))
+    log_format = wanted.log_format or config.log_format
+    return dataclasses.replace(config, stop=dataclasses.replace(config.stop, **given), log_format=log_format)
 
 
 def resume_placement(wanted: Resume, folder: Path) -> Placement | None:

@@ -256,6 +256,8 @@ class Config:
     stall_timeout: Annotated[float, Range(0)] = 300.0
     """Seconds without progress after which a worker is killed and restarted; three times as long at its start.
     Ours: longer than a compilation, or a checkpoint of many gigabytes. 0: no limit."""
+    log_format: Literal["text", "json"] = "text"
+    """Format of lines that are printed, and of the logs of roles. json: an object a line, also on a terminal."""
     serial: bool = False
     """Runs all roles in turn in this process; reproducible bit for bit."""
     env: EnvConfig = field(default_factory=EnvConfig)

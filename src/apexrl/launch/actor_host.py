@@ -41,6 +41,7 @@ from apexrl.links.redis.server import Server
 from apexrl.links.redis.signing import trusted_modules
 from apexrl.replay.chunks import schema
 from apexrl.run.folder import spec_to_json
+from apexrl.run.log_lines import LogFormat
 from apexrl.run.status import Level, Observer
 from apexrl.topologies import Probe, topology
 from apexrl.topologies.host_cut import actor_side, replay_of
@@ -65,6 +66,7 @@ def join(
     out: str = "runs",
     env_kwargs: Mapping[str, Any] | None = None,
     trust: Sequence[str] = (),
+    log_format: LogFormat = "text",
     token: str = "",
     observers: Sequence[Observer] = (),
     interrupts: Interrupts,
@@ -90,6 +92,7 @@ def join(
         origin = f"run {record.name} at {server.address}"
         allowed = trusted_modules(record, token, trust, origin)
         config = local_config(record, actors, out, env_kwargs or {}, origin, allowed)
+        config = replace(config, log_format=log_format)
         minutes = config.hosts.patience_minutes
         try:
             summary = _work(server, record, config, observers, tell, interrupts, began)

@@ -45,6 +45,7 @@ from apexrl.links.tcp.remote_inference import RemoteInference
 from apexrl.links.tcp.tls import ClientTls
 from apexrl.roles.env_worker import reply_fields, request_fields
 from apexrl.run.folder import spec_to_json
+from apexrl.run.log_lines import LogFormat
 from apexrl.run.observers import IdleObserver
 from apexrl.run.status import Level, Observer, RunStatus
 from apexrl.topologies.remote_envs import envs_side
@@ -79,6 +80,7 @@ def join(
     out: str = "runs",
     env_kwargs: Mapping[str, Any] | None = None,
     trust: Sequence[str] = (),
+    log_format: LogFormat = "text",
     observers: Sequence[Observer] = (),
     interrupts: Interrupts,
     began: float,
@@ -96,6 +98,7 @@ def join(
             stack.callback(host.leave)
             record = _find(host, minutes, tell, interrupts)
             config = local_config(record, actors, out, env_kwargs or {}, f"the run at {host.where}", trust)
+            config = replace(config, log_format=log_format)
             minutes = config.hosts.patience_minutes
             summary = _work(host, record, config, observers, tell, interrupts, began)
         if summary["stopped_by"] not in _AGAIN or interrupts.count:

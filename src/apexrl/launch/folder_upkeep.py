@@ -44,11 +44,16 @@ class Upkeep(IdleObserver):
 
     def event(self, kind: str, values: Mapping[str, Any]) -> None:
         """``note``: let ``write`` write the small file ``what``. ``checkpoint``: there is one. ``look``: whether the
-        folder is still this process's."""
+        folder is still this process's. ``output``: append ``data`` to the log of ``role``."""
         if kind == "note":
             self._note(values["what"], values["write"])
         elif kind == "checkpoint":
             self._try(self._folder.generations.keep)  # or it is noted with the next one
+        elif kind == "output":
+            logs = self._folder.path / "logs"
+            logs.mkdir(exist_ok=True)
+            with (logs / f"{values['role']}.log").open("ab") as log:
+                log.write(values["data"])
         elif kind == "look":
             self._try(self._folder.generations.hold)
             self.looking = False

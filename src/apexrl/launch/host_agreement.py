@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -12,6 +11,7 @@ from apexrl.config import Config, convert
 from apexrl.errors import ConfigError
 from apexrl.links.printable import host_name
 from apexrl.run.folder import default_name, env_name, versions
+from apexrl.run.identity import host_part
 from apexrl.topologies.host_cut import with_actors, with_slots
 
 _ACTORS_PER_PROCESSOR: Final = 64
@@ -71,8 +71,7 @@ def open_to_hosts(config: Config, flag: str, name: str = "") -> Config:
 def on_this_host(config: Config, run: str, actors: int, out: str, env_kwargs: Mapping[str, Any]) -> Config:
     """The ``config`` of a run whose learner is elsewhere, with this host's actors, run folder and ``env_kwargs``."""
     env = replace(config.env, env_kwargs={**config.env.env_kwargs, **env_kwargs})
-    name = re.sub(r"[^\w.+=@-]", "-", f"{run}@{host_name()}")
-    return replace(with_actors(config, actors), name=name, out=out, env=env)
+    return replace(with_actors(config, actors), name=host_part(run, host_name()), out=out, env=env)
 
 
 def check_version(run: str, theirs: str, host: str) -> None:

@@ -26,6 +26,9 @@ from apexrl.launch.contained_observers import complain
 from apexrl.launch.restart_budget import EARLY_SECONDS, Ending, RestartBudget, ending_of
 from apexrl.launch.stall_dump import START, stood_still
 from apexrl.links.local.stall_detector import StallDetector
+from apexrl.links.printable import host_name
+from apexrl.run.identity import run_of
+from apexrl.run.log_lines import LogFormat, json_line
 from apexrl.run.observers import IdleObserver
 from apexrl.run.status import Level, RunStatus
 
@@ -62,6 +65,7 @@ class LocalActorHost(IdleObserver):
             "run_id": identity.run_id,
             "actors": config.actor.actors,
             "out": config.out,
+            "log_format": config.log_format,
             "trust": modules(config),  # what this machine's user has named for the learner may be called by its actors
         }
         self._start()
@@ -182,11 +186,14 @@ class LinePrinter(IdleObserver):
 
     writes = "standard output"
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: TextIO, log_format: LogFormat) -> None:
         self._file = file
+        self._json = log_format == "json"
+        self._labels = {"run": "", "host": host_name(), "role": "supervisor"}
         self._next = 0.0
 
     def started(self, config: Config, folder: Path) -> None:
+        self._labels["run"] = run_of(config.name, folder, host_name())
         self._print(f"run folder: {folder}")
 
     def update(self, status: RunStatus) -> None:
@@ -196,12 +203,16 @@ class LinePrinter(IdleObserver):
             self._print(f"{status.phase}: {status.env_steps} steps, {rate:.0f}/s, weights {status.weights_version}")
 
     def message(self, text: str, level: Level = "info") -> None:
-        self._print(text if level == "info" else f"{level}: {text}")
+        self._print(text, level)
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         self._print(f"ended: {summary['stopped_by']}")
 
-    def _print(self, text: str) -> None:
+    def _print(self, text: str, level: Level = "info") -> None:
+        if self._json:
+            text = json_line(level, text, self._labels)
+        elif level != "info":
+            text = f"{level}: {text}"
         print(text, file=self._file, flush=True)
 
 
@@ -223,6 +234,7 @@ def main(beats: int) -> None:
 
     began = time.monotonic()
     options = json.loads(sys.stdin.readline())
+    printer = LinePrinter(sys.stdout, options["log_format"])
     with Interrupts() as interrupts:
 
         def wait_for_the_end() -> None:
@@ -232,7 +244,7 @@ def main(beats: int) -> None:
 
         threading.Thread(target=wait_for_the_end, name="lifeline", daemon=True).start()
         try:
-            join(**options, observers=[LinePrinter(sys.stdout)], interrupts=interrupts, began=began)
+            join(**options, observers=[printer], interrupts=interrupts, began=began)
         except KeyboardInterrupt:
             pass
         except ApexrlError as error:

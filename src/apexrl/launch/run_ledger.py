@@ -161,6 +161,10 @@ class Ledger:
         """Let ``write`` write a small file of the run folder, soon or as soon as that can be done."""
         self._upkeep_thread.event("note", {"what": what, "write": write})
 
+    def keep_output(self, role: str, data: bytes) -> None:
+        """Append what a role elsewhere has printed to its log in the run folder."""
+        self._upkeep_thread.event("output", {"role": role, "data": data})
+
     def give_up(self, worker: str, why: object) -> None:
         """Enter that the run goes on without a worker."""
         self.given_up.append(worker)

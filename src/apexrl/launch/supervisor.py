@@ -25,7 +25,7 @@ from apexrl.launch.probe import fatal_error, probe, probe_answer, probe_work
 from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.stall_dump import DUMP_SECONDS, START, ask_for_dump, process_state
 from apexrl.launch.wiring import Wiring
-from apexrl.launch.worker_process import Assignment, work
+from apexrl.launch.worker_process import Assignment, log_labels, work
 from apexrl.launch.worker_slots import Slot, slot_seed
 from apexrl.links.local import worker_messages
 from apexrl.links.local.control_board import DROPPED, HURRY, RUN, STOP, ControlBoard
@@ -191,7 +191,8 @@ class Supervisor:
             folder_generation=folder_generation,
         )
         ports = self._wiring.ports(slot.node)
-        assignment = Assignment(worker, self._board, slot.row_number, slot.node.factory, ports, slot.node.nice)
+        node, labels = slot.node, log_labels(self._config, worker)
+        assignment = Assignment(worker, self._board, slot.row_number, node.factory, ports, node.nice, labels)
         slot.ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
         self._tickets[slot.ticket] = slot
         assert slot.channel is not None

@@ -11,15 +11,20 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
+from apexrl.config import Config
 from apexrl.errors import AgentError, ConfigError, FencedError, NonFiniteError, SpecError
 from apexrl.launch.stall_dump import dump_on_request
 from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.local.role_context import SharedContext, WorkerIdentity
+from apexrl.links.printable import host_name
 from apexrl.roles.role_traits import traits_of
 from apexrl.run.atomic_files import SilentStream
+from apexrl.run.identity import run_of
+from apexrl.run.log_lines import JsonStream
+from apexrl.run.status import Level
 from apexrl.topologies.program import Factory
 
 FATAL = (NonFiniteError, ConfigError, SpecError, AgentError, FencedError)
@@ -42,6 +47,8 @@ class Assignment:
     factory: Factory
     ports: Mapping[str, Any]
     nice: int = 0
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    """Of the lines that it prints, as JSON; empty: they stay as they are."""
 
 
 def work(channel: socket.socket, assignment: Assignment) -> int:
@@ -50,10 +57,7 @@ def work(channel: socket.socket, assignment: Assignment) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable()
     dump_on_request()
-    sys.stdout, sys.stderr = (
-        SilentStream(sys.stdout),
-        SilentStream(sys.stderr),
-    )  # the log; a full disk shall end no environment
+    label_output(assignment.labels)
     os.nice(assignment.nice)
     keep_memory()
     row = assignment.board.row(assignment.row)
@@ -61,6 +65,22 @@ def work(channel: socket.socket, assignment: Assignment) -> int:
     row.heartbeat = time.monotonic()
     context = SharedContext(assignment.worker, assignment.board, assignment.row, channel)
     return run_role(context, assignment.factory, assignment.ports)
+
+
+def log_labels(config: Config, worker: WorkerIdentity) -> dict[str, Any]:
+    """The labels of what a worker prints; none: its lines stay as they are."""
+    if config.log_format != "json":
+        return {}
+    host = host_name()
+    run = run_of(config.name, worker.folder, host)
+    return {"run": run, "host": host, "role": worker.role, "index": worker.index, "generation": worker.generation}
+
+
+def label_output(labels: Mapping[str, Any]) -> None:
+    """Let what is printed go to the log, as JSON lines if there are labels. A full disk shall end no environment."""
+    for name, level in (("stdout", "info"), ("stderr", "warning")):
+        stream: Any = SilentStream(getattr(sys, name))
+        setattr(sys, name, JsonStream(stream, cast("Level", level), labels) if labels else stream)
 
 
 def run_role(context: SharedContext, factory: Factory, ports: Mapping[str, Any]) -> int:

@@ -26,6 +26,7 @@ from apexrl.report.diagnostic_watch import DiagnosticWatch
 from apexrl.report.number_format import clock, count, number, sparkline
 from apexrl.report.plain_lines import PlainLines, brief, closing_line, losses, quiet, title, weights_behind
 from apexrl.report.table_parts import columns_table, figures_table, fill_bar
+from apexrl.run.log_lines import LogFormat
 from apexrl.run.status import Level, Observer, RunStatus, WorkerStatus
 
 if TYPE_CHECKING:
@@ -51,10 +52,12 @@ _COLOURS: Final = {
 _LEVELS: Final[dict[Level, str]] = {"info": "dim", "warning": "yellow", "error": "bold red"}
 
 
-def panel(console: Console | None = None) -> Observer:
-    """The live panel when ``console`` (by default: standard output) is a terminal, else plain lines."""
+def panel(console: Console | None = None, log_format: LogFormat = "text") -> Observer:
+    """The live panel when ``console`` (by default: standard output) is a terminal, else plain lines; JSON is always
+    lines."""
     console = console or Console()
-    return LivePanel(console) if console.is_terminal and not console.is_dumb_terminal else PlainLines(console)
+    drawn = log_format == "text" and console.is_terminal and not console.is_dumb_terminal
+    return LivePanel(console) if drawn else PlainLines(console, log_format)
 
 
 class LivePanel:

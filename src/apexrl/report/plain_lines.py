@@ -1,4 +1,4 @@
-"""A run's progress as plain lines of text, for logs and pipes."""
+"""A run's progress as plain lines, of text or of JSON, for logs and pipes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ import math
 import textwrap
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, TextIO, cast
 
 from rich.console import Console
 from rich.text import Text
 
+from apexrl.errors import SnapshotError
+from apexrl.links.printable import host_name
 from apexrl.report.diagnostic_watch import DiagnosticWatch
 from apexrl.report.number_format import clock, count, number
 from apexrl.run.atomic_files import SilentStream
 from apexrl.run.folder import env_name
+from apexrl.run.identity import run_of
+from apexrl.run.log_lines import LogFormat, json_line
+from apexrl.run.ownership import Generations
 from apexrl.run.status import Level, RunStatus
 
 if TYPE_CHECKING:
@@ -37,12 +43,18 @@ def quiet(console: Console) -> SilentStream:
 
 
 class PlainLines:
-    """Prints a line every five seconds, without colours or cursor movements."""
+    """Prints a line every five seconds, without colours or cursor movements.
+
+    Args:
+        log_format: ``json``: every line is an object with time, level, run, host, role, generation and text.
+    """
 
     writes = "standard output"
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, log_format: LogFormat = "text") -> None:
         self._console = console
+        self._json = log_format == "json"
+        self._labels: dict[str, Any] = {"run": "", "host": host_name(), "role": "supervisor", "generation": 0}
         self._output = quiet(console)
         self._printed_at = -math.inf
         self._phase = ""
@@ -53,6 +65,9 @@ class PlainLines:
 
     def started(self, config: Config, folder: Path) -> None:
         self._diagnostics = DiagnosticWatch(config.agent)
+        self._labels["run"] = run_of(config.name, folder, host_name())
+        with suppress(OSError, SnapshotError):
+            self._labels["generation"] = Generations(folder).newest_run
         self._print(f"{title(config)}  ·  {folder}")
 
     def update(self, status: RunStatus) -> None:
@@ -80,14 +95,17 @@ class PlainLines:
             self._print(f"{clock(self._status.elapsed_seconds)}  {name}: return {values['mean']:.2f}{spread}{episodes}")
 
     def message(self, text: str, level: Level = "info") -> None:
-        prefix = "" if level == "info" else f"{level}: "
-        self._print(f"{clock(self._status.elapsed_seconds)}  {prefix}{brief(text, level)}")
+        if self._json:
+            self._print(text, level)
+        else:
+            prefix = "" if level == "info" else f"{level}: "
+            self._print(f"{clock(self._status.elapsed_seconds)}  {prefix}{brief(text, level)}")
 
     def finished(self, summary: Mapping[str, Any]) -> None:
-        self._print(closing_line(summary).plain)
+        self._print(closing_line(summary).plain, "error" if summary.get("stopped_by") == "error" else "info")
 
-    def _print(self, text: str) -> None:
-        self._console.print(Text(text), soft_wrap=True)
+    def _print(self, text: str, level: Level = "info") -> None:
+        self._console.print(Text(json_line(level, text, self._labels) if self._json else text), soft_wrap=True)
         self._console.file.flush()
         self._output.check()
 

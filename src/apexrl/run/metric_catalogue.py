@@ -154,6 +154,7 @@ DROPPED: Final = (
     Metric("items", "experience that did not get from one host to another, as far as this side knows"),
     Metric("hung_env_calls", "environment calls that ran beyond `--env-timeout`"),
     Metric("spoilt_weight_reads", "reads of weights that newer ones overtook; each is repeated"),
+    Metric("log_bytes", "bytes that roles on Ray printed and that stay on their nodes, as they were too many at once"),
     Metric("host_messages", "episodes and warnings of other hosts that were not passed on"),
     Metric("weight_publications", "attempts to publish weights for other hosts that failed; each is tried again"),
 )

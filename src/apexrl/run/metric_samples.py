@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
+from apexrl.run.identity import run_of
 from apexrl.run.metric_catalogue import PHASE, WORKERS, Metric, metric_of
 from apexrl.run.status import Phase, RunStatus
 
@@ -81,5 +82,4 @@ def identity(config: Config, folder: Path, host: str, scope: Scope, run: str = "
         host: this machine's name.
         run: the run's name on a Redis server; empty: it is called as its folder.
     """
-    name = run or (config.name.rpartition("@")[0] if scope == "host" else "") or folder.name
-    return {"run": name, "host": host, "scope": scope}
+    return {"run": run or run_of(config.name, folder, host), "host": host, "scope": scope}

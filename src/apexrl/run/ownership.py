@@ -232,9 +232,14 @@ class Generations:
         values = self._read()
         return max(values.get(name, 0), values.get(_RUN, 0))
 
+    @property
+    def newest_run(self) -> int:
+        """The newest generation of the run; 0: none has begun."""
+        return self._read().get(_RUN, 0)
+
     def check(self) -> None:
         """Raise FencedError if another process has started a newer generation of the run."""
-        newest = self._read().get(_RUN, 0)
+        newest = self.newest_run
         if newest > self.run > 0:
             raise FencedError(
                 f"{self.path.parent} has been taken over by another process (generation {newest} of the run, this is "

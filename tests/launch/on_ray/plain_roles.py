@@ -31,6 +31,7 @@ class Actor:
         self._weights = weights
         self._version = 0
         self._turns = 0
+        print(f"{context.name}.{context.generation} begins")
 
     def step(self) -> bool:
         newest = self._weights.latest(newer_than=self._version)
@@ -41,7 +42,10 @@ class Actor:
         if not self._version:
             return False
         self._turns += 1
+        if self._deed == "print much" and self._turns == 30:
+            print("\n".join(f"line {n} " + 80 * "x" for n in range(10_000)))
         if self._deed == "kill" and self._turns == 30:
+            print(f"last words of {self._context.name}.{self._context.generation}")
             os.kill(os.getpid(), signal.SIGKILL)
         if self._deed == "stand still" and self._turns == 30:
             time.sleep(3600)

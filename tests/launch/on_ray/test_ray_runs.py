@@ -26,6 +26,7 @@ from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.ray import preflight
 from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.ray_actors import Hello
+from apexrl.launch.ray.role_output import MOST_BYTES
 from apexrl.presets import with_topology
 from apexrl.run.status import RunStatus
 
@@ -36,8 +37,8 @@ pytestmark = [
 
 
 def test_a_worker_and_a_shard_are_killed_and_the_run_goes_on(cluster: str, tmp_path: Path) -> None:
-    """Everything crosses: steps, batches, priorities, weights, counters, messages. A killed actor is followed by its
-    next generation; a killed shard costs what it held, and is counted."""
+    """Everything crosses: steps, batches, priorities, weights, counters, messages, what roles print. A killed actor is
+    followed by its next generation; a killed shard costs what it held, and is counted."""
     killed: list[int] = []
 
     def act(watcher: Watcher, status: RunStatus) -> bool:
@@ -49,7 +50,7 @@ def test_a_worker_and_a_shard_are_killed_and_the_run_goes_on(cluster: str, tmp_p
         # until items of the new shard can be sampled
         return bool(killed) and status.restarts["shard"] == 1 and seen["lost_shards"] == 1 and seen["shards"] == 2
 
-    watcher = run(cluster, tmp_path, {"0.0": "kill"}, act)
+    watcher = run(cluster, tmp_path, {"0.0": "kill", "3.0": "print much"}, act)
     status, seen = watcher.status, watcher.seen
     assert killed
     assert status.restarts["shard"] == 1
@@ -62,6 +63,12 @@ def test_a_worker_and_a_shard_are_killed_and_the_run_goes_on(cluster: str, tmp_p
     assert any(text.startswith("actor-0: ") and "starting it again" in text for text in watcher.texts)
     assert any("shard-1 was lost with" in text for text in watcher.texts)
     assert not ray.is_initialized()
+    printed = {path.stem: path.read_text() for path in (tmp_path / "run" / "logs").iterdir()}
+    for words in ("actor-0.0 begins\n", "last words of actor-0.0\n", "actor-0.1 begins\n"):
+        assert printed["actor-0"].count(words) == 1
+    assert printed["actor-3"].count("line 9999 ") == 1  # the newest end of too much
+    assert len(printed["actor-3"]) < MOST_BYTES + 1000
+    assert 800_000 < status.dropped["log_bytes"] < 1_000_000
 
 
 @pytest.mark.cluster

@@ -24,9 +24,11 @@ from apexrl.launch.ray.preflight import HELLO_SECONDS, receive, reserve
 from apexrl.launch.ray.ray_actors import News, RayAssignment, Report, RoleProcess
 from apexrl.launch.ray.ray_metrics import RayMetrics
 from apexrl.launch.ray.ray_slots import ActorGroup, RaySlot, cut
+from apexrl.launch.ray.role_output import OutputGathering
 from apexrl.launch.restart_budget import Ending
 from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.stall_dump import DUMP_SECONDS
+from apexrl.launch.worker_process import log_labels
 from apexrl.launch.worker_slots import slot_seed
 from apexrl.links.local.control_board import COUNTERS, HURRY, RUN, STOP
 from apexrl.links.local.role_context import WorkerIdentity
@@ -88,6 +90,7 @@ class Driver:
         self._ledger, self._figures = ledger, figures
         self._groups = cut(program, self._plan, self._cluster.namespace)
         bundles = resource_bundles(self._config, self._placement, self._plan)[1:]
+        self._output = OutputGathering(ledger)
         self._growth = ElasticGroups(self._cluster, self._plan, self._groups[1:], bundles, ledger.tell)
         self._control = GroupControl(
             self._cluster, self._placement, self._plan, self._groups, self._growth, sampling(program), ledger
@@ -105,12 +108,14 @@ class Driver:
                 self._control.check_missing(now, self._longest)
             if now - polled >= _TICK_SECONDS:
                 polled = now
+                self._output.step()
                 self._tick(now)
             if now - shown >= _PERIOD_SECONDS:
                 shown = now
                 ledger.show()
             if self._stop_at is None and (ledger.stop_reason is not None or self._control.failure is not None):
                 self._stop(now)
+        self._output.step(1.0)
         self._tick(time.monotonic())
         ledger.show()
         if self._control.failure is not None:
@@ -173,7 +178,8 @@ class Driver:
             folder=self._ledger.folder.path.resolve(),
             folder_generation=number,
         )
-        assignment = RayAssignment(worker, node.traits.writes_checkpoints, node.factory, node.nice)
+        labels = log_labels(self._config, worker)
+        assignment = RayAssignment(worker, node.traits.writes_checkpoints, node.factory, node.nice, labels)
         handle = self._cluster.actor(RoleProcess, group.number, cpus, gpus).remote(assignment)
         slot.begin(now, handle)
         slot.running = handle.run.remote(group.memory.ports.remote(node.name), self._others(slot))
@@ -239,6 +245,7 @@ class Driver:
         for name, value in report.counters.items():
             self._sums[name] += value - slot.counters.get(name, 0)
         slot.hear(report, now)
+        self._output.enter(slot.name, report.printed)
         for message in report.said:
             if message.kind != "error":
                 self._ledger.hear(message.kind, message.values)
@@ -255,6 +262,8 @@ class Driver:
     ) -> None:
         """Handle the end of a worker, with ``status`` or (None) killed. ``sure``: its process is certainly gone."""
         kill(slot.handle)  # an unreachable process may still run, and write checkpoints
+        if status is None and group.up:
+            self._output.ask(slot.name, group.memory, slot.report.printed.places)
         slot.end(now, ending, why, sure)
         if self._stop_at is not None:
             slot.gone = True
@@ -322,6 +331,7 @@ class Driver:
         return {name: self._total(name) - slot.counters.get(name, 0) for name in COUNTERS}
 
     def _tick(self, now: float) -> None:
-        sums = run_totals.enter(self._ledger, self._groups, self._total, self._hung_calls, now)
+        more = {"hung_env_calls": self._hung_calls, "log_bytes": self._output.left_out}
+        sums = run_totals.enter(self._ledger, self._groups, self._total, more, now)
         if self._figures is not None:
             self._figures.tick(now, self._ledger.status, self._groups, sums)

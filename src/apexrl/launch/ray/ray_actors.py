@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
@@ -27,9 +27,10 @@ from numpy.typing import NDArray
 from apexrl.errors import ClosedError, ConfigError, OwnershipError
 from apexrl.launch.probe import error_values, probe
 from apexrl.launch.ray.local_shard import Lent, node_id
+from apexrl.launch.ray.role_output import Place, Printed, places, read
 from apexrl.launch.ray.weights_broadcast import WeightsBroadcast, publish
 from apexrl.launch.wiring import Wiring
-from apexrl.launch.worker_process import keep_memory, run_role
+from apexrl.launch.worker_process import keep_memory, label_output, run_role
 from apexrl.links.local import worker_messages
 from apexrl.links.local.control_board import COUNTERS, ControlBoard
 from apexrl.links.local.role_context import SharedContext, WorkerIdentity
@@ -146,6 +147,10 @@ class GroupMemory:
         assert self._shard is not None
         return self._shard.update("" if self._lent else generation, keys, priorities)
 
+    def read(self, places: Sequence[Place]) -> Printed:
+        """What a process on this node printed last, which has ended."""
+        return read(places)
+
     def meet(self, group: int, handle: Any) -> None:
         """(learner's node) Send the weights to another group from now on; None: stop."""
         assert self._distribution is not None
@@ -183,6 +188,8 @@ class RayAssignment:
     keeps: bool
     factory: Factory
     nice: int = 0
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    """Of the lines that it prints, as JSON; empty: they stay as they are."""
 
 
 @dataclass(frozen=True)
@@ -206,6 +213,7 @@ class Report:
     pid: int = 0
     status: int | None = None  # at the end: 0 in good order
     said_at: float = 0.0  # by ``ownership.lease_clock`` of its machine
+    printed: Printed = field(default_factory=Printed)  # since the report before
 
 
 class RoleProcess:
@@ -221,6 +229,7 @@ class RoleProcess:
         self._row.heartbeat = time.monotonic()
         self._ours, self._theirs = worker_messages.channel()
         self._hearing = threading.Lock()
+        self._printed = Printed(places=places())
 
     @_apart("run")
     def run(self, ports: Mapping[str, Any], others: dict[str, int]) -> Report:
@@ -228,6 +237,8 @@ class RoleProcess:
         assignment = self._assignment
         os.nice(assignment.nice)
         keep_memory()
+        if assignment.labels:
+            label_output({**assignment.labels, "host": platform.node()})
         self._others(others)
         context = SharedContext(assignment.worker, self._board, 0, self._theirs)
         return self._report(run_role(context, self._made, ports))
@@ -255,6 +266,7 @@ class RoleProcess:
     def _report(self, status: int | None) -> Report:
         with self._hearing:
             said = worker_messages.receive(self._ours)
+            printed = self._printed = read(self._printed.places)
         since, now = self._row.busy_since, time.monotonic()
         return Report(
             counters={name: self._row.counter(name) for name in COUNTERS},
@@ -265,6 +277,7 @@ class RoleProcess:
             pid=os.getpid(),
             status=status,
             said_at=lease_clock(),
+            printed=printed,
         )
 
     def _made(self, context: SharedContext, **ports: Any) -> Role:

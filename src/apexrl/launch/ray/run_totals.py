@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from apexrl.launch.ray.ray_slots import ActorGroup
@@ -11,14 +11,14 @@ from apexrl.links.local.control_board import DROPPED
 
 
 def enter(
-    ledger: Ledger, groups: Sequence[ActorGroup], total: Callable[[str], int], hung_calls: int, now: float
+    ledger: Ledger, groups: Sequence[ActorGroup], total: Callable[[str], int], more: Mapping[str, int], now: float
 ) -> dict[str, int]:
     """Enter how everything stands; returns the sums over all shards and all their generations.
 
     Args:
         groups: that of the learner's node first.
         total: counter name -> total over the whole run.
-        hung_calls: environment calls that took too long.
+        more: what else was dropped.
         now: monotonic seconds.
     """
     home, *shards = groups
@@ -44,7 +44,7 @@ def enter(
         restarts=restarts,
         dropped={
             **{what: total(counter) for what, counter in DROPPED.items()},
-            "hung_env_calls": hung_calls,
+            **more,
             "stale_priorities": sums["updates_stale"],
             "lost_items": sums["lost"] + sum(group.lost_items for group in shards),
             "spoilt_weight_reads": sum(group.look.spoilt for group in groups),
