@@ -58,11 +58,11 @@ def show_status(url: str, run: str = "", watch: bool = False, console: Console |
 
     def picture(rows: int) -> tuple[RenderableType, bool]:
         if not run:
-            views = [look(connection, name) for name in runs(connection)]
+            views = [look(connection, name) for name in runs(server)]
             return table_of_runs(views, server.address, console.width), True
         view = look(connection, run)
         if view.record is None and not view.phase and not view.learner_alive and not view.members:
-            names = runs(connection)
+            names = runs(server)
             there = f"runs there: {', '.join(names)}" if names else "no run is there"
             return Text(f"there is no run {run} at {server.address}; {there}"), False
         return picture_of_run(view, console.width, rows), True

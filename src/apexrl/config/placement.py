@@ -38,7 +38,7 @@ class Redis:
     """The learner's side of a run that other hosts join through a Redis server, with actors."""
 
     url: str = field(repr=False)
-    """redis://USER:PASSWORD@HOST:PORT, with TLS rediss://."""
+    """redis://USER:PASSWORD@HOST:PORT, with TLS rediss://; redis+sentinel://HOST:PORT/MASTER, redis+cluster://HOST:PORT."""
     run: str = ""
     """The run's name on the server; empty: the name of its folder."""
     actors: bool | None = True

@@ -317,6 +317,4 @@ def test_a_name_is_found_among_other_keys(redis_server: RedisServer, record: Run
     with redis_server.client() as raw:
         raw.mset({f"other:{number}": "x" for number in range(3000)})
         raw.set("apexrl:{a b}:record", "x")
-    connection = Connection(redis_server.server())
-    assert runs(connection) == ["r"]
-    connection.close()
+    assert runs(redis_server.server()) == ["r"]

@@ -12,12 +12,17 @@ from typing import Any
 import pytest
 import trustme
 from redis import exceptions
+from run_records import a_record, wait_until
 
 from apexrl.errors import ConfigError, LinkError
 from apexrl.links.backoff import Backoff
+from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.pipe import Pipe, command
+from apexrl.links.redis.run_record import LearnerLease
 from apexrl.links.redis.server import DEFAULT_BULK_BYTES, Server, check, explain
 from redis_server import RedisServer, binaries
+
+KEYS = RunKeys("r")
 
 SECRET = "correct horse/battery#staple"
 QUOTED = "correct%20horse%2Fbattery%23staple"
@@ -114,7 +119,7 @@ def test_a_server_that_may_delete_streams_is_refused(redis_server: RedisServer, 
     with pytest.raises(LinkError, match=f"maxmemory-policy {policy}.*noeviction"):
         redis_server.server().check()
     with pytest.raises(LinkError, match=policy):
-        Pipe(redis_server.server())
+        Pipe(redis_server.server(), KEYS)
 
 
 def test_a_volatile_policy_is_accepted(redis_server: RedisServer) -> None:
@@ -211,7 +216,7 @@ def test_tls_with_the_right_authority_and_in_words_without(redis_server: RedisSe
         there = f"127.0.0.1:{port}"
         server = Server(f"rediss://{there}?ssl_ca_certs={tmp_path / 'right.pem'}")
         assert server.check().version
-        pipe = Pipe(server)
+        pipe = Pipe(server, KEYS)
         pipe.send([command("SET", "k", more=1) + b"$1000000\r\n", bytes(1_000_000), b"\r\n"], 1)
         assert pipe.drain() == [b"OK"]
         assert pipe.ask("STRLEN", "k") == 1_000_000
@@ -226,6 +231,27 @@ def test_tls_with_the_right_authority_and_in_words_without(redis_server: RedisSe
     elsewhere = right.issue_cert("elsewhere.example")
     with tls_front(elsewhere, redis_server.port) as port, pytest.raises(LinkError, match="not trusted here"):
         Server(f"rediss://127.0.0.1:{port}?ssl_ca_certs={tmp_path / 'right.pem'}").check()
+
+
+def test_tls_to_every_node_of_a_cluster(tmp_path: Path) -> None:
+    """Each node is where the cluster says, which here is a front of it."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
+    with (
+        RedisServer(tmp_path / "redis", binary=binaries()[-1], cluster_enabled="yes") as node,
+        tls_front(authority.issue_cert("127.0.0.1"), node.port) as port,
+        node.client() as client,
+    ):
+        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        client.config_set("cluster-announce-port", port)
+        client.config_set("cluster-announce-ip", "127.0.0.1")
+        server = Server(f"rediss+cluster://127.0.0.1:{port}?ssl_ca_certs={tmp_path / 'authority.pem'}")
+        wait_until(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+        assert server.check().version
+        lease = LearnerLease.take(server, a_record())
+        lease.leave()
+        with pytest.raises(LinkError, match="not trusted here"):
+            Server(f"rediss+cluster://127.0.0.1:{port}").check()
 
 
 def test_tls_to_a_server_without(redis_server: RedisServer) -> None:
@@ -261,7 +287,7 @@ def test_back_off_grows_to_its_limit_and_starts_again() -> None:
 
 
 def test_a_pipe_does_not_connect_anew_by_itself(redis_server: RedisServer) -> None:
-    pipe = Pipe(redis_server.server())
+    pipe = Pipe(redis_server.server(), KEYS)
     redis_server.restart(keep_data=False)
     with pytest.raises(exceptions.ConnectionError):
         pipe.ask("PING")

@@ -14,7 +14,6 @@ from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostLease
 from apexrl.links.redis.run_listing import runs
 from apexrl.links.redis.run_record import LearnerLease, find_run, stop_run
-from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 
 
@@ -134,7 +133,7 @@ def test_a_finished_run_tells_its_members_and_leaves_only_its_record(server: Ser
     assert {key.decode() for key in raw.keys("*")} == {keys.record, keys.state, keys.learner, keys.generations}
     assert all(raw.ttl(key) > 6 * 86400 for key in raw.keys("*"))
     assert seen(server).phase == "finished"
-    assert runs(Connection(server)) == ["cartpole-1"]
+    assert runs(server) == ["cartpole-1"]
     with pytest.raises(ClosedError, match="has ended"):
         HostLease.join(server, record)
 

@@ -13,7 +13,14 @@ from apexrl.errors import ConfigError
 EVERY_RECORD: Final = "apexrl:{*}:record"
 """What SCAN matches for the records of all runs on a server."""
 
+_KEY: Final = re.compile(r"apexrl:\{([\w.+=@-]{1,100})\}:", re.ASCII)
 _NAME: Final = re.compile(r"[\w.+=@-]{1,100}", re.ASCII)
+
+
+def tag_of(key: str) -> str:
+    """What stands in the braces of a run's key, and decides where a cluster keeps it; empty: it is no such key."""
+    found = _KEY.match(key)
+    return found[1] if found else ""
 
 
 def check_name(name: str) -> str:

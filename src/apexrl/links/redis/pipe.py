@@ -11,6 +11,7 @@ from typing import Any
 
 from redis import exceptions
 
+from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.server import Server, ServerFacts, check
 
 _JOINED_BYTES = 64 * 1024
@@ -34,14 +35,15 @@ class Pipe:
     """One open connection to a server that passed the checks. Not thread-safe. Raises redis-py's errors.
 
     Args:
+        keys: of the run that it is for.
         read_bytes: to read from the socket at a time.
 
     Raises:
         LinkError: the server cannot be reached, or is not suitable for a run.
     """
 
-    def __init__(self, server: Server, read_bytes: int = 65536) -> None:
-        self._client = server.connect(read_bytes)
+    def __init__(self, server: Server, keys: RunKeys, read_bytes: int = 65536) -> None:
+        self._client = server.connect(read_bytes, keys.record)
         try:
             self.facts: ServerFacts = check(self._client, server.address)
         except BaseException:

@@ -187,7 +187,7 @@ class ExperienceReceiver:
             return True
         if time.monotonic() < self._not_before:
             return False
-        self._pipe = Pipe(self._server, read_bytes=2**20)
+        self._pipe = Pipe(self._server, self._keys, read_bytes=2**20)
         server_id, self._server_id = self._server_id, self._pipe.facts.run_id
         if server_id != self._server_id:
             self._unwritten = dict(self._table)  # it may have forgotten even what it answered

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -19,6 +20,7 @@ from apexrl.links.redis.checked_values import (
 )
 from apexrl.links.redis.keys import EVERY_RECORD, RunKeys
 from apexrl.links.redis.scripts import Connection
+from apexrl.links.redis.server import Server
 from apexrl.links.redis.stream_names import LAST_OF_GENERATION, stream_of
 
 MOST_MEMBERS: Final = 4096
@@ -117,20 +119,20 @@ def look(connection: Connection, name: str) -> RunView:
     )
 
 
-def runs(connection: Connection) -> list[str]:
-    """Names of the runs at a server, at most 256, in alphabetical order.
+def runs(server: Server) -> list[str]:
+    """Names of the runs at a server, or at all nodes of a cluster, at most 256, in alphabetical order.
 
     Raises:
         LinkError: the server cannot be reached or refuses.
     """
     names: set[str] = set()
-    cursor = b"0"
-    while len(names) < MOST_RUNS:
-        cursor, found = connection.command("SCAN", cursor, "MATCH", EVERY_RECORD, "COUNT", 1000)
-        named = (RunKeys.of_record(key.decode("utf-8", "replace")) for key in found)
-        names.update(keys.name for keys in named if keys is not None)
-        if cursor == b"0":
-            break
+    for node in server.nodes():
+        with closing(Connection(node)) as connection:
+            cursor = b""
+            while cursor != b"0" and len(names) < MOST_RUNS:
+                cursor, found = connection.command("SCAN", cursor or b"0", "MATCH", EVERY_RECORD, "COUNT", 1000)
+                named = (RunKeys.of_record(key.decode("utf-8", "replace")) for key in found)
+                names.update(keys.name for keys in named if keys is not None)
     return sorted(names)[:MOST_RUNS]
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import RedisError, ResponseError
 
+from apexrl.links.redis.keys import tag_of
 from apexrl.links.redis.server import Server, explain
 
 if TYPE_CHECKING:
@@ -339,7 +340,8 @@ return entries
 
 
 class Connection:
-    """Runs scripts and commands over its own connection, opened at first use and again after a failure.
+    """Runs scripts and commands over its own connection, opened at first use and again after a failure; in a cluster
+    also for keys of another run.
 
     Not thread-safe. Every failure of the connection or server is raised as a ``LinkError``.
     """
@@ -347,6 +349,7 @@ class Connection:
     def __init__(self, server: Server) -> None:
         self.server = server
         self._redis: Redis | None = None
+        self._tag = ""  # of the keys that the connection is for
 
     def script(self, text: str, keys: Sequence[str], *arguments: str | bytes | int) -> Any:
         return self.command("EVAL", text, len(keys), *keys, *arguments)
@@ -358,8 +361,10 @@ class Connection:
     def pipeline(self, commands: Sequence[Sequence[str | bytes | int]], refusals: bool = False) -> list[Any]:
         """Several commands at once. With ``refusals``, the reply of a refused command is None."""
         try:
+            if (key := _key_of(commands)) and tag_of(key) != self._tag:
+                self.close()
             if self._redis is None:
-                self._redis = self.server.connect()
+                self._redis, self._tag = self.server.connect(key=key), tag_of(key)
             line: Any = self._redis.connection
             line.send_packed_command(line.pack_commands(commands))
             replies = [_reply(line) for _ in commands]
@@ -379,6 +384,12 @@ class Connection:
             with suppress(RedisError, OSError):
                 self._redis.close()
             self._redis = None
+
+
+def _key_of(commands: Sequence[Sequence[str | bytes | int]]) -> str:
+    """A key of a run among the words; empty: there is none."""
+    words = (word for words in commands for word in words[:5])
+    return next((word for word in words if isinstance(word, str) and tag_of(word)), "")
 
 
 def _reply(line: Any) -> Any:

@@ -186,7 +186,7 @@ class ExperienceSender:
         if time.monotonic() < self._not_before:
             return False
         if self._pipe is None:
-            self._pipe = Pipe(self._server)
+            self._pipe = Pipe(self._server, self._keys)
             facts = self._pipe.facts
             self.reconnects += self._server_id != ""
             self._most_bulk = facts.most_bulk

@@ -207,7 +207,7 @@ class WeightsUploader:
     def _guarded(self, act: Callable[[Pipe], Any]) -> Any:
         try:
             if self._pipe is None:
-                self._pipe = Pipe(self._server)
+                self._pipe = Pipe(self._server, self._keys)
             return act(self._pipe)
         except (*TROUBLE, exceptions.ResponseError) as error:
             self._abandon(error)
@@ -285,8 +285,8 @@ class WeightsDownloader:
     def _rung(self, timeout: float) -> bool:
         """Whether there was a notification, or the connection is new."""
         if self._bell is None or self._pipe is None:
-            self._pipe = Pipe(self._server, read_bytes=2**20)
-            self._bell = Pipe(self._server)
+            self._pipe = Pipe(self._server, self._keys, read_bytes=2**20)
+            self._bell = Pipe(self._server, self._keys)
             self._bell.send([command("SUBSCRIBE", self._keys.doorbell, self._own_bell)], 2)
             _raise_refusals(self._bell)
             self.reconnects += 1
