@@ -12,11 +12,10 @@ import torch
 
 from apexrl import agents
 from apexrl.agents.actor_critic import ActorCritic
-from apexrl.agents.named_vectors import sizes
 from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.errors import NonFiniteError
-from apexrl.links.local.gradient_averaging import GradientAveraging
+from apexrl.links.averaging.gradient_averaging import GradientAveraging
 from apexrl.replay import Replay
 from apexrl.roles import Learner
 from apexrl.roles.actor import VERSION, step_fields
@@ -67,10 +66,7 @@ class Together:
     """Learners that take turns."""
 
     def __init__(self, stage: Any, config: Config = CONFIG, count: int = 2, rewards: tuple[float, ...] = (1.0, 1.0)):
-        agent = ActorCritic(SPEC, config.agent)
-        vectors = sizes(agent)
-        gradient = sum(size for name, size in vectors.items() if name.endswith("/online"))
-        self.link = GradientAveraging(count, gradient, sum(vectors.values()), shared=False)
+        self.link = GradientAveraging(count, patience=1.0, shared=False)
         self.stage, self.config, self.weights = stage, config, InlineWeights()
         self.queues = [filled(seed, reward=reward) for seed, reward in zip(range(count), rewards, strict=False)]
         self.learners = [self.begin(index) for index in range(count)]
@@ -87,6 +83,11 @@ class Together:
         for _ in range(count):
             for learner in self.learners:
                 learner.step()
+
+    def level(self) -> None:
+        """Let those that are behind by an update make it."""
+        while len({learner._version for learner in self.learners}) > 1:
+            min(self.learners, key=lambda learner: learner._version).step()
 
     def parameters(self) -> list[Any]:
         return [learner._agent.networks["policy_value"].parameters.vector.numpy().copy() for learner in self.learners]  # type: ignore[attr-defined]
@@ -105,6 +106,7 @@ def together(stage: Any) -> Iterator[Together]:
 
 def test_all_have_the_same_parameters_and_optimizers(together: Together) -> None:
     together.rounds(8)
+    together.level()
     one, two = together.states()
     assert one.keys() == two.keys()
     for name in one:
@@ -152,12 +154,13 @@ def test_the_first_publishes_counts_and_keeps(together: Together) -> None:
     assert updates * 2 * BATCH * T * 0.7 < steps <= (updates + 1) * 2 * BATCH * T
 
 
-def test_a_learner_that_begins_anew_takes_the_firsts_state_and_none_is_lost(together: Together) -> None:
+def test_a_learner_that_begins_anew_takes_the_others_state_and_none_is_lost(together: Together) -> None:
     together.rounds(5)
     before = together.stage.run.totals["updates"]
     together.learners[1] = together.begin(1)
     taken = together.queues[0].stats()["sampled"]
     together.rounds(6)
+    together.level()
     assert together.stage.run.totals["updates"] >= before + 3
     one, two = together.parameters()
     np.testing.assert_array_equal(one, two)
@@ -166,21 +169,27 @@ def test_a_learner_that_begins_anew_takes_the_firsts_state_and_none_is_lost(toge
     assert together.queues[0].stats()["sampled"] <= taken + made * BATCH
 
 
-def test_when_the_first_begins_anew_all_follow_its_checkpoint(together: Together) -> None:
+def test_when_the_first_begins_anew_the_others_state_holds_and_not_its_older_checkpoint(together: Together) -> None:
     together.rounds(5)
     together.learners[0]._checkpoint()
     kept = together.parameters()[0]
-    updates = together.stage.run.totals["updates"]
     together.rounds(3)
-    assert not np.array_equal(together.parameters()[1], kept)
-    version = together.weights.version
+    newest = together.states()[1]
+    updates, version = together.stage.run.totals["updates"], together.weights.version
     together.learners[0] = together.begin(0)
     assert together.weights.version == version + 1  # never back
     np.testing.assert_array_equal(together.parameters()[0], kept)
+    together.rounds(2)  # both are in a new epoch, and at their gradients
+    if together.stage.run.totals["updates"] == updates:
+        for name, value in newest.items():
+            np.testing.assert_array_equal(together.states()[0][name], value)
     while together.stage.run.totals["updates"] < updates + 5:
         together.rounds(1)
+    together.level()
     one, two = together.parameters()
     np.testing.assert_array_equal(one, two)
+    steps = [float(state["optimizer/steps"]) for state in together.states()]
+    assert steps[0] == steps[1] > updates  # of the optimizer, too
     assert abs(together.learners[0]._version - together.learners[1]._version) <= 1
 
 

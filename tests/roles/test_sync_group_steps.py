@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -12,10 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from apexrl import agents
-from apexrl.agents.named_vectors import sizes
 from apexrl.config import Config
 from apexrl.config.convert import override
-from apexrl.links.local.gradient_averaging import GradientAveraging
+from apexrl.links.averaging.gradient_averaging import GradientAveraging
 from apexrl.protocols import Learned
 from apexrl.roles.sync_group import SyncGroup, _flat
 from apexrl.spec import ActionSpec, Array, EnvSpec, Field
@@ -78,15 +78,13 @@ def make(name: str, seed: int) -> Any:
     return agents.agent_class(name)(case.spec, config.agent, "cpu", seed)
 
 
-def link_for(agent: Any, members: int = 2) -> GradientAveraging:
-    vectors = sizes(agent)
-    gradient = sum(size for name, size in vectors.items() if name.endswith("/online"))
-    return GradientAveraging(members, gradient, sum(vectors.values()), shared=False)
+def link_for(members: int = 2) -> GradientAveraging:
+    return GradientAveraging(members, patience=1.0, shared=False)
 
 
 def begin(agent: Any, link: GradientAveraging, index: int, version: int = 1) -> SyncGroup:
-    context: Any = SimpleNamespace(index=index, patience=0.0)
-    return SyncGroup(context, agent, link, version)
+    context: Any = SimpleNamespace(index=index, patience=0.0, should_stop=lambda: False)
+    return SyncGroup(context, agent, link, version, agent.updates)
 
 
 def together(groups: list[SyncGroup], prepared: list[Any]) -> list[Learned]:
@@ -120,7 +118,7 @@ def _one_thread() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_all_have_the_same_state_after_every_update(name: str) -> None:
     members = [make(name, 10), make(name, 11)]
-    link = link_for(members[0])
+    link = link_for()
     groups = [begin(agent, link, index) for index, agent in enumerate(members)]
     before = state(members[0])
     for update in range(7):
@@ -140,7 +138,7 @@ def test_all_have_the_same_state_after_every_update(name: str) -> None:
 def test_equal_batches_make_what_one_learner_makes(name: str) -> None:
     """The mean of two equal gradients is that gradient; so every network moves when, and as, it would alone."""
     alone, members = make(name, 10), [make(name, 10), make(name, 10)]
-    link = link_for(alone)
+    link = link_for()
     groups = [begin(agent, link, index) for index, agent in enumerate(members)]
     for update in range(6):
         batch = CASES[name].batch(update)
@@ -154,7 +152,7 @@ def test_equal_batches_make_what_one_learner_makes(name: str) -> None:
 def test_every_gradient_step_of_an_update_is_that_of_the_mean() -> None:
     members, twins = [make("appo", 10), make("appo", 11)], [make("appo", 10), make("appo", 11)]
     twins[1].load(twins[0].weights())  # as the second takes the first's state
-    link = link_for(members[0])
+    link = link_for()
     groups = [begin(agent, link, index) for index, agent in enumerate(members)]
     batches = [unrolls(0), unrolls(1)]
     together(groups, [agent.prepare(batch) for agent, batch in zip(members, batches, strict=True)])
@@ -179,7 +177,7 @@ def sent(steps: Any, groups: Any) -> Any:
 
 def test_one_agent_alone_makes_the_same_steps_of_an_update_or_together_with_none_but_itself() -> None:
     one, two = make("appo", 10), make("appo", 10)
-    group = begin(two, link_for(two, members=1), 0)
+    group = begin(two, link_for(members=1), 0)
     for update in range(3):
         one.update(one.prepare(unrolls(update)))
         together([group], [two.prepare(unrolls(update))])
@@ -188,24 +186,24 @@ def test_one_agent_alone_makes_the_same_steps_of_an_update_or_together_with_none
 
 @pytest.mark.parametrize("first", [True, False])
 def test_an_update_of_several_steps_is_made_once_more_when_somebody_dies_amid_it(first: bool) -> None:
-    """The gradient steps that were made before stay: all have the first's state."""
+    """The gradient steps that were made before stay: all have the survivor's state."""
     members = [make("appo", 10), make("appo", 11)]
-    link = link_for(members[0])
+    link = link_for()
     groups = [begin(agent, link, index) for index, agent in enumerate(members)]
     together(groups, [agent.prepare(unrolls(k)) for k, agent in enumerate(members)])
     prepared = [agent.prepare(unrolls(2 + k)) for k, agent in enumerate(members)]
     for _ in range(3):
         assert [group.update(batch) for group, batch in zip(groups, prepared, strict=True)] == [None, None]
-    made = float(members[0]._network.optimizer.steps)
-    assert 6 < made < 12
     dead = 0 if first else 1
+    made = float(members[1 - dead]._network.optimizer.steps)
+    assert 6 < made < 12
     members[dead] = make("appo", 12)
     groups[dead] = begin(members[dead], link, dead, version=2)
     prepared[dead] = members[dead].prepare(unrolls(4))
     together(groups, prepared)
     assert_same(*members)
-    assert float(members[0]._network.optimizer.steps) == (6 if first else made + 6)
-    assert members[0].updates == (1 if first else 2)
+    assert float(members[0]._network.optimizer.steps) == made + 6
+    assert members[0].updates == members[1].updates == 2
 
 
 class Elsewhere:
@@ -233,7 +231,7 @@ def test_vectors_of_several_devices_meet_on_the_host() -> None:
 def test_who_begins_anew_learns_how_many_updates_there_were() -> None:
     """TD3 moves its policy every second update, DDPG here copies its targets every third: all at the same."""
     members = [make("td3", 10), make("td3", 11)]
-    link = link_for(members[0])
+    link = link_for()
     groups = [begin(agent, link, index) for index, agent in enumerate(members)]
 
     def update(number: int) -> None:
@@ -247,3 +245,51 @@ def test_who_begins_anew_learns_how_many_updates_there_were() -> None:
         update(number)
         assert members[1].updates == members[0].updates == number + 1
         assert_same(*members)
+
+
+@pytest.mark.parametrize("name", ["td3", "appo"])
+def test_who_has_no_batch_follows_the_others_and_takes_part_again_when_it_has_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apexrl.roles.sync_group._ABSTAIN_SECONDS", (0.0, 0.0))
+    members = [make(name, 10), make(name, 11)]
+    link = GradientAveraging(2, patience=20.0)
+    contexts: list[Any] = [SimpleNamespace(index=k, patience=0.1, should_stop=lambda: False) for k in range(2)]
+    groups = [SyncGroup(context, agent, link, 1) for context, agent in zip(contexts, members, strict=True)]
+
+    def learn() -> None:
+        for update in range(9):
+            batch = members[0].prepare(CASES[name].batch(update))
+            while groups[0].update(batch) is None:
+                pass
+
+    other = threading.Thread(target=learn)
+    other.start()
+    followed = made = 0
+    while followed + made < 9:
+        if 3 <= followed and made < 3:
+            made += groups[1].update(members[1].prepare(CASES[name].batch(100 + made))) is not None
+        else:
+            followed += groups[1].abstain()
+    other.join()
+    assert (followed, made) == (6, 3)
+    assert members[0].updates == members[1].updates == 9
+    assert_same(*members)
+    assert [group.version for group in groups] == [10, 10]
+    for group in groups:
+        group.close()
+
+
+def test_nobody_has_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apexrl.roles.sync_group._ABSTAIN_SECONDS", (0.0, 0.0))
+    agent = make("td3", 10)
+    before = state(agent)
+    context: Any = SimpleNamespace(index=0, patience=0.1, should_stop=lambda: False)
+    group = SyncGroup(context, agent, GradientAveraging(1, patience=20.0), 1)
+    while not group._member.joined:
+        assert not group.abstain()
+    assert not group.abstain()
+    for name, value in state(agent).items():
+        np.testing.assert_array_equal(value, before[name])
+    assert (agent.updates, group.version) == (0, 1)
+    group.close()

@@ -80,7 +80,10 @@ def test_several_learners_of_apex_are_served_by_one_replay_and_average() -> None
     for prefetch, device, places in ((0, "cuda", 2), (-1, "cpu", 2), (16, "cpu", 17)):
         assert served(override(config, {"prefetch": prefetch, "device": device}))["prefetch"] == places
     link = nodes["learner"].ports["averaging"]
-    assert (link.options["members"], link.options["gradient"], link.options["state"]) == (2, 30, 61)
+    assert link.options == {"members": 2, "patience": 10.0}
+    slow = override(config, {"averaging_timeout": 3.0, "updates_per_second": 0.1})
+    (learner,) = [node for node in topology("apex")(slow, able).nodes if node.name == "learner"]
+    assert learner.ports["averaging"].options["patience"] == 20.0  # else a slow pace would part them
     assert nodes["learner"].ports["weights"] is nodes["actor"].ports["weights"] is nodes["evaluator"].ports["weights"]
     there = {node.name for node in learner_side(topology("apex")(with_slots(config), able), {}).nodes}
     assert there == {"replay", "learner", "evaluator", "intake"}

@@ -15,7 +15,7 @@ import pytest
 from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.errors import ConfigError
-from apexrl.links.local.gradient_averaging import GradientAveraging
+from apexrl.links.averaging.gradient_averaging import GradientAveraging
 from apexrl.links.local.sharded_parameters import ShardedParameters
 from apexrl.protocols import Item, Place
 from apexrl.replay import Replay

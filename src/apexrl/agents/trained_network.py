@@ -82,7 +82,8 @@ class Trained(Generic[N]):
         self._cuts = [min(starts)] if starts else []  # where the gradient is cut into parts that are clipped
         self.averages = False
         """Whether gradients are averaged with those of other learners, and the average is clipped."""
-        self._clips_average = False
+        self.clips_average = False
+        """Whether it is to be clipped: the newest gradient was checked by ``clip``."""
 
     @cached_property
     def gradient(self) -> Tensor:
@@ -151,16 +152,14 @@ class Trained(Generic[N]):
         norm = hypot(*norms)
         if not isfinite(norm) or (priorities is not None and not np.isfinite(priorities).all()):
             raise not_finite(priorities, updates)
-        self._clips_average = self.averages
+        self.clips_average = self.averages
         if not self.averages:
             self._scale(self.gradient, norms)
         return norm
 
     def clip_average(self, gradient: Tensor) -> Tensor:
-        """``gradient``, the average of several learners', scaled as ``clip`` would have scaled this learner's: not at
-        all where it was not asked to."""
-        if self._clips_average:
-            self._scale(gradient, [float(torch.linalg.vector_norm(part)) for part in self._clipped_parts(gradient)])
+        """``gradient``, the average of several learners', scaled as ``clip`` would have scaled this learner's."""
+        self._scale(gradient, [float(torch.linalg.vector_norm(part)) for part in self._clipped_parts(gradient)])
         return gradient
 
     def _clipped_parts(self, gradient: Tensor) -> tuple[Tensor, ...]:

@@ -45,6 +45,8 @@ class LearnersSettings:
 
     learners: Annotated[int, Range(1, 4096)] = 1
     """Number of learners (Gorila: 100)."""
+    averaging_timeout: Annotated[float, Range(above=0)] = 10.0
+    """Seconds that learners which average gradients wait for one that does not answer, before they go on without it."""
 
 
 @dataclass(frozen=True)

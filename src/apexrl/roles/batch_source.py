@@ -79,11 +79,12 @@ class DirectBatches:
         self._patience = patience
         self._ages = ages
 
-    def next(self) -> Ready | None:
+    def next(self, wait: bool = True) -> Ready | None:
         """A batch, or None while the replay holds too little or its limiter says wait."""
+        timeout = self._patience if wait else 0.0
         try:
             batch = self._replay.sample(
-                self._batch_size, beta=self._beta(), timeout=self._patience, **self._sampling, **self._horizon()
+                self._batch_size, beta=self._beta(), timeout=timeout, **self._sampling, **self._horizon()
             )
         except WaitTimeout:
             return None
@@ -128,13 +129,13 @@ class PrefetchedBatches:
         self._thread = threading.Thread(target=self._guarded, args=(self._fetch,), name="prefetch", daemon=True)
         self._thread.start()
 
-    def next(self) -> Ready | None:
+    def next(self, wait: bool = True) -> Ready | None:
         """A batch, or None when none came within the learner's patience."""
         if self._taken is not None:  # who asks for the next is through with the last
             self._direct.done(self._taken)
             self._taken = None
         try:
-            self._taken = self._ready.get(timeout=self._patience)
+            self._taken = self._ready.get(wait, self._patience)
         except queue.Empty:
             if self._error is not None:
                 raise self._error from None

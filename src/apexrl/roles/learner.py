@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from apexrl.links.local.gradient_averaging import GradientAveraging
+    from apexrl.links.averaging.gradient_averaging import GradientAveraging
     from apexrl.replay import Batch, BatchServer, Replay
 
     class Weights(WeightsWriter, WeightsReader): ...
@@ -109,7 +109,11 @@ class Learner:
         self._batches = (
             PrefetchedBatches(direct, ahead, context.patience, config.stall_timeout, device) if threaded else direct
         )
-        self._group = None if averaging is None else SyncGroup(context, self._agent, averaging, self._version)
+        self._group: SyncGroup | None = None
+        if averaging is not None:
+            progress = getattr(self._agent, "updates", 0) or (updates if self._leads else 0)
+            version = self._version if self._leads else FIRST_VERSION
+            self._group = SyncGroup(context, self._agent, averaging, version, progress)
         self._unsent = UnsentPriorities(context, self._replay)
         self._held: Ready | None = None  # a batch whose update the others of the group have not made yet
 
@@ -129,11 +133,16 @@ class Learner:
         """
         if self._held is None and not self._pace.due():
             return False
-        ready = self._held or self._batches.next()
+        group = self._group
+        ready = self._held or self._batches.next(wait=group is None or not group.abstains)
         if ready is None:
+            followed = group is not None and group.abstain()
+            if followed:
+                self._follow_group(batches=0)
+                self._made_update(gradients=0)
             self._report()
-            return False
-        batch, group = ready.batch, self._group
+            return followed
+        batch = ready.batch
         try:
             if group is None:
                 self._anneal.tell(self._agent)
@@ -147,26 +156,41 @@ class Learner:
             self._report()
             return False
         self._held = None
-        if group is not None and group.made_at != self._version:  # the first learner was restarted
-            if self._ages is not None:
-                self._ages.shift(group.made_at - self._version)
-            self._version = group.made_at
+        self._follow_group()
         self._pace.spend()
         lags, aged = lags_of(batch, self._version, self._item, ready.fresh)
         self._lag.add(lags)
-        self._context.count(gradients=1, updates=int(self._leads), aged_steps=aged)
+        self._context.count(aged_steps=aged)
         if learned.priorities is not None:
             name = self._config.agent.agent
             write_back(self._context, name, self._batches, batch, self._version, learned.priorities)
-        self._version += 1
         self._metrics = learned.metrics or self._metrics
-        if self._version % self._config.learner.publish_period_updates == 0:
-            self._publish()
+        self._made_update(gradients=1)
         self._report()
         return True
 
+    def _follow_group(self, batches: int = 1) -> None:
+        """Take the version at which the newest update was made, of that many batches here. The others may have made
+        some without this learner, which count if it is the one that counts."""
+        group = self._group
+        if group is None:
+            return
+        if self._leads and group.missed > 0:
+            self._context.count(updates=group.missed)
+        if self._ages is not None:
+            self._ages.shift(group.made_at - self._version + 1 - batches)
+        self._version, group.missed = group.made_at, 0
+
+    def _made_update(self, gradients: int) -> None:
+        self._context.count(gradients=gradients, updates=int(self._leads))
+        self._version += 1
+        if self._version % self._config.learner.publish_period_updates == 0:
+            self._publish()
+
     def close(self) -> None:
         """The last weights, the final checkpoint, and the replay when it is to be kept."""
+        if self._group is not None:
+            self._group.close()
         self._batches.close()
         self._publish()
         self._report(now=float("inf"))

@@ -2,58 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, ItemsView, Mapping
+import time
+from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from apexrl.links.averaging.gradient_averaging import State
 from apexrl.protocols import Context, Learned
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
-    from apexrl.agents.trained_network import Gradients
-    from apexrl.links.local.gradient_averaging import GradientAveraging
+    from apexrl.agents.trained_network import Gradients, Trained
+    from apexrl.links.averaging.gradient_averaging import GradientAveraging
 
     Steps: TypeAlias = Generator[Gradients, Mapping[str, Tensor], Learned]
+
+_ABSTAIN_SECONDS = 0.02, 1.0
+"""Without a batch for this long a learner lets the others go on; less and less long where it comes to that again."""
+_TAKES_PART, _ENDS, _WANTED, _FLAGS = 0, 1, 2, 3
+"""What stands before the gradients in the vectors that are summed: 1 of who has a gradient; of who says that the update
+is over; of who knows that somebody waits to join. Then, of every group, 1 of who changes it, and of who clips it."""
 
 
 class SyncGroup:
     """Makes updates of several learners together: their gradients are averaged, clipped and applied.
 
-    All have the same parameters and optimizers at every update, to the last bit. A learner that begins anew makes all
-    of them begin anew, with the state of the first: its newest checkpoint, when it is the first that died. An update
-    that was under way is made once more from the same batch. Where an agent makes several gradient steps of a batch
-    (``steps``), each is averaged; those that were made of an update under way stay.
+    All have the same parameters and optimizers after every update, to the last bit. When a learner is lost, the others
+    make the update that was under way once more, from the same batches. Who begins anew takes the newest state of all.
+    Where an agent makes several gradient steps of a batch (``steps``), each is averaged; those that were made of an
+    update under way stay. A learner that has no batch abstains: the others' mean is applied to it, too.
 
     Args:
         context: its index is the learner's place.
         agent: with ``networks``, ``gradients`` and ``apply``.
         link: to the others.
-        version: of the first update, as far as this learner knows; the first learner's holds.
+        version: of the first update, as far as this learner knows; the greatest of all holds.
+        progress: updates in the agent's state.
     """
 
-    def __init__(self, context: Context, agent: Any, link: GradientAveraging, version: int) -> None:
-        from apexrl.links.local.gradient_averaging import LEADER
+    def __init__(self, context: Context, agent: Any, link: GradientAveraging, version: int, progress: int = 0) -> None:
+        import torch
 
         self._agent = agent
-        for network in agent.networks.values():
+        self._networks: dict[str, Trained[Any]] = agent.networks
+        for network in self._networks.values():
             network.averages = True
-        self._patience = context.patience
-        self._leads = context.index == LEADER
-        self._member = link.member(context.index)
-        self._version = version
+        sizes = [network.gradient.numel() for network in self._networks.values()]
+        self._floats = sum(sizes)
+        self._offered = torch.zeros(_FLAGS + 2 * len(sizes) + self._floats)
+        self._takes_turns = not context.patience
+        self._member = link.member(context.index, context.should_stop)
         self._steps: Steps | None = None  # of the update that is under way
-        self._offered: list[str] = []  # groups of the gradient that is with the others
+        self._progress = progress
+        self._busy_at, self._idle_seconds = time.monotonic(), _ABSTAIN_SECONDS[1]
+        self.abstains = False
+        """The newest round with the others was without a batch."""
+        self.version = version
+        """Of the next update."""
         self.made_at = version
         """Version of the newest update."""
+        self.missed = 0
+        """Updates that the others made without this learner, since somebody set this to 0."""
 
     def update(self, prepared: Any) -> Learned | None:
-        """One update with all others. None: they are still at theirs; call again with the same batch.
+        """One update with all others. None: they are still at theirs, or one was lost; call again with the same batch.
 
         Raises:
             NonFiniteError: this learner's gradient is NaN or infinite; parameters are as before this gradient step.
+            SpecError: another learner has other networks.
         """
+        if not self.abstains:
+            self._idle_seconds = min(1.25 * self._idle_seconds, _ABSTAIN_SECONDS[1])
+        self.abstains = False
         if not self._member.joined:
             self._steps = None
             if not self._join():
@@ -63,73 +83,129 @@ class SyncGroup:
             self._steps = _one_step(self._agent, prepared) if begin is None else begin(prepared)
             self._offer(next(self._steps))
         while True:
-            mean = self._member.mean(self._patience)
-            if mean is None:
+            total = self._member.sum(self._offered)
+            if total is None:
                 return None
+            all_take_part = total[_TAKES_PART] == self._member.size
             try:
-                self._offer(self._steps.send(self._parts(mean)))
+                self._offer(self._steps.send(self._parts(total)))
             except StopIteration as end:
                 learned: Learned = end.value
                 break
         self._steps = None
-        self.made_at, self._version = self._version, self._version + 1
+        if not all_take_part and hasattr(self._agent, "steps"):  # who abstains cannot know how many steps there are
+            self._offer(None)[_ENDS] = 1.0
+            self._member.sum(self._offered)
+        self._made(total)
         return learned
 
-    def _offer(self, gradients: Gradients) -> None:
-        """Some updates change some networks only, and the same ones everywhere: the others' places are zeros."""
-        own = gradients.groups
-        self._offered = list(own)
-        none = {
-            name: network.gradient.new_zeros(network.gradient.shape)
-            for name, network in self._networks
-            if name not in own
-        }
-        self._member.offer(_flat([(own | none)[name] for name, _ in self._networks]))
+    def abstain(self) -> bool:
+        """Where there is no batch: let the others go on, if there was none for long. True: they made an update, which
+        this learner's parameters have followed."""
+        now = time.monotonic()
+        if self._takes_turns or now - self._busy_at < self._idle_seconds:
+            return False
+        if not self.abstains:
+            self.abstains = True
+            self._idle_seconds = max(0.5 * self._idle_seconds, _ABSTAIN_SECONDS[0])
+        if not self._member.joined and not self._join():
+            return False
+        first = total = self._member.sum(self._offer(None))
+        before = self._updates
+        while total is not None and total[_TAKES_PART]:
+            self._agent.apply(self._parts(total))
+            if not hasattr(self._agent, "steps"):
+                break
+            self._updates = before  # it counts gradient steps
+            total = self._member.sum(self._offer(None))
+            if total is not None and total[_ENDS]:
+                self._updates = before + 1
+                break
+        if first is None or total is None or not first[_TAKES_PART]:
+            if total is not None and total[_WANTED]:
+                self._member.leave()
+            return False
+        self._made(total)
+        return True
 
-    def _parts(self, mean: NDArray[np.float32]) -> dict[str, Tensor]:
-        """A gradient by the names of its groups again."""
-        import torch
+    def close(self) -> None:
+        """Leave the others, who do not wait."""
+        self._member.close()
 
-        gradient, parts, start = torch.from_numpy(mean), {}, 0
-        for name, network in self._networks:
+    def _made(self, total: Tensor) -> None:
+        """An update was made; ``total`` is the last sum of it."""
+        self._busy_at = self._busy_at if self.abstains else time.monotonic()
+        self.made_at, self.version = self.version, self.version + 1
+        self._progress += 1
+        if total[_WANTED]:
+            self._member.leave()
+
+    def _offer(self, gradients: Gradients | None) -> Tensor:
+        """Fill what is summed next. Some updates change some networks only: the others' places are zeros."""
+        offered, own = self._offered, {} if gradients is None else gradients.groups
+        offered.zero_()
+        offered[_TAKES_PART], offered[_WANTED] = float(gradients is not None), float(self._member.wanted)
+        flag, start = _FLAGS, _FLAGS + 2 * len(self._networks)
+        for name, network in self._networks.items():
+            size = network.gradient.numel()
+            if name in own:
+                offered[flag], offered[flag + 1] = 1.0, float(network.clips_average)
+                offered[start : start + size] = own[name]
+            flag, start = flag + 2, start + size
+        return offered
+
+    def _parts(self, total: Tensor) -> dict[str, Tensor]:
+        """The averages, clipped, of the groups that somebody changes."""
+        parts: dict[str, Tensor] = {}
+        flags = total[: _FLAGS + 2 * len(self._networks)].tolist()
+        flag, start = _FLAGS, len(flags)
+        for name, network in self._networks.items():
             live = network.gradient
-            if name in self._offered:
-                parts[name] = network.clip_average(gradient[start : start + live.numel()].to(live.device))
-            start += live.numel()
+            count, clips = flags[flag : flag + 2]
+            if count:
+                mean = total[start : start + live.numel()].div_(count).to(live.device)
+                parts[name] = network.clip_average(mean) if clips else mean
+            flag, start = flag + 2, start + live.numel()
         return parts
 
     def _join(self) -> bool:
-        """Give, or take, the state that all begin with. False: not all are here yet."""
+        """Take the state that all begin with. False: not all are here yet."""
         import torch
 
         from apexrl.agents.trained_agent import refresh
 
-        if not self._member.gathered(self._patience):
-            return False
-        if self._leads:
-            self._member.give(_flat(self._vectors()), self._version, getattr(self._agent, "updates", 0))
-            return True
-        found = self._member.take(self._patience)
+        vectors = [vector for network in self._networks.values() for vector in network.vectors().values()]
+        own = State(_flat(vectors), self.version, self._progress, self._updates)
+        found = self._member.join(own, self._floats)
         if found is None:
             return False
-        state, self._version, updates = torch.from_numpy(found[0]), *found[1:]
         start = 0
         with torch.no_grad():
-            for vector in self._vectors():
-                vector.copy_(state[start : start + vector.numel()].view_as(vector))
+            for vector in vectors:
+                vector.copy_(found.vector[start : start + vector.numel()].view_as(vector))
                 start += vector.numel()
         refresh(self._agent)
-        if hasattr(self._agent, "updates"):  # targets and rare steps go by it
-            self._agent.updates = updates
+        self._updates, self._progress = found.updates, found.progress
+        self.missed, self.version = self.missed + found.version - self.version, found.version
         return True
 
     @property
-    def _networks(self) -> ItemsView[str, Any]:
-        networks: dict[str, Any] = self._agent.networks
-        return networks.items()
+    def _updates(self) -> int:
+        """Of the agent's own count, by which targets and rare steps go."""
+        return getattr(self._agent, "updates", 0)
 
-    def _vectors(self) -> list[Tensor]:
-        return [vector for _, network in self._networks for vector in network.vectors().values()]
+    @_updates.setter
+    def _updates(self, value: int) -> None:
+        if hasattr(self._agent, "updates"):
+            self._agent.updates = value
+
+
+def _flat(vectors: list[Tensor]) -> Tensor:
+    """Some vectors as one on the host, float32."""
+    import torch
+
+    # some optimizers count their steps on the CPU, whatever the device of the rest
+    return torch.cat([vector.detach().reshape(-1).cpu() for vector in vectors])
 
 
 def _one_step(agent: Any, prepared: Any) -> Steps:
@@ -137,11 +213,3 @@ def _one_step(agent: Any, prepared: Any) -> Steps:
     gradients = agent.gradients(prepared)
     agent.apply((yield gradients))
     return Learned(gradients.priorities, gradients.metrics)
-
-
-def _flat(vectors: list[Tensor]) -> Any:
-    """Some vectors as one on the host, float32."""
-    import torch
-
-    # some optimizers count their steps on the CPU, whatever the device of the rest
-    return torch.cat([vector.detach().reshape(-1).cpu() for vector in vectors]).numpy()

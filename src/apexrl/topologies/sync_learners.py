@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from apexrl.config import Config
 from apexrl.errors import AgentError, ConfigError
-from apexrl.links.local.gradient_averaging import GradientAveraging
+from apexrl.links.averaging.gradient_averaging import GradientAveraging
 from apexrl.topologies.program import Link, Probe, Program
+
+_PACES = 2.0  # of --updates-per-second, for which learners wait for each other at least
 
 
 def averaging(program: Program, config: Config, probe: Probe) -> Link:
@@ -34,6 +36,6 @@ def averaging(program: Program, config: Config, probe: Probe) -> Link:
             f"several --learners average gradients, and agent {agent.agent} is made of more than these (running "
             "statistics, weights scaled after an update, or such as none of its `networks` holds): use --learners 1"
         )
-    gradient = sum(size for name, size in probe.vectors.items() if name.endswith("/online"))
-    state = sum(probe.vectors.values())
-    return program.link(GradientAveraging, members=config.wiring.learners, gradient=gradient, state=state)
+    pace = config.learner.updates_per_second
+    patience = max(config.wiring.averaging_timeout, _PACES / pace if pace else 0.0)
+    return program.link(GradientAveraging, members=config.wiring.learners, patience=patience)

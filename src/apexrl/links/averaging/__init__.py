@@ -1,0 +1,1 @@
+"""Averages of gradients over learners that come and go, by ``torch.distributed``."""

@@ -1,0 +1,275 @@
+"""Gradient averaging: learners make every update together, each with the mean of all gradients.
+
+``GradientAveraging`` is the link that a topology gives its learners. It makes an ``AveragingMember`` in each of their
+processes, or an ``InlineMember`` where they take turns in one.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from apexrl.errors import LinkError, SpecError
+from apexrl.links.averaging.membership import BEAT_SECONDS, Epoch, Membership
+from apexrl.links.averaging.shared_record import SegmentRecord, SharedRecord
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from apexrl.links.averaging.process_group import ProcessGroup
+
+_LOOPBACK = "127.0.0.1"
+_RECORD_BYTES = 1 << 16  # and for every pair of members the addresses by which they connect
+_PAIR_BYTES = 512
+
+
+class State(NamedTuple):
+    """What a learner needs to continue like the others."""
+
+    vector: Tensor
+    """All that an update changes, float32 on the CPU."""
+    version: int
+    """Of its next update."""
+    progress: int
+    """Updates of the run that are in it."""
+    updates: int
+    """Those that the agent counts."""
+
+
+class Member(Protocol):
+    """One of the learners that average, in its process."""
+
+    wanted: bool
+    """Somebody waits to join: all are to leave this epoch after the same update."""
+    size: int
+    """Members of the epoch."""
+
+    @property
+    def joined(self) -> bool:
+        """Whether it has the state that all of its epoch began with."""
+        ...
+
+    def join(self, state: State, gradient: int) -> State | None:
+        """Be of the next epoch. To be called until it answers.
+
+        Args:
+            gradient: values of what is summed.
+
+        Returns:
+            The state that all begin with; None: the others are not here yet.
+        """
+        ...
+
+    def sum(self, vector: Tensor) -> Tensor | None:
+        """The sum of all members' vectors, float32 on the CPU: a new one, the same to the last bit for all. None: ask
+        again with the same vector, or, if ``joined`` is False now, join again: a member is lost."""
+        ...
+
+    def leave(self) -> None:
+        """Leave the epoch; ``joined`` is False now."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class GradientAveraging:
+    """The link of learners that average. Picklable to local processes.
+
+    Args:
+        members: learners with which the group begins, places 0 … ``members`` − 1.
+        patience: seconds that a member may leave the others waiting before they go on without it.
+        shared: between processes; otherwise between roles that take turns in one.
+    """
+
+    def __init__(self, members: int, patience: float, shared: bool = True) -> None:
+        self._members, self._patience = members, patience
+        self._record = SegmentRecord(_RECORD_BYTES + _PAIR_BYTES * members**2) if shared else None
+        self._turns = None if shared else Turns(members)
+
+    def member(self, place: int, alive: Callable[[], object]) -> Member:
+        """Learner ``place``, in one process at a time.
+
+        Args:
+            alive: called several times a second, in another thread, while this member waits for others.
+        """
+        if self._turns is not None:
+            return InlineMember(self._turns, place)
+        assert self._record is not None
+        return AveragingMember(self._record, place, self._members, self._patience, _LOOPBACK, alive)
+
+
+class AveragingMember:
+    """A learner in a process of its own.
+
+    Args:
+        record: of the group; see ``Membership`` for the arguments that follow.
+        address: of this host, at which the others reach it.
+    """
+
+    def __init__(
+        self,
+        record: SharedRecord,
+        place: int,
+        expected: int,
+        patience: float,
+        address: str,
+        alive: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.joined, self.wanted, self.size = False, False, 1
+        self._record, self._address, self._patience, self._alive = record, address, patience, alive
+        self._membership = Membership(record, f"{place}-{uuid.uuid4().hex[:12]}", place, expected, patience)
+        self._group: ProcessGroup | None = None
+        self._announced = self._settled = self._waiting = False
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="averaging", daemon=True)
+        self._thread.start()
+
+    def join(self, state: State, gradient: int) -> State | None:
+        floats = gradient, state.vector.numel()
+        try:
+            if not self._announced:
+                self._membership.announce(*state[1:], self._settled, floats)
+                self._announced, self.wanted = True, False
+            epoch = self._membership.agreed()
+        except LinkError:  # the record cannot be reached now
+            self._closed.wait(BEAT_SECONDS)
+            return None
+        if epoch is None:
+            self._closed.wait(0.005)
+            return None
+        self._announced = False  # should this come to nothing
+        _check(epoch, floats)
+        try:
+            with _SignsOfLife(self):
+                return self._connected(epoch, state)
+        except LinkError:
+            self.leave()
+            return None
+
+    def _connected(self, epoch: Epoch, state: State) -> State:
+        from apexrl.links.averaging.process_group import ProcessGroup
+
+        prefix, size = f"epoch/{epoch.number}/address", len(epoch.members)
+        group = ProcessGroup(self._record, prefix, epoch.rank, size, self._address, self._patience)
+        self._group = group
+        group.broadcast(state.vector, epoch.newest)
+        self.joined, self.size, self._settled = True, size, True
+        newest = epoch.members[epoch.newest]
+        return State(state.vector, epoch.version, newest.progress, newest.updates)
+
+    def sum(self, vector: Tensor) -> Tensor | None:
+        assert self._group is not None
+        try:
+            with _SignsOfLife(self):
+                return self._group.sum(vector)
+        except LinkError:
+            self.leave()
+            return None
+
+    def leave(self) -> None:
+        self.joined = False
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    def close(self) -> None:
+        """Leave for good: the others do not wait."""
+        self._closed.set()
+        self._thread.join(timeout=self._patience)
+        self.leave()
+        with suppress(LinkError):
+            self._membership.leave()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(BEAT_SECONDS):
+            if self._waiting:
+                self._alive()
+            with suppress(LinkError):
+                self.wanted |= self._membership.beat() and self.joined
+
+
+class _SignsOfLife:
+    """While a member waits for others, which ends within its patience, its watching thread gives its signs of life."""
+
+    def __init__(self, member: AveragingMember) -> None:
+        self._member = member
+
+    def __enter__(self) -> None:
+        self._member._waiting = True
+
+    def __exit__(self, *_: object) -> None:
+        self._member._waiting = False
+
+
+def _check(epoch: Epoch, floats: tuple[int, int]) -> None:
+    """Raises:
+    SpecError: another member learns with other networks.
+    """
+    for other in epoch.members:
+        if other.floats != floats:
+            raise SpecError(
+                f"learner {other.name} averages gradients of {other.floats[0]} values and a state of {other.floats[1]},"
+                f" and this one {floats[0]} and {floats[1]}: learners of one run need the same agent and settings, and "
+                "the same version of apexrl"
+            )
+
+
+class Turns:
+    """What members that take turns in one process have in common."""
+
+    def __init__(self, members: int) -> None:
+        self.members = members
+        self.begin()
+
+    def begin(self) -> None:
+        """All begin anew."""
+        self.states: dict[int, State] = {}  # by place
+        self.offers: dict[tuple[int, int], tuple[int, Tensor]] = {}  # (place, odd) -> a vector and its number
+
+
+class InlineMember:
+    """A learner that takes turns with the others in one process: nobody is lost, and nobody waits."""
+
+    wanted = False
+
+    def __init__(self, turns: Turns, place: int) -> None:
+        self._turns, self._place = turns, place
+        self.size = turns.members
+        self._states: dict[int, State] | None = None  # of the epoch that it is in
+        self._number = 0
+        turns.begin()
+
+    @property
+    def joined(self) -> bool:
+        return self._states is self._turns.states
+
+    def join(self, state: State, gradient: int) -> State | None:
+        states = self._turns.states
+        states.setdefault(self._place, state._replace(vector=state.vector.clone()))
+        if len(states) < self.size:
+            return None
+        self._states, self._number = states, 0
+        newest = states[max(states, key=lambda place: (states[place].progress, -place))]
+        return newest._replace(version=max(one.version for one in states.values()))
+
+    def sum(self, vector: Tensor) -> Tensor | None:
+        offers, odd = self._turns.offers, self._number % 2
+        if not self.joined:
+            return None
+        if offers.get((self._place, odd), (-1, None))[0] != self._number:
+            offers[self._place, odd] = self._number, vector.clone()
+        found = [offers.get((place, odd), (-1, vector)) for place in range(self.size)]
+        if any(number != self._number for number, _ in found):
+            return None
+        self._number += 1
+        total = found[0][1].clone()
+        for _, other in found[1:]:
+            total += other
+        return total
+
+    def leave(self) -> None: ...
+
+    def close(self) -> None: ...
