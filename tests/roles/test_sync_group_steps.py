@@ -267,7 +267,7 @@ def test_who_has_no_batch_follows_the_others_and_takes_part_again_when_it_has_on
     other.start()
     followed = made = 0
     while followed + made < 9:
-        if 3 <= followed and made < 3:
+        if followed >= 3 and made < 3:
             made += groups[1].update(members[1].prepare(CASES[name].batch(100 + made))) is not None
         else:
             followed += groups[1].abstain()
