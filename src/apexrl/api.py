@@ -86,8 +86,8 @@ def train(
         show: print a live panel on a terminal, plain lines elsewhere; False: print nothing.
         redis: URL of a Redis server, through which other hosts join with ``apexrl actor`` or ``apexrl.join``.
         run: the run's name on that server (default: the name of its folder).
-        listen: HOST:PORT at which the run accepts environment workers of other hosts (topology ``seed`` or ``ga3c``),
-            started there by ``apexrl envs`` or ``apexrl.join_envs``.
+        listen: HOST:PORT at which the run accepts workers of other hosts (topology ``seed``, ``ga3c``, or ``a3c`` with
+            ``hogwild=False``), started there by ``apexrl envs`` or ``apexrl.join_envs``.
         token: shared secret of those hosts; with ``redis`` it signs the run's record.
         tls: the server certificate for ``listen``: ``apexrl.links.tcp.tls.ServerTls``, or the result of
             ``self_signed(FILE)`` of that module.

@@ -76,9 +76,10 @@ def join_envs(
     observers: Sequence[Observer] = (),
     on_folder: Callable[[Path], None] | None = None,
 ) -> Run:
-    """Run environment workers on this host for a run that listens on another host, until the run ends.
+    """Run workers on this host for a run that listens on another host, until the run ends.
 
-    The run's topology is ``seed`` or ``ga3c``.
+    The run's topology is ``seed`` or ``ga3c``, whose workers step environments alone, or ``a3c`` with parameter
+    servers, whose workers also compute gradients.
 
     Args:
         address: HOST:PORT at which the run listens, now or later.
@@ -86,7 +87,7 @@ def join_envs(
         tls: ``apexrl.links.tcp.tls.ClientTls``, which verifies the run's certificate; None: no TLS.
         actors: worker processes; 0: as many as the run has on its own host, at least 1.
         out, env_kwargs, callbacks, show, log_format, observers, on_folder: as for ``join``.
-        trust: your own modules from which the run may name an environment.
+        trust: your own modules from which the run may name an environment, and for ``a3c`` an agent or a network.
 
     Raises:
         LinkError: this host was refused, or the run was not started in time or away for too long.

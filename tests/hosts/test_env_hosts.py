@@ -1,4 +1,4 @@
-"""SEED over hosts, and GA3C: the real commands around a relay; workers, hosts and the learner die, links are cut."""
+"""SEED, GA3C and A3C over hosts: the real commands around a relay; workers, hosts and learners die, links are cut."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SETTINGS = {
     "updates-per-second": 200,  # so that the run lasts for what shall happen to it
     "stop-at-return": None,
 }
-NOT_OF_GA3C = ("min-size", "updates-per-second")
+OF_REPLAY = ("min-size", "updates-per-second")
 
 
 class Hosts:
@@ -44,7 +44,7 @@ class Hosts:
         self._started = 0
 
     def learner(self, *flags: str, topology: str = "seed") -> Command:
-        settings = [(name, value) for name, value in SETTINGS.items() if topology == "seed" or name not in NOT_OF_GA3C]
+        settings = [(name, value) for name, value in SETTINGS.items() if topology == "seed" or name not in OF_REPLAY]
         given = [word for name, value in settings for word in (f"--{name}", str(value))]
         words = ["train", "cartpole", "--topology", topology, "--name", "run", *given, *flags]
         return self.command(*words, "--listen", f"127.0.0.1:{self.port}", "--out", str(self.folder / "runs"))
@@ -179,6 +179,48 @@ def test_one_model_of_ga3c_serves_other_hosts_too(hosts: Hosts) -> None:
     assert summary["updates"] > 0
     assert summary["hosts"]["env_steps"] == summary["env_steps"] >= 4000
     assert summary["restarts"]["gateway"] == summary["restarts"]["model_server"] == 0
+
+
+@pytest.mark.long
+def test_workers_of_a3c_on_other_hosts_survive_what_is_killed(hosts: Hosts) -> None:
+    host = hosts.envs("--actors", "2")
+    learner = hosts.learner("--no-hogwild", "--actors", "0", "--env-steps", "1000000", topology="a3c")
+    learner.says("has joined with slots 0, 1")
+    hosts.goes_on()
+    relay = named(host, "apexrl-relay-0")
+    os.kill(relay, signal.SIGKILL)
+    host.says("relay-0: was killed by signal 9; starting it again")
+    hosts.goes_on()
+    os.kill(named(host, "apexrl-worker-1"), signal.SIGKILL)
+    host.says("worker-1: was killed by signal 9; starting it again")
+    hosts.goes_on()
+    os.kill(named(learner, "apexrl-gateway-"), signal.SIGKILL)
+    learner.says("is back with slots 0, 1")
+    hosts.goes_on()
+    os.kill(named(learner, "apexrl-paramete"), signal.SIGKILL)
+    hosts.goes_on()
+    hosts.link.cut()
+    host.says("is away: waiting for it")
+    hosts.link.restore()
+    host.says("is back")
+    hosts.goes_on()
+    learner.kill()
+    resumed = hosts.resumed("--env-steps", "1000000")
+    resumed.says("is back with slots 0, 1")
+    hosts.goes_on(2000)
+    resumed.interrupt()
+    assert resumed.finish() == 130, resumed.said
+    assert host.finish() == 0, host.said
+    summary = hosts.summary()
+    assert summary["updates"] > 100
+    assert summary["hosts"]["env_steps"] > 0
+    assert summary["hosts"]["lost_gradients"] == summary["dropped"]["lost_gradients"] >= 0
+    assert summary["policy_lag"]["mean"] > 0.0  # as workers there have told
+
+
+def named(command: Command, name: str) -> int:
+    """The process of a worker, by what ``ps`` shows of it."""
+    return next(pid for pid in descendants(command.pid) if Path(f"/proc/{pid}/comm").read_text().strip() == name[:15])
 
 
 def test_who_cannot_take_part_ends_with_an_error_that_says_why(hosts: Hosts) -> None:

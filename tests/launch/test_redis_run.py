@@ -20,7 +20,7 @@ from recording_observer import small
 from apexrl.config import Config, StopConfig, convert
 from apexrl.config.placement import Redis
 from apexrl.errors import ConfigError
-from apexrl.launch import env_host
+from apexrl.launch import gateway_host
 from apexrl.launch.actor_host import compare, local_config
 from apexrl.launch.redis_run import Identity, make_record
 from apexrl.links.redis.members import HostLease
@@ -88,7 +88,7 @@ def of_environments(wanted: Config) -> Record:
 def test_a_host_of_environments_needs_neither_agent_nor_topology(changes: dict[str, Any], tmp_path: Path) -> None:
     wanted = convert.override(small(tmp_path), changes)
     record = of_environments(wanted)
-    config = env_host.local_config(record, 1, ".", {}, "origin")
+    config = gateway_host.local_config(record, 1, ".", {}, "origin")
     assert (config.topology, config.agent.agent) == (wanted.topology, Config().agent.agent)
 
 
@@ -96,8 +96,8 @@ def test_a_run_that_listens_asks_no_host_for_more_workers_than_its_processors_al
     wanted = convert.override(small(tmp_path), {"actors": 4000, "topology": "seed"})
     record = of_environments(wanted)
     with pytest.raises(ConfigError, match="origin wants 4000 actors of each host, more than the"):
-        env_host.local_config(record, 0, ".", {}, "origin")
-    assert env_host.local_config(record, 3, ".", {}, "origin").actor.actors == 3
+        gateway_host.local_config(record, 0, ".", {}, "origin")
+    assert gateway_host.local_config(record, 3, ".", {}, "origin").actor.actors == 3
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,10 @@ def test_the_queues_of_several_learners_stand_in_their_order() -> None:
 
 
 def test_shared_memory_does_not_cross() -> None:
-    with pytest.raises(ConfigError, match=r"a3c cannot run over several hosts .* share SharedParameters, which lies"):
+    with pytest.raises(
+        ConfigError,
+        match=r"a3c cannot run over several hosts .* share SharedParameters, which lies .*: set --no-hogwild",
+    ):
         crossing(program("a3c", UNROLLS))
 
 

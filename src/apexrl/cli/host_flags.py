@@ -82,10 +82,11 @@ class Standby(ObserverFlags):
 
 @dataclass(frozen=True)
 class Envs(ObserverFlags):
-    """Run environment workers for a run on another host that listens (topology seed or ga3c). May be started first.
+    """Run workers for a run on another host that listens (topology seed, ga3c or a3c). May be started first.
 
-    Workers have no agent: the inference server beside the learner chooses their actions. Settings come from the run.
-    Its environment must be installed here too. Ends when the run ends.
+    Of seed and ga3c, workers have no agent: the inference server beside the learner chooses their actions. Workers of
+    a3c have one, and send gradients. Settings come from the run. Its environment must be installed here too. Ends when
+    the run ends.
     """
 
     connect: Address = ""
@@ -109,7 +110,7 @@ class Envs(ObserverFlags):
     env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Keyword arguments of the environment's constructor that differ on this host."""
     trust: Modules = ()
-    """Module or package whose environments the run may name.
+    """Module or package whose environments, and of a3c whose agents and networks, the run may name.
     Other code that is not installed is refused. May be given several times."""
 
 

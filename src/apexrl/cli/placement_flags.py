@@ -26,7 +26,7 @@ class PlacementFlags:
     replace_run: bool = False
     """Delete another run of that name from the Redis server first, if no learner works at it."""
     listen: Address = ""
-    """Address at which environment workers of other hosts (apexrl envs) connect, for topology seed or ga3c.
+    """Address at which workers of other hosts (apexrl envs) connect, for topology seed, ga3c or a3c --no-hogwild.
     :PORT listens on this machine alone, 0.0.0.0:PORT on all its addresses. --actors 0 starts no workers here."""
     token_file: File = ""
     """File with the token that other hosts must know. train makes it if it is not there.

@@ -51,7 +51,7 @@ class Redis:
 
 @dataclass(frozen=True)
 class Listen:
-    """The learner's side of a run that other hosts join over TCP, with environment workers."""
+    """The learner's side of a run that other hosts join over TCP, with workers that need its servers."""
 
     listen: str
     """HOST:PORT. An empty host is this machine alone, 0.0.0.0 all its addresses; brackets around an IPv6 address."""

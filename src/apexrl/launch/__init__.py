@@ -107,10 +107,10 @@ def join(url: str, run: str, observers: Sequence[Observer] = (), **options: Any)
 def join_envs(
     address: tuple[str, int], token: str, observers: Sequence[Observer] = (), **options: Any
 ) -> dict[str, Any]:
-    """Bring environment workers to a run that listens on another host, until it is over; see ``env_host.join``."""
-    from apexrl.launch import env_host
+    """Bring workers to a run that listens on another host, until it is over; see ``gateway_host.join``."""
+    from apexrl.launch import gateway_host
 
-    return _interruptible(env_host.join, address, token, observers=observers, **options)
+    return _interruptible(gateway_host.join, address, token, observers=observers, **options)
 
 
 def stand_by(url: str, run: str, observers: Sequence[Observer] = (), **options: Any) -> dict[str, Any]:

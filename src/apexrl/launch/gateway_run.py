@@ -1,4 +1,4 @@
-"""The learner's side of a run that listens for environment hosts (``launch.env_host``)."""
+"""The learner's side of a run that listens for other hosts (``launch.gateway_host``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from apexrl.launch.fork_client import preloaded
 from apexrl.launch.host_agreement import open_to_hosts
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.local_run import supervise
-from apexrl.launch.probe import probe_learner
+from apexrl.launch.probe import probe_learner, step_spec_to_json
 from apexrl.launch.run_claim import Claim
 from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.supervisor import Supervisor
@@ -25,13 +25,14 @@ from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.printable import host_name
 from apexrl.links.tcp.gateway_messages import Record
 from apexrl.links.tcp.handshake import LEAST_TOKEN
+from apexrl.links.tcp.parameter_frames import schema_of
 from apexrl.run.atomic_files import read_text, replace_text
 from apexrl.run.folder import RunFolder, spec_to_json, versions
 from apexrl.run.status import Observer
 from apexrl.topologies import Probe, Program, topology
-from apexrl.topologies.remote_envs import gateway_side, inference_of
+from apexrl.topologies.gateway_cut import gateway_side, over_tcp
 
-GATEWAY_PRELOAD = ("msgspec", "apexrl.links.tcp.gateway_server")
+GATEWAY_PRELOAD = ("msgspec", "apexrl.links.tcp.inference_desk", "apexrl.links.tcp.parameter_desk")
 _IDENTITY = "listen.json"
 """In the run folder: which of all runs it is, so that workers of a resumed one go on."""
 
@@ -65,18 +66,27 @@ def learn(
 
 
 def make_record(config: Config, run_id: str, program: Program, seen: Probe) -> Record:
-    """What other hosts must know. Of agent and network that is a shipped agent's name, to show: nothing of it is called
-    there; and where this one keeps its runs is its own business."""
-    agent = AgentConfig(agent=config.agent.agent) if config.agent.agent in AGENTS else AgentConfig()
+    """What other hosts must know. Where this one keeps its runs is its own business. Of agent and network, hosts with
+    environment workers are told a shipped agent's name, to show: nothing of it is called there."""
+    config, found = replace(config, out=Config().out), over_tcp(program)
+    more: dict[str, Any]
+    if found.inference is not None:
+        agent = AgentConfig(agent=config.agent.agent) if config.agent.agent in AGENTS else AgentConfig()
+        config = replace(config, agent=agent)
+        more = {"splits": list(found.inference.options["splits"])}
+    else:
+        assert found.gradients is not None
+        schema = schema_of(found.gradients.options["shards"]).hex()
+        more = {"brings": "gradients", "step_spec": step_spec_to_json(seen.step_spec), "schema": schema}
     return Record(
         run_id=run_id,
         name=config.name,
         apexrl=versions()["apexrl"] or "",
         host=host_name(),
-        config=convert.to_toml(replace(config, agent=agent, out=Config().out)),
+        config=convert.to_toml(config),
         spec=spec_to_json(seen.spec),
-        splits=list(inference_of(program).options["splits"]),
         lease_seconds=config.hosts.lease_seconds,
+        **more,
     )
 
 

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from apexrl.links.tcp.gateway_messages import Record
     from apexrl.links.tcp.gateway_server import Gateway
 
-HOST_COUNTERS = ("env_steps", "lost_gradients")
-"""Counters of other hosts that count here, too."""
-
+_LAGS = ("lag", "lag_histogram", "run_lag", "run_lag_histogram")
 _REPORT_SECONDS = 0.5
 _MOST_EPISODES = 1000  # in one message
 _MOST_TEXTS = 1000  # that wait to be told; of more, none
@@ -83,7 +81,7 @@ class WorkerGateway:
             tell=self._tell,
             tls=listen.tls.context() if listen.tls else None,
         )
-        self._totals = dict.fromkeys(HOST_COUNTERS, 0) | {"episodes": 0}
+        self._totals = dict.fromkeys(("env_steps", "lost_gradients"), 0) | {"episodes": 0}
         self._next_report = context.clock() + _REPORT_SECONDS
         host, port = self._gateway.address
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -124,7 +122,7 @@ class WorkerGateway:
                 raise ConfigError(f"nobody can listen at --listen {listen.listen}: {why}") from None
 
     def _flush(self) -> bool:
-        counts, returns, lengths = self._gateway.news()
+        counts, returns, lengths, reports = self._gateway.news()
         if counts or returns:
             counts = {**counts, "episodes": len(returns)}
             self._context.count(**counts)
@@ -134,6 +132,9 @@ class WorkerGateway:
             some = slice(begin, begin + _MOST_EPISODES)
             env_steps = self._context.total("env_steps")
             self._context.send("episodes", returns=returns[some], lengths=lengths[some], env_steps=env_steps)
+        for report in reports:
+            said = {name: getattr(report, name) for name in ("values", "generation", *_LAGS)}
+            self._context.send("metrics", **said, reporter=report.worker, updates=self._context.total("updates"))
         told = False
         while not self._texts.empty():
             text, level = self._texts.get()
@@ -143,7 +144,7 @@ class WorkerGateway:
         if self._untold:
             untold, self._untold = self._untold, 0
             self._context.count(dropped_messages=untold)
-        return bool(counts or returns or told)
+        return bool(counts or returns or reports or told)
 
     def _report(self) -> None:
         """``gateway``: what this generation of it has counted."""

@@ -12,6 +12,7 @@ from apexrl.errors import ConfigError
 from apexrl.links.local.gradient_ring import GradientLink
 from apexrl.links.local.inference import InferenceLink
 from apexrl.links.local.sharded_parameters import ShardedParameters
+from apexrl.links.local.shared_parameters import SharedParameters
 from apexrl.topologies.program import BatchesLink, Link, Node, Program, ReceiptsLink, ReplayLink, WeightsLink
 from apexrl.topologies.queue_links import queue_names
 
@@ -63,6 +64,7 @@ def crossing(program: Program) -> Crossing:
                 raise ConfigError(
                     f"topology {name} cannot run over several hosts as it is set: its {moving[0].name} and its "
                     f"{staying[0].name} share {made}, which lies in the memory of one machine"
+                    + (": set --no-hogwild" if made == SharedParameters.__qualname__ else "")
                 )
             found[kind].append(link)
     for kind in ("weights", "inference", "gradients"):

@@ -105,7 +105,7 @@ def actor_side(program: Program, leases: Sequence[tuple[int, int]], remote: Mapp
     window = int(config.hosts.window_mb * 2**20)
     local = ReplayLink(passing(found.replays[0].options, len(leases), streams, window))
     weights = None if found.weights is None else board(found.weights)
-    nodes = [_leased(node, leases) for node in found.moving]
+    nodes = [leased(node, leases) for node in found.moving]
     for link in found.replays:
         nodes = rewired(nodes, link, local)
     nodes = rewired(nodes, found.weights, weights)
@@ -116,7 +116,7 @@ def actor_side(program: Program, leases: Sequence[tuple[int, int]], remote: Mapp
     return side
 
 
-def _leased(node: Node, leases: Sequence[tuple[int, int]]) -> Node:
+def leased(node: Node, leases: Sequence[tuple[int, int]]) -> Node:
     """``node`` in the first of the leased slots."""
     mine = leases[: node.count]
     slots, generations = zip(*mine, strict=True)

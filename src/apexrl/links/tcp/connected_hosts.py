@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from apexrl.errors import ExhaustedError, FrameError, LinkError
 from apexrl.links.printable import printable
 from apexrl.links.tcp import frames
-from apexrl.links.tcp.gateway_messages import Beat, CountedThere, Join, Joined, Leave, Orders, Record, receive_any, send
+from apexrl.links.tcp.gateway_messages import Beat, Join, Joined, Leave, Orders, Record, Report, receive_any, send
 from apexrl.links.tcp.handshake import Caller, welcome
 from apexrl.run.status import Level
 
@@ -25,6 +25,7 @@ MOST_HOSTS: Final = 1024
 """The most hosts connected at a time."""
 
 _MOST_EPISODES = 100_000  # that wait to be taken; beyond that, the oldest are dropped
+_MOST_REPORTERS = 4096  # whose newest report waits to be taken
 _LOOK_SECONDS = 0.02
 _LOOKING_SECONDS = 600.0  # how long a host may examine its environment before it leases slots
 
@@ -37,6 +38,8 @@ class HostNews(NamedTuple):
     returns: list[float]
     """Of episodes."""
     lengths: list[int]
+    reports: list[Report]
+    """The newest of each worker."""
 
 
 class HostCounts:
@@ -47,28 +50,29 @@ class HostCounts:
         self._counts: Counter[str] = Counter()
         self._returns: list[float] = []
         self._lengths: list[int] = []
+        self._reports: dict[str, Report] = {}
 
     def step(self, steps: int) -> None:
         """Add environment steps."""
         with self._lock:
             self._counts["env_steps"] += steps
 
-    def count(self, counts: Mapping[CountedThere, int]) -> None:
-        """Add what counters have grown by."""
+    def add(self, beat: Beat) -> None:
+        """Add what a host tells."""
         with self._lock:
-            self._counts.update(counts)
-
-    def episodes(self, returns: list[float], lengths: list[int]) -> None:
-        """Add episodes; as many returns as lengths."""
-        with self._lock:
-            self._returns = (self._returns + returns)[-_MOST_EPISODES:]
-            self._lengths = (self._lengths + lengths)[-_MOST_EPISODES:]
+            self._counts.update({str(name): n for name, n in beat.counts.items()})
+            self._returns = (self._returns + beat.returns)[-_MOST_EPISODES:]
+            self._lengths = (self._lengths + beat.lengths)[-_MOST_EPISODES:]
+            self._reports |= {report.worker: report for report in beat.reports}
+            while len(self._reports) > _MOST_REPORTERS:
+                del self._reports[next(iter(self._reports))]
 
     def take(self) -> HostNews:
         """Since the last call."""
         with self._lock:
-            news = HostNews({name: n for name, n in self._counts.items() if n}, self._returns, self._lengths)
-            self._counts, self._returns, self._lengths = Counter(), [], []
+            counts = {name: n for name, n in self._counts.items() if n}
+            news = HostNews(counts, self._returns, self._lengths, [*self._reports.values()])
+            self._counts, self._returns, self._lengths, self._reports = Counter(), [], [], {}
             return news
 
 
@@ -212,8 +216,7 @@ class ConnectedHosts:
             self._restarts[member] = beat.restarts
             finished = self._finished
         if fresh:
-            self._news.episodes(beat.returns, beat.lengths)
-            self._news.count(beat.counts)
+            self._news.add(beat)
             for level, text in beat.texts:
                 self._tell(f"{name}: {_plain(text)}", level)
         mine = self._leases.renew(member)

@@ -20,6 +20,8 @@ MOST_EPISODES: Final = 2000
 """In one beat."""
 MOST_TEXTS: Final = 20
 """In one beat; others wait for the next one."""
+MOST_REPORTS: Final = 64
+"""In one beat; others wait for the next one."""
 MOST_TEXT: Final = 4000
 """Characters."""
 
@@ -29,8 +31,11 @@ _Lease = tuple[_Slot, Annotated[int, Meta(ge=0, lt=2**21)]]
 _Word = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")]
 """For messages: one line without control characters."""
 Level = Literal["info", "warning", "error"]
-CountedThere = Literal["env_steps", "lost_gradients"]
-"""Counters of a host that the learner's side adds to its own."""
+COUNTED_THERE: Final = ("env_steps", "lost_gradients")
+"""Counters of a host with workers that compute gradients; the learner's side adds them to its own."""
+_Measurement = float | None
+"""None: it is no number."""
+_Histogram = dict[Annotated[str, Meta(pattern=r"^[0-9]{1,6}\Z")], _Count]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,11 +47,17 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Version of the package that the learner runs."""
     host: _Word
     config: str
-    """The settings of environments, as in config.toml."""
+    """The settings, as in config.toml; for environment workers, without those of the agent."""
+    brings: Literal["environments", "gradients"] = "environments"
+    """What other hosts bring: workers that step environments alone, or that compute gradients of what they see."""
+    step_spec: dict[str, Any] = {}
+    """The agent's extra fields; empty for environment workers."""
+    schema: _Word = ""
+    """A digest of the parameters and how they are cut; empty for environment workers."""
     spec: dict[str, Any]
     """The environment's spaces (``EnvSpec`` as plain data)."""
-    splits: Annotated[list[Annotated[int, Meta(ge=1, le=2**16)]], Meta(min_length=1, max_length=2**16)]
-    """Environments in each group of a worker."""
+    splits: Annotated[list[Annotated[int, Meta(ge=1, le=2**16)]], Meta(max_length=2**16)] = []
+    """Environments in each group of an environment worker."""
     lease_seconds: Annotated[float, Meta(gt=0.0, le=1e6)]
     """Silence after which a host's slots are free."""
 
@@ -70,6 +81,18 @@ class Joined(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     """Why there are fewer than requested; then none are leased."""
 
 
+class Report(msgspec.Struct, forbid_unknown_fields=True):
+    """What a worker that computes gradients says of them: a ``metrics`` message."""
+
+    worker: _Word
+    generation: _Count
+    values: Annotated[dict[_Word, _Measurement], Meta(max_length=200)]
+    lag: tuple[_Measurement, _Measurement, _Measurement]
+    lag_histogram: Annotated[_Histogram, Meta(max_length=64)]
+    run_lag: tuple[_Measurement, _Measurement, _Measurement]
+    run_lag_histogram: Annotated[_Histogram, Meta(max_length=64)]
+
+
 class Beat(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     """A host's heartbeat and report."""
 
@@ -78,8 +101,9 @@ class Beat(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     returns: Annotated[list[float], Meta(max_length=MOST_EPISODES)] = []
     lengths: Annotated[list[_Count], Meta(max_length=MOST_EPISODES)] = []
     texts: Annotated[list[tuple[Level, Annotated[str, Meta(max_length=MOST_TEXT)]]], Meta(max_length=MOST_TEXTS)] = []
-    counts: dict[CountedThere, _Count] = {}
+    counts: dict[Literal["env_steps", "lost_gradients"], _Count] = {}
     """What counters have grown by since the last beat."""
+    reports: Annotated[list[Report], Meta(max_length=MOST_REPORTS)] = []
     restarts: _Count = 0
     """Restarts of its workers since it joined."""
     slots: _Count = 0

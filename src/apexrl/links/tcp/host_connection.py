@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from apexrl.errors import ExhaustedError
 from apexrl.links.printable import printable
@@ -90,7 +90,8 @@ class HostConnection:
         returns: Sequence[float] = (),
         lengths: Sequence[int] = (),
         texts: Sequence[tuple[messages.Level, str]] = (),
-        counts: Mapping[messages.CountedThere, int] = MappingProxyType({}),
+        counts: Mapping[Any, int] = MappingProxyType({}),
+        reports: Sequence[messages.Report] = (),
         restarts: int = 0,
         again: bool = False,
     ) -> messages.Orders:
@@ -105,9 +106,8 @@ class HostConnection:
         if (told := self._told()) is not None:
             return told
         self._number += not again
-        beat = messages.Beat(
-            self._number, list(returns), list(lengths), list(texts), dict(counts), restarts, len(self.leases)
-        )
+        said = (list(returns), list(lengths), list(texts), dict(counts), list(reports))
+        beat = messages.Beat(self._number, *said, restarts, len(self.leases))
         return self._ask(beat, messages.Orders)
 
     def _told(self) -> messages.Orders | None:
