@@ -60,7 +60,7 @@ CELLS: Final[Mapping[tuple[str, str], Cell]] = {
     ("ga3c", "ray"): _ASKS,
     ("a3c", MACHINE): RUNS,
     ("a3c", "redis"): _SENDS,
-    ("a3c", "listen"): _SENDS,
+    ("a3c", "listen"): Cell(needs={"hogwild": False}),
     ("a3c", "ray"): _SENDS,
     (LEARNERS, MACHINE): RUNS,
     (LEARNERS, "redis"): RUNS,
