@@ -1,5 +1,6 @@
 // Python bindings of chunks sent to and received from other hosts.
 #include "bind.h"
+#include "chunk_heads.h"
 #include "inbox.h"
 
 namespace apexrl {
@@ -19,26 +20,30 @@ class PyInbox {
     if (stream >= inbox_.streams()) throw nb::index_error("no such stream");
     if (inbox_.leased()) inbox_.close(stream);
   }
-  // -> (status, why it was refused)
-  std::tuple<CommitStatus, const char*> commit(uint32_t stream, const HeadTuple& head, nb::handle body, size_t offset,
-                                      uint32_t account, uint64_t sequence, uint64_t item) {
+  // -> (status of the last chunk, chunks that are done with, why one is refused)
+  std::tuple<CommitStatus, size_t, const char*> commit_frame(const std::vector<uint32_t>& streams, const ChunkHeads& chunks,
+                                                             nb::handle body, uint32_t account, uint64_t sequence,
+                                                             uint64_t item, size_t done) {
     Buffer buffer;
-    const auto& [source, slot_generation, first, positions, rows, cells, items, bytes] = head;
     if (!buffer.get(body.ptr(), PyBUF_C_CONTIGUOUS)) throw std::invalid_argument("a body is contiguous bytes");
-    const size_t size = size_t(buffer.view().len);
-    if (stream >= inbox_.streams() || account >= inbox_.accounts()) throw nb::index_error("no such stream or account");
-    if (offset > size || bytes > size - offset) return {CommitStatus::refused, "its body is cut off"};
-    if (!inbox_.leased()) return {CommitStatus::closed, nullptr};
+    const auto& heads = chunks.heads;
+    bool known = streams.size() == heads.size() && account < inbox_.accounts();
+    for (const uint32_t stream : streams) known = known && stream < inbox_.streams();
+    if (!known) throw nb::index_error("no such stream or account");
+    if (!inbox_.leased()) return {CommitStatus::closed, done, nullptr};
     const char* why = nullptr;
-    const ChunkHead chunk{source, slot_generation, first, positions, rows, cells, items, bytes};
+    const auto* bytes = buffer.data<uint8_t>();
+    const size_t size = size_t(buffer.view().len);
     nb::gil_scoped_release release;
-    auto answer = inbox_.commit(stream, chunk, buffer.data<uint8_t>() + offset, bytes, account, sequence, item, why);
+    auto answer = inbox_.commit(streams.data(), heads, bytes, size, account, sequence, item, done, why);
     const auto owner = answer == CommitStatus::wait ? replay_->replay->owner() : nullptr;
-    if (owner != nullptr) {  // an owner in this process serves its own workers at once
+    while (owner != nullptr && answer == CommitStatus::wait) {  // an owner in this process serves its own workers at once
+      const size_t before = done;
       owner->serve();
-      answer = inbox_.commit(stream, chunk, buffer.data<uint8_t>() + offset, bytes, account, sequence, item, why);
+      answer = inbox_.commit(streams.data(), heads, bytes, size, account, sequence, item, done, why);
+      if (done == before) break;
     }
-    return {answer, why};
+    return {answer, done, why};
   }
   bool all_settled() {
     replay_->serve_here();
@@ -55,6 +60,18 @@ class PyInbox {
   Inbox inbox_;
 };
 
+nb::object row_of(const ChunkHead& c) {
+  return nb::module_::import_("apexrl.protocols").attr("ChunkHead")(c.source, c.slot_generation, c.first, c.positions, c.rows,
+                                                                    c.cells, c.items, c.bytes);
+}
+
+ChunkHeads heads_of(const std::vector<HeadTuple>& rows) {
+  ChunkHeads made;
+  for (const auto& [source, slot_generation, first, positions, rows_, cells, items, bytes] : rows)
+    made.heads.push_back({source, slot_generation, first, positions, rows_, cells, items, bytes});
+  return made;
+}
+
 }  // namespace
 
 void bind_chunks(nb::module_& m) {
@@ -64,22 +81,48 @@ void bind_chunks(nb::module_& m) {
       .value("closed", CommitStatus::closed)
       .value("repeated", CommitStatus::repeated)
       .value("refused", CommitStatus::refused);
+  m.attr("MOST_CHUNKS") = kMostChunks;
+  nb::class_<ChunkHeads>(m, "ChunkHeads")
+      .def("__init__", [](ChunkHeads* self, const std::vector<HeadTuple>& rows) { new (self) ChunkHeads(heads_of(rows)); },
+           nb::arg("rows"))
+      .def_static("unpack", [](nb::handle data) -> nb::object {
+        Buffer buffer;
+        ChunkHeads made;
+        if (!buffer.get(data.ptr(), PyBUF_C_CONTIGUOUS) || !made.unpack(buffer.data<uint8_t>(), size_t(buffer.view().len)))
+          return nb::none();
+        return nb::cast(std::move(made));
+      }, nb::arg("data"))
+      .def("pack", [](const ChunkHeads& self) {
+        const auto out = self.packed();
+        return nb::bytes(reinterpret_cast<const char*>(out.data()), out.size());
+      })
+      .def("__len__", [](const ChunkHeads& self) { return self.heads.size(); })
+      .def("__getitem__", [](const ChunkHeads& self, size_t i) {
+        if (i >= self.heads.size()) throw nb::index_error();
+        return row_of(self.heads[i]);
+      }, nb::arg("index"))
+      .def("__iter__", [](nb::handle self) { return nb::steal(PySeqIter_New(self.ptr())); })
+      .def("items", &ChunkHeads::items, nb::arg("begin") = 0)
+      .def_prop_ro("nbytes", &ChunkHeads::bytes)
+      .def_prop_ro("sources", [](const ChunkHeads& self) {
+        std::vector<uint64_t> sources;
+        for (const ChunkHead& head : self.heads) sources.push_back(head.source);
+        return sources;
+      });
+
   // -> (status, heads, concatenated bodies)
   m.def("take_chunks", [](PyReplay& r, double linger, uint64_t most, uint64_t allowed) {
-    static thread_local std::vector<ChunkHead> chunks;
     static thread_local std::vector<uint8_t> out;
+    ChunkHeads chunks;
     const auto owner = r.replay->owner();
     SampleStatus status = SampleStatus::yielded;
     if (owner != nullptr) {
       nb::gil_scoped_release release;
-      status = owner->take_chunks(nanoseconds(linger), most, allowed, chunks, out);
+      status = owner->take_chunks(nanoseconds(linger), most, allowed, chunks.heads, out);
     }
-    nb::list heads;
-    if (status == SampleStatus::ok)
-      for (const ChunkHead& c : chunks)
-        heads.append(nb::make_tuple(c.source, c.slot_generation, c.first, c.positions, c.rows, c.cells, c.items, c.bytes));
     const bool some = status == SampleStatus::ok;
-    return nb::make_tuple(status, heads, nb::bytes(reinterpret_cast<const char*>(out.data()), some ? out.size() : 0));
+    const nb::bytes body(reinterpret_cast<const char*>(out.data()), some ? out.size() : 0);
+    return nb::make_tuple(status, std::move(chunks), body);
   }, nb::arg("replay"), nb::arg("linger"), nb::arg("most"), nb::arg("allowed"));
   m.def("receipts_bytes", &Receipts::bytes, nb::arg("accounts"));
 
@@ -90,8 +133,8 @@ void bind_chunks(nb::module_& m) {
       .def("release", &PyInbox::release)
       .def_prop_ro("leased", &PyInbox::leased)
       .def("close", &PyInbox::close, nb::arg("stream"))
-      .def("commit", &PyInbox::commit, nb::arg("stream"), nb::arg("head"), nb::arg("body"), nb::arg("offset"),
-           nb::arg("account"), nb::arg("sequence"), nb::arg("item"))
+      .def("commit_frame", &PyInbox::commit_frame, nb::arg("streams"), nb::arg("heads"), nb::arg("body"), nb::arg("account"),
+           nb::arg("sequence"), nb::arg("item"), nb::arg("done"))
       .def("all_settled", &PyInbox::all_settled)
       .def("wait", &PyInbox::wait, nb::arg("seconds"));
 }

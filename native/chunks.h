@@ -14,6 +14,8 @@
 
 namespace apexrl {
 
+constexpr size_t kMostChunks = 4096;  // in a frame
+
 struct ChunkHead {
   uint64_t source;     // lane << 32 | stream of the writing host
   uint64_t slot_generation;       // slot << 24 | the low bits of its generation there
@@ -80,7 +82,7 @@ inline void write_chunk(const View& view, uint32_t slot, const ChunkHead& chunk,
     if (stride == column.bytes) {
       std::memcpy(out, from, size_t(n) * column.bytes);
     } else {
-      for (uint32_t r = 0; r < n; ++r) std::memcpy(out + size_t(r) * column.bytes, from + r * stride, column.bytes);
+      copy_rows(out, column.bytes, from, stride, column.bytes, n);
     }
     out += size_t(n) * column.bytes;
   }

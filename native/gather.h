@@ -36,6 +36,20 @@ inline void copy_short(uint8_t* to, const uint8_t* from, size_t bytes) {
   std::memcpy(to + bytes - 16, from + bytes - 16, 16);
 }
 
+// n short rows, each `bytes` long.
+inline void copy_rows(uint8_t* to, size_t to_stride, const uint8_t* from, size_t from_stride, size_t bytes, size_t n) {
+  const auto each = [&](auto copy) {
+    for (size_t i = 0; i < n; ++i, to += to_stride, from += from_stride) copy(to, from);
+  };
+  switch (bytes) {
+    case 1: return each([](uint8_t* out, const uint8_t* in) { *out = *in; });
+    case 4: return each([](uint8_t* out, const uint8_t* in) { std::memcpy(out, in, 4); });
+    case 8: return each([](uint8_t* out, const uint8_t* in) { std::memcpy(out, in, 8); });
+    case 16: return each([](uint8_t* out, const uint8_t* in) { std::memcpy(out, in, 16); });
+    default: return each([=](uint8_t* out, const uint8_t* in) { copy_short(out, in, bytes); });
+  }
+}
+
 template <size_t N>
 inline void copy_fixed(const Cells cells, const ItemRef* items, size_t n, uint8_t* out) {
   for (size_t i = 0; i < n; ++i, out += N) std::memcpy(out, cells.at(items[i]), N);

@@ -12,8 +12,15 @@
 
 namespace apexrl {
 
+// (|δ| + eps)^alpha is no less than that of δ = 0; a little less where two machines' powers differ.
+inline double least_priority(const View& view) {
+  return std::pow(view.geometry().eps, view.geometry().alpha) * (1.0 - 1e-6);
+}
+
 // Why a chunk is refused; nullptr: it is valid.
-inline const char* flaw_of(const View& view, const ChunkHead& c, const uint8_t* body, uint64_t bytes) {
+//
+// `least`: of a priority (least_priority).
+inline const char* flaw_of(const View& view, const ChunkHead& c, const uint8_t* body, uint64_t bytes, double least) {
   const Geometry& g = view.geometry();
   if (g.kind == Kind::rows) return "this replay takes finished rows, not chunks";
   if (c.positions == 0 || c.positions > 65535 || c.first > 1u << 30) return "it names no positions";
@@ -43,8 +50,6 @@ inline const char* flaw_of(const View& view, const ChunkHead& c, const uint8_t* 
       return "an episode's steps do not follow one another";
     }
   }
-  // (|δ| + eps)^alpha is no less than that of δ = 0; a little less where two machines' powers differ.
-  const double least = std::pow(g.eps, g.alpha) * (1.0 - 1e-6);
   uint32_t items = 0;
   for (uint32_t p = 0; p < c.positions; ++p) {
     double value;
@@ -77,7 +82,8 @@ enum class CommitStatus { done, wait, closed, repeated, refused };
 class Inbox {
  public:
   Inbox(std::shared_ptr<Segment> segment, uint32_t streams, std::shared_ptr<Segment> receipts)
-      : view_(segment->data()), lease_(std::move(segment), streams), receipts_(std::move(receipts)), stream_(streams) {}
+      : view_(segment->data()), lease_(std::move(segment), streams), receipts_(std::move(receipts)), stream_(streams),
+        least_(least_priority(view_)) {}
 
   WriteStatus lease() {
     const WriteStatus status = lease_.take_lane();
@@ -104,6 +110,23 @@ class Inbox {
     s = Stream{};
   }
 
+  // Commits the chunks of a frame, the first of which is number `sequence` of an account's sender, with its item number
+  // `item`. `done`: chunks before which all is done with, before and after the call. Answers the last chunk's status.
+  CommitStatus commit(const uint32_t* streams, const std::vector<ChunkHead>& heads, const uint8_t* body, uint64_t bytes,
+                      uint32_t account, uint64_t sequence, uint64_t item, size_t& done, const char*& why) {
+    CommitStatus answer = CommitStatus::done;
+    uint64_t at = 0;
+    for (size_t k = 0; k < heads.size(); item += heads[k].items, at += heads[k].bytes, ++k) {
+      why = heads[k].bytes > bytes - at ? "its body is cut off" : nullptr;
+      if (why != nullptr) return CommitStatus::refused;
+      if (k < done) continue;
+      answer = commit(streams[k], heads[k], body + at, heads[k].bytes, account, sequence + k, item, why);
+      if (answer != CommitStatus::done && answer != CommitStatus::repeated) return answer;
+      done = k + 1;
+    }
+    return answer;
+  }
+
   // Commits chunk number `sequence` of an account's sender, whose first item is its number `item`. With CommitStatus::wait
   // a part may be committed already: the call is to be repeated, and goes on there.
   CommitStatus commit(uint32_t i, const ChunkHead& c, const uint8_t* body, uint64_t bytes, uint32_t account, uint64_t sequence,
@@ -116,7 +139,7 @@ class Inbox {
       account_state.repeated.fetch_add(std::min(c.items, 65535u), std::memory_order_relaxed);
       return CommitStatus::repeated;
     }
-    why = flaw_of(view_, c, body, bytes);
+    why = flaw_of(view_, c, body, bytes, least_);
     const uint64_t expected = account_state.next_item.load(std::memory_order_relaxed);
     uint32_t from = sequence == progress >> 16 ? uint32_t(progress & 0xffff) : 0;
     if (why == nullptr && from >= c.positions) why = "it is another chunk than the one that came before under its number";
@@ -265,7 +288,7 @@ class Inbox {
         if (stride == column.bytes) {
           copy_large(out, in, size_t(end - fresh) * column.bytes);
         } else {
-          for (uint32_t r = fresh; r < end; ++r, in += column.bytes, out += stride) copy_short(out, in, column.bytes);
+          copy_rows(out, stride, in, column.bytes, column.bytes, end - fresh);
         }
       }
       column_at += size_t(c.rows) * column.bytes;
@@ -277,6 +300,7 @@ class Inbox {
   Lease lease_;
   Receipts receipts_;
   std::vector<Stream> stream_;
+  const double least_;
 };
 
 }  // namespace apexrl

@@ -308,7 +308,7 @@ class Owner {
       return out.data() + out.size() - bytes;
     };
     uint64_t items = 0;
-    while (out.size() < most && book_.store.take_chunk(linger, most, chunk, body)) {
+    while (out.size() < most && chunks.size() < kMostChunks && book_.store.take_chunk(linger, most, chunk, body)) {
       chunks.push_back(chunk);
       items += chunk.items;
     }

@@ -99,15 +99,14 @@ class Mutants:
         dice = self._random
         some = dice.sample(self._chunks, dice.randrange(1, 4))
         member, sequence = f"mallory-{dice.randrange(300)}", dice.randrange(10_000)
-        head = FrameHead(
-            self._run_id, self._schema, member, 1, sequence, 64 * sequence, [tuple(one.head) for one in some],
-            {"env_steps": dice.randrange(10)},
-        )  # fmt: skip
+        heads = msgspec.Raw(_native.ChunkHeads([one.head for one in some]).pack())
+        counts = {"env_steps": dice.randrange(10)}
+        head = FrameHead(self._run_id, self._schema, member, 1, sequence, 64 * sequence, heads, counts)
         return head, b"".join(one.body for one in some)
 
     @staticmethod
     def _frame(head: FrameHead, body: bytes) -> bytes:
-        return encode_frame(head, body)
+        return b"".join(encode_frame(head, body))
 
     def _lie(self) -> Any:
         dice = self._random

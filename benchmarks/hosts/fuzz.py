@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from apexrl._native import ChunkHeads
 from apexrl.config import Config
 from apexrl.links.local.role_context import InlineContext, InlineRun, WorkerIdentity
 from apexrl.links.redis.experience_stream import ExperienceSender
@@ -146,7 +147,7 @@ def _stream(fuzz: Rig) -> str:
 
 
 def _offer(sender: ExperienceSender, some: list[Chunk]) -> None:
-    sender.offer([chunk.head for chunk in some], b"".join(chunk.body for chunk in some), {})
+    sender.offer(ChunkHeads([chunk.head for chunk in some]), b"".join(chunk.body for chunk in some), {})
     sender.step(0.0)
 
 

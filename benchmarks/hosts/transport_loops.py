@@ -7,19 +7,20 @@ The receiver then says at what time (``time.monotonic``) all of them had come an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import msgspec
 import redis
 
+from apexrl._native import ChunkHeads
 from apexrl.links.redis.encoding import FrameHead, encode_frame
 from apexrl.links.redis.experience_stream import ExperienceReceiver, ExperienceSender
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.receiver import MOST_ENTRIES
 from apexrl.links.redis.sender import BATCH_BYTES, BATCH_FRAMES
 from apexrl.links.redis.server import Server
-from apexrl.protocols import ChunkHead
 from apexrl.replay.chunks import ChunkSink, ChunkSource, Receipts
 from benchmarks.hosts import chunks_to_send as material
 
@@ -81,7 +82,9 @@ def raw_receive(task: Task, pipe: Connection) -> None:
 def link_send(task: Task, pipe: Connection) -> None:
     """The sender alone: chunks are at hand."""
     chunks = _frames(task)
-    frames = [([chunk.head for chunk in frame], b"".join(chunk.body for chunk in frame)) for frame in chunks]
+    frames = [
+        (ChunkHeads([chunk.head for chunk in frame]), b"".join(chunk.body for chunk in frame)) for frame in chunks
+    ]
     sender = _sender(task)
     sender.step(1.0)
     _begin(pipe, _items(chunks))
@@ -98,7 +101,7 @@ def link_receive(task: Task, pipe: Connection) -> None:
         done = receiver.receive(1.0)
         if done:
             newest = done[-1]
-            taken = newest.item_index + sum(head.items for head in newest.heads)
+            taken = newest.item_index + newest.heads.items()
             receiver.acknowledge(done, {(MEMBER, 1): newest.sequence + len(newest.heads)})
     pipe.send(time.monotonic())
     receiver.close()
@@ -116,9 +119,14 @@ def whole_send(task: Task, pipe: Connection) -> None:
         sender.step(1.0)
         expected = len(source)
         _begin(pipe, expected)
-        _send_all(sender, iter(lambda: taker.take(task.frame_bytes, 0.0), ([], b"")))
+        _send_all(sender, _taken(taker, task.frame_bytes))
         if sender.committed_items != expected:
             raise RuntimeError(f"{sender.committed_items} of {expected} items were committed")
+
+
+def _taken(source: ChunkSource, most_bytes: int) -> Iterator[tuple[ChunkHeads, bytes]]:
+    while (taken := source.take(most_bytes, 0.0))[0]:
+        yield taken
 
 
 def whole_receive(task: Task, pipe: Connection) -> None:
@@ -139,10 +147,8 @@ def whole_receive(task: Task, pipe: Connection) -> None:
         while committed < expected:
             done = receiver.receive(1.0)
             for one in done:
-                offset, committed = 0, one.item_index
-                for number, head in enumerate(one.heads):
-                    sink.commit(MEMBER, one.sequence + number, committed, head, one.body, offset, PATIENCE)
-                    offset, committed = offset + head.nbytes, committed + head.items
+                sink.commit_frame(MEMBER, one.sequence, one.item_index, one.heads, one.body, timeout=PATIENCE)
+                committed = one.item_index + one.heads.items()
             if done:
                 receiver.acknowledge(done, {(MEMBER, 1): done[-1].sequence + len(done[-1].heads)})
         pipe.send(time.monotonic())
@@ -172,9 +178,9 @@ def _wire(task: Task, frames: list[list[material.Chunk]]) -> list[bytes]:
     """The same as our sender makes them."""
     schema, wire, sequence, item = _schema(task), [], 0, 0
     for frame in frames:
-        heads: Any = [tuple(chunk.head) for chunk in frame]
+        heads = msgspec.Raw(ChunkHeads([chunk.head for chunk in frame]).pack())
         head = FrameHead(RUN_ID, schema, MEMBER, 1, sequence, item, heads, {"env_steps": item})
-        wire.append(encode_frame(head, b"".join(chunk.body for chunk in frame)))
+        wire.append(b"".join(encode_frame(head, b"".join(chunk.body for chunk in frame))))
         sequence, item = sequence + len(frame), item + sum(chunk.head.items for chunk in frame)
     return wire
 
@@ -183,7 +189,7 @@ def _items(frames: list[list[material.Chunk]]) -> int:
     return sum(chunk.head.items for frame in frames for chunk in frame)
 
 
-def _send_all(sender: ExperienceSender, frames: Iterable[tuple[list[ChunkHead], bytes]]) -> None:
+def _send_all(sender: ExperienceSender, frames: Iterable[tuple[ChunkHeads, bytes]]) -> None:
     queued = nbytes = 0
     for heads, body in frames:
         while sender.room < len(body):

@@ -209,7 +209,7 @@ bool take(const Replay& replay, Owner& owner) {
   if (owner.take_chunks(0, 16 * chunk_bytes(view, 1, 1, 1), kCapacity, heads, bodies) != SampleStatus::ok) return false;
   const uint8_t* body = bodies.data();
   for (const ChunkHead& head : heads) {
-    CHECK(flaw_of(view, head, body, head.bytes) == nullptr);
+    CHECK(flaw_of(view, head, body, head.bytes, least_priority(view)) == nullptr);
     const uint8_t* staged = body + head.rows * sizeof(StepHead);
     const uint8_t* tags = staged + head.positions * sizeof(double);
     for (uint32_t p = 0; p < head.positions; ++p) {

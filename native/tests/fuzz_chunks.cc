@@ -259,7 +259,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const Account& entry = books.account(account);
     const uint64_t progress = entry.progress.load(), committed = entry.committed.load();
     const uint64_t inserted = view.header().inserted.load(), next_item = entry.next_item.load();
-    const bool sound = flaw_of(view, sent.head, body.data(), body.size()) == nullptr;
+    const bool sound = flaw_of(view, sent.head, body.data(), body.size(), least_priority(view)) == nullptr;
     CommitStatus answer = CommitStatus::wait;
     const char* why = nullptr;
     for (int turn = 0; turn < 20 && answer == CommitStatus::wait; ++turn) {

@@ -1,11 +1,13 @@
 """Types of the native core (native/bind*.cc). tests/native_core/test_stub.py compares the names with the module."""
 
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from apexrl.protocols import ChunkHead
 from apexrl.spec import Array
 
 _State = tuple[int, int, bytes, str]  # pid, descriptor, uuid, path
@@ -220,8 +222,27 @@ def start_writing(fd: int, offset: int, bytes: int) -> None: ...
 def crc32c(data: Any, by_table: bool = False) -> int: ...
 def powers(values: list[float], eps: float, alpha: float) -> list[float]: ...
 
-_ChunkHead = tuple[int, int, int, int, int, int, int, int]
-"""protocols.ChunkHead"""
+MOST_CHUNKS: int
+"""In a frame."""
+
+class ChunkHeads:
+    """The heads of a frame's chunks."""
+
+    def __init__(self, rows: Sequence[ChunkHead]) -> None: ...
+    @staticmethod
+    def unpack(data: Any) -> ChunkHeads | None:
+        """None: it is anything else than what `pack` returns of 1 to MOST_CHUNKS heads with numbers in range."""
+    def pack(self) -> bytes:
+        """As MessagePack: an array of arrays of eight unsigned integers."""
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> ChunkHead: ...
+    def __iter__(self) -> Iterator[ChunkHead]: ...
+    def items(self, begin: int = 0) -> int:
+        """In all chunks from ``begin`` on."""
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def sources(self) -> list[int]: ...
 
 def draw_choices(
     logits: NDArray[np.float32],
@@ -230,9 +251,7 @@ def draw_choices(
     chosen: NDArray[np.int64],
     log_prob: NDArray[np.float32],
 ) -> None: ...
-def take_chunks(
-    replay: Replay, linger: float, most: int, allowed: int
-) -> tuple[SampleStatus, list[_ChunkHead], bytes]: ...
+def take_chunks(replay: Replay, linger: float, most: int, allowed: int) -> tuple[SampleStatus, ChunkHeads, bytes]: ...
 def receipts_bytes(accounts: int) -> int: ...
 
 class Inbox:
@@ -242,8 +261,9 @@ class Inbox:
     @property
     def leased(self) -> bool: ...
     def close(self, stream: int) -> None: ...
-    def commit(
-        self, stream: int, head: _ChunkHead, body: Any, offset: int, account: int, sequence: int, item: int
-    ) -> tuple[CommitStatus, str | None]: ...
+    def commit_frame(
+        self, streams: list[int], heads: ChunkHeads, body: Any, account: int, sequence: int, item: int, done: int
+    ) -> tuple[CommitStatus, int, str | None]:
+        """(status of the last chunk, chunks that are done with, why one is refused)."""
     def all_settled(self) -> bool: ...
     def wait(self, seconds: float) -> None: ...

@@ -18,4 +18,5 @@ def test_stub_names_equal_the_module():
             actual = {name for name in vars(getattr(_native, node.name)) if not name.startswith("_")}
             assert declared == actual, node.name
     declared = {n.name for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
+    declared |= {n.target.id for n in tree.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
     assert declared == {name for name in vars(_native) if not name.startswith("_")}

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apexrl._native import ChunkHeads
 from apexrl.errors import ConfigError, ExhaustedError, FrameError, WaitTimeout
 from apexrl.replay import Field, Replay
 from apexrl.replay.chunks import ChunkSink, ChunkSource, Receipts, schema
@@ -185,6 +186,42 @@ def test_what_a_server_remembers_is_not_taken_again():
     assert receipts.read("host/1")[:3] == (8, head.items, 0)
 
 
+def test_a_frame_that_is_partly_there_is_committed_from_its_first_new_chunk():
+    """Also when only the server remembers the sender: what was committed before these receipts is not missing."""
+    here, source, there, receipts, sink = pair("transition", 4096)
+    simulator, writer = Simulator(2, 1, "transition"), here.writer(streams=2)
+    for _ in range(300):
+        writer.append(simulator.step())
+    heads, body = source.take(2**20, 0.0)
+    assert len(heads) > 4
+    receipts.restore({"host/1": 102})
+    assert sink.commit_frame("host/1", 100, 5000, heads, body) == len(heads)
+    repeated = heads[0].items + heads[1].items
+    after = receipts.read("host/1")
+    assert after == (100 + len(heads), heads.items() - repeated, 0, repeated)
+    assert len(there) == heads.items() - repeated
+
+
+def test_a_frame_is_committed_up_to_the_chunk_that_lies_or_finds_no_room():
+    here, source, there, receipts, sink = pair("transition", 300)
+    simulator, writer = Simulator(2, 1, "transition"), here.writer(streams=2)
+    for _ in range(300):
+        writer.append(simulator.step())
+    heads, body = source.take(2**20, 0.0)
+    rows = [*heads]
+    lying = ChunkHeads([*rows[:2], rows[2]._replace(rows=rows[2].rows + 1), *rows[3:]])
+    assert sink.commit_frame("host/1", 0, 0, lying, body) == 2
+    with pytest.raises(FrameError, match="chunk 2 of host/1 is refused"):
+        sink.commit_frame("host/1", 0, 0, lying, body, 2)
+    done = sink.commit_frame("host/1", 0, 0, heads, body, 2)
+    assert 2 < done < len(heads)  # full
+    there.sample(len(there))
+    assert sink.commit_frame("host/1", 0, 0, heads, body, done, timeout=5.0) > done
+    assert receipts.read("host/1").missing == receipts.read("host/1").repeated == 0
+    with pytest.raises(FrameError, match="cut off"):
+        sink.commit_frame("host/2", 0, 0, heads, body[:100])
+
+
 def test_the_quietest_sender_is_forgotten_and_its_books_are_not():
     receipts = Receipts(2)
     rows = [receipts.account(f"host/{n}") for n in range(3)]
@@ -286,7 +323,8 @@ def test_a_slot_being_written_waits_for_more():
     simulator, writer = Simulator(2, 3, "transition"), here.writer(streams=2)
     for _ in range(20):
         writer.append(simulator.step())
-    assert source.take(2**20, 60.0) == ([], b"")
+    heads, body = source.take(2**20, 60.0)
+    assert (len(heads), body) == (0, b"")
     heads, _ = source.take(2**20, 0.0)
     assert sum(head.items for head in heads) == here.stats()["sampled"]
     for _ in range(80):

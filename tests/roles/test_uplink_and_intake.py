@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from apexrl._native import ChunkHeads
 from apexrl.config import Config, HostsConfig
 from apexrl.links.redis.checked_values import HostDigest
 from apexrl.links.redis.keys import RunKeys
@@ -167,7 +168,7 @@ def test_frames_that_lie_are_said_and_done_with(hosts):
 
 def lie(taken):
     heads, body = taken
-    return [head._replace(rows=head.rows + 1) for head in heads], body
+    return ChunkHeads([head._replace(rows=head.rows + 1) for head in heads]), body
 
 
 def test_weights_that_the_server_lost_are_sent_again(hosts, redis_server):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from apexrl import _native
-from apexrl._native import CommitStatus, SampleStatus, WriteStatus
+from apexrl._native import ChunkHeads, CommitStatus, SampleStatus, WriteStatus
 from apexrl.errors import ClosedError, ConfigError, ExhaustedError, FrameError, WaitTimeout
 from apexrl.protocols import ChunkHead
 from apexrl.replay.layout import Layout
@@ -63,7 +63,7 @@ class ChunkSource:
         self.item_steps: int = core.options["length"] if core.layout.kind == "unroll" else 1
         """Environment steps in an item."""
 
-    def take(self, most_bytes: int, linger: float, allowed: int = 2**62) -> tuple[list[ChunkHead], bytes]:
+    def take(self, most_bytes: int, linger: float, allowed: int = 2**62) -> tuple[ChunkHeads, bytes]:
         """The chunks that are ready: their heads, and their bodies concatenated. Does not wait.
 
         Args:
@@ -81,7 +81,7 @@ class ChunkSource:
         status, heads, body = _native.take_chunks(core.native, linger, most_bytes, allowed)
         if status is SampleStatus.closed:
             raise ClosedError("this replay was closed")
-        return [ChunkHead(*head) for head in heads], body
+        return heads, body
 
     def wait(self, timeout: float) -> None:
         """Sleep until workers publish something, at most ``timeout`` seconds."""
@@ -196,12 +196,14 @@ class Receipts:
         self._table[0, sums] += self._table[row, sums]
         return row
 
-    def expect(self, row: int, sequence: int, item: int) -> None:
-        """Before a commit: take the item number from the first chunk of a sender that is older than these receipts."""
+    def expect(self, row: int, sequence: int, item: int, heads: ChunkHeads) -> None:
+        """Before a commit: take the item number from the first new chunk of a sender that is older than these
+        receipts."""
         self._table[row, _USED] = time.monotonic_ns()
         known = self._table[row]
-        if known[_JOINED] and sequence >= int(known[_PROGRESS]) >> 16:
-            known[_NEXT_ITEM] = item
+        repeated = max(0, (int(known[_PROGRESS]) >> 16) - sequence)
+        if known[_JOINED] and repeated < len(heads):
+            known[_NEXT_ITEM] = item + heads.items() - heads.items(repeated)
             known[_JOINED] = 0
 
 
@@ -246,38 +248,66 @@ class ChunkSink:
     def commit(
         self, sender: str, sequence: int, item: int, head: ChunkHead, body: Any, offset: int = 0, timeout: float = 0.0
     ) -> bool:
-        """Commit chunk ``sequence`` of ``sender``, whose first item has number ``item``. False: it was already there.
-
-        Args:
-            body: a buffer; the chunk's bytes begin at ``offset``.
+        """Commit one chunk, whose bytes begin at ``offset``, as `commit_frame`. False: it was already there.
 
         Raises:
-            FrameError: no actor of this run could have written the chunk; nothing of it was stored.
             WaitTimeout: no room in time; repeat the call, which then continues where it stopped.
+        """
+        try:
+            heads = ChunkHeads([head])
+        except TypeError:
+            raise self._refusal(sender, sequence, "a number in its head is out of range") from None
+        before = self._receipts.read(sender).repeated
+        if not self.commit_frame(sender, sequence, item, heads, memoryview(body)[offset:], timeout=timeout):
+            raise WaitTimeout(f"the replay had no room for a chunk within {timeout:g} s; the call may be repeated")
+        return self._receipts.read(sender).repeated == before
+
+    def commit_frame(
+        self, sender: str, sequence: int, item: int, heads: ChunkHeads, body: Any, done: int = 0, timeout: float = 0.0
+    ) -> int:
+        """Commit the chunks of a frame, except for those that are already there.
+
+        Args:
+            sequence, item: the number of the sender's first chunk in the frame, and of its first item.
+            body: a buffer; the bytes of all chunks, concatenated.
+            done: chunks that earlier calls are done with.
+            timeout: seconds to wait for room.
+
+        Returns:
+            The number of chunks that are done with; fewer than all: no room in time, or the next one is refused.
+            Repeat the call with it, which then continues where it stopped.
+
+        Raises:
+            FrameError: no actor of this run could have written chunk ``done``; nothing of it was stored.
             ClosedError: the replay was closed.
         """
         row = self._receipts.account(sender)
-        self._receipts.expect(row, sequence, item)
-        stream = self._stream(row, head.source)
+        self._receipts.expect(row, sequence, item, heads)
+        sources = heads.sources
+        numbers = {source: self._stream(row, source) for source in dict.fromkeys(sources)}
+        streams = [numbers[source] for source in sources]
         deadline = 0.0
         while True:
+            before = done
             try:
-                answer, why = self._native.commit(stream, head, body, offset, row, sequence, item)
+                answer, done, why = self._native.commit_frame(streams, heads, body, row, sequence, item, done)
             except TypeError:
-                answer, why = CommitStatus.refused, "a number in its head is out of range"
-            if answer is CommitStatus.done:
-                return True
-            if answer is CommitStatus.repeated:
-                return False
-            if answer is CommitStatus.refused:
-                raise FrameError(f"chunk {sequence} of {sender} is refused: {why}")
+                raise self._refusal(sender, sequence, "its number is out of range") from None
+            if answer is CommitStatus.refused and done == before:
+                raise self._refusal(sender, sequence + done, str(why))
             if answer is CommitStatus.closed:
                 raise ClosedError("the replay was closed")
+            if answer is not CommitStatus.wait:
+                return done
             now = time.monotonic()
             deadline = deadline or now + timeout
             if now >= deadline:
-                raise WaitTimeout(f"the replay had no room for a chunk within {timeout:g} s; the call may be repeated")
+                return done
             self._native.wait(min(_SIGNAL_SECONDS, deadline - now))
+
+    @staticmethod
+    def _refusal(sender: str, sequence: int, why: str) -> FrameError:
+        return FrameError(f"chunk {sequence} of {sender} is refused: {why}")
 
     def close_idle(self, seconds: float) -> int:
         """Close part-filled chunks of streams that were idle so long, because such a chunk is never evicted. Answers

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from apexrl.config import Config
-from apexrl.errors import FrameError, LinkError, OwnershipError, WaitTimeout
+from apexrl.errors import FrameError, LinkError, OwnershipError
 from apexrl.protocols import Context
 from apexrl.roles.host_messages import HostMessages
 from apexrl.roles.role_traits import RoleTraits
@@ -147,31 +147,28 @@ class Intake:
         """Commit a frame's chunks from where it stands. False: the replay took no more."""
         received = delivery.received
         try:
-            while delivery.chunk < len(received.heads):
-                head = received.heads[delivery.chunk]
-                self._sink.commit(
+            while delivery.done < len(received.heads):
+                done = self._sink.commit_frame(
                     delivery.sender,
-                    received.sequence + delivery.chunk,
-                    delivery.item,
-                    head,
+                    received.sequence,
+                    received.item_index,
+                    received.heads,
                     received.body,
-                    delivery.offset,
+                    delivery.done,
                     min(self._context.patience, _PATIENCE_SECONDS),
                 )
-                delivery.chunk += 1
-                delivery.item += head.items
-                delivery.offset += head.nbytes
-        except WaitTimeout:
-            return False
+                if done == delivery.done:
+                    return False
+                delivery.done = done
         except FrameError as error:  # the rest of the frame is of the same origin
             self._refused += 1
-            self._refused_items += sum(head.items for head in received.heads[delivery.chunk :])
+            self._refused_items += received.heads.items(delivery.done)
             self._context.send("log", text=f"{error} (frame {received.entry.decode()})", level="warning")
             return True
         host = f"{received.member}/{received.generation // GENERATIONS}"
         totals = [received.counts.get(name, 0) for name in COUNTED]
         grown = self._receipts.count(host, totals, first=received.sequence == 0)
-        self._context.count(chunks=delivery.chunk, **dict(zip(COUNTED, grown, strict=True)))
+        self._context.count(chunks=delivery.done, **dict(zip(COUNTED, grown, strict=True)))
         return True
 
     def _report(self, last: bool = False) -> None:
@@ -214,15 +211,13 @@ class Intake:
 class Delivery:
     """A frame on its way into the replay, and how far it is."""
 
-    __slots__ = ("chunk", "end", "item", "offset", "received", "sender")
+    __slots__ = ("done", "end", "received", "sender")
 
     def __init__(self, received: Received) -> None:
         self.received = received
         self.sender = f"{received.member}/{received.generation}"
-        self.chunk = 0
+        self.done = 0  # chunks
         self.end = received.sequence + len(received.heads)
-        self.item = received.item_index
-        self.offset = 0
 
 
 class UploadThread:

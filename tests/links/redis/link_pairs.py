@@ -9,6 +9,7 @@ from typing import Any
 
 import redis
 
+from apexrl._native import ChunkHeads
 from apexrl.links.redis.experience_stream import ExperienceReceiver, ExperienceSender, Received
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.weights_channel import WeightsDownloader, WeightsUploader
@@ -48,7 +49,7 @@ class Intake:
         gap = one.item_index - self.items_seen.get(who, 0)
         assert gap >= 0
         self.missing += gap
-        items = sum(head.items for head in one.heads)
+        items = one.heads.items()
         self.items += items
         self.items_seen[who] = one.item_index + items
         self.committed[who] = one.sequence + len(one.heads)
@@ -99,7 +100,9 @@ def body_of(number: int, size: int = 1000) -> bytes:
 
 def offer(sender: ExperienceSender, numbers: range, size: int = 1000) -> None:
     for number in numbers:
-        sender.offer([ChunkHead(1, 2, 0, ITEMS, 67, 0, ITEMS, size)], body_of(number, size), {"env_steps": number})
+        sender.offer(
+            ChunkHeads([ChunkHead(1, 2, 0, ITEMS, 67, 0, ITEMS, size)]), body_of(number, size), {"env_steps": number}
+        )
 
 
 def until(done: Callable[[], bool], *acts: Callable[[], object], seconds: float = 120.0) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from link_pairs import ITEMS, KEYS, Ends, Intake, body_of, offer, until
 
+from apexrl._native import ChunkHeads
 from apexrl.errors import LinkError
 from apexrl.protocols import ChunkHead
 from redis_server import RedisServer
@@ -67,9 +68,9 @@ def test_a_frame_too_large_for_a_server_met_later_is_dropped_and_counted(tmp_pat
 def test_an_offer_that_does_not_add_up_is_a_mistake(ends: Ends) -> None:
     sender = ends.sender()
     with pytest.raises(ValueError, match="not the body"):
-        sender.offer([ChunkHead(1, 2, 0, 1, 1, 0, 1, 10)], bytes(11), {})
+        sender.offer(ChunkHeads([ChunkHead(1, 2, 0, 1, 1, 0, 1, 10)]), bytes(11), {})
     with pytest.raises(ValueError, match="0 chunks"):
-        sender.offer([], b"", {})
+        sender.offer(ChunkHeads([]), b"", {})
     with pytest.raises(LinkError, match="4097 chunks"):
-        sender.offer([ChunkHead(1, 2, 0, 1, 1, 0, 1, 0)] * 4097, b"", {})
+        sender.offer(ChunkHeads([ChunkHead(1, 2, 0, 1, 1, 0, 1, 0)] * 4097), b"", {})
     assert sender.sent_items == 0

@@ -3,18 +3,20 @@ from __future__ import annotations
 import pytest
 from link_pairs import ITEMS, KEYS, Ends, Intake, body_of, books_close, offer, until
 
+from apexrl._native import ChunkHeads
 from apexrl.links.redis.experience_stream import Received, depth
 from apexrl.protocols import ChunkHead
 
 
 def test_frames_arrive_in_order_and_the_sender_hears_of_it(ends: Ends) -> None:
     sender, receiver, intake = ends.sender(), ends.receiver(), Intake()
-    sender.offer([ChunkHead(1, 2, 3, 4, 5, 6, 7, 80), ChunkHead(2, 2, 3, 4, 5, 6, 9, 20)], bytes(100), {"env_steps": 5})
+    heads = [ChunkHead(1, 2, 3, 4, 5, 6, 7, 80), ChunkHead(2, 2, 3, 4, 5, 6, 9, 20)]
+    sender.offer(ChunkHeads(heads), bytes(100), {"env_steps": 5})
     offer(sender, range(300))
     assert (sender.sent_items, sender.uncommitted_items) == (16 + 300 * ITEMS, 16 + 300 * ITEMS)
     first: list[Received] = []
     until(lambda: bool(first), lambda: sender.step(0.0), lambda: first.extend(intake.take(receiver)))
-    assert first[0].heads == [ChunkHead(1, 2, 3, 4, 5, 6, 7, 80), ChunkHead(2, 2, 3, 4, 5, 6, 9, 20)]
+    assert [*first[0].heads] == heads
     assert (first[0].member, first[0].generation, first[0].sequence, first[0].item_index) == ("m", 1, 0, 0)
     assert first[0].counts == {"env_steps": 5}
     until(lambda: sender.uncommitted_items == 0, lambda: sender.step(0.01), lambda: intake.take(receiver))

@@ -19,13 +19,12 @@ import numpy as np
 from msgspec import Meta
 
 from apexrl import _native
+from apexrl._native import ChunkHeads
 from apexrl.errors import ConfigError, FrameError
 from apexrl.links.redis.checked_values import MOST_SEQUENCE, PROTOCOL
-from apexrl.protocols import Arrays, ChunkHead
+from apexrl.protocols import Arrays
 from apexrl.spec import Array
 
-MOST_CHUNKS: Final = 4096
-"""Chunks in one frame."""
 MOST_BODY_BYTES: Final = 64 * 2**20
 """Of a frame of experience, unpacked."""
 MOST_HEAD_BYTES: Final = 2**19
@@ -40,9 +39,7 @@ OVERHEAD_BYTES: Final = _FIXED.size + _CRC.size
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Text = Annotated[str, Meta(min_length=1, max_length=100)]
-Small = Annotated[int, Meta(ge=0, lt=2**31)]
 Total = Annotated[int, Meta(ge=0, le=2**50)]  # sums of many stay far below 2^63
-_Head = tuple[Count, Count, Small, Small, Small, Small, Small, Count]
 _DTYPE = r"\A(\|[biu]1|<[iuf][248])\Z"
 
 
@@ -55,7 +52,7 @@ class FrameHead(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
     generation: Count
     sequence: Annotated[int, Meta(ge=0, lt=MOST_SEQUENCE)]  # of the first chunk; the others follow
     item_index: Total  # items in all chunks before the first
-    heads: Annotated[list[_Head], Meta(min_length=1, max_length=MOST_CHUNKS)]
+    heads: msgspec.Raw  # `ChunkHeads` packed
     counts: Annotated[dict[Text, Total], Meta(max_length=16)]  # the member's own, cumulative
 
 
@@ -63,7 +60,7 @@ class Frame(NamedTuple):
     """A frame of experience, decoded."""
 
     head: FrameHead
-    heads: list[ChunkHead]
+    heads: ChunkHeads
     body: memoryview  # of all chunks, concatenated
 
 
@@ -91,8 +88,8 @@ def packing(compression: str) -> bool:
     return compression == "zlib"
 
 
-def encode_frame(head: FrameHead, body: bytes | memoryview, packed: bool = False) -> bytes:
-    """A frame of experience. Copies the body once. ``packed``: zlib, where that makes it smaller."""
+def encode_frame(head: FrameHead, body: bytes, packed: bool = False) -> tuple[bytes, bytes]:
+    """A frame of experience, in two parts. The second is the body itself, or packed by zlib where that is smaller."""
     return _wrap(_EXPERIENCE, _encoder.encode(head), body, packed)
 
 
@@ -115,10 +112,11 @@ def decode_frame(data: bytes, run_id: str, schema: bytes, most_bytes: int = MOST
     if head.schema != schema:
         here = f"(schema {head.schema.hex()}, here {schema.hex()})"
         raise FrameError(f"a frame of member {member} has other fields {here}")
-    heads = [ChunkHead._make(one) for one in head.heads]
-    claimed = sum([one.nbytes for one in heads])
-    if claimed != rest.nbytes:
-        raise FrameError(f"a frame of member {member} has {rest.nbytes} bytes where its chunks have {claimed}")
+    heads = ChunkHeads.unpack(memoryview(head.heads))
+    if heads is None:
+        raise FrameError(f"the heads of the chunks in a frame of member {member} cannot be read")
+    if heads.nbytes != rest.nbytes:
+        raise FrameError(f"a frame of member {member} has {rest.nbytes} bytes where its chunks have {heads.nbytes}")
     return Frame(head, heads, rest.body(f"of member {member}") if rest.packed else rest.wire)
 
 
@@ -138,7 +136,7 @@ def encode_weights(run_id: str, version: int, weights: Arrays, packed: bool = Fa
         heads.append(_ArrayHead(name, array.dtype.str, shape))
         parts.append(array.reshape(-1).view(np.uint8).data if array.size else b"")
         parts.append(bytes(-array.nbytes % _ALIGNED))
-    return _wrap(_WEIGHTS, _encoder.encode(_WeightsHead(run_id, version, heads)), b"".join(parts), packed)
+    return b"".join(_wrap(_WEIGHTS, _encoder.encode(_WeightsHead(run_id, version, heads)), b"".join(parts), packed))
 
 
 def decode_weights(data: bytes | bytearray, run_id: str, most_bytes: int) -> tuple[int, dict[str, Array]]:
@@ -200,17 +198,14 @@ class _Body(NamedTuple):
         return memoryview(raw)
 
 
-def _wrap(kind: int, head: bytes, body: bytes | memoryview, packed: bool) -> bytes:
-    raw = memoryview(body).cast("B")
-    wire: bytes | memoryview = raw
-    if packed:
-        wire = zlib.compress(raw, 1)
-        packed = len(wire) < raw.nbytes
-        wire = wire if packed else raw
+def _wrap(kind: int, head: bytes, body: bytes, packed: bool) -> tuple[bytes, bytes]:
+    wire = zlib.compress(body, 1) if packed else body
+    packed = packed and len(wire) < len(body)
+    wire = wire if packed else body
     how = _ZLIB if packed else _RAW
-    fixed = _FIXED.pack(_MAGIC, PROTOCOL, kind, how, len(head), len(wire), raw.nbytes, _native.crc32c(wire))
+    fixed = _FIXED.pack(_MAGIC, PROTOCOL, kind, how, len(head), len(wire), len(body), _native.crc32c(wire))
     front = fixed + head
-    return b"".join((front, _CRC.pack(_native.crc32c(front)), wire))
+    return front + _CRC.pack(_native.crc32c(front)), wire
 
 
 def _open(data: bytes | bytearray, kind: int, most_bytes: int) -> tuple[memoryview, _Body]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from redis import exceptions
 
+from apexrl._native import ChunkHeads
 from apexrl.errors import FrameError, LinkError, OwnershipError
 from apexrl.links.backoff import Backoff
 from apexrl.links.redis.encoding import decode_frame
@@ -18,7 +19,6 @@ from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.pipe import Pipe, Words, command
 from apexrl.links.redis.server import TROUBLE, Server, explain
 from apexrl.links.redis.stream_names import CONSUMER, GROUP, LAST_OF_GENERATION, field_of, sequence_of, stream_of
-from apexrl.protocols import ChunkHead
 
 MOST_BLOCK = 1.0
 """Seconds that a read blocks on the server; less than every reply timeout."""
@@ -40,7 +40,7 @@ class Received(NamedTuple):
     generation: int
     sequence: int  # of the first chunk
     item_index: int  # items in all chunks of this member and generation before the first
-    heads: list[ChunkHead]
+    heads: ChunkHeads
     body: memoryview  # of all chunks, one after the other
     counts: dict[str, int]
 

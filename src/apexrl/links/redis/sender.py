@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+import msgspec
 from redis import exceptions
 
+from apexrl._native import MOST_CHUNKS, ChunkHeads
 from apexrl.errors import LinkError
 from apexrl.links.backoff import Backoff
-from apexrl.links.redis.encoding import MOST_BODY_BYTES, MOST_CHUNKS, FrameHead, encode_frame, packing
+from apexrl.links.redis.encoding import MOST_BODY_BYTES, FrameHead, encode_frame, packing
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.pipe import Pipe, command
 from apexrl.links.redis.server import DEFAULT_BULK_BYTES, TROUBLE, Server, explain
 from apexrl.links.redis.stream_names import LAST_OF_GENERATION, field_of, sequence_of, stream_of
-from apexrl.protocols import ChunkHead
 
 BATCH_BYTES: Final = 4 * 2**20
 """Frames sent before replies are read; bounds what is sent twice after a reconnect."""
@@ -106,8 +107,8 @@ class ExperienceSender:
         """Bytes that may be offered now; with ``drop-oldest``, the whole window."""
         return self._window if self._drops else max(0, self._window - self.uncommitted_bytes)
 
-    def offer(self, heads: Sequence[ChunkHead], body: bytes | memoryview, counts: Mapping[str, int]) -> None:
-        """Queue one frame of chunks. Copies the body once; never waits.
+    def offer(self, heads: ChunkHeads, body: bytes, counts: Mapping[str, int]) -> None:
+        """Queue one frame of chunks. Keeps the body; never waits.
 
         Args:
             body: of all chunks, concatenated.
@@ -117,16 +118,15 @@ class ExperienceSender:
             LinkError: the frame is larger than ``most_frame_bytes``, or has more than 4096 chunks; nothing was taken.
             ValueError: the body has another length than its chunks.
         """
-        nbytes = memoryview(body).nbytes
-        if nbytes != sum([head.nbytes for head in heads]) or not heads:
-            raise ValueError(f"{nbytes} bytes are not the body of these {len(heads)} chunks")
-        if nbytes > self.most_frame_bytes or len(heads) > MOST_CHUNKS:
+        if len(body) != heads.nbytes or not heads:
+            raise ValueError(f"{len(body)} bytes are not the body of these {len(heads)} chunks")
+        if len(body) > self.most_frame_bytes or len(heads) > MOST_CHUNKS:
             raise LinkError(
-                f"a frame of {nbytes} bytes and {len(heads)} chunks is more than the {self.most_frame_bytes} bytes and "
-                f"{MOST_CHUNKS} chunks that Redis at {self._server.address} and apexrl take: send fewer or smaller "
+                f"a frame of {len(body)} bytes and {len(heads)} chunks is more than the {self.most_frame_bytes} bytes "
+                f"and {MOST_CHUNKS} chunks that Redis at {self._server.address} and apexrl take: send fewer or smaller "
                 "chunks, or raise the server's proto-max-bulk-len"
             )
-        items = sum([head.items for head in heads])
+        items = heads.items()
         head = FrameHead(
             self._run_id,
             self._schema,
@@ -134,17 +134,18 @@ class ExperienceSender:
             self._generation,
             self._sequence,
             self.sent_items,
-            [*heads],
+            msgspec.Raw(heads.pack()),
             dict(counts),
         )
-        frame = encode_frame(head, body, self._packed)
+        front, wire = encode_frame(head, body, self._packed)
         self._sequence += len(heads)
         self.sent_items += items
+        kept = _Kept(self._sequence, items, front, wire)
         if self._drops:
-            self._make_room(len(frame))
-        self._queued.append(_Kept(self._sequence, items, frame))
+            self._make_room(kept.nbytes)
+        self._queued.append(kept)
         self.uncommitted_items += items
-        self.uncommitted_bytes += len(frame)
+        self.uncommitted_bytes += kept.nbytes
 
     def step(self, timeout: float) -> bool:
         """Send queued frames and read what was committed.
@@ -210,7 +211,7 @@ class ExperienceSender:
         if whole:
             pieces.append(_MULTI)
         for kept in batch:
-            pieces += (b"%b$%d\r\n" % (self._append, len(kept.frame)), kept.frame, b"\r\n")
+            pieces += (b"%b$%d\r\n%b" % (self._append, kept.nbytes, kept.front), kept.body, b"\r\n")
             self.resent_frames += kept.tried
             kept.tried = True
         if whole:
@@ -244,13 +245,13 @@ class ExperienceSender:
     def _batch(self) -> list[_Kept]:
         batch: list[_Kept] = []
         nbytes = 0
-        while self._queued and len(self._queued[0].frame) > self._most_bulk:  # never to be sent to this server
+        while self._queued and self._queued[0].nbytes > self._most_bulk:  # never to be sent to this server
             self._drop(self._queued.popleft())
         for kept in self._queued:
-            if batch and (nbytes + len(kept.frame) > BATCH_BYTES or len(batch) == BATCH_FRAMES):
+            if batch and (nbytes + kept.nbytes > BATCH_BYTES or len(batch) == BATCH_FRAMES):
                 break
             batch.append(kept)
-            nbytes += len(kept.frame)
+            nbytes += kept.nbytes
         return batch
 
     def _taken(self, batch: list[_Kept], entries: list[bytes | None]) -> bool:
@@ -306,7 +307,7 @@ class ExperienceSender:
             self._queue_again()
 
     def _release(self, kept: _Kept) -> None:
-        self.uncommitted_bytes -= len(kept.frame)
+        self.uncommitted_bytes -= kept.nbytes
         self.uncommitted_items -= kept.items
 
     def _drop(self, kept: _Kept) -> None:
@@ -355,11 +356,12 @@ class _Posted(NamedTuple):
 class _Kept:
     """A frame until it is committed."""
 
-    __slots__ = ("end", "entry", "frame", "items", "tried")
+    __slots__ = ("body", "end", "entry", "front", "items", "nbytes", "tried")
 
-    def __init__(self, end: int, items: int, frame: bytes) -> None:
+    def __init__(self, end: int, items: int, front: bytes, body: bytes) -> None:
         self.end = end  # the sequence after its last chunk
         self.items = items
-        self.frame = frame
+        self.front, self.body = front, body
+        self.nbytes = len(front) + len(body)
         self.entry = b""  # its id on the server, once known
         self.tried = False  # to send it
