@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from apexrl.errors import WaitTimeout
+from apexrl._native import ChunkHeads
+from apexrl.errors import FrameError, WaitTimeout
 from apexrl.replay import Field, Replay
 from apexrl.replay.chunk_dealer import ChunkDealer
 from apexrl.replay.chunks import ChunkSource, Receipts
@@ -74,6 +75,23 @@ def test_replays_are_given_equally_many_items_and_each_once(kind):
     first, second = rig.numbers()
     assert len({*first, *second}) == len(first) + len(second) == rig.item
     assert abs(len(first) - len(second)) <= 128  # a slot of each stream
+
+
+def test_a_frame_is_dealt_up_to_where_no_replay_has_room():
+    rig = Rig("transition", capacity=100)
+    rig.write(300)
+    heads, body = rig.source.take(2**20, 0.0)
+    done = rig.dealer.commit_frame("host/1", 0, 0, heads, body)
+    assert 0 < done < len(heads)
+    assert all(rig.numbers())
+    again = rig.dealer.commit_frame("host/1", 0, 0, heads, body, done, timeout=5.0)
+    assert done < again
+    _, committed, missing, repeated = rig.receipts.totals()
+    assert committed >= heads.items() - heads.items(again)  # and a part of the chunk that had no room
+    assert (missing, repeated) == (0, 0)
+    lying = ChunkHeads([head._replace(rows=head.rows + 1) for head in heads])
+    with pytest.raises(FrameError):
+        rig.dealer.commit_frame("host/2", 0, 0, lying, body)
 
 
 def test_a_senders_slot_stays_one_slot():

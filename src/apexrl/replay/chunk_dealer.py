@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from apexrl.errors import WaitTimeout
+from apexrl._native import ChunkHeads
+from apexrl.errors import FrameError, WaitTimeout
 from apexrl.protocols import ChunkHead
 from apexrl.replay.chunks import ChunkSink, Receipts
 from apexrl.replay.replay import Replay
@@ -66,6 +67,26 @@ class ChunkDealer:
         self._slots[stream] = head.life, replay
         self._given[replay] += head.items * done
         return done
+
+    def commit_frame(
+        self, sender: str, sequence: int, item: int, heads: ChunkHeads, body: Any, done: int = 0, timeout: float = 0.0
+    ) -> int:
+        """As ``ChunkSink.commit_frame``."""
+        if len(self._sinks) == 1:
+            return self._sinks[0].commit_frame(sender, sequence, item, heads, body, done, timeout)
+        offset = 0
+        for number, head in enumerate(heads):
+            if number >= done:
+                try:
+                    self.commit(sender, sequence + number, item, head, body, offset, timeout)
+                except WaitTimeout:
+                    return number
+                except FrameError:
+                    if number > done:
+                        return number
+                    raise
+            item, offset = item + head.items, offset + head.nbytes
+        return len(heads)
 
     def close_idle(self, seconds: float) -> int:
         """As ``ChunkSink.close_idle``."""

@@ -257,10 +257,10 @@ class ChunkSink:
             heads = ChunkHeads([head])
         except TypeError:
             raise self._refusal(sender, sequence, "a number in its head is out of range") from None
-        before = self._receipts.read(sender).repeated
-        if not self.commit_frame(sender, sequence, item, heads, memoryview(body)[offset:], timeout=timeout):
+        answer, _ = self._commit(sender, sequence, item, heads, memoryview(body)[offset:], 0, timeout)
+        if answer is CommitStatus.wait:
             raise WaitTimeout(f"the replay had no room for a chunk within {timeout:g} s; the call may be repeated")
-        return self._receipts.read(sender).repeated == before
+        return answer is CommitStatus.done
 
     def commit_frame(
         self, sender: str, sequence: int, item: int, heads: ChunkHeads, body: Any, done: int = 0, timeout: float = 0.0
@@ -281,6 +281,12 @@ class ChunkSink:
             FrameError: no actor of this run could have written chunk ``done``; nothing of it was stored.
             ClosedError: the replay was closed.
         """
+        return self._commit(sender, sequence, item, heads, body, done, timeout)[1]
+
+    def _commit(
+        self, sender: str, sequence: int, item: int, heads: ChunkHeads, body: Any, done: int, timeout: float
+    ) -> tuple[CommitStatus, int]:
+        """``commit_frame``; also the status of the last chunk that was looked at."""
         row = self._receipts.account(sender)
         self._receipts.expect(row, sequence, item, heads)
         sources = heads.sources
@@ -297,12 +303,10 @@ class ChunkSink:
                 raise self._refusal(sender, sequence + done, str(why))
             if answer is CommitStatus.closed:
                 raise ClosedError("the replay was closed")
-            if answer is not CommitStatus.wait:
-                return done
             now = time.monotonic()
             deadline = deadline or now + timeout
-            if now >= deadline:
-                return done
+            if answer is not CommitStatus.wait or now >= deadline:
+                return answer, done
             self._native.wait(min(_SIGNAL_SECONDS, deadline - now))
 
     @staticmethod
