@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +21,10 @@ from apexrl.errors import ApexrlError, ConfigError, LinkError
 from apexrl.launch.ray.resources import here
 from apexrl.links.printable import printable
 from apexrl.report.number_format import clock, count, number
+from apexrl.report.plain_lines import line
 from apexrl.report.table_parts import columns_table, counted, figures_table
+from apexrl.report.worker_overview import overview
+from apexrl.run import worker_list
 from apexrl.run.atomic_files import read_text
 from apexrl.run.folder import RunFolder
 from apexrl.run.metrics import read_rows
@@ -31,7 +35,9 @@ if TYPE_CHECKING:
 
 ANSWER_SECONDS: Final = 5.0
 
-_ROWS: Final = 256
+ROWS_PRINTED: Final = 64
+"""Lines of a picture that is printed once."""
+_LINES_ABOUT: Final = 14  # of a run's picture, beside its groups and workers
 _LOG_BYTES: Final = 1 << 20  # of a run's log, in which its last status is looked for
 _RUNS: Final = ("run", "state", "driver", "steps", "steps/s", "updates/s", "return", "shards", "nodes", "restarts")
 _FEW_RUNS: Final = ("run", "state", "steps", "steps/s", "return", "shards", "nodes")
@@ -63,6 +69,7 @@ def show_cluster(address: str, run: str = "", watch: bool = False, console: Cons
         LinkError: there is no such cluster.
     """
     console = console or Console()
+    rows = console.height - 1 if watch else ROWS_PRINTED
     if address == "local":
         raise ConfigError("--ray local means a new cluster, on which nothing runs yet: say auto, HOST:PORT, or RUN")
 
@@ -71,7 +78,7 @@ def show_cluster(address: str, run: str = "", watch: bool = False, console: Cons
             return _table_of_runs(list(records.values()), silent, address, console.width), True
         for record in records.values():
             if record.name == run:
-                return _picture(record, console.width), True
+                return _picture(record, console.width, rows), True
         names = ", ".join(sorted(record.name for record in records.values()))
         return Text(f"there is no run {run} on the Ray cluster {address}; {_there(names, silent)}"), False
 
@@ -94,10 +101,14 @@ def show_folder(path: str | Path, watch: bool = False, console: Console | None =
     console = console or Console()
     folder = RunFolder.open(path)
     note = _note(folder)
+    rows = console.height - 1 if watch else ROWS_PRINTED
+
+    def of_folder(trouble: str) -> RenderableType:
+        return picture_of_folder(folder, trouble, console.width, rows)
 
     def picture(records: dict[str, Record], silent: int) -> tuple[RenderableType, bool]:
         record = records.get(note["namespace"])
-        return (_picture(record, console.width), True) if record is not None else (_from_log(folder, ""), True)
+        return _picture(record, console.width, rows) if record is not None else of_folder(""), True
 
     trouble = ""
     if note and not _ended_since(folder):
@@ -113,9 +124,9 @@ def show_folder(path: str | Path, watch: bool = False, console: Console | None =
             try:
                 return _look(where, picture, watch, console)
             except ApexrlError as error:
-                console.print(_from_log(folder, f"its Ray cluster at {where} does not answer: {error}"))
+                console.print(of_folder(f"its Ray cluster at {where} does not answer: {error}"))
                 return 0
-    _show(lambda: (_from_log(folder, trouble), True), watch, console)
+    _show(lambda: (of_folder(trouble), True), watch, console)
     return 0
 
 
@@ -200,12 +211,17 @@ def _table_of_runs(records: Sequence[Record], silent: int, address: str, width: 
     return Group(table, rest) if silent else table
 
 
-def _picture(record: Record, width: int) -> RenderableType:
-    """One run: its figures, its groups and their workers."""
+def _picture(record: Record, width: int, rows: int = ROWS_PRINTED) -> RenderableType:
+    """One run: its figures, its groups and their workers. Of more than ``rows`` lines, a summary with the worst."""
     head = Text.assemble((f"{record.name}  ", "bold"), _state(record), f"  {clock(record.status.elapsed_seconds)}")
     head.append(f"  driver on {record.host} ({record.pid})  {record.folder}", style="dim")
+    hosts = {name: group.host for group in record.groups for name in group.workers}
+    if len(record.groups) + len(record.status.workers) > rows - _LINES_ABOUT:
+        states = Counter(group.state for group in record.groups)
+        words = Text("groups: ").append("  ".join(f"{n} {state}" for state, n in sorted(states.items())))
+        return Group(head, line(record.status), words, "", overview(record.status.workers, hosts, width, rows - 7))
     groups = _columns(("group", "state", "node", "items", "of", "in/s", "out/s", "restarts"))
-    for group in record.groups[:_ROWS]:
+    for group in record.groups:
         shard = group.capacity > 0
         groups.add_row(
             Text(group.name),
@@ -217,20 +233,22 @@ def _picture(record: Record, width: int) -> RenderableType:
             ),
             counted(group.restarts),
         )
-    hosts = {name: group.host for group in record.groups for name in group.workers}
-    workers = _columns(_WORKERS if width >= _WIDE else _FEW_WORKERS)
-    for worker in record.status.workers[:_ROWS]:
+    return Group(head, "", _numbers(record.status), "", groups, "", _workers(record.status.workers, hosts, width))
+
+
+def _workers(workers: Sequence[WorkerStatus], hosts: Mapping[str, str], width: int) -> Table:
+    """A line for each worker."""
+    table = _columns(_WORKERS if width >= _WIDE else _FEW_WORKERS)
+    for worker in workers:
         cells = _worker(worker, hosts.get(worker.name, ""))
-        workers.add_row(*(cells[str(column.header)] for column in workers.columns))
-    more = len(record.status.workers) - _ROWS
-    rest = [Text(f"… and {more} workers more", style="dim")] if more > 0 else []
-    return Group(head, "", _numbers(record.status), "", groups, "", workers, *rest)
+        table.add_row(*(cells[str(column.header)] for column in table.columns))
+    return table
 
 
-def _from_log(folder: RunFolder, trouble: str) -> RenderableType:
-    """A run by its summary and its log, which have no workers."""
-    rows = read_rows(folder.metrics_path, _LOG_BYTES) if folder.metrics_path.is_file() else []
-    last: dict[str, Any] = next((row for row in reversed(rows) if row.get("kind") == "status"), {})
+def picture_of_folder(folder: RunFolder, trouble: str, width: int, rows: int = ROWS_PRINTED) -> RenderableType:
+    """A run by what its folder says: summary, log, and the workers that its main process saw last."""
+    logged = read_rows(folder.metrics_path, _LOG_BYTES) if folder.metrics_path.is_file() else []
+    last: dict[str, Any] = next((row for row in reversed(logged) if row.get("kind") == "status"), {})
     summary = folder.summary()
     ended = bool(summary) and int(summary.get("env_steps") or 0) >= int(last.get("env_steps") or 0)
     word = f"ended: {summary.get('stopped_by')}" if ended else f"{last.get('phase', 'starting')}, says its log"
@@ -254,7 +272,17 @@ def _from_log(folder: RunFolder, trouble: str) -> RenderableType:
         (f"{folder.path.name}  ", "bold"), f"● {printable(word)}  {clock(float(last.get('wall_seconds') or 0))}"
     )
     said = [Text(trouble, style="yellow")] if trouble else []
-    return Group(head, *said, "", _numbers(status))
+    seen = None if ended else worker_list.read(folder.path)
+    if seen is None:
+        return Group(head, *said, "", _numbers(status))
+    age = max(0.0, time.time() - seen.at)
+    late = age > _SILENT_SECONDS + worker_list.PERIOD_SECONDS
+    words = f"workers as of {clock(age)} ago" + ": the run's main process is silent" * late
+    said.append(Text(words, style="red" if late else "dim"))
+    hosts = {worker.name: seen.host for worker in seen.workers}
+    if len(seen.workers) > rows - _LINES_ABOUT:
+        return Group(head, *said, line(status), "", overview(seen.workers, hosts, width, rows - 7))
+    return Group(head, *said, "", _numbers(status), "", _workers(seen.workers, hosts, width))
 
 
 def _numbers(status: RunStatus) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, cast, get_args
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -24,6 +24,9 @@ from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 from apexrl.report.number_format import clock, count, number
 from apexrl.report.table_parts import columns_table, counted, figures_table, fill_bar
+from apexrl.report.worker_overview import overview
+from apexrl.run.status import Work, WorkerState, WorkerStatus
+from apexrl.run.worker_health import Trouble
 
 _RUNS: Final = ("run", "state", "learner", "steps", "steps/s", "return", "hosts", "actors")
 _NARROW: Final = ("host", "state", "slots", "steps/s", "heard of")
@@ -35,6 +38,7 @@ _WIDE: Final = (
 
 _ROWS_PRINTED: Final = 32
 _LINES_ABOUT: Final = 17  # of a run's picture, without its members
+_LINES_OF_NUMBERS: Final = 11  # of these, which a crowd of members takes for itself
 _SILENT_SECONDS: Final = 3.0
 _LONG_QUEUE: Final = 1000  # frames
 _COLOURS: Final = {"alive": "green", "waiting": "yellow", "lost": "red", "left": "dim"}
@@ -128,8 +132,10 @@ def picture_of_run(view: RunView, width: int, rows: int = _ROWS_PRINTED) -> Rend
     """One run and its members, for ``width`` columns and at most ``rows`` members: of more, the worst."""
     width = min(width, 140)
     parts: list[RenderableType] = [_state(view), Text(""), _numbers(view, width)]
-    if view.members or view.phase != "finished":
-        parts += [Text(""), _members(view, width - 4, rows)]
+    if len(view.members) > rows:
+        parts = [_state(view), *_crowd(view, width - 4, rows + _LINES_OF_NUMBERS)]
+    elif view.members or view.phase != "finished":
+        parts += [Text(""), _members(view, width - 4)]
     parts += [Text(text, style="yellow") for text in _troubles(view)]
     if view.unreadable:
         parts.append(
@@ -238,33 +244,72 @@ def _numbers(view: RunView, width: int) -> Table:
     return table
 
 
-def _members(view: RunView, width: int, rows: int) -> RenderableType:
+def _crowd(view: RunView, width: int, rows: int) -> list[RenderableType]:
+    """More members than lines: figures in two of them, and the members in trouble, the worst first."""
+    digest = view.digest
+    there = [member for member in view.members if member.state != "left"]
+    workers = [worker for member in there for worker in _actors(member)]
+    names = {worker.name: member.host for member in there for worker in _actors(member)}
+    known = {worker.name: _trouble(member) for member in there for worker in _actors(member)}
+    troubles = {name: trouble for name, trouble in known.items() if trouble is not None}
+    figures = (
+        f"steps {count(digest.env_steps)} ({count(digest.env_steps_per_second)}/s)",
+        f"updates {count(digest.updates)} ({count(digest.updates_per_second)}/s)",
+        f"return {number(digest.train_return)}",
+        f"eval {number(digest.eval_return)} (best {number(digest.best_eval_return)})",
+        f"lag {number(digest.policy_lag)}",
+        f"{count(view.queue)} frames queued",
+        f"{count(digest.missing_items)} items missing",
+    )
+    left = len(view.members) - len(there)
+    words = f"{len(view.alive)} hosts alive" + f", {left} left" * (left > 0)
+    about: list[RenderableType] = [Text("  ".join(figures)), Text(words, style="dim"), Text("")]
+    return [*about, overview(workers, names, width, rows - len(about), troubles)]
+
+
+def _trouble(member: MemberView) -> Trouble | None:
+    """What no status of a worker tells of a member's trouble."""
+    digest = member.digest
+    if member.state == "lost":
+        return "dead"
+    if digest.weights_trouble:
+        return "stale"
+    return "dropping" if digest.dropped_items or digest.dropped_messages else None
+
+
+def _actors(member: MemberView) -> list[WorkerStatus]:
+    """A host's actors, each with its share of what the host tells of all."""
+    digest = member.digest
+    state = digest.state if digest.state in get_args(WorkerState) else "waiting"
+    return [
+        WorkerStatus(
+            name=f"{member.host}:{member.pid}/{slot}",
+            role="client" if member.kind == "client" else "actor",
+            index=slot,
+            pid=member.pid,
+            state=cast("WorkerState", state),
+            restarts=0 if place else digest.restarts,
+            rate=digest.env_steps_per_second / max(1, len(member.slots)) if member.state == "alive" else 0.0,
+            heartbeat_age_seconds=member.age_seconds,
+            work=Work("env_steps", "steps/s", "acting"),
+        )
+        for place, slot in enumerate(member.slots or [0])
+    ]
+
+
+def _members(view: RunView, width: int) -> RenderableType:
     if not view.members:
         return Text("no other host is here; start one: apexrl actor --redis URL --run " + view.name, style="dim")
     columns = _WIDE if width >= 100 else _MIDDLE if width >= 74 else _NARROW
     most = {"host": 32, "slots": 20} if columns is _WIDE else {"host": 18, "slots": 9}
     table = columns_table(columns, ("host", "state", "slots"), most=most)
-    version = view.digest.weights_version
-    shown = view.members if len(view.members) <= rows else sorted(view.members, key=lambda m: _merit(m, version))
-    for member in shown[:rows]:
+    for member in view.members:
         cells = _cells(member, view.digest.weights_version)
         table.add_row(*(cells[name] for name in columns))
     together = sum(member.digest.env_steps_per_second for member in view.alive)
     actors = sum(len(member.slots) for member in view.alive)
     total = f"{len(view.alive)} alive, {actors} actors, {count(together)} steps/s together"
-    if len(view.members) > rows:
-        states = [member.state for member in view.members]
-        gone = "".join(f", {states.count(state)} {state}" for state in ("lost", "left") if state in states)
-        total = f"the {rows} worst of {len(view.members)}{gone};  " + total
     return Group(table, Text(total, style="dim", no_wrap=True, overflow="ellipsis"))
-
-
-def _merit(member: MemberView, version: int) -> tuple[int, ...]:
-    """Sort key, the worst first: lost members, then those with trouble, drops or old weights."""
-    digest = member.digest
-    state = {"lost": 0, "alive": 1, "left": 2}[member.state]
-    lost = digest.dropped_items + digest.dropped_messages + digest.restarts
-    return state, not digest.weights_trouble, -round(member.age_seconds / 5), -lost, digest.weights_version - version
 
 
 def _troubles(view: RunView) -> list[str]:

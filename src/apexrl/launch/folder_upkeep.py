@@ -8,6 +8,7 @@ from typing import Any
 
 from apexrl.errors import FencedError, SnapshotError
 from apexrl.launch import role_logs
+from apexrl.run import worker_list
 from apexrl.run.folder import RunFolder
 from apexrl.run.observers import IdleObserver
 from apexrl.run.status import Level, RunStatus
@@ -39,6 +40,7 @@ class Upkeep(IdleObserver):
 
     def update(self, status: RunStatus) -> None:
         self._write_again()
+        worker_list.write(self._folder.path, status.workers, self._folder.generations.check)
         for log in (self._folder.path / "logs").glob("*.log"):
             role_logs.bound(log)
 
@@ -60,6 +62,7 @@ class Upkeep(IdleObserver):
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         self._write_again()
+        worker_list.remove(self._folder.path)
 
     def _write_again(self) -> None:
         for what, write in list(self._unwritten.items()):

@@ -309,7 +309,7 @@ def test_a_run_at_home_is_told_by_its_log(tmp_path: Path) -> None:
     assert "● training, says its log  01:01" in text
     assert re.search(r"env steps +900 ", text)
     folder.write_summary({"env_steps": 900, "stopped_by": "minutes", "restarts": {"actor": 4}})
-    text = shown(ray_status._from_log(folder, ""))
+    text = shown(ray_status.picture_of_folder(folder, "", 140))
     assert "● ended: minutes" in text
     assert "4 actor" in text
 
