@@ -1,7 +1,7 @@
 """Runs of the table of topologies and placements (``apexrl.topologies.placements.CELLS``), each host a process group.
 
-The learner's host runs ``killed_run.py``; a second one ``apexrl actor`` or ``apexrl envs``. Redis is a server of the
-cell's own, Ray has two nodes of its own, all on this machine.
+The learner's host runs ``killed_run.py``; two others bring all actors or environments, with ``apexrl actor`` or
+``apexrl envs``. Redis is a server of the cell's own, Ray has two nodes of its own, all on this machine.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ Cell = tuple[str, str]
 
 RUNNING: list[Cell] = [cell for cell, how in CELLS.items() if not how.reason]
 TOKEN = "a-token-of-this-benchmark"
+HOSTS = ("host-1", "host-2")
 NODE_CPUS = 2
 
 _STAYING = {  # the role that is killed on one machine: the one that all others need
@@ -54,10 +55,11 @@ def killed_role(cell: Cell) -> str:
 
 
 def settings(cell: Cell) -> dict[str, Any]:
-    """What makes a run of this cell: its topology, and what that needs there."""
-    row, _ = cell
+    """What makes a run of this cell: its topology, what that needs there, and who brings environments."""
+    row, placement = cell
     of_row = {"topology": "apex", "learners": 2} if row == LEARNERS else {"topology": row}
-    return {**of_row, **CELLS[cell].needs}
+    elsewhere = {"actors": 0} if placement == "listen" else {}
+    return {**of_row, **elsewhere, **CELLS[cell].needs}
 
 
 def run(
@@ -77,14 +79,14 @@ def run(
     """
     with placed(cell, folder, address) as where:
         told = {"where": where, "role": killed_role(cell), "steps": kill_at}
-        told["settings"] = {"out": str(folder), "name": "run", **settings(cell), **more}
+        told["settings"] = {"out": str(folder), "name": "run", **more, **settings(cell)}
         script = Path(__file__).parent / "killed_run.py"
         return processes.answer([sys.executable, str(script)], timeout, stdin=json.dumps(told))
 
 
 @contextmanager
 def placed(cell: Cell, folder: Path, address: str = "") -> Iterator[dict[str, Any]]:
-    """Servers and other hosts of a cell; yields what ``apexrl.train`` is told of them."""
+    """Servers and other hosts of a cell; yields the arguments of its placement, by its name."""
     _, placement = cell
     with ExitStack() as stack:
         if placement == "redis":
@@ -92,13 +94,15 @@ def placed(cell: Cell, folder: Path, address: str = "") -> Iterator[dict[str, An
             stack.callback(server.kill)
             server.start()
             known = {"APEXRL_REDIS_URL": server.tcp_url}
-            stack.enter_context(_host(["actor", "--run", "run", "--actors", "1"], folder, known))
-            yield {"redis": server.tcp_url, "run": "run"}
+            for host in HOSTS:
+                stack.enter_context(_host(["actor", "--run", "run", "--actors", "1"], folder / host, known))
+            yield {"redis": {"url": server.tcp_url, "run": "run", "actors": False}}
         elif placement == "listen":
             there = f"127.0.0.1:{hosts.free_port()}"
             words = ["envs", "--connect", there, "--actors", "1"]
-            stack.enter_context(_host(words, folder, {"APEXRL_TOKEN": TOKEN}))
-            yield {"listen": there, "token": TOKEN}
+            for host in HOSTS:
+                stack.enter_context(_host(words, folder / host, {"APEXRL_TOKEN": TOKEN}))
+            yield {"listen": {"listen": there, "token": TOKEN}}
         elif placement == "ray":
             # an actor, a shard and the learner take parts of a processor: the nodes share those of this machine
             parts = {"actor_cpus": 0.25, "shard_cpus": 0.25, "learner_cpus": 0.5, "wait_seconds": 90.0}
@@ -116,14 +120,15 @@ def _short(stack: ExitStack) -> Path:
 
 @contextmanager
 def _host(words: list[str], folder: Path, known: Mapping[str, str]) -> Iterator[None]:
-    """Another host: a command in a group of processes, which ends with the run."""
+    """Another host: a command in a group of processes, which ends with the run that it has joined."""
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "apexrl.cli", *words, "--out", str(folder / "host")]
+    command = [sys.executable, "-m", "apexrl.cli", *words, "--out", str(folder)]
     host = hosts.Command(command, folder / "host.log", {**os.environ, **known}, folder)
     try:
         yield
         try:
-            host.finish(60.0)
+            if "joined run" in host.said:
+                host.finish(60.0)
         except TimeoutError as error:
             raise processes.Failed(str(error)) from None
     finally:

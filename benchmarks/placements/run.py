@@ -104,7 +104,7 @@ def main() -> None:
                 keep(options.records, record)
                 print(name, seed, record["solved"], record["failure"] or f"{record['wall_seconds']:.0f} s", flush=True)
     report.OUT.mkdir(parents=True, exist_ok=True)
-    (report.OUT / "placements.md").write_text(as_table(kept(options.records)), encoding="utf-8")
+    (report.OUT / "placements-runs.md").write_text(as_table(kept(options.records)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 from apexrl.topologies.placements import LEARNERS
 from benchmarks.placements import cells
 
-SMALL: dict[str, Any] = {"hidden": 16, "envs_per_actor": 4, "actors": 2, "eval_episodes": 2, "eval_envs": 2}
+SMALL: dict[str, Any] = {"hidden": [16], "envs_per_actor": 4, "actors": 2, "eval_episodes": 2, "eval_envs": 2}
 REPLAYED = {"min_size": 100, "batch_size": 16, "updates_per_step": 0.1}
 UNROLLS = {"unroll_length": 5}
 OWN = {"apex": REPLAYED, "gorila": REPLAYED, LEARNERS: REPLAYED}
