@@ -42,7 +42,9 @@ class _Train(PlacementFlags, ObserverFlags, Config):
     actor_cpus: float = 1.0
     """CPUs that Ray reserves for each actor."""
     learner_gpus: float = 0.0
-    """GPUs that Ray reserves for the learner."""
+    """GPUs that Ray reserves for each learner."""
+    inference_gpus: float = 0.0
+    """GPUs that Ray reserves for each inference server, policy worker or model server; below one they share one."""
     replay_shards: int = 0
     """Shards of the replay on Ray, each beside a group of actors; 0: one on each node."""
 
@@ -71,7 +73,9 @@ class Resume(PlacementFlags, ObserverFlags):
     actor_cpus: float | None = None
     """CPUs that Ray reserves for each actor. Default: as before."""
     learner_gpus: float | None = None
-    """GPUs that Ray reserves for the learner. Default: as before."""
+    """GPUs that Ray reserves for each learner. Default: as before."""
+    inference_gpus: float | None = None
+    """GPUs that Ray reserves for each inference server, policy worker or model server. Default: as before."""
     replay_shards: int | None = None
     """Shards of the replay, each beside a group of actors. Default: as before."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from apexrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from apexrl.links.tcp.tls import ServerTls
+    from apexrl.links.tcp.tls import MadeCertificate, ServerTls
 
 
 def host_and_port(text: str) -> tuple[str, int]:
@@ -30,7 +30,7 @@ def host_and_port(text: str) -> tuple[str, int]:
     return bare or "127.0.0.1", int(port)
 
 
-_RAY_FLAGS = ("actor_cpus", "learner_gpus", "replay_shards")  # the others can be set from Python only
+_RAY_FLAGS = ("actor_cpus", "learner_gpus", "inference_gpus", "replay_shards")  # the others can be set from Python only
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Listen:
     """HOST:PORT. An empty host is this machine alone, 0.0.0.0 all its addresses; brackets around an IPv6 address."""
     token: str = field(repr=False)
     """Secret that a host must know to join."""
-    tls: ServerTls | None = None
+    tls: ServerTls | MadeCertificate | None = None
     """The run's certificate; None: no TLS."""
 
     @property
@@ -78,7 +78,11 @@ class Ray:
     learner_cpus: float = 1.0
     """Processors for the learner and the evaluator beside it."""
     learner_gpus: float = 0.0
-    """GPUs for the learner."""
+    """GPUs for each learner."""
+    inference_cpus: float = 1.0
+    """Processors for each inference server or policy worker."""
+    inference_gpus: float = 0.0
+    """GPUs for each inference server, policy worker or model server; below one they share one."""
     replay_shards: int = 0
     """Actor groups, each with a shard of the replay; 0: one per node, and no more than there are actors."""
     shard_cpus: float = 1.0
@@ -97,7 +101,7 @@ class Ray:
                 raise ConfigError(f"{flag} must be more than 0: Ray schedules nothing without resources")
             if name == "replay_shards" and value != int(value):
                 raise ConfigError(f"{flag} must be a whole number, not {value}")
-            if name == "learner_gpus" and value > 1 and value != int(value):
+            if name in ("learner_gpus", "inference_gpus") and value > 1 and value != int(value):
                 raise ConfigError(f"{flag} {value:g}: beyond one, Ray gives whole GPUs only")
 
 

@@ -32,19 +32,21 @@ _TAKEN_SECONDS = 10.0  # that an address may still be in use by a gateway that w
 class WorkerGateway:
     """Lets environment workers ask for actions (``inference``), or workers send ``gradients`` and read ``parameters``.
 
-    Counts what comes from other hosts as their workers would here, and tells who comes and goes.
+    Where hosts join by themselves, it counts what comes from them as their workers would here, and tells who comes and
+    goes.
 
     Its connections have threads of their own (``gateway_server``). One that takes a dead gateway's place finds
     in the link's memory which generations there have been; workers and hosts come again by themselves.
 
     Args:
         listen: where to listen, and the token.
-        record: what other hosts are told of the run.
+        record: what other hosts are told of the run; None: none joins, and whoever started this role hears from workers
+            elsewhere what they count.
         first: slot of a remote worker; those before it are this host's.
         found: hosts find the address by themselves: nobody is told of it.
     """
 
-    traits = RoleTraits("gateway", Work("env_steps", "steps/s", "carrying"), grace_seconds=10.0)
+    traits = RoleTraits("gateway", Work("carried_steps", "steps/s", "carrying"), grace_seconds=10.0)
 
     def __init__(
         self,
@@ -52,7 +54,7 @@ class WorkerGateway:
         *,
         config: Config,
         listen: Listen,
-        record: Record,
+        record: Record | None,
         first: int,
         inference: InferenceLink | None = None,
         gradients: GradientLink | None = None,
@@ -63,6 +65,7 @@ class WorkerGateway:
         from apexrl.links.tcp.parameter_desk import ParameterDesk
 
         self._context = context
+        self._counts_for_hosts = record is not None
         self._texts: queue.Queue[tuple[str, Level]] = queue.Queue(_MOST_TEXTS)
         self._untold = 0  # texts for which there was no room
         if inference is not None:
@@ -83,6 +86,8 @@ class WorkerGateway:
         )
         self._totals = dict.fromkeys(("env_steps", "lost_gradients"), 0) | {"episodes": 0}
         self._next_report = context.clock() + _REPORT_SECONDS
+        if record is None:
+            return
         host, port = self._gateway.address
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         pin = f" --tls-fingerprint {listen.tls.fingerprint}" if listen.tls else ""
@@ -123,7 +128,8 @@ class WorkerGateway:
 
     def _flush(self) -> bool:
         counts, returns, lengths, reports = self._gateway.news()
-        if counts or returns:
+        self._context.count(carried_steps=counts.get("env_steps", 0))
+        if self._counts_for_hosts and (counts or returns):
             counts = {**counts, "episodes": len(returns)}
             self._context.count(**counts)
             for name, count in counts.items():

@@ -44,7 +44,7 @@ class PolicyWorker:
         from apexrl.agents import agent_class
 
         torch.set_num_threads(max(1, config.learner.learner_threads))
-        slots, envs = config.actor.actor_slots or inference.workers, inference.envs_per_worker
+        slots, envs = config.actor.actor_slots or config.actor.actors, inference.envs_per_worker
         device = torch_device(config.learner.device, 1 + context.index)  # behind the learner
         self._context = context
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, device, context.seed)

@@ -110,7 +110,7 @@ def actor_side(program: Program, leases: Sequence[tuple[int, int]], remote: Mapp
         nodes = rewired(nodes, link, local)
     nodes = rewired(nodes, found.weights, weights)
     for link in found.inner:
-        nodes = rewired(nodes, link, _own(link, leases))
+        nodes = rewired(nodes, link, own_link(link, leases))
     side = Program(config, nodes)
     side.role(Uplink, config=config, replay=local, weights=weights, restarts=config.actor.actor_restarts, **remote)
     return side
@@ -123,12 +123,12 @@ def leased(node: Node, leases: Sequence[tuple[int, int]]) -> Node:
     return replace(node, count=len(mine), indices=slots, generations=generations, most=0)
 
 
-def _own(link: Any, leases: Sequence[tuple[int, int]]) -> Any:
-    """A host's own of a link among roles that move."""
+def own_link(link: Any, leases: Sequence[tuple[int, int]], servers: int = 0) -> Any:
+    """A host's own of a link among roles that move. ``servers``: that answer there; 0: as many as the program has."""
     if not isinstance(link, Link) or link.make is not InferenceLink.make:
         return replace(link)
     sizes = {"workers": len(leases), "slots": tuple(slot for slot, _ in leases)}
-    return replace(link, options={**link.options, **sizes})
+    return replace(link, options={**link.options, **sizes, "servers": servers or link.options.get("servers", 1)})
 
 
 def replay_of(program: Program) -> ReplayLink:

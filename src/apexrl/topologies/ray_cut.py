@@ -1,41 +1,42 @@
-"""Cuts a program for Ray: the learner's node, and actor groups with a shard of the replay each.
+"""Cuts a program for Ray: the learner's node, and groups of the roles that move (``crossing``) on one node each.
 
-As between hosts (``topologies.host_cut``), replay and weights are all that connects actors to the rest. Here no chunk
-travels: actors write into their own group's shard, in shared memory, and the learner's node samples all shards. Where
-every learner has a replay of its own, group k has a shard of that of learner k mod N.
+What crosses is carried otherwise than between hosts that join through Redis. Where moving roles write into a replay,
+each group has a shard of it in its own memory, and the learner's node samples all shards; where every learner has a
+replay of its own, group k has a shard of that of learner k mod N. Who asks an inference server on the learner's node
+asks through a gateway there.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from apexrl.config import Config
-from apexrl.config.topology_settings import GorilaSettings, LearnersSettings, QueueSettings
+from apexrl.config.topology_settings import (
+    A3CSettings,
+    GA3CSettings,
+    GorilaSettings,
+    InferenceSettings,
+    LearnersSettings,
+    QueueSettings,
+    SampleFactorySettings,
+)
 from apexrl.errors import ConfigError
 from apexrl.replay.layout import Layout
+from apexrl.roles import WorkerGateway
 from apexrl.topologies import host_cut, info
+from apexrl.topologies.crossing import Crossing, crossing
 from apexrl.topologies.parameter_server_links import board
-from apexrl.topologies.program import BatchesLink, CountLink, Link, Node, Program, ReceiptsLink, ReplayLink, WeightsLink
-from apexrl.topologies.queue_links import queue_names
+from apexrl.topologies.program import Node, Program, ReplayLink
 
-LEARNERS = ("learner", "gradient_learner")
+LEARNERS = ("learner", "gradient_learner", "model_server")
 """The roles on the learner's node, each of which gets the processors and GPUs of a learner."""
+INFERENCE = ("inference_server", "policy_worker", "model_server")
+"""The roles that choose the actions of others, each of which gets the GPUs for inference."""
 
 _SAMPLING = ("capacity", "sampler", "min_size", "samples_per_insert", "insert_band", "seed")
-_LINKS = (ReplayLink, BatchesLink, WeightsLink, ReceiptsLink, Link, CountLink)
-
-
-@dataclass(frozen=True)
-class Cut:
-    """The actors of a program, and the links that connect them to the rest."""
-
-    actor: Node
-    replays: tuple[ReplayLink, ...]  # one, or that of every learner in turn
-    weights: WeightsLink | Link
-    board: WeightsLink  # for the same weights, in a group
 
 
 def learners(config: Config) -> int:
@@ -44,72 +45,108 @@ def learners(config: Config) -> int:
 
 
 def queues(config: Config) -> int:
-    """How many replays its actors write into: the least number of groups."""
+    """How many replays are written into in groups: the least number of groups."""
     reads = info(config.topology).reads
     own = QueueSettings in reads or (GorilaSettings in reads and config.wiring.replay == "local")
     return learners(config) if own else 1
 
 
-def learner_node_side(program: Program, samplers: Sequence[Any]) -> Program:
-    """Every role but the actors, with ``samplers`` where they had the replays.
+def in_shards(config: Config) -> bool:
+    """Whether every group has a shard of the replay; else all experience comes to be on the learner's node."""
+    reads = info(config.topology).reads
+    return A3CSettings not in reads and (InferenceSettings not in reads or SampleFactorySettings in reads)
+
+
+def policy_workers(config: Config) -> int:
+    """How many of the run choose actions in groups."""
+    return config.wiring.policy_workers if SampleFactorySettings in info(config.topology).reads else 0
+
+
+def inference_servers(config: Config) -> int:
+    """How many on the learner's node choose actions, and do not learn."""
+    reads = info(config.topology).reads
+    return int(InferenceSettings in reads and not {SampleFactorySettings, GA3CSettings}.intersection(reads))
+
+
+def infers(config: Config) -> bool:
+    """Whether the run has ``INFERENCE`` roles."""
+    return InferenceSettings in info(config.topology).reads
+
+
+def learner_node_side(program: Program, samplers: Sequence[Any], listen: Any = None) -> Program:
+    """Every role that does not move, with ``samplers`` where they had the replays that others write into.
+
+    Args:
+        listen: the gateway's port that says where it listens, if there is to be one.
 
     Raises:
-        ConfigError: the topology cannot be cut between actors and learner.
+        ConfigError: the topology cannot be cut.
     """
-    whole = cut(program)
-    nodes = [node for node in program.nodes if node is not whole.actor]
-    for link, sampler in zip(whole.replays, samplers, strict=True):
+    found = cut(program)
+    nodes = list(found.staying)
+    for link, sampler in zip(found.replays, samplers, strict=True):
         nodes = host_cut.rewired(nodes, link, sampler)
-    return Program(program.config, nodes)
+    side = Program(program.config, nodes)
+    if found.inference is not None:
+        ports = {"inference": found.inference, "listen": listen, "record": None, "first": 0, "found": True}
+        side.role(WorkerGateway, config=program.config, **ports, restarts=program.config.learner.learner_restarts)
+    return side
 
 
-def actor_group_side(program: Program, group: int, groups: int, slots: Sequence[int] | None = None) -> Program:
-    """Group ``group`` of ``groups``: its share of the actors, who keep their slots of the run, and its shard.
+def actor_group_side(
+    program: Program, group: int, groups: int, slots: Sequence[int] | None = None, choosing: int = 0
+) -> Program:
+    """Group ``group`` of ``groups``: its share of the moving roles, who keep their slots of the run, and its shard.
 
     Args:
         slots: of the run that it serves; default: every ``groups``-th.
+        choosing: policy workers that it has, which are numbered as the first of its slots; 0: there are none.
 
     Raises:
         ConfigError: there are fewer groups than replays.
     """
-    whole = cut(program)
-    actor, several = whole.actor, len(whole.replays)
+    found, config = cut(program), program.config
+    several = len(found.replays)
     if groups < several:
         raise ConfigError(f"{groups} groups are fewer than the {several} replays that each want one: take more groups")
     if slots is None:
-        slots = range(group, actor.count, groups)
-    own = whole.replays[group % several]
-    shards = len(range(group % several, groups, several))
-    streams = len(slots) * program.config.actor.envs_per_actor
-    here: dict[int, Any] = {
-        id(own): ReplayLink(_shard(own.options, group, shards, len(slots), streams)),
-        id(whole.weights): whole.board,
-    }
-    elsewhere = {id(link) for link in whole.replays if link is not own}
-    node = replace(
-        actor,
-        ports={name: here.get(id(port), port) for name, port in actor.ports.items() if id(port) not in elsewhere},
-        count=len(slots),
-        indices=tuple(slots),
-        generations=(0,) * len(slots),
-        most=0,
-    )
-    return Program(program.config, [node])
+        slots = range(group, config.actor.actors, groups)
+    leases = [(slot, 0) for slot in slots]
+    nodes = [replace(node, count=choosing) if node.name in INFERENCE else node for node in found.moving]
+    nodes = [host_cut.leased(node, leases) for node in nodes]
+    if found.replays:
+        own = found.replays[group % several]
+        shards = len(range(group % several, groups, several))
+        streams = len(slots) * config.actor.envs_per_actor
+        nodes = host_cut.rewired(nodes, own, ReplayLink(_shard(own.options, group, shards, len(slots), streams)))
+    if found.weights is not None:
+        nodes = host_cut.rewired(nodes, found.weights, board(found.weights))
+    for link in found.inner:
+        nodes = host_cut.rewired(nodes, link, host_cut.own_link(link, leases, choosing))
+    elsewhere = {id(link) for link in (*found.replays, found.inference) if link is not None}
+    return Program(config, [_without(node, elsewhere) for node in nodes])
+
+
+def _without(node: Node, links: set[int]) -> Node:
+    """``node`` without the ports that hold one of these links, by id."""
+    return replace(node, ports={name: port for name, port in node.ports.items() if id(port) not in links})
 
 
 def sampling(program: Program) -> list[dict[str, Any]]:
-    """How the shards of each replay are sampled together: keyword arguments of ``ShardedReplay``.
+    """How the shards of each replay are sampled together: keyword arguments of ``ShardedReplay``. Empty: there are no
+    shards.
 
     Raises:
         ConfigError: they cannot be sampled as is set.
     """
-    if program.config.agent.anneal_horizon:
+    replays = cut(program).replays
+    if replays and program.config.agent.anneal_horizon:
         raise ConfigError(
             "--anneal-horizon changes n and γ with every batch, and shards of a replay on other nodes sum rewards with "
             "one n: set --no-anneal-horizon, or run without Ray"
         )
     found = []
-    for link in cut(program).replays:
+    for link in replays:
         options = link.options
         steps = options.get("burn_in", 0) + options.get("length", 0)
         layout = Layout(options["fields"], options.get("kind", "rows"), options.get("stack", 1), steps)
@@ -118,37 +155,21 @@ def sampling(program: Program) -> list[dict[str, Any]]:
     return found
 
 
-def cut(program: Program) -> Cut:
-    """The actors, and the replays and the weights through which alone they know the rest.
+def cut(program: Program) -> Crossing:
+    """What moves into groups, and what crosses.
 
     Raises:
-        ConfigError: there is more between them, or less.
+        ConfigError: it cannot be carried.
     """
-    host_cut.check_whole_queue(program.config, "on Ray")
-    actor = next((node for node in program.nodes if node.name == host_cut.ACTOR), None)
-    if actor is None:
-        raise _refused(program, f"it has no role {host_cut.ACTOR!r}")
-    links = [port for port in actor.ports.values() if isinstance(port, _LINKS)]
-    replays = [port for port in links if isinstance(port, ReplayLink)]
-    weights = [
-        (port, there) for port in links if isinstance(port, WeightsLink | Link) and (there := board(port)) is not None
-    ]
-    of_learners = queue_names(actor.ports)
-    if len(replays) != max(1, len(of_learners)) or len(weights) != 1 or len(links) != len(replays) + 1:
-        raise _refused(
-            program,
-            "its actors must have one replay to write into, or one of each learner, one set of weights to read, and no "
-            "other link",
+    found = crossing(program)
+    if found.replays:
+        host_cut.check_whole_queue(program.config, "on Ray")
+    if found.gradients is not None or not (found.inference or (found.replays and found.weights)):
+        raise ConfigError(
+            f"topology {program.config.topology} cannot run on Ray: its roles that move must write into a replay and "
+            "read weights, or ask an inference server. Leave out --ray, or take another --topology"
         )
-    in_order = tuple(actor.ports[name] for name in of_learners) or tuple(replays)
-    return Cut(actor, in_order, *weights[0])
-
-
-def _refused(program: Program, why: str) -> ConfigError:
-    return ConfigError(
-        f"topology {program.config.topology} cannot run on Ray: {why}. Leave out --ray, or take a --topology whose "
-        "actors fill a replay (apex, impala, gorila)"
-    )
+    return found
 
 
 def _shard(options: Any, group: int, groups: int, writers: int, streams: int) -> dict[str, Any]:

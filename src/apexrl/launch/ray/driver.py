@@ -23,7 +23,7 @@ from apexrl.launch.ray.group_plan import Plan, check_room, plan, resource_bundle
 from apexrl.launch.ray.preflight import HELLO_SECONDS, receive, reserve
 from apexrl.launch.ray.ray_actors import News, RayAssignment, Report, RoleProcess
 from apexrl.launch.ray.ray_metrics import RayMetrics
-from apexrl.launch.ray.ray_slots import ActorGroup, RaySlot, cut
+from apexrl.launch.ray.ray_slots import ActorGroup, RaySlot, groups_of
 from apexrl.launch.ray.role_output import OutputGathering
 from apexrl.launch.restart_budget import Ending
 from apexrl.launch.run_ledger import Ledger
@@ -33,7 +33,7 @@ from apexrl.launch.worker_slots import slot_seed
 from apexrl.links.local.control_board import COUNTERS, HURRY, RUN, STOP
 from apexrl.links.local.role_context import WorkerIdentity
 from apexrl.topologies import Probe, Program
-from apexrl.topologies.ray_cut import LEARNERS, queues, sampling
+from apexrl.topologies.ray_cut import INFERENCE, LEARNERS, queues, sampling
 
 _TICK_SECONDS = 0.1
 _NUMBER_SECONDS = 1.0  # between attempts to write a generation's number
@@ -88,7 +88,7 @@ class Driver:
     def run(self, program: Program, ledger: Ledger, figures: RayMetrics | None = None) -> None:
         """Run ``program`` until something stops it. Raises what made it fail; otherwise ``ledger`` knows the reason."""
         self._ledger, self._figures = ledger, figures
-        self._groups = cut(program, self._plan, self._cluster.namespace)
+        self._groups = groups_of(program, self._plan, self._cluster.namespace)
         bundles = resource_bundles(self._config, self._placement, self._plan)[1:]
         self._output = OutputGathering(ledger)
         self._growth = ElasticGroups(self._cluster, self._plan, self._groups[1:], bundles, ledger.tell)
@@ -156,7 +156,7 @@ class Driver:
         for slot in group.slots:
             if slot.handle is not None:
                 self._hear(group, slot, now)
-            elif not slot.gone and now >= slot.restart_at:
+            elif not slot.gone and now >= slot.restart_at and (self._groups[0].up or not group.asks):
                 self._begin(group, slot, now)
 
     def _begin(self, group: ActorGroup, slot: RaySlot, now: float) -> None:
@@ -167,8 +167,10 @@ class Driver:
             slot.restart_at = now + _NUMBER_SECONDS
             return
         cpus, gpus = placement.actor_cpus if group.number else 0.0, 0.0
+        if node.name in INFERENCE:
+            cpus, gpus = placement.inference_cpus, placement.inference_gpus
         if node.name in LEARNERS:
-            cpus, gpus = placement.learner_cpus, placement.learner_gpus
+            cpus, gpus = placement.learner_cpus, max(gpus, placement.learner_gpus)
         worker = WorkerIdentity(
             name=slot.name,
             role=node.name,
@@ -182,7 +184,8 @@ class Driver:
         assignment = RayAssignment(worker, node.traits.writes_checkpoints, node.factory, node.nice, labels)
         handle = self._cluster.actor(RoleProcess, group.number, cpus, gpus).remote(assignment)
         slot.begin(now, handle)
-        slot.running = handle.run.remote(group.memory.ports.remote(node.name), self._others(slot))
+        lent = self._groups[0].memory.lent.remote(group.place) if group.asks else {}
+        slot.running = handle.run.remote(group.memory.ports.remote(node.name), lent, self._others(slot))
 
     def _hear(self, group: ActorGroup, slot: RaySlot, now: float) -> None:
         try:
@@ -283,7 +286,8 @@ class Driver:
             self._control.fail(failure)
         elif slot.patience.exhausted:
             why = slot.exhausted_account
-            if any(other is not slot and not other.gone for other in group.slots) and self._control.can_spare([slot]):
+            beside = [other for other in group.slots if other.node is slot.node and other is not slot]
+            if any(not other.gone for other in beside) and self._control.can_spare([slot]):
                 slot.gone = True
                 self._ledger.give_up(slot.name, f"it {why}")
             else:

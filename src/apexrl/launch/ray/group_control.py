@@ -54,11 +54,11 @@ class GroupControl:
 
     def start(self, group: ActorGroup, now: float) -> None:
         """Start a group: the process that holds its memory first."""
-        cpus = self._placement.shard_cpus if group.number else 0.0
-        name = generation_name(group.name, group.starts) if group.number else None
+        cpus = self._placement.shard_cpus if group.has_shard else 0.0
+        name = generation_name(group.name, group.starts)
         group.born_at = now
         group.memory = self._cluster.actor(GroupMemory, group.number, cpus, name=name).remote(
-            group.program, group.gated
+            group.program, not group.number, group.gated
         )
         group.starts += 1
         group.greeting = group.memory.hello.remote()
@@ -75,11 +75,11 @@ class GroupControl:
                 group.up = True
                 group.begun += 1
                 home = self._groups[0]
-                if group.number and home.up:
+                if group.reads_weights and home.up:
                     home.memory.meet.remote(group.number, group.memory)
                 elif not group.number:
                     for other in self._groups[1:]:
-                        if other.up:
+                        if other.up and other.reads_weights:
                             group.memory.meet.remote(other.number, other.memory)
             if group.looked is not None and group.looked in come:
                 looked, group.looked = group.looked, None
@@ -123,10 +123,12 @@ class GroupControl:
         return [slot for group in groups for slot in group.slots if not slot.gone]
 
     def can_spare(self, slots: Sequence[RaySlot]) -> bool:
-        """Whether enough others are left that do the same work."""
-        least = slots[0].node.least
-        left = [one for one in self.present_slots() if one.node.name == slots[0].node.name and one not in slots]
-        return 0 < least <= len(left)
+        """Whether enough others are left that do the same work, of every role."""
+        left = [one for one in self.present_slots() if one not in slots]
+        return all(
+            0 < node.least <= sum(one.node.name == node.name for one in left)
+            for node in {slot.node.name: slot.node for slot in slots}.values()
+        )
 
     def do_without(self, group: ActorGroup, error: ApexrlError, now: float) -> None:
         """Go on without a group that fails often, if enough are left. A base group may come back."""
@@ -181,7 +183,8 @@ class GroupControl:
             self.give_up(group, WorkerError(f"{group.name} cannot be made on its node:\n{error}"), now)
             return
         size = group.look.replay.get("size", 0)
-        what = f"{group.name} was lost with {size:,} items" if group.number else "the learner's node or memory was lost"
+        items = f" with {size:,} items" if group.has_shard else ""
+        what = f"{group.name} was lost{items}" if group.number else "the learner's node or memory was lost"
         if not group.up:  # often because Ray had not yet noticed that its node is gone
             what = f"{group.name} did not begin to work"
         again = "it begins again when there is room" if group.optional else "starting it again"
@@ -191,17 +194,18 @@ class GroupControl:
             self.do_without(group, WorkerError(f"{what} ({first_line(error)}); it {group.patience.account}"), now)
 
     def _end(self, group: ActorGroup, why: str, now: float, ending: Ending = "vanished") -> None:
-        """Kill the process that holds its memory, and its workers."""
+        """Kill the process that holds its memory, its workers, and those in other groups that ask them."""
         if group.memory is None:
             return
-        for slot in group.slots:
+        asking = [slot for other in self._groups if other.asks and not group.number for slot in other.slots]
+        for slot in (*group.slots, *asking):
             if slot.handle is not None:
                 kill(slot.handle)
                 slot.end(now, "killed", why, sure=False)
         kill(group.memory)  # who cannot be reached may still live, beside the next one
         group.end(now, ending)
         home = self._groups[0]
-        if group.number and home.up:
+        if group.reads_weights and home.up:
             home.memory.meet.remote(group.number, None)
 
 

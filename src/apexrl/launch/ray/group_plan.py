@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from apexrl.config import Config
 from apexrl.config.placement import Ray
 from apexrl.errors import ConfigError
 from apexrl.replay.options import CHUNK
-from apexrl.topologies.ray_cut import learners
+from apexrl.roles.env_worker import group_sizes
+from apexrl.topologies.ray_cut import in_shards, inference_servers, infers, learners, policy_workers
+
+_SPLITS = 2  # of a worker's environments, one of which steps while actions for the other are on their way
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,15 @@ class Plan:
 def most_actors(config: Config) -> int:
     """Actors that a run on a cluster may grow to: ``--actors MIN:MAX`` sets ``actor_slots`` to the second."""
     return max(config.actor.actors, config.actor.actor_slots)
+
+
+def settled(config: Config, placement: Ray) -> Config:
+    """``config`` with its ``splits`` settled. Workers on a cluster have processors of their own, unless it is one
+    machine."""
+    splits = config.wiring.splits or _SPLITS
+    if placement.address == "local":
+        splits = len(group_sizes(replace(config, actor=replace(config.actor, actors=most_actors(config)))))
+    return replace(config, wiring=replace(config.wiring, splits=splits))
 
 
 def plan(config: Config, placement: Ray, nodes: int, queues: int = 1) -> Plan:
@@ -87,19 +99,65 @@ def plan(config: Config, placement: Ray, nodes: int, queues: int = 1) -> Plan:
     return Plan((*first, *later), base)
 
 
+def choosing(config: Config, plan: Plan) -> list[int]:
+    """Policy workers of each group: as even as can be, at least one and at most as many as actors. Groups that come
+    later have as many as the first ones."""
+    total = policy_workers(config)
+    if not total:
+        return [0] * len(plan.slots)
+    shares = [len(range(group % plan.base, total, plan.base)) for group in range(len(plan.slots))]
+    return [min(max(1, share), len(slots)) for share, slots in zip(shares, plan.slots, strict=True)]
+
+
 def resource_bundles(config: Config, placement: Ray, plan: Plan) -> list[dict[str, float]]:
-    """What Ray is to reserve: for the learner's node, and for each actor group with its shard."""
-    count = learners(config)
-    each = placement.learner_gpus
-    gpus = each * count
-    if 0 < each < 1 < gpus:  # beyond one, Ray reserves whole ones only, and a learner's part lies on one of them
-        gpus = math.ceil(count / math.floor(1 / each + 1e-9))
-    home = {"CPU": placement.learner_cpus * count} | ({"GPU": float(gpus)} if gpus else {})
-    return [home, *({"CPU": placement.shard_cpus + len(slots) * placement.actor_cpus} for slots in plan.slots)]
+    """What Ray is to reserve: for the learner's node, and for each group.
+
+    Raises:
+        ConfigError: that is nothing for a group; or GPUs for inference, where the topology has none.
+    """
+    if placement.inference_gpus and not infers(config):
+        raise ConfigError(
+            f"--inference-gpus means nothing to topology {config.topology}, whose actors choose for themselves: leave "
+            "it out"
+        )
+    count, apart = learners(config), inference_servers(config)
+    both = 0.0 if apart or policy_workers(config) else placement.inference_gpus  # of who learns and chooses
+    each = max(placement.learner_gpus, both)
+    cpus = placement.learner_cpus * count + placement.inference_cpus * apart
+    home = _resources(cpus, [each] * count + [placement.inference_gpus] * apart)
+    bundles = [home]
+    for slots, there in zip(plan.slots, choosing(config, plan), strict=True):
+        cpus = placement.shard_cpus * in_shards(config) + placement.actor_cpus * len(slots)
+        cpus += placement.inference_cpus * there
+        if not cpus:
+            raise ConfigError(
+                "--actor-cpus 0 leaves groups of environment workers without processors, and Ray schedules nothing "
+                "without resources: give them a part of one, such as 0.1"
+            )
+        bundles.append(_resources(cpus, [placement.inference_gpus] * there))
+    return bundles
+
+
+def _resources(cpus: float, gpus: Sequence[float]) -> dict[str, float]:
+    """A bundle, with GPUs for processes that want so many each, or such a part of one.
+
+    Beyond one, Ray reserves whole GPUs only, and a part lies on one of them.
+    """
+    wanted = sum(gpus)
+    if wanted > 1:
+        free: list[float] = []  # of GPUs that are shared
+        for part in sorted((one for one in gpus if 0 < one < 1), reverse=True):
+            place = next((i for i, left in enumerate(free) if left + 1e-9 >= part), len(free))
+            free[place : place + 1] = [(free[place] if place < len(free) else 1.0) - part]
+        wanted = float(sum(one for one in gpus if one >= 1) + len(free))
+    return {"CPU": cpus} | ({"GPU": wanted} if wanted else {})
 
 
 def enough(plan: Plan, replays: Sequence[Mapping[str, Any]], groups: Collection[int]) -> bool:
-    """Whether learning goes on with these ``groups`` alone: each replay has one, and they hold what it wants."""
+    """Whether learning goes on with these ``groups`` alone: each replay has one, and they hold what it wants; without
+    shards, that there is one."""
+    if not groups:
+        return False
     for own, options in enumerate(replays):
         there = [shard for shard in groups if shard % len(replays) == own]
         if not there or _held(plan, replays, own, len(there)) < options.get("min_size", 0):

@@ -19,7 +19,7 @@ from apexrl.launch.ray.group_plan import Plan, plan, resource_bundles
 from apexrl.launch.ray.ray_actors import Hello, hello, probe_on
 from apexrl.run.folder import versions
 from apexrl.topologies import Probe
-from apexrl.topologies.ray_cut import queues
+from apexrl.topologies.ray_cut import in_shards, queues
 
 _TICK_SECONDS = 0.1
 HELLO_SECONDS = 120.0  # for a process to start, where there is room for it
@@ -50,12 +50,13 @@ def receive(config: Config, placement: Ray, cluster: Cluster, interrupts: Interr
 
 def fitting(config: Config, placement: Ray, cluster: Cluster) -> Plan:
     """The plan for as many nodes as could take a group of its size each; small ones are not counted."""
-    nodes = len(cluster.nodes({"CPU": placement.shard_cpus + placement.actor_cpus}))
+    nodes = len(cluster.nodes({"CPU": placement.shard_cpus * in_shards(config) + placement.actor_cpus}))
     first = plan(config, placement, nodes, queues(config))
     for fewer in range(nodes, 0, -1):
         decided = plan(config, placement, fewer, queues(config))
-        largest = max(bundle["CPU"] for bundle in resource_bundles(config, placement, decided)[1 : decided.base + 1])
-        if len(cluster.nodes({"CPU": largest})) >= decided.base:
+        groups = resource_bundles(config, placement, decided)[1 : decided.base + 1]
+        largest = {name: max(bundle.get(name, 0.0) for bundle in groups) for name in ("CPU", "GPU")}
+        if len(cluster.nodes(largest)) >= decided.base:
             return decided
     return first
 

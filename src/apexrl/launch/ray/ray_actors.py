@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from apexrl.errors import ClosedError, ConfigError, OwnershipError
 from apexrl.launch.probe import error_values, probe
+from apexrl.launch.ray.gateway_port import GatewayPort
 from apexrl.launch.ray.local_shard import Lent, node_id
 from apexrl.launch.ray.role_output import Place, Printed, places, read
 from apexrl.launch.ray.weights_broadcast import WeightsBroadcast, publish
@@ -76,38 +77,36 @@ def hello() -> Hello:
 class Look:
     """The state of a group's memory."""
 
-    replay: dict[str, Any]  # `Replay.stats`; empty on the learner's node
-    version: int  # of the weights here
+    replay: dict[str, Any]  # `Replay.stats`; empty where there is none
+    version: int  # of the weights here; 0: there are none
     spoilt: int  # reads of weights that were overtaken
     refused: dict[int, str] = field(default_factory=dict)  # (learner's node) group that takes no weights -> why
 
 
 class GroupMemory:
-    """Holds the memory that the roles of one group share on one node: the links of the learner's node, or the shard and
-    the weights of an actor group. The group ends with this process.
+    """Holds the memory that the roles of one group share on one node: the links of the learner's node, or those of an
+    actor group: its shard and the weights, if it has any. The group ends with this process.
 
     Methods of the same concurrency group never run at once.
 
     Args:
         program: of the group.
+        home: it is on the learner's node.
         gated: writers of its shard wait until its sampler says how much it may take in.
     """
 
-    def __init__(self, program: Program, gated: bool) -> None:
+    def __init__(self, program: Program, home: bool, gated: bool) -> None:
         self._program = program
         self._wiring = Wiring(program, True, Path("/dev/null/none"))
         ports = [port for node in program.nodes for port in self._wiring.ports(node).values()]
-        self._weights = next(port for port in ports if isinstance(port, WeightsBoard | ShardedParameters))
+        self._weights = next((port for port in ports if isinstance(port, WeightsBoard | ShardedParameters)), None)
         replay = next((port for port in ports if isinstance(port, Replay)), None)
-        self._shard = None if replay is None else Shard(replay, QUEUE_SECONDS)
+        self._shard = None if home or replay is None else Shard(replay, QUEUE_SECONDS)
         if self._shard is not None and gated:
             self._shard.admit(0)
         self._lent = False  # to a sampler on this node
         self._node = node_id()
         self._distribution: WeightsBroadcast | None = None
-        if self._shard is None:
-            self._distribution = WeightsBroadcast(self._weights, self._node)
-            threading.Thread(target=self._keep_distributing, name="weights", daemon=True).start()
 
     def hello(self) -> Hello:
         return hello()
@@ -115,6 +114,12 @@ class GroupMemory:
     def ports(self, role: str) -> dict[str, Any]:
         """Of a role here, for a process on this node."""
         return self._wiring.ports(next(node for node in self._program.nodes if node.name == role))
+
+    def lent(self, node: str) -> dict[str, Any]:
+        """(learner's node) Ports of roles in other groups that ask here, for a process on ``node``."""
+        ports = next(ports for one in self._program.nodes if "listen" in (ports := self._wiring.ports(one)))
+        gateway: GatewayPort = ports["listen"]
+        return {"inference": gateway.lent(ports["inference"], node == self._node)}
 
     def look(self) -> Look:
         refused = {} if self._distribution is None else dict(self._distribution.refused)
@@ -153,7 +158,10 @@ class GroupMemory:
 
     def meet(self, group: int, handle: Any) -> None:
         """(learner's node) Send the weights to another group from now on; None: stop."""
-        assert self._distribution is not None
+        if self._distribution is None:
+            assert self._weights is not None
+            self._distribution = WeightsBroadcast(self._weights, self._node)
+            threading.Thread(target=self._keep_distributing, name="weights", daemon=True).start()
         self._distribution.groups[group] = handle
 
     def board(self, node: str) -> tuple[Any, ...] | None:
@@ -232,8 +240,8 @@ class RoleProcess:
         self._printed = Printed(places=places())
 
     @_apart("run")
-    def run(self, ports: Mapping[str, Any], others: dict[str, int]) -> Report:
-        """Until told to stop, or an error, which is in the report."""
+    def run(self, ports: Mapping[str, Any], lent: Mapping[str, Any], others: dict[str, int]) -> Report:
+        """Until told to stop, or an error, which is in the report. ``lent``: ports that the learner's node gives."""
         assignment = self._assignment
         os.nice(assignment.nice)
         keep_memory()
@@ -241,7 +249,7 @@ class RoleProcess:
             label_output({**assignment.labels, "host": platform.node()})
         self._others(others)
         context = SharedContext(assignment.worker, self._board, 0, self._theirs)
-        return self._report(run_role(context, self._made, ports))
+        return self._report(run_role(context, self._made, {**ports, **lent}))
 
     @_apart("talk")
     def poll(self, news: News) -> Report:

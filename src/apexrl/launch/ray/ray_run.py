@@ -14,7 +14,7 @@ from apexrl.errors import ConfigError
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.local_run import record
 from apexrl.launch.ray.driver import Driver
-from apexrl.launch.ray.group_plan import most_actors
+from apexrl.launch.ray.group_plan import most_actors, settled
 from apexrl.launch.ray.ray_metrics import RayMetrics
 from apexrl.launch.ray.resources import remember
 from apexrl.launch.run_claim import Claim
@@ -48,10 +48,10 @@ def cluster(
             raise ConfigError(f"{what}: leave it out, or --ray")
     wire = topology(config.topology)
     config = replace(config, out=str(Path(config.out).resolve()))  # nodes have working directories of their own
-    with closing(Driver(config, placement, interrupts)) as driver:
+    here = settled(config, placement)
+    with closing(Driver(here, placement, interrupts)) as driver:
         seen = driver.probe()
-        slots = replace(config.actor, actors=most_actors(config))
-        program = wire(replace(config, actor=slots), seen)
+        program = wire(replace(here, actor=replace(here.actor, actors=most_actors(here))), seen)
         driver.check(program)  # refused before there is a folder
 
         def body(ledger: Ledger, nothing: Wiring) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from apexrl.launch.ray.group_plan import Plan
+from apexrl.launch.ray.gateway_port import GatewayPort
+from apexrl.launch.ray.group_plan import Plan, choosing
 from apexrl.launch.ray.ray_actors import LEASE_SECONDS, Hello, Look, Report
 from apexrl.launch.ray.shard_clients import samplers
 from apexrl.launch.restart_budget import Ending, RestartBudget
@@ -13,9 +15,10 @@ from apexrl.launch.slot_state import SlotState
 from apexrl.launch.stall_dump import START, hung_call, stood_still
 from apexrl.links.local.control_board import COUNTERS, STATES
 from apexrl.links.local.stall_detector import StallDetector
+from apexrl.links.tcp.tls import made_certificate
 from apexrl.run.status import WorkerState, WorkerStatus
-from apexrl.topologies.program import Node, Program
-from apexrl.topologies.ray_cut import actor_group_side, learner_node_side, sampling
+from apexrl.topologies.program import Node, Program, ReplayLink, WeightsLink
+from apexrl.topologies.ray_cut import actor_group_side, cut, learner_node_side, sampling
 
 _GRACE_SECONDS, _HURRIED_SECONDS = 20.0, 8.0  # from the stop to the kill
 _KEEPER_SECONDS, _HURRIED_KEEPER_SECONDS = 120.0, 30.0  # of the role that writes checkpoints
@@ -152,21 +155,29 @@ def _silent(seconds: float, flag: str) -> str:
     )
 
 
-def cut(program: Program, plan: Plan, namespace: str) -> list[ActorGroup]:
-    """The group on the learner's node, then the actor groups. ``namespace``: of the shards' Ray actors."""
-    config, slots = program.config, plan.slots
-    replays = sampling(program)
-    home = learner_node_side(program, samplers(len(slots), namespace, replays))
+def groups_of(program: Program, plan: Plan, namespace: str) -> list[ActorGroup]:
+    """The group on the learner's node, then the actor groups. ``namespace``: of the shards' Ray actors.
+
+    Raises:
+        ConfigError: the program cannot be cut so; or a package is missing.
+    """
+    config, slots, found = program.config, plan.slots, cut(program)
+    replays, listen = sampling(program), None
+    if found.inference is not None:
+        listen = program.link(GatewayPort, token=secrets.token_urlsafe(32), certificate=made_certificate())
+    home = learner_node_side(program, samplers(len(slots), namespace, replays) if replays else [], listen)
     groups = [ActorGroup(0, home, config.learner.learner_restarts)]
-    for k, own in enumerate(slots):
-        side = actor_group_side(program, k, len(slots), own)
-        gated = replays[k % len(replays)].get("samples_per_insert", 0.0) > 0.0
+    for k, (own, policies) in enumerate(zip(slots, choosing(config, plan), strict=True)):
+        side = actor_group_side(program, k, len(slots), own, policies)
+        gated = bool(replays) and replays[k % len(replays)].get("samples_per_insert", 0.0) > 0.0
         groups.append(ActorGroup(k + 1, side, config.actor.actor_restarts, k >= plan.base, gated))
+        groups[-1].asks = found.inference is not None
     return groups
 
 
 class ActorGroup:
-    """Roles that share memory on one node: those on the learner's node, or actors with a shard."""
+    """Roles that share memory on one node: those on the learner's node, or those that move, with a shard if they write
+    into a replay."""
 
     def __init__(
         self, number: int, program: Program, restarts: int, optional: bool = False, gated: bool = False
@@ -174,8 +185,13 @@ class ActorGroup:
         self.number = number  # of its bundle; 0 is the learner's node
         self.gated = gated  # see ``ray_actors.GroupMemory``
         self.optional = optional  # the run goes on without it, and it begins when there is room
-        self.name = "home" if number == 0 else f"shard-{number - 1}"
         self.program = program
+        links = [port for node in program.nodes for port in node.ports.values()]
+        self.has_shard = number > 0 and any(isinstance(port, ReplayLink) for port in links)
+        self.reads_weights = number > 0 and any(isinstance(port, WeightsLink) for port in links)
+        self.asks = False  # a server on the learner's node, and ends with that
+        kind = "shard" if self.has_shard else "group"
+        self.name = "home" if number == 0 else f"{kind}-{number - 1}"
         self.patience = RestartBudget(restarts)
         self.slots = [RaySlot(node, index) for node in program.nodes for index, _ in node.leases]
         self.starts = 0  # that were tried; of them
@@ -199,6 +215,11 @@ class ActorGroup:
         if self.memory is not None and not self.up:
             return now - self.born_at
         return max((slot.awaited(now) for slot in self.slots), default=0.0)
+
+    @property
+    def place(self) -> str:
+        """Ray's name of its node, where it is up."""
+        return "" if self.where is None else self.where.node
 
     @property
     def restarts(self) -> int:

@@ -21,18 +21,18 @@ def enter(
         more: what else was dropped.
         now: monotonic seconds.
     """
-    home, *shards = groups
+    home = groups[0]
     restarts: dict[str, int] = {}
     for group in groups:
         for slot in group.slots:
             restarts[slot.node.name] = restarts.get(slot.node.name, 0) + slot.restarts
-    restarts["shard"] = sum(group.restarts for group in shards)
+    restarts["shard" if groups[1].has_shard else "group"] = sum(group.restarts for group in groups[1:])
     names = ("inserted", "sampled", "updates_stale", "lost")
-    sums = {n: sum(group.sums[n] + group.look.replay.get(n, 0) for group in shards) for n in names}
+    sums = {n: sum(group.sums[n] + group.look.replay.get(n, 0) for group in groups) for n in names}
     inserted = sums["inserted"]
     replay: dict[str, Any] = {
-        "size": sum(group.look.replay.get("size", 0) for group in shards),
-        "capacity": sum(group.capacity for group in shards),
+        "size": sum(group.look.replay.get("size", 0) for group in groups),
+        "capacity": sum(group.capacity for group in groups),
         "observed_samples_per_insert": sums["sampled"] / inserted if inserted else 0.0,
     }
     ledger.tick(
@@ -46,7 +46,7 @@ def enter(
             **{what: total(counter) for what, counter in DROPPED.items()},
             **more,
             "stale_priorities": sums["updates_stale"],
-            "lost_items": sums["lost"] + sum(group.lost_items for group in shards),
+            "lost_items": sums["lost"] + sum(group.lost_items for group in groups),
             "spoilt_weight_reads": sum(group.look.spoilt for group in groups),
         },
     )

@@ -33,6 +33,7 @@ COUNTERS = (
     "lag_wait_ms",
     "carried_gradients",
     "lost_gradients",
+    "carried_steps",
 )
 """What workers count; ``total`` sums a counter over all rows and the resumed run's base."""
 

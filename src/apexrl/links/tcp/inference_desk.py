@@ -57,6 +57,8 @@ class InferenceTraffic:
         self._peer, self._over, self._stepped = peer, over, stepped
         self._end = link.worker(hello.worker, hello.generation)
         self._splits = link.splits
+        own = slice(hello.worker * len(link.splits), (hello.worker + 1) * len(link.splits))
+        self._generation, self._newest = hello.generation, link.generations[:, own]  # of requests, whoever made them
         self._request_bytes = frames.nbytes(link.request)
         self._known = [False] * len(link.splits)  # groups with a request of this connection
 
@@ -79,6 +81,8 @@ class InferenceTraffic:
             while (columns := self._end.room(split)) is None:
                 if self._over.wait(_ROOM_SECONDS):
                     return
+            if self._newest.max() > self._generation:
+                raise FrameError("a newer generation of it works on this host")
             frames.fill(columns, body)
             # The results in a connection's first request are of actions that the server no longer knows.
             steps = self._splits[split] - int(np.count_nonzero(columns["starts"])) if self._known[split] else 0

@@ -7,7 +7,8 @@ import hmac
 import os
 import re
 import ssl
-from dataclasses import dataclass
+import tempfile
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, NoReturn
@@ -36,9 +37,7 @@ class ServerTls:
 
     def context(self) -> ssl.SSLContext:
         """ConfigError: a file is invalid."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.num_tickets = 0  # sessions are not resumed
+        context = _server_context()
         _load_pair(context, self.cert, self.key)
         if self.ca:
             _load_authorities(context, self.ca)
@@ -49,10 +48,31 @@ class ServerTls:
     def fingerprint(self) -> str:
         """Of the certificate, for ``ClientTls``."""
         try:
-            found = re.search("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", _read(self.cert), re.DOTALL)
-            return fingerprint_of(ssl.PEM_cert_to_DER_cert(found[0] if found else ""))
+            return _fingerprint_in(_read(self.cert))
         except (OSError, ValueError) as error:
             raise ConfigError(f"--tls-cert {self.cert} cannot be read: {error}") from None
+
+
+@dataclass(frozen=True)
+class MadeCertificate:
+    """A self-signed certificate that the run's launcher made and keeps in memory (``made_certificate``)."""
+
+    pem: str = field(repr=False)
+    """With its private key."""
+
+    def context(self) -> ssl.SSLContext:
+        """For a server."""
+        context = _server_context()
+        with tempfile.NamedTemporaryFile() as file:  # OpenSSL reads files alone; nobody else may read this one
+            file.write(self.pem.encode())
+            file.flush()
+            context.load_cert_chain(file.name)
+        return context
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the certificate, for ``ClientTls``."""
+        return _fingerprint_in(self.pem)
 
 
 @dataclass(frozen=True)
@@ -99,6 +119,15 @@ class ClientTls:
 def fingerprint_of(certificate: bytes) -> str:
     """Of a certificate in DER format."""
     return "sha256:" + hashlib.sha256(certificate).hexdigest()
+
+
+def made_certificate() -> MadeCertificate:
+    """A new certificate, which no file holds.
+
+    Raises:
+        ConfigError: the package cryptography is not installed.
+    """
+    return MadeCertificate(_make_pair().decode())
 
 
 def self_signed(path: str, make: bool = True) -> ServerTls:
@@ -153,6 +182,19 @@ def in_words(error: ssl.SSLError, where: str, tls: ClientTls) -> str:
             "with --tls-cert or --tls-self-signed"
         )
     return f"TLS with {where} failed: {error.reason or error}"
+
+
+def _server_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.num_tickets = 0  # sessions are not resumed
+    return context
+
+
+def _fingerprint_in(pem: str) -> str:
+    """Of the first certificate in ``pem``. ValueError: there is none."""
+    found = re.search("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", pem, re.DOTALL)
+    return fingerprint_of(ssl.PEM_cert_to_DER_cert(found[0] if found else ""))
 
 
 def _digits(fingerprint: str) -> str:

@@ -1,0 +1,46 @@
+"""Where the gateway of the learner's node listens, and what workers in other groups must know to ask there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+from apexrl.config.placement import Listen
+from apexrl.links.local.inference import InferenceLink
+from apexrl.links.tcp.near_inference import NearInference
+from apexrl.links.tcp.remote_inference import RemoteInference
+from apexrl.links.tcp.reserved_port import ReservedPort
+from apexrl.links.tcp.tls import ClientTls, MadeCertificate
+
+_util: Any = ray.util  # whose types say nothing of it
+
+
+class GatewayPort:
+    """A port on this node's address among Ray's, reserved for the gateway, whose process gets it as ``Listen``. A
+    gateway that takes a dead one's place listens there again.
+
+    Args:
+        token: that workers must know.
+        certificate: of the gateway.
+        shared: always true, as gateways have processes of their own.
+    """
+
+    def __init__(self, token: str, certificate: MadeCertificate, shared: bool = True) -> None:
+        self._token, self._certificate = token, certificate
+        self._port = ReservedPort(str(_util.get_node_ip_address()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        host, port = self._port.address
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return (Listen, (where, self._token, self._certificate))
+
+    def lent(self, link: InferenceLink, near: bool) -> NearInference | RemoteInference:
+        """What stands for ``link`` where a worker is; ``near``: on this node."""
+        if near:
+            return NearInference(link)
+        tls = ClientTls(fingerprint=self._certificate.fingerprint)
+        return RemoteInference(self._port.address, self._token, link.request, link.reply, link.splits, tls=tls)
+
+    def close(self) -> None:
+        self._port.close()
