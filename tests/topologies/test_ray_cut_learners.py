@@ -176,19 +176,17 @@ def test_how_many_learners_and_replays_there_are(name: str, changes: dict[str, A
         assert len(cut(program(name, **changes)).replays) == expected[1]
 
 
-@pytest.mark.parametrize("name", ["a3c", "ga3c", "seed", "sample_factory"])
-def test_topologies_without_actors_that_fill_a_replay_are_refused_by_name(name: str) -> None:
-    said = rf"topology {name} cannot run on Ray: it has no role 'actor'.*apex, impala, gorila"
-    with pytest.raises(ConfigError, match=said):
-        cut(program(name))
+def test_hogwild_is_refused_with_what_to_set() -> None:
+    with pytest.raises(ConfigError, match=r"a3c cannot run over several hosts .* SharedParameters.* set --no-hogwild"):
+        cut(program("a3c"))
 
 
-def test_an_actor_with_any_other_link_is_refused() -> None:
-    config = Config(topology="impala")
-    whole = Program(config)
-    link = whole.link(object)
-    whole.role(object, name="actor", replay=whole.replay(fields={}), weights=whole.weights(8), other=link)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"topology impala cannot run on Ray: its actors must have one replay"):
+def test_roles_that_move_and_read_no_weights_are_refused() -> None:
+    whole = Program(Config(topology="impala"))
+    replay = whole.replay(fields={})
+    whole.role(object, name="learner", replay=replay)  # type: ignore[arg-type]
+    whole.role(object, name="actor", replay=replay, moves=True)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"topology impala cannot run on Ray: its roles that move must write into"):
         cut(whole)
 
 

@@ -222,7 +222,7 @@ def run(
     replay = whole.replay(capacity=10, fields={"a": Field((), "int64")}, kind="transition", min_size=1)
     weights = whole.weights(8)
     whole.role(Learner, replay=replay, weights=weights, restarts=5)
-    fragile: dict[str, Any] = {"restarts": restarts, "env_timeout": env_timeout, "least": least}
+    fragile: dict[str, Any] = {"restarts": restarts, "env_timeout": env_timeout, "least": least, "moves": True}
     whole.role(Actor, count=most_actors(config), replay=replay, weights=weights, deeds={}, **fragile)
     watcher, deadline = Watcher(until), time.monotonic() + 60.0
     watcher.until = lambda watcher: until(watcher) or time.monotonic() > deadline

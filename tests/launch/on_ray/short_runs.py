@@ -71,7 +71,7 @@ def program(config: Config, deeds: dict[str, str], learner: type = Learner) -> P
     )
     weights = whole.weights(4000)
     whole.role(learner, name="learner", replay=replay, weights=weights, restarts=5)
-    whole.role(Actor, count=most_actors(config), replay=replay, weights=weights, deeds=deeds, restarts=5)
+    whole.role(Actor, count=most_actors(config), replay=replay, weights=weights, deeds=deeds, restarts=5, moves=True)
     return whole
 
 

@@ -2,85 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from short_runs import Watcher
+from killing_runs import MORE, SMALL, Killer, run
 
 from apexrl.agents import with_agent
 from apexrl.config import Config
 from apexrl.config.convert import override
-from apexrl.config.placement import Ray
-from apexrl.launch import launch
 from apexrl.launch.ray import shard_clients
 from apexrl.presets import with_topology
 from apexrl.run import checkpoint
-from apexrl.run.status import RunStatus, WorkerStatus
 
 pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
-
-SMALL: dict[str, Any] = {
-    "env": "CartPole-v1",
-    "hidden": (16,),
-    "batch_size": 8,
-    "actors": 4,
-    "envs_per_actor": 2,
-    "pull_period": 5,  # these runs are short
-    "env_timeout": 60.0,
-    "checkpoint_seconds": 0.5,
-    "eval_episodes": 2,
-    "eval_envs": 2,
-    "eval_period_seconds": 5.0,
-    "env_steps": 0,
-    "minutes": 12.0,
-}
-MORE = 60  # updates after a death, to be seen to go on
-
-
-class Killer:
-    """Kills the named workers in turn, each when those before it are back and the run went on."""
-
-    def __init__(self, *names: str) -> None:
-        self.left = list(names)
-        self.killed: list[str] = []
-        self.versions: list[int] = []
-        self.workers: dict[str, WorkerStatus] = {}
-        self.ended = False
-        self._from = 0  # updates
-
-    def __call__(self, watcher: Watcher, status: RunStatus) -> bool:
-        self.versions.append(status.weights_version)
-        if self.ended:  # it is asked again while the run ends, and workers stop
-            return True
-        self.workers = {worker.name: worker for worker in status.workers}
-        back = all(self.workers[name].restarts and self.workers[name].pid for name in self.killed)
-        if not back or status.updates < self._from + MORE:
-            return False
-        if not self.left:
-            self.ended = True
-            return True
-        worker = self.workers[self.left[0]]
-        if worker.pid:
-            self.killed.append(self.left.pop(0))
-            self._from = status.updates
-            os.kill(worker.pid, signal.SIGKILL)
-        return False
-
-
-def run(address: str, config: Config, killer: Killer, **placement: Any) -> tuple[dict[str, Any], Watcher]:
-    watcher = Watcher("", killer)
-    small = {"actor_cpus": 0.25, "shard_cpus": 0.25, "learner_cpus": 0.5, "wait_seconds": 60.0}
-    summary = launch(config, [watcher], placement=Ray(address, **{**small, **placement}))
-    assert summary["stopped_by"] == "callback", watcher.texts
-    assert killer.versions == sorted(killer.versions)
-    return summary, watcher
 
 
 @pytest.mark.cluster
