@@ -105,7 +105,8 @@ def placed(cell: Cell, folder: Path, address: str = "") -> Iterator[dict[str, An
             yield {"listen": {"listen": there, "token": TOKEN}}
         elif placement == "ray":
             # an actor, a shard and the learner take parts of a processor: the nodes share those of this machine
-            parts = {"actor_cpus": 0.25, "shard_cpus": 0.25, "learner_cpus": 0.5, "wait_seconds": 90.0}
+            parts = {"actor_cpus": 0.25, "shard_cpus": 0.25, "learner_cpus": 0.5}
+            parts |= {"inference_cpus": 0.25, "wait_seconds": 90.0}
             yield {"ray": {"address": address or stack.enter_context(_cluster()), "replay_shards": 2, **parts}}
         else:
             yield {}

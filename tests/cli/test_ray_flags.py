@@ -27,6 +27,7 @@ def test_flags_become_wishes() -> None:
     assert parsed("--ray", "auto") == Ray()
     wanted = parsed("--ray", "head:6379", "--actor-cpus", "0.5", "--learner-gpus", "1", "--replay-shards", "3")
     assert wanted == Ray("head:6379", actor_cpus=0.5, learner_gpus=1.0, replay_shards=3)
+    assert parsed("--ray", "auto", "--inference-gpus", "0.25") == Ray(inference_gpus=0.25)
     assert parsed() is None
 
 
@@ -54,6 +55,7 @@ def test_train_refuses_two_ways_at_once() -> None:
         (("--replay-shards", "-1"), "--replay-shards must be a number from 0 on, not -1"),
         (("--actor-cpus", "-0.5"), "--actor-cpus must be a number from 0 on, not -0.5"),
         (("--actor-cpus", "nan"), "--actor-cpus must be a number from 0 on"),
+        (("--inference-gpus", "2.5"), r"--inference-gpus 2\.5: beyond one, Ray gives whole GPUs only"),
         (("--learner-gpus", "1.5"), r"--learner-gpus 1\.5: beyond one, Ray gives whole GPUs only"),
     ],
 )

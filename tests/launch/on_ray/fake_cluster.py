@@ -22,6 +22,7 @@ from apexrl.launch.ray.group_plan import most_actors, plan
 from apexrl.launch.ray.ray_actors import Hello, Look, Report
 from apexrl.launch.run_ledger import Base, Ledger
 from apexrl.links.local.control_board import RUN
+from apexrl.links.local.inference import InferenceLink
 from apexrl.links.local.worker_messages import Message
 from apexrl.run.folder import RunFolder, versions
 from apexrl.run.status import RunStatus
@@ -214,16 +215,20 @@ def run(
     env_timeout: float | None = None,
     least: int = 0,
     stall_timeout: float = 300.0,
+    asks: bool = False,
 ) -> Watcher:
-    """A learner, and two groups with two actors each, or more that come later."""
+    """A learner, and two groups with two actors each, or more that come later. ``asks``: actors ask a server beside the
+    learner, instead of filling shards."""
     actor = ActorConfig(actors=4, actor_slots=most, actor_restarts=restarts)
     config = Config(name="run", out=str(out), actor=actor, stall_timeout=stall_timeout)
     whole = Program(config)
     replay = whole.replay(capacity=10, fields={"a": Field((), "int64")}, kind="transition", min_size=1)
-    weights = whole.weights(8)
-    whole.role(Learner, replay=replay, weights=weights, restarts=5)
+    links: dict[str, Any] = {"replay": replay, "weights": whole.weights(8)}
+    if asks:
+        links = {"inference": whole.link(InferenceLink.make)}
+    whole.role(Learner, **links, restarts=5)
     fragile: dict[str, Any] = {"restarts": restarts, "env_timeout": env_timeout, "least": least, "moves": True}
-    whole.role(Actor, count=most_actors(config), replay=replay, weights=weights, deeds={}, **fragile)
+    whole.role(Actor, count=most_actors(config), **links, deeds={}, **fragile)
     watcher, deadline = Watcher(until), time.monotonic() + 60.0
     watcher.until = lambda watcher: until(watcher) or time.monotonic() > deadline
     folder = RunFolder.create(config)

@@ -8,7 +8,7 @@ import pytest
 from apexrl.config import ActorConfig, Config, WiringConfig
 from apexrl.config.placement import Ray
 from apexrl.errors import ConfigError
-from apexrl.launch.ray.group_plan import check_room, plan, resource_bundles
+from apexrl.launch.ray.group_plan import check_room, choosing, plan, resource_bundles, settled
 from apexrl.replay import Field, Replay
 from apexrl.replay.sharded.shard import Shard
 
@@ -59,6 +59,41 @@ def test_places_hold_a_shard_and_its_actors() -> None:
     ]
     several = Config(topology="impala", actor=ActorConfig(actors=4), wiring=WiringConfig(learners=2))
     assert resource_bundles(several, placement, plan(several, placement, 2, queues=2))[0] == {"CPU": 6.0, "GPU": 2.0}
+
+
+def test_policy_workers_are_dealt_out_with_the_actors_and_may_share_gpus() -> None:
+    one = Config(topology="sample_factory", actor=ActorConfig(actors=5), wiring=WiringConfig(policy_workers=3))
+    placement = Ray(actor_cpus=0.5, shard_cpus=0.25, inference_cpus=2.0, inference_gpus=0.4, learner_gpus=1.0)
+    dealt = plan(one, placement, nodes=2)
+    assert choosing(one, dealt) == [2, 1]
+    assert resource_bundles(one, placement, dealt) == [
+        {"CPU": 1.0, "GPU": 1.0},
+        {"CPU": 0.25 + 3 * 0.5 + 2 * 2.0, "GPU": 0.8},
+        {"CPU": 0.25 + 2 * 0.5 + 2.0, "GPU": 0.4},
+    ]
+    several = Ray(inference_gpus=0.6)  # of which none goes with another on one GPU
+    assert resource_bundles(one, several, dealt)[1]["GPU"] == 2.0
+    grows = Config(topology="sample_factory", actor=ActorConfig(actors=2, actor_slots=8))
+    dealt = plan(grows, Ray(), nodes=2)
+    assert choosing(grows, dealt) == [1] * len(dealt.slots)  # each has one at least
+
+
+def test_inference_servers_have_their_part_beside_the_learner_and_groups_have_no_shard() -> None:
+    placement = Ray(actor_cpus=0.5, shard_cpus=4.0, learner_cpus=2.0, inference_cpus=3.0, inference_gpus=0.25)
+    seed, ga3c = (Config(topology=name, actor=ActorConfig(actors=3)) for name in ("seed", "ga3c"))
+    dealt = plan(seed, placement, nodes=2)
+    assert resource_bundles(seed, placement, dealt) == [{"CPU": 5.0, "GPU": 0.25}, {"CPU": 1.0}, {"CPU": 0.5}]
+    assert resource_bundles(ga3c, placement, dealt)[0] == {"CPU": 2.0, "GPU": 0.25}  # it learns and chooses
+    with pytest.raises(ConfigError, match="--actor-cpus 0 leaves groups of environment workers without"):
+        resource_bundles(seed, Ray(actor_cpus=0.0), dealt)
+    with pytest.raises(ConfigError, match="--inference-gpus means nothing to topology apex"):
+        resource_bundles(config(3), placement, dealt)
+
+
+def test_workers_on_a_cluster_have_two_groups_of_environments() -> None:
+    assert settled(Config(topology="seed"), Ray("auto")).wiring.splits == 2
+    one = Config(topology="seed", wiring=WiringConfig(splits=1))
+    assert settled(one, Ray("auto")).wiring.splits == 1
 
 
 @pytest.mark.parametrize(

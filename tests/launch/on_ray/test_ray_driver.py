@@ -295,6 +295,25 @@ def test_roles_that_write_nothing_need_no_lease(
     assert process._board.held_until == 0.0
 
 
+def test_who_asks_a_server_at_home_begins_anew_with_that(world: World, tmp_path: Path) -> None:
+    """What they were given leads nowhere. Their groups stay, and none is to blame."""
+
+    def trouble(process: Process, before: int) -> None:
+        if process.place == 0 and process.kind is GroupMemory and not before:
+            process.fails = {"look": ActorUnavailableError("the connection broke", b"x" * 16)}
+
+    def until(watcher: Watcher) -> bool:
+        second = [world.of(RoleProcess, place)[2:] for place in (1, 2)]
+        return all(len(both) == 2 and all(one.asked for one in both) for both in second)
+
+    world.trouble = trouble
+    watcher = run(tmp_path, until, asks=True)
+    assert all(one.killed for place in (1, 2) for one in world.of(RoleProcess, place)[:2])
+    assert [len(world.of(GroupMemory, place)) for place in (0, 1, 2)] == [2, 1, 1]
+    assert {"gateway": 1, "actor": 4, "group": 0}.items() <= watcher.status.restarts.items()
+    assert not any(process.met for process in world.of(GroupMemory, 0))  # nobody wants weights
+
+
 def test_a_life_that_never_began_is_no_second_loss(world: World, tmp_path: Path) -> None:
     """Ray tries the next generation on the lost node, too, until it has noticed that it is gone."""
     away = ActorUnavailableError("the connection broke", b"x" * 16)
