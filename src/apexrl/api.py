@@ -70,6 +70,7 @@ def train(
     listen: str = "",
     token: str = "",
     tls: ServerTls | None = None,
+    advertise: str = "",
     ray: str | Ray = "",
     resume_or_start: bool = False,
     replace_run: bool = False,
@@ -91,6 +92,8 @@ def train(
         token: shared secret of those hosts; with ``redis`` it signs the run's record.
         tls: the server certificate for ``listen``: ``apexrl.links.tcp.tls.ServerTls``, or the result of
             ``self_signed(FILE)`` of that module.
+        advertise: HOST:PORT of the run for other hosts, with ``redis``, if ``listen`` means another one inside a
+            container or behind NAT. Without both, hosts find the address in the run's record.
         ray: run on a Ray cluster: ``auto`` is the one of this machine, ``local`` starts a new one, HOST:PORT is a head
             node; or a ``Ray`` with more options. With ``actors="MIN:MAX"`` the run grows as the cluster has room.
         resume_or_start: resume the run ``name`` in ``out`` from its newest checkpoint, with its own settings. A run
@@ -125,7 +128,7 @@ def train(
     config = _start(config, overrides, placed, observers)
     overrides.pop("agent", None)  # it has that, or what was chosen for "auto"
     config = convert.override(config, overrides)
-    placement = _placement(redis, run, listen, token, tls, ray, replace_run=replace_run)
+    placement = _placement(redis, run, listen, token, tls, ray, advertise=advertise, replace_run=replace_run)
     again: dict[str, Any] = {"resume_or_start": True} if resume_or_start else {}
     config = validate(config, overrides, elsewhere=bool(listen))
     return _run(config, observers=observers, placement=placement, **again)
@@ -141,6 +144,7 @@ def resume(
     listen: str = "",
     token: str = "",
     tls: ServerTls | None = None,
+    advertise: str = "",
     ray: str | Ray = "",
     trust: Sequence[str] = (),
     replace_run: bool = False,
@@ -154,7 +158,7 @@ def resume(
         show: as for ``train``.
         redis: as for ``train``; actors that wait for the run join it again.
         run: as for ``train`` (default: the previous name).
-        listen, token, tls: as for ``train``; workers that wait for the run join it again.
+        listen, token, tls, advertise: as for ``train``; workers that wait for the run join it again.
         ray: as for ``train`` (default: the previous cluster, when it is on this machine); ``none``: without Ray.
         trust: your own modules from which the folder may name an environment, an agent or a network.
         replace_run: as for ``train``.
@@ -165,7 +169,9 @@ def resume(
 
     folder = RunFolder.open(path)
     observers: list[Observer] = [CallbackObserver(callback) for callback in callbacks]
-    placement = _placement(redis, run, listen, token, tls, ray, replace_run=replace_run, resumed=folder.path)
+    placement = _placement(
+        redis, run, listen, token, tls, ray, advertise=advertise, replace_run=replace_run, resumed=folder.path
+    )
     folder.check_links()
     config = convert.override(folder.config(), in_range(overrides, isinstance(placement, Ray)))
     config = entrusted(config, (*_given(trust), *named(overrides)), str(folder.config_path))
@@ -353,6 +359,7 @@ def _placement(
     tls: ServerTls | None,
     ray: str | Ray,
     *,
+    advertise: str,
     replace_run: bool,
     resumed: Path | None = None,
 ) -> Placement | None:
@@ -363,22 +370,22 @@ def _placement(
     """
     if replace_run and not redis:
         raise ConfigError("replace_run= needs a run on a Redis server: give redis= too")
-    if listen and redis:
-        raise ConfigError("listen= is for environment workers, redis= for actors: give one of them")
-    if listen and run:
+    if advertise and not redis:
+        raise ConfigError("advertise= is for a run on a Redis server: give redis= too")
+    if listen and run and not redis:
         raise ConfigError(f"run={run!r} names a run on a Redis server; leave it out with listen=")
     if token and not (listen or redis):
         raise ConfigError("token= is shared with other hosts: it needs listen= or redis=")
-    if tls and not listen:
-        raise ConfigError("tls= is for a run that listens: it needs listen=")
+    if tls and (redis or not listen):
+        raise ConfigError("tls= is for a run that listens without redis=, where a run makes its own: it needs listen=")
     if run and not redis:
         raise ConfigError(f"run={run!r} names a run on a Redis server: give redis= too")
     if ray and (listen or redis):
         raise ConfigError("ray= runs on a cluster, redis= and listen= on hosts: give one of them")
+    if redis:
+        return Redis(redis, run, None if resumed else True, token, replace_run, listen, advertise)
     if listen:
         return Listen(listen, token, tls)
-    if redis:
-        return Redis(redis, run, None if resumed else True, token, replace_run)
     if isinstance(ray, Ray):
         return ray
     if resumed is not None:

@@ -27,7 +27,10 @@ class PlacementFlags:
     """Delete another run of that name from the Redis server first, if no learner works at it."""
     listen: Address = ""
     """Address at which workers of other hosts (apexrl envs) connect, for topology seed, ga3c or a3c --no-hogwild.
-    :PORT listens on this machine alone, 0.0.0.0:PORT on all its addresses. --actors 0 starts no workers here."""
+    :PORT listens on this machine alone, 0.0.0.0:PORT on all its addresses. --actors 0 starts no workers here.
+    With --redis hosts find the address themselves; default: any free port of the interface towards the server."""
+    advertise: Address = ""
+    """Address of this run for other hosts, with --redis, if --listen means another inside a container or behind NAT."""
     token_file: File = ""
     """File with the token that other hosts must know. train makes it if it is not there.
     Empty: the environment variable APEXRL_TOKEN. With --redis, the token signs the run's record."""
@@ -63,24 +66,20 @@ def other_hosts(wanted: PlacementFlags, run: str, *, actors: bool | None, make: 
     if wanted.replace_run and not redis:
         raise ConfigError("--replace-run means nothing without --redis")
     for name in ("tls_self_signed", "tls_cert", "tls_key", "tls_ca"):
+        if getattr(wanted, name) and redis:
+            raise ConfigError(
+                f"{flag(name)} means nothing with --redis: the run makes a certificate, which hosts find in its record"
+            )
         if getattr(wanted, name) and not wanted.listen:
             raise ConfigError(f"{flag(name)} means nothing without --listen")
-    if wanted.listen:
-        return _listen(wanted, redis, make)
-    if not redis:
-        return None
-    token = shared_token(wanted.token_file, make=make)
-    return Redis(redis_url(wanted.redis), run, actors=actors, token=token, replace_run=wanted.replace_run)
-
-
-def _listen(wanted: PlacementFlags, redis: object, make: bool) -> Listen:
-    """Where environment workers of other hosts may ask, the token that they must know, and TLS.
-
-    Raises:
-        ConfigError: there is no token, or both are meant; or TLS cannot be as it is wanted.
-    """
+    if wanted.advertise and not redis:
+        raise ConfigError("--advertise means nothing without --redis: hosts are told the address with --connect")
     if redis:
-        raise ConfigError("--listen is for environment workers, --redis and --run for actors: leave out one of them")
+        token = shared_token(wanted.token_file, make=make)
+        own = {"listen": wanted.listen, "advertise": wanted.advertise}
+        return Redis(redis_url(wanted.redis), run, actors, token, wanted.replace_run, **own)
+    if not wanted.listen:
+        return None
     tls = _server_tls(wanted, make)
     return Listen(wanted.listen, read_token(wanted.token_file, make), tls)
 

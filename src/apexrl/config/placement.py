@@ -47,6 +47,11 @@ class Redis:
     """Secret shared with the hosts, which signs the run's record; empty: the record is not signed."""
     replace_run: bool = False
     """Delete what the server keeps of another run of that name which has no learner."""
+    listen: str = ""
+    """HOST:PORT of the gateway, where workers of other hosts need the learner's servers; empty: any free port of the
+    interface by which this host reaches the server."""
+    advertise: str = ""
+    """HOST:PORT at which other hosts reach it, if that is another address."""
 
 
 @dataclass(frozen=True)

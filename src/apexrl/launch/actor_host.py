@@ -25,6 +25,7 @@ from apexrl.launch import contained_observers
 from apexrl.launch.beacon import Beacon
 from apexrl.launch.contained_observers import contained
 from apexrl.launch.fork_client import preloaded
+from apexrl.launch.gateway_host import AGAIN, GatewayHost, Place
 from apexrl.launch.host_agreement import actors_here, check_version, first_difference, on_this_host, refuse_difference
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.local_run import supervise
@@ -34,11 +35,13 @@ from apexrl.launch.supervisor import Supervisor
 from apexrl.links.backoff import Backoff
 from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.printable import host_name
+from apexrl.links.redis.checked_values import GatewayAddress
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostLease
-from apexrl.links.redis.run_record import RunRecord, find_run
+from apexrl.links.redis.run_record import RunRecord, find_run, says_gateway
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.signing import trusted_modules
+from apexrl.links.tcp.tls import ClientTls
 from apexrl.replay.chunks import schema
 from apexrl.run.folder import spec_to_json
 from apexrl.run.log_lines import LogFormat
@@ -52,7 +55,7 @@ HOST_PRELOAD: Final = ("redis", "apexrl.links.redis.experience_stream", "apexrl.
 _HURRIED: Final = frozenset(("finished", "stopped", "replaced", "lost learner"))
 """Reasons to end without waiting for the last steps to arrive: nobody would take them."""
 
-_AGAIN: Final = frozenset(("lost slots", "replaced"))
+_AGAIN: Final = AGAIN
 """Reasons to join once more."""
 
 _LEASE_PATIENCE: Final = 1.5  # leases; a host that was killed holds its slots for one
@@ -87,10 +90,22 @@ def join(
     observers = contained(observers)
     tell = partial(contained_observers.tell, observers)
     minutes = HostsConfig().patience_minutes
+    through_gateway = GatewayHost(actors, out, env_kwargs, log_format, observers, interrupts, began)
     while True:
         record = _find(server, run, run_id, minutes, tell, interrupts)
         origin = f"run {record.name} at {server.address}"
         allowed = trusted_modules(record, token, trust, origin)
+        if isinstance(record.gateway, GatewayAddress):
+            place = _place(server, record, record.gateway, token)
+            try:
+                found = through_gateway.work(place, allowed, partial(_member, server, record, tell, interrupts))
+            except ClosedError as error:
+                tell(str(error), "warning")
+                continue
+            if found is not None and (found["stopped_by"] not in _AGAIN or interrupts.count):
+                return found
+            tell(f"joining run {run} again" if found else f"run {run} has its gateway elsewhere now", "info")
+            continue
         config = local_config(record, actors, out, env_kwargs or {}, origin, allowed)
         config = replace(config, log_format=log_format)
         minutes = config.hosts.patience_minutes
@@ -102,6 +117,36 @@ def join(
         if summary["stopped_by"] not in _AGAIN or interrupts.count:
             return summary
         tell(f"joining run {run} again", "info")
+
+
+def _place(server: Server, record: RunRecord, gateway: GatewayAddress, token: str) -> Place:
+    """Where the run's gateway is.
+
+    Raises:
+        ConfigError: one must have the token that the learner's user has given to its hosts.
+    """
+    secret = gateway.token or token
+    if not secret:
+        raise ConfigError(
+            f"run {record.name} at {server.address} lets in hosts with its token alone: give --token-file, or set "
+            "APEXRL_TOKEN"
+        )
+    tls = ClientTls(fingerprint=gateway.fingerprint) if gateway.fingerprint else None
+    return Place((gateway.host, gateway.port), secret, tls, partial(says_gateway, server, record))
+
+
+def _member(
+    server: Server,
+    record: RunRecord,
+    tell: Callable[[str, Level], None],
+    interrupts: Interrupts,
+    config: Config,
+    slots: list[int],
+) -> Beacon:
+    """The run's server is told of this host, too; its slots are the gateway's."""
+    lease = _lease(server, record, config, 0, tell, interrupts)
+    lease.works_in = slots
+    return Beacon(lease, config, reports=False)
 
 
 def local_config(
@@ -191,7 +236,7 @@ def _work(
                 f"host {host_name()} would store steps otherwise than the learner's host {record.host}: install the "
                 f"same version of apexrl on both (there: {record.apexrl})"
             )
-        lease = _lease(server, record, config, tell, interrupts)
+        lease = _lease(server, record, config, config.actor.actors, tell, interrupts)
         beacon = stack.enter_context(closing(Beacon(lease, config)))
         remote = {
             "server": server,
@@ -211,7 +256,12 @@ def _work(
 
 
 def _lease(
-    server: Server, record: RunRecord, config: Config, tell: Callable[[str, Level], None], interrupts: Interrupts
+    server: Server,
+    record: RunRecord,
+    config: Config,
+    actors: int,
+    tell: Callable[[str, Level], None],
+    interrupts: Interrupts,
 ) -> HostLease:
     """Lease slots for all actors. Waits for those of a killed host, and for a server that cannot be reached."""
     lease, patience, backoff = config.hosts.lease_seconds, 60.0 * config.hosts.patience_minutes, Backoff()
@@ -220,7 +270,7 @@ def _lease(
     while True:
         now = time.monotonic()
         try:
-            return HostLease.join(server, record, config.actor.actors, ttl=lease)
+            return HostLease.join(server, record, actors, ttl=lease)
         except LinkError as error:
             away, full = away or now, None  # slots may be leased that we were never told of: they expire
             if now - away > patience:

@@ -37,13 +37,15 @@ class Beacon(IdleObserver):
     Args:
         lease: already taken.
         config: of the run; its lease, and how patient an actor host is.
+        reports: episodes and warnings of this host go the same way.
     """
 
     ours = True
 
-    def __init__(self, lease: LearnerLease | HostLease, config: Config) -> None:
+    def __init__(self, lease: LearnerLease | HostLease, config: Config, reports: bool = True) -> None:
         self.error: Exception | None = None
         self._lease = lease
+        self._outbox = lease.outbox if reports and isinstance(lease, HostLease) else None
         self._run = lease.record.name
         self._patience_seconds = 60.0 * config.hosts.patience_minutes
         hosts = config.hosts
@@ -100,12 +102,12 @@ class Beacon(IdleObserver):
     def event(self, kind: str, values: Mapping[str, Any]) -> None:
         if kind in ("intake", "uplink"):
             self._carried = {_CARRIED.get(name, name): number for name, number in values.items()}
-        elif kind == "episodes" and isinstance(self._lease, HostLease):
-            self._lease.outbox.episodes(values["returns"], values["lengths"])
+        elif kind == "episodes" and self._outbox is not None:
+            self._outbox.episodes(values["returns"], values["lengths"])
 
     def message(self, text: str, level: Level = "info") -> None:
-        if level != "info" and not self._telling and isinstance(self._lease, HostLease):
-            self._lease.outbox.warning(text, level)
+        if level != "info" and not self._telling and self._outbox is not None:
+            self._outbox.warning(text, level)
 
     def finished(self, summary: dict[str, Any]) -> None:
         self._summary = summary

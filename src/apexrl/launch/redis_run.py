@@ -16,10 +16,13 @@ from apexrl.errors import ConfigError
 from apexrl.launch.actor_host import HOST_PRELOAD
 from apexrl.launch.beacon import Beacon
 from apexrl.launch.fork_client import preloaded
+from apexrl.launch.gateway_run import GATEWAY_PRELOAD
+from apexrl.launch.gateway_run import make_record as make_tcp_record
 from apexrl.launch.host_agreement import open_to_hosts
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.local_actor_host import LocalActorHost
 from apexrl.launch.local_run import supervise
+from apexrl.launch.open_gateway import OpenGateway
 from apexrl.launch.probe import probe_learner, step_spec_to_json
 from apexrl.launch.run_claim import Claim
 from apexrl.launch.run_ledger import Ledger
@@ -35,6 +38,7 @@ from apexrl.run.atomic_files import read_text, replace_text
 from apexrl.run.folder import RunFolder, spec_to_json, versions
 from apexrl.run.status import Observer
 from apexrl.topologies import Probe, Program, topology
+from apexrl.topologies.gateway_cut import asks_servers, gateway_side
 from apexrl.topologies.host_cut import learner_side, options_to_json, passing, replay_of
 
 
@@ -97,10 +101,16 @@ def learn(
     server = Server(placement.url)
     server.check()
     with ExitStack() as stack:
+        actors = stack.enter_context(ExitStack())
         local_host = (
-            stack.enter_context(closing(LocalActorHost(placement.url, identity, config))) if identity.actors else None
+            actors.enter_context(closing(LocalActorHost(placement.url, identity, config))) if identity.actors else None
         )
-        side = stack.enter_context(closing(LearnerSide(config, placement.token, server, identity, interrupts)))
+        where = {"listen": placement.listen, "advertise": placement.advertise}
+        side = LearnerSide(config, placement.token, server, identity, interrupts, **where)
+        stack.enter_context(closing(side))
+        if side.gateway is not None:  # workers of this machine need none
+            actors.close()
+            local_host = None
         resumed = claim is not None and (not claim.begins or claim.folder.hosts_path.exists())
         if claim is not None and not claim.folder.hosts_path.exists():  # a restart finds its lease again
             identity.write(claim.folder)
@@ -113,26 +123,51 @@ class LearnerSide:
     Args:
         config: settled by ``open_to_hosts``.
         token: signs the run's record; empty: it is not signed.
+        listen, advertise: of the gateway, if the program needs one (``OpenGateway``).
+
+    Attributes:
+        gateway: where workers of other hosts connect that need servers of this one; None: they bring experience.
     """
 
-    def __init__(self, config: Config, token: str, server: Server, identity: Identity, interrupts: Interrupts) -> None:
+    def __init__(
+        self,
+        config: Config,
+        token: str,
+        server: Server,
+        identity: Identity,
+        interrupts: Interrupts,
+        listen: str = "",
+        advertise: str = "",
+    ) -> None:
         wire = topology(config.topology)
+        self.gateway: OpenGateway | None = None
         self.identity = identity
         self._config = config
         self._server = server
-        preload = (*preloaded(config), *HOST_PRELOAD)
+        preload = (*preloaded(config), *HOST_PRELOAD, *GATEWAY_PRELOAD)
         self.supervisor = Supervisor(config, interrupts, preload, hurried=("interrupted", "replaced"))
         try:
             self._seen = self.supervisor.probe(probe_learner)
             self._program = wire(config, self._seen)
-            record = make_record(config, identity, self._program, self._seen)
+            if asks_servers(self._program):
+                self.gateway = OpenGateway(server, listen, advertise, token)
+                self._tcp_record = make_tcp_record(config, identity.run_id, self._program, self._seen)
+                actors = config.actor.actors if identity.actors else 0
+                here = replace(config, actor=replace(config.actor, actors=actors))
+                self._program = wire(here, self._seen)
+            elif listen or advertise:
+                flag = "--listen" if listen else "--advertise"
+                raise ConfigError(f"{flag} means nothing to topology {config.topology} with --redis: leave it out")
+            record = make_record(config, identity, self._program, self._seen, self.gateway)
             self._record = sign(record, token) if token else record
         except BaseException:
-            self.supervisor.close()
+            self.close()
             raise
 
     def close(self) -> None:
         self.supervisor.close()
+        if self.gateway is not None:
+            self.gateway.close()
 
     def take(self, replace_run: bool = False, takes_over: bool = False) -> LearnerLease:
         """The run's lease; arguments and errors as of ``LearnerLease.take``."""
@@ -157,7 +192,11 @@ class LearnerSide:
         config, identity = self._config, self.identity
         remote = {"server": self._server, "keys": lease.keys, "run_id": identity.run_id, "fence": lease.taken}
         with closing(Beacon(lease, config)) as beacon:
-            program = learner_side(self._program, remote, resumed=resumed)
+            if self.gateway is None:
+                program = learner_side(self._program, remote, resumed=resumed)
+            else:
+                opened = {"listen": self.gateway.listen, "record": self._tcp_record, "found": True}
+                program = gateway_side(self._program, opened)
             watchers = [beacon] if local_host is None else [beacon, local_host]
 
             def first(ledger: Ledger, board: ControlBoard) -> None:
@@ -167,6 +206,8 @@ class LearnerSide:
                     local_host.announce(ledger.tell)
                 ledger.note("hosts.json", lambda: identity.write(ledger.folder))
                 ledger.tell(f"run {identity.name} is at {self._server.address}: actors may join", "info")
+                for text in () if self.gateway is None else self.gateway.warnings:
+                    ledger.tell(text, "warning")
 
             def last() -> None:
                 beacon.check()
@@ -177,10 +218,17 @@ class LearnerSide:
             return supervise(self.supervisor, program, config, watching, claim, began, self._seen, first, last)
 
 
-def make_record(config: Config, identity: Identity, program: Program, seen: Probe) -> RunRecord:
+def make_record(
+    config: Config, identity: Identity, program: Program, seen: Probe, gateway: OpenGateway | None = None
+) -> RunRecord:
     """The record that other hosts read before they join."""
-    options = replay_of(program).options
-    local = passing(options, 1, config.actor.envs_per_actor, int(config.hosts.window_mb * 2**20))
+    carried: dict[str, Any]
+    if gateway is None:
+        options = replay_of(program).options
+        local = passing(options, 1, config.actor.envs_per_actor, int(config.hosts.window_mb * 2**20))
+        carried = {"schema": schema(**options).hex(), "local": options_to_json(local)}
+    else:
+        carried = {"schema": "", "local": {}, "gateway": gateway.address}
     return RunRecord(
         run_id=identity.run_id,
         name=identity.name,
@@ -188,10 +236,9 @@ def make_record(config: Config, identity: Identity, program: Program, seen: Prob
         config=convert.to_toml(config),
         spec=spec_to_json(seen.spec),
         step_spec=step_spec_to_json(seen.step_spec),
-        schema=schema(**options).hex(),
         weights_nbytes=seen.weights_nbytes,
         actor_slots=config.actor.actor_slots,
         host=host_name(),
         began=time.time(),
-        local=options_to_json(local),
+        **carried,
     )

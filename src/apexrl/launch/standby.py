@@ -74,7 +74,7 @@ def stand_by(
                             return _over(folder, claim.ended, tell)
                         local_host = (
                             stack.enter_context(closing(LocalActorHost(url, identity, config)))
-                            if identity.actors
+                            if identity.actors and side.gateway is None
                             else None
                         )
                         return side.work(lease, observers, claim, began, True, local_host)

@@ -31,6 +31,17 @@ Measurement = float | None
 """None stands for NaN, which JSON does not have."""
 
 
+class GatewayAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where hosts reach the gateway of a run whose workers need the learner's servers."""
+
+    host: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:%-]{1,253}$")]
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    fingerprint: Annotated[str, msgspec.Meta(pattern="^(sha256:[0-9a-f]{64})?$", max_length=71)] = ""
+    """Of its certificate; empty: it speaks no TLS."""
+    token: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{0,200}$", max_length=200)] = ""
+    """Its secret; empty: the token that learner and hosts share."""
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that another host needs to know of a run before it joins."""
 
@@ -54,6 +65,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since 1970, by the learner host's clock."""
     local: dict[str, Any]
     """Options of the replay in which an actor host keeps experience until it is sent."""
+    gateway: GatewayAddress | msgspec.UnsetType = msgspec.UNSET
+    """Where workers connect that need the learner's servers; unset: hosts bring experience, through this server."""
     signature: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$", max_length=64)] = ""
     """By ``signing.sign``; empty: its learner has no token."""
 

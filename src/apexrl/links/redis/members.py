@@ -8,6 +8,7 @@ import random
 import re
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
@@ -87,6 +88,8 @@ class HostLease:
         self.generation = int(reply[1])
         self.slots = _leases(reply[3:])
         self.outbox = Outbox()
+        self.works_in: Sequence[int] = ()
+        """Slots that something else has leased to this member, to be shown."""
         self._wanted = len(self.slots)
         self._connection = connection
         self._ttl = max(1, round(1000 * ttl))
@@ -189,7 +192,7 @@ class HostLease:
         self._connection.close()
 
     def _heartbeat(self, digest: HostDigest) -> bytes:
-        slots = [slot.index for slot in self.slots]
+        slots = [slot.index for slot in self.slots] or [*self.works_in]
         digest = msgspec.structs.replace(digest, dropped_messages=self.outbox.dropped)
         data = encode(Heartbeat(kind=self.kind, host=host_name(), pid=os.getpid(), slots=slots, digest=digest))
         if len(data) > MOST_STATUS_BYTES:  # thousands of slots

@@ -31,7 +31,7 @@ from apexrl.links.redis.scripts import CLEAR, END, PRUNE, RENEW_LEARNER, RESTORE
 from apexrl.links.redis.server import Server
 from apexrl.run.ownership import lease_clock
 
-__all__ = ["LearnerDigest", "LearnerLease", "Orders", "RunRecord", "find_run", "stop_run"]
+__all__ = ["LearnerDigest", "LearnerLease", "Orders", "RunRecord", "find_run", "says_gateway", "stop_run"]
 
 FINISHED_DAYS: Final = 7
 """Days that the record of a finished run stays for `apexrl status`."""
@@ -260,6 +260,22 @@ def find_run(
             time.sleep(pause)
     finally:
         connection.close()
+
+
+def says_gateway(server: Server, record: RunRecord) -> bool:
+    """Whether the run goes on and still has the gateway of ``record``; also True while the server cannot be asked."""
+    keys, connection = RunKeys(record.name), Connection(server)
+    try:
+        data, state = connection.pipeline(
+            [("GETRANGE", keys.record, 0, MOST_RECORD_BYTES), ("HMGET", keys.state, "phase", "stop")], refusals=True
+        )
+    except LinkError:
+        return True
+    finally:
+        connection.close()
+    now = decode(data, RunRecord)
+    ended = state is not None and (state[0] == b"finished" or state[1] is not None)
+    return not ended and (now is None or (now.run_id, now.gateway) == (record.run_id, record.gateway))
 
 
 def stop_run(server: Server, name: str) -> str:

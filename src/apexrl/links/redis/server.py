@@ -7,6 +7,7 @@ processes) contains it.
 from __future__ import annotations
 
 import re
+import socket
 import ssl
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -112,6 +113,27 @@ class Server:
         if self._where.kind != "cluster":
             return [self]
         return [Server(self._where.url(node), self.timeout) for node in dict.fromkeys(self._slots().values())]
+
+    def own_address(self) -> str:
+        """The address of this host's interface by which it reaches the server; 127.0.0.1 for one behind a socket's
+        path.
+
+        Raises:
+            LinkError: there is no way to the server.
+        """
+        why = ""
+        for node in self._where.nodes:
+            try:
+                known = socket.getaddrinfo(node.host, node.port, type=socket.SOCK_DGRAM)
+                family, kind, protocol, _, address = known[0]
+                with socket.socket(family, kind, protocol) as probe:
+                    probe.connect(address)  # sends nothing: the system looks for the way
+                    return str(probe.getsockname()[0])
+            except OSError as error:
+                why = str(error)
+        if self._where.nodes:
+            raise LinkError(f"Redis at {self.address}: there is no way to that host ({why})")
+        return "127.0.0.1"
 
     def check(self) -> ServerFacts:
         """The server's properties, if it is suitable for a run.

@@ -6,18 +6,22 @@ import socket
 
 
 class ReservedPort:
-    """A free TCP port, held until ``close`` by a socket that does not listen. A process of the same user listens there
+    """A TCP port, held until ``close`` by a socket that does not listen. A process of the same user listens there
     with ``Gateway(shared_port=True)``.
 
     Args:
         host: address of this host.
+        port: 0: any free one.
+
+    Raises:
+        OSError: something else has the port, or there is no such address here.
     """
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, port: int = 0) -> None:
         self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
-            self._socket.bind((host, 0))
+            self._socket.bind((host, port))
         except OSError:
             self._socket.close()
             raise
