@@ -78,7 +78,6 @@ def _address(flag: str, text: str) -> tuple[str, int]:
 def _reserve(host: str, port: int) -> socket.socket:
     """A socket that keeps the port for this run: the gateway's process listens there with one of its own."""
     reserved = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     deadline = time.monotonic() + _TAKEN_SECONDS
     while True:

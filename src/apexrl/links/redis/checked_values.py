@@ -34,11 +34,11 @@ Measurement = float | None
 class GatewayAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Where hosts reach the gateway of a run whose workers need the learner's servers."""
 
-    host: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:%-]{1,253}$")]
+    host: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:%-]{1,253}\Z")]
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
-    fingerprint: Annotated[str, msgspec.Meta(pattern="^(sha256:[0-9a-f]{64})?$", max_length=71)] = ""
+    fingerprint: Annotated[str, msgspec.Meta(pattern=r"^(sha256:[0-9a-f]{64})?\Z", max_length=71)] = ""
     """Of its certificate; empty: it speaks no TLS."""
-    token: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{0,200}$", max_length=200)] = ""
+    token: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{0,200}\Z", max_length=200)] = ""
     """Its secret; empty: the token that learner and hosts share."""
 
 
