@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import ipaddress
 import secrets
-import socket
 import time
 from typing import Final
 
@@ -13,7 +12,8 @@ from apexrl.config.placement import Listen, host_and_port
 from apexrl.errors import ConfigError
 from apexrl.links.redis.checked_values import GatewayAddress
 from apexrl.links.redis.server import Server
-from apexrl.links.tcp.tls import made_for_run
+from apexrl.links.tcp.reserved_port import ReservedPort
+from apexrl.links.tcp.tls import MadeCertificate, made_certificate
 
 _TAKEN_SECONDS: Final = 10.0  # that an address may still be in use by a gateway that was just killed
 _ALL: Final = ("0.0.0.0", "::")
@@ -37,9 +37,9 @@ class OpenGateway:
         host, port = _address("--listen", listen) if listen else (own, 0)
         told = _address("--advertise", advertise) if advertise else None
         self._reserved = _reserve(host, port)
-        port = self._reserved.getsockname()[1]
+        port = self._reserved.address[1]
         told = told or (own if host in _ALL else host, port)
-        tls = made_for_run()
+        tls = _certificate()
         secret = "" if token else secrets.token_urlsafe(32)
         self.listen: Final = Listen(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", token or secret, tls)
         """For the gateway."""
@@ -75,18 +75,22 @@ def _address(flag: str, text: str) -> tuple[str, int]:
         raise ConfigError(f"{flag} {text!r} is no HOST:PORT (an IPv6 address stands in brackets)") from None
 
 
-def _reserve(host: str, port: int) -> socket.socket:
-    """A socket that keeps the port for this run: the gateway's process listens there with one of its own."""
-    reserved = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+def _reserve(host: str, port: int) -> ReservedPort:
+    """The port, for this run: the gateway's process listens there."""
     deadline = time.monotonic() + _TAKEN_SECONDS
     while True:
         try:
-            reserved.bind((host, port))
-            return reserved
+            return ReservedPort(host, port)
         except OSError as error:
             if error.errno == errno.EADDRINUSE and time.monotonic() < deadline:
                 time.sleep(0.1)
                 continue
-            reserved.close()
             raise ConfigError(f"nobody can listen at {host}:{port} for other hosts: {error.strerror}") from None
+
+
+def _certificate() -> MadeCertificate | None:
+    """None: the package cryptography is not installed."""
+    try:
+        return made_certificate()
+    except ConfigError:
+        return None
