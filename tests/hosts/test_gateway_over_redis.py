@@ -107,7 +107,7 @@ def test_gateway_and_learner_are_killed_and_hosts_find_them_again(places: Places
 
     learner.kill()
     host.says("is away: waiting for it")
-    resumed = places.apexrl("resume", str(places.run_folder), "--env-steps", "1000000")
+    resumed = places.apexrl("resume", str(places.run_folder), "--run", RUN, "--env-steps", "1000000")
     host.says("joining run test again")
     resumed.says("has joined with slots")
     goes_on(places, 1000)
