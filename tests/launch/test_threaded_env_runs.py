@@ -12,9 +12,11 @@ from apexrl.launch import launch
 from apexrl.run.status import RunStatus
 
 
-def test_a_run_with_environments_that_wait(tmp_path: Path) -> None:
-    config = small(tmp_path, env="apexrl.envs.toy:SlowCartPole-v0", seconds=0.002, stop=StopConfig(env_steps=3000))
-    summary = launch(with_actors(config, vector="threads", envs_per_actor=8), [watcher := Watcher()])
+def test_actors_see_that_environments_wait_and_step_them_in_threads(tmp_path: Path) -> None:
+    config = small(tmp_path, env="apexrl.envs.toy:SlowCartPole-v0", seconds=0.003, stop=StopConfig(env_steps=3000))
+    summary = launch(with_actors(config, envs_per_actor=8), [watcher := Watcher()])
+    (told,) = [text for text in watcher.texts if "each in a thread" in text]  # by two actors and the evaluator
+    assert "of which it waits" in told
     assert summary == watcher.summary
     assert summary["stopped_by"] == "env_steps"
     assert summary["updates"] > 100

@@ -100,8 +100,9 @@ class ActorSettings:
     """Actor processes (Ape-X: 360)."""
     envs_per_actor: Annotated[int, Range(1, 65536)] = 8
     """Environments stepped together in one actor process (Ape-X: 1)."""
-    vector: Literal["sync", "threads"] = "sync"
-    """sync: steps environments one after the other; threads: one thread each, for simulators that mostly wait."""
+    vector: Literal["auto", "sync", "threads"] = "auto"
+    """sync: steps environments one after the other; threads: one thread each, for simulators that mostly wait.
+    auto: threads where steps are seen to wait; with --serial: sync."""
     actor_slots: Annotated[int, Range(0, 65536)] = 0
     """Most actors that the run may have, on all hosts together; the ε ladder is spread over them.
     0: --actors, or 64 when other hosts may join."""

@@ -20,6 +20,7 @@ from apexrl.envs.lockstep import Backend, EnvCall, LoopRows
 from apexrl.envs.minatar import register_minatar
 from apexrl.envs.native_rows import NativeRows
 from apexrl.envs.spaces import env_spec
+from apexrl.envs.step_cost import MOST_THREADS, StepCost, step_cost
 from apexrl.envs.threaded import ThreadRows
 from apexrl.envs.vector import VectorEnv
 from apexrl.envs.vector_form import VectorForm, vector_form
@@ -33,7 +34,7 @@ def make_vector(
     config: EnvConfig,
     num_envs: int,
     seed: int,
-    vector: Literal["sync", "threads"] = "sync",
+    vector: Literal["auto", "sync", "threads"] = "sync",
     call: EnvCall = nullcontext,
     cores: int = 1,
     partial: bool = False,
@@ -45,7 +46,8 @@ def make_vector(
     cores; the episodes are the same.
 
     Args:
-        vector: one after the other, or each in its own thread (``ThreadRows``).
+        vector: one after the other, or each in its own thread (``ThreadRows``); ``auto``: threads where the first
+            environment's steps mostly wait (``step_cost``), which ``VectorEnv.chosen`` then says.
         call: entered around every call into environments.
         cores: processor cores that the environments may use at the same time.
         partial: whether answers may have rows of some environments; then no step is lost where the vectorised form
@@ -59,11 +61,27 @@ def make_vector(
         raise EnvError(f"{env_name(config)}: {num_envs} environments were asked for; at least 1 is needed")
     name = env_name(config)
     backend = _native(config, num_envs, vector, call, cores, partial)
+    made: list[gym.Env[Any, Any]] = []
+    chosen = ""
+    if backend is None and vector == "auto" and 1 < num_envs <= MOST_THREADS:
+        made = [make_env(config)]
+        cost = _cost(made[0], seed, call)
+        if cost is not None and cost.wants_threads:
+            made.pop().close()  # threads make and step their own
+            vector, chosen = "threads", str(cost)
     if backend is None and vector == "threads":
         backend = ThreadRows([lambda: make_env(config)] * num_envs, name, call)
     elif backend is None:
-        backend = LoopRows([make_env(config) for _ in range(num_envs)], name, call)
-    return VectorEnv(backend, name, config.stack, config.reward_clip, seed)
+        backend = LoopRows([*made, *(make_env(config) for _ in range(num_envs - len(made)))], name, call)
+    return VectorEnv(backend, name, config.stack, config.reward_clip, seed, chosen)
+
+
+def _cost(env: gym.Env[Any, Any], seed: int, call: EnvCall) -> StepCost | None:
+    """None: it raises an error, which it will do again where errors are told."""
+    try:
+        return step_cost(env, seed % 2**32, call)
+    except Exception:
+        return None
 
 
 def make_env(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, Any]:
@@ -191,7 +209,7 @@ def _refuse_wrappers(config: EnvConfig, vector: str) -> None:
     asked = {
         "atari": config.atari,
         "last_action_reward": config.last_action_reward,
-        "--vector threads": vector != "sync",
+        "--vector threads": vector == "threads",
     }
     if any(asked.values()):
         raise EnvError(
@@ -210,7 +228,9 @@ def _native(config: EnvConfig, num_envs: int, vector: str, call: EnvCall, cores:
     if name.startswith(PREFIX):
         return cast("Backend", _guard(name, lambda: _pool(config, num_envs, vector, call, cores, partial), {}))
     if config.atari:
-        wanted = config.native_envs and vector == "sync" and not config.last_action_reward and min(cores, num_envs) > 1
+        wanted = (
+            config.native_envs and vector != "threads" and not config.last_action_reward and min(cores, num_envs) > 1
+        )
         game = plain_game(config.env, config.env_kwargs) if wanted else None
         if game is None or not config.env_kwargs.keys() <= _GAME_KWARGS:
             return None
@@ -221,7 +241,7 @@ def _native(config: EnvConfig, num_envs: int, vector: str, call: EnvCall, cores:
         return None
     if form.only:
         _refuse_wrappers(config, vector)
-    if not form.only and (not config.native_envs or config.last_action_reward or vector != "sync"):
+    if not form.only and (not config.native_envs or config.last_action_reward or vector == "threads"):
         return None
     made: gym.vector.VectorEnv[Any, Any, Any] = _guard(name, lambda: form.make(num_envs=num_envs), {})
     mode = made.metadata.get("autoreset_mode")

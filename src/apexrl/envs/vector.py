@@ -49,15 +49,24 @@ class VectorEnv:
         stack: frames that the agent sees at once, for ``spec``; observations come unstacked.
         reward_clip: largest magnitude of the learner's reward; 0 leaves it. Episode returns are never clipped.
         seed: of all B environments, which get distinct ones.
+        chosen: why it was chosen to step them in threads; empty: it was not.
 
     Attributes:
         lockstep: ``receive`` yields rows of all environments, in order, and ``which`` is None.
         device: where the environment's torch tensors lie, if it brings any; else ``cpu``.
     """
 
-    def __init__(self, backend: Backend, name: str, stack: int = 1, reward_clip: float = 0.0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        name: str,
+        stack: int = 1,
+        reward_clip: float = 0.0,
+        seed: int = 0,
+        chosen: str = "",
+    ) -> None:
         self.num_envs, self.lockstep = backend.num_envs, backend.lockstep
-        self.name = name
+        self.name, self.chosen = name, chosen
         self.device: str = getattr(backend, "device", "") or "cpu"
         self.spec = env_spec(backend.observation_space, backend.action_space, stack)
         self._backend = backend

@@ -104,6 +104,7 @@ class Ledger:
         self.carried: Mapping[str, Any] = {}  # between hosts: the newest totals of intake or uplink
         self.tuned: Mapping[str, Any] = {}  # what an auto-tuner has found
         self.given_up: list[str] = []  # workers without which the run goes on
+        self._told_once: set[str] = set()  # what several roles say, and one may
         self._unnumbered: set[str] = set()  # whose next generation waits for the run folder
         self._observers = contained_observers.contained(observers)
         self._upkeep = Upkeep(folder)
@@ -148,8 +149,10 @@ class Ledger:
             self.carried = values
         elif kind == "inference":
             status.inference = {name: float(value) for name, value in values.items()}
-        elif kind == "log":
+        elif kind == "log" and values.get("once") not in self._told_once:
             self.tell(values["text"], values.get("level", "info"))
+            if "once" in values:
+                self._told_once.add(values["once"])
         for observer in self._observers:
             observer.event(kind, values)
 

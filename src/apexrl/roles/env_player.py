@@ -11,7 +11,7 @@ from apexrl.protocols import Agent, Context
 from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.env_arrays import EnvArrays, Which
 from apexrl.roles.episode_reports import Episodes
-from apexrl.roles.own_cores import own_cores
+from apexrl.roles.role_envs import own_cores, role_envs
 from apexrl.roles.schedules import Exploration
 from apexrl.spec import Array, EnvSpec
 
@@ -52,16 +52,15 @@ class EnvPlayer:
         partial: bool = False,
     ) -> None:
         from apexrl.agents import AGENTS
-        from apexrl.envs import FrameStack, make_vector
+        from apexrl.envs import FrameStack
 
         envs = config.actor.envs_per_actor
         slots = config.actor.actor_slots or config.actor.actors
         self._context = context
         self._check = ActionCheck(config.agent.agent, spec.action)
         self._exploration = Exploration(context, config, spec.action, [context.index], slots, envs)
+        self._env = role_envs(context, config, envs, seed, own_cores(config), partial)
         with context.env_call():
-            call, cores = context.env_call, own_cores(config)
-            self._env = make_vector(config.env, envs, seed, config.actor.vector, call, cores, partial)
             self._observation = self._env.reset()
         self.agent = make_agent(self._env.device)
         # Frames are stacked in the host's memory, and an agent of one's own may know arrays only

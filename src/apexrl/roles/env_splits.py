@@ -10,7 +10,7 @@ import numpy as np
 from apexrl.config import Config
 from apexrl.protocols import Context
 from apexrl.roles.episode_reports import Episodes
-from apexrl.roles.own_cores import own_cores
+from apexrl.roles.role_envs import own_cores, role_envs
 from apexrl.spec import Array, EnvSpec
 
 if TYPE_CHECKING:
@@ -33,15 +33,15 @@ class EnvSplits:
     """
 
     def __init__(self, context: Context, config: Config, spec: EnvSpec, sizes: Sequence[int]) -> None:
-        from apexrl.envs import FrameStack, make_vector
+        from apexrl.envs import FrameStack
 
         self._context = context
         seeds = np.random.SeedSequence(context.seed).generate_state(len(sizes))
+        self._envs = [
+            role_envs(context, config, envs, int(seed), own_cores(config))
+            for envs, seed in zip(sizes, seeds, strict=True)
+        ]
         with context.env_call():
-            self._envs = [
-                make_vector(config.env, envs, int(seed), config.actor.vector, context.env_call, own_cores(config))
-                for envs, seed in zip(sizes, seeds, strict=True)
-            ]
             self.observation: list[dict[str, Array]] = [env.reset() for env in self._envs]
         self._frames = [FrameStack(spec.stack, envs, spec.observation) for envs in sizes]
         self.seen = [

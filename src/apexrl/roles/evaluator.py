@@ -15,6 +15,7 @@ from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.env_arrays import zeroed
 from apexrl.roles.executed_actions import ExecutedActions, changes_actions
 from apexrl.roles.expected_returns import ExpectedReturns
+from apexrl.roles.role_envs import role_envs
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
@@ -56,7 +57,7 @@ class Evaluator:
 
     def __init__(self, context: Context, *, config: Config, spec: EnvSpec, weights: WeightsReader) -> None:
         from apexrl.agents import agent_class
-        from apexrl.envs import FrameStack, make_vector
+        from apexrl.envs import FrameStack
 
         settings = config.evaluator
         envs = min(settings.eval_envs, settings.eval_episodes)
@@ -67,8 +68,7 @@ class Evaluator:
         self._weights = weights
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, "cpu", context.seed)
         self._seeds = np.random.SeedSequence(context.seed)  # spawns fresh ones, unless one is set
-        with context.env_call():
-            self._env = make_vector(config.env, envs, context.seed, config.actor.vector)
+        self._env = role_envs(context, config, envs, context.seed, cores=1)
         self._frames = FrameStack(spec.stack, envs, spec.observation)
         self._folder = RunFolder(context.folder).checkpoints
         goal = config.stop.stop_at_return

@@ -1,0 +1,77 @@
+"""What a step of an environment costs: how long it takes, and how much of that time it only waits."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+
+from apexrl.envs.lockstep import EnvCall
+
+LEAST_SECONDS = 0.001
+"""Of a step that is worth a thread: to hand it to one and to take it back costs a fifth of that."""
+LEAST_WAIT = 0.5
+"""Share of a step in which others may step: less than that, and threads would share one core."""
+MOST_THREADS = 256
+"""In one actor, unless they are asked for."""
+
+_MEASURED_SECONDS = 0.1
+_MOST_STEPS = 32
+_LONG_SECONDS = 1.0  # a step that takes so long is not made twice
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
+
+
+class StepCost(NamedTuple):
+    """Of one step on average, without the time in which its thread had no core."""
+
+    seconds: float
+    waits: float
+    """Share of it in which its thread did not compute, 0 … 1."""
+
+    @property
+    def wants_threads(self) -> bool:
+        """Whether environments are better stepped at the same time, each in a thread."""
+        return self.seconds >= LEAST_SECONDS and self.waits >= LEAST_WAIT
+
+    def __str__(self) -> str:
+        return f"a step takes {1000 * self.seconds:.3g} ms, of which it waits {100 * self.waits:.0f} %"
+
+
+def step_cost(env: gym.Env[Any, Any], seed: int, call: EnvCall) -> StepCost:
+    """Measured over some random steps, a tenth of a second of them, or one.
+
+    Args:
+        call: entered around every call.
+    """
+    env.action_space.seed(seed)
+    with call():
+        env.reset(seed=seed)
+    first = _steps(env, call, 1)
+    if first.seconds >= _LONG_SECONDS:
+        return first
+    return _steps(env, call, _MOST_STEPS)  # the first one may have compiled or loaded things
+
+
+def _steps(env: gym.Env[Any, Any], call: EnvCall, most: int) -> StepCost:
+    began, (computed, queued) = time.perf_counter(), _thread_seconds()
+    steps, spent = 0, 0.0
+    while steps < most and spent < _MEASURED_SECONDS:
+        with call():
+            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            if terminated or truncated:
+                env.reset()
+        steps, spent = steps + 1, time.perf_counter() - began
+    now_computed, now_queued = _thread_seconds()
+    computed, own = now_computed - computed, max(1e-9, spent - (now_queued - queued))
+    return StepCost(own / steps, min(1.0, max(0.0, 1.0 - computed / own)))
+
+
+def _thread_seconds() -> tuple[float, float]:
+    """Seconds that this thread has computed, and that it was ready to but had no core."""
+    try:
+        computed, queued, _ = _SCHEDSTAT.read_text().split()
+        return int(computed) / 1e9, int(queued) / 1e9
+    except (OSError, ValueError):  # not Linux, or a kernel that does not count
+        return time.thread_time(), 0.0

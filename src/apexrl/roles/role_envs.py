@@ -1,0 +1,40 @@
+"""The environments of one role, made as the configuration says."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from apexrl.config import Config
+from apexrl.protocols import Context
+
+if TYPE_CHECKING:
+    from apexrl.envs import VectorEnv
+
+
+def own_cores(config: Config) -> int:
+    """Cores of this machine for each of the run's actors, at least 1; all of them where roles take turns."""
+    return max(1, len(os.sched_getaffinity(0)) // (1 if config.serial else max(1, config.actor.actors)))
+
+
+def role_envs(context: Context, config: Config, envs: int, seed: int, cores: int, partial: bool = False) -> VectorEnv:
+    """``envs`` environments stepped together. With ``--vector auto`` a run tells once that threads were chosen.
+
+    Args:
+        cores: that they may use at the same time.
+        partial: as in ``envs.make_vector``.
+    """
+    from apexrl.envs import make_vector
+
+    vector = config.actor.vector
+    if vector == "auto" and config.serial:
+        vector = "sync"
+    with context.env_call():
+        made = make_vector(config.env, envs, seed, vector, context.env_call, cores, partial)
+    if made.chosen:
+        text = (
+            f"{made.name}: {made.chosen}, so the environments of an actor step at the same time, each in a thread; "
+            "--vector sync steps them one after the other"
+        )
+        context.send("log", text=text, once="threads")
+    return made
