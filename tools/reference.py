@@ -141,6 +141,7 @@ TAKES: dict[str, type[Any]] = {
     "doctor": train_flags.Doctor,
     "learner --standby": host_flags.Standby, "actor": host_flags.Actor,
     "envs": host_flags.Envs, "status": host_flags.Status, "stop": host_flags.Stop,
+    "drain": host_flags.Drain, "scale": host_flags.Scale,
 }  # fmt: skip
 
 
@@ -200,7 +201,8 @@ def metavar(hint: Any) -> str:
 
 
 def positional(flags: type[Any]) -> str:
-    return "".join(" RUN" for hint in typing.get_type_hints(flags, include_extras=True).values() if is_positional(hint))
+    hints = typing.get_type_hints(flags, include_extras=True).values()
+    return "".join(f" {metavar(hint).strip('`')}" for hint in hints if is_positional(hint))
 
 
 # --- Python API

@@ -16,6 +16,7 @@ from apexrl.config.settings import flag
 KINDS = (
     train_flags._Train, train_flags.Resume, train_flags.Eval, train_flags.Compare, train_flags.Doctor,
     host_flags.Actor, host_flags.Standby, host_flags.Envs, host_flags.Status, host_flags.Stop,
+    host_flags.Drain, host_flags.Scale,
 )  # fmt: skip
 OWN = {"--priority-cap", "--penalty", "--rehearsals"}  # settings that pages declare
 OTHERS = {"--bind", "--appendonly", "--help", "--version", "--standby"}  # redis-server's; every command's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import urllib.request
 from pathlib import Path
@@ -14,6 +15,7 @@ from host_rig import PASSWORD, RUN, Command, Kind, Places, wait_for
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from apexrl.links.printable import host_name
 from apexrl.links.redis.run_listing import MemberView
 from apexrl.run.metric_catalogue import ACTOR_HOSTS, LEARNER_HOSTS
 
@@ -138,6 +140,47 @@ def test_a_host_that_is_killed_gives_its_slot_to_another(tmp_path: Path) -> None
     assert (books.strangers, books.twice, books.total().holes) == (0, 0, 0)
     assert books.total("killed").committed > 100
     assert books.total("heir").committed > 100
+
+
+@pytest.mark.long
+def test_a_host_is_told_to_bring_more_actors_and_then_to_leave(tmp_path: Path) -> None:
+    here = host_name()
+    with Places("loopback", 1, tmp_path) as places:
+        audited = Audited(places)
+        learner = places.learner("cartpole", *SMALL, "--actor-slots", "3", "--updates-per-second", "100",
+                                 "--updates-per-step", "0.015625", "--prometheus", "0")  # fmt: skip
+        host = audited.actor(0, "host")
+        all_go_on(places, 1)
+        assert places.apexrl("scale", here, "--actors", "4", "--run", RUN).finish() == 1  # of 3 slots
+        assert places.apexrl("scale", here, "--actors", "2", "--run", RUN).finish() == 0
+        host.says("with the slots 0, 1")
+        learner.says("was told to bring 2 actors")
+        wait_for("two actors", lambda: [len(member.slots) for member in alive(places)] == [2])
+        all_go_on(places, 1)
+
+        drain = places.apexrl("drain", here, "--run", RUN)
+        assert drain.finish() == 0
+        assert "has left, and is refused until" in drain.said
+        assert host.finish() == 0
+        learner.says("was drained: it hands over what it has and leaves")
+        wait_for("it is counted", lambda: exported(learner)["apexrl_hosts_drained_total"].value == 1)
+        refused = audited.actor(0, "refused")
+        assert refused.finish() == 75
+        assert f"apexrl drain {here} --undo" in refused.said
+        assert alive(places) == []
+
+        assert places.apexrl("drain", here, "--undo", "--run", RUN).finish() == 0
+        back = audited.actor(0, "back")
+        back.says("with the slots 0, 1")  # as it was told before
+        all_go_on(places, 1)
+        assert places.apexrl("stop", "--run", RUN).finish() == 0
+        assert [one.finish() for one in (learner, back)] == [0, 0]
+        books = audited.books()
+    left = json.loads(next(places.folder.glob(f"runs/{RUN}@*/summary.json")).read_text())
+    assert (books.strangers, books.twice, books.total().holes) == (0, 0, 0)
+    assert books.total("host").committed > 200
+    assert left["stopped_by"] in ("scaled", "drained")
+    assert left["hosts"]["uncommitted_items"] == left["hosts"]["dropped_items"] == 0
 
 
 def test_a_wrong_password_is_refused_in_words(tmp_path: Path) -> None:

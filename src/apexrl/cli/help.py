@@ -40,6 +40,8 @@ def print_help(commands: Mapping[str, Callable[..., int]]) -> None:
         "envs": "--connect HOST:PORT [--actors N]",
         "status": "RUN | --redis URL | --ray auto|HOST:PORT [--run NAME] [--watch]",
         "stop": server,
+        "drain": f"HOST {server} [--undo]",
+        "scale": f"HOST|all --actors N {server}",
     }
     lines = ["[bold]apexrl[/]: distributed reinforcement learning. Many actors, one learner, a fast replay.\n"]
     lines += ["[bold]Usage[/]\n"]

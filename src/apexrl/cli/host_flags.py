@@ -1,4 +1,4 @@
-"""Command-line flags of hosts that work for a run elsewhere: ``actor``, ``envs``, ``status``, ``stop``."""
+"""Command-line flags of hosts that work for a run elsewhere, and of commands about such runs."""
 
 from __future__ import annotations
 
@@ -143,6 +143,45 @@ class Stop:
     """Name of the run."""
     wait_seconds: float = 60.0
     """Seconds to wait for its end; 0: do not wait."""
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Have a host leave a run when everything that it has is committed, and keep it away.
+
+    Its actors finish what is in hand, the slots become free, and apexrl actor on that host is refused (exit code 75)
+    until --undo. A Redis server that comes back empty has forgotten it.
+    """
+
+    host: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="HOST")] = ""
+    """Host, as apexrl status names it."""
+    redis: Url = ""
+    """Redis server: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://.
+    Empty: the environment variable APEXRL_REDIS_URL."""
+    run: RunName = ""
+    """Name of the run."""
+    undo: bool = False
+    """Let the host join again."""
+    wait_seconds: float = 120.0
+    """Seconds to wait until it has left; 0: do not wait."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Have a host, or all hosts of a run, bring another number of actors, now and whenever they join.
+
+    A host hands over what it has, leaves, and joins again with that number. Others go on meanwhile.
+    """
+
+    host: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="HOST|all")] = ""
+    """Host, as apexrl status names it; all: each one, also those to come."""
+    actors: int = 0
+    """Actor processes of each."""
+    redis: Url = ""
+    """Redis server: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://.
+    Empty: the environment variable APEXRL_REDIS_URL."""
+    run: RunName = ""
+    """Name of the run."""
 
 
 def redis_url(given: str) -> str:

@@ -223,6 +223,26 @@ def _stop(words: list[str]) -> int:
     return stop(url, run, wanted.wait_seconds)
 
 
+def _drain(words: list[str]) -> int:
+    """have a host leave a run over several hosts, and keep it away"""
+    from apexrl.cli import flags, host_flags, host_orders
+
+    wanted = flags.parse(host_flags.Drain, words, "drain")
+    host = host_orders.checked_host(wanted.host, "drain")
+    url, run = host_flags.redis_url(wanted.redis), host_flags.run_name(wanted.run, "drain HOST")
+    return host_orders.drain(url, run, host, wanted.undo, wanted.wait_seconds)
+
+
+def _scale(words: list[str]) -> int:
+    """change how many actors a host brings to a run over several hosts"""
+    from apexrl.cli import flags, host_flags, host_orders
+
+    wanted = flags.parse(host_flags.Scale, words, "scale")
+    host = host_orders.checked_host(wanted.host, "scale")
+    url, run = host_flags.redis_url(wanted.redis), host_flags.run_name(wanted.run, "scale HOST")
+    return host_orders.scale(url, run, host, wanted.actors)
+
+
 def _resume(words: list[str]) -> int:
     """resume a run in its own folder"""
     from apexrl.cli import flags, train_flags
@@ -402,6 +422,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "envs": _envs,
     "status": _status,
     "stop": _stop,
+    "drain": _drain,
+    "scale": _scale,
 }
 
 

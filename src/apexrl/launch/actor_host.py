@@ -36,6 +36,7 @@ from apexrl.links.backoff import Backoff
 from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.printable import host_name
 from apexrl.links.redis.checked_values import GatewayAddress
+from apexrl.links.redis.host_orders import ordered_actors
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostLease
 from apexrl.links.redis.run_record import RunRecord, find_run, says_gateway
@@ -78,7 +79,8 @@ def join(
 ) -> dict[str, Any]:
     """Wait for the run, work until it is over, and return this host's summary; see ``remote_api.join``.
 
-    A host that lost its slots, or whose run was started anew, joins again.
+    A host that lost its slots, that was told to bring another number of actors, or whose run was started anew, joins
+    again. One that was drained does not, and is refused.
 
     Args:
         run_id: work only for the run of that name with this id.
@@ -89,28 +91,45 @@ def join(
 
     observers = contained(observers)
     tell = partial(contained_observers.tell, observers)
-    minutes = HostsConfig().patience_minutes
+    minutes, refused = HostsConfig().patience_minutes, 0
     through_gateway = GatewayHost(actors, out, env_kwargs, log_format, observers, interrupts, began)
     while True:
         record = _find(server, run, run_id, minutes, tell, interrupts)
         origin = f"run {record.name} at {server.address}"
         allowed = trusted_modules(record, token, trust, origin)
+        ordered = ordered_actors(server, run, host_name())
+        heeds = ordered not in (0, refused) and ordered <= record.actor_slots
+        wanted, unheeded = (ordered, 0) if heeds else (actors, ordered)
         if isinstance(record.gateway, GatewayAddress):
             place = _place(server, record, record.gateway, token)
+            through_gateway.actors = wanted
             try:
-                found = through_gateway.work(place, allowed, partial(_member, server, record, tell, interrupts))
+                member = partial(_member, server, record, tell, interrupts, unheeded)
+                found = through_gateway.work(place, allowed, member)
             except ClosedError as error:
                 tell(str(error), "warning")
+                continue
+            except ExhaustedError as error:
+                if not heeds:
+                    raise
+                tell(f"{error}. This host was told to bring {ordered}, and brings as many as before", "warning")
+                refused = ordered
                 continue
             if found is not None and (found["stopped_by"] not in _AGAIN or interrupts.count):
                 return found
             tell(f"joining run {run} again" if found else f"run {run} has its gateway elsewhere now", "info")
             continue
-        config = local_config(record, actors, out, env_kwargs or {}, origin, allowed)
+        config = local_config(record, wanted, out, env_kwargs or {}, origin, allowed)
         config = replace(config, log_format=log_format)
         minutes = config.hosts.patience_minutes
         try:
-            summary = _work(server, record, config, observers, tell, interrupts, began)
+            summary = _work(server, record, config, observers, tell, interrupts, began, unheeded)
+        except ExhaustedError as error:
+            if not heeds:
+                raise
+            tell(f"{error}. This host was told to bring {ordered} actors, and brings as many as before", "warning")
+            refused = ordered
+            continue
         except ClosedError as error:  # it ended before we were in
             tell(str(error), "warning")
             continue
@@ -140,13 +159,14 @@ def _member(
     record: RunRecord,
     tell: Callable[[str, Level], None],
     interrupts: Interrupts,
+    refused: int,
     config: Config,
     slots: list[int],
 ) -> Beacon:
     """The run's server is told of this host, too; its slots are the gateway's."""
     lease = _lease(server, record, config, 0, tell, interrupts)
     lease.works_in = slots
-    return Beacon(lease, config, reports=False)
+    return Beacon(lease, config, reports=False, refused=refused)
 
 
 def local_config(
@@ -219,8 +239,13 @@ def _work(
     tell: Callable[[str, Level], None],
     interrupts: Interrupts,
     began: float,
+    refused: int,
 ) -> dict[str, Any]:
-    """Work for the run, from the probe to the summary."""
+    """Work for the run, from the probe to the summary.
+
+    Args:
+        refused: a number of actors that this host was told to bring and could not; 0: none.
+    """
     wire = topology(config.topology)
     with ExitStack() as stack:
         preload = (*preloaded(config), *HOST_PRELOAD)
@@ -237,7 +262,7 @@ def _work(
                 f"same version of apexrl on both (there: {record.apexrl})"
             )
         lease = _lease(server, record, config, config.actor.actors, tell, interrupts)
-        beacon = stack.enter_context(closing(Beacon(lease, config)))
+        beacon = stack.enter_context(closing(Beacon(lease, config, refused=refused)))
         remote = {
             "server": server,
             "keys": lease.keys,

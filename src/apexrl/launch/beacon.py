@@ -36,17 +36,19 @@ class Beacon(IdleObserver):
 
     Args:
         lease: already taken.
-        config: of the run; its lease, and how patient an actor host is.
+        config: of the run; its lease, how patient an actor host is, and how many actors it brings.
         reports: episodes and warnings of this host go the same way.
+        refused: a number of actors that this host was told to bring and could not.
     """
 
     ours = True
 
-    def __init__(self, lease: LearnerLease | HostLease, config: Config, reports: bool = True) -> None:
+    def __init__(self, lease: LearnerLease | HostLease, config: Config, reports: bool = True, refused: int = 0) -> None:
         self.error: Exception | None = None
         self._lease = lease
         self._outbox = lease.outbox if reports and isinstance(lease, HostLease) else None
         self._run = lease.record.name
+        self._actors = {0, config.actor.actors, refused}
         self._patience_seconds = 60.0 * config.hosts.patience_minutes
         hosts = config.hosts
         self._lease_seconds = hosts.learner_lease_seconds if isinstance(lease, LearnerLease) else hosts.lease_seconds
@@ -182,8 +184,23 @@ class Beacon(IdleObserver):
             "finished": orders.finished,
             "stopped": orders.stop,
             "lost slots": bool(orders.lost_slots),
+            "drained": orders.drained,
+            "scaled": orders.actors not in self._actors,
         }
-        self._reason = self._reason or next((reason for reason, wanted in reasons.items() if wanted), "")
+        if not self._reason:
+            self._reason = next((reason for reason, wanted in reasons.items() if wanted), "")
+            self._tell_of_order(orders)
+
+    def _tell_of_order(self, orders: Orders) -> None:
+        """Tell here, and on the learner's host, that this one leaves because somebody said so."""
+        words = {
+            "drained": "drained: it hands over what it has and leaves",
+            "scaled": f"told to bring {orders.actors} actors: it hands over what it has, and joins again with them",
+        }
+        if self._reason in words:
+            if self._outbox is not None:
+                self._outbox.order(self._reason, words[self._reason])
+            self._news.put((f"this host was {words[self._reason]}", "warning"))
 
     def _lost(self, error: LinkError) -> None:
         if not self._server_away:

@@ -62,7 +62,7 @@ ENVS_PRELOAD: Final = (
 )
 """What the fork server of a host of environment workers imports before the first one: no agent, and so no PyTorch."""
 
-AGAIN: Final = frozenset(("lost slots", "replaced", "moved"))
+AGAIN: Final = frozenset(("lost slots", "replaced", "moved", "scaled"))
 """Why a host joins once more."""
 _HURRIED: Final = frozenset(("finished", "stopped", "lost learner", "interrupted")) | AGAIN
 """Why workers end at once: nobody waits for what they have."""
@@ -110,7 +110,8 @@ class GatewayHost:
         interrupts: Interrupts,
         began: float,
     ) -> None:
-        self._here = actors, out, env_kwargs or {}
+        self.actors = actors
+        self._here = out, env_kwargs or {}
         self._log_format = log_format
         self._observers = contained(observers)
         self._interrupts, self._began = interrupts, began
@@ -136,7 +137,7 @@ class GatewayHost:
             record = self._find(host, place)
             if record is None:
                 return None
-            config = local_config(record, *self._here, f"the run at {host.where}", trust)
+            config = local_config(record, self.actors, *self._here, f"the run at {host.where}", trust)
             config = replace(config, log_format=self._log_format)
             self._minutes = config.hosts.patience_minutes
             preload = ENVS_PRELOAD if record.brings == "environments" else preloaded(config)

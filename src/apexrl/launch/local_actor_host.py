@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from apexrl.config import Config
 from apexrl.config.trust import modules
-from apexrl.errors import ApexrlError, WorkerError
+from apexrl.errors import ApexrlError, HeldError, WorkerError
 from apexrl.launch.contained_observers import complain
 from apexrl.launch.restart_budget import EARLY_SECONDS, Ending, RestartBudget, ending_of
 from apexrl.launch.stall_dump import START, stood_still
@@ -247,6 +247,8 @@ def main(beats: int) -> None:
             join(**options, observers=[printer], interrupts=interrupts, began=began)
         except KeyboardInterrupt:
             pass
+        except HeldError as error:  # it was drained: the run goes on without its actors
+            print(error, flush=True)
         except ApexrlError as error:
             print(f"{type(error).__name__}: {error}", flush=True)
             sys.exit(1)

@@ -151,6 +151,7 @@ def closing_line(summary: Mapping[str, Any]) -> Text:
         "interrupted": "you interrupted it",
         "stopped": "apexrl stop asked for it",
         "finished": "the learner's run is over",
+        "drained": "apexrl drain asked for it",
         "replaced": "another run took its name",
         "lost slots": "other hosts have its slots now",
         "lost learner": "the learner stayed away",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from apexrl.protocols import Context
 
 if TYPE_CHECKING:
     from apexrl.links.redis.members import Message
+
+ORDERS: Final = ("drained", "scaled")
+"""Kinds of messages: what a host does because somebody told it to."""
 
 _MOST_TEXT = 2000  # characters of one message
 _MOST_LINES = 8  # of one report, in the terminal and the log
@@ -22,12 +25,13 @@ class HostMessages:
 
     Attributes:
         heard: episodes and warnings that came.
+        drained: hosts that have said that they leave because they were asked to.
         dropped: those that hosts say they could not tell of, those that could not be read, and those left out here.
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self.heard = self.dropped = 0
+        self.heard = self.drained = self.dropped = 0
 
     def pass_on(self, messages: Iterable[Message]) -> None:
         """One message about all episodes, and a line for every different warning, as far as there is room."""
@@ -47,6 +51,10 @@ class HostMessages:
                 level = "error" if values.get("level") == "error" else "warning"
                 hosts = warnings.setdefault((level, values["text"][:_MOST_TEXT]), {})
                 hosts[member] = hosts.get(member, 0) + things
+            elif kind in ORDERS and things == 1 and isinstance(values.get("text"), str):
+                self.heard += 1
+                self.drained += kind == "drained"
+                self._context.send("log", text=f"{member} was {values['text'][:_MOST_TEXT]}", level="warning")
             elif kind == "dropped" and things:
                 self.dropped += things
             else:

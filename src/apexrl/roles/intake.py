@@ -203,6 +203,7 @@ class Intake:
             refused=self._refused + self._receiver.refused,
             refused_items=self._refused_items,
             waiting=self._receiver.depth(),
+            drained=self._hosts.drained,
             weights_published=self._weights.published,
             weights_trouble=self._weights_trouble,
         )

@@ -168,6 +168,7 @@ LEARNER_HOSTS: Final = (
     Metric("refused", _REFUSED, "frames", True),
     Metric("refused_items", "items of frames that were none of this run", "items", True),
     Metric("waiting", "not yet taken from the server", "frames"),
+    Metric("drained", "hosts that have left because of `apexrl drain`", "hosts", True),
     Metric("weights_published", "newest version that the server took", "updates"),
     Metric("weights_behind", "versions by which what other hosts can have is older", "updates"),
 )

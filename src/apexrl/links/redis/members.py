@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from apexrl.errors import ClosedError, ExhaustedError, LinkError
+from apexrl.errors import ClosedError, ExhaustedError, HeldError, LinkError
 from apexrl.links.backoff import Backoff
 from apexrl.links.printable import host_name, printable
 from apexrl.links.redis.checked_values import (
@@ -26,6 +26,7 @@ from apexrl.links.redis.checked_values import (
     decode,
     encode,
 )
+from apexrl.links.redis.host_orders import number_of_actors
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.outbox import Outbox
 from apexrl.links.redis.run_record import Orders, RunRecord
@@ -108,6 +109,7 @@ class HostLease:
         Raises:
             ExhaustedError: fewer slots are free.
             ClosedError: the run has ended, or another run has taken its name.
+            HeldError: this host was drained from it.
             LinkError: the server cannot be reached or refuses.
         """
         connection, keys, name = Connection(server), RunKeys(record.name), record.name
@@ -116,7 +118,7 @@ class HostLease:
             reply = connection.script(
                 JOIN,
                 [keys.slots, keys.generations, keys.members],
-                *(record.run_id, member, max(1, round(1000 * ttl)), record.actor_slots, actors),
+                *(record.run_id, member, max(1, round(1000 * ttl)), record.actor_slots, actors, _host(kind)),
             )
             match reply[0]:
                 case b"joined":
@@ -129,6 +131,11 @@ class HostLease:
                     raise ExhaustedError(
                         f"run {name} at {server.address} has {record.actor_slots} actor slots and {free} free, "
                         f"{actors} wanted: {fewer}give the learner more (--actor-slots)"
+                    )
+                case b"drained":
+                    raise HeldError(
+                        f"host {host_name()} was drained from run {name}: it may come back after apexrl drain "
+                        f"{host_name()} --undo --redis URL --run {name}"
                     )
                 case b"replaced":
                     raise ClosedError(f"another run has taken the name {name} at {server.address}; join again")
@@ -149,6 +156,7 @@ class HostLease:
         keys, held = self.keys, [number for slot in self.slots for number in (slot.index, slot.generation)]
         lease: list[str | bytes | int] = [self.record.run_id, self.member, self._ttl, self.record.actor_slots]
         lease += [self._wanted, self.generation, self._heartbeat(digest), MOST_MESSAGES, self._taken, len(self.slots)]
+        lease.append(_host(self.kind))
         words: list[str | bytes] = [word for note in self.outbox.take() for word in (note.kind, note.data)]
         reply = self._connection.script(
             RENEW_MEMBER,
@@ -159,7 +167,7 @@ class HostLease:
         )
         if reply[0] == b"replaced":
             return Orders(replaced=True, learner_alive=False)
-        _, stop, finished, alive, version, trouble, members, told, taken, slots = reply
+        _, stop, finished, alive, version, trouble, members, told, taken, slots, drained, actors = reply
         self.outbox.tell(told)  # a full server took no more; the rest is offered again
         self._taken = max(self._taken, int(taken))
         before, self.slots = self.slots, _leases(slots)
@@ -170,6 +178,8 @@ class HostLease:
             weights_version=int(version),
             weights_trouble=printable(trouble, MOST_TROUBLE),
             members=int(members),
+            drained=bool(drained),
+            actors=number_of_actors(actors),
             lost_slots=tuple(sorted({slot.index for slot in before} - {slot.index for slot in self.slots})),
         )
 
@@ -267,6 +277,11 @@ def _message(fields: list[bytes]) -> Message | None:
     if values is None or not all(re.fullmatch(rb"[A-Za-z0-9._-]{1,100}", word) for word in (fields[1], fields[3])):
         return None
     return Message(fields[1].decode(), fields[3].decode(), values)
+
+
+def _host(kind: Kind) -> str:
+    """Whom orders to hosts are meant for."""
+    return host_name() if kind == "host" else ""
 
 
 def _leases(numbers: list[Any]) -> list[SlotLease]:

@@ -47,6 +47,7 @@ class Outbox:
         self._episodes: deque[tuple[float, int]] = deque()  # the newest
         self._count, self._returns, self._lengths = 0, 0.0, 0  # number of all episodes, and their sums
         self._warnings: dict[tuple[str, str], int] = {}
+        self._orders: deque[tuple[str, str]] = deque(maxlen=4)  # a member heeds one
         self._taken: list[Note] = []  # returned by `take`, perhaps not delivered
 
     @property
@@ -79,6 +80,12 @@ class Outbox:
             else:
                 self.dropped += 1
 
+    def order(self, kind: str, text: str) -> None:
+        """Say that this host heeds an order."""
+        with self._lock:
+            self.said += 1
+            self._orders.append((kind, text))
+
     def take(self) -> list[Note]:
         """The next messages to deliver; the same ones until ``tell`` confirms them."""
         with self._lock:
@@ -99,10 +106,11 @@ class Outbox:
             self.dropped += self._waiting()
             self._taken, self._warnings = [], {}
             self._episodes.clear()
+            self._orders.clear()
             self._count = 0
 
     def _waiting(self) -> int:
-        return self._count + sum(self._warnings.values()) + sum(note.things for note in self._taken)
+        return self._count + len(self._orders) + sum(self._warnings.values()) + sum(note.things for note in self._taken)
 
     def _fill(self) -> list[Note]:
         notes = []
@@ -117,6 +125,9 @@ class Outbox:
             notes.append(_note("episodes", values, self._count))
             self._episodes.clear()
             self._count, self._returns, self._lengths = 0, 0.0, 0
+        while self._orders:
+            kind, text = self._orders.popleft()
+            notes.append(_note(kind, {"text": text, "count": 1}, 1))
         if self.dropped > self._dropped_told:
             notes.append(_note("dropped", {"count": self.dropped - self._dropped_told}, 0))
             self._dropped_told = self.dropped

@@ -57,6 +57,10 @@ class Orders(NamedTuple):
     """Why the learner's host cannot publish it; empty: no problem."""
     members: int = 0
     """Number of members, including those that fell silent recently."""
+    drained: bool = False
+    """This host was asked to leave."""
+    actors: int = 0
+    """How many actors it was told to bring; 0: nobody has said it."""
     lost_slots: tuple[int, ...] = ()
     """Slots that other members leased while renewals failed; this member has other slots now, or fewer."""
 

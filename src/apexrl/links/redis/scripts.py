@@ -238,10 +238,11 @@ local taken = whole(of_learner(state, 'taken'))
 JOIN: Final = (
     _LEASES
     + """
--- ARGV run_id, member, ttl, number of slots, slots wanted
+-- ARGV run_id, member, ttl, number of slots, slots wanted, host ('' of one that takes no orders)
 if run and run ~= ARGV[1] then return {'replaced'} end
 if of_learner(state, 'phase') == 'finished' then return {'finished'} end
 if of_learner(state, 'stop') then return {'stopping'} end
+if of_learner(state, 'drain:' .. ARGV[6]) then return {'drained'} end
 even_when_full()
 local free = {}
 for index = 0, ARGV[4] - 1 do
@@ -264,11 +265,11 @@ RENEW_MEMBER: Final = (
     + """
 -- KEYS ..., messages
 -- ARGV run_id, member, ttl, number of slots, slots wanted, generation, heartbeat, most messages that may wait,
---      taken, slots held, then index and generation of each, then kind and values of each message
+--      taken, slots held, host, then index and generation of each, then kind and values of each message
 if run and run ~= ARGV[1] and taken > tonumber(ARGV[9]) then return {'replaced'} end
 local current = run == ARGV[1] and taken >= tonumber(ARGV[9])
 heal(KEYS[4], 'stream')
-local first_message = 11 + 2 * ARGV[10]
+local first_message = 12 + 2 * ARGV[10]
 local told = 0
 for i = first_message, #ARGV, 2 do
   if redis.call('XLEN', KEYS[4]) >= tonumber(ARGV[8]) then break end
@@ -280,8 +281,10 @@ even_when_full()
 local alive = current and learner_alive()
 local stop = current and of_learner(state, 'stop')
 local finished = current and of_learner(state, 'phase') == 'finished'
+local drained = current and of_learner(state, 'drain:' .. ARGV[11])
+local actors = ARGV[11] ~= '' and (of_learner(state, 'actors:' .. ARGV[11]) or of_learner(state, 'actors:*'))
 local slots, missing = {}, tonumber(ARGV[5])
-for i = 11, first_message - 1, 2 do
+for i = 12, first_message - 1, 2 do
   local index, generation = tonumber(ARGV[i]), ARGV[i + 1]
   local who = lessee(index)
   if not who or who == ARGV[2] then
@@ -308,7 +311,7 @@ at_least('members', ARGV[6])
 redis.call('HSET', KEYS[3], ARGV[2], text(now) .. ' ' .. text(now + ARGV[3]) .. ' ' .. ARGV[6] .. ' ' .. ARGV[7])
 return {'held', stop and 1 or 0, finished and 1 or 0, alive and 1 or 0,
         text(whole(of_learner(learner, 'version'))), of_learner(learner, 'trouble') or '',
-        redis.call('HLEN', KEYS[3]), told, text(current and taken or 0), slots}
+        redis.call('HLEN', KEYS[3]), told, text(current and taken or 0), slots, drained and 1 or 0, actors or ''}
 """
 )
 
