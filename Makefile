@@ -10,12 +10,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard native/*.h native/*.cc)
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-long test-ray test-envpool check check-model docs reference bench examples clean
+.PHONY: help install train test test-long test-ray test-envpool test-object-store check check-model docs reference bench examples clean
 .PHONY: check-native check-clang check-tidy check-aarch64 fuzz
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
-	@echo "make install, check, check-model, check-native, fuzz, test-long, test-ray, test-envpool, docs, reference, bench, examples, clean;"
+	@echo "make install, check, check-model, check-native, fuzz, test-long, test-ray, test-envpool, test-object-store, docs, reference, bench, examples, clean;"
 	@echo "make train PRESET=catch ARGS='--actors 4'"
 
 $(BIN)/python:
@@ -47,11 +47,11 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 # Tests start hundreds of processes; without compiled files each would compile the package again.
-test test-long test-ray test-envpool: export PYTHONDONTWRITEBYTECODE :=
+test test-long test-ray test-envpool test-object-store: export PYTHONDONTWRITEBYTECODE :=
 
 # In the order of folders: files with few tests, which xdist would take last, are those whose tests take longest.
 test: check
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m 'not cluster and not long and not envpool'
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m 'not cluster and not long and not envpool and not object_store'
 
 # Whole tutorial pages, runs over hosts that learn, spoilt runs trained anew; some minutes.
 test-long: $(VENV)/.dev
@@ -126,6 +126,11 @@ fuzz:
 	@mkdir -p $(OUT)/corpus
 	$(CLANG) $(STRICT) $(SANITIZED) -fsanitize=fuzzer,address,undefined native/tests/fuzz_chunks.cc native/power.cc -o $(OUT)/fuzz
 	$(OUT)/fuzz -runs=$(FUZZ_RUNS) -entropic=0 -max_len=300 -print_final_stats=1 -artifact_prefix=$(OUT)/ $(OUT)/corpus
+
+# Copies of checkpoints on a real S3 interface, of moto; some seconds.
+test-object-store: $(VENV)/.dev
+	$(PIP) -e '.[object-store]' 'moto[s3]' flask flask-cors
+	$(BIN)/python -m pytest -m object_store
 
 # The site in build/site; a broken link fails.
 docs: $(VENV)/.dev

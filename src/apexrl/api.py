@@ -74,6 +74,7 @@ def train(
     ray: str | Ray = "",
     resume_or_start: bool = False,
     replace_run: bool = False,
+    checkpoint_url: str = "",
     **overrides: Any,
 ) -> Run:
     """Train an agent and wait until it is done.
@@ -100,6 +101,8 @@ def train(
             that has ended is returned at once; one without a checkpoint is started. Repeat the same call until the run
             is done.
         replace_run: delete what the Redis server keeps of another run of that name that has no learner.
+        checkpoint_url: copy each checkpoint to ``URL/NAME`` in an object store, as fsspec names it (``s3://BUCKET/PREFIX``;
+            extra ``object-store``). With ``resume_or_start`` a copy that is newer than the folder is restored.
         **overrides: any setting by its flat name, as on the command line: ``actors=4, learning_rate=3e-4``.
             ``agent="sac"`` applies the settings of that agent; ``topology="impala"`` switches to an agent that the
             topology can run.
@@ -131,7 +134,7 @@ def train(
     placement = _placement(redis, run, listen, token, tls, ray, advertise=advertise, replace_run=replace_run)
     again: dict[str, Any] = {"resume_or_start": True} if resume_or_start else {}
     config = validate(config, overrides, elsewhere=bool(listen))
-    return _run(config, observers=observers, placement=placement, **again)
+    return _run(config, observers=observers, placement=placement, checkpoint_url=checkpoint_url, **again)
 
 
 def resume(
@@ -148,12 +151,15 @@ def resume(
     ray: str | Ray = "",
     trust: Sequence[str] = (),
     replace_run: bool = False,
+    checkpoint_url: str = "",
+    out: str = "runs",
     **overrides: Any,
 ) -> Run:
     """Resume a run in its own folder, from its newest checkpoint (and its replay, when it was saved).
 
     Args:
-        path: the run folder.
+        path: the run folder; or the URL of its copies in an object store (``checkpoint_url`` and the run's name), which
+            are brought to a folder of that name below ``out``, and are continued.
         callbacks: as for ``train``.
         show: as for ``train``.
         redis: as for ``train``; actors that wait for the run join it again.
@@ -161,12 +167,14 @@ def resume(
         listen, token, tls, advertise: as for ``train``; workers that wait for the run join it again.
         ray: as for ``train`` (default: the previous cluster, when it is on this machine); ``none``: without Ray.
         trust: your own modules from which the folder may name an environment, an agent or a network.
-        replace_run: as for ``train``.
+        replace_run, checkpoint_url: as for ``train``.
+        out: folder for run folders, where ``path`` is a URL.
         **overrides: settings that replace those of its ``config.toml``, such as ``minutes=30``.
     """
     from apexrl.launch.ray.resources import in_range
     from apexrl.topologies.validation import validate
 
+    path, checkpoint_url = restored(path, out, checkpoint_url)
     folder = RunFolder.open(path)
     observers: list[Observer] = [CallbackObserver(callback) for callback in callbacks]
     placement = _placement(
@@ -176,9 +184,18 @@ def resume(
     config = convert.override(folder.config(), in_range(overrides, isinstance(placement, Ray)))
     config = entrusted(config, (*_given(trust), *named(overrides)), str(folder.config_path))
     config = validate(config, overrides, elsewhere=bool(listen))
-    return _run(
-        config, observers=[*panels(show, config.log_format), *observers], resume=folder.path, placement=placement
-    )
+    observers = [*panels(show, config.log_format), *observers]
+    return _run(config, observers=observers, resume=folder.path, placement=placement, checkpoint_url=checkpoint_url)
+
+
+def restored(path: str | Path, out: str, checkpoint_url: str) -> tuple[Path, str]:
+    """The run folder that ``path`` means, brought from an object store if it is a URL, and where its copies go."""
+    if "://" not in str(path):
+        return Path(path), checkpoint_url
+    from apexrl.launch.checkpoint_copies import restore_run
+
+    folder = restore_run(str(path), out)
+    return folder, checkpoint_url or str(path).rstrip("/").rpartition("/")[0]
 
 
 def load(
@@ -259,6 +276,7 @@ def run(
     on_folder: Callable[[Path], None] | None = None,
     placement: Placement | None = None,
     resume_or_start: bool = False,
+    checkpoint_url: str = "",
 ) -> Run:
     """Run a configuration to its end and draw its pictures; ``train`` and the command line both call this.
 
@@ -268,7 +286,7 @@ def run(
         resume: folder of a run to resume.
         on_folder: called with the path of the run folder once it exists.
         placement: where the run's parts live; None: this machine.
-        resume_or_start: as for ``train``.
+        resume_or_start, checkpoint_url: as for ``train``.
     """
     from apexrl.launch import launch
     from apexrl.presets import check_installed
@@ -277,10 +295,12 @@ def run(
     config = validate(config, elsewhere=isinstance(placement, Listen))
     check_installed(config)
     remember = FolderObserver(on_folder)
+    if checkpoint_url:
+        observers = [*observers, copies(checkpoint_url)]
     with ExitStack() as stack:
         where: dict[str, Any] = {} if placement is None else {"placement": placement}
         if resume_or_start:
-            claim = stack.enter_context(closing(_claim(config, placement, observers)))
+            claim = stack.enter_context(closing(_claim(config, placement, observers, checkpoint_url)))
             if claim.ended:
                 remember.started(config, claim.folder.path)
                 _tell(observers, f"run {claim.folder.path} is done: {claim.ended}")
@@ -304,12 +324,33 @@ def drawn(folder: FolderObserver, observers: Sequence[Observer]) -> Iterator[Non
             draw_all(RunFolder(folder.path), folder.config, observers)
 
 
-def _claim(config: Config, placement: Placement | None, observers: Sequence[Observer]) -> Claim:
-    """The claimed folder of a run to resume or start; on a Redis server the run's name there names the folder, too."""
+def copies(url: str) -> Observer:
+    """What copies checkpoints to an object store, if it can be written now."""
+    from apexrl.launch.checkpoint_copies import CheckpointCopies
+
+    observer = CheckpointCopies(url)
+    observer.check()
+    return observer
+
+
+def _claim(config: Config, placement: Placement | None, observers: Sequence[Observer], url: str) -> Claim:
+    """The claimed folder of a run to resume or start; on a Redis server the run's name there names the folder, too.
+
+    Args:
+        url: of an object store that may have a newer copy; empty: none.
+    """
     from apexrl.launch import run_claim
 
+    def bring(folder: Path) -> None:
+        if url:
+            from apexrl.launch.checkpoint_copies import bring_newer
+
+            for text in bring_newer(url, folder):
+                _tell(observers, text)
+
     name = config.name or (placement.run if isinstance(placement, Redis) else "")
-    return run_claim.resume_or_start(dataclasses.replace(config, name=name), lambda text: _tell(observers, text))
+    config = dataclasses.replace(config, name=name)
+    return run_claim.resume_or_start(config, lambda text: _tell(observers, text), locked=bring)
 
 
 def _tell(observers: Sequence[Observer], text: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from apexrl.api import Run, drawn, panels
+from apexrl.api import Run, copies, drawn, panels
 from apexrl.config.placement import Listen
 from apexrl.errors import ConfigError
 from apexrl.links.tcp.tls import ClientTls
@@ -116,6 +116,7 @@ def stand_by(
     out: str = "runs",
     token: str = "",
     trust: Sequence[str] = (),
+    checkpoint_url: str = "",
     callbacks: Sequence[Callback] = (),
     show: bool = True,
     log_format: LogFormat = "text",
@@ -131,6 +132,7 @@ def stand_by(
         out: folder of run folders, on a file system that both hosts share.
         token: with which the learner signs the run's record; empty: it is not signed.
         trust: your own modules from which the folder may name an environment, an agent or a network.
+        checkpoint_url: object store with the copies of the learner's checkpoints, in place of a shared file system.
         callbacks, show, observers, on_folder: as for ``join``.
         log_format: of lines that are printed: ``text`` or ``json``.
 
@@ -146,10 +148,12 @@ def stand_by(
     """
     from apexrl import launch
 
-    watching = [*panels(show, log_format), *observers, *map(CallbackObserver, callbacks)]
+    watching: list[Observer] = [*panels(show, log_format), *observers, *map(CallbackObserver, callbacks)]
+    if checkpoint_url:
+        watching.append(copies(checkpoint_url))
     folder = FolderObserver(on_folder)
     with drawn(folder, watching):
-        where = {"name": name, "out": out, "token": token, "trust": trust}
+        where = {"name": name, "out": out, "token": token, "trust": trust, "checkpoint_url": checkpoint_url}
         summary = launch.stand_by(url, run, [folder, *watching], **where)
     return Run(folder.path or Path(out).expanduser() / (name or run), summary)
 

@@ -9,6 +9,8 @@ import experience_audit as audit
 import pytest
 from host_rig import RUN, Command, Places, descendants, wait_for
 
+from apexrl.run.folder import RunFolder
+
 SMALL = ["--env", audit.ENV, "--hidden", "16", "--min-size", "200", "--capacity", "500000", "--batch-size", "16",
          "--eval-episodes", "2", "--eval-envs", "2", "--envs-per-actor", "4", "--checkpoint-seconds", "0.5",
          "--stop-at-return", "None", "--save-replay"]  # fmt: skip
@@ -59,6 +61,26 @@ def test_of_two_standbys_one_takes_over_and_no_step_is_committed_twice(tmp_path:
     assert all(stream.holes == stream.lead for stream in books.streams), "steps are missing amid those committed"
     assert books.total().lead >= dead > 1000, "what the dead learner had committed came again"
     assert summary["hosts"]["missing"] == summary["hosts"]["repeated"] == 0
+
+
+@pytest.mark.long
+def test_a_standby_without_a_shared_folder_goes_on_from_copies_in_an_object_store(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    with Places("loopback", 1, tmp_path) as places:
+        learner = places.learner("cartpole", "--checkpoint-seconds", "1", "--checkpoint-url", url)
+        actor = places.actor(0, "--actors", "1")
+        own = str(tmp_path / "elsewhere")
+        heir = places.apexrl("learner", "--standby", "--run", RUN, "--out", own, "--checkpoint-url", url)
+        heir.says("standing by")
+        wait_for("learning", lambda: places.look().digest.updates > 1000)
+        learner.kill()
+        assert [one.finish() for one in (heir, actor)] == [0, 0]
+        summary = RunFolder.open(Path(own) / RUN).summary()
+    assert "restored generation-" in heir.said
+    assert summary["stopped_by"] == "stop_at_return"
+    assert summary["final_eval_return"] >= 475
+    assert summary["generation"] > 1
+    assert RunFolder.open(places.run_folder).summary() == {}  # the dead one's
 
 
 @pytest.mark.long

@@ -70,6 +70,9 @@ class Standby(ObserverFlags):
     """Name of the run folder; empty: as the run."""
     out: str = "runs"
     """Folder that holds the run folders, on a file system that both hosts share."""
+    checkpoint_url: Annotated[str, tyro.conf.arg(metavar="URL")] = ""
+    """Object store with the copies of the learner's checkpoints, in place of a shared file system.
+    Its own copies go there, too."""
     log_format: LogFormat = "text"
     """Format of lines that are printed. json: an object a line, also on a terminal."""
     token_file: File = ""

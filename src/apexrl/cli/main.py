@@ -6,6 +6,7 @@ trains the run (try again later), 130 Ctrl-C (after checkpoint and summary).
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import traceback
@@ -22,7 +23,7 @@ from apexrl.errors import AgentError, ApexrlError, ConfigError, EnvError, HeldEr
 
 if TYPE_CHECKING:
     from apexrl.api import Run
-    from apexrl.cli.observer_flags import ObserverFlags
+    from apexrl.cli.train_flags import RunFlags
     from apexrl.config.placement import Placement
     from apexrl.run.log_lines import LogFormat
     from apexrl.run.status import Observer
@@ -149,7 +150,7 @@ def _stand_by(words: list[str]) -> int:
     url, run = host_flags.redis_url(wanted.redis), host_flags.run_name(wanted.run, "learner --standby")
     token = shared_token(wanted.token_file)
 
-    given = {name: getattr(wanted, name) for name in ("name", "out", "trust")}
+    given = {name: getattr(wanted, name) for name in ("name", "out", "trust", "checkpoint_url")}
     start = partial(remote_api.stand_by, url, run, **given, token=token, show=False)
     return _shown(start, *exporters(wanted, "run", run), wanted.log_format)
 
@@ -248,19 +249,20 @@ def _resume(words: list[str]) -> int:
     from apexrl.cli import flags, train_flags
 
     wanted = flags.parse(train_flags.Resume, words, "resume")
+    from apexrl.api import restored
     from apexrl.run.folder import RunFolder
 
-    folder = RunFolder.open(wanted.run)
+    path, url = restored(wanted.run, wanted.out, wanted.checkpoint_url)
+    folder = RunFolder.open(path)
     folder.check_links()
     command = f"apexrl resume {wanted.run}"
     config = train_flags.resumed(folder.config(), wanted)
     config = entrusted(config, wanted.trust, str(folder.config_path), command=command)
+    wanted = dataclasses.replace(wanted, checkpoint_url=url)
     return _run(config, folder.path, train_flags.resume_placement(wanted, folder.path), wanted)
 
 
-def _run(
-    config: Config, resume: Path | None, placement: Placement | None, watch: ObserverFlags, again: bool = False
-) -> int:
+def _run(config: Config, resume: Path | None, placement: Placement | None, watch: RunFlags, again: bool = False) -> int:
     from apexrl import api
     from apexrl.cli.observer_flags import exporters
     from apexrl.config.placement import Redis
@@ -268,6 +270,8 @@ def _run(
     where: dict[str, Any] = {} if placement is None else {"placement": placement}
     if again:
         where["resume_or_start"] = True
+    if watch.checkpoint_url:
+        where["checkpoint_url"] = watch.checkpoint_url
 
     run = placement.run if isinstance(placement, Redis) else ""
     start = partial(api.run, config, resume=resume, **where)

@@ -28,8 +28,17 @@ from apexrl.run.log_lines import LogFormat
 from apexrl.topologies.validation import check_read, own_settings, validate
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunFlags(PlacementFlags, ObserverFlags):
+    """Flags that ``train``, ``learner`` and ``resume`` have in common."""
+
+    checkpoint_url: Annotated[str, tyro.conf.arg(metavar="URL")] = ""
+    """Copy each checkpoint to URL/NAME in an object store: s3://BUCKET/PREFIX, file:///PATH … (extra object-store).
+    With --resume-or-start the newest copy is restored where it is newer than the run folder."""
+
+
 @dataclass(frozen=True)
-class _Train(PlacementFlags, ObserverFlags, Config):
+class _Train(RunFlags, Config):
     preset: Annotated[str, tyro.conf.Suppress] = ""  # the first word, not a flag
     run: RunName = ""
     """The run's name on the Redis server; empty: the name of its run folder."""
@@ -50,14 +59,16 @@ class _Train(PlacementFlags, ObserverFlags, Config):
 
 
 @dataclass(frozen=True)
-class Resume(PlacementFlags, ObserverFlags):
+class Resume(RunFlags):
     """Resume a run that has stopped: its weights, optimizer, counters, and the replay if it was saved.
 
     Give a new limit: the one that ended the run has been reached.
     """
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Run folder, as printed at the end of apexrl train."""
+    """Run folder, as printed at the end of apexrl train; or the URL of its copies, which are brought to --out first."""
+    out: str = "runs"
+    """Folder that holds the run folders, for a RUN that is a URL."""
     env_steps: int | None = None
     """New limit of environment steps, counted from the first start; 0: no limit. Default: as before."""
     minutes: float | None = None
@@ -196,6 +207,7 @@ def parse_compare(words: Sequence[str]) -> tuple[Compare, list[str]]:
         "resume_or_start": "the same command again goes on where it was interrupted",
         "prometheus": "watch a single run with it",
         "otel": "watch a single run with it",
+        "checkpoint_url": "copy a single run",
         "save_replay": "runs that came to their end are not resumed",
     }
     for word in rest:
@@ -206,11 +218,11 @@ def parse_compare(words: Sequence[str]) -> tuple[Compare, list[str]]:
 
 def parse_train(
     words: Sequence[str], start: Config, word: str, command: str = "train"
-) -> tuple[Config, Placement | None, ObserverFlags]:
+) -> tuple[Config, Placement | None, RunFlags]:
     """Parse the flags of ``train`` or ``learner``, which change ``start``; ``word`` names it in the help.
 
     Returns:
-        The configuration, where other hosts may join if they may, and where metrics go.
+        The configuration, where other hosts may join if they may, and where metrics and copies go.
     """
     from apexrl import agents, topologies
 

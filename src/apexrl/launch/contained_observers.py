@@ -102,7 +102,7 @@ class Contained:
         elif self.trouble and now - self._failed_at > _WELL_SECONDS:
             self.trouble = False
             self._news.append((f"{self._name} works again; {self.lost - self._lost_before} reports were lost", "info"))
-        told = []
+        told: list[tuple[str, Level]] = getattr(self.observer, "take_news", list)()
         while self._news:
             told.append(self._news.popleft())
         return told

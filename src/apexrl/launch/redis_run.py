@@ -114,7 +114,9 @@ def learn(
         resumed = claim is not None and (not claim.begins or claim.folder.hosts_path.exists())
         if claim is not None and not claim.folder.hosts_path.exists():  # a restart finds its lease again
             identity.write(claim.folder)
-        return side.work(side.take(placement.replace_run), observers, claim, began, resumed, local_host)
+        lease = side.take(placement.replace_run)
+        beacon = stack.enter_context(closing(side.hold(lease)))
+        return side.work(lease, beacon, observers, claim, began, resumed, local_host)
 
 
 class LearnerSide:
@@ -174,9 +176,14 @@ class LearnerSide:
         ttl = self._config.hosts.learner_lease_seconds
         return LearnerLease.take(self._server, self._record, ttl, replace_run, takes_over)
 
+    def hold(self, lease: LearnerLease) -> Beacon:
+        """What renews the lease until it is closed."""
+        return Beacon(lease, self._config)
+
     def work(
         self,
         lease: LearnerLease,
+        beacon: Beacon,
         observers: Sequence[Observer],
         claim: Claim | None,
         began: float,
@@ -186,36 +193,36 @@ class LearnerSide:
         """Run it to its end; returns the summary.
 
         Args:
+            beacon: of ``hold``; whoever made it closes it.
             resumed: the run was on a server before.
             local_host: the actor host of this machine; whoever made it closes it.
         """
-        config, identity = self._config, self.identity
+        identity = self.identity
         remote = {"server": self._server, "keys": lease.keys, "run_id": identity.run_id, "fence": lease.taken}
-        with closing(Beacon(lease, config)) as beacon:
-            if self.gateway is None:
-                program = learner_side(self._program, remote, resumed=resumed)
-            else:
-                opened = {"listen": self.gateway.listen, "record": self._tcp_record, "found": True}
-                program = gateway_side(self._program, opened)
-            watchers = [beacon] if local_host is None else [beacon, local_host]
+        if self.gateway is None:
+            program = learner_side(self._program, remote, resumed=resumed)
+        else:
+            opened = {"listen": self.gateway.listen, "record": self._tcp_record, "found": True}
+            program = gateway_side(self._program, opened)
+        watchers = [beacon] if local_host is None else [beacon, local_host]
 
-            def first(ledger: Ledger, board: ControlBoard) -> None:
-                beacon.announce(ledger.tell)
-                beacon.guard(board)
-                if local_host is not None:
-                    local_host.announce(ledger.tell)
-                ledger.note("hosts.json", lambda: identity.write(ledger.folder))
-                ledger.tell(f"run {identity.name} is at {self._server.address}: actors may join", "info")
-                for text in () if self.gateway is None else self.gateway.warnings:
-                    ledger.tell(text, "warning")
+        def first(ledger: Ledger, board: ControlBoard) -> None:
+            beacon.announce(ledger.tell)
+            beacon.guard(board)
+            if local_host is not None:
+                local_host.announce(ledger.tell)
+            ledger.note("hosts.json", lambda: identity.write(ledger.folder))
+            ledger.tell(f"run {identity.name} is at {self._server.address}: actors may join", "info")
+            for text in () if self.gateway is None else self.gateway.warnings:
+                ledger.tell(text, "warning")
 
-            def last() -> None:
-                beacon.check()
-                if local_host is not None:
-                    local_host.check()
+        def last() -> None:
+            beacon.check()
+            if local_host is not None:
+                local_host.check()
 
-            watching = [*observers, *watchers]
-            return supervise(self.supervisor, program, config, watching, claim, began, self._seen, first, last)
+        watching = [*observers, *watchers]
+        return supervise(self.supervisor, program, self._config, watching, claim, began, self._seen, first, last)
 
 
 def make_record(

@@ -61,7 +61,12 @@ def resume(path: Path, config: Config) -> Claim:
     return Claim(folder, RunLock(folder.path), config)
 
 
-def resume_or_start(config: Config, tell: Callable[[str], None], wait_seconds: float = HELD_SECONDS) -> Claim:
+def resume_or_start(
+    config: Config,
+    tell: Callable[[str], None],
+    wait_seconds: float = HELD_SECONDS,
+    locked: Callable[[Path], object] = lambda path: None,
+) -> Claim:
     """The folder that ``config`` names: begun, gone on with, or known to have ended.
 
     A run that never wrote a checkpoint begins again, with the settings given now. One that did goes on, with the
@@ -69,6 +74,7 @@ def resume_or_start(config: Config, tell: Callable[[str], None], wait_seconds: f
 
     Args:
         tell: of a wait for the folder's holder.
+        locked: called with the folder before anything there is read.
 
     Raises:
         ConfigError: it has no name, or the folder is no run's, or its settings are others.
@@ -89,6 +95,7 @@ def resume_or_start(config: Config, tell: Callable[[str], None], wait_seconds: f
         lock = RunLock(path, wait_seconds)
     claim = Claim(RunFolder(path), lock, config, begins=True)
     try:
+        locked(path)
         return settle(claim)
     except BaseException:
         claim.close()

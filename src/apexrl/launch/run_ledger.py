@@ -350,7 +350,8 @@ class Ledger:
     def _lost_reports(self) -> dict[str, int]:
         """What could not be shown or stored of the run."""
         lost = self._upkeep.failed + sum(one.lost for one in (*self._observers, self._upkeep_thread))
-        return {"reports": lost} if lost else {}
+        counted = [getattr(one.observer, "dropped", {}) for one in self._observers]
+        return ({"reports": lost} if lost else {}) | {name: n for one in counted for name, n in one.items() if n}
 
     def _phase(self, status: RunStatus) -> Phase:
         if self._stopped is not None:

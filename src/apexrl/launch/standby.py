@@ -15,6 +15,7 @@ from apexrl.config.placement import Redis
 from apexrl.config.trust import entrusted
 from apexrl.errors import ClosedError, ConfigError, HeldError, LinkError, OwnershipError, WaitTimeout
 from apexrl.launch import contained_observers, run_claim
+from apexrl.launch.checkpoint_copies import Mirror
 from apexrl.launch.contained_observers import contained
 from apexrl.launch.host_agreement import open_to_hosts
 from apexrl.launch.interrupts import Interrupts
@@ -43,6 +44,7 @@ def stand_by(
     out: str = "runs",
     token: str = "",
     trust: Sequence[str] = (),
+    checkpoint_url: str = "",
     observers: Sequence[Observer] = (),
     interrupts: Interrupts,
 ) -> dict[str, Any]:
@@ -55,35 +57,42 @@ def stand_by(
     server = Server(url)
     server.check()
     tell = partial(contained_observers.tell, contained(observers))
-    while True:
-        _wait_for_folder(folder, tell, interrupts)
-        config, identity, settings = _settings(folder, Redis(url, run, actors=None, token=token), trust)
-        with closing(LearnerSide(config, token, server, identity, interrupts)) as side:
-            watch = LearnerWatch(server, identity.name, identity.run_id, config.hosts.learner_lease_seconds)
-            with closing(watch):
-                while _wait_for_lease(watch, side, folder, settings, config, tell, interrupts):
-                    with ExitStack() as stack:
-                        if (place := _take(side, folder, config, stack)) is None:
-                            interrupts.pause(_LOOK_SECONDS[0])  # another standby was quicker
-                            continue
-                        lease, claim = place
-                        began = time.monotonic()
-                        tell(f"run {identity.name} has lost its learner: this one goes on with it", "warning")
-                        if claim.ended:
-                            lease.finish(folder.summary())
-                            return _over(folder, claim.ended, tell)
-                        local_host = (
-                            stack.enter_context(closing(LocalActorHost(url, identity, config)))
-                            if identity.actors and side.gateway is None
-                            else None
-                        )
-                        return side.work(lease, observers, claim, began, True, local_host)
-                if _read(folder) == settings:
+    mirror = Mirror(checkpoint_url, folder.path) if checkpoint_url else None
+    try:
+        while True:
+            _wait_for_folder(folder, mirror, tell, interrupts)
+            config, identity, settings = _settings(folder, Redis(url, run, actors=None, token=token), trust)
+            with ExitStack() as stack:
+                side = stack.enter_context(closing(LearnerSide(config, token, server, identity, interrupts)))
+                watch = LearnerWatch(server, identity.name, identity.run_id, config.hosts.learner_lease_seconds)
+                stack.enter_context(closing(watch))
+                place = _wait_for_place(watch, side, folder, settings, config, tell, interrupts)
+                if place is None and _read(folder) == settings:
                     return _over(folder, "it was ended or stopped from elsewhere", tell)
-        tell(f"{folder.config_path} has changed: looking at environment and agent again", "info")
+                if place is not None:
+                    began = time.monotonic()
+                    lease, lock = place
+                    stack.callback(lock.close)
+                    actors = stack.enter_context(ExitStack())  # closed after the beacon has told them of the end
+                    beacon = stack.enter_context(closing(side.hold(lease)))
+                    tell(f"run {identity.name} has lost its learner: this one goes on with it", "warning")
+                    if mirror is not None:
+                        mirror.finish(tell)
+                    claim = run_claim.settle(run_claim.Claim(folder, lock, config, begins=True))
+                    if claim.ended:
+                        beacon.finished(folder.summary())
+                        return _over(folder, claim.ended, tell)
+                    host = None
+                    if identity.actors and side.gateway is None:
+                        host = actors.enter_context(closing(LocalActorHost(url, identity, config)))
+                    return side.work(lease, beacon, observers, claim, began, True, host)
+            tell(f"{folder.config_path} has changed: looking at environment and agent again", "info")
+    finally:
+        if mirror is not None:
+            mirror.close()
 
 
-def _wait_for_folder(folder: RunFolder, tell: Tell, interrupts: Interrupts) -> None:
+def _wait_for_folder(folder: RunFolder, mirror: Mirror | None, tell: Tell, interrupts: Interrupts) -> None:
     """Return when a run with a place on a Redis server has begun there.
 
     Raises:
@@ -93,9 +102,11 @@ def _wait_for_folder(folder: RunFolder, tell: Tell, interrupts: Interrupts) -> N
     ends = time.monotonic() + 60.0 * minutes
     while not (folder.config_path.is_file() and folder.hosts_path.is_file()):
         if time.monotonic() > ends:
+            why = "" if mirror is None else f" ({mirror.trouble or 'there is no copy of it'})"
             raise WaitTimeout(
-                f"{folder.path} did not become the folder of a run on a Redis server within {minutes:g} minutes: a "
-                "standby needs the run folder of the learner, on a file system that both hosts share (--out, --name)"
+                f"{folder.path} did not become the folder of a run on a Redis server within {minutes:g} minutes{why}. "
+                "A standby needs the learner's run folder, on a file system that both hosts share (--out, --name), or "
+                "its copies (--checkpoint-url)"
             )
         if not told:
             told = True
@@ -121,7 +132,7 @@ def _settings(folder: RunFolder, placement: Redis, trust: Sequence[str]) -> tupl
     return replace(config, out=str(folder.path.parent)), identity, settings
 
 
-def _wait_for_lease(
+def _wait_for_place(
     watch: LearnerWatch,
     side: LearnerSide,
     folder: RunFolder,
@@ -129,8 +140,8 @@ def _wait_for_lease(
     config: Config,
     tell: Tell,
     interrupts: Interrupts,
-) -> bool:
-    """True: the learner is gone. False: the run is over, or its settings have changed.
+) -> tuple[LearnerLease, RunLock] | None:
+    """The lease of a learner that is gone, and its folder. None: the run is over, or its settings have changed.
 
     Raises:
         OwnershipError: the name on the server belongs to another run now.
@@ -138,10 +149,18 @@ def _wait_for_lease(
         WorkerError: the process that starts workers has ended.
     """
     backoff, seen, away_since = Backoff(), "", None
+    least, most = _LOOK_SECONDS
     while True:
         side.supervisor.hear_starter()
         try:
             sight = watch.look()
+            if sight.state == "another":
+                who = f"and its learner is {sight.who}"
+                raise OwnershipError(f"the server has another run {side.identity.name} now, {who}")
+            if sight.state == "over" or _read(folder) != settings:
+                return None
+            if sight.state == "gone" and (place := _take(side, folder)) is not None:
+                return place
         except LinkError as error:
             now = time.monotonic()
             if away_since is None:
@@ -153,23 +172,14 @@ def _wait_for_lease(
             continue
         backoff.reset()
         away_since = None
-        if sight.state == "another":
-            raise OwnershipError(f"the server has another run {side.identity.name} now, and its learner is {sight.who}")
-        if sight.state == "over" or _read(folder) != settings:
-            return False
-        if sight.state == "gone":
-            return True
-        if sight.who != seen:
+        if sight.who != seen and sight.state == "alive":
             seen = sight.who
             tell(f"standing by: the learner of run {side.identity.name} is {seen}", "info")
-        least, most = _LOOK_SECONDS
         interrupts.pause(min(most, max(least, sight.wait_seconds)))
 
 
-def _take(
-    side: LearnerSide, folder: RunFolder, config: Config, stack: ExitStack
-) -> tuple[LearnerLease, run_claim.Claim] | None:
-    """The run's lease and folder; None: another process has them, or the run has ended.
+def _take(side: LearnerSide, folder: RunFolder) -> tuple[LearnerLease, RunLock] | None:
+    """The run's lease, and the lock of its folder; None: another process has one of them, or the run has ended.
 
     A file server may keep the lock of a host that has died for a minute or more. The lease alone then says who the
     learner is: whoever had the lock writes nothing without it, nor beside a newer generation.
@@ -182,24 +192,13 @@ def _take(
             return None
     try:
         lease = side.take(takes_over=True)
-    except (HeldError, ClosedError):
+        return lease, lock or RunLock(folder.path, needed=False)
+    except BaseException as error:
         if lock is not None:
             lock.close()
-        return None
-    except BaseException:
-        if lock is not None:
-            lock.close()
+        if isinstance(error, HeldError | ClosedError):  # another standby was quicker, or it has ended
+            return None
         raise
-    try:
-        lock = lock or RunLock(folder.path, needed=False)
-        claim = run_claim.settle(run_claim.Claim(folder, lock, config, begins=True))
-    except BaseException:
-        lease.leave()
-        if lock is not None:
-            lock.close()
-        raise
-    stack.callback(claim.close)
-    return lease, claim
 
 
 def _over(folder: RunFolder, why: str, tell: Tell) -> dict[str, Any]:

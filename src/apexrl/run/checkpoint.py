@@ -112,6 +112,12 @@ def numbered(folder: Path) -> list[Path]:
     return [path for _, _, path in found]
 
 
+def numbers_of(path: Path) -> tuple[int, int] | None:
+    """(generation, updates) in the name of a numbered checkpoint; None: it has another name."""
+    match = _NUMBERED.fullmatch(path.name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
 def newest_generation(folder: Path) -> int:
     """The highest generation that has written a numbered checkpoint; 0: none."""
     return max((generation for generation, _, _ in _with_generations(Path(folder))), default=0)
@@ -119,8 +125,8 @@ def newest_generation(folder: Path) -> int:
 
 def _with_generations(folder: Path) -> list[tuple[int, int, Path]]:
     """(generation, updates, path) of the numbered checkpoints, sorted."""
-    matches = ((_NUMBERED.fullmatch(path.name), path) for path in folder.glob("generation-*"))
-    return sorted((int(match[1]), int(match[2]), path) for match, path in matches if match)
+    found = ((numbers_of(path), path) for path in folder.glob("generation-*"))
+    return sorted((*numbers, path) for numbers, path in found if numbers)
 
 
 def latest(folder: Path) -> Path | None:
