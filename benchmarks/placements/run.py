@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="run nothing; make the table of what there is")
     parser.add_argument("--records", type=Path, default=PATH)
     options = parser.parse_args()
+    processes.end_in_order()
     done = {(record["cell"], record["seed"]) for record in kept(options.records) if not record["failure"]}
     for seed in options.seeds if not options.table else []:
         for name in options.cells:
