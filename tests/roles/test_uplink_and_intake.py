@@ -40,6 +40,7 @@ class Hosts:
         self.writer = self.actors.writer(streams=2)
         self.number = 0
         self.roles = []
+        self.others = []  # replays of further learners
 
     def intake(self):
         return self._made(
@@ -49,7 +50,7 @@ class Hosts:
                 server=self.server,
                 keys=self.keys,
                 run_id=RUN_ID,
-                replays=[self.learners],
+                replays=[self.learners, *self.others],
                 weights=self.board,
                 receipts=self.receipts,
                 streams=4,
@@ -85,7 +86,7 @@ class Hosts:
             self.here.run.totals["env_steps"] += 2
 
     def close(self):
-        for one in (self.writer, self.learners, self.actors):
+        for one in (self.writer, self.learners, *self.others, self.actors):
             one.close()
 
 
@@ -149,6 +150,28 @@ def test_a_successor_takes_nothing_twice(hosts):
     turn(lambda: uplink._sender.uncommitted_items == 0, uplink, second)
     assert len(hosts.learners) == before == hosts.receipts.totals().committed
     assert hosts.receipts.totals().repeated == before
+
+
+def test_several_learners_are_dealt_everything_once_whatever_dies(hosts, redis_server):
+    """An intake dies before it acknowledges, and the server comes back empty."""
+    hosts.others.append(Replay(10_000, FIELDS, writers=1, streams=8, **OPTIONS))
+    replays = [hosts.learners, *hosts.others]
+    first, uplink = hosts.intake(), hosts.uplink()
+    first._receiver.acknowledge = lambda done, committed: None
+    hosts.write(200)
+    turn(lambda: sum(map(len, replays)) >= 390, uplink, first)
+    first._sink.close()
+    second = hosts.intake()
+    with redis_server.client() as client:
+        client.flushall()
+    for _ in range(20):
+        hosts.write(20)
+        turn(lambda: not len(hosts.actors) and not uplink._sender.uncommitted_items, uplink, second)
+    numbers = [np.unique(replay.sample(20_000).data["number"]).tolist() for replay in replays]
+    assert not set(numbers[0]) & set(numbers[1])
+    assert sum(map(len, replays)) == hosts.receipts.totals().committed == uplink._sender.sent_items
+    assert hosts.receipts.totals().missing == 0
+    assert abs(len(replays[0]) - len(replays[1])) <= 256  # a slot of each stream
 
 
 def test_frames_that_lie_are_said_and_done_with(hosts):

@@ -30,7 +30,6 @@ class Cell(NamedTuple):
 
 RUNS: Final = Cell()
 _BY_REDIS = Cell("its experience crosses through Redis, which keeps it while the learner is away: use --redis")
-_ASKS = Cell("its environment workers ask a server for actions, and these travel over TCP: use --listen")
 _SENDS = Cell("its workers send gradients to servers beside them: they have no link to another host")
 
 CELLS: Final[Mapping[tuple[str, str], Cell]] = {
