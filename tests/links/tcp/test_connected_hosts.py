@@ -14,7 +14,7 @@ from gateway_rig import RECORD, SECONDS, SPLITS, TOKEN, until
 from apexrl.errors import ExhaustedError, LinkError
 from apexrl.links.local.inference import InferenceLink
 from apexrl.links.tcp import connected_hosts
-from apexrl.links.tcp.gateway_messages import MOST_EPISODES, MOST_TEXT, MOST_TEXTS, Beat, Record, send
+from apexrl.links.tcp.gateway_messages import MOST_EPISODES, MOST_TEXT, MOST_TEXTS, Beat, Record, Report, send
 from apexrl.links.tcp.gateway_server import Gateway
 from apexrl.links.tcp.handshake import RefusedError, UnreachableError
 from apexrl.links.tcp.host_connection import HostConnection
@@ -149,7 +149,7 @@ def test_a_host_hears_what_to_run_and_tells_what_happened_once(place: Place) -> 
     assert not orders.lost
     host.beat([1.0, 2.0], [10, 20], again=True)  # of which no answer came, as it thinks
     host.beat([3.0], [30])
-    assert place.gateway.news() == ({}, [1.0, 2.0, 3.0], [10, 20, 30])
+    assert place.gateway.news() == ({}, [1.0, 2.0, 3.0], [10, 20, 30], [])
     assert place.gateway.counts[:1] + place.gateway.counts[4:] == (1, 0)  # the newest beat says
     host.beat(restarts=3)
     assert place.gateway.counts.worker_restarts == 3
@@ -157,6 +157,35 @@ def test_a_host_hears_what_to_run_and_tells_what_happened_once(place: Place) -> 
     host.leave()
     until(lambda: place.gateway.counts.hosts == 0)
     assert place.told[-1] == "host there:42 has left"
+
+
+def test_counts_and_reports_of_workers_are_heard_once_and_the_newest_report_stands(place: Place) -> None:
+    host = place.host()
+    host.connect()
+    host.join(2)
+    lag = {"lag": (1.0, 2.0, None), "lag_histogram": {"0": 3}, "run_lag": (1.0, 2.0, 3.0), "run_lag_histogram": {}}
+    reports = [Report(worker="worker-2", generation=1, values={"loss": loss}, **lag) for loss in (0.5, None)]
+    host.beat(counts={"env_steps": 5, "lost_gradients": 1}, reports=reports[:1])
+    host.beat(counts={"env_steps": 5, "lost_gradients": 1}, reports=reports[:1], again=True)
+    host.beat(counts={"env_steps": 2}, reports=reports[1:])
+    news = place.gateway.news()
+    assert news.counts == {"env_steps": 7, "lost_gradients": 1}
+    assert news.reports == reports[1:]
+    host.leave()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"counts": {"updates": 5}}, {"counts": {"env_steps": -1}}, {"reports": [{"worker": "w"}]},
+     {"reports": [Report("w", 1, {}, (0.0, 0.0, 0.0), {"x": 1}, (0.0, 0.0, 0.0), {})]}],
+)  # fmt: skip
+def test_a_beat_with_other_counters_or_reports_ends_the_connection(place: Place, said: dict[str, Any]) -> None:
+    host = place.host()
+    host.connect()
+    host.join(1)
+    with pytest.raises(UnreachableError):
+        host.beat(**said)
+    until(lambda: "away" in "".join(place.told))
 
 
 def test_who_may_not_come_is_told_why(place: Place) -> None:
@@ -177,7 +206,9 @@ def test_a_record_is_refused_by_whoever_finds_it_strange() -> None:
     strange: list[dict[str, Any]] = [
         {"run_id": "../x"},
         {"run_id": "12345678\n"},
-        {"splits": []},
+        {"splits": [0]},
+        {"brings": "actors"},
+        {"schema": "00\n"},
         {"name": "a/b"},
         {"name": "a\n"},
         {"host": "h\x1b[2J"},
