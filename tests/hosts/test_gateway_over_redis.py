@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from host_rig import RUN, Command, Places, descendants, wait_for
 
+from apexrl.links.printable import host_name
 from apexrl.run.metrics import read_rows
 
 SETTINGS = {
@@ -122,6 +123,28 @@ def test_gateway_and_learner_are_killed_and_hosts_find_them_again(places: Places
     assert resumed.finish() == 130, resumed.said
     assert host.finish() == 0, host.said
     assert places.summary()["hosts"]["env_steps"] > 0
+
+
+@pytest.mark.long
+def test_a_host_of_a_gateway_is_scaled_and_drained(places: Places) -> None:
+    here = host_name()
+    learner = places.learner("cartpole", *flags("seed"))
+    host = places.actor(0, "--actors", "1")
+    host.says("joined run test at 127.0.0.1")
+    goes_on(places)
+    assert places.apexrl("scale", here, "--actors", "2", "--run", RUN).finish() == 0
+    wait_for("two workers", lambda: [len(member.slots) for member in places.look().alive] == [2])
+    goes_on(places)
+    assert places.apexrl("drain", here, "--run", RUN).finish() == 0
+    assert host.finish() == 0, host.said
+    learner.says("this host was drained")
+    assert places.actor(0, "--actors", "1").finish() == 75
+    assert places.apexrl("drain", here, "--undo", "--run", RUN).finish() == 0
+    back = places.actor(0, "--actors", "1")
+    wait_for("two workers again", lambda: [len(member.slots) for member in places.look().alive] == [2])
+    goes_on(places)
+    assert places.apexrl("stop", "--run", RUN).finish() == 0
+    assert [learner.finish(), back.finish()] == [0, 0]
 
 
 @pytest.mark.long

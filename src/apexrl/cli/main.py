@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from apexrl.cli import running_runs
 from apexrl.config import Config
 from apexrl.config.settings import did_you_mean
 from apexrl.config.trust import entrusted
@@ -190,58 +191,6 @@ def _envs(words: list[str]) -> int:
     given = {name: getattr(wanted, name) for name in ("actors", "out", "env_kwargs", "trust", "log_format")}
     start = partial(remote_api.join_envs, wanted.connect, token, tls=tls, **given, show=False)
     return _shown(start, *exporters(wanted, "host"), wanted.log_format)
-
-
-def _status(words: list[str]) -> int:
-    """show one run, or all runs of a Redis server or a Ray cluster"""
-    from apexrl.cli import flags, host_flags
-
-    wanted = flags.parse(host_flags.Status, words, "status")
-    if (wanted.redis and (wanted.folder or wanted.ray)) or (wanted.folder and wanted.run):
-        raise ConfigError("give one of: a run folder, --ray or --redis; --run NAME chooses a run of the latter two")
-    if wanted.folder or wanted.ray:
-        from apexrl.cli import ray_status
-
-        if wanted.folder:
-            return ray_status.show_folder(wanted.folder, wanted.watch, address=wanted.ray)
-        return ray_status.show_cluster(wanted.ray, wanted.run, wanted.watch)
-    if not wanted.redis and host_flags.REDIS_URL not in os.environ:
-        raise ConfigError("say which runs: apexrl status RUN (a run folder), --redis URL, or --ray auto|HOST:PORT")
-    url = host_flags.redis_url(wanted.redis)
-    from apexrl.cli.redis_status import show_status
-
-    return show_status(url, wanted.run, wanted.watch)
-
-
-def _stop(words: list[str]) -> int:
-    """end a run over several hosts, after a final checkpoint"""
-    from apexrl.cli import flags, host_flags
-
-    wanted = flags.parse(host_flags.Stop, words, "stop")
-    url, run = host_flags.redis_url(wanted.redis), host_flags.run_name(wanted.run, "stop")
-    from apexrl.cli.redis_status import stop
-
-    return stop(url, run, wanted.wait_seconds)
-
-
-def _drain(words: list[str]) -> int:
-    """have a host leave a run over several hosts, and keep it away"""
-    from apexrl.cli import flags, host_flags, host_orders
-
-    wanted = flags.parse(host_flags.Drain, words, "drain")
-    host = host_orders.checked_host(wanted.host, "drain")
-    url, run = host_flags.redis_url(wanted.redis), host_flags.run_name(wanted.run, "drain HOST")
-    return host_orders.drain(url, run, host, wanted.undo, wanted.wait_seconds)
-
-
-def _scale(words: list[str]) -> int:
-    """change how many actors a host brings to a run over several hosts"""
-    from apexrl.cli import flags, host_flags, host_orders
-
-    wanted = flags.parse(host_flags.Scale, words, "scale")
-    host = host_orders.checked_host(wanted.host, "scale")
-    url, run = host_flags.redis_url(wanted.redis), host_flags.run_name(wanted.run, "scale HOST")
-    return host_orders.scale(url, run, host, wanted.actors)
 
 
 def _resume(words: list[str]) -> int:
@@ -424,10 +373,10 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "learner": _learner,
     "actor": _actor,
     "envs": _envs,
-    "status": _status,
-    "stop": _stop,
-    "drain": _drain,
-    "scale": _scale,
+    "status": running_runs.status,
+    "stop": running_runs.stop,
+    "drain": running_runs.drain,
+    "scale": running_runs.scale,
 }
 
 
