@@ -176,11 +176,16 @@ def test_a_host_is_told_to_bring_more_actors_and_then_to_leave(tmp_path: Path) -
         assert places.apexrl("stop", "--run", RUN).finish() == 0
         assert [one.finish() for one in (learner, back)] == [0, 0]
         books = audited.books()
-    left = json.loads(next(places.folder.glob(f"runs/{RUN}@*/summary.json")).read_text())
-    assert (books.strangers, books.twice, books.total().holes) == (0, 0, 0)
-    assert books.total("host").committed > 200
-    assert left["stopped_by"] in ("scaled", "drained")
-    assert left["hosts"]["uncommitted_items"] == left["hosts"]["dropped_items"] == 0
+    parts = [json.loads(path.read_text()) for path in places.folder.glob(f"runs/{RUN}@*/summary.json")]
+    left = {part["stopped_by"]: part["hosts"] for part in parts}
+    assert left.keys() == {"scaled", "drained", "stopped"}
+    for reason in ("scaled", "drained"):  # everything that they had was committed
+        assert left[reason]["committed_items"] == left[reason]["sent_items"] > 100
+        assert left[reason]["left_items"] == 0
+    total = books.total("host")
+    assert (books.strangers, books.twice) == (0, 0)
+    assert total.holes == total.lead  # an actor tries its first environment before it works
+    assert total.tail <= 3 * 12  # the last steps of 12 streams, which wait for what follows
 
 
 def test_a_wrong_password_is_refused_in_words(tmp_path: Path) -> None:
