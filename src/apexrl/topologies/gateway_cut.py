@@ -96,13 +96,13 @@ def envs_side(config: Config, spec: EnvSpec, leases: Sequence[tuple[int, int]], 
     return Program(config, [leased(workers, leases)])
 
 
-def relay_side(program: Program, leases: Sequence[tuple[int, int]], gateway: ParameterGateway) -> Program:
+def relay_side(program: Program, leases: Sequence[tuple[int, int]], gateway: ParameterGateway | None) -> Program:
     """What runs on a host that brings workers which compute gradients.
 
     Args:
         program: of this host's configuration.
         leases: (slot of the run, generation of its lease) of every worker.
-        gateway: to the parameter servers.
+        gateway: to the parameter servers; None: the relay is told when it begins.
     """
     from apexrl.links.tcp.parameter_relay import LOCAL_CAPACITY
 

@@ -60,7 +60,7 @@ CELLS: Final[Mapping[tuple[str, str], Cell]] = {
     ("a3c", MACHINE): RUNS,
     ("a3c", "redis"): Cell(needs={"hogwild": False}),
     ("a3c", "listen"): Cell(needs={"hogwild": False}),
-    ("a3c", "ray"): _SENDS,
+    ("a3c", "ray"): Cell(needs={"hogwild": False}),
     (LEARNERS, MACHINE): RUNS,
     (LEARNERS, "redis"): RUNS,
     (LEARNERS, "ray"): RUNS,

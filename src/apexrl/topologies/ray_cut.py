@@ -3,7 +3,7 @@
 What crosses is carried otherwise than between hosts that join through Redis. Where moving roles write into a replay,
 each group has a shard of it in its own memory, and the learner's node samples all shards; where every learner has a
 replay of its own, group k has a shard of that of learner k mod N. Who asks an inference server on the learner's node
-asks through a gateway there.
+asks through a gateway there; so does the relay of workers that send gradients to parameter servers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from apexrl.config.topology_settings import (
 from apexrl.errors import ConfigError
 from apexrl.replay.layout import Layout
 from apexrl.roles import WorkerGateway
-from apexrl.topologies import host_cut, info
+from apexrl.topologies import gateway_cut, host_cut, info
 from apexrl.topologies.crossing import Crossing, crossing
 from apexrl.topologies.parameter_server_links import board
 from apexrl.topologies.program import Node, Program, ReplayLink
@@ -35,6 +35,8 @@ LEARNERS = ("learner", "gradient_learner", "model_server")
 """The roles on the learner's node, each of which gets the processors and GPUs of a learner."""
 INFERENCE = ("inference_server", "policy_worker", "model_server")
 """The roles that choose the actions of others, each of which gets the GPUs for inference."""
+RELAY = "relay"
+"""Stands for the parameter servers in a group."""
 
 _SAMPLING = ("capacity", "sampler", "min_size", "samples_per_insert", "insert_band", "seed")
 
@@ -73,6 +75,14 @@ def infers(config: Config) -> bool:
     return InferenceSettings in info(config.topology).reads
 
 
+def asking(program: Program) -> frozenset[str]:
+    """The roles in groups that ask through the gateway on the learner's node."""
+    found = cut(program)
+    if found.gradients is not None:
+        return frozenset((RELAY,))
+    return frozenset(node.name for node in found.moving) if found.inference is not None else frozenset()
+
+
 def learner_node_side(program: Program, samplers: Sequence[Any], listen: Any = None) -> Program:
     """Every role that does not move, with ``samplers`` where they had the replays that others write into.
 
@@ -87,8 +97,10 @@ def learner_node_side(program: Program, samplers: Sequence[Any], listen: Any = N
     for link, sampler in zip(found.replays, samplers, strict=True):
         nodes = host_cut.rewired(nodes, link, sampler)
     side = Program(program.config, nodes)
-    if found.inference is not None:
-        ports = {"inference": found.inference, "listen": listen, "record": None, "first": 0, "found": True}
+    asked = {"inference": found.inference, "gradients": found.gradients, "parameters": found.parameters}
+    links = {name: link for name, link in asked.items() if link is not None}
+    if links:
+        ports = {**links, "listen": listen, "record": None, "first": 0, "found": True}
         side.role(WorkerGateway, config=program.config, **ports, restarts=program.config.learner.learner_restarts)
     return side
 
@@ -112,6 +124,11 @@ def actor_group_side(
     if slots is None:
         slots = range(group, config.actor.actors, groups)
     leases = [(slot, 0) for slot in slots]
+    if found.gradients is not None:
+        side = gateway_cut.relay_side(program, leases, None)
+        # Relays of all groups have names of their own.
+        nodes = [node if node.moves else host_cut.leased(node, leases) for node in side.nodes]
+        return Program(config, nodes)
     nodes = [replace(node, count=choosing) if node.name in INFERENCE else node for node in found.moving]
     nodes = [host_cut.leased(node, leases) for node in nodes]
     if found.replays:
@@ -164,10 +181,11 @@ def cut(program: Program) -> Crossing:
     found = crossing(program)
     if found.replays:
         host_cut.check_whole_queue(program.config, "on Ray")
-    if found.gradients is not None or not (found.inference or (found.replays and found.weights)):
+    if not (found.inference or (found.gradients and found.parameters) or (found.replays and found.weights)):
         raise ConfigError(
             f"topology {program.config.topology} cannot run on Ray: its roles that move must write into a replay and "
-            "read weights, or ask an inference server. Leave out --ray, or take another --topology"
+            "read weights, ask an inference server, or send gradients to parameter servers. Leave out --ray, or take "
+            "another --topology"
         )
     return found
 

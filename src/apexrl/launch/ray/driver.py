@@ -156,8 +156,12 @@ class Driver:
         for slot in group.slots:
             if slot.handle is not None:
                 self._hear(group, slot, now)
-            elif not slot.gone and now >= slot.restart_at and (self._groups[0].up or not group.asks):
+            elif not slot.gone and now >= slot.restart_at and self._may_begin(group, slot):
                 self._begin(group, slot, now)
+
+    def _may_begin(self, group: ActorGroup, slot: RaySlot) -> bool:
+        """Whether that is there which the worker asks."""
+        return self._groups[0].up or slot.node.name not in group.asks
 
     def _begin(self, group: ActorGroup, slot: RaySlot, now: float) -> None:
         """Start a generation of a worker."""
@@ -166,7 +170,7 @@ class Driver:
         if number is None:
             slot.restart_at = now + _NUMBER_SECONDS
             return
-        cpus, gpus = placement.actor_cpus if group.number else 0.0, 0.0
+        cpus, gpus = placement.actor_cpus if node.moves else 0.0, 0.0
         if node.name in INFERENCE:
             cpus, gpus = placement.inference_cpus, placement.inference_gpus
         if node.name in LEARNERS:
@@ -184,7 +188,8 @@ class Driver:
         assignment = RayAssignment(worker, node.traits.writes_checkpoints, node.factory, node.nice, labels)
         handle = self._cluster.actor(RoleProcess, group.number, cpus, gpus).remote(assignment)
         slot.begin(now, handle)
-        lent = self._groups[0].memory.lent.remote(group.place) if group.asks else {}
+        asks = node.name in group.asks
+        lent = self._groups[0].memory.lent.remote(group.serves, group.place) if asks else {}
         slot.running = handle.run.remote(group.memory.ports.remote(node.name), lent, self._others(slot))
 
     def _hear(self, group: ActorGroup, slot: RaySlot, now: float) -> None:

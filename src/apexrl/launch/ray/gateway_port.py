@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -9,6 +10,7 @@ import ray
 from apexrl.config.placement import Listen
 from apexrl.links.local.inference import InferenceLink
 from apexrl.links.tcp.near_inference import NearInference
+from apexrl.links.tcp.parameter_relay import ParameterGateway
 from apexrl.links.tcp.remote_inference import RemoteInference
 from apexrl.links.tcp.reserved_port import ReservedPort
 from apexrl.links.tcp.tls import ClientTls, MadeCertificate
@@ -35,12 +37,21 @@ class GatewayPort:
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return (Listen, (where, self._token, self._certificate))
 
-    def lent(self, link: InferenceLink, near: bool) -> NearInference | RemoteInference:
+    def inference(self, link: InferenceLink, near: bool) -> NearInference | RemoteInference:
         """What stands for ``link`` where a worker is; ``near``: on this node."""
         if near:
             return NearInference(link)
-        tls = ClientTls(fingerprint=self._certificate.fingerprint)
-        return RemoteInference(self._port.address, self._token, link.request, link.reply, link.splits, tls=tls)
+        address, tls = self._port.address, self._tls
+        return RemoteInference(address, self._token, link.request, link.reply, link.splits, tls=tls)
+
+    def parameters(self, slots: Sequence[int]) -> ParameterGateway:
+        """What a relay for the workers in ``slots`` of the run is told. Its generations rise over all of its starts, so
+        their leases need not."""
+        return ParameterGateway(self._port.address, self._token, [(slot, 0) for slot in slots], tls=self._tls)
+
+    @property
+    def _tls(self) -> ClientTls:
+        return ClientTls(fingerprint=self._certificate.fingerprint)
 
     def close(self) -> None:
         self._port.close()

@@ -197,7 +197,8 @@ class GroupControl:
         """Kill the process that holds its memory, its workers, and those in other groups that ask them."""
         if group.memory is None:
             return
-        asking = [slot for other in self._groups if other.asks and not group.number for slot in other.slots]
+        others = self._groups[1:] if not group.number else []
+        asking = [slot for other in others for slot in other.slots if slot.node.name in other.asks]
         for slot in (*group.slots, *asking):
             if slot.handle is not None:
                 kill(slot.handle)

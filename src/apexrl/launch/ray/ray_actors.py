@@ -115,11 +115,17 @@ class GroupMemory:
         """Of a role here, for a process on this node."""
         return self._wiring.ports(next(node for node in self._program.nodes if node.name == role))
 
-    def lent(self, node: str) -> dict[str, Any]:
-        """(learner's node) Ports of roles in other groups that ask here, for a process on ``node``."""
+    def lent(self, slots: Sequence[int], node: str) -> dict[str, Any]:
+        """(learner's node) Ports of a role in another group that asks here, for a process on ``node``.
+
+        Args:
+            slots: of the run that the group serves.
+        """
         ports = next(ports for one in self._program.nodes if "listen" in (ports := self._wiring.ports(one)))
         gateway: GatewayPort = ports["listen"]
-        return {"inference": gateway.lent(ports["inference"], node == self._node)}
+        if "inference" in ports:
+            return {"inference": gateway.inference(ports["inference"], node == self._node)}
+        return {"gateway": gateway.parameters(slots)}
 
     def look(self) -> Look:
         refused = {} if self._distribution is None else dict(self._distribution.refused)

@@ -18,7 +18,7 @@ from apexrl.links.local.stall_detector import StallDetector
 from apexrl.links.tcp.tls import made_certificate
 from apexrl.run.status import WorkerState, WorkerStatus
 from apexrl.topologies.program import Node, Program, ReplayLink, WeightsLink
-from apexrl.topologies.ray_cut import actor_group_side, cut, learner_node_side, sampling
+from apexrl.topologies.ray_cut import actor_group_side, asking, learner_node_side, sampling
 
 _GRACE_SECONDS, _HURRIED_SECONDS = 20.0, 8.0  # from the stop to the kill
 _KEEPER_SECONDS, _HURRIED_KEEPER_SECONDS = 120.0, 30.0  # of the role that writes checkpoints
@@ -161,9 +161,9 @@ def groups_of(program: Program, plan: Plan, namespace: str) -> list[ActorGroup]:
     Raises:
         ConfigError: the program cannot be cut so; or a package is missing.
     """
-    config, slots, found = program.config, plan.slots, cut(program)
+    config, slots = program.config, plan.slots
     replays, listen = sampling(program), None
-    if found.inference is not None:
+    if asks := asking(program):
         listen = program.link(GatewayPort, token=secrets.token_urlsafe(32), certificate=made_certificate())
     home = learner_node_side(program, samplers(len(slots), namespace, replays) if replays else [], listen)
     groups = [ActorGroup(0, home, config.learner.learner_restarts)]
@@ -171,7 +171,7 @@ def groups_of(program: Program, plan: Plan, namespace: str) -> list[ActorGroup]:
         side = actor_group_side(program, k, len(slots), own, policies)
         gated = bool(replays) and replays[k % len(replays)].get("samples_per_insert", 0.0) > 0.0
         groups.append(ActorGroup(k + 1, side, config.actor.actor_restarts, k >= plan.base, gated))
-        groups[-1].asks = found.inference is not None
+        groups[-1].asks, groups[-1].serves = asks, own
     return groups
 
 
@@ -189,7 +189,8 @@ class ActorGroup:
         links = [port for node in program.nodes for port in node.ports.values()]
         self.has_shard = number > 0 and any(isinstance(port, ReplayLink) for port in links)
         self.reads_weights = number > 0 and any(isinstance(port, WeightsLink) for port in links)
-        self.asks = False  # a server on the learner's node, and ends with that
+        self.asks: frozenset[str] = frozenset()  # roles that ask servers on the learner's node, and end with these
+        self.serves: tuple[int, ...] = ()  # slots of the run
         kind = "shard" if self.has_shard else "group"
         self.name = "home" if number == 0 else f"{kind}-{number - 1}"
         self.patience = RestartBudget(restarts)

@@ -1,4 +1,4 @@
-"""Topologies in which environments ask for actions, cut into a learner's node and groups."""
+"""Topologies whose workers ask servers, cut into a learner's node and groups."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from apexrl.agents import with_agent
 from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.links.local.inference import InferenceLink
-from apexrl.protocols import Item
+from apexrl.protocols import Item, Place
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, Program, ReplayLink, topology
 from apexrl.topologies.program import Node, WeightsLink
 from apexrl.topologies.ray_cut import (
     actor_group_side,
+    asking,
     in_shards,
     inference_servers,
     learner_node_side,
@@ -31,8 +32,9 @@ PROBE = Probe(
     Item("unroll", length=5),
     ("gradients", "networks"),
     vectors={"q/online": 30},
-    places={"w": ("q", 0, (30,))},  # type: ignore[dict-item]
+    places={"w": Place("q", 0, (30,))},
 )
+A3C = replace(PROBE, offers=("gradients", "apply", "networks"))
 
 
 def program(name: str, **changes: Any) -> Program:
@@ -90,6 +92,31 @@ def test_the_server_of_seed_and_ga3c_stays_with_its_replay_and_workers_ask_throu
     assert set(workers.ports) == {"config", "spec"}  # what stands for the link is known when the gateway is there
 
 
+def test_groups_of_a3c_have_a_relay_in_the_place_of_the_parameter_servers() -> None:
+    config = with_agent(Config(topology="a3c"), "a2c")
+    sizes = {"actors": 5, "hogwild": False, "anneal": False, "epochs": 1, "minibatches": 1}
+    whole = topology("a3c")(override(config, {**sizes, "parameter_servers": 1}), A3C)
+    home = nodes(learner_node_side(whole, [], listen := object()))
+    assert set(home) == {"parameter_server", "evaluator", "gateway"}
+    gateway = home["gateway"].ports
+    assert gateway["gradients"] is home["parameter_server"].ports["gradients"]
+    assert gateway["parameters"] is home["parameter_server"].ports["parameters"]
+    assert gateway["listen"] is listen
+    assert "inference" not in gateway
+    assert sampling(whole) == []
+    assert asking(whole) == {"relay"}
+
+    sides = [nodes(actor_group_side(whole, group, 2)) for group in range(2)]
+    assert [side["worker"].indices for side in sides] == [(0, 2, 4), (1, 3)]
+    assert [side["relay"].leases for side in sides] == [[(0, 0)], [(1, 0)]]  # no two have a name
+    for side in sides:
+        worker, relay = side["worker"], side["relay"]
+        assert worker.ports["gradients"] is relay.ports["gradients"] is not gateway["gradients"]
+        assert worker.ports["parameters"] is relay.ports["parameters"] is not gateway["parameters"]
+        assert relay.ports["gradients"].options["slots"] == worker.indices
+        assert not relay.moves  # it takes no processor of an actor
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -97,6 +124,7 @@ def test_the_server_of_seed_and_ga3c_stays_with_its_replay_and_workers_ask_throu
         ("sample_factory", (True, 3, 0)),
         ("seed", (False, 0, 1)),
         ("ga3c", (False, 0, 0)),  # its model server learns too
+        ("a3c", (False, 0, 0)),
     ],
 )
 def test_what_a_topology_has_where(name: str, expected: tuple[bool, int, int]) -> None:

@@ -1,4 +1,4 @@
-"""Whole runs of Sample Factory, SEED and GA3C on a real Ray of several nodes: whoever dies, they go on and learn."""
+"""Whole runs of Sample Factory, SEED, GA3C and A3C on a real Ray of several nodes: whoever dies, they go on."""
 
 from __future__ import annotations
 
@@ -63,6 +63,19 @@ def test_seed_and_ga3c_go_on_whoever_dies(
     check(summary, tmp_path, env_worker=2 + 2 + 4, **once)
     assert summary["hosts"]["refused"] == 0 or watcher.said("was refused")
     assert watcher.said("group-0 was lost")
+    assert watcher.said("the learner's node or memory was lost")
+
+
+def test_a3c_goes_on_whoever_dies(cluster: str, tmp_path: Path) -> None:
+    """Workers wait while their relay, the gateway or a server is away; of the learner's node, only relays ask."""
+    killer = Killer("worker-1", "relay-0", "parameter_server-0", "gateway-0", "group-0", "home")
+    changes = {"hogwild": False, "anneal": False, "epochs": 1, "minibatches": 1}
+    chosen = with_agent(config_of("a3c", tmp_path), "a2c")
+    summary, watcher = run(cluster, override(chosen, changes), killer, replay_shards=2)
+    restarts = {role: count for role, count in summary["restarts"].items() if count}
+    once = {"worker": 1 + 2, "relay": 1 + 1 + 2, "parameter_server": 2, "gateway": 2, "evaluator": 1, "group": 1}
+    assert restarts == once
+    assert checkpoint.load_latest(tmp_path / "run" / "checkpoints") is not None
     assert watcher.said("the learner's node or memory was lost")
 
 
