@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from apexrl.links.averaging.gradient_averaging import State
 from apexrl.protocols import Context, Learned
@@ -22,6 +22,15 @@ _ABSTAIN_SECONDS = 0.02, 1.0
 _TAKES_PART, _ENDS, _WANTED, _FLAGS = 0, 1, 2, 3
 """What stands before the gradients in the vectors that are summed: 1 of who has a gradient; of who says that the update
 is over; of who knows that somebody waits to join. Then, of every group, 1 of who changes it, and of who clips it."""
+
+
+class _Round(NamedTuple):
+    """What came of one sum."""
+
+    parts: dict[str, Tensor]  # name of a group -> its average
+    takers: int  # learners whose gradient is in it
+    ends: bool
+    wanted: bool
 
 
 class SyncGroup:
@@ -49,10 +58,11 @@ class SyncGroup:
             network.averages = True
         sizes = [network.gradient.numel() for network in self._networks.values()]
         self._floats = sum(sizes)
-        self._offered = torch.zeros(_FLAGS + 2 * len(sizes) + self._floats)
+        self._vector = torch.zeros(_FLAGS + 2 * len(sizes) + self._floats)
         self._takes_turns = not context.patience
         self._member = link.member(context.index, context.should_stop)
         self._steps: Steps | None = None  # of the update that is under way
+        self._gradients: Gradients | None = None  # that the others have yet to average
         self._progress = progress
         self._busy_at, self._idle_seconds = time.monotonic(), _ABSTAIN_SECONDS[1]
         self.abstains = False
@@ -81,22 +91,20 @@ class SyncGroup:
         if self._steps is None:
             begin = getattr(self._agent, "steps", None)
             self._steps = _one_step(self._agent, prepared) if begin is None else begin(prepared)
-            self._offer(next(self._steps))
+            self._gradients = next(self._steps)
         while True:
-            total = self._member.sum(self._offered)
-            if total is None:
+            made = self._round(self._gradients)
+            if made is None:
                 return None
-            all_take_part = total[_TAKES_PART] == self._member.size
             try:
-                self._offer(self._steps.send(self._parts(total)))
+                self._gradients = self._steps.send(made.parts)
             except StopIteration as end:
                 learned: Learned = end.value
                 break
-        self._steps = None
-        if not all_take_part and hasattr(self._agent, "steps"):  # who abstains cannot know how many steps there are
-            self._offer(None)[_ENDS] = 1.0
-            self._member.sum(self._offered)
-        self._made(total)
+        self._steps = self._gradients = None
+        if made.takers < self._member.size and hasattr(self._agent, "steps"):
+            self._round(None, ends=True)  # who abstains cannot know how many steps there are
+        self._made(made)
         return learned
 
     def abstain(self) -> bool:
@@ -110,41 +118,54 @@ class SyncGroup:
             self._idle_seconds = max(0.5 * self._idle_seconds, _ABSTAIN_SECONDS[0])
         if not self._member.joined and not self._join():
             return False
-        first = total = self._member.sum(self._offer(None))
-        before = self._updates
-        while total is not None and total[_TAKES_PART]:
-            self._agent.apply(self._parts(total))
-            if not hasattr(self._agent, "steps"):
-                break
-            self._updates = before  # it counts gradient steps
-            total = self._member.sum(self._offer(None))
-            if total is not None and total[_ENDS]:
-                self._updates = before + 1
-                break
-        if first is None or total is None or not first[_TAKES_PART]:
-            if total is not None and total[_WANTED]:
+        made, before = self._round(None), self._updates
+        if made is None or not made.takers:
+            if made is not None and made.wanted:
                 self._member.leave()
             return False
-        self._made(total)
+        self._agent.apply(made.parts)
+        while hasattr(self._agent, "steps"):
+            self._updates = before  # it counts gradient steps
+            made = self._round(None)
+            if made is None:
+                return False
+            if made.ends:
+                self._updates = before + 1
+                break
+            self._agent.apply(made.parts)
+        self._made(made)
         return True
 
     def close(self) -> None:
         """Leave the others, who do not wait."""
         self._member.close()
 
-    def _made(self, total: Tensor) -> None:
-        """An update was made; ``total`` is the last sum of it."""
+    def _made(self, last: _Round) -> None:
+        """An update was made, which ended with that round."""
         self._busy_at = self._busy_at if self.abstains else time.monotonic()
         self.made_at, self.version = self.version, self.version + 1
         self._progress += 1
-        if total[_WANTED]:
+        if last.wanted:
             self._member.leave()
 
-    def _offer(self, gradients: Gradients | None) -> Tensor:
-        """Fill what is summed next. Some updates change some networks only: the others' places are zeros."""
-        offered, own = self._offered, {} if gradients is None else gradients.groups
+    def _round(self, gradients: Gradients | None, ends: bool = False) -> _Round | None:
+        """Average gradients with the others'; None: this learner has none. None: others are not here yet, or one was
+        lost."""
+        if self._member.size > 1:
+            total = self._member.sum(self._offered(gradients, ends))
+            return None if total is None else self._parts(total)
+        parts = {} if gradients is None else gradients.groups
+        for name, gradient in parts.items():
+            if (network := self._networks[name]).clips_average:
+                network.clip_average(gradient)
+        return _Round(parts, gradients is not None, ends, self._member.wanted)
+
+    def _offered(self, gradients: Gradients | None, ends: bool) -> Tensor:
+        """What this learner adds to the sum. Some updates change some networks only: the others' places are zeros."""
+        offered, own = self._vector, {} if gradients is None else gradients.groups
         offered.zero_()
-        offered[_TAKES_PART], offered[_WANTED] = float(gradients is not None), float(self._member.wanted)
+        offered[_TAKES_PART], offered[_ENDS] = float(gradients is not None), float(ends)
+        offered[_WANTED] = float(self._member.wanted)
         flag, start = _FLAGS, _FLAGS + 2 * len(self._networks)
         for name, network in self._networks.items():
             size = network.gradient.numel()
@@ -154,7 +175,7 @@ class SyncGroup:
             flag, start = flag + 2, start + size
         return offered
 
-    def _parts(self, total: Tensor) -> dict[str, Tensor]:
+    def _parts(self, total: Tensor) -> _Round:
         """The averages, clipped, of the groups that somebody changes."""
         parts: dict[str, Tensor] = {}
         flags = total[: _FLAGS + 2 * len(self._networks)].tolist()
@@ -166,7 +187,7 @@ class SyncGroup:
                 mean = total[start : start + live.numel()].div_(count).to(live.device)
                 parts[name] = network.clip_average(mean) if clips else mean
             flag, start = flag + 2, start + live.numel()
-        return parts
+        return _Round(parts, int(flags[_TAKES_PART]), flags[_ENDS] > 0.0, flags[_WANTED] > 0.0)
 
     def _join(self) -> bool:
         """Take the state that all begin with. False: not all are here yet."""
