@@ -20,6 +20,7 @@ def join(
     run: str,
     *,
     actors: int = 0,
+    learners: int = 0,
     out: str = "runs",
     env_kwargs: Mapping[str, Any] | None = None,
     trust: Sequence[str] = (),
@@ -36,6 +37,8 @@ def join(
         url: of the Redis server.
         run: the run's name on that server; the run may be started later.
         actors: actor processes; 0: as many as the run's configuration says.
+        learners: 1: this host also brings a learner, which learns from its actors and makes every update with the
+            run's other learners (``apex`` and ``impala``).
         out: folder of run folders; this host's part of the run gets its own, with logs and a summary.
         env_kwargs: keyword arguments of the environment that differ on this host.
         trust: your own modules from which the run may name an environment, an agent or a network.
@@ -55,7 +58,14 @@ def join(
     from apexrl import launch
 
     def run_here(watching: Sequence[Observer]) -> dict[str, Any]:
-        here = {"actors": actors, "out": out, "env_kwargs": env_kwargs, "trust": trust, "log_format": log_format}
+        here = {
+            "actors": actors,
+            "learners": learners,
+            "out": out,
+            "env_kwargs": env_kwargs,
+            "trust": trust,
+            "log_format": log_format,
+        }
         return launch.join(url, run, watching, **here, token=token)
 
     return _observed(run_here, callbacks, panels(show, log_format), observers, on_folder)

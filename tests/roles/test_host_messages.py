@@ -70,3 +70,13 @@ def test_a_mean_of_many_counts_as_many() -> None:
     assert latest.hear({"returns": [5.0]}) == pytest.approx((3.0 + 980.0 + 5.0) / 100)
     assert latest.hear({"returns": [], "count": 1000, "mean_return": 7.0}) == 7.0
     assert latest.hear({"returns": [1.0] * 250}) == 1.0
+
+
+def test_totals_of_a_host_are_kept_and_what_cannot_be_one_is_counted(stage) -> None:
+    hosts = HostMessages(stage.context("intake"))
+    good = {"env_steps": 7, "episodes": 2}
+    bad = ({"env_steps": True}, {"env_steps": -1}, {"episodes": 2**60}, {"episodes": None}, {"env_steps": "7"})
+    hosts.pass_on([Message("a", "totals", {"env_steps": 3, "episodes": 0}), Message("a", "totals", good)])
+    hosts.pass_on([Message("b", "totals", {**good, **wrong}) for wrong in bad])
+    assert hosts.totals == {"a": [7, 2]}
+    assert hosts.dropped == len(bad)

@@ -39,6 +39,9 @@ class Actor(ObserverFlags):
     """The run's name on that server."""
     actors: int = 0
     """Actor processes on this host; 0: as many as the run's configuration says."""
+    learners: int = 0
+    """1: this host also brings a learner, which learns from its actors and makes every update with the run's other
+    learners (topologies apex and impala)."""
     out: str = "runs"
     """Folder that holds the run folders; this host writes into NAME@HOST."""
     log_format: LogFormat = "text"

@@ -167,9 +167,12 @@ def _actor(words: list[str]) -> int:
     url, run = host_flags.redis_url(wanted.redis), host_flags.run_name(wanted.run, "actor")
     if wanted.actors < 0:
         raise ConfigError(f"--actors must be 0 or more, not {wanted.actors}")
+    if wanted.learners not in (0, 1):
+        raise ConfigError(f"--learners must be 0 or 1, not {wanted.learners}: start the command once for each learner")
     token = shared_token(wanted.token_file)
 
-    given = {name: getattr(wanted, name) for name in ("actors", "out", "env_kwargs", "trust", "log_format")}
+    here = ("actors", "learners", "out", "env_kwargs", "trust", "log_format")
+    given = {name: getattr(wanted, name) for name in here}
     start = partial(remote_api.join, url, run, **given, token=token, show=False)
     return _shown(start, *exporters(wanted, "host", run), wanted.log_format)
 

@@ -29,12 +29,13 @@ from apexrl.launch.gateway_host import AGAIN, GatewayHost, Place
 from apexrl.launch.host_agreement import actors_here, check_version, first_difference, on_this_host, refuse_difference
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.local_run import supervise
-from apexrl.launch.probe import step_spec_to_json
+from apexrl.launch.probe import probe, probe_learner, step_spec_to_json
 from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.supervisor import Supervisor
 from apexrl.links.backoff import Backoff
 from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.printable import host_name
+from apexrl.links.redis.averaging_record import RedisRecord
 from apexrl.links.redis.checked_values import GatewayAddress
 from apexrl.links.redis.host_orders import ordered_actors
 from apexrl.links.redis.keys import RunKeys
@@ -49,6 +50,8 @@ from apexrl.run.log_lines import LogFormat
 from apexrl.run.status import Level, Observer
 from apexrl.topologies import Probe, topology
 from apexrl.topologies.host_cut import actor_side, replay_of
+from apexrl.topologies.learner_hosts import other_host
+from apexrl.topologies.sync_learners import averaging
 from apexrl.topologies.validation import validate
 
 HOST_PRELOAD: Final = ("redis", "apexrl.links.redis.experience_stream", "apexrl.links.redis.weights_channel")
@@ -59,6 +62,8 @@ _HURRIED: Final = frozenset(("finished", "stopped", "replaced", "lost learner"))
 _AGAIN: Final = AGAIN
 """Reasons to join once more."""
 
+_OTHER_PLACES: Final = 1 << 16  # of learners: those of the first host come before
+
 _LEASE_PATIENCE: Final = 1.5  # leases; a host that was killed holds its slots for one
 
 
@@ -67,6 +72,7 @@ def join(
     run: str,
     *,
     actors: int = 0,
+    learners: int = 0,
     out: str = "runs",
     env_kwargs: Mapping[str, Any] | None = None,
     trust: Sequence[str] = (),
@@ -97,6 +103,8 @@ def join(
         record = _find(server, run, run_id, minutes, tell, interrupts)
         origin = f"run {record.name} at {server.address}"
         allowed = trusted_modules(record, token, trust, origin)
+        if learners:
+            _check_learners(record)
         ordered = ordered_actors(server, run, host_name())
         heeds = ordered not in (0, refused) and ordered <= record.actor_slots
         wanted, unheeded = (ordered, 0) if heeds else (actors, ordered)
@@ -123,7 +131,7 @@ def join(
         config = replace(config, log_format=log_format)
         minutes = config.hosts.patience_minutes
         try:
-            summary = _work(server, record, config, observers, tell, interrupts, began, unheeded)
+            summary = _work(server, record, config, learners, observers, tell, interrupts, began, unheeded)
         except ExhaustedError as error:
             if not heeds:
                 raise
@@ -189,6 +197,18 @@ def local_config(
     return replace(validate(config), stop=StopConfig())
 
 
+def _check_learners(record: RunRecord) -> None:
+    """Refuse to bring a learner to a run that takes none.
+
+    Raises:
+        ConfigError: says why.
+    """
+    known = record.learners_refused
+    why = known if isinstance(known, str) else f"it was started by apexrl {record.apexrl}, which knows of none"
+    if why:
+        raise ConfigError(f"run {record.name} takes no learners of other hosts (--learners): {why}")
+
+
 def compare(record: RunRecord, seen: Probe, config: Config) -> None:
     """Refuse an environment, or an agent, that differs from the learner's host.
 
@@ -235,6 +255,7 @@ def _work(
     server: Server,
     record: RunRecord,
     config: Config,
+    learners: int,
     observers: Sequence[Observer],
     tell: Callable[[str, Level], None],
     interrupts: Interrupts,
@@ -251,7 +272,7 @@ def _work(
         preload = (*preloaded(config), *HOST_PRELOAD)
         supervisor = stack.enter_context(closing(Supervisor(config, interrupts, preload, _HURRIED)))
         try:
-            seen = supervisor.probe()
+            seen = supervisor.probe(probe_learner if learners else probe)
         except (EnvError, ConfigError, AgentError, SpecError) as error:
             raise type(error)(f"on host {host_name()}: {error}") from error
         compare(record, seen, config)
@@ -262,20 +283,26 @@ def _work(
                 f"same version of apexrl on both (there: {record.apexrl})"
             )
         lease = _lease(server, record, config, config.actor.actors, tell, interrupts)
-        beacon = stack.enter_context(closing(Beacon(lease, config, refused=refused)))
-        remote = {
-            "server": server,
-            "keys": lease.keys,
-            "run_id": record.run_id,
-            "member": lease.member,
-            "generation": lease.generation,
-        }
-        program = actor_side(whole, [(slot.index, slot.generation) for slot in lease.slots], remote)
+        beacon = stack.enter_context(closing(Beacon(lease, config, refused=refused, counts=learners > 0)))
+        leases = [(slot.index, slot.generation) for slot in lease.slots]
+        if learners:
+            shared, place = RedisRecord(server, lease.keys, record.run_id), _OTHER_PLACES + leases[0][0]
+            program = other_host(whole, leases, averaging(whole, config, seen, record=shared, first=place))
+        else:
+            remote = {
+                "server": server,
+                "keys": lease.keys,
+                "run_id": record.run_id,
+                "member": lease.member,
+                "generation": lease.generation,
+            }
+            program = actor_side(whole, leases, remote)
 
         def first(ledger: Ledger, board: ControlBoard) -> None:
             beacon.announce(ledger.tell)
             slots = ", ".join(str(slot.index) for slot in lease.slots)
-            ledger.tell(f"joined run {record.name} at {server.address} with the slots {slots}", "info")
+            also = "a learner and " if learners else ""
+            ledger.tell(f"joined run {record.name} at {server.address} with {also}the slots {slots}", "info")
 
         return supervise(supervisor, program, config, [*observers, beacon], None, began, seen, first, beacon.check)
 

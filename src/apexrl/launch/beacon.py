@@ -39,11 +39,20 @@ class Beacon(IdleObserver):
         config: of the run; its lease, how patient an actor host is, and how many actors it brings.
         reports: episodes and warnings of this host go the same way.
         refused: a number of actors that this host was told to bring and could not.
+        counts: tell the learner's host of this one's steps and episodes, whose experience stays here.
     """
 
     ours = True
 
-    def __init__(self, lease: LearnerLease | HostLease, config: Config, reports: bool = True, refused: int = 0) -> None:
+    def __init__(
+        self,
+        lease: LearnerLease | HostLease,
+        config: Config,
+        reports: bool = True,
+        refused: int = 0,
+        counts: bool = False,
+    ) -> None:
+        self._counts = counts
         self.error: Exception | None = None
         self._lease = lease
         self._outbox = lease.outbox if reports and isinstance(lease, HostLease) else None
@@ -140,7 +149,12 @@ class Beacon(IdleObserver):
     def _renew(self) -> Orders:
         if isinstance(self._lease, LearnerLease):
             return self._lease.renew(LearnerDigest.of(self._status, self._carried))
+        self._count()
         return self._lease.renew(HostDigest.of(self._status, self._carried))
+
+    def _count(self) -> None:
+        if self._counts and isinstance(self._lease, HostLease):
+            self._lease.outbox.totals(self._status.env_steps, self._status.episodes)
 
     def _look_at_lease(self) -> None:
         """Tell when checkpoints are not written any more, and when they are again."""
@@ -222,6 +236,7 @@ class Beacon(IdleObserver):
     def _release(self) -> None:
         deadline, backoff = time.monotonic() + _FINISH_SECONDS, Backoff()
         if isinstance(self._lease, HostLease):
+            self._count()
             self._lease.leave(HostDigest.of(self._status, self._carried))
         elif self._summary is None:
             self._lease.leave()

@@ -29,6 +29,7 @@ from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.supervisor import Supervisor
 from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.printable import host_name
+from apexrl.links.redis.averaging_record import RedisRecord
 from apexrl.links.redis.keys import check_name
 from apexrl.links.redis.run_record import LearnerLease, RunRecord
 from apexrl.links.redis.server import Server
@@ -40,6 +41,8 @@ from apexrl.run.status import Observer
 from apexrl.topologies import Probe, Program, topology
 from apexrl.topologies.gateway_cut import asks_servers, gateway_side
 from apexrl.topologies.host_cut import learner_side, options_to_json, passing, replay_of
+from apexrl.topologies.learner_hosts import first_host, refusal
+from apexrl.topologies.sync_learners import averaging
 
 
 @dataclass(frozen=True)
@@ -200,7 +203,11 @@ class LearnerSide:
         identity = self.identity
         remote = {"server": self._server, "keys": lease.keys, "run_id": identity.run_id, "fence": lease.taken}
         if self.gateway is None:
-            program = learner_side(self._program, remote, resumed=resumed)
+            whole = self._program
+            if not self._record.learners_refused:
+                shared = RedisRecord(self._server, lease.keys, identity.run_id)
+                whole = first_host(whole, averaging(whole, self._config, self._seen, record=shared))
+            program = learner_side(whole, remote, resumed=resumed)
         else:
             opened = {"listen": self.gateway.listen, "record": self._tcp_record, "found": True}
             program = gateway_side(self._program, opened)
@@ -248,4 +255,5 @@ def make_record(
         host=host_name(),
         began=time.time(),
         **carried,
+        learners_refused=refusal(program, seen)[:1000],
     )

@@ -360,7 +360,8 @@ class Ledger:
         if self._first_step is None:
             return "starting"
         here = {worker.role for worker in status.workers}
-        elsewhere = "uplink" in here or here == {"env_worker"}  # the learner is on another host
+        # the first learner is on another host
+        elsewhere = "uplink" in here or here in ({"env_worker"}, {"learner", "actor"})
         return "training" if elsewhere or status.updates > self.base.updates else "filling"
 
     def _apply_rules(self, status: RunStatus) -> None:

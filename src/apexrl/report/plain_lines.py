@@ -163,7 +163,8 @@ def closing_line(summary: Mapping[str, Any]) -> Text:
     words = (
         f" after {clock(wall)}, because {ends.get(stopped_by, stopped_by)}; {steps:,.0f} steps, {updates:,.0f} updates"
     )
-    if stopped_by != "error" and not updates and "updates" in summary and not summary.get("hosts"):
+    learned = updates or (summary.get("policy_lag") or {}).get("steps")  # who learns beside the first counts no updates
+    if stopped_by != "error" and not learned and "updates" in summary and not summary.get("hosts"):
         words += "; nothing was learned: there was no batch yet"
         words += " (--batch-size; a prioritized replay first holds --min-size items)"
     best, last = summary.get("final_eval_return"), summary.get("last_weights_return")

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from apexrl.protocols import Context
+from apexrl.roles.uplink import COUNTED
 
 if TYPE_CHECKING:
     from apexrl.links.redis.members import Message
@@ -27,11 +28,13 @@ class HostMessages:
         heard: episodes and warnings that came.
         drained: hosts that have said that they leave because they were asked to.
         dropped: those that hosts say they could not tell of, those that could not be read, and those left out here.
+        totals: of hosts with learners of their own, their environment steps and episodes, by name; to be taken out.
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self.heard = self.drained = self.dropped = 0
+        self.totals: dict[str, list[int]] = {}
 
     def pass_on(self, messages: Iterable[Message]) -> None:
         """One message about all episodes, and a line for every different warning, as far as there is room."""
@@ -55,6 +58,8 @@ class HostMessages:
                 self.heard += 1
                 self.drained += kind == "drained"
                 self._context.send("log", text=f"{member} was {values['text'][:_MOST_TEXT]}", level="warning")
+            elif kind == "totals" and (totals := [_whole(values.get(name)) for name in COUNTED]) and None not in totals:
+                self.totals[member] = [total for total in totals if total is not None]
             elif kind == "dropped" and things:
                 self.dropped += things
             else:
@@ -91,8 +96,11 @@ class HostMessages:
 
 def _count(values: dict[str, Any]) -> int:
     """How many things a message tells of; 0 when that is no number that can be."""
-    count = values.get("count")
-    return count if isinstance(count, int) and not isinstance(count, bool) and 0 < count < 2**53 else 0
+    return _whole(values.get("count")) or 0
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
 
 
 def _episodes(values: dict[str, Any], count: int) -> tuple[list[float], list[float], float, float] | None:

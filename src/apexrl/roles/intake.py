@@ -179,6 +179,7 @@ class Intake:
         self._next_report = now + _REPORT_SECONDS
         with suppress(LinkError):  # the receiver waits for the server
             self._hosts.pass_on(self._messages.read())
+            self._count_totals()
         self._sink.close_idle(_IDLE_SECONDS)
         for text in self._receiver.take_refusals():
             self._context.send("log", text=text, level="warning")
@@ -207,6 +208,13 @@ class Intake:
             weights_published=self._weights.published,
             weights_trouble=self._weights_trouble,
         )
+
+    def _count_totals(self) -> None:
+        """Count what hosts with learners of their own have done: their experience stays with them."""
+        for member, totals in self._hosts.totals.items():
+            grown = self._receipts.count(f"{member}/own", totals, first=False)
+            self._context.count(**dict(zip(COUNTED, grown, strict=True)))
+        self._hosts.totals.clear()
 
 
 class Delivery:

@@ -43,7 +43,8 @@ class Learner:
     restored learner repeats the work. Version 1 means that nothing was learned, also after a restart or a resume.
 
     With ``averaging`` several learners make every update together (``SyncGroup``). The first publishes, counts updates
-    and writes checkpoints for all.
+    and writes checkpoints for all. With ``elsewhere`` that is one of another host: this one publishes to the actors of
+    its own host alone.
     """
 
     traits = RoleTraits(
@@ -63,6 +64,7 @@ class Learner:
         replay: Replay | BatchServer,
         weights: Weights,
         averaging: GradientAveraging | None = None,
+        elsewhere: bool = False,
     ) -> None:
         import torch
 
@@ -79,7 +81,8 @@ class Learner:
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, device, context.seed)
         self._item: Item = getattr(self._agent, "item", Item())
         self._folder = RunFolder(context.folder)
-        self._leads = averaging is None or context.index == 0
+        self._leads = not elsewhere and (averaging is None or context.index == 0)
+        self._publishes = self._leads or elsewhere
         if self._leads:
             checkpointing.restore(context, self._agent, weights, config.agent.agent)
 
@@ -179,7 +182,9 @@ class Learner:
             self._context.count(updates=group.missed)
         if self._ages is not None:
             self._ages.shift(group.made_at - self._version + 1 - batches)
-        self._version, group.missed = group.made_at, 0
+        self._version, jumped, group.missed = group.made_at, group.missed > 0, 0
+        if jumped:  # actors have weights of long ago
+            self._publish()
 
     def _made_update(self, gradients: int) -> None:
         self._context.count(gradients=gradients, updates=int(self._leads))
@@ -195,7 +200,7 @@ class Learner:
         self._publish()
         self._report(now=float("inf"))
         self._saving.last(self._checkpoint)
-        if self._config.learner.save_replay and self._replay is not None:
+        if self._config.learner.save_replay and self._replay is not None and self._leads:
             checkpointing.save_replay(self._context, self._replay.save)
 
     def _checkpoint(self) -> None:
@@ -203,7 +208,7 @@ class Learner:
             checkpointing.write(self._context, self._agent, self._config.learner.checkpoints_kept)
 
     def _publish(self) -> None:
-        if self._leads and self._version > self._weights.version:
+        if self._publishes and self._version > self._weights.version:
             self._weights.publish(self._agent.weights(), self._version)
 
     def _report(self, now: float | None = None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from apexrl.config import Config
 from apexrl.errors import AgentError, ConfigError
 from apexrl.links.averaging.gradient_averaging import GradientAveraging
@@ -10,11 +12,26 @@ from apexrl.topologies.program import Link, Probe, Program
 _PACES = 2.0  # of --updates-per-second, for which learners wait for each other at least
 
 
-def averaging(program: Program, config: Config, probe: Probe) -> Link:
+def averaging(program: Program, config: Config, probe: Probe, **record: Any) -> Link:
     """Through which ``config.wiring.learners`` average their gradients (``roles.sync_group``).
+
+    Args:
+        record: where learners of other hosts take part: ``record`` and ``first`` of ``GradientAveraging``.
 
     Raises:
         ConfigError, AgentError: they cannot do so; the message names the setting, or what the agent lacks.
+    """
+    check(config, probe)
+    pace = config.learner.updates_per_second
+    patience = max(config.wiring.averaging_timeout, _PACES / pace if pace else 0.0)
+    return program.link(GradientAveraging, members=config.wiring.learners, patience=patience, **record)
+
+
+def check(config: Config, probe: Probe) -> None:
+    """Refuse what several learners cannot do together.
+
+    Raises:
+        ConfigError, AgentError: the message names the setting, or what the agent lacks.
     """
     agent = config.agent
     if agent.anneal:
@@ -36,6 +53,3 @@ def averaging(program: Program, config: Config, probe: Probe) -> Link:
             f"several --learners average gradients, and agent {agent.agent} is made of more than these (running "
             "statistics, weights scaled after an update, or such as none of its `networks` holds): use --learners 1"
         )
-    pace = config.learner.updates_per_second
-    patience = max(config.wiring.averaging_timeout, _PACES / pace if pace else 0.0)
-    return program.link(GradientAveraging, members=config.wiring.learners, patience=patience)

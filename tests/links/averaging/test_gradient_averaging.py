@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import threading
 import time
 import traceback
 from collections import defaultdict
@@ -17,8 +18,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from apexrl.errors import SpecError
+from apexrl.errors import LinkError, SpecError
 from apexrl.links.averaging.gradient_averaging import GradientAveraging, Member, State
+from apexrl.links.averaging.process_group import ProcessGroup
+from apexrl.links.averaging.shared_record import SegmentRecord
 
 PATIENCE = 1.5
 WAIT_SECONDS = 30.0
@@ -183,6 +186,25 @@ def test_learners_of_other_networks_are_refused() -> None:
             assert members[1].join(State(torch.ones(3), 1, 0, 0), 5) is None
     for member in members:
         member.close()
+
+
+def test_who_does_not_know_the_secret_is_not_let_in() -> None:
+    record = SegmentRecord(1 << 16)
+    failed: list[str] = []
+
+    def connect(rank: int, secret: bytes) -> None:
+        try:
+            ProcessGroup(record, "epoch/1/address", rank, 2, "127.0.0.1", secret, PATIENCE)
+        except LinkError as error:
+            failed.append(str(error))
+
+    threads = [threading.Thread(target=connect, args=(rank, secret)) for rank, secret in enumerate((b"one", b"two"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(failed) == 2
+    assert any("does not know the run's secret" in text for text in failed)
 
 
 class InTurns(RuleBasedStateMachine):

@@ -30,6 +30,9 @@ class Entries:
     def put_first(self, key: str, value: bytes) -> bytes:
         return self.entries.setdefault(key, value)
 
+    def address(self) -> str:
+        return "127.0.0.1"
+
     def drop(self, keys: list[str]) -> None:
         for key in keys:
             self.entries.pop(key, None)

@@ -73,3 +73,20 @@ def test_what_is_given_up_is_counted() -> None:
     outbox.warning("b", "warning")
     outbox.give_up()
     assert (outbox.said, outbox.dropped, outbox.waiting, outbox.take()[1:]) == (3, 3, 0, [])
+
+
+def test_the_newest_totals_are_told_once() -> None:
+    outbox = Outbox()
+    assert outbox.take() == []
+    outbox.totals(5, 1)
+    outbox.totals(9, 2)
+    (note,) = outbox.take()
+    assert (note.kind, json.loads(note.data)) == ("totals", {"env_steps": 9, "episodes": 2})
+    outbox.totals(12, 2)
+    assert outbox.take() == [note]
+    outbox.tell(1)
+    assert [json.loads(note.data)["env_steps"] for note in outbox.take()] == [12]
+    outbox.tell(1)
+    outbox.totals(12, 2)
+    assert outbox.take() == []
+    assert books_close(outbox)

@@ -19,7 +19,7 @@ from apexrl.links.redis.server import Server
 
 def test_names() -> None:
     assert RunKeys("a.b_c+d=e@f-1").steps == "apexrl:{a.b_c+d=e@f-1}:steps"
-    assert len(set(vars(RunKeys("x")).values())) == 1 + 14
+    assert len(set(vars(RunKeys("x")).values())) == 1 + 15
     assert RunKeys("x").weights_part(12, 3) == "apexrl:{x}:weights:12:3"
     for name in ("", "a b", "a{b}", "a:b", "é", "a\n", "a*", "x" * 101, "../x"):
         with pytest.raises(ConfigError, match="cannot name a run"):

@@ -6,6 +6,7 @@ processes, or an ``InlineMember`` where they take turns in one.
 
 from __future__ import annotations
 
+import secrets
 import threading
 import uuid
 from collections.abc import Callable
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from apexrl.links.averaging.process_group import ProcessGroup
 
-_LOOPBACK = "127.0.0.1"
+_SECRET = "secret"
 _RECORD_BYTES = 1 << 16  # and for every pair of members the addresses by which they connect
 _PAIR_BYTES = 512
 
@@ -82,15 +83,27 @@ class GradientAveraging:
         members: learners with which the group begins, places 0 … ``members`` − 1.
         patience: seconds that a member may leave the others waiting before they go on without it.
         shared: between processes; otherwise between roles that take turns in one.
+        record: through which they find each other where other hosts may bring learners too, picklable; None: shared
+            memory of this machine.
+        first: place of the first learner here.
     """
 
-    def __init__(self, members: int, patience: float, shared: bool = True) -> None:
-        self._members, self._patience = members, patience
-        self._record = SegmentRecord(_RECORD_BYTES + _PAIR_BYTES * members**2) if shared else None
+    def __init__(
+        self,
+        members: int,
+        patience: float,
+        shared: bool = True,
+        record: SharedRecord | None = None,
+        first: int = 0,
+    ) -> None:
+        self._members, self._patience, self._first = members, patience, first
         self._turns = None if shared else Turns(members)
+        self._record = record
+        if record is None and shared:
+            self._record = SegmentRecord(_RECORD_BYTES + _PAIR_BYTES * members**2)
 
     def member(self, place: int, alive: Callable[[], object]) -> Member:
-        """Learner ``place``, in one process at a time.
+        """Learner ``place`` of those here, in one process at a time.
 
         Args:
             alive: called several times a second, in another thread, while this member waits for others.
@@ -98,7 +111,7 @@ class GradientAveraging:
         if self._turns is not None:
             return InlineMember(self._turns, place)
         assert self._record is not None
-        return AveragingMember(self._record, place, self._members, self._patience, _LOOPBACK, alive)
+        return AveragingMember(self._record, self._first + place, self._members, self._patience, alive)
 
 
 class AveragingMember:
@@ -106,7 +119,7 @@ class AveragingMember:
 
     Args:
         record: of the group; see ``Membership`` for the arguments that follow.
-        address: of this host, at which the others reach it.
+        alive: see ``GradientAveraging.member``.
     """
 
     def __init__(
@@ -115,17 +128,27 @@ class AveragingMember:
         place: int,
         expected: int,
         patience: float,
-        address: str,
         alive: Callable[[], object] = lambda: None,
     ) -> None:
         self.joined, self.wanted, self.size = False, False, 1
-        self._record, self._address, self._patience, self._alive = record, address, patience, alive
-        self._membership = Membership(record, f"{place}-{uuid.uuid4().hex[:12]}", place, expected, patience)
+        self._record, self._patience, self._alive = record, patience, alive
+        self._name = f"{place}-{uuid.uuid4().hex[:12]}"
+        self._known: Membership | None = None
+        self._making = threading.Lock()
+        self._expected, self._place = expected, place
         self._group: ProcessGroup | None = None
         self._announced = self._settled = self._waiting = False
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="averaging", daemon=True)
         self._thread.start()
+
+    @property
+    def _membership(self) -> Membership:
+        """Raises LinkError: the record cannot be reached."""
+        with self._making:  # the watching thread and the learner's own both ask
+            if self._known is None:
+                self._known = Membership(self._record, self._name, self._place, self._expected, self._patience)
+            return self._known
 
     def join(self, state: State, gradient: int) -> State | None:
         floats = gradient, state.vector.numel()
@@ -153,7 +176,9 @@ class AveragingMember:
         from apexrl.links.averaging.process_group import ProcessGroup
 
         prefix, size = f"epoch/{epoch.number}/address", len(epoch.members)
-        group = ProcessGroup(self._record, prefix, epoch.rank, size, self._address, self._patience)
+        secret = self._record.put_first(_SECRET, secrets.token_hex(32).encode())
+        address = self._record.address()
+        group = ProcessGroup(self._record, prefix, epoch.rank, size, address, secret, self._patience)
         self._group = group
         group.broadcast(state.vector, epoch.newest)
         self.joined, self.size, self._settled = True, size, True

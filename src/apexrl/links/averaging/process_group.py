@@ -7,6 +7,7 @@ gloo's thread spins, and where processes outnumber cores it keeps the processor 
 
 from __future__ import annotations
 
+import hmac
 import time
 from datetime import timedelta
 from typing import Any
@@ -32,13 +33,16 @@ class ProcessGroup:
         prefix: of their keys, which no other epoch has.
         rank: among ``size`` members.
         address: of this host, at which the others reach it.
+        secret: of the record; who does not know it is not let in.
         timeout: seconds that a member may leave the others waiting.
 
     Raises:
         LinkError: one of them did not come.
     """
 
-    def __init__(self, record: SharedRecord, prefix: str, rank: int, size: int, address: str, timeout: float) -> None:
+    def __init__(
+        self, record: SharedRecord, prefix: str, rank: int, size: int, address: str, secret: bytes, timeout: float
+    ) -> None:
         self.rank, self.size = rank, size
         self._others = [other for other in range(size) if other != rank]
         self._received: list[Tensor] = []
@@ -52,6 +56,22 @@ class ProcessGroup:
             self._group: Any = gloo(_Addresses(record, prefix), rank, size, options)
         except RuntimeError as error:
             raise LinkError(f"learners could not connect: {_first_line(error)}") from error
+        self._prove(secret, prefix)
+
+    def _prove(self, secret: bytes, prefix: str) -> None:
+        """Let nobody stay who does not know the secret: gloo asks no one who connects."""
+
+        def proof(sender: int, receiver: int) -> Tensor:
+            text = f"{prefix}/{sender}/{receiver}/{self.size}".encode()
+            return torch.frombuffer(bytearray(hmac.digest(secret, text, "sha256")), dtype=torch.uint8)
+
+        shown = [torch.zeros_like(proof(0, 0)) for _ in self._others]
+        sent = [(proof(self.rank, other), other) for other in self._others]
+        self._exchange(sent, list(zip(shown, self._others, strict=True)))
+        for other, one in zip(self._others, shown, strict=True):
+            if not hmac.compare_digest(bytes(one.tolist()), bytes(proof(other, self.rank).tolist())):
+                self.close()
+                raise LinkError("somebody who does not know the run's secret has connected to a learner")
 
     def broadcast(self, vector: Tensor, root: int) -> None:
         """Fill ``vector``, float32 on the CPU, with that of member ``root``.

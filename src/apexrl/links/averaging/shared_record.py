@@ -29,6 +29,9 @@ class SharedRecord(Protocol):
         ...
 
     def drop(self, keys: list[str]) -> None: ...
+    def address(self) -> str:
+        """At which other members reach this process's host."""
+        ...
 
 
 class SegmentRecord:
@@ -69,6 +72,9 @@ class SegmentRecord:
         with self._locked():
             entries = self._read()
             self._write({key: value for key, value in entries.items() if key not in keys})
+
+    def address(self) -> str:
+        return "127.0.0.1"
 
     def _locked(self) -> _Locked:
         return _Locked(self._segment, self._in_process)

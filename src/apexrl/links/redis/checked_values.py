@@ -67,6 +67,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Options of the replay in which an actor host keeps experience until it is sent."""
     gateway: GatewayAddress | msgspec.UnsetType = msgspec.UNSET
     """Where workers connect that need the learner's servers; unset: hosts bring experience, through this server."""
+    learners_refused: Annotated[str, msgspec.Meta(max_length=1000)] | msgspec.UnsetType = msgspec.UNSET
+    """Why other hosts cannot bring learners; empty: they can; unset: the learner's version knows of none."""
     signature: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$", max_length=64)] = ""
     """By ``signing.sign``; empty: its learner has no token."""
 

@@ -56,6 +56,8 @@ class RunKeys:
         ``taken`` and a random token. The stream itself has the key ``steps:TAKEN-TOKEN``."""
         self.committed = self._key("committed")
         """Hash: ``member/generation`` -> the sequence up to which the learner's host has committed everything."""
+        self.averaging = self._key("averaging")
+        """Hash: how learners of several hosts find each other and agree who they are (``links.averaging``)."""
         self.messages = self._key("messages")
         """Stream: members' episodes and warnings, for the learner's metrics and terminal."""
         self.weights = self._key("weights")

@@ -48,6 +48,7 @@ class Outbox:
         self._count, self._returns, self._lengths = 0, 0.0, 0  # number of all episodes, and their sums
         self._warnings: dict[tuple[str, str], int] = {}
         self._orders: deque[tuple[str, str]] = deque(maxlen=4)  # a member heeds one
+        self._totals = self._totals_told = 0, 0  # environment steps and episodes of this host
         self._taken: list[Note] = []  # returned by `take`, perhaps not delivered
 
     @property
@@ -86,6 +87,11 @@ class Outbox:
             self.said += 1
             self._orders.append((kind, text))
 
+    def totals(self, env_steps: int, episodes: int) -> None:
+        """Tell how much this host has done since it began, where its experience does not tell it."""
+        with self._lock:
+            self._totals = env_steps, episodes
+
     def take(self) -> list[Note]:
         """The next messages to deliver; the same ones until ``tell`` confirms them."""
         with self._lock:
@@ -114,6 +120,9 @@ class Outbox:
 
     def _fill(self) -> list[Note]:
         notes = []
+        if self._totals != self._totals_told:
+            steps, episodes = self._totals_told = self._totals
+            notes.append(_note("totals", {"env_steps": steps, "episodes": episodes}, 0))
         if self._count:
             values = {
                 "returns": [one for one, _ in self._episodes],

@@ -311,7 +311,7 @@ def _all(keys: RunKeys) -> list[str]:
     """Every key of a run except parts of weights and streams; scripts use the first four by position."""
     first = [keys.state, keys.learner, keys.record, keys.generations]
     carried = [keys.steps, keys.committed, keys.messages, keys.weights, keys.weights_readers, keys.weights_waiting]
-    return [*first, keys.slots, keys.members, *carried]
+    return [*first, keys.slots, keys.members, *carried, keys.averaging]
 
 
 def _clear_parts(connection: Connection, keys: RunKeys) -> None:

@@ -382,6 +382,14 @@ class Connection:
             raise
         return [None if isinstance(reply, ResponseError) else reply for reply in replies]
 
+    def own_address(self) -> str:
+        """The address of this host's end of the connection; that of the loopback interface if the server is on it."""
+        if self._redis is None:
+            self.command("PING")
+        line: Any = self._redis
+        end = line.connection._sock.getsockname()
+        return end[0] if isinstance(end, tuple) else "127.0.0.1"
+
     def close(self) -> None:
         if self._redis is not None:
             with suppress(RedisError, OSError):
