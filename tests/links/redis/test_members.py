@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import run_records
@@ -276,6 +277,22 @@ def test_the_dead_are_marked_and_vanish(redis_server: RedisServer, server: Serve
     assert [m.member for m in look(connection, "r").members] == [living.member]
     living.leave()
     connection.close()
+
+
+def test_joining_a_run_of_thousands_of_slots_costs_the_server_few_commands(
+    redis_server: RedisServer, server: Server
+) -> None:
+    record = a_record(actor_slots=5_000)
+    LearnerLease.take(server, record, 60.0)
+    first = HostLease.join(server, record, 4_000)
+    with redis_server.client() as raw:
+        raw.config_resetstat()
+        late = HostLease.join(server, record, 3)
+        told: Any = raw.info("commandstats")
+    assert [slot.index for slot in late.slots] == [4_000, 4_001, 4_002]
+    assert sum(stats["calls"] for stats in told.values()) < 100
+    for lease in (first, late):
+        lease.leave()
 
 
 def test_thousands_of_slots_fit(server: Server) -> None:

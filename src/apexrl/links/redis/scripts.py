@@ -208,12 +208,29 @@ end
 local function lease(index, member, generation, ttl)
   redis.call('HSET', KEYS[1], index, member .. ' ' .. generation .. ' ' .. text(now + ttl) .. ' ' .. ttl)
 end
-local function lessee(index)  -- of a lease that has not expired
-  local value = redis.call('HGET', KEYS[1], index) or ''
-  local member, generation, till, ttl = string.match(value, '^(%S+) (%d+) (%d+) (%d+)$')
+local function lessee_by(index, value)  -- of a lease that has not expired
+  local member, generation, till, ttl = string.match(value or '', '^(%S+) (%d+) (%d+) (%d+)$')
   if not member or whole(till) <= now then return end
   if whole(till) > now + whole(ttl) then lease(index, member, generation, text(whole(ttl))) end
   return member
+end
+local function lessee(index) return lessee_by(index, redis.call('HGET', KEYS[1], index)) end
+local function free_slots(slots, wanted)  -- the lowest that nobody leases; a call for each would take the server long
+  local free, first = {}, 0
+  while first < slots and #free < wanted do
+    local some = {}
+    for index = first, math.min(first + 255, slots - 1) do some[#some + 1] = index end
+    for i, value in ipairs(redis.call('HMGET', KEYS[1], unpack(some))) do
+      local till, ttl = string.match(value or '', '^%S+ %d+ (%d+) (%d+)$')
+      local left = till and #till <= 15 and #ttl <= 15 and till - now  -- most are leased: those are seen at once
+      if not (left and left > 0 and left <= tonumber(ttl)) and not lessee_by(some[i], value) then
+        free[#free + 1] = some[i]
+        if #free == wanted then break end
+      end
+    end
+    first = first + 256
+  end
+  return free
 end
 local function learner_alive()  -- as `held`; seen in the future: the clock was set back, and it says so again at once
   local seen, till = whole(of_learner(learner, 'seen')), whole(of_learner(learner, 'until'))
@@ -244,10 +261,7 @@ if of_learner(state, 'phase') == 'finished' then return {'finished'} end
 if of_learner(state, 'stop') then return {'stopping'} end
 if of_learner(state, 'drain:' .. ARGV[6]) then return {'drained'} end
 even_when_full()
-local free = {}
-for index = 0, ARGV[4] - 1 do
-  if not lessee(index) then free[#free + 1] = index end
-end
+local free = free_slots(tonumber(ARGV[4]), tonumber(ARGV[5]))
 if #free < tonumber(ARGV[5]) then return {'full', #free} end
 local reply = {'joined', following('members'), text(taken)}
 for i = 1, ARGV[5] do
@@ -297,15 +311,11 @@ for i = 12, first_message - 1, 2 do
     missing = missing - 1
   end
 end
-for index = 0, ARGV[4] - 1 do
-  if missing <= 0 then break end
-  if not lessee(index) then
-    local generation = following('slot:' .. index)
-    lease(index, ARGV[2], generation, ARGV[3])
-    slots[#slots + 1] = index
-    slots[#slots + 1] = generation
-    missing = missing - 1
-  end
+for _, index in ipairs(free_slots(tonumber(ARGV[4]), missing)) do
+  local generation = following('slot:' .. index)
+  lease(index, ARGV[2], generation, ARGV[3])
+  slots[#slots + 1] = index
+  slots[#slots + 1] = generation
 end
 at_least('members', ARGV[6])
 redis.call('HSET', KEYS[3], ARGV[2], text(now) .. ' ' .. text(now + ARGV[3]) .. ' ' .. ARGV[6] .. ' ' .. ARGV[7])
