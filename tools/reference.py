@@ -138,7 +138,7 @@ def default(value: Any) -> str:
 
 TAKES: dict[str, type[Any]] = {
     "eval": train_flags.Eval, "resume": train_flags.Resume, "compare": train_flags.Compare,
-    "doctor": train_flags.Doctor,
+    "export": train_flags.Export, "doctor": train_flags.Doctor,
     "learner --standby": host_flags.Standby, "actor": host_flags.Actor,
     "envs": host_flags.Envs, "status": host_flags.Status, "stop": host_flags.Stop,
     "drain": host_flags.Drain, "scale": host_flags.Scale,

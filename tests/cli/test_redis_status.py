@@ -18,7 +18,7 @@ from apexrl.links.redis.members import HostLease
 from apexrl.links.redis.run_listing import MemberView, RunView
 from apexrl.links.redis.run_record import LearnerLease
 from apexrl.links.redis.scripts import Connection
-from apexrl.run.status import PolicyLag, RunStatus, WorkerStatus
+from apexrl.run.status import PolicyLag, RunStatus, Work, WorkerStatus
 from redis_server import RedisServer
 
 
@@ -141,7 +141,10 @@ def test_ranges() -> None:
 
 
 def test_digests_of_a_status() -> None:
-    workers = [WorkerStatus("actor-0", "actor", 0, state="waiting"), WorkerStatus("uplink-0", "uplink", 0)]
+    workers = [
+        WorkerStatus("actor-0", "actor", 0, state="waiting"),
+        WorkerStatus("uplink-0", "uplink", 0, work=Work("sent_items", "items/s", "carrying")),
+    ]
     status = RunStatus(
         env_steps=5, policy_lag=PolicyLag(1.0, float("nan"), 3.0), workers=workers, restarts={"actor": 2}
     )

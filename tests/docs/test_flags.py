@@ -15,6 +15,7 @@ from apexrl.config.settings import flag
 
 KINDS = (
     train_flags._Train, train_flags.Resume, train_flags.Eval, train_flags.Compare, train_flags.Doctor,
+    train_flags.Export,
     host_flags.Actor, host_flags.Standby, host_flags.Envs, host_flags.Status, host_flags.Stop,
     host_flags.Drain, host_flags.Scale,
 )  # fmt: skip
@@ -32,9 +33,11 @@ CHECKED = [page for page in PAGES if page.parent != OF_BENCHMARKS]  # results na
 @pytest.mark.parametrize("page", [*CHECKED, ROOT / "README.md", ROOT / "SECURITY.md"], ids=name)
 def test_flags_that_pages_name_exist(page):
     text = page.read_text(encoding="utf-8")
-    named = set(re.findall(r"`(--[a-z][a-z-]+)", text))
+    named = set(re.findall(r"`(--[a-z][a-z0-9-]+)", text))
     named |= {
-        word for line in re.findall(r"^apexrl .*$", text, re.MULTILINE) for word in re.findall(r"--[a-z][a-z-]+", line)
+        word
+        for line in re.findall(r"^apexrl .*$", text, re.MULTILINE)
+        for word in re.findall(r"--[a-z][a-z0-9-]+", line)
     }
     unknown = {word for word in named if word not in KNOWN | OWN | OTHERS and "--" + word[5:] not in KNOWN}
     assert unknown == set()

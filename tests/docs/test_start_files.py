@@ -40,7 +40,7 @@ def test_every_command_of_a_start_file_is_understood(place: str, monkeypatch: py
         assert flags.parse(host_flags.Standby, [word for word in words if word != "--standby"], name).run
     else:
         again = train_flags.resumes_or_starts(words)
-        config, placement = train_flags.parse_train(words, *starting_point(words, name), name)
+        config, placement, _ = train_flags.parse_train(words, *starting_point(words, name), name)
         assert again, "its supervisor repeats it"
         assert config.name or (isinstance(placement, Redis) and placement.run)
 
