@@ -37,8 +37,9 @@ PART_BYTES: Final = 2**20 - 2**10
 """Of one part, where the server takes that much. A little more than a power of two would take a quarter more memory
 there; and while a part comes in, the server holds it in a buffer of its own."""
 PIECE_BYTES: Final = 128 * 2**10
-AHEAD: Final = 2
-"""Pieces that a reader requests before the first has arrived."""
+AHEAD: Final = 8
+"""Pieces that a reader requests before the first has arrived: over a link of 20 ms each way 10 MB take a third of the
+time that they take with two, and the weights of a small network one journey less."""
 POLL_SECONDS: Final = 2.0
 """Average time between reads of the head without a notification."""
 WAITING_POLL_SECONDS: Final = 10.0
