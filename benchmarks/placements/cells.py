@@ -87,7 +87,7 @@ def run(
 @contextmanager
 def placed(cell: Cell, folder: Path, address: str = "") -> Iterator[dict[str, Any]]:
     """Servers and other hosts of a cell; yields the arguments of its placement, by its name."""
-    _, placement = cell
+    row, placement = cell
     with ExitStack() as stack:
         if placement == "redis":
             server = hosts.RedisServer("127.0.0.1", hosts.free_port(), (), _short(stack), ())
@@ -95,7 +95,9 @@ def placed(cell: Cell, folder: Path, address: str = "") -> Iterator[dict[str, An
             server.start()
             known = {"APEXRL_REDIS_URL": server.tcp_url}
             for host in HOSTS:
-                stack.enter_context(_host(["actor", "--run", "run", "--actors", "1"], folder / host, known))
+                words = ["actor", "--run", "run", "--actors", "1"]
+                words += ["--learners", "1"] if row == LEARNERS and host == HOSTS[0] else []
+                stack.enter_context(_host(words, folder / host, known))
             yield {"redis": {"url": server.tcp_url, "run": "run", "actors": False}}
         elif placement == "listen":
             there = f"127.0.0.1:{hosts.free_port()}"
