@@ -145,10 +145,20 @@ def _cluster() -> Iterator[str]:
 
     os.environ.update({"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"})
     size = {"object_store_memory": 100 * 2**20}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **size})
+    cluster = Cluster()
+
+    def add(**how: Any) -> None:
+        """A node. Ray gives it 30 seconds, which a busy machine may not have for it at once."""
+        try:
+            node = cluster.add_node(wait=False, **how, **size)
+        except Exception:
+            node = cluster.add_node(wait=False, **how, **size)
+        cluster._wait_for_node(node, timeout=120)
+
     try:
+        add(num_cpus=0, include_dashboard=False)
         for _ in range(2):
-            cluster.add_node(num_cpus=NODE_CPUS, **size)
+            add(num_cpus=NODE_CPUS)
         yield str(cluster.address)
     finally:
         cluster.shutdown()
