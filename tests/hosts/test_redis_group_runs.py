@@ -57,6 +57,7 @@ def test_a_run_goes_on_when_its_master_dies(kind: str, tmp_path: Path) -> None:
         connection.close()
         summary = places.summary()
         books = audit.close_books(steps, audit.all_items(places.run_folder / "checkpoints" / "replay"))
-    assert (books.strangers, books.twice, books.total().holes) == (0, 0, 0)
+    assert (books.strangers, books.twice) == (0, 0)
+    assert books.total().holes == books.total().lead  # an actor tries its first environment before it works
     assert summary["hosts"]["missing"] == 0
     assert summary["restarts"] == dict.fromkeys(summary["restarts"], 0)
