@@ -10,7 +10,7 @@ import pytest
 
 from apexrl._native import ChunkHeads
 from apexrl.config import Config, HostsConfig
-from apexrl.links.redis.checked_values import HostDigest
+from apexrl.links.redis.checked_values import PROTOCOLS, HostDigest
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostLease
 from apexrl.links.redis.run_record import LearnerLease, RunRecord
@@ -67,6 +67,7 @@ class Hosts:
                 run_id=RUN_ID,
                 member="host-a",
                 generation=generation,
+                protocol=PROTOCOLS.newest,
                 replay=self.actors,
                 weights=self.copy,
             )

@@ -150,7 +150,7 @@ def test_foreign_files(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="not written by apexrl"):
         checkpoint.load(path)
     save_file({"a": np.ones(3)}, path, metadata={"format": "apexrl-checkpoint-99"})
-    with pytest.raises(SnapshotError, match="apexrl-checkpoint-99"):
+    with pytest.raises(SnapshotError, match="its format is 99, of a newer apexrl"):
         checkpoint.load(path)
     path.write_bytes(b"PK\x03\x04" * 100)
     with pytest.raises(SnapshotError, match="truncated or corrupt"):
@@ -260,3 +260,19 @@ def test_replace_text(tmp_path: Path) -> None:
     replace_text(path, "new ü")
     assert path.read_text(encoding="utf-8") == "new ü"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_checkpoints_of_this_format_and_the_one_before_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoint.save(tmp_path, {"w": np.ones(3, np.float32)}, {"updates": 1})
+    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    assert checkpoint.load(path).metadata["updates"] == 1
+    newer = checkpoint.save(tmp_path, {"w": np.ones(3, np.float32)}, {"updates": 2})
+    monkeypatch.setattr(checkpoint, "FORMAT", 3)
+    assert checkpoint.load(newer).metadata["updates"] == 2
+    with pytest.raises(SnapshotError, match="its format is 1, and this apexrl reads 2 and 3: resume it once with each"):
+        checkpoint.load(path)
+    monkeypatch.setattr(checkpoint, "FORMAT", 1)
+    with pytest.raises(SnapshotError, match="its format is 2, of a newer apexrl"):
+        checkpoint.load(newer)

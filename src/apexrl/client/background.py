@@ -18,7 +18,7 @@ from apexrl.config.trust import entrusted
 from apexrl.errors import ApexrlError, ClosedError, ConfigError, LinkError
 from apexrl.links.backoff import Backoff
 from apexrl.links.local.role_context import InlineContext, InlineRun, WorkerIdentity
-from apexrl.links.redis.checked_values import carried_fields
+from apexrl.links.redis.checked_values import PROTOCOLS, carried_fields
 from apexrl.links.redis.members import HostDigest, HostLease, renewal_pause
 from apexrl.links.redis.run_record import Orders, RunRecord, find_run
 from apexrl.links.redis.server import Server
@@ -179,6 +179,7 @@ class Carrier:
     def _start(self) -> list[threading.Thread]:
         uplink = Uplink(
             self._context,
+            protocol=PROTOCOLS.newest_common(self.record.protocols, f"run {self.record.name}"),
             config=self.config,
             server=self.server,
             keys=self._lease.keys,

@@ -26,7 +26,7 @@ from apexrl.launch.beacon import Beacon
 from apexrl.launch.contained_observers import contained
 from apexrl.launch.fork_client import preloaded
 from apexrl.launch.gateway_host import AGAIN, GatewayHost, Place
-from apexrl.launch.host_agreement import actors_here, check_version, first_difference, on_this_host, refuse_difference
+from apexrl.launch.host_agreement import actors_here, first_difference, on_this_host, refuse_difference
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.local_run import supervise
 from apexrl.launch.probe import probe, probe_learner, step_spec_to_json
@@ -36,7 +36,7 @@ from apexrl.links.backoff import Backoff
 from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.printable import host_name
 from apexrl.links.redis.averaging_record import RedisRecord
-from apexrl.links.redis.checked_values import GatewayAddress
+from apexrl.links.redis.checked_values import PROTOCOLS, GatewayAddress
 from apexrl.links.redis.host_orders import ordered_actors
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostLease
@@ -247,7 +247,6 @@ def _find(
             tell(f"waiting for run {run} at {server.address}", "info")
         told = True
         interrupts.pause(0.2)
-    check_version(f"run {run}", record.apexrl, record.host)
     return record
 
 
@@ -295,6 +294,7 @@ def _work(
                 "run_id": record.run_id,
                 "member": lease.member,
                 "generation": lease.generation,
+                "protocol": PROTOCOLS.newest_common(record.protocols, f"run {record.name}"),
             }
             program = actor_side(whole, leases, remote)
 

@@ -23,7 +23,6 @@ from apexrl.launch.contained_observers import contained
 from apexrl.launch.fork_client import preloaded
 from apexrl.launch.host_agreement import (
     actors_here,
-    check_version,
     first_difference,
     on_this_host,
     refuse_difference,
@@ -183,7 +182,6 @@ class GatewayHost:
                     self.tell(f"waiting for a run at {host.where} ({error})", "info")
                 told = True
                 self._interrupts.pause(backoff.next())
-        check_version(f"the run at {host.where}", record.apexrl, record.host)
         return record
 
     def _lease(self, host: HostConnection, record: Record, wanted: int) -> None:

@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from apexrl.agents import AGENTS
-from apexrl.config import AgentConfig, Config, convert
+from apexrl.config import AgentConfig, Config
 from apexrl.config.placement import Listen
+from apexrl.config.record_form import for_hosts
 from apexrl.errors import ConfigError
 from apexrl.launch.fork_client import preloaded
 from apexrl.launch.host_agreement import open_to_hosts
@@ -83,7 +84,7 @@ def make_record(config: Config, run_id: str, program: Program, seen: Probe) -> R
         name=config.name,
         apexrl=versions()["apexrl"] or "",
         host=host_name(),
-        config=convert.to_toml(config),
+        config=for_hosts(config),
         spec=spec_to_json(seen.spec),
         lease_seconds=config.hosts.lease_seconds,
         **more,

@@ -74,20 +74,6 @@ def on_this_host(config: Config, run: str, actors: int, out: str, env_kwargs: Ma
     return replace(with_actors(config, actors), name=host_part(run, host_name()), out=out, env=env)
 
 
-def check_version(run: str, theirs: str, host: str) -> None:
-    """Refuse a ``run`` that another version of apexrl started on ``host``.
-
-    Raises:
-        ConfigError: the first two numbers of the versions differ.
-    """
-    ours = versions()["apexrl"] or ""
-    if ours.split(".")[:2] != theirs.split(".")[:2]:
-        raise ConfigError(
-            f"{run} was started by apexrl {theirs} on {host}, and host {host_name()} has {ours}: install the same "
-            "version on every host"
-        )
-
-
 def refuse_difference(config: Config, found: str, host: str, theirs: str) -> None:
     """Raise ConfigError: environment or agent differ here from the learner's ``host``, as ``found`` says."""
     have = ", ".join(f"{name} {version}" for name, version in versions().items() if version)

@@ -10,8 +10,9 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from apexrl.config import Config, convert
+from apexrl.config import Config
 from apexrl.config.placement import Redis
+from apexrl.config.record_form import for_hosts
 from apexrl.errors import ConfigError
 from apexrl.launch.actor_host import HOST_PRELOAD
 from apexrl.launch.beacon import Beacon
@@ -247,7 +248,7 @@ def make_record(
         run_id=identity.run_id,
         name=identity.name,
         apexrl=versions()["apexrl"] or "",
-        config=convert.to_toml(config),
+        config=for_hosts(config),
         spec=spec_to_json(seen.spec),
         step_spec=step_spec_to_json(seen.step_spec),
         weights_nbytes=seen.weights_nbytes,

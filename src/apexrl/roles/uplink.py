@@ -57,6 +57,7 @@ class Uplink:
         run_id: str,
         member: str,
         generation: int,
+        protocol: int,
         replay: Replay,
         weights: WeightsBoard,
     ) -> None:
@@ -78,6 +79,7 @@ class Uplink:
             window_bytes=int(hosts.window_mb * 2**20),
             when_full=hosts.when_full,
             compression=hosts.compression,
+            protocol=protocol,
         )
         self._weights = WeightsThread(server, keys, run_id, weights)
         self._pace = Pace(hosts.send_period, self._source.item_steps) if hosts.when_full == "wait" else None

@@ -24,7 +24,9 @@ from apexrl.run.atomic_files import remove_leftovers, replace_text, replacing
 from apexrl.run.ownership import Fence
 from apexrl.spec import Array
 
-FORMAT = "apexrl-checkpoint-1"
+FORMAT = 1
+"""Number of the format that is written. It and the one before are read."""
+_FORMATS = "apexrl-checkpoint-"
 BEST = "best.safetensors"
 _NUMBERED = re.compile(r"generation-(\d+)-update-(\d+)\.safetensors")
 _UNNUMBERED = "update-*.safetensors"  # of versions without generations
@@ -179,12 +181,26 @@ def load(path: Path) -> Checkpoint:
         raise _unreadable(path, f"it is truncated or corrupt ({error})") from error
     if "format" not in header:
         raise _unreadable(path, "it was not written by apexrl")
-    if header["format"] != FORMAT:
-        raise _unreadable(path, f"its format is {header['format']!r} and this apexrl reads {FORMAT!r}")
+    _check_format(path, header["format"])
     text, kind = header.get("metadata", ""), header.get("kind", "")
     if header.get("checksum") != _checksum(arrays, kind, text):
         raise _unreadable(path, "its checksum does not match: bytes were changed")
     return Checkpoint(path, "weights" if kind == "weights" else "state", arrays, json.loads(text))
+
+
+def _check_format(path: Path, name: str) -> None:
+    """Refuse a file of another format than this release or the one before wrote."""
+    number = name.removeprefix(_FORMATS)
+    if not name.startswith(_FORMATS) or not number.isdecimal() or len(number) > 6:
+        raise _unreadable(path, "it was not written by apexrl")
+    if int(number) > FORMAT:
+        raise _unreadable(path, f"its format is {number}, of a newer apexrl; this one reads up to {FORMAT}")
+    if int(number) < FORMAT - 1:
+        raise _unreadable(
+            path,
+            f"its format is {number}, and this apexrl reads {FORMAT - 1} and {FORMAT}: resume it once with each "
+            "release in between",
+        )
 
 
 def _unreadable(path: Path, why: str) -> SnapshotError:
@@ -198,7 +214,7 @@ def _write(
     kinds = {name: _dtype(name, value) for name, value in arrays.items()}
     solid = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in arrays.items()}
     text = json.dumps(dict(metadata), sort_keys=True)
-    about = {"checksum": _checksum(solid, kind, text), "format": FORMAT, "kind": kind, "metadata": text}
+    about = {"checksum": _checksum(solid, kind, text), "format": f"{_FORMATS}{FORMAT}", "kind": kind, "metadata": text}
     header: dict[str, Any] = {"__metadata__": about}
     order = sorted(solid, key=lambda name: (-solid[name].itemsize, name))  # so every array lies aligned
     end = 0

@@ -120,7 +120,7 @@ def test_whoever_does_not_belong_is_refused_with_the_reason(place: Place, change
     end.leave()
 
 
-def frame(kind: int, head_bytes: int = 0, body_bytes: int = 0, version: int = frames.PROTOCOL) -> bytes:
+def frame(kind: int, head_bytes: int = 0, body_bytes: int = 0, version: int = frames.PROTOCOLS.least) -> bytes:
     """The beginning of one."""
     return struct.pack("<4sBBHII", b"apxi", version, kind, 0, head_bytes, body_bytes)
 
@@ -146,7 +146,7 @@ def hello(**changes: Any) -> bytes:
     ("data", "why"),
     [
         (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", "begins with b'GET '"),
-        (frame(frames.OPEN, version=frames.PROTOCOL + 1), "install the same apexrl"),
+        (frame(frames.OPEN, version=frames.PROTOCOLS.newest + 1), "install the same apexrl"),
         (OPEN + frame(frames.HELLO, 2**31), "at most 4096"),
         (OPEN + frame(frames.HELLO, 0, 33), "at most 32"),
         (frame(frames.REQUEST), "did not say hello"),

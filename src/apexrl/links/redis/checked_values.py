@@ -10,11 +10,12 @@ import msgspec
 
 from apexrl.links.local.worker_messages import plain
 from apexrl.links.printable import printable
+from apexrl.links.protocol_numbers import Protocols
 from apexrl.run.status import RunStatus
 
-PROTOCOL: Final = 2
-"""Incremented when the meaning of anything on the server changes. A host joins only runs of its own protocol and
-refuses frames of others."""
+PROTOCOLS: Final = Protocols(2, 2)
+"""Of what is on the server. ``newest`` is incremented when the meaning of anything there changes; ``least`` is what the
+release before spoke, so that its hosts and learners work with those of this one."""
 
 MOST_SEQUENCE: Final = 2**40
 """Chunks of one generation of a member."""
@@ -49,7 +50,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: Annotated[str, msgspec.Meta(pattern=r"^[\w.+=@-]{1,100}$")]
     apexrl: Word
     """Version of the package that the learner runs."""
-    protocol: int = PROTOCOL
+    protocol: int = PROTOCOLS.least
+    """The least that its learner speaks, and in which it writes what all hosts read."""
     config: str
     """As in config.toml, with values that depend on the learner's host resolved."""
     spec: dict[str, Any]
@@ -69,8 +71,17 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Where workers connect that need the learner's servers; unset: hosts bring experience, through this server."""
     learners_refused: Annotated[str, msgspec.Meta(max_length=1000)] | msgspec.UnsetType = msgspec.UNSET
     """Why other hosts cannot bring learners; empty: they can; unset: the learner's version knows of none."""
+    newest_protocol: int | msgspec.UnsetType = (
+        msgspec.UNSET if PROTOCOLS.newest == PROTOCOLS.least else PROTOCOLS.newest
+    )
+    """The newest that its learner takes; unset: ``protocol``."""
     signature: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$", max_length=64)] = ""
     """By ``signing.sign``; empty: its learner has no token."""
+
+    @property
+    def protocols(self) -> Protocols:
+        newest = self.newest_protocol
+        return Protocols(self.protocol, newest if isinstance(newest, int) else self.protocol)
 
 
 class LearnerDigest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

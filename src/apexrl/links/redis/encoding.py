@@ -21,7 +21,7 @@ from msgspec import Meta
 from apexrl import _native
 from apexrl._native import ChunkHeads
 from apexrl.errors import ConfigError, FrameError
-from apexrl.links.redis.checked_values import MOST_SEQUENCE, PROTOCOL
+from apexrl.links.redis.checked_values import MOST_SEQUENCE, PROTOCOLS
 from apexrl.protocols import Arrays
 from apexrl.spec import Array
 
@@ -88,9 +88,11 @@ def packing(compression: str) -> bool:
     return compression == "zlib"
 
 
-def encode_frame(head: FrameHead, body: bytes, packed: bool = False) -> tuple[bytes, bytes]:
+def encode_frame(
+    head: FrameHead, body: bytes, packed: bool = False, protocol: int = PROTOCOLS.least
+) -> tuple[bytes, bytes]:
     """A frame of experience, in two parts. The second is the body itself, or packed by zlib where that is smaller."""
-    return _wrap(_EXPERIENCE, _encoder.encode(head), body, packed)
+    return _wrap(_EXPERIENCE, _encoder.encode(head), body, packed, protocol)
 
 
 def decode_frame(data: bytes, run_id: str, schema: bytes, most_bytes: int = MOST_BODY_BYTES) -> Frame:
@@ -136,7 +138,9 @@ def encode_weights(run_id: str, version: int, weights: Arrays, packed: bool = Fa
         heads.append(_ArrayHead(name, array.dtype.str, shape))
         parts.append(array.reshape(-1).view(np.uint8).data if array.size else b"")
         parts.append(bytes(-array.nbytes % _ALIGNED))
-    return b"".join(_wrap(_WEIGHTS, _encoder.encode(_WeightsHead(run_id, version, heads)), b"".join(parts), packed))
+    return b"".join(
+        _wrap(_WEIGHTS, _encoder.encode(_WeightsHead(run_id, version, heads)), b"".join(parts), packed, PROTOCOLS.least)
+    )
 
 
 def decode_weights(data: bytes | bytearray, run_id: str, most_bytes: int) -> tuple[int, dict[str, Array]]:
@@ -198,12 +202,12 @@ class _Body(NamedTuple):
         return memoryview(raw)
 
 
-def _wrap(kind: int, head: bytes, body: bytes, packed: bool) -> tuple[bytes, bytes]:
+def _wrap(kind: int, head: bytes, body: bytes, packed: bool, protocol: int) -> tuple[bytes, bytes]:
     wire = zlib.compress(body, 1) if packed else body
     packed = packed and len(wire) < len(body)
     wire = wire if packed else body
     how = _ZLIB if packed else _RAW
-    fixed = _FIXED.pack(_MAGIC, PROTOCOL, kind, how, len(head), len(wire), len(body), _native.crc32c(wire))
+    fixed = _FIXED.pack(_MAGIC, protocol, kind, how, len(head), len(wire), len(body), _native.crc32c(wire))
     front = fixed + head
     return front + _CRC.pack(_native.crc32c(front)), wire
 
@@ -216,10 +220,8 @@ def _open(data: bytes | bytearray, kind: int, most_bytes: int) -> tuple[memoryvi
     magic, version, its_kind, how, head_bytes, wire_bytes, raw_bytes, crc = _FIXED.unpack_from(view)
     if magic != _MAGIC:
         raise FrameError(f"a frame begins with {magic!r}, not {_MAGIC!r}")
-    if version != PROTOCOL:
-        raise FrameError(
-            f"a frame is of protocol {version}, and this is {PROTOCOL}: install the same apexrl everywhere"
-        )
+    if not PROTOCOLS.least <= version <= PROTOCOLS.newest:
+        raise FrameError(f"a frame is of protocol {version}, and this apexrl speaks {PROTOCOLS}")
     if its_kind != kind or how not in (_RAW, _ZLIB):
         raise FrameError(f"a frame is of kind {its_kind} and packing {how}, which is not known here")
     if head_bytes > MOST_HEAD_BYTES or raw_bytes > most_bytes:

@@ -15,10 +15,11 @@ import msgspec
 from apexrl.errors import ClosedError, ConfigError, HeldError, LinkError, OwnershipError, WaitTimeout
 from apexrl.links.backoff import Backoff
 from apexrl.links.printable import host_name, printable
+from apexrl.links.protocol_numbers import Protocols
 from apexrl.links.redis.checked_values import (
     MOST_RECORD_BYTES,
     MOST_STATUS_BYTES,
-    PROTOCOL,
+    PROTOCOLS,
     LearnerDigest,
     RunRecord,
     decode,
@@ -234,7 +235,7 @@ def find_run(
     Raises:
         WaitTimeout: there was none within ``timeout`` seconds.
         ClosedError: ``stopped`` returned True.
-        ConfigError: the run speaks another protocol: another version of apexrl.
+        ConfigError: the run speaks other protocols: of a release that is too old, or too new.
     """
     keys, connection, backoff = RunKeys(name), Connection(server), Backoff()
     ends, why = time.monotonic() + timeout, "nobody has started it"
@@ -295,15 +296,17 @@ def stop_run(server: Server, name: str) -> str:
 class _Version(msgspec.Struct):
     protocol: int
     apexrl: str
+    newest_protocol: int = 0
 
 
 def _checked(data: bytes | None, name: str) -> RunRecord | None:
     version = decode(data, _Version)
-    if version is not None and version.protocol != PROTOCOL:
-        raise ConfigError(
-            f"run {name} was started by apexrl {printable(version.apexrl, 20)} (protocol {version.protocol}); this is "
-            f"protocol {PROTOCOL}: install the same version on every host"
-        )
+    if version is not None:
+        theirs = Protocols(version.protocol, max(version.protocol, version.newest_protocol))
+        try:
+            PROTOCOLS.newest_common(theirs, f"run {name}, of apexrl {printable(version.apexrl, 20)},")
+        except LinkError as error:
+            raise ConfigError(str(error)) from None
     return decode(data, RunRecord)
 
 

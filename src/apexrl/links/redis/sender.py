@@ -13,6 +13,7 @@ from redis import exceptions
 from apexrl._native import MOST_CHUNKS, ChunkHeads
 from apexrl.errors import LinkError
 from apexrl.links.backoff import Backoff
+from apexrl.links.redis.checked_values import PROTOCOLS
 from apexrl.links.redis.encoding import MOST_BODY_BYTES, FrameHead, encode_frame, packing
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.pipe import Pipe, command
@@ -43,6 +44,7 @@ class ExperienceSender:
         window_bytes: of uncommitted frames; a single frame may exceed it.
         when_full: ``wait`` (the caller checks ``room``) or ``drop-oldest``.
         compression: ``none`` or ``zlib``.
+        protocol: of its frames; one that the run's learner speaks.
         most_bulk: the server's (`ServerFacts`), until the sender's own connection has read it.
     """
 
@@ -58,11 +60,13 @@ class ExperienceSender:
         window_bytes: int,
         when_full: str = "wait",
         compression: str = "none",
+        protocol: int = PROTOCOLS.least,
         most_bulk: int = DEFAULT_BULK_BYTES,
     ) -> None:
         self._server, self._keys = server, keys
         self._run_id, self._member, self._generation, self._schema = run_id, member, generation, schema
         self._window, self._drops, self._packed = window_bytes, when_full == "drop-oldest", packing(compression)
+        self._protocol = protocol
         self._field = field_of(member, generation)
         self._pipe: Pipe | None = None
         self._backoff = Backoff()
@@ -137,7 +141,7 @@ class ExperienceSender:
             msgspec.Raw(heads.pack()),
             dict(counts),
         )
-        front, wire = encode_frame(head, body, self._packed)
+        front, wire = encode_frame(head, body, self._packed, self._protocol)
         self._sequence += len(heads)
         self.sent_items += items
         kept = _Kept(self._sequence, items, front, wire)

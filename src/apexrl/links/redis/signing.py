@@ -53,5 +53,6 @@ def trusted_modules(record: RunRecord, token: str, trust: Sequence[str], origin:
 def _signature(record: RunRecord, token: str) -> str:
     if len(token) < LEAST_TOKEN:
         raise ConfigError(f"the token has {len(token)} characters; at least {LEAST_TOKEN} keep others out")
-    said = encode(msgspec.structs.replace(record, signature=""))
+    # `learners_refused` hosts of the last release do not know, and would sign without it
+    said = encode(msgspec.structs.replace(record, signature="", learners_refused=msgspec.UNSET))
     return hmac.new(token.encode(), _PURPOSE + said, hashlib.sha256).hexdigest()

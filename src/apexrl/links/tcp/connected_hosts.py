@@ -13,7 +13,7 @@ from apexrl.errors import ExhaustedError, FrameError, LinkError
 from apexrl.links.printable import printable
 from apexrl.links.tcp import frames
 from apexrl.links.tcp.gateway_messages import Beat, Join, Joined, Leave, Orders, Record, Report, receive_any, send
-from apexrl.links.tcp.handshake import Caller, welcome
+from apexrl.links.tcp.handshake import SEVERAL, Caller, welcome
 from apexrl.run.status import Level
 
 if TYPE_CHECKING:
@@ -115,6 +115,8 @@ class ConnectedHosts:
         hello = caller.hello
         if self._record is None:
             raise LinkError("this run has no slots for other hosts")
+        if self._record.brings == "gradients" and peer.protocol < SEVERAL:
+            raise LinkError(f"this run takes gradients, of hosts that speak protocol {SEVERAL}: upgrade apexrl there")
         with self._lock:
             if self._finished:
                 raise LinkError("this run has ended")

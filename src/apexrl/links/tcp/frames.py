@@ -30,6 +30,7 @@ import msgspec
 import numpy as np
 
 from apexrl.errors import FrameError
+from apexrl.links.protocol_numbers import Protocols
 from apexrl.spec import Array, Field
 
 try:
@@ -39,7 +40,9 @@ except ImportError:
 else:
     HAS_GMAC = True
 
-PROTOCOL: Final = 4
+PROTOCOLS: Final = Protocols(3, 4)
+"""Of connections: 4 has gradients and parameters, 3 is what the release before spoke."""
+_COLUMNS: Final = 3  # number of the layout of requests and replies, unchanged since that protocol
 HELLO, WELCOME, REFUSED, REQUEST, REPLY, CHALLENGE, PING, PONG, MESSAGE, OPEN = range(1, 11)
 GRADIENT, SLICE, SETTLED = range(11, 14)
 """Kinds of frames. The gateway answers a ping by itself, without the servers behind it."""
@@ -87,6 +90,11 @@ class Connection:
         self._sending = threading.Lock()
         self._buffer = bytearray(_BUFFER_BYTES)  # [begin, end) was received and belongs to no frame yet
         self._begin = self._end = 0
+        self.protocol = PROTOCOLS.least
+        """Of frames that are sent."""
+        self.heard = 0
+        """Of the last frame that was received."""
+        self._agreed = False
         self._sent_code: _Code | None = None
         self._received_code: _Code | None = None
         self._tls: ssl.SSLObject | None = None
@@ -96,6 +104,10 @@ class Connection:
     @property
     def encrypted(self) -> bool:
         return self._tls is not None
+
+    def agree(self, protocol: int) -> None:
+        """Both sides speak ``protocol`` from now on."""
+        self.protocol, self._agreed = protocol, True
 
     def seal(self, sent: bytes, received: bytes, gmac: bool) -> None:
         """Authenticate every frame from now on, with one key for each direction."""
@@ -154,7 +166,7 @@ class Connection:
             OSError: the connection broke, or the other side did not read for half a minute.
         """
         parts = [memoryview(body)] if columns is None else [_bytes_of(column) for column in columns.values()]
-        fixed = _FIXED.pack(_MAGIC, PROTOCOL, kind, split, len(head), sum(part.nbytes for part in parts))
+        fixed = _FIXED.pack(_MAGIC, self.protocol, kind, split, len(head), sum(part.nbytes for part in parts))
         deadline = time.monotonic() + _STALLED_SECONDS
         with self._sending:
             data = bytearray().join((fixed, head, *parts))
@@ -174,10 +186,12 @@ class Connection:
         magic, version, kind, split, head_bytes, body_bytes = _FIXED.unpack_from(self._buffer, self._begin)
         if magic != _MAGIC:
             raise self._wrong(f"a frame begins with {magic!r}, not {_MAGIC!r}")
-        if version != PROTOCOL:
+        taken = Protocols(self.protocol, self.protocol) if self._agreed else PROTOCOLS
+        if not taken.least <= version <= taken.newest:
             raise self._wrong(
-                f"a frame is of protocol {version}, and this is {PROTOCOL}: install the same apexrl everywhere"
+                f"a frame is of protocol {version}, and this side speaks {taken}: install the same apexrl on both hosts"
             )
+        self.heard = version
         if head_bytes > _MOST_HEAD_BYTES:
             raise self._wrong(f"a frame claims a head of {head_bytes} bytes; at most {_MOST_HEAD_BYTES} are taken")
         if body_bytes > most:
@@ -318,7 +332,7 @@ class _Code:
 def schema_of(request: Mapping[str, Field], reply: Mapping[str, Field], splits: Sequence[int]) -> bytes:
     """A digest that two sides with the same columns share."""
     sides = [[(name, list(field.shape), field.dtype) for name, field in side.items()] for side in (request, reply)]
-    return hashlib.sha256(msgspec.msgpack.encode((PROTOCOL, sides, list(splits)))).digest()
+    return hashlib.sha256(msgspec.msgpack.encode((_COLUMNS, sides, list(splits)))).digest()
 
 
 def nbytes(fields: Mapping[str, Field]) -> int:

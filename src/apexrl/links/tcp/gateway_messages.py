@@ -93,7 +93,7 @@ class Report(msgspec.Struct, forbid_unknown_fields=True):
     run_lag_histogram: Annotated[_Histogram, Meta(max_length=64)]
 
 
-class Beat(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Beat(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=True):
     """A host's heartbeat and report."""
 
     number: _Count
@@ -134,7 +134,15 @@ _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 def send(peer: frames.Connection, message: Message | Record) -> None:
     """Send a message. OSError: the connection broke, or the other side does not read."""
-    peer.send(frames.MESSAGE, body=msgspec.msgpack.encode(message))
+    values = _told(message) if isinstance(message, Record) else message
+    peer.send(frames.MESSAGE, body=msgspec.msgpack.encode(values))
+
+
+def _told(record: Record) -> dict[str, Any]:
+    """Its fields but those with their default values: some of them hosts of the last release do not know. (msgspec's
+    own ``omit_defaults`` compares texts by identity, which a record that came from another process has lost.)"""
+    usual = {field.name: field.default for field in msgspec.structs.fields(Record)} | {"step_spec": {}, "splits": []}
+    return {name: value for name, value in msgspec.structs.asdict(record).items() if value != usual[name]}
 
 
 def receive(peer: frames.Connection, kind: type[_T], seconds: float) -> _T:

@@ -3,6 +3,9 @@
     OPEN, with or without TLS  →  CHALLENGE, random bytes  →  HELLO, identity + random bytes, proof  →  WELCOME, proof
                                                                       or REFUSED, reason (+ proof, of another run)
 
+OPEN is a frame of the least protocol that the caller speaks, and names the newest (one of protocol 3 names none). The
+challenge is a frame of the newest that both speak, and so is all that follows.
+
 A proof is the HMAC of the challenge and the whole hello under the token, which itself is never sent. The two keys for
 the codes of later frames are derived in the same way, unless TLS is used. A refusal may come from any peer: its text is
 shown, but a host believes that another run is there only with a proof.
@@ -24,6 +27,7 @@ from msgspec import Meta
 
 from apexrl.errors import FrameError, LinkError
 from apexrl.links.printable import printable
+from apexrl.links.protocol_numbers import Protocols
 from apexrl.links.tcp import frames
 from apexrl.links.tcp.slot_leases import LEASE_BITS, Lease
 from apexrl.links.tcp.tls import ClientTls, in_words
@@ -34,6 +38,8 @@ HOST: Final = -1
 """Instead of a worker's number: the caller is a host."""
 MOST_SLOTS: Final = 256
 """Of one connection."""
+SEVERAL: Final = 4
+"""The first protocol with several workers on one connection, which bring gradients."""
 
 _NONCE_BYTES = _PROOF_BYTES = 32
 _MOST_WHY = 400  # characters of a refusal
@@ -58,6 +64,14 @@ class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """It supports GMAC."""
     also: Annotated[list[_Lease], Meta(max_length=MOST_SLOTS - 1)] = []
     """(slot, generation of its lease) of further workers that it stands for."""
+
+    def encoded(self, protocol: int) -> bytes:
+        """For a gateway that speaks ``protocol``. LinkError: that knows nothing of further workers."""
+        if protocol >= SEVERAL:
+            return msgspec.msgpack.encode(self)
+        if self.also:
+            raise LinkError(f"the gateway speaks protocol {protocol}: workers that bring gradients need {SEVERAL}")
+        return msgspec.msgpack.encode(msgspec.structs.astuple(self)[:-1])
 
     @property
     def leases(self) -> dict[int, int]:
@@ -163,11 +177,12 @@ def enter(
 
 
 def _say_hello(peer: frames.Connection, where: str, token: str, hello: Hello) -> None:
-    peer.send(frames.OPEN)
+    peer.send(frames.OPEN, head=msgspec.msgpack.encode(frames.PROTOCOLS))
     begun = _answer(peer, where, hello)
     if begun.kind != frames.CHALLENGE or len(begun.text) != _NONCE_BYTES:
         raise FrameError(f"what answers at {where} is no gateway")
-    said = msgspec.msgpack.encode(hello)
+    peer.agree(peer.heard)
+    said = hello.encoded(peer.protocol)
     secret = _Secret(token, begun.text + said)
     peer.send(frames.HELLO, head=said, body=secret.proof(b"worker"))
     answer = _answer(peer, where, hello, secret)
@@ -205,8 +220,10 @@ def challenge(peer: frames.Connection, token: str, tls: ssl.SSLContext | None = 
         peer.start_tls(tls, deadline)
     elif tls is not None:
         raise LinkError("it does not speak TLS, and this run does: give apexrl envs --tls-fingerprint or --tls-ca")
-    if peer.receive(seconds=deadline - time.monotonic()).kind != frames.OPEN:
+    opened = peer.receive(seconds=deadline - time.monotonic())
+    if opened.kind != frames.OPEN:
         raise FrameError("it did not say hello")
+    peer.agree(frames.PROTOCOLS.newest_common(_offered(opened.text, peer.heard), "it"))
     own = secrets.token_bytes(_NONCE_BYTES)
     peer.send(frames.CHALLENGE, head=own)
     kind, _, said, proof = peer.receive(_PROOF_BYTES, deadline - time.monotonic())
@@ -223,6 +240,15 @@ def challenge(peer: frames.Connection, token: str, tls: ssl.SSLContext | None = 
     gmac = hello.gmac and frames.HAS_GMAC
     answer = secret.proof(b"gateway with GMAC" if gmac else b"gateway")
     return Caller(hello, answer, secret.proof(b"replaced"), keys, gmac)
+
+
+def _offered(text: bytes, heard: int) -> Protocols:
+    """What the caller speaks, by its first frame."""
+    try:
+        least, newest = msgspec.msgpack.decode(text, type=tuple[int, int])
+    except msgspec.MsgspecError:
+        return Protocols(heard, heard)
+    return Protocols(least, newest) if least == heard <= newest else Protocols(heard, heard)
 
 
 def welcome(peer: frames.Connection, caller: Caller) -> None:

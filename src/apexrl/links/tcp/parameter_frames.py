@@ -22,12 +22,12 @@ import numpy as np
 
 from apexrl.errors import FrameError
 from apexrl.links.local.parameter_slices import ONLINE, TARGET, Floats, ParameterSlices
-from apexrl.links.tcp import frames
 
 GRADIENT_HEAD: Final = struct.Struct("<IIqQQ")
 SLICE_HEAD: Final = struct.Struct("<IIqdQ")
 BOARDS: Final = (ONLINE, TARGET)
 """In the order of their numbers."""
+_LAYOUT: Final = 4  # the protocol in which gradients and slices became what they are
 MOST_VALUES: Final = 1 << 18
 """Of one frame: a mebibyte."""
 
@@ -35,7 +35,7 @@ MOST_VALUES: Final = 1 << 18
 def schema_of(shards: ParameterSlices) -> bytes:
     """A digest that two sides share whose parameters lie, and are cut, alike."""
     places = [(name, [*place]) for name, place in shards.places.items()]
-    described = (frames.PROTOCOL, "parameters", list(shards.vectors.items()), places, shards.count)
+    described = (_LAYOUT, "parameters", list(shards.vectors.items()), places, shards.count)
     return hashlib.sha256(msgspec.msgpack.encode(described)).digest()
 
 
