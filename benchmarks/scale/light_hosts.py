@@ -82,8 +82,7 @@ class Process:
             order, value = self._pipe.recv()
             if order == "join":
                 self._join()
-                threads = [threading.Thread(target=self._work, daemon=True) for _ in range(self._crowd.threads)]
-                threads += [threading.Thread(target=self._read, args=(host,), daemon=True) for host in self._hosts]
+                threads = [threading.Thread(target=self._read, args=(host,), daemon=True) for host in self._hosts]
                 for thread in threads:
                     thread.start()
             elif order == "send":
@@ -117,8 +116,8 @@ class Process:
                 heapq.heappush(self._due, (time.monotonic() + random.random(), len(self._hosts) - 1, False))
             return host
 
-        renewing = threading.Thread(target=self._work, daemon=True)  # those who are in already
-        renewing.start()
+        for _ in range(self._crowd.threads):  # those who are in already renew meanwhile
+            threading.Thread(target=self._work, daemon=True).start()
         with ThreadPoolExecutor(self._crowd.threads) as pool:
             list(pool.map(join, range(self._crowd.hosts)))
 

@@ -9,6 +9,7 @@ from benchmarks.lib.questions import answer
 
 QUESTIONS = {
     "control_plane": "10,000 actors: they join, weights reach all, server, links and learner fail: what gives way?",
+    "gateway": "Environment workers at one TCP gateway: how many does it bear, how long do they wait?",
 }
 
 if __name__ == "__main__":
