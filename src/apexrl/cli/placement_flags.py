@@ -13,7 +13,7 @@ from apexrl.errors import ConfigError
 from apexrl.links.tcp.tls import ServerTls, self_signed
 from apexrl.links.tokens import read_token, shared_token
 
-RAY_FLAGS: Final = ("actor_cpus", "learner_gpus", "inference_gpus", "replay_shards")
+RAY_FLAGS: Final = ("actor_cpus", "learner_gpus", "inference_gpus", "learner_nodes", "replay_shards")
 
 
 @dataclass(frozen=True, kw_only=True)

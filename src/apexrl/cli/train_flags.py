@@ -54,6 +54,8 @@ class _Train(RunFlags, Config):
     """GPUs that Ray reserves for each learner."""
     inference_gpus: float = 0.0
     """GPUs that Ray reserves for each inference server, policy worker or model server; below one they share one."""
+    learner_nodes: int = 1
+    """Nodes of the Ray cluster over which the learners of apex and impala are spread, each beside its own shards."""
     replay_shards: int = 0
     """Shards of the replay on Ray, each beside a group of actors; 0: one on each node."""
 
@@ -87,6 +89,8 @@ class Resume(RunFlags):
     """GPUs that Ray reserves for each learner. Default: as before."""
     inference_gpus: float | None = None
     """GPUs that Ray reserves for each inference server, policy worker or model server. Default: as before."""
+    learner_nodes: int | None = None
+    """Nodes of the Ray cluster over which the learners are spread. Default: as before."""
     replay_shards: int | None = None
     """Shards of the replay, each beside a group of actors. Default: as before."""
 

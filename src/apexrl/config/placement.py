@@ -30,7 +30,13 @@ def host_and_port(text: str) -> tuple[str, int]:
     return bare or "127.0.0.1", int(port)
 
 
-_RAY_FLAGS = ("actor_cpus", "learner_gpus", "inference_gpus", "replay_shards")  # the others can be set from Python only
+_RAY_FLAGS = (
+    "actor_cpus",
+    "learner_gpus",
+    "inference_gpus",
+    "learner_nodes",
+    "replay_shards",
+)  # the others can be set from Python only
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,8 @@ class Ray:
     """Processors for the learner and the evaluator beside it."""
     learner_gpus: float = 0.0
     """GPUs for each learner."""
+    learner_nodes: int = 1
+    """Nodes over which the learners of ``apex`` and ``impala`` are spread, each beside shards of its own."""
     inference_cpus: float = 1.0
     """Processors for each inference server or policy worker."""
     inference_gpus: float = 0.0
@@ -104,8 +112,10 @@ class Ray:
                 raise ConfigError(f"{flag} must be a number from 0 on, not {value!r}")
             if name in ("learner_cpus", "shard_cpus") and not value:
                 raise ConfigError(f"{flag} must be more than 0: Ray schedules nothing without resources")
-            if name == "replay_shards" and value != int(value):
+            if name in ("learner_nodes", "replay_shards") and value != int(value):
                 raise ConfigError(f"{flag} must be a whole number, not {value}")
+            if name == "learner_nodes" and not value:
+                raise ConfigError(f"{flag} must be at least 1")
             if name in ("learner_gpus", "inference_gpus") and value > 1 and value != int(value):
                 raise ConfigError(f"{flag} {value:g}: beyond one, Ray gives whole GPUs only")
 

@@ -15,7 +15,7 @@ from apexrl.topologies.sync_learners import check
 
 def refusal(program: Program, probe: Probe) -> str:
     """Why other hosts cannot bring learners to a run; empty: they can."""
-    if not any(_averages(node) for node in program.nodes):
+    if not any(averages(node) for node in program.nodes):
         return f"learners of topology {program.config.topology} do not average their gradients; apex and impala do"
     try:
         check(program.config, probe)
@@ -26,7 +26,7 @@ def refusal(program: Program, probe: Probe) -> str:
 
 def first_host(program: Program, averaging: Link) -> Program:
     """``program``, whose learners make updates with those of other hosts."""
-    nodes = [_averaging(node, averaging) if _averages(node) else node for node in program.nodes]
+    nodes = [_averaging(node, averaging) if averages(node) else node for node in program.nodes]
     return Program(program.config, nodes, program.thread_counts)
 
 
@@ -42,12 +42,12 @@ def other_host(program: Program, leases: Sequence[tuple[int, int]], averaging: L
         ConfigError: a setting cannot hold on several hosts.
     """
     found = cut(program)
-    learners = [_averaging(node, averaging) for node in found.staying if _averages(node)]
+    learners = [_averaging(node, averaging) for node in found.staying if averages(node)]
     learners = [replace(node, ports={**node.ports, "elsewhere": True}) for node in learners]
     return Program(program.config, [*learners, *(leased(node, leases) for node in found.moving)])
 
 
-def _averages(node: Node) -> bool:
+def averages(node: Node) -> bool:
     """Whether its workers are learners that can make updates together."""
     return node.factory is Learner or (isinstance(node.factory, OfQueue) and node.factory.role is Learner)
 

@@ -46,10 +46,10 @@ def learners(config: Config) -> int:
     return config.wiring.learners if LearnersSettings in info(config.topology).reads else 1
 
 
-def queues(config: Config) -> int:
-    """How many replays are written into in groups: the least number of groups."""
+def queues(config: Config, nodes: int = 1) -> int:
+    """How many replays are written into in groups: the least number of groups. ``nodes``: that have learners."""
     reads = info(config.topology).reads
-    own = QueueSettings in reads or (GorilaSettings in reads and config.wiring.replay == "local")
+    own = nodes > 1 or QueueSettings in reads or (GorilaSettings in reads and config.wiring.replay == "local")
     return learners(config) if own else 1
 
 

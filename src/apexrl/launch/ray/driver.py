@@ -20,6 +20,7 @@ from apexrl.launch.ray.cluster import Cluster, kill
 from apexrl.launch.ray.elastic_groups import ElasticGroups
 from apexrl.launch.ray.group_control import GroupControl, ending_of, first_line
 from apexrl.launch.ray.group_plan import Plan, check_room, plan, resource_bundles
+from apexrl.launch.ray.learner_record import LearnerRecord
 from apexrl.launch.ray.preflight import HELLO_SECONDS, receive, reserve
 from apexrl.launch.ray.ray_actors import News, RayAssignment, Report, RoleProcess
 from apexrl.launch.ray.ray_metrics import RayMetrics
@@ -33,7 +34,9 @@ from apexrl.launch.worker_slots import slot_seed
 from apexrl.links.local.control_board import COUNTERS, HURRY, RUN, STOP
 from apexrl.links.local.role_context import WorkerIdentity
 from apexrl.topologies import Probe, Program
+from apexrl.topologies.learner_hosts import averages
 from apexrl.topologies.ray_cut import INFERENCE, LEARNERS, queues, sampling
+from apexrl.topologies.spread_learners import AVERAGING, averaging_options
 
 _TICK_SECONDS = 0.1
 _NUMBER_SECONDS = 1.0  # between attempts to write a generation's number
@@ -48,7 +51,9 @@ class Driver:
         self._config = config
         self._placement = placement
         self._interrupts = interrupts
-        self._plan = plan(config, placement, 1, queues(config))  # on one machine, until it is known
+        self._plan = plan(
+            config, placement, 1, queues(config, placement.learner_nodes)
+        )  # on one machine, until it is known
         wanted = sum(bundle["CPU"] for bundle in resource_bundles(config, placement, self._plan)[: self._plan.base + 1])
         self._cluster = Cluster(placement, local_cpus=wanted)
         self.namespace = self._cluster.namespace  # of the run's named actors: shard-0.0, shard-1.0 …
@@ -59,6 +64,7 @@ class Driver:
         self._heeded = self._hung_calls = 0
         self._come: set[Any] = set()  # references that were ready when this turn began
         self._sums = dict.fromkeys(COUNTERS, 0)  # of all generations of all slots
+        self._record: LearnerRecord | None = None  # of learners on several nodes
 
     def close(self) -> None:
         """End every Ray actor of the run, and release its resources. May be called again."""
@@ -68,6 +74,8 @@ class Driver:
                 for slot in group.slots:
                     kill(slot.handle)
                 kill(group.memory)
+            if self._record is not None:
+                self._record.close()
         finally:
             self._cluster.close()
 
@@ -88,7 +96,9 @@ class Driver:
     def run(self, program: Program, ledger: Ledger, figures: RayMetrics | None = None) -> None:
         """Run ``program`` until something stops it. Raises what made it fail; otherwise ``ledger`` knows the reason."""
         self._ledger, self._figures = ledger, figures
-        self._groups = groups_of(program, self._plan, self._cluster.namespace)
+        nodes = self._placement.learner_nodes
+        self._groups = groups_of(program, self._plan, self._cluster.namespace, nodes)
+        self._record = LearnerRecord(averaging_options(program), self.namespace) if nodes > 1 else None
         bundles = resource_bundles(self._config, self._placement, self._plan)[1:]
         self._output = OutputGathering(ledger)
         self._growth = ElasticGroups(self._cluster, self._plan, self._groups[1:], bundles, ledger.tell)
@@ -102,6 +112,8 @@ class Driver:
             self._heed_interrupts()
             if self._stop_at is None:
                 self._growth.step(now)
+            if self._record is not None and self._record.lost(self._come):
+                self._begin_record(self._record, now)
             for group in self._groups:
                 self._attend(group, now)
             if self._stop_at is None:
@@ -129,6 +141,7 @@ class Driver:
     def _sleep(self) -> None:
         """Until a tick has passed, or all has come that was asked for. Costs one call, however many there are."""
         waited = [group.greeting for group in self._groups] + [group.looked for group in self._groups]
+        waited += [self._record.watched] if self._record is not None else []
         for slot in self._slots():
             waited += [slot.running, slot.polled, slot.stacks]
         waited = [reference for reference in waited if reference is not None]
@@ -185,12 +198,25 @@ class Driver:
             folder_generation=number,
         )
         labels = log_labels(self._config, worker)
-        assignment = RayAssignment(worker, node.traits.writes_checkpoints, node.factory, node.nice, labels)
+        assignment = RayAssignment(
+            worker, node.traits.writes_checkpoints and not group.number, node.factory, node.nice, labels
+        )
         handle = self._cluster.actor(RoleProcess, group.number, cpus, gpus).remote(assignment)
         slot.begin(now, handle)
         asks = node.name in group.asks
-        lent = self._groups[0].memory.lent.remote(group.serves, group.place) if asks else {}
+        lent: Any = self._groups[0].memory.lent.remote(group.serves, group.place) if asks else {}
+        if self._record is not None and averages(node):
+            lent = {AVERAGING: self._record.averaging}
         slot.running = handle.run.remote(group.memory.ports.remote(node.name), lent, self._others(slot))
+
+    def _begin_record(self, record: LearnerRecord, now: float) -> None:
+        """Of a record that is lost nobody knows the group of learners any more: all begin anew, in a new one."""
+        self._ledger.tell("the record of the learners was lost: they begin anew from the newest checkpoint", "warning")
+        record.begin()
+        for slot in self._slots():
+            if averages(slot.node) and slot.handle is not None:
+                kill(slot.handle)
+                slot.end(now, "killed", "the record of the learners was lost", sure=False)
 
     def _hear(self, group: ActorGroup, slot: RaySlot, now: float) -> None:
         try:

@@ -123,18 +123,20 @@ def resource_bundles(config: Config, placement: Ray, plan: Plan) -> list[dict[st
     count, apart = learners(config), inference_servers(config)
     both = 0.0 if apart or policy_workers(config) else placement.inference_gpus  # of who learns and chooses
     each = max(placement.learner_gpus, both)
-    cpus = placement.learner_cpus * count + placement.inference_cpus * apart
-    home = _resources(cpus, [each] * count + [placement.inference_gpus] * apart)
+    beside = [len(range(node, count, placement.learner_nodes)) for node in range(placement.learner_nodes)]
+    cpus = placement.learner_cpus * beside[0] + placement.inference_cpus * apart
+    home = _resources(cpus, [each] * beside[0] + [placement.inference_gpus] * apart)
     bundles = [home]
-    for slots, there in zip(plan.slots, choosing(config, plan), strict=True):
+    for number, (slots, there) in enumerate(zip(plan.slots, choosing(config, plan), strict=True)):
+        learning = beside[number] if 0 < number < len(beside) else 0
         cpus = placement.shard_cpus * in_shards(config) + placement.actor_cpus * len(slots)
-        cpus += placement.inference_cpus * there
+        cpus += placement.inference_cpus * there + placement.learner_cpus * learning
         if not cpus:
             raise ConfigError(
                 "--actor-cpus 0 leaves groups of environment workers without processors, and Ray schedules nothing "
                 "without resources: give them a part of one, such as 0.1"
             )
-        bundles.append(_resources(cpus, [placement.inference_gpus] * there))
+        bundles.append(_resources(cpus, [placement.inference_gpus] * there + [each] * learning))
     return bundles
 
 

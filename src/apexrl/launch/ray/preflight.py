@@ -34,6 +34,12 @@ def receive(config: Config, placement: Ray, cluster: Cluster, interrupts: Interr
         ConfigError: the cluster does not have the bundles, or its nodes have other versions than this process.
         EnvError, ApexrlError: what the probe met.
     """
+    there = len(cluster.nodes({"CPU": placement.learner_cpus}))
+    if there < placement.learner_nodes:
+        raise ConfigError(
+            f"--learner-nodes {placement.learner_nodes} want a node each, and the cluster has {there} with "
+            f"{placement.learner_cpus:g} CPU: take fewer, or add nodes"
+        )
     decided = fitting(config, placement, cluster)
     reserve(config, placement, decided, cluster, interrupts)
     greetings = [cluster.task(hello, bundle).remote() for bundle in range(decided.base + 1)]
@@ -51,9 +57,9 @@ def receive(config: Config, placement: Ray, cluster: Cluster, interrupts: Interr
 def fitting(config: Config, placement: Ray, cluster: Cluster) -> Plan:
     """The plan for as many nodes as could take a group of its size each; small ones are not counted."""
     nodes = len(cluster.nodes({"CPU": placement.shard_cpus * in_shards(config) + placement.actor_cpus}))
-    first = plan(config, placement, nodes, queues(config))
+    first = plan(config, placement, nodes, queues(config, placement.learner_nodes))
     for fewer in range(nodes, 0, -1):
-        decided = plan(config, placement, fewer, queues(config))
+        decided = plan(config, placement, fewer, queues(config, placement.learner_nodes))
         groups = resource_bundles(config, placement, decided)[1 : decided.base + 1]
         largest = {name: max(bundle.get(name, 0.0) for bundle in groups) for name in ("CPU", "GPU")}
         if len(cluster.nodes(largest)) >= decided.base:

@@ -23,6 +23,7 @@ from apexrl.launch.wiring import Wiring
 from apexrl.run.status import Observer
 from apexrl.topologies import topology
 from apexrl.topologies.program import Program
+from apexrl.topologies.spread_learners import check, with_own_replays
 
 
 def cluster(
@@ -49,9 +50,12 @@ def cluster(
     wire = topology(config.topology)
     config = replace(config, out=str(Path(config.out).resolve()))  # nodes have working directories of their own
     here = settled(config, placement)
+    check(here, placement.learner_nodes)
     with closing(Driver(here, placement, interrupts)) as driver:
         seen = driver.probe()
         program = wire(replace(here, actor=replace(here.actor, actors=most_actors(here))), seen)
+        if placement.learner_nodes > 1:
+            program = with_own_replays(program)
         driver.check(program)  # refused before there is a folder
 
         def body(ledger: Ledger, nothing: Wiring) -> None:

@@ -19,6 +19,7 @@ from apexrl.links.tcp.tls import made_certificate
 from apexrl.run.status import WorkerState, WorkerStatus
 from apexrl.topologies.program import Node, Program, ReplayLink, WeightsLink
 from apexrl.topologies.ray_cut import actor_group_side, asking, learner_node_side, sampling
+from apexrl.topologies.spread_learners import spread
 
 _GRACE_SECONDS, _HURRIED_SECONDS = 20.0, 8.0  # from the stop to the kill
 _KEEPER_SECONDS, _HURRIED_KEEPER_SECONDS = 120.0, 30.0  # of the role that writes checkpoints
@@ -155,8 +156,9 @@ def _silent(seconds: float, flag: str) -> str:
     )
 
 
-def groups_of(program: Program, plan: Plan, namespace: str) -> list[ActorGroup]:
-    """The group on the learner's node, then the actor groups. ``namespace``: of the shards' Ray actors.
+def groups_of(program: Program, plan: Plan, namespace: str, nodes: int = 1) -> list[ActorGroup]:
+    """The group on the learner's node, then the actor groups. ``namespace``: of the shards' Ray actors;
+    ``nodes``: that have learners.
 
     Raises:
         ConfigError: the program cannot be cut so; or a package is missing.
@@ -166,9 +168,12 @@ def groups_of(program: Program, plan: Plan, namespace: str) -> list[ActorGroup]:
     if asks := asking(program):
         listen = program.link(GatewayPort, token=secrets.token_urlsafe(32), certificate=made_certificate())
     home = learner_node_side(program, samplers(len(slots), namespace, replays) if replays else [], listen)
+    dealt = enumerate(zip(slots, choosing(config, plan), strict=True))
+    sides = [actor_group_side(program, k, len(slots), own, policies) for k, (own, policies) in dealt]
+    if nodes > 1:
+        home, sides = spread(home, sides, nodes)
     groups = [ActorGroup(0, home, config.learner.learner_restarts)]
-    for k, (own, policies) in enumerate(zip(slots, choosing(config, plan), strict=True)):
-        side = actor_group_side(program, k, len(slots), own, policies)
+    for k, (own, side) in enumerate(zip(slots, sides, strict=True)):
         gated = bool(replays) and replays[k % len(replays)].get("samples_per_insert", 0.0) > 0.0
         groups.append(ActorGroup(k + 1, side, config.actor.actor_restarts, k >= plan.base, gated))
         groups[-1].asks, groups[-1].serves = asks, own
