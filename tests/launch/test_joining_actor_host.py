@@ -126,7 +126,9 @@ def test_a_server_that_is_away_while_slots_are_asked_for_is_waited_for(
 ) -> None:
     lasting.kill()
     told = Told(then=lasting.start)
-    place = actor_host._lease(lasting.server(), learner.record, patient(1.0), told, Interrupts())
+    place = actor_host._lease(
+        lasting.server(), learner.record, patient(1.0), patient(1.0).actor.actors, told, Interrupts()
+    )
     assert [slot.index for slot in place.slots] == [0, 1]
     assert len(told.texts) == 1
     assert "nothing listens there (connection refused); trying again" in told.texts[0]
@@ -145,7 +147,7 @@ def test_slots_that_an_outage_left_leased_to_nobody_are_waited_for(lasting: Redi
     lasting.kill()
     told = Told(then=lasting.start, later=expire)
     config = replace(patient(1.0), hosts=HostsConfig(lease_seconds=60.0))
-    place = actor_host._lease(lasting.server(), record, config, told, Interrupts())
+    place = actor_host._lease(lasting.server(), record, config, config.actor.actors, told, Interrupts())
     assert [slot.index for slot in place.slots] == [0, 1]
     assert [("trying again" in text, "of a dead host are free" in text) for text in told.texts] == [
         (True, False), (False, True),
@@ -157,7 +159,8 @@ def test_patience_with_a_server_ends(lasting: RedisServer, learner: LearnerLease
     lasting.kill()
     told = Told(then=lambda: None)
     with pytest.raises(LinkError, match="connection refused"):
-        actor_host._lease(lasting.server(), learner.record, patient(0.5 / 60), told, Interrupts())
+        config = patient(0.5 / 60)
+        actor_host._lease(lasting.server(), learner.record, config, config.actor.actors, told, Interrupts())
     assert len(told.texts) == 1
     with pytest.raises(WaitTimeout, match=r"connection refused.*\(waited 0\.005 minutes\)"):
         actor_host._find(lasting.server(), "r", "", 0.005, told, Interrupts())
@@ -197,7 +200,7 @@ def test_ctrl_c_ends_every_wait(lasting: RedisServer, learner: LearnerLease, awa
     crowded = replace(patient(30.0), hosts=HostsConfig())
     crowded = replace(crowded, actor=replace(crowded.actor, actors=65))
     with pytest.raises(KeyboardInterrupt):
-        actor_host._lease(lasting.server(), learner.record, crowded, Told(interrupt), interrupts)
+        actor_host._lease(lasting.server(), learner.record, crowded, crowded.actor.actors, Told(interrupt), interrupts)
     interrupts.count = 0
     with pytest.raises(KeyboardInterrupt):
         actor_host._find(lasting.server(), "nobodys", "", 30.0, Told(interrupt), interrupts)

@@ -23,9 +23,11 @@ from apexrl.config import ActorConfig, Config, EvaluatorConfig, LearnerConfig, R
 from apexrl.errors import ConfigError, LinkError
 from apexrl.launch import launch
 from apexrl.launch.contained_observers import Contained
+from apexrl.links.printable import host_name
 from apexrl.report import otel_export, prometheus_endpoint
 from apexrl.report.otel_export import OtelExport
 from apexrl.report.prometheus_endpoint import PrometheusEndpoint
+from apexrl.run.identity import host_part
 from apexrl.run.metric_catalogue import metric_of
 from apexrl.run.metrics import read_rows
 from apexrl.run.observers import CallbackObserver
@@ -191,7 +193,8 @@ def test_any_name_that_an_agent_reports_can_be_scraped_once() -> None:
 
 def test_the_run_of_a_host_that_joined_over_tcp_is_the_learners() -> None:
     with closing(PrometheusEndpoint("0", "host")) as endpoint:
-        endpoint.started(Config(name="a@b@here"), Path("runs/a@b@here"))
+        part = host_part("a@b", host_name())
+        endpoint.started(Config(name=part), Path("runs") / part)
         endpoint.update(RunStatus())
         assert families(scrape(endpoint))["apexrl_updates"].samples[0].labels["run"] == "a@b"
 

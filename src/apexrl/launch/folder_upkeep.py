@@ -62,7 +62,7 @@ class Upkeep(IdleObserver):
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         self._write_again()
-        worker_list.remove(self._folder.path)
+        worker_list.remove(self._folder.path, self._folder.generations.check)
 
     def _write_again(self) -> None:
         for what, write in list(self._unwritten.items()):

@@ -42,9 +42,10 @@ def write(folder: Path, workers: Sequence[WorkerStatus], check: Callable[[], Non
         replace_text(folder / NAME, text + "\n", check)
 
 
-def remove(folder: Path) -> None:
-    """The run has ended: nobody works there."""
-    with suppress(OSError):
+def remove(folder: Path, check: Callable[[], None]) -> None:
+    """The run has ended: nobody works there. ``check`` raises where another process has the folder now."""
+    with suppress(OSError, SnapshotError, FencedError):
+        check()
         (folder / NAME).unlink(missing_ok=True)
 
 

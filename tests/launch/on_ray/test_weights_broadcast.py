@@ -46,17 +46,18 @@ class Home(WeightsBroadcast):
 
     def __init__(self) -> None:
         newest: Any = SimpleNamespace(
-            latest=lambda newer_than: (newer_than + 1, weights(newer_than + 1)), wait=self._wait
+            latest=lambda newer_than: (newer_than + 1, weights(newer_than + 1)),
+            wait=lambda version, seconds: self._wait(seconds),
         )
         super().__init__(newest, "home")
         self.put: list[int] = []  # versions that went into the object store
         self._turn = 0
 
-    def _wait(self, version: int, seconds: float) -> bool:
+    def _wait(self, seconds: float) -> bool:
         self._turn += 1
         if self._turn == 100:
             raise Enough
-        return 1 + min(self._turn // 10, 2) > version
+        return 1 + min(self._turn // 10, 2) > self._version
 
 
 def weights(version: int) -> dict[str, Any]:
