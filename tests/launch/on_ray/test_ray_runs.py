@@ -64,8 +64,9 @@ def test_a_worker_and_a_shard_are_killed_and_the_run_goes_on(cluster: str, tmp_p
     assert any("shard-1 was lost with" in text for text in watcher.texts)
     assert not ray.is_initialized()
     printed = {path.stem: path.read_text() for path in (tmp_path / "run" / "logs").iterdir()}
-    for words in ("actor-0.0 begins\n", "last words of actor-0.0\n", "actor-0.1 begins\n"):
-        assert printed["actor-0"].count(words) == 1
+    assert printed["actor-0"].count("actor-0.1 begins\n") == 1
+    for words in ("actor-0.0 begins\n", "last words of actor-0.0\n"):
+        assert printed["actor-0"].count(words) <= 1  # none, if it was killed before the driver first heard of it
     assert printed["actor-3"].count("line 9999 ") == 1  # the newest end of too much
     assert len(printed["actor-3"]) < MOST_BYTES + 1000
     assert 800_000 < status.dropped["log_bytes"] < 1_000_000
