@@ -147,6 +147,6 @@ def test_somebody_else_at_an_address_is_said_within_seconds() -> None:
 @pytest.mark.cluster
 def test_a_topology_that_cannot_be_spread_is_refused_before_there_is_a_folder(cluster: str, tmp_path: Path) -> None:
     config = with_agent(with_topology(override(Config(), {"out": str(tmp_path), "name": "run"}), "a3c"), "a2c")
-    with pytest.raises(ConfigError, match="topology a3c does not run with --ray"):
+    with pytest.raises(ConfigError, match="topology a3c runs with --ray only as --no-hogwild"):
         launch(override(config, {"env": "CartPole-v1", "actors": 1}), placement=Ray(cluster, learner_cpus=0.5))
     assert not (tmp_path / "run").exists()
