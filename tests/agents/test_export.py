@@ -34,7 +34,8 @@ def trained(name: str, shown: Any, asked: Any, **changes: Any) -> tuple[Game, Lo
 
 def like(game: Game, loaded: LoadedAgent, path: Path) -> None:
     """The file acts as the agent for several steps, in batches of several sizes."""
-    onnxruntime = pytest.importorskip("onnxruntime")
+    import onnxruntime
+
     run = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [one.name for one in run.get_outputs()]
     states = state_shapes(loaded.agent)

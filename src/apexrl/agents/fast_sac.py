@@ -6,7 +6,6 @@ Agent and numbers are those of the authors' code (amazon-far/holosoma), whose la
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -67,9 +66,3 @@ class FastSAC(SAC):
     def gradients(self, batch: Transitions) -> Gradients:
         """As ``SAC.gradients``; the metrics have the probability at the edges of the support besides."""
         return soft_categories.with_edges(self, batch, super().gradients(batch))
-
-    def apply(self, groups: Mapping[str, Tensor]) -> None:
-        """As of ``SAC``; with ``eager_targets`` the target critics move with every update."""
-        super().apply(groups)
-        if self._config.eager_targets and self._config.polyak and "policy" not in groups:
-            self._critics.follow(self.updates)

@@ -6,7 +6,6 @@ ensemble of which few, drawn anew, are asked; or dropout and layer norm in two c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -54,12 +53,6 @@ class REDQ(SAC):
         """As of ``SAC``, the mean over all critics; the target is of some that are drawn."""
         some = self._rng.choice(self._config.critics, self._config.target_critics, replace=False)
         return super().errors(batch, now, later[some.tolist()], next_log_prob)
-
-    def apply(self, groups: Mapping[str, Tensor]) -> None:
-        """As of ``SAC``; with ``eager_targets`` the target critics move with every update."""
-        super().apply(groups)
-        if self._config.eager_targets and self._config.polyak and "policy" not in groups:
-            self._critics.follow(self.updates)
 
     def _answers(self, batch: Transitions, next_action: Tensor) -> tuple[Tensor, Tensor]:
         """Of all critics at (s, a), [K, B, 1], and of the targets that are drawn at (s', a'), [M, B, 1]."""

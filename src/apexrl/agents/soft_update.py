@@ -88,15 +88,15 @@ def gradients(
 
 
 def apply(agent: SoftAgent, groups: Mapping[str, Tensor]) -> None:
-    """One step of each optimizer whose group is there. Target critics move a little with every step of the policy, or
-    are copied every ``target_period_updates``."""
+    """One step of each optimizer whose group is there. Target critics move a little with every step of the policy, with
+    ``eager_targets`` with every update, or are copied every ``target_period_updates``."""
     agent._critics.step(groups["critics"])
     agent._normalizer.step(groups)
     agent.updates += 1
     if "policy" in groups:
         agent._policy.step(groups["policy"])
         agent._temperature.step(groups["temperature"])
-    if "policy" in groups or not agent._config.polyak:
+    if "policy" in groups or agent._config.eager_targets or not agent._config.polyak:
         agent._critics.follow(agent.updates)
 
 

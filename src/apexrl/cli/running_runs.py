@@ -41,19 +41,19 @@ def stop(words: list[str]) -> int:
 
 def drain(words: list[str]) -> int:
     """have a host leave a run over several hosts, and keep it away"""
-    from apexrl.cli import flags, host_flags, host_orders
+    from apexrl.cli import drain_and_scale, flags, host_flags
 
     wanted = flags.parse(host_flags.Drain, words, "drain")
-    host = host_orders.checked_host(wanted.host, "drain")
+    host = drain_and_scale.checked_host(wanted.host, "drain")
     url, run = host_flags.redis_url(wanted.redis), host_flags.run_name(wanted.run, "drain HOST")
-    return host_orders.drain(url, run, host, wanted.undo, wanted.wait_seconds)
+    return drain_and_scale.drain(url, run, host, wanted.undo, wanted.wait_seconds)
 
 
 def scale(words: list[str]) -> int:
     """change how many actors a host brings to a run over several hosts"""
-    from apexrl.cli import flags, host_flags, host_orders
+    from apexrl.cli import drain_and_scale, flags, host_flags
 
     wanted = flags.parse(host_flags.Scale, words, "scale")
-    host = host_orders.checked_host(wanted.host, "scale")
+    host = drain_and_scale.checked_host(wanted.host, "scale")
     url, run = host_flags.redis_url(wanted.redis), host_flags.run_name(wanted.run, "scale HOST")
-    return host_orders.scale(url, run, host, wanted.actors)
+    return drain_and_scale.scale(url, run, host, wanted.actors)

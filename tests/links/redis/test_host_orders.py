@@ -11,7 +11,7 @@ import pytest
 import run_records
 from rich.console import Console
 
-from apexrl.cli import host_orders as commands
+from apexrl.cli import drain_and_scale as commands
 from apexrl.errors import ConfigError, HeldError
 from apexrl.links.printable import host_name
 from apexrl.links.redis.checked_values import HostDigest, LearnerDigest, RunRecord
