@@ -177,14 +177,14 @@ class Deterministic(ABC):
         return Gradients(groups, priorities, metrics)
 
     def apply(self, groups: Mapping[str, Tensor]) -> None:
-        """One step of each optimizer whose group is there. Targets move a little with every step of the policy, with
-        ``eager_targets`` with every update, or are copied every ``target_period_updates``."""
+        """One step of each optimizer whose group is there. Targets move a little with every step of the policy, or are
+        copied every ``target_period_updates``."""
         self._critic.step(groups["critic"])
         self._normalizer.step(groups)
         self.updates += 1
         if "policy" in groups:
             self._policy.step(groups["policy"])
-        if "policy" in groups or self._config.eager_targets or not self._config.polyak:
+        if "policy" in groups or not self._config.polyak:
             self._policy.follow(self.updates)
             self._critic.follow(self.updates)
 

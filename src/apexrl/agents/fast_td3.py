@@ -6,6 +6,8 @@ in every environment. Agent and numbers are those of the authors' code (younggyo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -67,6 +69,12 @@ class FastTD3(Deterministic):
         """−mean min_k E[Z_k(s, μ(s))]."""
         action = self._mu(self._policy.network, batch.observation)
         return -self.values(self._critic.network(batch.observation, action, frozen=True)).amin(dim=0).mean()
+
+    def apply(self, groups: Mapping[str, Tensor]) -> None:
+        """As of ``Deterministic``; with ``eager_targets`` the target critics move with every update."""
+        super().apply(groups)
+        if self._config.eager_targets and self._config.polyak and "policy" not in groups:
+            self._critic.follow(self.updates)
 
     def _divergences(self, batch: Transitions, now: Tensor, later: Tensor) -> Tensor:
         """D_KL(y ‖ Z_k) [K, B], of logits [K, B, N]."""
