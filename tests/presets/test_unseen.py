@@ -14,7 +14,7 @@ import pytest
 
 import apexrl
 from apexrl import agents, compare, topologies
-from apexrl.agents import AGENTS, default_settings, unread
+from apexrl.agents import AGENTS, default_box_settings, default_settings, unread
 from apexrl.agents.env_facts import EnvFacts
 from apexrl.agents.paper_settings import paper_settings
 from apexrl.cli import main
@@ -107,8 +107,10 @@ def tables(values: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_tables_name_settings_that_there_are() -> None:
-    named = {name: value for name, value in vars(default_settings).items() if name.isupper() and name[0] == "_"}
-    assert len(tables(named)) > 15
+    parts = default_settings, default_box_settings
+    named = {name: value for part in parts for name, value in vars(part).items() if name.isupper()}
+    del named["AGENTS"]
+    assert len(tables(named)) > 30
     for table in tables(named):
         assert table.keys() <= known_settings().keys()
 

@@ -8,29 +8,20 @@ depend on facts of the environment alone. "rl-zoo" is DLR-RM/rl-baselines3-zoo, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from apexrl.agents.catalogue import AGENTS
+from apexrl.agents.default_box_settings import BOXES_IMAGES, BOXES_OWN, BOXES_VECTORS
+from apexrl.agents.default_scaling import CATEGORIES, FAST_IMAGES, SCALED, SCALED_IMAGES, Settings
 from apexrl.agents.env_facts import EnvFacts
-
-Settings = dict[str, Any]
 
 SMALL_IMAGE_SIDE = 36  # pixels; smaller images are encoded by small convolutions (networks.encoders)
 _LONG_EPISODE_STEPS = 1_000
 _RANDOM_EPISODES = 3
 _REPLAY_BYTES = 2 << 30  # most memory of a replay's observations
 
-_SCALED: Settings = {
-    "normalize_observations": True,
-    "normalize_returns": True,
-}
-_SCALED_IMAGES = _SCALED  # pixels are divided by 255 as they are; vectors beside an image are normalised
-_FAST_IMAGES = _SCALED_IMAGES | {"precision": "auto"}
-_CATEGORIES: Settings = {"v_min": -5.0, "v_max": 5.0}  # scaled returns are of size 1
-
 # --- Q-learning: dqn, double_dqn, dueling_dqn, c51, qr_dqn, iqn, noisy_dqn, rainbow, munchausen_dqn
 
-_Q_VECTORS: Settings = _SCALED | {
+_Q_VECTORS: Settings = SCALED | {
     "hidden": (128, 128),
     "optimizer": "adam",
     "learning_rate": 1e-3,  # rl-zoo: 6.3e-4 to 2.3e-3
@@ -48,7 +39,7 @@ _Q_VECTORS: Settings = _SCALED | {
     "envs_per_actor": 8,
     "pull_period": 10,  # the publication period, in steps of one environment
 }
-_Q_SMALL_IMAGES: Settings = _SCALED_IMAGES | {
+_Q_SMALL_IMAGES: Settings = SCALED_IMAGES | {
     "image_units": 128,  # MinAtar's DQN, as are the next ones but for the step size
     "optimizer": "adam",
     "learning_rate": 2.5e-4,  # Dopamine's MinAtar settings, as is ε
@@ -66,7 +57,7 @@ _Q_SMALL_IMAGES: Settings = _SCALED_IMAGES | {
     "envs_per_actor": 8,
     "pull_period": 20,
 }
-_Q_LARGE_IMAGES: Settings = _FAST_IMAGES | {
+_Q_LARGE_IMAGES: Settings = FAST_IMAGES | {
     "image_units": 512,
     "optimizer": "adam",
     "learning_rate": 1e-4,  # rl-zoo, CleanRL
@@ -85,16 +76,16 @@ _Q_LARGE_IMAGES: Settings = _FAST_IMAGES | {
     "pull_period": 50,
 }
 _Q_OWN: Mapping[str, Settings] = {
-    "c51": _CATEGORIES,
+    "c51": CATEGORIES,
     "qr_dqn": {"quantiles": 50},  # 200 are for Atari; rl-zoo's CartPole has 10
     "iqn": {"quantile_samples": 8, "batch_size": 64},  # the paper: 8 do nearly as well; an update costs a fifth
-    "rainbow": _CATEGORIES,
+    "rainbow": CATEGORIES,
     "munchausen_dqn": {"n_step": 1},  # its bonus is for the first reward
 }
 
 # --- R2D2. Capacity and min_size count sequences, each of which brings 10 steps (40 of images)
 
-_R2D2_VECTORS: Settings = _SCALED | {
+_R2D2_VECTORS: Settings = SCALED | {
     "hidden": (128,),
     "recurrent_units": 128,
     "sequence_length": 20,  # RLlib's stateless CartPole
@@ -115,7 +106,7 @@ _R2D2_VECTORS: Settings = _SCALED | {
     "envs_per_actor": 8,
     "pull_period": 10,
 }
-_R2D2_IMAGES: Settings = _FAST_IMAGES | {
+_R2D2_IMAGES: Settings = FAST_IMAGES | {
     "recurrent_units": 256,
     "sequence_length": 40,
     "sequence_stride": 40,
@@ -136,7 +127,7 @@ _R2D2_IMAGES: Settings = _FAST_IMAGES | {
 
 # --- soft actor-critic over discrete actions
 
-_DISCRETE_SAC_VECTORS: Settings = _SCALED | {
+_DISCRETE_SAC_VECTORS: Settings = SCALED | {
     "initial_temperature": 0.01,  # a step earns about that much of a return of size 1
     "hidden": (128, 128),
     "learning_rate": 3e-4,  # the paper's
@@ -161,75 +152,6 @@ _DISCRETE_SAC_IMAGES: Settings = {key: value for key, value in _Q_LARGE_IMAGES.i
     "batch_size": 64,
 }
 
-# --- actor-critics for boxes (agents.box_catalogue). One update for every step (SB3, rl-zoo)
-
-_BOXES_VECTORS: Settings = _SCALED | {
-    "pink_noise": True,  # finds what takes many steps in one direction (Eberhard et al. 2023)
-    "hidden": (256, 256),
-    "learning_rate": 1e-3,  # rl-zoo's of Pendulum and of small robots; SB3's default is 3e-4
-    "batch_size": 256,
-    "updates_per_step": 1.0,
-    "capacity": 1_000_000,
-    "gamma": 0.99,
-    "actors": 1,
-    "envs_per_actor": 1,
-    "pull_period": 10,
-}
-_BOXES_IMAGES: Settings = _SCALED_IMAGES | {
-    "pink_noise": True,
-    "hidden": (256,),
-    "image_units": 256,
-    "learning_rate": 3e-4,
-    "batch_size": 128,
-    "updates_per_step": 0.5,
-    "min_size": 2_000,
-    "capacity": 100_000,
-    "gamma": 0.99,
-    "actors": 1,
-    "envs_per_actor": 4,
-    "pull_period": 10,
-}
-_LARGE_RETURNS: Settings = {"reward_scale": 100.0}  # a step then earns about 1, which the first temperature of 1 suits
-# The papers' 20 updates for every step take hours for what these do in minutes
-_FOUR_UPDATES: Settings = {"updates_per_step": 4.0, "policy_period_updates": 4, "learning_rate": 3e-4}
-_BOXES_OWN: Mapping[str, Settings] = {
-    "sac": _LARGE_RETURNS,
-    "tqc": _LARGE_RETURNS | {"critics": 2, "critic_hidden": ()},  # sb3-contrib, rl-zoo: a tenth of the paper's work
-    "redq": _LARGE_RETURNS | {"critics": 5} | _FOUR_UPDATES,
-    "droq": _LARGE_RETURNS | _FOUR_UPDATES,
-    # The authors' critics of 512 units are for a GPU
-    "simba_v2": _CATEGORIES | {"hidden": (128,), "critic_hidden": (128,)},
-    "crossq": _LARGE_RETURNS
-    | {"critic_hidden": (256, 256), "publish_period_updates": 10},  # the authors' 2048 units are for a GPU
-    "td3": {"sigma": 0.3},  # of pink noise, as Eberhard et al. 2023 have it
-    "ddpg": {"policy_learning_rate": 0.0, "polyak": 0.005, "sigma": 0.3},
-    "bires_ddpg": {"policy_learning_rate": 0.0, "polyak": 0.005, "sigma": 0.3},
-    # The authors' 128 environments and batches of 32 768 are for a GPU
-    "fast_td3": _CATEGORIES
-    | {
-        "critic_hidden": (),
-        "batch_size": 1_024,
-        "updates_per_step": 0.25,
-        "envs_per_actor": 16,
-        "pull_period": 1,
-        "target_noise": 0.1,  # this and the next: theirs for a simple body (CheetahRun)
-        "sigma_least": 0.1,
-    },
-    # The authors' 4096 environments and batches of 8192 are for a GPU
-    "fast_sac": _CATEGORIES
-    | {
-        "critic_hidden": (),
-        "gamma": 0.99,
-        "batch_size": 1_024,
-        "updates_per_step": 0.25,
-        "envs_per_actor": 16,
-        "pull_period": 1,
-        "policy_period_updates": 2,
-        "polyak": 0.05,
-        "random_start": True,
-    },
-    "d4pg": _CATEGORIES | {"critic_hidden": (), "target_period_updates": 100, "sigma": 0.3},
-}
 _VECTORS_OWN: Mapping[str, Settings] = {
     **{agent: {"learning_rate": 5e-4} for agent in ("c51", "qr_dqn", "iqn", "rainbow", "d4pg")},
     **{agent: {"learning_rate": 7.3e-4} for agent in ("sac", "tqc")},  # rl-zoo's most frequent
@@ -253,7 +175,7 @@ _UNROLLS: Settings = {
 }
 _UNROLLS_VECTORS: Settings = (
     _UNROLLS
-    | _SCALED
+    | SCALED
     | {
         "hidden": (64, 64),  # SB3, CleanRL
         "separate_values": True,  # SB3, CleanRL
@@ -263,7 +185,7 @@ _UNROLLS_VECTORS: Settings = (
 )
 _UNROLLS_IMAGES: Settings = (
     _UNROLLS
-    | _FAST_IMAGES
+    | FAST_IMAGES
     | {
         "learning_rate": 5e-4,
         "envs_per_actor": 16,
@@ -296,7 +218,7 @@ _UNROLLS_BOXES: Settings = {
 
 # --- Q-learning from unrolls: pqn
 
-_PQN: Settings = _SCALED | {
+_PQN: Settings = SCALED | {
     "optimizer": "radam",
     "optimizer_eps": 1e-5,  # gradients of learned returns of size 1 are small, and mostly noise in the end
     "gradient_clip": 10.0,
@@ -344,7 +266,7 @@ _IN_TOPOLOGY: Mapping[str, Mapping[str, Settings]] = {
 }
 
 
-def default_settings(agent: str, topology: str, facts: EnvFacts) -> dict[str, Any]:
+def default_settings(agent: str, topology: str, facts: EnvFacts) -> Settings:
     """Flat settings that shipped ``agent`` has without a preset, beyond those that its name stands for.
 
     Args:
@@ -353,12 +275,12 @@ def default_settings(agent: str, topology: str, facts: EnvFacts) -> dict[str, An
         facts: of the environment.
     """
     found = dict(_of_family(agent, facts))
-    found |= {**_Q_OWN, **_BOXES_OWN, **_UNROLLS_OWN}.get(agent, {})
+    found |= {**_Q_OWN, **BOXES_OWN, **_UNROLLS_OWN}.get(agent, {})
     found |= (_IMAGES_OWN if facts.image_side else _VECTORS_OWN).get(agent, {})
     if agent in _UNROLLS_OWN:
         found |= _UNROLLS_BOXES if facts.spec.action.box else _unrolls_discrete(facts)
     found |= _IN_TOPOLOGY.get(topology, {}).get(agent, {})
-    if agent in _BOXES_OWN and not facts.image_side:
+    if agent in BOXES_OWN and not facts.image_side:
         found |= {"min_size": _random_steps(facts)}
     if "capacity" in found:
         found |= _room(found, AGENTS[agent].item == "sequence", facts)
@@ -386,8 +308,8 @@ def _of_family(agent: str, facts: EnvFacts) -> Settings:
         return _DISCRETE_SAC_IMAGES if images else _DISCRETE_SAC_VECTORS
     if AGENTS[agent].item == "unroll":
         return _UNROLLS_IMAGES if images else _UNROLLS_VECTORS
-    if agent in _BOXES_OWN:
-        return _BOXES_IMAGES if images else _BOXES_VECTORS
+    if agent in BOXES_OWN:
+        return BOXES_IMAGES if images else BOXES_VECTORS
     return _by_size(facts, _Q_VECTORS, _Q_SMALL_IMAGES, _Q_LARGE_IMAGES)
 
 
