@@ -84,7 +84,9 @@ class LearnerSide:
         if now >= self._renew_at:
             self._renew_at = now + 0.5
             with suppress(LinkError):
-                self.orders: Orders = self.place.renew(LearnerDigest(weights_version=self.weights.version))
+                self.orders: Orders = self.place.renew(
+                    LearnerDigest(weights_version=self.weights.version, env_steps=self.totals["env_steps"])
+                )
         if not self.intake_goes:
             time.sleep(0.01)
         elif not self._intake.step():

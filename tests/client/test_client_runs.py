@@ -19,6 +19,7 @@ import pytest
 from redis_learner import CONFIG, RUN, SPEC, TRUST, LearnerSide, with_hosts
 
 from apexrl import client
+from apexrl.agents.exploration import slot_epsilons
 from apexrl.client import ClientActor
 from apexrl.errors import ApexrlError, ClosedError, ConfigError, ExhaustedError, LinkError, WaitTimeout
 from apexrl.links.redis.run_record import stop_run
@@ -102,6 +103,17 @@ def test_several_clients_in_one_process_have_slots_and_epsilons_of_their_own(lea
     learner.until("all items", lambda: len(learner.replay) == 400)
     for player in players:
         player.join(10)
+
+
+def test_epsilon_falls_by_the_steps_of_the_whole_run(learn: Any, connect: Any) -> None:
+    learner = learn(replace(CONFIG, agent=replace(CONFIG.agent, exploration_steps=100)))
+    actor, other = connect(), connect()
+    learner.publish(1)
+    assert (actor.exploration, other.exploration) == (1.0, 1.0)
+    play(actor, 0, 40)
+    learner.until("the other hears of it", lambda: other.exploration < 1.0)
+    rung = slot_epsilons(1, 3, 1, CONFIG.actor.epsilon, CONFIG.actor.epsilon_alpha)[0]
+    learner.until("all", lambda: other.exploration == pytest.approx(0.6 + 0.4 * rung))
 
 
 def test_newer_weights_come_by_themselves(learn: Any, connect: Any) -> None:

@@ -50,7 +50,7 @@ class Link:
         self.counts = {"env_steps": 0}
         self.episodes: list[tuple[float, int]] = []
         self.priorities: Any = None
-        self.replay = self
+        self.replay = self.context = self
         self.weights = WeightsBoard(1024)
         if version:
             self.publish(version)
@@ -73,6 +73,9 @@ class Link:
 
     def why_silent(self) -> str:
         return "nobody listens"
+
+    def total(self, counter: str) -> int:
+        return self.counts.get(counter, 0)
 
     def count(self, env_steps: int) -> None:
         self.counts["env_steps"] += env_steps

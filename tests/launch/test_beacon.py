@@ -15,6 +15,7 @@ import pytest
 from apexrl.config import Config, HostsConfig
 from apexrl.errors import LinkError, OwnershipError
 from apexrl.launch.beacon import Beacon
+from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostLease, MessageReader
 from apexrl.links.redis.run_record import LearnerLease, RunRecord, find_run, stop_run
@@ -155,6 +156,23 @@ def test_weights_that_cannot_be_published_are_told_on_actor_hosts(learner: Beaco
     )
     assert told[0][1] == "warning"
     assert told[1:] == [("the learner publishes its weights again", "info")]
+
+
+def test_a_host_hears_how_many_steps_the_whole_run_has_made(
+    redis_server: RedisServer, learner: Beacon, place: HostLease
+) -> None:
+    """``--exploration-steps`` goes by them there (``roles.schedules``)."""
+    board = ControlBoard(2)
+    with closing(Beacon(place, config())) as host:
+        host.tell_steps(board)
+        learner.update(RunStatus(env_steps=5000))
+        wait_for(lambda: board.total("run_env_steps") == 5000)
+        assert board.total("env_steps") == 0
+        redis_server.kill()
+        redis_server.start()  # empty
+        learner.update(RunStatus(env_steps=6000))
+        wait_for(lambda: board.total("run_env_steps") != 5000)
+        assert board.total("run_env_steps") == 6000
 
 
 def test_an_actor_host_does_not_wait_for_ever(redis_server: RedisServer, learner: Beacon, place: HostLease) -> None:

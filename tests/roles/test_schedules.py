@@ -22,8 +22,6 @@ from apexrl.launch import launch
 from apexrl.replay import Replay
 from apexrl.roles.schedules import Beta, Exploration
 from apexrl.spec import ActionSpec, EnvSpec, Field
-from apexrl.topologies import Probe, topology
-from apexrl.topologies.host_cut import learner_side, with_slots
 
 BOX = ActionSpec((1,), "float32", low=-np.ones(1, np.float32), high=np.ones(1, np.float32))
 
@@ -50,7 +48,8 @@ def test_every_step_size_of_an_agent_falls_to_its_share(name: str) -> None:
 
 
 def counted(steps: int) -> Any:
-    return SimpleNamespace(total=Counter(env_steps=steps).__getitem__)
+    counts = Counter(env_steps=steps)
+    return SimpleNamespace(total=counts.__getitem__, counts=counts)
 
 
 @pytest.mark.parametrize(("steps", "beta"), [(0, 0.4), (250, 0.55), (333, 0.6), (1000, 1.0), (1200, 1.0)])
@@ -78,11 +77,15 @@ def test_what_ends_with_the_run_needs_its_end() -> None:
         check_values(override(Config(), {name: value, "env_steps": 10}))
 
 
-def test_actors_on_other_hosts_cannot_count_the_steps_of_the_run() -> None:
-    config = with_slots(override(Config(), {"exploration_steps": 100}))
-    program = topology("apex")(config, Probe(spec_for("dqn"), {}, 64))
-    with pytest.raises(ConfigError, match="set --exploration-steps 0 with --redis"):
-        learner_side(program, {})
+def test_a_host_that_is_told_of_the_run_goes_by_its_steps() -> None:
+    config = override(Config(), {"exploration_steps": 100, "beta": 0.4, "beta_end": 1.0, "env_steps": 100})
+    here = counted(10)
+    explored = Exploration(here, config, ActionSpec(n=2), [0], 1, 1)
+    rung = slot_exploration(ActionSpec(n=2), config.actor, 0, 1, 1)
+    for run, left in ((0, 0.9), (60, 0.4)):
+        here.counts["run_env_steps"] = run
+        np.testing.assert_allclose(explored(), left + (1 - left) * rung, rtol=1e-6)
+        assert Beta(here, config)() == pytest.approx(0.4 + (1 - left) * 0.6)
 
 
 @pytest.mark.parametrize("name", ["apex", "gorila", "seed"])

@@ -74,7 +74,7 @@ class Carrier:
         self._carried: Mapping[str, Any] = {}
         self._run = InlineRun(self._hear, steps_per_second=1.0, real_time=True)
         uplink = WorkerIdentity(f"client-{self.slot}", "uplink", index=0, generation=0, seed=0, folder=Path())
-        self._context = InlineContext(self._run, uplink)
+        self.context = InlineContext(self._run, uplink)
         try:
             self._threads = self._start()
         except BaseException:
@@ -142,11 +142,11 @@ class Carrier:
         return f"the learner of run {self.record.name} is alive and has not got that far"
 
     def count(self, **increments: int) -> None:
-        self._context.count(**increments)
+        self.context.count(**increments)
 
     def episode(self, episode_return: float, length: int) -> None:
         """An episode has ended; ``episode_return`` is unclipped."""
-        self._context.count(episodes=1)
+        self.context.count(episodes=1)
         self._returns.append(episode_return)
         self._lease.outbox.episodes([episode_return], [length])
 
@@ -178,7 +178,7 @@ class Carrier:
 
     def _start(self) -> list[threading.Thread]:
         uplink = Uplink(
-            self._context,
+            self.context,
             protocol=PROTOCOLS.newest_common(self.record.protocols, f"run {self.record.name}"),
             config=self.config,
             server=self.server,
@@ -201,7 +201,7 @@ class Carrier:
     def _carry(self, uplink: Uplink) -> None:
         try:
             try:
-                while not self._context.should_stop():
+                while not self.context.should_stop():
                     if not uplink.step():
                         time.sleep(_IDLE_SECONDS)
             except BaseException:
@@ -231,6 +231,7 @@ class Carrier:
                 renewal_pause(orders, self.config.hosts.lease_seconds),
             )
             self._learner_alive = orders.learner_alive
+            self._run.totals["run_env_steps"] = max(self._run.totals["run_env_steps"], orders.env_steps)
             if self._lease.slots:  # none: all were taken meanwhile; the old ε stays until one is free
                 self.slot = self._lease.slots[0].index
             if self.ended is None:

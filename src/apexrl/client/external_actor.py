@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from apexrl.agents.exploration import slot_exploration
 from apexrl.client.observations import named_observation
 from apexrl.errors import AgentError, ApexrlError, ClosedError, ConfigError, SpecError, WaitTimeout
 from apexrl.protocols import Agent, State
 from apexrl.roles.actor import FIRST_VERSION, VERSION, PriorityFn, step_fields, wanted_priorities
+from apexrl.roles.schedules import Exploration
 from apexrl.spec import Array, EnvSpec
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ClientActor:
         self._return = 0.0  # of the episode so far, unclipped
         self._length = 0
         self._version = 0
-        self._rung = (-1, 0.0)  # a slot, and its ε
+        self._explores: tuple[int, Exploration] | None = None  # in a slot
         self._until_pull = 0
 
     # --- what the program calls
@@ -160,11 +160,11 @@ class ClientActor:
     @property
     def exploration(self) -> float:
         """Exploration: ε of discrete actions, σ of a box; infinite while actions are random."""
-        if self._rung[0] != self.slot:
-            slots = self._carrier.record.actor_slots
-            mine = slot_exploration(self._spec.action, self._config.actor, self.slot, slots, 1)
-            self._rung = self.slot, float(mine[0])
-        return math.inf if self._random else self._rung[1]
+        if self._explores is None or self._explores[0] != self.slot:
+            slots, action = self._carrier.record.actor_slots, self._spec.action
+            mine = Exploration(self._carrier.context, self._config, action, [self.slot], slots, 1)
+            self._explores = self.slot, mine
+        return math.inf if self._random else float(self._explores[1]()[0])
 
     def __enter__(self) -> ClientActor:
         return self

@@ -300,6 +300,7 @@ def _work(
 
         def first(ledger: Ledger, board: ControlBoard) -> None:
             beacon.announce(ledger.tell)
+            beacon.tell_steps(board)
             slots = ", ".join(str(slot.index) for slot in lease.slots)
             also = "a learner and " if learners else ""
             ledger.tell(f"joined run {record.name} at {server.address} with {also}the slots {slots}", "info")

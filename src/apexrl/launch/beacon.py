@@ -69,6 +69,8 @@ class Beacon(IdleObserver):
         self._news: queue.SimpleQueue[tuple[str, Level]] = queue.SimpleQueue()  # bounded: only changes are told
         self._tell: Callable[[str, Level], None] | None = None
         self._board: ControlBoard | None = None
+        self._steps_here: ControlBoard | None = None
+        self._run_steps = 0
         self._paused = False  # another learner may hold the lease
         self._alone_since: float | None = None  # monotonic seconds
         self._server_away = self._learner_away = self._weights_away = False
@@ -88,6 +90,10 @@ class Beacon(IdleObserver):
         assert isinstance(self._lease, LearnerLease)
         board.held_until = self._lease.held_until
         self._board = board
+
+    def tell_steps(self, board: ControlBoard) -> None:
+        """Tell the roles of this host, through ``board``, how many environment steps the whole run has made."""
+        self._steps_here = board
 
     def close(self) -> None:
         """Release the lease: as the end of the run if it had one, else for another to take."""
@@ -190,6 +196,9 @@ class Beacon(IdleObserver):
             self._news.put((f"the learner of run {self._run} {text}", "warning" if self._learner_away else "info"))
         if orders.learner_alive:
             self._alone_since = None
+        self._run_steps = max(self._run_steps, orders.env_steps)  # a server that came back empty says 0
+        if self._steps_here is not None:
+            self._steps_here.set_base("run_env_steps", self._run_steps)
         if orders.lost_slots and not self._reason:
             lost = ", ".join(str(slot) for slot in orders.lost_slots)
             self._news.put((f"other hosts have taken the slots {lost} while the server was away", "warning"))

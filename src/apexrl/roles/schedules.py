@@ -18,6 +18,12 @@ from apexrl.errors import AgentError
 from apexrl.protocols import Context
 from apexrl.spec import ActionSpec
 
+
+def run_env_steps(context: Context) -> int:
+    """How many environment steps the run has made, as far as is known here."""
+    return max(context.total("env_steps"), context.total("run_env_steps"))
+
+
 _BETA_DECIMALS = 2  # batches that are drawn ahead, or several at a time, have one β: it should change seldom
 
 
@@ -38,7 +44,7 @@ class Anneal:
             return
         if not callable(getattr(agent, "anneal", None)):
             raise AgentError(f"--anneal needs an agent with anneal(progress), which {type(agent).__name__} has not")
-        agent.anneal(min(1.0, self._context.total("env_steps") / self._budget))
+        agent.anneal(min(1.0, run_env_steps(self._context) / self._budget))
 
 
 class Beta:
@@ -54,7 +60,7 @@ class Beta:
         """β of a batch that is drawn now."""
         if not self._budget:
             return self._first
-        made = min(1.0, self._context.total("env_steps") / self._budget)
+        made = min(1.0, run_env_steps(self._context) / self._budget)
         return round(self._first + made * (self._last - self._first), _BETA_DECIMALS)
 
 
@@ -93,7 +99,7 @@ class Exploration:
         """Of actions that are chosen now, float32 [environments]."""
         if not self._steps:
             return self._rungs
-        left = 1.0 - self._context.total("env_steps") / self._steps
+        left = 1.0 - run_env_steps(self._context) / self._steps
         if left <= 0.0:
             self._steps = 0
             return self._rungs

@@ -192,11 +192,6 @@ def cut(program: Program) -> Crossing:
     """
     name, config = program.config.topology, program.config
     check_whole_queue(config, "over several hosts")
-    if config.agent.exploration_steps:
-        raise ConfigError(
-            "--exploration-steps counts the steps of the whole run, and actors on other hosts know only their own: "
-            "set --exploration-steps 0 with --redis"
-        )
     found = crossing(program)
     if not found.replays or found.weights is None or found.inference or found.gradients:
         raise ConfigError(

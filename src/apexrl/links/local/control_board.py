@@ -34,8 +34,10 @@ COUNTERS = (
     "carried_gradients",
     "lost_gradients",
     "carried_steps",
+    "run_env_steps",
 )
-"""What workers count; ``total`` sums a counter over all rows and the resumed run's base."""
+"""What workers count; ``total`` sums a counter over all rows and the resumed run's base. Of ``run_env_steps`` there is
+a base alone: on a host that is not the learner's, how many steps the learner says that the whole run has made."""
 
 DROPPED = {
     "messages": "dropped_messages",

@@ -167,7 +167,7 @@ class HostLease:
         )
         if reply[0] == b"replaced":
             return Orders(replaced=True, learner_alive=False)
-        _, stop, finished, alive, version, trouble, members, told, taken, slots, drained, actors = reply
+        _, stop, finished, alive, version, trouble, members, told, taken, slots, drained, actors, env_steps = reply
         self.outbox.tell(told)  # a full server took no more; the rest is offered again
         self._taken = max(self._taken, int(taken))
         before, self.slots = self.slots, _leases(slots)
@@ -180,6 +180,7 @@ class HostLease:
             members=int(members),
             drained=bool(drained),
             actors=number_of_actors(actors),
+            env_steps=int(env_steps),
             lost_slots=tuple(sorted({slot.index for slot in before} - {slot.index for slot in self.slots})),
         )
 

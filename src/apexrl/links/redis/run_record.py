@@ -62,6 +62,8 @@ class Orders(NamedTuple):
     """This host was asked to leave."""
     actors: int = 0
     """How many actors it was told to bring; 0: nobody has said it."""
+    env_steps: int = 0
+    """Of the whole run, by the learner's last report."""
     lost_slots: tuple[int, ...] = ()
     """Slots that other members leased while renewals failed; this member has other slots now, or fewer."""
 
@@ -165,7 +167,7 @@ class LearnerLease:
             RENEW_LEARNER,
             _all(keys),
             *(self.record.run_id, self._token, host_name(), os.getpid(), self._ttl, status),
-            *(digest.weights_version, self._digest, self.taken, digest.weights_trouble),
+            *(digest.weights_version, self._digest, self.taken, digest.weights_trouble, digest.env_steps),
         )
         if reply[0] == b"taken" and not self._shut_out_too_long(asked_at):
             where = f"{self.record.name} at {self._connection.server.address}"
