@@ -20,7 +20,7 @@ from typing import Any
 
 import apexrl.errors
 from apexrl.agents import AGENTS
-from apexrl.cli import host_flags, train_flags
+from apexrl.cli import folder_flags, host_flags, train_flags
 from apexrl.cli.main import COMMANDS
 from apexrl.config import Config
 from apexrl.config.settings import Setting, flag, settings_of, spell_type
@@ -137,8 +137,8 @@ def default(value: Any) -> str:
 
 
 TAKES: dict[str, type[Any]] = {
-    "eval": train_flags.Eval, "resume": train_flags.Resume, "compare": train_flags.Compare,
-    "export": train_flags.Export, "doctor": train_flags.Doctor,
+    "eval": folder_flags.Eval, "resume": train_flags.Resume, "compare": train_flags.Compare,
+    "export": folder_flags.Export, "doctor": folder_flags.Doctor,
     "learner --standby": host_flags.Standby, "actor": host_flags.Actor,
     "envs": host_flags.Envs, "status": host_flags.Status, "stop": host_flags.Stop,
     "drain": host_flags.Drain, "scale": host_flags.Scale,

@@ -39,11 +39,11 @@ from apexrl.cli.redis_status import picture_of_run
 from apexrl.links.local.role_context import InlineContext, InlineRun, WorkerIdentity
 from apexrl.links.redis import weights_channel as of_weights
 from apexrl.links.redis.checked_values import HostDigest, LearnerDigest, RunRecord
+from apexrl.links.redis.connection import Connection
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostLease, MessageReader, renewal_pause
 from apexrl.links.redis.run_listing import look
 from apexrl.links.redis.run_record import LearnerLease, Orders
-from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.weights_channel import WeightsDownloader, WeightsUploader
 from apexrl.roles.host_messages import HostMessages

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from apexrl.config import Config, convert
 from apexrl.config.placement import Listen, Placement, Ray, Redis
 from apexrl.config.trust import entrusted, named
-from apexrl.errors import ConfigError, FencedError
+from apexrl.errors import ConfigError
+from apexrl.launch.placement_arguments import chosen_placement
 from apexrl.links.tcp.tls import ServerTls
+from apexrl.report.run_observers import copies, drawn, panels
 from apexrl.run.folder import RunFolder
-from apexrl.run.log_lines import LogFormat
 from apexrl.run.observers import Callback, CallbackObserver, FolderObserver
 from apexrl.run.status import Observer
 
@@ -131,7 +131,7 @@ def train(
     config = _start(config, overrides, placed, observers)
     overrides.pop("agent", None)  # it has that, or what was chosen for "auto"
     config = convert.override(config, overrides)
-    placement = _placement(redis, run, listen, token, tls, ray, advertise=advertise, replace_run=replace_run)
+    placement = chosen_placement(redis, run, listen, token, tls, ray, advertise=advertise, replace_run=replace_run)
     again: dict[str, Any] = {"resume_or_start": True} if resume_or_start else {}
     config = validate(config, overrides, elsewhere=bool(listen))
     return _run(config, observers=observers, placement=placement, checkpoint_url=checkpoint_url, **again)
@@ -177,7 +177,7 @@ def resume(
     path, checkpoint_url = restored(path, out, checkpoint_url)
     folder = RunFolder.open(path)
     observers: list[Observer] = [CallbackObserver(callback) for callback in callbacks]
-    placement = _placement(
+    placement = chosen_placement(
         redis, run, listen, token, tls, ray, advertise=advertise, replace_run=replace_run, resumed=folder.path
     )
     folder.check_links()
@@ -312,27 +312,6 @@ def run(
     return Run(remember.path, summary, config)
 
 
-@contextmanager
-def drawn(folder: FolderObserver, observers: Sequence[Observer]) -> Iterator[None]:
-    """Draw the pictures of the run folder when the run has ended, unless another process has it now."""
-    try:
-        yield
-    finally:
-        if folder.path is not None and folder.config is not None and not isinstance(sys.exception(), FencedError):
-            from apexrl.report.run_charts import draw_all
-
-            draw_all(RunFolder(folder.path), folder.config, observers)
-
-
-def copies(url: str) -> Observer:
-    """What copies checkpoints to an object store, if it can be written now."""
-    from apexrl.launch.checkpoint_copies import CheckpointCopies
-
-    observer = CheckpointCopies(url)
-    observer.check()
-    return observer
-
-
 def _claim(config: Config, placement: Placement | None, observers: Sequence[Observer], url: str) -> Claim:
     """The claimed folder of a run to resume or start; on a Redis server the run's name there names the folder, too.
 
@@ -390,58 +369,6 @@ def _start(
     if config.preset or config.recipe == "none" or not (agent or topology):
         return with_names(config, topology, agent)
     return unseen.switched(config, agent, topology)
-
-
-def _placement(
-    redis: str,
-    run: str,
-    listen: str,
-    token: str,
-    tls: ServerTls | None,
-    ray: str | Ray,
-    *,
-    advertise: str,
-    replace_run: bool,
-    resumed: Path | None = None,
-) -> Placement | None:
-    """Where the run lives, by the arguments of ``train`` or ``resume``.
-
-    Args:
-        resumed: folder of a run to go on with, which may name its Ray cluster.
-    """
-    if replace_run and not redis:
-        raise ConfigError("replace_run= needs a run on a Redis server: give redis= too")
-    if advertise and not redis:
-        raise ConfigError("advertise= is for a run on a Redis server: give redis= too")
-    if listen and run and not redis:
-        raise ConfigError(f"run={run!r} names a run on a Redis server; leave it out with listen=")
-    if token and not (listen or redis):
-        raise ConfigError("token= is shared with other hosts: it needs listen= or redis=")
-    if tls and (redis or not listen):
-        raise ConfigError("tls= is for a run that listens without redis=, where a run makes its own: it needs listen=")
-    if run and not redis:
-        raise ConfigError(f"run={run!r} names a run on a Redis server: give redis= too")
-    if ray and (listen or redis):
-        raise ConfigError("ray= runs on a cluster, redis= and listen= on hosts: give one of them")
-    if redis:
-        return Redis(redis, run, None if resumed else True, token, replace_run, listen, advertise)
-    if listen:
-        return Listen(listen, token, tls)
-    if isinstance(ray, Ray):
-        return ray
-    if resumed is not None:
-        from apexrl.launch.ray import resources
-
-        return resources.resumed(resumed, ray)
-    return Ray(ray) if ray else None
-
-
-def panels(show: bool, log_format: LogFormat = "text") -> list[Observer]:
-    if not show:
-        return []
-    from apexrl.report.live_panel import panel
-
-    return [panel(log_format=log_format)]
 
 
 def _given(trust: Sequence[str]) -> tuple[str, ...]:

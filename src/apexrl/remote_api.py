@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from apexrl.api import Run, copies, drawn, panels
+from apexrl.api import Run
 from apexrl.config.placement import Listen
 from apexrl.errors import ConfigError
 from apexrl.links.tcp.tls import ClientTls
+from apexrl.report.run_observers import copies, drawn, panels
 from apexrl.run.log_lines import LogFormat
 from apexrl.run.observers import Callback, CallbackObserver, FolderObserver
 from apexrl.run.status import Observer

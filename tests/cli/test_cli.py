@@ -272,7 +272,9 @@ def test_help_shows_what_topology_and_agent_read(told: Any) -> None:
 HELP = ("config/schema", "config/agent_settings", "config/topology_settings")
 
 
-@pytest.mark.parametrize("module", [*HELP, "cli/train_flags", "cli/placement_flags", "cli/host_flags"])
+@pytest.mark.parametrize(
+    "module", [*HELP, "cli/train_flags", "cli/folder_flags", "cli/placement_flags", "cli/host_flags"]
+)
 def test_help_breaks_lines_between_sentences_only(module: str) -> None:
     """In a flag's help the parser keeps the line breaks of the source."""
     tree = ast.parse((Path(apexrl.__file__).parent / f"{module}.py").read_text(encoding="utf-8"))

@@ -14,10 +14,10 @@ from rich.console import Console
 from apexrl.cli import redis_status
 from apexrl.errors import ConfigError, LinkError
 from apexrl.links.redis.checked_values import HostDigest, LearnerDigest, RunRecord
+from apexrl.links.redis.connection import Connection
 from apexrl.links.redis.members import HostLease
 from apexrl.links.redis.run_listing import MemberView, RunView
 from apexrl.links.redis.run_record import LearnerLease
-from apexrl.links.redis.scripts import Connection
 from apexrl.run.status import PolicyLag, RunStatus, Work, WorkerStatus
 from redis_server import RedisServer
 

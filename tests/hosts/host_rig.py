@@ -30,8 +30,8 @@ import redis
 from network_namespaces import Host, Network
 from tcp_relay import Relay
 
+from apexrl.links.redis.connection import Connection
 from apexrl.links.redis.run_listing import RunView, look
-from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 from free_ports import free_port
 from redis_server import binaries

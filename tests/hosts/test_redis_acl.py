@@ -18,11 +18,11 @@ import redis
 
 from apexrl.errors import ConfigError, LinkError
 from apexrl.links.redis.checked_values import RunRecord
+from apexrl.links.redis.connection import Connection
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostDigest, HostLease
 from apexrl.links.redis.run_listing import look
 from apexrl.links.redis.run_record import LearnerLease, stop_run
-from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.weights_channel import WeightsUploader
 from redis_server import RedisServer, binaries, major_version

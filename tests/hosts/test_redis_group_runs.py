@@ -11,8 +11,8 @@ import pytest
 from host_rig import RUN, Places, wait_for
 
 from apexrl.errors import LinkError
+from apexrl.links.redis.connection import Connection
 from apexrl.links.redis.run_listing import look
-from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 from redis_groups import Cluster, Watched
 from redis_server import binaries

@@ -21,11 +21,11 @@ from apexrl.launch import actor_host, redis_run
 from apexrl.launch.beacon import Beacon
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.probe import probe
+from apexrl.links.redis.connection import Connection
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostLease
 from apexrl.links.redis.run_listing import look
 from apexrl.links.redis.run_record import LearnerLease, RunRecord
-from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.weights_channel import WeightsUploader
 from apexrl.run.status import RunStatus

@@ -23,10 +23,10 @@ from apexrl.errors import ConfigError
 from apexrl.launch import gateway_host
 from apexrl.launch.actor_host import compare, local_config
 from apexrl.launch.redis_run import Identity, make_record
+from apexrl.links.redis.connection import Connection
 from apexrl.links.redis.members import HostLease
 from apexrl.links.redis.run_listing import look
 from apexrl.links.redis.run_record import LearnerLease, RunRecord, find_run
-from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.tcp.gateway_messages import Record
 from apexrl.run.folder import RunFolder

@@ -8,10 +8,10 @@ from rich.console import Console
 
 from apexrl.errors import ConfigError
 from apexrl.links.redis import host_orders
+from apexrl.links.redis.connection import Connection
 from apexrl.links.redis.host_orders import ALL
 from apexrl.links.redis.keys import check_name
 from apexrl.links.redis.run_listing import MemberView, RunView, look
-from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 
 _LOOK_SECONDS = 0.2

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -17,17 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from apexrl.cli import running_runs
+from apexrl.cli.run_display import FAILED, HELD, INTERRUPTED, NOT_UNDERSTOOD, OK, USAGE, complain, shown
 from apexrl.config import Config
 from apexrl.config.settings import did_you_mean
 from apexrl.config.trust import entrusted
-from apexrl.errors import AgentError, ApexrlError, ConfigError, EnvError, HeldError, SpecError
+from apexrl.errors import ApexrlError, ConfigError, HeldError
 
 if TYPE_CHECKING:
-    from apexrl.api import Run
     from apexrl.cli.train_flags import RunFlags
     from apexrl.config.placement import Placement
-    from apexrl.run.log_lines import LogFormat
-    from apexrl.run.status import Observer
 
 TRAIN_MODULES = frozenset(
     ("gymnasium", "matplotlib", "msgspec", "rich", "safetensors", "tensorboard", "tomli_w", "torch", "tyro")
@@ -36,9 +33,6 @@ TRAIN_MODULES = frozenset(
 
 OTHER_MODULES = {"redis": "redis", "ray": "ray", "prometheus_client": "prometheus", "opentelemetry": "otel"}
 """Import names of other extras -> their names."""
-
-OK, FAILED, USAGE, HELD, INTERRUPTED = 0, 1, 2, os.EX_TEMPFAIL, 130
-_NOT_UNDERSTOOD = (ConfigError, EnvError, AgentError, SpecError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,16 +72,16 @@ def _main(argv: Sequence[str] | None) -> int:
         _forget(sys.stdout)
         return OK
     except ApexrlError as error:
-        _complain(str(error))
-        return HELD if isinstance(error, HeldError) else USAGE if isinstance(error, _NOT_UNDERSTOOD) else FAILED
+        complain(str(error))
+        return HELD if isinstance(error, HeldError) else USAGE if isinstance(error, NOT_UNDERSTOOD) else FAILED
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if extra := OTHER_MODULES.get(missing):
-            _complain(f"{missing} is not installed; run: pip install 'apexrl[train,{extra}]'")
+            complain(f"{missing} is not installed; run: pip install 'apexrl[train,{extra}]'")
             return USAGE
         if missing not in TRAIN_MODULES:
             raise
-        _complain(f"{error.name} is not installed; run: pip install 'apexrl[train]'")
+        complain(f"{error.name} is not installed; run: pip install 'apexrl[train]'")
         return USAGE
 
 
@@ -153,7 +147,7 @@ def _stand_by(words: list[str]) -> int:
 
     given = {name: getattr(wanted, name) for name in ("name", "out", "trust", "checkpoint_url")}
     start = partial(remote_api.stand_by, url, run, **given, token=token, show=False)
-    return _shown(start, *exporters(wanted, "run", run), wanted.log_format)
+    return shown(start, *exporters(wanted, "run", run), wanted.log_format)
 
 
 def _actor(words: list[str]) -> int:
@@ -174,7 +168,7 @@ def _actor(words: list[str]) -> int:
     here = ("actors", "learners", "out", "env_kwargs", "trust", "log_format")
     given = {name: getattr(wanted, name) for name in here}
     start = partial(remote_api.join, url, run, **given, token=token, show=False)
-    return _shown(start, *exporters(wanted, "host", run), wanted.log_format)
+    return shown(start, *exporters(wanted, "host", run), wanted.log_format)
 
 
 def _envs(words: list[str]) -> int:
@@ -193,7 +187,7 @@ def _envs(words: list[str]) -> int:
 
     given = {name: getattr(wanted, name) for name in ("actors", "out", "env_kwargs", "trust", "log_format")}
     start = partial(remote_api.join_envs, wanted.connect, token, tls=tls, **given, show=False)
-    return _shown(start, *exporters(wanted, "host"), wanted.log_format)
+    return shown(start, *exporters(wanted, "host"), wanted.log_format)
 
 
 def _resume(words: list[str]) -> int:
@@ -227,49 +221,15 @@ def _run(config: Config, resume: Path | None, placement: Placement | None, watch
 
     run = placement.run if isinstance(placement, Redis) else ""
     start = partial(api.run, config, resume=resume, **where)
-    return _shown(start, *exporters(watch, "run", run), config.log_format)
-
-
-def _shown(start: Callable[..., Run], watching: Sequence[Observer], told: Sequence[str], log_format: LogFormat) -> int:
-    """Start a run, or a part of one, and show it; prints its folder at the end.
-
-    Args:
-        start: called with ``observers`` and ``on_folder``.
-        watching: more observers.
-        told: what to tell the user first.
-    """
-    from apexrl.report.live_panel import panel
-
-    path: Path | None = None
-
-    def remember(folder: Path) -> None:
-        nonlocal path
-        path = folder
-
-    shown = panel(log_format=log_format)
-    for text in told:
-        shown.message(text)
-    try:
-        run = start(observers=[shown, *watching], on_folder=remember)
-    except ApexrlError as error:
-        _complain(str(error))
-        if isinstance(error, HeldError):
-            return HELD
-        return USAGE if path is None and isinstance(error, _NOT_UNDERSTOOD) else FAILED
-    finally:
-        if path is not None and log_format == "text":
-            with suppress(OSError, ValueError):  # a closed terminal must not hide how the run ended
-                sys.stderr.flush()
-                print(path, flush=True)
-    return {"interrupted": INTERRUPTED, "error": FAILED}.get(run.summary["stopped_by"], OK)
+    return shown(start, *exporters(watch, "run", run), config.log_format)
 
 
 def _eval(words: list[str]) -> int:
     """play episodes with a run's best weights, and record videos"""
     from apexrl import api
-    from apexrl.cli import flags, train_flags
+    from apexrl.cli import flags, folder_flags
 
-    wanted = flags.parse(train_flags.Eval, words, "eval")
+    wanted = flags.parse(folder_flags.Eval, words, "eval")
 
     result = api.evaluate(
         wanted.run,
@@ -295,10 +255,9 @@ def _eval(words: list[str]) -> int:
 def _export(words: list[str]) -> int:
     """write a run's agent to an ONNX file, or to one of torch.export"""
     from apexrl import api
-    from apexrl.cli import flags, train_flags
-    from apexrl.errors import ConfigError
+    from apexrl.cli import flags, folder_flags
 
-    wanted = flags.parse(train_flags.Export, words, "export")
+    wanted = flags.parse(folder_flags.Export, words, "export")
     if not (wanted.onnx or wanted.pt2):
         raise ConfigError("say what to write: --onnx FILE or --pt2 FILE")
     agent = api.load(wanted.run, wanted.checkpoint, trust=wanted.trust)
@@ -317,9 +276,9 @@ def _doctor(words: list[str]) -> int:
     """name the likeliest causes of bad learning in a run, and the settings to change"""
     from rich.console import Console
 
-    from apexrl.cli import doctor, flags, train_flags
+    from apexrl.cli import doctor, flags, folder_flags
 
-    wanted = flags.parse(train_flags.Doctor, words, "doctor")
+    wanted = flags.parse(folder_flags.Doctor, words, "doctor")
     return doctor.examine(wanted.run, wanted.json, Console(soft_wrap=False, highlight=False))
 
 
@@ -381,22 +340,3 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "drain": running_runs.drain,
     "scale": running_runs.scale,
 }
-
-
-def _complain(text: str) -> None:
-    """An error for a human, on stderr: no traceback, unless APEXRL_TRACEBACK is set."""
-    with suppress(OSError):
-        _print_error(text)
-
-
-def _print_error(text: str) -> None:
-    if os.environ.get("APEXRL_TRACEBACK"):
-        traceback.print_exc()
-    try:
-        from rich.console import Console
-        from rich.text import Text
-    except ModuleNotFoundError:
-        print(f"apexrl: {text}", file=sys.stderr)
-        return
-    message = Text.assemble(("apexrl: ", "bold red"), text)
-    Console(stderr=True, soft_wrap=True, highlight=False).print(message)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Final
 
 from apexrl.cli.host_flags import Address, File, Modules, Url, redis_url
 from apexrl.config.placement import Listen, Redis
@@ -12,8 +11,6 @@ from apexrl.config.settings import flag
 from apexrl.errors import ConfigError
 from apexrl.links.tcp.tls import ServerTls, self_signed
 from apexrl.links.tokens import read_token, shared_token
-
-RAY_FLAGS: Final = ("actor_cpus", "learner_gpus", "inference_gpus", "learner_nodes", "replay_shards")
 
 
 @dataclass(frozen=True, kw_only=True)

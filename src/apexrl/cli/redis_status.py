@@ -17,10 +17,10 @@ from apexrl.cli.redraw import redraw
 from apexrl.errors import LinkError
 from apexrl.links.backoff import Backoff
 from apexrl.links.printable import printable
+from apexrl.links.redis.connection import Connection
 from apexrl.links.redis.keys import check_name
 from apexrl.links.redis.run_listing import MemberView, RunView, look, runs
 from apexrl.links.redis.run_record import stop_run
-from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 from apexrl.report.number_format import clock, count, number
 from apexrl.report.table_parts import columns_table, counted, figures_table, fill_bar

@@ -1,4 +1,4 @@
-"""The commands ``train``, ``learner``, ``resume``, ``eval`` and ``compare``: their flags, and what they mean."""
+"""The commands ``train``, ``learner``, ``resume`` and ``compare``: their flags, and what they mean."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import tyro
 
 from apexrl.agents.setting_relevance import check_in_use
 from apexrl.cli.flags import offering, plain_group, registry
-from apexrl.cli.host_flags import Modules, RunName
+from apexrl.cli.host_flags import RunName
 from apexrl.cli.observer_flags import ObserverFlags
-from apexrl.cli.placement_flags import RAY_FLAGS, PlacementFlags, other_hosts
+from apexrl.cli.placement_flags import PlacementFlags, other_hosts
 from apexrl.config import Config
 from apexrl.config.convert import OWN, flat, known_settings, override
-from apexrl.config.placement import Placement, Ray
+from apexrl.config.placement import RAY_FLAGS, Placement, Ray
 from apexrl.config.settings import as_flag, flag
 from apexrl.config.trust import entrusted, named
 from apexrl.errors import ConfigError
@@ -93,69 +93,6 @@ class Resume(RunFlags):
     """Nodes of the Ray cluster over which the learners are spread. Default: as before."""
     replay_shards: int | None = None
     """Shards of the replay, each beside a group of actors. Default: as before."""
-
-
-@dataclass(frozen=True)
-class Eval:
-    """Play episodes with the best weights of a run, as its own evaluations did unless flags say otherwise."""
-
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Run folder, as printed at the end of apexrl train."""
-    episodes: int = 20
-    """Episodes to play."""
-    video: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
-    """Folder for videos of the episodes (needs apexrl[video], and an environment that renders rgb_array)."""
-    seed: int = 1_000_000_007
-    """Seed of the environments; training uses others."""
-    checkpoint: Annotated[str, tyro.conf.arg(metavar="best|latest|FILE")] = "best"
-    """Weights to play with: those of the best evaluation, the last ones, or a checkpoint file."""
-    actions: Literal["greedy", "sampled"] | None = None
-    """greedy: the best action, or the policy's mode; sampled: drawn from the policy.
-    Default: as in the run's own evaluations; likewise for the next three."""
-    epsilon: float | None = None
-    """Probability that an action is uniformly random instead."""
-    sticky: float | None = None
-    """Probability that an environment repeats its previous action."""
-    noops: int | None = None
-    """Most no-ops (action 0) at the start of an episode."""
-    trust: Modules = ()
-    """Module or package whose environments, agents and networks the folder may name.
-    Other code that is not installed is refused. May be given several times."""
-
-
-@dataclass(frozen=True)
-class Export:
-    """Write a run's agent to a file that acts without apexrl: normalisation, recurrent state and greedy choice inside.
-
-    Inputs are observations as the environment shows them, a batch of them, with the last frames stacked where the agent
-    sees several; a recurrent state begins as zeros. The file is checked against the agent before it is kept.
-    """
-
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Run folder, as printed at the end of apexrl train."""
-    onnx: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
-    """ONNX file to write (needs apexrl[onnx])."""
-    pt2: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
-    """File of torch.export to write, which torch.export.load reads."""
-    checkpoint: Annotated[str, tyro.conf.arg(metavar="best|latest|FILE")] = "best"
-    """Weights: those of the best evaluation, the last ones, or a checkpoint file."""
-    trust: Modules = ()
-    """Module or package whose environments, agents and networks the folder may name.
-    Other code that is not installed is refused. May be given several times."""
-
-
-@dataclass(frozen=True)
-class Doctor:
-    """Read a run's folder, finished or not, and name the likeliest three causes of bad learning.
-
-    Each comes with numbers of the run and the setting to change. Exit code 3: at least one cause was named; 0: nothing
-    looks wrong.
-    """
-
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Run folder, as printed at the end of apexrl train."""
-    json: bool = False
-    """Print one JSON object instead of text."""
 
 
 @dataclass(frozen=True)

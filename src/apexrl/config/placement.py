@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from apexrl.errors import ConfigError
 
@@ -30,13 +30,8 @@ def host_and_port(text: str) -> tuple[str, int]:
     return bare or "127.0.0.1", int(port)
 
 
-_RAY_FLAGS = (
-    "actor_cpus",
-    "learner_gpus",
-    "inference_gpus",
-    "learner_nodes",
-    "replay_shards",
-)  # the others can be set from Python only
+RAY_FLAGS: Final = ("actor_cpus", "learner_gpus", "inference_gpus", "learner_nodes", "replay_shards")
+"""Fields of ``Ray`` that are flags of the command line; the others can be set from Python only."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +102,7 @@ class Ray:
         """Raise ConfigError for a value that no cluster can provide; the message names it."""
         for entry in fields(self)[1:]:
             name, value = entry.name, getattr(self, entry.name)
-            flag = f"--{name.replace('_', '-')}" if name in _RAY_FLAGS else f"Ray {name}"
+            flag = f"--{name.replace('_', '-')}" if name in RAY_FLAGS else f"Ray {name}"
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
                 raise ConfigError(f"{flag} must be a number from 0 on, not {value!r}")
             if name in ("learner_cpus", "shard_cpus") and not value:

@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from apexrl.errors import ExhaustedError, LinkError, OwnershipError
 from apexrl.links.redis.checked_values import RunRecord
+from apexrl.links.redis.connection import Connection
 from apexrl.links.redis.members import HostLease
 from apexrl.links.redis.run_listing import RunView, look
 from apexrl.links.redis.run_record import LearnerLease
-from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 
 T = TypeVar("T")

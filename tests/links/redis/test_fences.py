@@ -11,8 +11,8 @@ from run_records import a_record
 
 from apexrl.errors import OwnershipError
 from apexrl.links.redis.checked_values import LearnerDigest
+from apexrl.links.redis.connection import Connection
 from apexrl.links.redis.run_record import LearnerLease
-from apexrl.links.redis.scripts import Connection
 from redis_server import RedisServer, binaries
 
 

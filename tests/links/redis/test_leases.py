@@ -10,11 +10,12 @@ from run_records import a_record, join_soon, seen, take_soon
 
 from apexrl.errors import LinkError, OwnershipError
 from apexrl.links.redis.checked_values import HostDigest, LearnerDigest
+from apexrl.links.redis.connection import Connection
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostLease, MessageReader
 from apexrl.links.redis.run_listing import look
 from apexrl.links.redis.run_record import LearnerLease, find_run, stop_run
-from apexrl.links.redis.scripts import PRUNE, Connection
+from apexrl.links.redis.scripts import PRUNE
 from apexrl.links.redis.server import Server
 from redis_server import RedisServer, binaries
 

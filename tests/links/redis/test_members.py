@@ -10,11 +10,12 @@ from run_records import join_soon, wait_until
 from apexrl.errors import ClosedError, ExhaustedError, LinkError
 from apexrl.links.redis import members
 from apexrl.links.redis.checked_values import HostDigest, LearnerDigest, RunRecord
+from apexrl.links.redis.connection import Connection
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostLease, MessageReader, SlotLease
 from apexrl.links.redis.run_listing import look
 from apexrl.links.redis.run_record import LearnerLease, Orders
-from apexrl.links.redis.scripts import PRUNE, Connection
+from apexrl.links.redis.scripts import PRUNE
 from apexrl.links.redis.server import Server
 from redis_server import RedisServer, binaries
 

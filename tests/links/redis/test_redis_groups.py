@@ -15,10 +15,10 @@ from run_records import a_record, again
 from apexrl.errors import ConfigError, LinkError
 from apexrl.links.redis import address
 from apexrl.links.redis.checked_values import HostDigest, LearnerDigest
+from apexrl.links.redis.connection import Connection
 from apexrl.links.redis.members import HostLease
 from apexrl.links.redis.run_listing import look, runs
 from apexrl.links.redis.run_record import LearnerLease, find_run, stop_run
-from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 from redis_groups import MASTER, Cluster, Watched
 from redis_server import RedisServer, binaries

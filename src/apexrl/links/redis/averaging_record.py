@@ -6,8 +6,8 @@ import threading
 from typing import Any, Final
 
 from apexrl.errors import LinkError
+from apexrl.links.redis.connection import Connection
 from apexrl.links.redis.keys import RunKeys
-from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 
 FORGOTTEN_SECONDS: Final = 3600

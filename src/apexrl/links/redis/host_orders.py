@@ -10,8 +10,9 @@ from typing import Final, Literal
 
 from apexrl.errors import ConfigError, LinkError
 from apexrl.links.redis.checked_values import whole
+from apexrl.links.redis.connection import Connection
 from apexrl.links.redis.keys import RunKeys
-from apexrl.links.redis.scripts import PRELUDE, Connection
+from apexrl.links.redis.scripts import PRELUDE
 from apexrl.links.redis.server import Server
 
 ALL: Final = "all"

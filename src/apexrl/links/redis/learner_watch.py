@@ -8,8 +8,8 @@ from typing import Final, Literal
 
 from apexrl.links.printable import printable
 from apexrl.links.redis.checked_values import whole
+from apexrl.links.redis.connection import Connection
 from apexrl.links.redis.keys import RunKeys
-from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 
 State = Literal["alive", "gone", "over", "another"]

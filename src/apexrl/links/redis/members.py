@@ -26,11 +26,12 @@ from apexrl.links.redis.checked_values import (
     decode,
     encode,
 )
+from apexrl.links.redis.connection import Connection
 from apexrl.links.redis.host_orders import number_of_actors
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.outbox import Outbox
 from apexrl.links.redis.run_record import Orders, RunRecord
-from apexrl.links.redis.scripts import JOIN, LEAVE, POP, RENEW_MEMBER, Connection
+from apexrl.links.redis.scripts import JOIN, LEAVE, POP, RENEW_MEMBER
 from apexrl.links.redis.server import Server
 
 __all__ = ["HostDigest", "HostLease", "Message", "MessageReader", "SlotLease", "renewal_pause"]

@@ -18,8 +18,8 @@ from apexrl.links.redis.checked_values import (
     is_alive,
     whole,
 )
+from apexrl.links.redis.connection import Connection
 from apexrl.links.redis.keys import EVERY_RECORD, RunKeys
-from apexrl.links.redis.scripts import Connection
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.stream_names import LAST_OF_GENERATION, stream_of
 

@@ -27,8 +27,9 @@ from apexrl.links.redis.checked_values import (
     is_alive,
     whole,
 )
+from apexrl.links.redis.connection import Connection
 from apexrl.links.redis.keys import RunKeys
-from apexrl.links.redis.scripts import CLEAR, END, PRUNE, RENEW_LEARNER, RESTORE, STOP, TAKE, Connection
+from apexrl.links.redis.scripts import CLEAR, END, PRUNE, RENEW_LEARNER, RESTORE, STOP, TAKE
 from apexrl.links.redis.server import Server
 from apexrl.run.ownership import lease_clock
 

@@ -1,0 +1,73 @@
+"""The flags of ``eval``, ``export`` and ``doctor``, which read the folder of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from apexrl.cli.host_flags import Modules
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Play episodes with the best weights of a run, as its own evaluations did unless flags say otherwise."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder, as printed at the end of apexrl train."""
+    episodes: int = 20
+    """Episodes to play."""
+    video: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """Folder for videos of the episodes (needs apexrl[video], and an environment that renders rgb_array)."""
+    seed: int = 1_000_000_007
+    """Seed of the environments; training uses others."""
+    checkpoint: Annotated[str, tyro.conf.arg(metavar="best|latest|FILE")] = "best"
+    """Weights to play with: those of the best evaluation, the last ones, or a checkpoint file."""
+    actions: Literal["greedy", "sampled"] | None = None
+    """greedy: the best action, or the policy's mode; sampled: drawn from the policy.
+    Default: as in the run's own evaluations; likewise for the next three."""
+    epsilon: float | None = None
+    """Probability that an action is uniformly random instead."""
+    sticky: float | None = None
+    """Probability that an environment repeats its previous action."""
+    noops: int | None = None
+    """Most no-ops (action 0) at the start of an episode."""
+    trust: Modules = ()
+    """Module or package whose environments, agents and networks the folder may name.
+    Other code that is not installed is refused. May be given several times."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a run's agent to a file that acts without apexrl: normalisation, recurrent state and greedy choice inside.
+
+    Inputs are observations as the environment shows them, a batch of them, with the last frames stacked where the agent
+    sees several; a recurrent state begins as zeros. The file is checked against the agent before it is kept.
+    """
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder, as printed at the end of apexrl train."""
+    onnx: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """ONNX file to write (needs apexrl[onnx])."""
+    pt2: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """File of torch.export to write, which torch.export.load reads."""
+    checkpoint: Annotated[str, tyro.conf.arg(metavar="best|latest|FILE")] = "best"
+    """Weights: those of the best evaluation, the last ones, or a checkpoint file."""
+    trust: Modules = ()
+    """Module or package whose environments, agents and networks the folder may name.
+    Other code that is not installed is refused. May be given several times."""
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Read a run's folder, finished or not, and name the likeliest three causes of bad learning.
+
+    Each comes with numbers of the run and the setting to change. Exit code 3: at least one cause was named; 0: nothing
+    looks wrong.
+    """
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder, as printed at the end of apexrl train."""
+    json: bool = False
+    """Print one JSON object instead of text."""
