@@ -1,4 +1,4 @@
-"""Chunks between hosts: what arrives is what was written, once, whoever dies and whatever is dropped or damaged."""
+"""Chunks between hosts: what arrives is what was written, once, whoever dies and whatever is dropped."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
+from chunk_pair import FIELDS, KINDS, Simulator, everything, fields, pair, sound_chunk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,78 +14,6 @@ from apexrl._native import ChunkHeads
 from apexrl.errors import ConfigError, ExhaustedError, FrameError, WaitTimeout
 from apexrl.replay import Field, Replay
 from apexrl.replay.chunks import ChunkSink, ChunkSource, Receipts, schema
-
-FIELDS = {
-    "observation": Field((3,), "float32"),
-    "frame": Field((20, 20), "uint8", windowed=True),
-    "number": Field((), "int64"),
-    "q": Field((), "float32"),
-}
-KINDS = {
-    "transition": {"kind": "transition", "stack": 3, "n_step": 3},
-    "sequence": {"kind": "sequence", "length": 5, "stride": 2, "burn_in": 2},
-    "unroll": {"kind": "unroll", "length": 4, "burn_in": 1},
-}
-
-
-def fields(kind):
-    return FIELDS if kind == "transition" else {**FIELDS, "state": Field((2,), "float32", per_item=True)}
-
-
-class Simulator:
-    """Streams of numbered steps with ends at random."""
-
-    def __init__(self, streams, seed, kind):
-        self._rng = np.random.default_rng(seed)
-        self._ended = np.zeros(streams, bool)
-        self._number = np.arange(streams) * 1_000_000
-        self._kind = kind
-
-    def step(self):
-        n = len(self._ended)
-        draw = self._rng.random(n)
-        terminated, truncated = (draw < 0.06) & ~self._ended, (draw > 0.95) & ~self._ended
-        self._ended = terminated | truncated
-        self._number += 1
-        number = self._number.copy()
-        values = {
-            "observation": (number[:, None] * 10 + np.arange(3)).astype(np.float32),
-            "frame": np.broadcast_to((number % 251).astype(np.uint8)[:, None, None], (n, 20, 20)).copy(),
-            "number": number,
-            "q": number.astype(np.float32) / 7,
-            "reward": (number % 17).astype(np.float32),
-            "terminated": terminated,
-            "truncated": truncated,
-        }
-        return values if self._kind == "transition" else {**values, "state": values["observation"][:, :2].copy()}
-
-
-def first_number(kind, data):
-    """The number of each item's own first step."""
-    numbers = data["number"]
-    return numbers if kind == "transition" else numbers[:, KINDS[kind]["burn_in"]]
-
-
-def everything(kind, replay):
-    """Each item of a fifo replay by the number of its first step: the bytes of all its columns."""
-    items = {}
-    while len(replay):
-        data = replay.sample(1, timeout=5.0).data
-        (number,) = first_number(kind, data).tolist()
-        assert number not in items
-        items[number] = {name: value[0].tobytes() for name, value in data.items()}
-    return items
-
-
-def pair(kind, chunk_capacity, streams=2):
-    """(an actor host's replay, its source, the learner's replay, receipts, its sink)."""
-    options = KINDS[kind]
-    here = Replay(4096, fields(kind), sampler="fifo", streams=streams, **options)
-    there = Replay(chunk_capacity, fields(kind), sampler="fifo", streams=4, **options)
-    receipts = Receipts(8)
-    sink = ChunkSink(there, receipts, 4)
-    sink.open()
-    return here, ChunkSource(here), there, receipts, sink
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -331,95 +260,6 @@ def test_a_slot_being_written_waits_for_more():
         writer.append(simulator.step())
     heads, _ = source.take(2**20, 60.0)  # the full ones go at once
     assert {head.first + head.positions for head in heads} == {64}
-
-
-def sound_chunk(kind="transition"):
-    """A chunk, a sink for it, and the sink's replay."""
-    here, source, there, _, sink = pair(kind, 4096)
-    simulator, writer = Simulator(2, 3, kind), here.writer(streams=2)
-    for _ in range(60):
-        writer.append(simulator.step())
-    heads, body = source.take(2**20, 0.0)
-    return heads[0], body[: heads[0].nbytes], sink, there
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (lambda h: h._replace(positions=0), "positions"),
-        (lambda h: h._replace(positions=70_000), "positions"),
-        (lambda h: h._replace(rows=h.rows + 9), "rows"),
-        (lambda h: h._replace(items=h.items - 1), "items"),
-        (lambda h: h._replace(items=0), "items"),
-        (lambda h: h._replace(nbytes=h.nbytes - 1), "size"),
-        (lambda h: h._replace(nbytes=2**60), "cut off"),
-        (lambda h: h._replace(cells=3), "items"),
-    ],
-)
-def test_a_head_that_lies_is_refused(change, why):
-    head, body, sink, _ = sound_chunk()
-    with pytest.raises(FrameError, match=why):
-        sink.commit("host/1", 0, 0, change(head), body)
-    assert sink.commit("host/1", 0, 0, head, body)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=300, deadline=None)
-@given(data=st.data())
-def test_a_damaged_body_is_refused_or_harmless(kind, data):
-    """Whatever the bytes: no crash, and what is taken can be sampled."""
-    head, body, sink, there = sound_chunk(kind)
-    damaged = bytearray(body)
-    for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, min(len(body), head.rows * 8 + head.positions * 8) - 1))
-        damaged[at] = data.draw(st.integers(0, 255))
-    try:
-        sink.commit("host/1", 0, 0, head, damaged)
-    except FrameError:
-        assert len(there) == 0
-    else:
-        sink.close()
-        assert len(there) == head.items
-        batch = there.sample(head.items)
-        assert np.isfinite(batch.data["reward"]).all()
-    there.close()
-
-
-def test_a_chunk_that_claims_another_place_is_not_mixed_with_what_is_there():
-    """Rows that a slot has already are not written again: they must be the same, or the chunk gets its own slot."""
-    here, source, there, _, sink = pair("transition", 4096)
-    simulator, writer = Simulator(2, 3, "transition"), here.writer(streams=2)
-    items = []
-    for _ in range(4):
-        for _ in range(12):
-            writer.append(simulator.step())
-        heads, body = source.take(2**20, 0.0)
-        items.append((heads[0], body[: heads[0].nbytes]))
-    item = 0
-    for sequence, (head, body) in enumerate(items):  # each says that it comes right after the first
-        claimed = items[0][0].first + (items[0][0].positions if sequence else 0)
-        sink.commit("host/1", sequence, item, head._replace(first=claimed), body)
-        item += head.items
-    sink.close()
-    for number, values in everything("transition", there).items():
-        observed = np.frombuffer(values["observation"], np.float32).reshape(3, 3)[:, 0]
-        assert all(abs(number * 10 - value) <= 20 for value in observed)
-        later = np.frombuffer(values["next_observation"], np.float32).reshape(3, 3)[-1, 0]
-        assert 10 <= later - number * 10 <= 30
-
-
-def test_numbers_out_of_order_are_refused():
-    head, body, sink, _ = sound_chunk()
-    assert sink.commit("host/1", 0, 100, head, body)
-    with pytest.raises(FrameError, match="numbered before"):
-        sink.commit("host/1", 1, 50, head, body)
-    with pytest.raises(FrameError, match="too far ahead"):
-        sink.commit("host/1", 2**35, 2000, head, body)
-    with pytest.raises(FrameError, match="too far ahead"):
-        sink.commit("host/1", 1, 2**45, head, body)
-    with pytest.raises(FrameError, match="out of range"):
-        sink.commit("host/1", 2**64, 2000, head, body)
-    assert sink.commit("host/1", 1, 2000, head, body)
 
 
 def test_what_does_not_fit_is_said():
