@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from apexrl.networks import FlatParameters
 from apexrl.networks.episode_pieces import pieces
@@ -182,3 +182,21 @@ def test_what_a_policy_with_a_memory_begins_with_moves_with_small_observations()
     assert float(h.mean(dim=0).norm()) < float(h.std(dim=0).norm())
     nothing = net.recurrent.step({"observation": torch.zeros(200, 3)}, zeros).h
     assert not nothing.any()
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_a_policy_begins_orthogonal_behind_images_and_vectors(separate: bool) -> None:
+    image = EnvSpec({"observation": Field((84, 84), "uint8")}, ActionSpec(n=4), stack=4)
+    for spec, layers in ((VECTOR, 2), (image, 4)):
+        net = PolicyValue(spec, (64, 32), 4, image_units=64, separate=separate)
+        trunks = [trunk for trunk in (net.trunk, net.value_trunk) if trunk is not None]
+        assert len(trunks) == 1 + separate
+        for trunk in trunks:
+            made = [part for part in trunk.modules() if isinstance(part, nn.Linear | nn.Conv2d)]
+            assert len(made) == layers
+            for layer in made:
+                assert layer.bias is not None
+                assert not layer.bias.any()
+                rows = layer.weight.detach().flatten(1)
+                rows = rows if rows.shape[0] <= rows.shape[1] else rows.t()
+                torch.testing.assert_close(rows @ rows.t(), 2.0 * torch.eye(len(rows)), rtol=0, atol=1e-4)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from apexrl.networks.encoders import PLAIN, LayerChoice, encoder_for
+from apexrl.networks.encoders import PLAIN, LayerChoice, ObservationEncoder, encoder_for
 from apexrl.networks.ensemble import EVERY, Dropout, Ensemble, Members
 from apexrl.networks.layer_norm import unit_norm
 from apexrl.spec import EnvSpec
@@ -42,6 +42,19 @@ class Trunk(nn.Module):
             self.image = nn.Linear(self.features, image_units)
             self.norm = unit_norm(image_units, choice.layer_norm)
             self.features = image_units
+
+    def begin_orthogonal(self) -> None:
+        """Orthogonal weights of gain √2 and biases of zero, in all layers of ours (CleanRL's PPO, Stable-Baselines3).
+
+        What comes out is then about 0 and moves with what is seen. PyTorch's own start keeps a third of a layer's
+        variance and adds biases: behind images that hardly differ, or angles in radians, its features hardly differ.
+        """
+        encoder = self.encoder
+        for layer in (*(encoder.modules() if isinstance(encoder, ObservationEncoder) else ()), self.image):
+            if isinstance(layer, nn.Linear | nn.Conv2d):
+                nn.init.orthogonal_(layer.weight, math.sqrt(2.0))
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
 
     def forward(self, observation: Observation) -> Tensor:
         """name -> [B, (stack,) *shape]; returns float32 [B, features]."""

@@ -1,6 +1,7 @@
 """Observations -> features: an MLP for vectors, convolutions for images, one encoder per entry of a Dict.
 
-Layers keep PyTorch's initialisation, U(±1/√fan_in), which is what the networks of DQN and Ape-X began from.
+Layers keep PyTorch's initialisation, U(±1/√fan_in), which is what the networks of DQN and Ape-X began from. A policy
+and its value begin orthogonal (``Trunk.begin_orthogonal``).
 """
 
 from __future__ import annotations

@@ -52,6 +52,9 @@ class PolicyValue(nn.Module):
             self.recurrent.begin_orthogonal()
         self.trunk = None if units else Trunk(spec, hidden, image_units, network, choice)
         value_trunk = Trunk(spec, hidden, image_units, network, choice) if separate else None
+        for trunk in (self.trunk, value_trunk):
+            if trunk is not None:
+                trunk.begin_orthogonal()
         features = units or self._feed_forward.features
         self.policy = nn.Linear(features, outputs)
         nn.init.orthogonal_(self.policy.weight, POLICY_GAIN)
@@ -59,6 +62,8 @@ class PolicyValue(nn.Module):
         self.free = nn.Parameter(torch.zeros(free)) if free else None
         self.value_trunk = value_trunk  # what only the value reads comes last: its gradient is clipped for itself
         self.value = nn.Linear(features, 1)
+        nn.init.orthogonal_(self.value.weight)
+        nn.init.zeros_(self.value.bias)
 
     @property
     def _feed_forward(self) -> Trunk:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from apexrl.errors import SpecError
 from apexrl.networks.actor_critic import Trunk
-from apexrl.networks.encoders import PLAIN, LayerChoice, ObservationEncoder
+from apexrl.networks.encoders import PLAIN, LayerChoice
 from apexrl.networks.episode_pieces import pieces
 from apexrl.networks.layer_norm import stream_norm
 from apexrl.networks.q_network import dueling
@@ -72,19 +72,10 @@ class RecurrentTrunk(nn.Module):
         return self.trunk.image is not None
 
     def begin_orthogonal(self) -> None:
-        """Orthogonal weights and biases of zero, all layers of ours and each gate (CleanRL's PPO with an LSTM); the
-        forget gates' bias is 1 (Jozefowicz et al. 2015), as it was in IMPALA's TensorFlow.
-
-        What comes out is then about 0 and moves with what is seen. PyTorch's biases make of small observations, as
-        angles in radians are, features that hardly differ, and a policy has to be found in the differences.
+        """The trunk's orthogonal start, and the LSTM's: orthogonal gates and biases of zero (CleanRL's PPO with an
+        LSTM), but 1 at the forget gates (Jozefowicz et al. 2015), as it was in IMPALA's TensorFlow.
         """
-        encoder = self.trunk.encoder
-        ours = [*(encoder.modules() if isinstance(encoder, ObservationEncoder) else ()), self.trunk.image]
-        for layer in ours:
-            if isinstance(layer, nn.Linear | nn.Conv2d):
-                nn.init.orthogonal_(layer.weight, math.sqrt(2.0))
-                if layer.bias is not None:
-                    nn.init.zeros_(layer.bias)
+        self.trunk.begin_orthogonal()
         for name, parameter in self.lstm.named_parameters():
             if "weight" in name:
                 for gate in parameter.detach().chunk(4):
