@@ -13,6 +13,7 @@ PUBLIC = {
     "ActorConfig",
     "AgentConfig",
     "ApexrlError",
+    "Callback",
     "Config",
     "EnvConfig",
     "Evaluation",

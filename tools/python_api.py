@@ -19,6 +19,7 @@ API = (
     ("apexrl", "Train, resume, load and evaluate."),
     ("apexrl.replay", "The replay. [What the replay promises](replay.md) says what each call means."),
     ("apexrl.client", "Programs with their own loop."),
+    ("apexrl.run.callbacks", "Code of your own that watches and steers a run."),
     ("apexrl.compare", "Runs of several topologies or agents on equal terms."),
     ("apexrl.config.placement", "Where a run's parts live."),
     (
@@ -32,6 +33,7 @@ API = (
 
 
 SELECTED = {
+    "apexrl.run.callbacks": ["Callback", "OpenRun", "EndedEpisodes", "EvaluationReport", "CheckpointReport"],
     "apexrl.topologies": ["Topology", "declare", "Program"],
     "apexrl.config.settings": ["Range", "Needs"],
 }

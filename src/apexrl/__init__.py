@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from apexrl.evaluation.loaded_agent import LoadedAgent
     from apexrl.presets import preset
     from apexrl.remote_api import join, join_envs, stand_by
+    from apexrl.run.callbacks import Callback
     from apexrl.run.status import PolicyLag, RunStatus, WorkerStatus
 
 __version__ = "0.1.0"
@@ -39,6 +40,7 @@ _HOMES = {
     "ActorConfig": "apexrl.config",
     "AgentConfig": "apexrl.config",
     "ApexrlError": "apexrl.errors",
+    "Callback": "apexrl.run.callbacks",
     "Config": "apexrl.config",
     "EnvConfig": "apexrl.config",
     "Evaluation": "apexrl.evaluation.episodes",
@@ -65,6 +67,7 @@ __all__ = [
     "ActorConfig",
     "AgentConfig",
     "ApexrlError",
+    "Callback",
     "Config",
     "EnvConfig",
     "Evaluation",

@@ -16,8 +16,10 @@ from apexrl.errors import ConfigError
 from apexrl.launch.placement_arguments import chosen_placement
 from apexrl.links.tcp.tls import ServerTls
 from apexrl.report.run_observers import copies, drawn, panels
+from apexrl.run.callback_observer import CallbackObserver
+from apexrl.run.callbacks import Callback, StatusFunction
 from apexrl.run.folder import RunFolder
-from apexrl.run.observers import Callback, CallbackObserver, FolderObserver
+from apexrl.run.observers import FolderObserver
 from apexrl.run.status import Observer
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ def train(
     config: Config | str = "",
     *,
     env: str | Callable[..., Any] | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | StatusFunction] = (),
     show: bool = True,
     redis: str = "",
     run: str = "",
@@ -84,7 +86,8 @@ def train(
             given (``agent="auto"``); ``recipe="paper"`` has the numbers of the agent's paper.
         env: Gymnasium id, ``module:Id-v0``, or a callable that returns an environment (keyword arguments:
             ``env_kwargs``). Worker processes must be able to import a callable: define it at the top of a module.
-        callbacks: called with every ``RunStatus``; returning True stops the run.
+        callbacks: objects of subclasses of ``Callback``, or functions that are called with every ``RunStatus``. They
+            are called in this process and thread; one that answers True or a reason stops the run.
         show: print a live panel on a terminal, plain lines elsewhere; False: print nothing.
         redis: URL of a Redis server, through which other hosts join with ``apexrl actor`` or ``apexrl.join``.
         run: the run's name on that server (default: the name of its folder).
@@ -116,6 +119,7 @@ def train(
         EnvError: the environment cannot be made.
         HeldError: another process trains the run.
         WorkerError: the run failed; its folder holds logs and checkpoints.
+        CallbackError: a callback raised an error; the run was stopped after a checkpoint.
     """
     if config == "" and env is None:
         raise ConfigError("say what to train: a preset's name, a Config, or env=")
@@ -140,7 +144,7 @@ def train(
 def resume(
     path: str | Path,
     *,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | StatusFunction] = (),
     show: bool = True,
     redis: str = "",
     run: str = "",

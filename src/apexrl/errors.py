@@ -16,6 +16,7 @@
     ├── NonFiniteError     NaN or infinity in a loss or in weights
     ├── LinkError          a server cannot be reached, refuses access or is not suitable
     ├── FrameError         bytes from the network are not a frame of this run (also a ValueError)
+    ├── CallbackError      a callback raised an error
     └── WorkerError        a role failed more often than its restart limit allows
 
 A message says what was wrong, where, and what to do.
@@ -86,6 +87,10 @@ class LinkError(ApexrlError):
 
 class FrameError(ApexrlError, ValueError):
     """Bytes from the network are not a frame of this run; none of them were used."""
+
+
+class CallbackError(ApexrlError):
+    """A callback raised an error, which is this one's cause; the run was stopped after a checkpoint."""
 
 
 class WorkerError(ApexrlError):

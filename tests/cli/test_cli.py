@@ -107,6 +107,22 @@ def test_a_config_file_runs_again_under_a_new_name(started: list[Any], tmp_path:
     assert config == convert.override(first, {"name": "", "seed": 5})
 
 
+def test_a_callback_of_the_current_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: Any) -> None:
+    (tmp_path / "my_callbacks.py").write_text(
+        "import apexrl\nclass Watch(apexrl.Callback): pass\ndef look(status): pass\n"
+    )
+    given: list[Any] = []
+
+    def run(config: Config, *, observers: Any, on_folder: Any, **_: Any) -> Any:
+        given.extend(one._callback for one in observers if hasattr(one, "_callback"))
+        return SimpleNamespace(summary={"stopped_by": "env_steps"})
+
+    monkeypatch.setattr("apexrl.api.run", run)
+    words = ["train", "cartpole", "--callback", "my_callbacks:Watch", "--callback", "my_callbacks:look"]
+    assert told(*words)[0] == 0
+    assert [getattr(one, "__name__", type(one).__name__) for one in given] == ["Watch", "look"]
+
+
 def test_resume_takes_new_ends_only(started: list[Any], tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(convert.to_toml(preset("cartpole").config))
     assert main.main(["resume", str(tmp_path), "--minutes", "3"]) == 0
@@ -189,6 +205,14 @@ def test_exit_codes_of_failures(
         ),
         (["train", "pendulum", "--target-period-updates", "9"], "means nothing with --polyak 0.005: leave it out"),
         (["train", "pendulum", "--polyak", "2"], "--polyak must be between 0 and 1, not 2.0"),
+        (["train", "cartpole", "--callback", "mine"], "--callback 'mine' is no callback: write module:name"),
+        (["train", "cartpole", "--callback", "no_such:It"], "there is no module 'no_such'"),
+        (["train", "cartpole", "--callback", "apexrl.run.callbacks:It"], "module apexrl.run.callbacks has no 'It'"),
+        (
+            ["train", "cartpole", "--callback", "apexrl.run.callbacks:OpenRun"],
+            "OpenRun cannot be made without arguments",
+        ),
+        (["compare", "cartpole", "--callback", "a:b"], "--callback means nothing to apexrl compare"),
         (["list", "agnts"], "not 'agnts' (did you mean 'agents'?)"),
         (["list", "agents", "presets"], "apexrl list takes one word at most"),
     ],

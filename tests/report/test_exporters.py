@@ -27,10 +27,10 @@ from apexrl.links.printable import host_name
 from apexrl.report import otel_export, prometheus_endpoint
 from apexrl.report.otel_export import OtelExport
 from apexrl.report.prometheus_endpoint import PrometheusEndpoint
+from apexrl.run.callback_observer import CallbackObserver
 from apexrl.run.identity import host_part
 from apexrl.run.metric_catalogue import metric_of
 from apexrl.run.metrics import read_rows
-from apexrl.run.observers import CallbackObserver
 from apexrl.run.status import RunStatus, WorkerStatus
 from free_ports import free_port
 

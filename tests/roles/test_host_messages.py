@@ -45,6 +45,16 @@ def test_few_episodes_are_passed_on_as_they_are(stage) -> None:
     assert (told["returns"], "count" in told) == ([1.0, 2.0, 3.0], False)
 
 
+def test_metrics_of_environments_are_added_up(stage) -> None:
+    said = [
+        Message(name, "episodes", {**episodes(name, [1.0]).values, "metrics": told})
+        for name, told in (("a", {"won": [1, 1.0, 1.0, 1.0]}), ("b", {"won": [3, 0.0, 0.0, 0.0], "odd": ["x"] * 4}))
+    ]
+    HostMessages(stage.context("intake")).pass_on(said)
+    (told,) = stage.values("episodes")
+    assert told["metrics"] == {"won": (4, 0.25, 0.0, 1.0)}
+
+
 @pytest.mark.parametrize(
     "values",
     [

@@ -95,7 +95,7 @@ def _names_own_code(words: list[str]) -> bool:
     if words[:1] == ["list"] and any(":" in word for word in words[1:]):
         return True
     flags = {word.partition("=")[0] for word in words}
-    return not flags.isdisjoint(("--trust", "--env", "--agent", "--network", "--topology"))
+    return not flags.isdisjoint(("--trust", "--callback", "--env", "--agent", "--network", "--topology"))
 
 
 def _dispatch(words: list[str]) -> int:
@@ -210,6 +210,7 @@ def _resume(words: list[str]) -> int:
 
 def _run(config: Config, resume: Path | None, placement: Placement | None, watch: RunFlags, again: bool = False) -> int:
     from apexrl import api
+    from apexrl.cli.named_callbacks import named_callbacks
     from apexrl.cli.observer_flags import exporters
     from apexrl.config.placement import Redis
 
@@ -221,7 +222,9 @@ def _run(config: Config, resume: Path | None, placement: Placement | None, watch
 
     run = placement.run if isinstance(placement, Redis) else ""
     start = partial(api.run, config, resume=resume, **where)
-    return shown(start, *exporters(watch, "run", run), config.log_format)
+    callbacks = named_callbacks(watch.callback)
+    observers, told = exporters(watch, "run", run)
+    return shown(start, [*observers, *callbacks], told, config.log_format)
 
 
 def _eval(words: list[str]) -> int:

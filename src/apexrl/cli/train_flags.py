@@ -35,6 +35,9 @@ class RunFlags(PlacementFlags, ObserverFlags):
     checkpoint_url: Annotated[str, tyro.conf.arg(metavar="URL")] = ""
     """Copy each checkpoint to URL/NAME in an object store: s3://BUCKET/PREFIX, file:///PATH … (extra object-store).
     With --resume-or-start the newest copy is restored where it is newer than the run folder."""
+    callback: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE:NAME")] = ()
+    """Callback that watches or steers the run: a subclass of apexrl.Callback, an object of one, or a function.
+    Also the name under which an installed package offers one. May be given several times; name it again to resume."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,7 @@ def parse_compare(words: Sequence[str]) -> tuple[Compare, list[str]]:
         "prometheus": "watch a single run with it",
         "otel": "watch a single run with it",
         "checkpoint_url": "copy a single run",
+        "callback": "give it to a single run",
         "save_replay": "runs that came to their end are not resumed",
     }
     for word in rest:

@@ -1,4 +1,4 @@
-"""Agents and topologies from outside this package: named by an entry point of an installed package, or module:name."""
+"""What comes from outside this package: named by an entry point of an installed package, or as module:name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 from typing import Literal
 
-Kind = Literal["agents", "topologies"]
+Kind = Literal["agents", "topologies", "callbacks"]
 
 _shipped: dict[Kind, Collection[str]] = {}
 
@@ -23,7 +23,8 @@ def ship(kind: Kind, names: Collection[str]) -> None:
 
 @functools.cache
 def installed(kind: Kind) -> Mapping[str, EntryPoint]:
-    """What installed packages offer in the entry point group ``apexrl.agents`` or ``apexrl.topologies``, by name.
+    """What installed packages offer in the entry point group ``apexrl.agents``, ``apexrl.topologies`` or
+    ``apexrl.callbacks``, by name.
 
     One with a name that this package ships is left out, with a warning.
     """

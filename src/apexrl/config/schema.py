@@ -38,6 +38,9 @@ class EnvConfig:
     """Adds the previous action and reward to the observation, as last_action and last_reward (R2D2)."""
     max_episode_steps: Annotated[int, Range(0)] = 0
     """Time limit in environment steps, reported as truncation; 0 keeps the environment's own."""
+    info_metrics: tuple[str, ...] = ()
+    """Keys of info, at an episode's last step, whose numbers become metrics: episode/KEY_mean, _min and _max.
+    All of info["metrics"] do without being named."""
     native_envs: bool = True
     """Steps environments in the vectorised form that they bring, where that plays the same episodes.
     Off: as single environments, one after the other."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apexrl.envs.spaces import Leaf, observation_leaves
+from apexrl.envs.told_metrics import told_metrics
 from apexrl.errors import EnvError
 from apexrl.spec import Array
 
@@ -33,6 +34,8 @@ class Rows(NamedTuple):
     truncated: Bools  # [R]
     life_lost: Bools | None  # [R]; None: nowhere
     which: Which = None
+    metrics: dict[int, dict[str, float]] | None = None
+    """Number of an environment whose episode ended here -> what its info tells (``told_metrics``); None: nothing."""
 
 
 class Backend(Protocol):
@@ -62,12 +65,18 @@ class LoopRows:
     copies observations twice: most of the time of a small environment.
     """
 
-    def __init__(self, envs: Sequence[gym.Env[Any, Any]], name: str, call: EnvCall = nullcontext) -> None:
+    def __init__(
+        self,
+        envs: Sequence[gym.Env[Any, Any]],
+        name: str,
+        call: EnvCall = nullcontext,
+        info_metrics: Sequence[str] = (),
+    ) -> None:
         self._name, self._call = name, call
         self.num_envs, self.lockstep = len(envs), True
         self.observation_space, self.action_space = envs[0].observation_space, envs[0].action_space
         self._leaves = observation_leaves(self.observation_space)
-        self._singles = singles(envs, self._leaves, name)
+        self._singles = singles(envs, self._leaves, name, info_metrics)
         self._rows: Rows | None = None
 
     def reset(self, seeds: Sequence[int]) -> dict[str, Array]:
@@ -105,8 +114,16 @@ class LoopRows:
 class Single:
     """One of B equal environments: errors name its number, results go into its row."""
 
-    def __init__(self, env: gym.Env[Any, Any], leaves: tuple[Leaf, ...], name: str, number: int) -> None:
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        leaves: tuple[Leaf, ...],
+        name: str,
+        number: int,
+        info_metrics: Sequence[str] = (),
+    ) -> None:
         self._env, self._leaves, self._name, self._number = env, leaves, name, number
+        self._info_metrics = info_metrics
 
     def reset(self, seed: int | None, rows: Rows) -> None:
         with blame(self._name, "reset", self._number):
@@ -128,6 +145,8 @@ class Single:
             rows.terminated[row], rows.truncated[row] = ended, cut
         if rows.life_lost is not None:
             rows.life_lost[row] = bool((ended or cut) and info.get(LIFE_LOST))
+        if rows.metrics is not None and (ended or cut) and info:
+            rows.metrics[row] = told_metrics(info, self._info_metrics)
         self._store(observation, rows)
 
     def close(self) -> None:
@@ -147,18 +166,20 @@ class Single:
             rows.observation[leaf.name][self._number] = value - leaf.start if leaf.start else value
 
 
-def singles(envs: Sequence[gym.Env[Any, Any]], leaves: tuple[Leaf, ...], name: str) -> list[Single]:
+def singles(
+    envs: Sequence[gym.Env[Any, Any]], leaves: tuple[Leaf, ...], name: str, info_metrics: Sequence[str] = ()
+) -> list[Single]:
     """Number the environments, and refuse different spaces."""
     for index, env in enumerate(envs):
         if env.observation_space != envs[0].observation_space or env.action_space != envs[0].action_space:
             raise EnvError(f"{name}: environment {index} has other spaces than environment 0; all must be equal")
-    return [Single(env, leaves, name, number) for number, env in enumerate(envs)]
+    return [Single(env, leaves, name, number, info_metrics) for number, env in enumerate(envs)]
 
 
 def empty_rows(leaves: tuple[Leaf, ...], count: int) -> Rows:
     observation = {leaf.name: np.empty((count, *leaf.field.shape), leaf.field.dtype) for leaf in leaves}
     terminated, truncated, life_lost = (np.zeros(count, np.bool_) for _ in range(3))
-    return Rows(observation, np.zeros(count), terminated, truncated, life_lost)
+    return Rows(observation, np.zeros(count), terminated, truncated, life_lost, metrics={})
 
 
 def each(actions: Array) -> Sequence[Any]:

@@ -70,9 +70,10 @@ def make_vector(
             made.pop().close()  # threads make and step their own
             vector, chosen = "threads", str(cost)
     if backend is None and vector == "threads":
-        backend = ThreadRows([lambda: make_env(config)] * num_envs, name, call)
+        backend = ThreadRows([lambda: make_env(config)] * num_envs, name, call, config.info_metrics)
     elif backend is None:
-        backend = LoopRows([*made, *(make_env(config) for _ in range(num_envs - len(made)))], name, call)
+        made += [make_env(config) for _ in range(num_envs - len(made))]
+        backend = LoopRows(made, name, call, config.info_metrics)
     return VectorEnv(backend, name, config.stack, config.reward_clip, seed, chosen)
 
 
@@ -229,7 +230,10 @@ def _native(config: EnvConfig, num_envs: int, vector: str, call: EnvCall, cores:
         return cast("Backend", _guard(name, lambda: _pool(config, num_envs, vector, call, cores, partial), {}))
     if config.atari:
         wanted = (
-            config.native_envs and vector != "threads" and not config.last_action_reward and min(cores, num_envs) > 1
+            config.native_envs
+            and vector != "threads"
+            and not (config.last_action_reward or config.info_metrics)
+            and min(cores, num_envs) > 1
         )
         game = plain_game(config.env, config.env_kwargs) if wanted else None
         if game is None or not config.env_kwargs.keys() <= _GAME_KWARGS:
@@ -254,4 +258,4 @@ def _native(config: EnvConfig, num_envs: int, vector: str, call: EnvCall, cores:
     if not form.only and mode is not AutoresetMode.NEXT_STEP and not (partial and isinstance(mode, AutoresetMode)):
         made.close()
         return None  # single environments lose no step
-    return NativeRows(made, name, call, lockstep=not partial)
+    return NativeRows(made, name, call, not partial, config.info_metrics)

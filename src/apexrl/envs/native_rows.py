@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from apexrl.envs.host_arrays import HostArrays, brings_tensors
 from apexrl.envs.lockstep import Bools, EnvCall, Rows, Which, blame, refuse_not_finite
 from apexrl.envs.spaces import Leaf, flatten_observation, observation_leaves
+from apexrl.envs.told_metrics import row_metrics
 from apexrl.errors import EnvError
 from apexrl.spec import Array
 
@@ -35,6 +36,7 @@ class NativeRows:
         name: of the environment, for errors.
         call: entered around every call.
         lockstep: whether all environments must be in every answer.
+        info_metrics: keys of its infos that are told of an episode (``row_metrics``).
 
     Attributes:
         device: where the simulator's tensors lie; empty: it brings arrays.
@@ -47,7 +49,9 @@ class NativeRows:
         name: str,
         call: EnvCall = nullcontext,
         lockstep: bool = True,
+        info_metrics: Sequence[str] = (),
     ) -> None:
+        self._info_metrics = info_metrics
         self.device, self.tensors = "", dict[str, Any]()
         self._copied = False  # answers are copies already
         if brings_tensors(env):
@@ -101,7 +105,8 @@ class NativeRows:
         if self._mode is AutoresetMode.SAME_STEP and (terminated | truncated).any():
             self._begun = {name: array.copy() for name, array in named.items()}
             self._put_final(named, np.flatnonzero(terminated | truncated), truncated, infos)
-        rows = Rows(named, np.asarray(reward, np.float64), terminated, truncated, None)
+        told = self._told(np.flatnonzero(terminated | truncated), infos)
+        rows = Rows(named, np.asarray(reward, np.float64), terminated, truncated, None, metrics=told)
         if not self.lockstep:
             return rows._replace(which=np.arange(self.num_envs))
         if self._mode is AutoresetMode.NEXT_STEP:
@@ -110,6 +115,13 @@ class NativeRows:
         rows = self._unseen(rows, starting)
         self._keep_tensors(named, rows.terminated | rows.truncated)
         return rows
+
+    def _told(self, ended: Numbers, infos: Mapping[str, Any]) -> dict[int, dict[str, float]]:
+        """What the infos of ``ended`` environments tell of their episodes."""
+        if not len(ended):
+            return {}
+        final = infos.get("final_info") if self._mode is AutoresetMode.SAME_STEP else None
+        return row_metrics(final if isinstance(final, Mapping) else infos, self._info_metrics, ended.tolist())
 
     def _unseen(self, rows: Rows, starting: Bools) -> Rows:
         """The rows of a step that nobody sees of those that ``starting`` says."""

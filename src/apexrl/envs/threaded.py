@@ -39,12 +39,19 @@ class ThreadRows:
         makers: one for each environment; called one after the other, as not all constructors are thread-safe.
         name: of the environment, for errors.
         call: entered around every call, in its thread; it measures the call.
+        info_metrics: keys of an info that are told of an episode (``told_metrics``).
 
     Raises:
         EnvError: an environment cannot be made, or is not like the others.
     """
 
-    def __init__(self, makers: Sequence[Callable[[], gym.Env[Any, Any]]], name: str, call: EnvCall = nullcontext):
+    def __init__(
+        self,
+        makers: Sequence[Callable[[], gym.Env[Any, Any]]],
+        name: str,
+        call: EnvCall = nullcontext,
+        info_metrics: Sequence[str] = (),
+    ) -> None:
         self._name = name
         self.num_envs, self.lockstep = len(makers), False
         self._inboxes: list[Inbox] = [SimpleQueue() for _ in makers]
@@ -65,7 +72,7 @@ class ThreadRows:
             self._all_returned()
         self.observation_space, self.action_space = envs[0].observation_space, envs[0].action_space
         self._leaves = observation_leaves(self.observation_space)
-        self._singles: list[Single] = singles(envs, self._leaves, name)
+        self._singles: list[Single] = singles(envs, self._leaves, name, info_metrics)
         self._rows = empty_rows(self._leaves, self.num_envs)
 
     def reset(self, seeds: Sequence[int]) -> dict[str, Array]:
@@ -99,6 +106,8 @@ class ThreadRows:
         self._ready.clear()
         all_rows = self._rows
         assert all_rows.life_lost is not None
+        assert all_rows.metrics is not None
+        told = {number: all_rows.metrics.pop(number) for number in which.tolist() if number in all_rows.metrics}
         rows = Rows(
             {name: array[which] for name, array in all_rows.observation.items()},
             all_rows.reward[which],
@@ -106,6 +115,7 @@ class ThreadRows:
             all_rows.truncated[which],
             all_rows.life_lost[which],
             which,
+            told,
         )
         refuse_not_finite(rows, self._leaves, self._name)
         return rows

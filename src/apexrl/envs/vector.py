@@ -22,6 +22,7 @@ class Episode(NamedTuple):
     env: int
     episode_return: float  # sum of the environment's own rewards
     length: int  # environment steps
+    metrics: Mapping[str, float] = {}  # what its last info tells (``told_metrics``)
 
 
 class Stepped(NamedTuple):
@@ -130,7 +131,8 @@ class VectorEnv:
         if ended.any():
             games = numbers[ended if rows.life_lost is None else ended & ~rows.life_lost]
             for number in games.tolist():
-                episodes.append(Episode(number, float(self._returns[number]), int(self._lengths[number])))
+                told = rows.metrics.get(number, {}) if rows.metrics else {}
+                episodes.append(Episode(number, float(self._returns[number]), int(self._lengths[number]), told))
             self._returns[games], self._lengths[games] = 0.0, 0
         learned = reward.astype(np.float32, copy=False)
         if self._clip:

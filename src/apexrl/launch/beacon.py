@@ -15,6 +15,7 @@ from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.redis.checked_values import HostDigest, LearnerDigest
 from apexrl.links.redis.members import HostLease, renewal_pause
 from apexrl.links.redis.run_record import LearnerLease, Orders
+from apexrl.run.episode_metrics import told_spreads
 from apexrl.run.observers import IdleObserver
 from apexrl.run.ownership import REPLACED, lease_clock
 from apexrl.run.status import Level, RunStatus
@@ -120,7 +121,7 @@ class Beacon(IdleObserver):
         if kind in ("intake", "uplink"):
             self._carried = {_CARRIED.get(name, name): number for name, number in values.items()}
         elif kind == "episodes" and self._outbox is not None:
-            self._outbox.episodes(values["returns"], values["lengths"])
+            self._outbox.episodes(values["returns"], values["lengths"], told_spreads(values.get("metrics")))
 
     def message(self, text: str, level: Level = "info") -> None:
         if level != "info" and not self._telling and self._outbox is not None:

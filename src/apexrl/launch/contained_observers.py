@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from apexrl.errors import ApexrlError
+from apexrl.run.callbacks import Steering
 from apexrl.run.status import Level, Observer, RunStatus
 
 if TYPE_CHECKING:
@@ -55,6 +56,11 @@ class Contained:
     def lost(self) -> int:
         """Calls that failed, or were not made because too many waited."""
         return self._dropped + self._failed
+
+    def steer(self, steering: Steering) -> None:
+        """Let an observer act on the run that asks for that."""
+        if hasattr(self.observer, "steer"):
+            self.observer.steer(steering)
 
     def started(self, config: Config, folder: Path) -> None:
         if self.writes and self._thread is None:

@@ -8,9 +8,13 @@ import time
 from types import FrameType
 from typing import Any
 
+from apexrl.run import callback_observer
+
 
 class Interrupts:
     """Counts Ctrl-C, SIGTERM and SIGHUP while a run goes on, and restores their handlers afterwards.
+
+    A call of a callback that takes long is interrupted.
 
     A signal that is ignored stays so: that is what ``nohup`` asks for, and the shell for a command with ``&``. A closed
     terminal may send SIGHUP several times, from the shell and from the kernel; it counts once, never as the second
@@ -35,6 +39,8 @@ class Interrupts:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number != signal.SIGHUP or not self.count:
             self.count += 1
+        if callback_observer.interruptible():
+            raise KeyboardInterrupt
 
     def pause(self, seconds: float) -> None:
         """Sleep, but no longer than until the first interrupt, which is raised as KeyboardInterrupt."""

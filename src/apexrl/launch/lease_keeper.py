@@ -25,6 +25,7 @@ from apexrl.links.tcp.gateway_messages import (
 from apexrl.links.tcp.handshake import RefusedError, UnreachableError
 from apexrl.links.tcp.host_connection import HostConnection
 from apexrl.links.tcp.slot_leases import GENERATION_BITS
+from apexrl.run.episode_metrics import Spreads, told_spreads
 from apexrl.run.observers import IdleObserver
 from apexrl.run.status import RunStatus
 
@@ -60,6 +61,7 @@ class LeaseKeeper(IdleObserver):
         self._period = min(_BEAT_SECONDS, record.lease_seconds / 4)
         self._patience_seconds = patience_seconds
         self._episodes: deque[tuple[float, int]] = deque(maxlen=_EPISODES_KEPT)
+        self._metrics, self._lock = Spreads(), threading.Lock()  # of the metrics
         self._texts: deque[tuple[Level, str]] = deque(maxlen=_TEXTS_KEPT)
         self._news: queue.SimpleQueue[tuple[str, Level]] = queue.SimpleQueue()  # bounded: only changes are told
         self._tell: Callable[[str, Level], None] | None = None
@@ -99,6 +101,8 @@ class LeaseKeeper(IdleObserver):
     def event(self, kind: str, values: Mapping[str, Any]) -> None:
         if kind == "episodes":
             self._episodes.extend(zip(values["returns"], values["lengths"], strict=True))
+            with self._lock:
+                self._metrics.merge(told_spreads(values.get("metrics")))
         elif kind == "metrics" and self._counts_itself:
             report = _report(values, dict(self._host.leases))
             self._reports[report.worker] = report
@@ -138,12 +142,15 @@ class LeaseKeeper(IdleObserver):
         if not again:
             episodes = [self._episodes.popleft() for _ in range(min(len(self._episodes), MOST_EPISODES))]
             texts = [self._texts.popleft() for _ in range(min(len(self._texts), MOST_TEXTS))]
+            with self._lock:
+                metrics = self._metrics.take()
             counts = dict(self._counts)
             reporters = list(self._reports)[:MOST_REPORTS]
             self._unanswered = {
                 "returns": [one for one, _ in episodes],
                 "lengths": [length for _, length in episodes],
                 "texts": texts,
+                "metrics": metrics,
                 "counts": {name: n - self._told[name] for name, n in counts.items() if n > self._told[name]},
                 "reports": [self._reports.pop(reporter) for reporter in reporters],
             }

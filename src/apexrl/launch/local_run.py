@@ -128,16 +128,20 @@ def record(
     ledger = Ledger(config, folder, [RunLog(folder.path, folder.generations.check), *observers], base, began)
     try:
         ledger.open()
+        ledger.check()
         if claim.lock.trouble:
             ledger.tell(claim.lock.trouble, "warning")
         if not claim.begins:
             ledger.note("config.toml", lambda: folder.record_config(config))
         ledger.note("env_spec.json", lambda: folder.write_spec(seen.spec))
         body(ledger, wiring)
+        ledger.check()
     except BaseException as error:
         ledger.tell(f"{type(error).__name__}: {error}", "error")
         ledger.close(error=f"{type(error).__name__}: {error}")
         raise
     finally:
         wiring.close()
-    return ledger.close()
+    summary = ledger.close()
+    ledger.check()  # what is raised at the end
+    return summary

@@ -19,6 +19,7 @@ from apexrl.launch.folder_upkeep import Upkeep
 from apexrl.launch.recent_returns import LatestReturns
 from apexrl.launch.run_policy_lag import Lags
 from apexrl.run import checkpoint
+from apexrl.run.episode_metrics import MOST_NAMES, LatestEpisodes, told_spreads
 from apexrl.run.folder import RunFolder, make_summary
 from apexrl.run.metrics import RateMeter, progress, read_rows
 from apexrl.run.status import Level, Observer, Phase, RunStatus, WorkerStatus
@@ -100,6 +101,7 @@ class Ledger:
         self.config = config
         self.folder = folder
         self.stop_reason: str | None = None
+        self.failure: Exception | None = None  # of a callback; the run then stops in good order
         self.finals: dict[str, Mapping[str, Any]] = {}  # final evaluations: of the `best` and of the `last` weights
         self.carried: Mapping[str, Any] = {}  # between hosts: the newest totals of intake or uplink
         self.tuned: Mapping[str, Any] = {}  # what an auto-tuner has found
@@ -116,12 +118,16 @@ class Ledger:
         self._learning_since: tuple[int, int] | None = None  # environment steps and updates made then
         self._stopped: float | None = None
         self._returns = LatestReturns()
+        self._told_of_episodes = LatestEpisodes()
+        self._unrecorded = 0  # values of callbacks
         self._env_rate, self._update_rate = RateMeter(), RateMeter()
         self._lags = Lags()
         self.status = RunStatus(best_eval_return=base.best_eval_return)
 
     def open(self) -> None:
         """Tell the observers that the run begins."""
+        for observer in self._observers:
+            observer.steer(self)
         for observer in (*self._observers, self._upkeep_thread):
             observer.started(self.config, self.folder.path)
 
@@ -130,6 +136,9 @@ class Ledger:
         status = self.status
         if kind == "episodes":
             status.train_return = self._returns.hear(values)
+            if "metrics" in values:
+                self._told_of_episodes.hear(told_spreads(values["metrics"]))
+                status.episode_metrics = self._told_of_episodes.lately
         elif kind == "metrics":
             status.metrics = {name: math.nan if v is None else float(v) for name, v in values["values"].items()}
             self._lags.hear(values)
@@ -177,6 +186,32 @@ class Ledger:
         """Enter why the run stops; the first reason holds."""
         if self.stop_reason is None:
             self.stop_reason = reason
+
+    def fail(self, error: Exception) -> None:
+        """Enter that a callback raised an error: the run stops, and ``check`` raises it."""
+        if self.failure is None:
+            self.failure = error
+            self.stop("error")
+
+    def check(self) -> None:
+        """Raise what a callback raised."""
+        if self.failure is not None:
+            raise self.failure
+
+    @property
+    def hurried(self) -> bool:
+        """Whether the run ends without what takes long, such as a final evaluation."""
+        return self.stop_reason == "interrupted" or self.failure is not None
+
+    def record(self, metrics: Mapping[str, float]) -> None:
+        """Enter metrics of a callback."""
+        recorded = dict(self.status.custom_metrics)  # its own: some look at the old one later
+        for name, value in metrics.items():
+            if name in recorded or len(recorded) < MOST_NAMES:
+                recorded[name] = value
+            else:
+                self._unrecorded += 1
+        self.status.custom_metrics = recorded
 
     def number(self, name: str) -> int | None:
         """The number of a new generation of a role that writes into the run folder; None: it cannot be stored now.
@@ -243,7 +278,7 @@ class Ledger:
             weights_version=version,
             workers=workers,
             restarts=self._everywhere(restarts),
-            dropped=dict(dropped) | self._lost_items() | self._lost_reports(),
+            dropped=dict(dropped) | self._lost_items() | self._lost_reports() | self._unnamed_metrics(),
             hosts=self._between_hosts(version),
             trouble=str(self.carried.get("weights_trouble", "")),
         )
@@ -352,6 +387,11 @@ class Ledger:
         lost = self._upkeep.failed + sum(one.lost for one in (*self._observers, self._upkeep_thread))
         counted = [getattr(one.observer, "dropped", {}) for one in self._observers]
         return ({"reports": lost} if lost else {}) | {name: n for one in counted for name, n in one.items() if n}
+
+    def _unnamed_metrics(self) -> dict[str, int]:
+        left_out = self._told_of_episodes.left_out
+        counted = {"episode_metrics": left_out, "custom_metrics": self._unrecorded}
+        return {what: count for what, count in counted.items() if count}
 
     def _phase(self, status: RunStatus) -> Phase:
         if self._stopped is not None:

@@ -88,7 +88,7 @@ def run_serial(program: Program, ledger: Ledger, wiring: Wiring, interrupts: Int
             show()
     ledger.training_ends(time.monotonic())
     shared.stopping = True
-    shared.hurried = ledger.stop_reason == "interrupted"
+    shared.hurried = ledger.hurried
     for _, _, role in members:
         role.close()
     show()

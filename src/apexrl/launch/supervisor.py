@@ -357,7 +357,8 @@ class Supervisor:
     def _stop(self, now: float) -> None:
         self._stop_at = now
         self._ledger.training_ends(now)
-        hurry = self._failure is not None or self._ledger.stop_reason in self._hurried
+        ends_early = self._ledger.hurried or self._ledger.stop_reason in self._hurried
+        hurry = self._failure is not None or ends_early
         self._board.stop = HURRY if hurry else STOP
 
     def _heed_interrupts(self) -> None:

@@ -18,6 +18,7 @@ from apexrl.roles.expected_returns import ExpectedReturns
 from apexrl.roles.role_envs import role_envs
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.run import checkpoint
+from apexrl.run.episode_metrics import Spread, Spreads
 from apexrl.run.folder import RunFolder
 from apexrl.run.status import Work
 from apexrl.spec import Array, EnvSpec
@@ -225,6 +226,7 @@ class Evaluator:
             **({"weights": weights} if weights else {}),
             **candidate.origin(),
             **trial.compared(),
+            **({"metrics": trial.metrics} if trial.metrics else {}),
         )
 
 
@@ -270,6 +272,7 @@ class Trial:
         self._state: State = None
         self._seen = frames.push(env.reset(seed))
         self.returns: list[float] = []
+        self._told = Spreads()
         self._expected = None if gamma is None else ExpectedReturns(agent, gamma, self._seen)
         self._began = time.monotonic()
 
@@ -311,11 +314,17 @@ class Trial:
             if self._owed[episode.env]:
                 self._owed[episode.env] -= 1
                 self.returns.append(episode.episode_return)
+                self._told.add(episode.metrics)
         return any(self._owed)
 
     def compared(self) -> dict[str, Any]:
         """Lengths and ends of the episodes, and their discounted returns beside what the agent expected."""
         return {} if self._expected is None else self._expected.report()
+
+    @property
+    def metrics(self) -> dict[str, Spread]:
+        """What environments told of these episodes."""
+        return self._told.added
 
     @property
     def mean(self) -> float:

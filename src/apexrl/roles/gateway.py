@@ -127,7 +127,7 @@ class WorkerGateway:
                 raise ConfigError(f"nobody can listen at --listen {listen.listen}: {why}") from None
 
     def _flush(self) -> bool:
-        counts, returns, lengths, reports = self._gateway.news()
+        counts, returns, lengths, reports, metrics = self._gateway.news()
         self._context.count(carried_steps=counts.get("env_steps", 0))
         if self._counts_for_hosts and (counts or returns):
             counts = {**counts, "episodes": len(returns)}
@@ -137,7 +137,8 @@ class WorkerGateway:
         for begin in range(0, len(returns), _MOST_EPISODES):
             some = slice(begin, begin + _MOST_EPISODES)
             env_steps = self._context.total("env_steps")
-            self._context.send("episodes", returns=returns[some], lengths=lengths[some], env_steps=env_steps)
+            more = {"metrics": metrics} if metrics and not begin else {}
+            self._context.send("episodes", returns=returns[some], lengths=lengths[some], env_steps=env_steps, **more)
         for report in reports:
             said = {name: getattr(report, name) for name in ("values", "generation", *_LAGS)}
             self._context.send("metrics", **said, reporter=report.worker, updates=self._context.total("updates"))

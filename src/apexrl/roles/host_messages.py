@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from apexrl.protocols import Context
 from apexrl.roles.uplink import COUNTED
+from apexrl.run.episode_metrics import Spreads, told_spreads
 
 if TYPE_CHECKING:
     from apexrl.links.redis.members import Message
@@ -41,6 +42,7 @@ class HostMessages:
         returns: list[float] = []
         lengths: list[float] = []
         count, sum_returns, sum_lengths = 0, 0.0, 0.0
+        metrics = Spreads()
         warnings: dict[tuple[str, str], dict[str, int]] = {}
         for member, kind, values in messages:
             things = _count(values)
@@ -50,6 +52,7 @@ class HostMessages:
                 count += things
                 sum_returns += things * said[2]
                 sum_lengths += things * said[3]
+                metrics.merge(told_spreads(values.get("metrics")))
             elif kind == "log" and things and isinstance(values.get("text"), str):
                 level = "error" if values.get("level") == "error" else "warning"
                 hosts = warnings.setdefault((level, values["text"][:_MOST_TEXT]), {})
@@ -73,6 +76,8 @@ class HostMessages:
             if count > len(said_singly["returns"]):
                 means = {"mean_return": sum_returns / count, "mean_length": sum_lengths / count}
                 said_singly |= {"count": count, **means}
+            if told := metrics.take():
+                said_singly["metrics"] = told
             self._context.send("episodes", **said_singly, env_steps=self._context.total("env_steps"))
         self._warn(warnings)
 

@@ -156,6 +156,8 @@ DROPPED: Final = (
     Metric("spoilt_weight_reads", "reads of weights that newer ones overtook; each is repeated"),
     Metric("log_bytes", "bytes that roles on Ray printed and that stay on their nodes, as they were too many at once"),
     Metric("host_messages", "episodes and warnings of other hosts that were not passed on"),
+    Metric("episode_metrics", "numbers of environments' infos that have none of the run's 64 names"),
+    Metric("custom_metrics", "values of callbacks that have none of the run's 64 names"),
     Metric("weight_publications", "attempts to publish weights for other hosts that failed; each is tried again"),
 )
 
@@ -212,4 +214,6 @@ TAGS: Final = {metric.name: metric.tag for metric in STATUS if metric.tag and me
 def metric_of(name: str) -> Metric:
     """The metric of a name in ``metrics.jsonl``. An agent of your own may report any name, with any meaning."""
     known = _KNOWN.get(name)
-    return Metric(name, "reported by the agent or its link") if known is None else known._replace(name=name)
+    if known is None:
+        return Metric(name, "reported by the agent, its link, the environment or a callback")
+    return known._replace(name=name)

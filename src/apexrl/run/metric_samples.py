@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
+from apexrl.run.episode_metrics import scalars
 from apexrl.run.identity import run_of
 from apexrl.run.metric_catalogue import PHASE, WORKERS, Metric, metric_of
 from apexrl.run.status import Phase, RunStatus
@@ -53,6 +54,8 @@ def status_scalars(status: RunStatus) -> dict[str, float | None]:
         "dropped": sum(status.dropped.values()),
     }
     values |= {f"agent/{name}": value for name, value in status.metrics.items()}
+    values |= scalars(status.episode_metrics, "episode")
+    values |= {f"custom/{name}": value for name, value in status.custom_metrics.items()}
     values |= {f"inference/{name}": round(value, 3) for name, value in status.inference.items()}
     values |= {f"hosts/{name}": value for name, value in status.hosts.items()}
     return {name: None if value is None or not math.isfinite(value) else value for name, value in values.items()}

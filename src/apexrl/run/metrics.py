@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from apexrl.config import StopConfig
 from apexrl.errors import FencedError, SnapshotError
 from apexrl.run.atomic_files import AppendedFile, open_lines, open_plain
+from apexrl.run.episode_metrics import scalars, told_spreads
 from apexrl.run.metric_catalogue import TAGS
 from apexrl.run.metric_samples import status_scalars
 from apexrl.run.status import Level, RunStatus
@@ -115,12 +116,15 @@ class RunLog:
             return
         status = self._status
         at = {"env_steps": status.env_steps, "updates": status.updates}
-        self._write({"kind": kind, "wall_seconds": round(status.elapsed_seconds, 3), **at, **values})
+        metrics = told_spreads(values.get("metrics"))
+        told = {"metrics": {name: one._asdict() for name, one in metrics.items()}} if metrics else {}
+        self._write({"kind": kind, "wall_seconds": round(status.elapsed_seconds, 3), **at, **values, **told})
         if kind == "tuning":
             counts = {f"autotune/{name}": float(count) for name, count in values["setting"].items()}
             self._scalars({**counts, "autotune/rate": values["rate"]}, status.env_steps)
         elif not values.get("final"):
-            self._scalars({"return/eval": values["mean"]}, int(values.get("env_steps", status.env_steps)))
+            step = int(values.get("env_steps", status.env_steps))
+            self._scalars({"return/eval": values["mean"], **scalars(metrics, "eval")}, step)
 
     def message(self, text: str, level: Level = "info") -> None:
         if self._fenced():
@@ -156,6 +160,8 @@ class RunLog:
         self._write({"kind": "status", "phase": self._status.phase, **values, **lags})
         tags = {TAGS[name]: value for name, value in values.items() if name in TAGS}
         tags |= {f"agent/{name}": value for name, value in self._status.metrics.items()}
+        tags |= scalars(self._status.episode_metrics, "episode")
+        tags |= {f"custom/{name}": value for name, value in self._status.custom_metrics.items()}
         tags |= {f"inference/{name}": value for name, value in self._status.inference.items()}
         tags |= {f"hosts/{name}": value for name, value in self._status.hosts.items()}
         self._scalars(tags, self._status.env_steps)

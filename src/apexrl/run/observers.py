@@ -11,9 +11,6 @@ from apexrl.run.status import Level, RunStatus
 if TYPE_CHECKING:
     from apexrl.config import Config
 
-Callback = Callable[[RunStatus], bool | None]
-"""Called with every status, a few times a second, in the calling process; returning True asks the run to stop."""
-
 
 class IdleObserver:
     """Ignores everything; subclasses override what they need."""
@@ -27,16 +24,6 @@ class IdleObserver:
     def message(self, text: str, level: Level = "info") -> None: ...
 
     def finished(self, summary: dict[str, Any]) -> None: ...
-
-
-class CallbackObserver(IdleObserver):
-    """Passes every status to a callback."""
-
-    def __init__(self, callback: Callback) -> None:
-        self._callback = callback
-
-    def update(self, status: RunStatus) -> bool | None:
-        return self._callback(status)
 
 
 class FolderObserver(IdleObserver):

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
+from apexrl.run.episode_metrics import Spread
+
 if TYPE_CHECKING:
     from apexrl.config import Config
 
@@ -123,6 +125,10 @@ class RunStatus:
     """Newest published weights version, in learner updates."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The agent's newest metrics by name: ``loss``, ``gradient_norm`` …"""
+    episode_metrics: dict[str, Spread] = field(default_factory=dict)
+    """What environments tell of the latest 100 training episodes, by name: ``info["metrics"]`` and ``info_metrics``."""
+    custom_metrics: dict[str, float] = field(default_factory=dict)
+    """What callbacks have recorded, by name."""
     inference: dict[str, float] = field(default_factory=dict)
     """Lately, of an inference server: ``batch``, environments per batch, and ``wait_ms``, milliseconds from a request
     to its answer, both means; empty without one."""

@@ -5,6 +5,7 @@ import math
 
 from apexrl.links.redis import outbox as module
 from apexrl.links.redis.outbox import Outbox
+from apexrl.run.episode_metrics import Spread
 
 
 def books_close(outbox: Outbox) -> bool:
@@ -24,6 +25,14 @@ def test_many_episodes_are_one_message_with_the_mean_of_all() -> None:
     assert len(values["returns"]) == len(values["lengths"]) == module.EPISODES_SINGLY
     assert len(note.data) < 4096
     assert books_close(outbox)
+
+
+def test_metrics_of_environments_travel_with_their_episodes() -> None:
+    outbox = Outbox()
+    outbox.episodes([1.0], [2], {"won": Spread(1, 1.0, 1.0, 1.0)})
+    outbox.episodes([1.0], [2], {"won": Spread(1, 0.0, 0.0, 0.0)})
+    (note,) = outbox.take()
+    assert json.loads(note.data)["metrics"] == {"won": [2, 0.5, 0.0, 1.0]}
 
 
 def test_what_was_taken_is_offered_again_until_it_is_told() -> None:

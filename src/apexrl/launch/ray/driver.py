@@ -332,7 +332,7 @@ class Driver:
     def _stop(self, now: float) -> None:
         self._stop_at = now
         self._ledger.training_ends(now)
-        self._word = HURRY if self._control.failure is not None or self._ledger.stop_reason == "interrupted" else STOP
+        self._word = HURRY if self._control.failure is not None or self._ledger.hurried else STOP
         for slot in self._slots():
             slot.asked_at = 0.0
             if slot.awaited(now) > self._longest:  # nobody is there who could end in good order

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from apexrl.links.redis.checked_values import encode
+from apexrl.run.episode_metrics import Spread, Spreads
 
 EPISODES_SINGLY: Final = 64
 """Of one message."""
@@ -46,6 +48,7 @@ class Outbox:
         self._lock = threading.Lock()
         self._episodes: deque[tuple[float, int]] = deque()  # the newest
         self._count, self._returns, self._lengths = 0, 0.0, 0  # number of all episodes, and their sums
+        self._metrics = Spreads()
         self._warnings: dict[tuple[str, str], int] = {}
         self._orders: deque[tuple[str, str]] = deque(maxlen=4)  # a member heeds one
         self._totals = self._totals_told = 0, 0  # environment steps and episodes of this host
@@ -56,9 +59,15 @@ class Outbox:
         with self._lock:
             return self._waiting()
 
-    def episodes(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
+    def episodes(
+        self,
+        returns: Sequence[float],
+        lengths: Sequence[int],
+        metrics: Mapping[str, Spread] = MappingProxyType({}),
+    ) -> None:
         """Add episodes that have ended."""
         with self._lock:
+            self._metrics.merge(metrics)
             self.said += len(returns)
             for value, length in zip(returns, lengths, strict=True):
                 if not math.isfinite(value):
@@ -131,6 +140,8 @@ class Outbox:
                 "mean_return": self._returns / self._count,
                 "mean_length": self._lengths / self._count,
             }
+            if metrics := self._metrics.take():
+                values["metrics"] = metrics
             notes.append(_note("episodes", values, self._count))
             self._episodes.clear()
             self._count, self._returns, self._lengths = 0, 0.0, 0

@@ -14,6 +14,7 @@ from apexrl.links.printable import printable
 from apexrl.links.tcp import frames
 from apexrl.links.tcp.gateway_messages import Beat, Join, Joined, Leave, Orders, Record, Report, receive_any, send
 from apexrl.links.tcp.handshake import SEVERAL, Caller, welcome
+from apexrl.run.episode_metrics import Spread, Spreads, told_spreads
 from apexrl.run.status import Level
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class HostNews(NamedTuple):
     lengths: list[int]
     reports: list[Report]
     """The newest of each worker."""
+    metrics: dict[str, Spread]
+    """What environments told of these episodes."""
 
 
 class HostCounts:
@@ -50,6 +53,7 @@ class HostCounts:
         self._counts: Counter[str] = Counter()
         self._returns: list[float] = []
         self._lengths: list[int] = []
+        self._metrics = Spreads()
         self._reports: dict[str, Report] = {}
 
     def step(self, steps: int) -> None:
@@ -63,6 +67,7 @@ class HostCounts:
             self._counts.update({str(name): n for name, n in beat.counts.items()})
             self._returns = (self._returns + beat.returns)[-_MOST_EPISODES:]
             self._lengths = (self._lengths + beat.lengths)[-_MOST_EPISODES:]
+            self._metrics.merge(told_spreads(beat.metrics))
             self._reports |= {report.worker: report for report in beat.reports}
             while len(self._reports) > _MOST_REPORTERS:
                 del self._reports[next(iter(self._reports))]
@@ -71,7 +76,7 @@ class HostCounts:
         """Since the last call."""
         with self._lock:
             counts = {name: n for name, n in self._counts.items() if n}
-            news = HostNews(counts, self._returns, self._lengths, [*self._reports.values()])
+            news = HostNews(counts, self._returns, self._lengths, [*self._reports.values()], self._metrics.take())
             self._counts, self._returns, self._lengths, self._reports = Counter(), [], [], {}
             return news
 

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from apexrl.errors import FrameError
 from apexrl.links.tcp import frames
+from apexrl.run.episode_metrics import MOST_CHARACTERS, MOST_NAMES
 
 MOST_RECORD_BYTES: Final = 4 << 20
 MOST_MESSAGE_BYTES: Final = 1 << 20
@@ -108,6 +109,12 @@ class Beat(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=T
     """Restarts of its workers since it joined."""
     slots: _Count = 0
     """Slots that the host believes to have."""
+    metrics: Annotated[
+        dict[Annotated[str, Meta(min_length=1, max_length=MOST_CHARACTERS)], tuple[_Count, float, float, float]],
+        Meta(max_length=MOST_NAMES),
+    ] = {}
+    """What environments told of these episodes (``run.episode_metrics.Spread``); nothing for a learner of the release
+    before."""
 
 
 class Orders(msgspec.Struct, tag=True, forbid_unknown_fields=True):

@@ -12,7 +12,7 @@ from apexrl.errors import ExhaustedError
 from apexrl.links.printable import printable
 from apexrl.links.tcp import frames
 from apexrl.links.tcp import gateway_messages as messages
-from apexrl.links.tcp.handshake import HOST, UnreachableError, enter
+from apexrl.links.tcp.handshake import HOST, SEVERAL, UnreachableError, enter
 from apexrl.links.tcp.slot_leases import Lease
 from apexrl.links.tcp.tls import ClientTls
 
@@ -93,6 +93,7 @@ class HostConnection:
         counts: Mapping[Any, int] = MappingProxyType({}),
         reports: Sequence[messages.Report] = (),
         restarts: int = 0,
+        metrics: Mapping[str, tuple[int, float, float, float]] = MappingProxyType({}),
         again: bool = False,
     ) -> messages.Orders:
         """Send a heartbeat with a report.
@@ -107,7 +108,8 @@ class HostConnection:
             return told
         self._number += not again
         said = (list(returns), list(lengths), list(texts), dict(counts), list(reports))
-        beat = messages.Beat(self._number, *said, restarts, len(self.leases))
+        told_of = dict(metrics) if self._peer is not None and self._peer.protocol >= SEVERAL else {}
+        beat = messages.Beat(self._number, *said, restarts, len(self.leases), told_of)
         return self._ask(beat, messages.Orders)
 
     def _told(self) -> messages.Orders | None:

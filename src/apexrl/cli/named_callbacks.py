@@ -1,0 +1,44 @@
+"""Callbacks that a command line names: of an installed package, or ``module:name``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from apexrl.config.outside import installed
+from apexrl.config.settings import did_you_mean
+from apexrl.errors import ConfigError
+from apexrl.run.callback_observer import CallbackObserver
+
+
+def named_callbacks(names: Sequence[str]) -> list[CallbackObserver]:
+    """What calls the callbacks of these names; a class is called without arguments.
+
+    Raises:
+        ConfigError: there is no such module or name, or what it names is no callback.
+    """
+    return [CallbackObserver(_callback(name)) for name in names]
+
+
+def _callback(name: str) -> Any:
+    offered = installed("callbacks")
+    if ":" not in name and name not in offered:
+        known = f" Installed packages offer: {', '.join(offered)}{did_you_mean(name, offered)}" if offered else ""
+        raise ConfigError(f"--callback {name!r} is no callback: write module:name of your own.{known}")
+    module_name, _, found_name = (name if ":" in name else offered[name].value).partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), found_name, None)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--callback {name!r}: there is no module {error.name!r}; it must be installed or in the current folder"
+        ) from error
+    if found is None:
+        raise ConfigError(f"--callback {name!r}: module {module_name} has no {found_name!r}")
+    try:
+        return found() if isinstance(found, type) else found
+    except TypeError as error:
+        raise ConfigError(
+            f"--callback {name!r}: {found_name} cannot be made without arguments ({error}): name a callback that is "
+            f"made already, such as `watch = {found_name}(…)` of the same module"
+        ) from error
