@@ -21,7 +21,7 @@ from python_api import code
 
 import apexrl.errors
 from apexrl.agents import AGENTS
-from apexrl.cli import folder_flags, host_flags, train_flags
+from apexrl.cli import browser_flags, folder_flags, host_flags, train_flags
 from apexrl.cli.main import COMMANDS
 from apexrl.config import Config
 from apexrl.config.settings import Setting, flag, settings_of, spell_type
@@ -136,6 +136,7 @@ def default(value: Any) -> str:
 TAKES: dict[str, type[Any]] = {
     "eval": folder_flags.Eval, "resume": train_flags.Resume, "compare": train_flags.Compare,
     "export": folder_flags.Export, "doctor": folder_flags.Doctor,
+    "dashboard": browser_flags.Dashboard, "report": browser_flags.Report,
     "learner --standby": host_flags.Standby, "actor": host_flags.Actor,
     "envs": host_flags.Envs, "status": host_flags.Status, "stop": host_flags.Stop,
     "drain": host_flags.Drain, "scale": host_flags.Scale,

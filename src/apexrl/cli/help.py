@@ -9,6 +9,7 @@ _EXAMPLES = (
     ("apexrl train cartpole --actors 8 --seed 2", "any setting is a flag; see apexrl train cartpole --help"),
     ("apexrl train --env my_sim:Plant-v0 --minutes 30", "train on your own environment, from your own module"),
     ("apexrl eval runs/NAME --video films", "record videos of the trained agent"),
+    ("apexrl dashboard", "look at all runs in a browser, while they go on"),
     ("apexrl doctor runs/NAME", "see why an agent does not learn, and what to change"),
     (
         "apexrl compare --env cartpole --topologies apex,impala --minutes 1",
@@ -33,6 +34,8 @@ def print_help(commands: Mapping[str, Callable[..., int]]) -> None:
         "eval": "RUN [--episodes N] [--video DIR]",
         "resume": "RUN",
         "doctor": "RUN [--json]",
+        "dashboard": "[RUNS] [--address [HOST:]PORT]",
+        "report": "RUN … [--out FILE]",
         "compare": "--env PRESET --topologies A,B --minutes M [--flags]",
         "list": "[presets | agents | topologies | NAME | MODULE:NAME]",
         "learner": f"{start} {server} | --standby {server}",

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from apexrl.cli import running_runs
+from apexrl.cli import in_browser, running_runs
 from apexrl.cli.run_display import FAILED, HELD, INTERRUPTED, NOT_UNDERSTOOD, OK, USAGE, complain, shown
 from apexrl.config import Config
 from apexrl.config.settings import did_you_mean
@@ -31,7 +31,14 @@ TRAIN_MODULES = frozenset(
 )
 """Import names of the extra ``train``."""
 
-OTHER_MODULES = {"redis": "redis", "ray": "ray", "prometheus_client": "prometheus", "opentelemetry": "otel"}
+OTHER_MODULES = {
+    "redis": "redis",
+    "ray": "ray",
+    "prometheus_client": "prometheus",
+    "opentelemetry": "otel",
+    "starlette": "dashboard",
+    "uvicorn": "dashboard",
+}
 """Import names of other extras -> their names."""
 
 
@@ -333,6 +340,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "resume": _resume,
     "export": _export,
     "doctor": _doctor,
+    "dashboard": in_browser.dashboard,
+    "report": in_browser.report,
     "compare": _compare,
     "list": _list,
     "learner": _learner,

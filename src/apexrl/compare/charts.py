@@ -12,6 +12,7 @@ import numpy as np
 from apexrl.compare.outcome import Outcome
 from apexrl.compare.plan import Plan
 from apexrl.report.curves import GREY, STYLE, short
+from apexrl.report.mean_lines import mean_line
 from apexrl.report.number_format import count, number
 from apexrl.run.atomic_files import replacing
 from apexrl.run.folder import env_name
@@ -156,16 +157,6 @@ def throughput(runs: Runs, plan: Plan) -> Figure | None:
         _rows(axes, list(runs))
     figure.suptitle(_title(plan, ""), x=0.012, ha="left", fontsize=11, color="#202020")
     return figure
-
-
-def mean_line(lines: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> tuple[Any, Any]:
-    """The mean of several lines (x, y), linear between their points, from where all have begun to where one ends."""
-    first, last = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
-    if len(lines) == 1 or first > last:
-        return lines[0]
-    points = np.unique(np.concatenate([x for x, _ in lines]))
-    grid = points[(points >= first) & (points <= last)]
-    return grid, np.mean([np.interp(grid, x, y) for x, y in lines], axis=0)
 
 
 def _line(

@@ -1,0 +1,39 @@
+"""Flags of the commands that show runs in a browser."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from apexrl.cli.host_flags import File
+
+Folder = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUNS")]
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """Show runs in a browser, those that go on too: curves, policy lag, workers, replay, diagnosis, films, settings,
+    and groups of runs beside each other. Needs apexrl[dashboard]. Ends with Ctrl-C.
+
+    Run folders are only read. Nothing is fetched from the internet.
+    """
+
+    runs: Folder = "runs"
+    """Folder that holds run folders, also those of comparisons below it; or one run folder."""
+    address: Annotated[str, tyro.conf.arg(metavar="[HOST:]PORT")] = "127.0.0.1:6886"
+    """Where to listen; port 0 takes any free one. Under another host than this machine's own 127.0.0.1, a token is
+    needed: it is part of the address that is printed."""
+    token_file: File = ""
+    """File with that token, made if missing. Empty: the environment variable APEXRL_TOKEN, or else a new token."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write what the dashboard shows of runs into one HTML file, which needs no server, no network and no apexrl."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folders, or folders that hold some."""
+    out: File = "report.html"
+    """File to write; one that is there is replaced."""

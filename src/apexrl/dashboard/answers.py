@@ -1,0 +1,62 @@
+"""The page's questions and their answers: the server sends them, and a page in one file holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from apexrl.dashboard import group_views, run_views
+from apexrl.dashboard.run_index import RunFiles, RunIndex
+
+MOST_ASKED: Final = 4096
+"""Characters of one parameter."""
+
+
+class UnknownRunError(Exception):
+    """There is no such run below the folder."""
+
+
+class Answers:
+    """Answers by name of the question. For any thread.
+
+    Args:
+        index: the runs.
+    """
+
+    def __init__(self, index: RunIndex) -> None:
+        self.index = index
+        self._diagnoses = run_views.Diagnoses()
+
+    def answer(self, question: str, asked: Mapping[str, str]) -> Any:
+        """The answer to ``runs``, ``curves``, ``workers``, ``diagnosis``, ``settings``, ``films`` or ``compare``.
+
+        Args:
+            asked: parameters by name; ``run`` names a run, ``runs`` several, a line each.
+
+        Raises:
+            UnknownRunError: there is no such run.
+            KeyError: there is no such question.
+        """
+        if question == "runs":
+            return [run.overview() for run in list(self.index.runs().values())]
+        if question == "compare":
+            names = [name for name in asked.get("runs", "").split("\n") if name]
+            known = self.index.runs()
+            runs = [known[name] for name in names if name in known] if names else list(known.values())
+            by = [name for name in asked.get("by", "").split(",") if name]
+            return group_views.comparison(runs, asked.get("metric", "evaluation"), asked.get("axis", "env_steps"), by)
+        of_run = {
+            "curves": lambda run: run_views.curves(run, asked.get("cursor", "")),
+            "workers": run_views.workers,
+            "diagnosis": self._diagnoses.of,
+            "settings": run_views.settings,
+            "films": run_views.films,
+        }
+        return of_run[question](self.run(asked.get("run", "")))
+
+    def run(self, name: str) -> RunFiles:
+        """The run of that name. UnknownRunError: there is none."""
+        found = self.index.run(name)
+        if found is None:
+            raise UnknownRunError(name)
+        return found
