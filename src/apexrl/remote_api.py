@@ -40,8 +40,8 @@ def join(
         url: of the Redis server.
         run: the run's name on that server; the run may be started later.
         actors: actor processes; 0: as many as the run's configuration says.
-        learners: 1: this host also brings a learner, which learns from its actors and makes every update with the
-            run's other learners (``apex`` and ``impala``).
+        learners: 1: this host also brings a learner, which learns from its actors. It makes every update with the
+            run's other learners (``apex`` and ``impala``), or sends gradients to its parameter servers (``gorila``).
         out: folder of run folders; this host's part of the run gets its own, with logs and a summary.
         env_kwargs: keyword arguments of the environment that differ on this host.
         trust: your own modules from which the run may name an environment, an agent or a network.

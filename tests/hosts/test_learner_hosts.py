@@ -1,4 +1,4 @@
-"""Learners on two hosts of a run through Redis: they make every update together, whichever of them dies."""
+"""Learners on two hosts of a run through Redis: together they learn, whichever of them dies."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ COMMON: dict[str, Any] = {
     "checkpoint-seconds": 1,
 }
 APEX = {"batch-size": 16, "min-size": 200, "capacity": 4000, "updates-per-step": 0.1}
+GORILA = APEX | {"topology": "gorila", "learners": 2, "replay": "global"}
 IMPALA = {"topology": "impala", "unroll-length": 5, "batch-size": 8}
 
 
@@ -73,3 +74,40 @@ def test_two_hosts_make_every_update_together_whichever_learner_is_killed(
     assert summary["restarts"]["learner"] == beside["restarts"]["learner"] == 1
     assert beside["policy_lag"]["steps"] > 0  # it learned from its own
     assert beside["env_steps"] < summary["env_steps"] <= beside["env_steps"] + actors["env_steps"]
+
+
+@pytest.mark.long
+def test_a_learner_on_another_host_sends_gradients_to_the_parameter_servers_whatever_is_killed(tmp_path: Path) -> None:
+    """No other host brings actors, so that all updates are of its gradients."""
+    with Places("loopback", 2, tmp_path) as places:
+        learner = places.learner("cartpole", *flags(GORILA))
+        host = places.actor(0, "--learners", "1", "--actors", "1")
+        host.says("joined run test")
+
+        def learned(updates: int) -> None:
+            goal = places.look().digest.updates + updates
+            wait_for(f"{updates} more updates", lambda: places.look().digest.updates >= goal)
+
+        learned(20)
+        for command, role in (
+            (host, "gradient_learner"),
+            (host, "relay"),
+            (learner, "gateway"),
+            (learner, "parameter_server"),
+        ):
+            command.kill_role(role)
+            learned(50)
+        learner.kill()
+        learner = places.apexrl("resume", str(places.run_folder), "--run", "test")
+        host.says("joining run test again")
+        learned(50)
+        actor = places.actor(1, "--actors", "1")
+        wait_for("experience of another host", lambda: places.look().digest.committed_items > 100)
+        learned(50)
+        stopped = places.apexrl("stop", "--run", "test")
+        assert [one.finish() for one in (stopped, learner, host, actor)] == [0] * 4, learner.said
+        summary = places.summary()
+        hosts = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("test@*/summary.json")]
+    assert summary["env_steps"] > summary["hosts"]["env_steps"] > 0  # the others are the actor's, which were committed
+    assert summary["hosts"]["missing"] == 0
+    assert all(one["policy_lag"]["steps"] > 0 for one in hosts if "relay" in one["restarts"])

@@ -25,9 +25,10 @@ from apexrl.launch import contained_observers
 from apexrl.launch.beacon import Beacon
 from apexrl.launch.contained_observers import contained
 from apexrl.launch.fork_client import preloaded
-from apexrl.launch.gateway_host import AGAIN, GatewayHost, Place
+from apexrl.launch.gateway_host import AGAIN, GatewayHost, Place, parameter_gateway
 from apexrl.launch.host_agreement import actors_here, first_difference, on_this_host, refuse_difference
 from apexrl.launch.interrupts import Interrupts
+from apexrl.launch.lease_keeper import LeaseKeeper
 from apexrl.launch.local_run import supervise
 from apexrl.launch.probe import probe, probe_learner, step_spec_to_json
 from apexrl.launch.run_ledger import Ledger
@@ -43,6 +44,8 @@ from apexrl.links.redis.members import HostLease
 from apexrl.links.redis.run_record import RunRecord, find_run, says_gateway
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.signing import trusted_modules
+from apexrl.links.tcp.host_connection import HostConnection
+from apexrl.links.tcp.parameter_frames import schema_of
 from apexrl.links.tcp.tls import ClientTls
 from apexrl.replay.chunks import schema
 from apexrl.run.folder import spec_to_json
@@ -50,7 +53,7 @@ from apexrl.run.log_lines import LogFormat
 from apexrl.run.status import Level, Observer
 from apexrl.topologies import Probe, topology
 from apexrl.topologies.host_cut import actor_side, replay_of
-from apexrl.topologies.learner_hosts import other_host
+from apexrl.topologies.learner_hosts import host_of_a_sender, other_host, sends_gradients, with_own_replay
 from apexrl.topologies.sync_learners import averaging
 from apexrl.topologies.validation import validate
 
@@ -63,6 +66,9 @@ _AGAIN: Final = AGAIN
 """Reasons to join once more."""
 
 _OTHER_PLACES: Final = 1 << 16  # of learners: those of the first host come before
+
+Enter = Callable[..., tuple[HostConnection, LeaseKeeper] | None]
+"""``GatewayHost.enter`` of a place and a run."""
 
 _LEASE_PATIENCE: Final = 1.5  # leases; a host that was killed holds its slots for one
 
@@ -130,8 +136,12 @@ def join(
         config = local_config(record, wanted, out, env_kwargs or {}, origin, allowed)
         config = replace(config, log_format=log_format)
         minutes = config.hosts.patience_minutes
+        enter: Enter | None = None
+        if learners and isinstance(record.learners_gateway, GatewayAddress):
+            place, config = _place(server, record, record.learners_gateway, token), with_own_replay(config)
+            enter = partial(through_gateway.enter, place=place, run=record.run_id)
         try:
-            summary = _work(server, record, config, learners, observers, tell, interrupts, began, unheeded)
+            summary = _work(server, record, config, learners, enter, observers, tell, interrupts, began, unheeded)
         except ExhaustedError as error:
             if not heeds:
                 raise
@@ -255,6 +265,7 @@ def _work(
     record: RunRecord,
     config: Config,
     learners: int,
+    enter: Enter | None,
     observers: Sequence[Observer],
     tell: Callable[[str, Level], None],
     interrupts: Interrupts,
@@ -264,6 +275,7 @@ def _work(
     """Work for the run, from the probe to the summary.
 
     Args:
+        enter: takes the learner's place at the gateway to the run's parameter servers; None: there are none.
         refused: a number of actors that this host was told to bring and could not; 0: none.
     """
     wire = topology(config.topology)
@@ -281,10 +293,26 @@ def _work(
                 f"host {host_name()} would store steps otherwise than the learner's host {record.host}: install the "
                 f"same version of apexrl on both (there: {record.apexrl})"
             )
+        sender = sends_gradients(whole) if learners else None
+        if (sender is None) != (enter is None):
+            raise ConfigError(
+                f"run {record.name} takes no learner of this host: whether its learners have a gateway goes not with "
+                f"its topology {config.topology}"
+            )
         lease = _lease(server, record, config, config.actor.actors, tell, interrupts)
-        beacon = stack.enter_context(closing(Beacon(lease, config, refused=refused, counts=learners > 0)))
+        averages = learners > 0 and enter is None
+        told = {"reports": enter is None, "counts": averages}
+        beacon = stack.enter_context(closing(Beacon(lease, config, refused=refused, **told)))
+        keepers: list[Beacon | LeaseKeeper] = [beacon]
         leases = [(slot.index, slot.generation) for slot in lease.slots]
-        if learners:
+        if enter is not None and sender is not None:
+            entered = enter(stack, schema=schema_of(sender.ports["gradients"].options["shards"]).hex())
+            if entered is None:
+                raise ClosedError(f"run {record.name} has its gateway elsewhere now")
+            host, keeper = entered
+            keepers.append(keeper)
+            program = host_of_a_sender(whole, leases, host.leases, parameter_gateway(host, record.run_id))
+        elif averages:
             shared, place = RedisRecord(server, lease.keys, record.run_id), _OTHER_PLACES + leases[0][0]
             program = other_host(whole, leases, averaging(whole, config, seen, record=shared, first=place))
         else:
@@ -299,13 +327,18 @@ def _work(
             program = actor_side(whole, leases, remote)
 
         def first(ledger: Ledger, board: ControlBoard) -> None:
-            beacon.announce(ledger.tell)
+            for keeper in keepers:
+                keeper.announce(ledger.tell)
             beacon.tell_steps(board)
             slots = ", ".join(str(slot.index) for slot in lease.slots)
             also = "a learner and " if learners else ""
             ledger.tell(f"joined run {record.name} at {server.address} with {also}the slots {slots}", "info")
 
-        return supervise(supervisor, program, config, [*observers, beacon], None, began, seen, first, beacon.check)
+        def last() -> None:
+            for keeper in keepers:
+                keeper.check()
+
+        return supervise(supervisor, program, config, [*observers, *keepers], None, began, seen, first, last)
 
 
 def _lease(

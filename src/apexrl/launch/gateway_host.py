@@ -130,7 +130,7 @@ class GatewayHost:
             trust: modules from which the run may name what is called here.
             member: called with the configuration and the leased slots; what it returns is closed at the end.
         """
-        host = HostConnection(place.address, place.token, host_name(), os.getpid(), place.tls)
+        host = _connection(place)
         with ExitStack() as stack:
             stack.callback(host.leave)
             record = self._find(host, place)
@@ -143,9 +143,7 @@ class GatewayHost:
             supervisor = stack.enter_context(closing(Supervisor(config, self._interrupts, preload, _HURRIED)))
             seen, whole = _look(supervisor, record, config)
             self._lease(host, record, config.actor.actors)
-            patience = 60.0 * config.hosts.patience_minutes
-            keeper = LeaseKeeper(host, record, patience, place.still_there)
-            keepers: list[Any] = [stack.enter_context(closing(keeper))]
+            keepers: list[Any] = [stack.enter_context(closing(self._keeper(host, record, place)))]
             if member is not None:
                 keepers.append(stack.enter_context(closing(member(config, [slot for slot, _ in host.leases]))))
             program = _program(host, record, config, seen, whole)
@@ -164,12 +162,37 @@ class GatewayHost:
             watching = [*self._observers, *keepers]
             return supervise(supervisor, program, config, watching, None, self._began, seen, first, last)
 
-    def _find(self, host: HostConnection, place: Place) -> Record | None:
+    def enter(self, stack: ExitStack, place: Place, run: str, schema: str) -> tuple[HostConnection, LeaseKeeper] | None:
+        """Take a place for one learner at the gateway; ``stack`` gives it back. None: the gateway is elsewhere now.
+
+        Args:
+            run: its id.
+            schema: of the parameters here, as of ``Record``.
+
+        Raises:
+            ConfigError: those there are others.
+            ExhaustedError: there is none.
+        """
+        host = _connection(place)
+        stack.callback(host.leave)
+        record = self._find(host, place, run)
+        if record is None:
+            return None
+        if record.schema != schema:
+            config = convert.from_toml(record.config, f"the run at {host.where}")
+            refuse_difference(config, "agent: its parameters are others, or cut otherwise", record.host, record.apexrl)
+        self._lease(host, record, 1)
+        return host, stack.enter_context(closing(self._keeper(host, record, place)))
+
+    def _keeper(self, host: HostConnection, record: Record, place: Place) -> LeaseKeeper:
+        return LeaseKeeper(host, record, 60.0 * self._minutes, place.still_there)
+
+    def _find(self, host: HostConnection, place: Place, run: str = "") -> Record | None:
         """The run's record; waits for the learner. None: the run says that its gateway is elsewhere."""
         deadline, told, backoff = time.monotonic() + 60.0 * self._minutes, False, Backoff(least=0.2)
         while True:
             try:
-                record = host.connect()
+                record = host.connect(run)
                 break
             except ApexrlError as error:
                 if not place.still_there():
@@ -294,10 +317,18 @@ def _look(supervisor: Supervisor, record: Record, config: Config) -> tuple[Probe
     return seen, whole
 
 
+def _connection(place: Place) -> HostConnection:
+    return HostConnection(place.address, place.token, host_name(), os.getpid(), place.tls)
+
+
+def parameter_gateway(host: HostConnection, run: str) -> ParameterGateway:
+    """For the relay of this host."""
+    return ParameterGateway(host.address, host.token, tuple(host.leases), run, host.member, host.tls)
+
+
 def _program(host: HostConnection, record: Record, config: Config, seen: Probe, whole: Program | None) -> Program:
     if whole is None:
         columns = request_fields(seen.spec), reply_fields(seen.spec), record.splits
         who: dict[str, Any] = {"run": record.run_id, "member": host.member, "leases": host.leases, "tls": host.tls}
         return envs_side(config, seen.spec, host.leases, RemoteInference(host.address, host.token, *columns, **who))
-    gateway = ParameterGateway(host.address, host.token, tuple(host.leases), record.run_id, host.member, host.tls)
-    return relay_side(whole, host.leases, gateway)
+    return relay_side(whole, host.leases, parameter_gateway(host, record.run_id))

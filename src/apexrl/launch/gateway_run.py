@@ -32,6 +32,7 @@ from apexrl.run.folder import RunFolder, spec_to_json, versions
 from apexrl.run.status import Observer
 from apexrl.topologies import Probe, Program, topology
 from apexrl.topologies.gateway_cut import gateway_side, over_tcp
+from apexrl.topologies.learner_hosts import sends_gradients
 
 GATEWAY_PRELOAD = ("msgspec", "apexrl.links.tcp.inference_desk", "apexrl.links.tcp.parameter_desk")
 _IDENTITY = "listen.json"
@@ -69,9 +70,11 @@ def learn(
 def make_record(config: Config, run_id: str, program: Program, seen: Probe) -> Record:
     """What other hosts must know. Where this one keeps its runs is its own business. Of agent and network, hosts with
     environment workers are told a shipped agent's name, to show: nothing of it is called there."""
-    config, found = replace(config, out=Config().out), over_tcp(program)
+    config = replace(config, out=Config().out)
     more: dict[str, Any]
-    if found.inference is not None:
+    if (learners := sends_gradients(program)) is not None:
+        more = {"brings": "learners", "schema": schema_of(learners.ports["gradients"].options["shards"]).hex()}
+    elif (found := over_tcp(program)).inference is not None:
         agent = AgentConfig(agent=config.agent.agent) if config.agent.agent in AGENTS else AgentConfig()
         config = replace(config, agent=agent)
         more = {"splits": list(found.inference.options["splits"])}

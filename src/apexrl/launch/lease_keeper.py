@@ -55,7 +55,7 @@ class LeaseKeeper(IdleObserver):
     ) -> None:
         self.error: Exception | None = None
         self._still_there = still_there
-        self._counts_itself = record.brings == "gradients"
+        self._counts_itself = record.brings != "environments"
         self._host, self._run_id, self._name = host, record.run_id, record.name
         self._wanted = len(host.leases)
         self._period = min(_BEAT_SECONDS, record.lease_seconds / 4)

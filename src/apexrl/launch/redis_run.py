@@ -42,7 +42,7 @@ from apexrl.run.status import Observer
 from apexrl.topologies import Probe, Program, topology
 from apexrl.topologies.gateway_cut import asks_servers, gateway_side
 from apexrl.topologies.host_cut import learner_side, options_to_json, passing, replay_of
-from apexrl.topologies.learner_hosts import first_host, refusal
+from apexrl.topologies.learner_hosts import first_host, refusal, sends_gradients, with_gateway
 from apexrl.topologies.sync_learners import averaging
 
 
@@ -133,6 +133,7 @@ class LearnerSide:
 
     Attributes:
         gateway: where workers of other hosts connect that need servers of this one; None: they bring experience.
+        learners_gateway: where learners of other hosts connect; None: their gradients go to no servers of this one.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class LearnerSide:
         advertise: str = "",
     ) -> None:
         wire = topology(config.topology)
-        self.gateway: OpenGateway | None = None
+        self.gateway = self.learners_gateway = None
         self.identity = identity
         self._config = config
         self._server = server
@@ -161,10 +162,13 @@ class LearnerSide:
                 actors = config.actor.actors if identity.actors else 0
                 here = replace(config, actor=replace(config.actor, actors=actors))
                 self._program = wire(here, self._seen)
+            elif sends_gradients(self._program) is not None:
+                self.learners_gateway = OpenGateway(server, listen, advertise, token)
+                self._tcp_record = make_tcp_record(config, identity.run_id, self._program, self._seen)
             elif listen or advertise:
                 flag = "--listen" if listen else "--advertise"
                 raise ConfigError(f"{flag} means nothing to topology {config.topology} with --redis: leave it out")
-            record = make_record(config, identity, self._program, self._seen, self.gateway)
+            record = make_record(config, identity, self._program, self._seen, self.gateway, self.learners_gateway)
             self._record = sign(record, token) if token else record
         except BaseException:
             self.close()
@@ -172,8 +176,9 @@ class LearnerSide:
 
     def close(self) -> None:
         self.supervisor.close()
-        if self.gateway is not None:
-            self.gateway.close()
+        for gateway in (self.gateway, self.learners_gateway):
+            if gateway is not None:
+                gateway.close()
 
     def take(self, replace_run: bool = False, takes_over: bool = False) -> LearnerLease:
         """The run's lease; arguments and errors as of ``LearnerLease.take``."""
@@ -205,13 +210,14 @@ class LearnerSide:
         remote = {"server": self._server, "keys": lease.keys, "run_id": identity.run_id, "fence": lease.taken}
         if self.gateway is None:
             whole = self._program
-            if not self._record.learners_refused:
+            if self.learners_gateway is not None:
+                whole = with_gateway(whole, self._opened(self.learners_gateway))
+            elif not self._record.learners_refused:
                 shared = RedisRecord(self._server, lease.keys, identity.run_id)
                 whole = first_host(whole, averaging(whole, self._config, self._seen, record=shared))
             program = learner_side(whole, remote, resumed=resumed)
         else:
-            opened = {"listen": self.gateway.listen, "record": self._tcp_record, "found": True}
-            program = gateway_side(self._program, opened)
+            program = gateway_side(self._program, self._opened(self.gateway))
         watchers = [beacon] if local_host is None else [beacon, local_host]
 
         def first(ledger: Ledger, board: ControlBoard) -> None:
@@ -232,9 +238,18 @@ class LearnerSide:
         watching = [*observers, *watchers]
         return supervise(self.supervisor, program, self._config, watching, claim, began, self._seen, first, last)
 
+    def _opened(self, gateway: OpenGateway) -> dict[str, Any]:
+        """The gateway role's ports."""
+        return {"listen": gateway.listen, "record": self._tcp_record, "found": True}
+
 
 def make_record(
-    config: Config, identity: Identity, program: Program, seen: Probe, gateway: OpenGateway | None = None
+    config: Config,
+    identity: Identity,
+    program: Program,
+    seen: Probe,
+    gateway: OpenGateway | None = None,
+    learners_gateway: OpenGateway | None = None,
 ) -> RunRecord:
     """The record that other hosts read before they join."""
     carried: dict[str, Any]
@@ -242,6 +257,8 @@ def make_record(
         options = replay_of(program).options
         local = passing(options, 1, config.actor.envs_per_actor, int(config.hosts.window_mb * 2**20))
         carried = {"schema": schema(**options).hex(), "local": options_to_json(local)}
+        if learners_gateway is not None:
+            carried["learners_gateway"] = learners_gateway.address
     else:
         carried = {"schema": "", "local": {}, "gateway": gateway.address}
     return RunRecord(

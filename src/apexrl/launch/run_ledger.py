@@ -28,6 +28,7 @@ SUMMARY_SECONDS = 5.0
 """How long a summary is tried to be written."""
 
 _UPKEEP_SECONDS = 10.0
+_CARRIERS = ("gateway", "intake", "uplink")  # of one name, the later one counts
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ class Ledger:
         self.stop_reason: str | None = None
         self.failure: Exception | None = None  # of a callback; the run then stops in good order
         self.finals: dict[str, Mapping[str, Any]] = {}  # final evaluations: of the `best` and of the `last` weights
-        self.carried: Mapping[str, Any] = {}  # between hosts: the newest totals of intake or uplink
+        self._carriers: dict[str, Mapping[str, Any]] = {}
+        self.carried: Mapping[str, Any] = {}  # between hosts: the newest totals of whoever carries
         self.tuned: Mapping[str, Any] = {}  # what an auto-tuner has found
         self.given_up: list[str] = []  # workers without which the run goes on
         self._told_once: set[str] = set()  # what several roles say, and one may
@@ -154,8 +156,9 @@ class Ledger:
                 self.stop("stop_at_return")
         elif kind == "checkpoint":
             self._upkeep_thread.event(kind, {})
-        elif kind in ("intake", "uplink", "gateway"):
-            self.carried = values
+        elif kind in _CARRIERS:
+            self._carriers[kind] = values  # a learner's host may have a gateway beside its intake
+            self.carried = {name: value for one in _CARRIERS for name, value in self._carriers.get(one, {}).items()}
         elif kind == "inference":
             status.inference = {name: float(value) for name, value in values.items()}
         elif kind == "log" and values.get("once") not in self._told_once:
@@ -401,7 +404,7 @@ class Ledger:
             return "starting"
         here = {worker.role for worker in status.workers}
         # the first learner is on another host
-        elsewhere = "uplink" in here or here in ({"env_worker"}, {"learner", "actor"})
+        elsewhere = here & {"uplink", "relay"} or here in ({"env_worker"}, {"learner", "actor"})
         return "training" if elsewhere or status.updates > self.base.updates else "filling"
 
     def _apply_rules(self, status: RunStatus) -> None:

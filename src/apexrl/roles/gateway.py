@@ -91,7 +91,8 @@ class WorkerGateway:
         host, port = self._gateway.address
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         pin = f" --tls-fingerprint {listen.tls.fingerprint}" if listen.tls else ""
-        kind = "environment workers" if inference is not None else "workers"
+        kinds = {"environments": "environment workers", "gradients": "workers", "learners": "learners"}
+        kind = kinds[record.brings]
         text = f"other hosts may bring {len(desk.slots)} {kind}"
         text += f" (they connect to {where})" if found else f": apexrl envs --connect {where}{pin}"
         context.send("log", text=text, level="info")

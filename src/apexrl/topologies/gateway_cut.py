@@ -104,19 +104,33 @@ def relay_side(program: Program, leases: Sequence[tuple[int, int]], gateway: Par
         leases: (slot of the run, generation of its lease) of every worker.
         gateway: to the parameter servers; None: the relay is told when it begins.
     """
+    found = over_tcp(program)
+    nodes = [leased(node, leases) for node in found.moving]
+    return relayed(program.config, nodes, found.gradients, found.parameters, leases, gateway)
+
+
+def relayed(
+    config: Config,
+    nodes: Sequence[Node],
+    gradients: Link | None,
+    parameters: Link | None,
+    senders: Sequence[tuple[int, int]],
+    gateway: ParameterGateway | None,
+) -> Program:
+    """``nodes``, with a relay in the place of the servers behind ``gradients`` and ``parameters``.
+
+    Args:
+        senders: (slot at the gateway, generation of its lease) of every worker that sends gradients.
+    """
     from apexrl.links.tcp.parameter_relay import LOCAL_CAPACITY
 
-    found, config = over_tcp(program), program.config
-    assert found.gradients is not None
-    assert found.parameters is not None
-    slots = tuple(slot for slot, _ in leases)
-    mine = {"senders": len(slots), "slots": slots, "capacity": LOCAL_CAPACITY}
-    gradients, parameters = _with(found.gradients, mine), replace(found.parameters)
-    nodes = [leased(node, leases) for node in found.moving]
-    nodes = rewired(rewired(nodes, found.gradients, gradients), found.parameters, parameters)
-    side = Program(config, nodes)
-    restarts = config.actor.actor_restarts
-    side.role(Relay, gradients=gradients, parameters=parameters, gateway=gateway, restarts=restarts)
+    assert gradients is not None
+    assert parameters is not None
+    slots = tuple(slot for slot, _ in senders)
+    own = _with(gradients, {"senders": len(slots), "slots": slots, "capacity": LOCAL_CAPACITY})
+    copies = replace(parameters)
+    side = Program(config, rewired(rewired(nodes, gradients, own), parameters, copies))
+    side.role(Relay, gradients=own, parameters=copies, gateway=gateway, restarts=config.actor.actor_restarts)
     return side
 
 

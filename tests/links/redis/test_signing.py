@@ -12,7 +12,7 @@ from apexrl import client
 from apexrl.config import Config, convert
 from apexrl.errors import ConfigError
 from apexrl.launch.actor_host import local_config
-from apexrl.links.redis.checked_values import decode, encode
+from apexrl.links.redis.checked_values import GatewayAddress, decode, encode
 from apexrl.links.redis.run_record import LearnerLease, RunRecord, find_run
 from apexrl.links.redis.signing import sign, trusted_modules
 from apexrl.run.folder import spec_to_json
@@ -68,6 +68,22 @@ def test_a_record_that_was_changed_on_the_way_is_refused(changes: dict[str, Any]
     changed = msgspec.structs.replace(arrived(sign(record(), TOKEN)), **changes)
     with pytest.raises(ConfigError, match=r"the record of run r at redis-host:6379 is signed (not|with another)"):
         trusted_modules(changed, TOKEN, (), ORIGIN)
+
+
+def test_of_a_gateway_for_learners_all_is_signed_and_hosts_of_the_last_release_need_not_know_it() -> None:
+    gateway = GatewayAddress(host="10.0.0.1", port=7000)
+    got = arrived(sign(record(learners_refused="", learners_gateway=gateway), TOKEN))
+    assert trusted_modules(got, TOKEN, ("mine",), ORIGIN)[0] == "mine"
+    unset = dict.fromkeys(("learners_refused", "learners_gateway", "whole_signature"), msgspec.UNSET)
+    trusted_modules(msgspec.structs.replace(got, **unset), TOKEN, (), ORIGIN)  # what such a host has read
+    added = msgspec.structs.replace(arrived(sign(record(), TOKEN)), learners_gateway=gateway)
+    for forged in (
+        added,
+        msgspec.structs.replace(got, learners_gateway=msgspec.structs.replace(gateway, port=7001)),
+        msgspec.structs.replace(got, whole_signature=msgspec.UNSET),
+    ):
+        with pytest.raises(ConfigError, match="is signed with another token"):
+            trusted_modules(forged, TOKEN, (), ORIGIN)
 
 
 def test_another_token_and_one_too_short_are_refused() -> None:

@@ -71,12 +71,16 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Where workers connect that need the learner's servers; unset: hosts bring experience, through this server."""
     learners_refused: Annotated[str, msgspec.Meta(max_length=1000)] | msgspec.UnsetType = msgspec.UNSET
     """Why other hosts cannot bring learners; empty: they can; unset: the learner's version knows of none."""
+    learners_gateway: GatewayAddress | msgspec.UnsetType = msgspec.UNSET
+    """Where learners of other hosts connect that send gradients to parameter servers; unset: they average."""
     newest_protocol: int | msgspec.UnsetType = (
         msgspec.UNSET if PROTOCOLS.newest == PROTOCOLS.least else PROTOCOLS.newest
     )
     """The newest that its learner takes; unset: ``protocol``."""
     signature: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$", max_length=64)] = ""
-    """By ``signing.sign``; empty: its learner has no token."""
+    """By ``signing.sign``, without what hosts of the last release do not know; empty: its learner has no token."""
+    whole_signature: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] | msgspec.UnsetType = msgspec.UNSET
+    """The same of everything, where there is a ``learners_gateway``."""
 
     @property
     def protocols(self) -> Protocols:

@@ -271,7 +271,7 @@ def find_run(
 
 
 def says_gateway(server: Server, record: RunRecord) -> bool:
-    """Whether the run goes on and still has the gateway of ``record``; also True while the server cannot be asked."""
+    """Whether the run goes on and still has the gateways of ``record``; also True while the server cannot be asked."""
     keys, connection = RunKeys(record.name), Connection(server)
     try:
         data, state = connection.pipeline(
@@ -283,7 +283,10 @@ def says_gateway(server: Server, record: RunRecord) -> bool:
         connection.close()
     now = decode(data, RunRecord)
     ended = state is not None and (state[0] == b"finished" or state[1] is not None)
-    return not ended and (now is None or (now.run_id, now.gateway) == (record.run_id, record.gateway))
+    same = now is None or all(
+        getattr(now, name) == getattr(record, name) for name in ("run_id", "gateway", "learners_gateway")
+    )
+    return not ended and same
 
 
 def stop_run(server: Server, name: str) -> str:

@@ -15,7 +15,7 @@ import msgspec
 from apexrl.config import convert
 from apexrl.config.trust import modules
 from apexrl.errors import ConfigError
-from apexrl.links.redis.checked_values import RunRecord, encode
+from apexrl.links.redis.checked_values import GatewayAddress, RunRecord, encode
 
 LEAST_TOKEN: Final = 16
 """Least length of a token, so that it cannot be guessed from a signature."""
@@ -29,6 +29,8 @@ def sign(record: RunRecord, token: str) -> RunRecord:
     Raises:
         ConfigError: the token is too short.
     """
+    if isinstance(record.learners_gateway, GatewayAddress):
+        record = msgspec.structs.replace(record, whole_signature=_signature(record, token, whole=True))
     return msgspec.structs.replace(record, signature=_signature(record, token))
 
 
@@ -41,7 +43,10 @@ def trusted_modules(record: RunRecord, token: str, trust: Sequence[str], origin:
     given = (trust,) if isinstance(trust, str) else tuple(trust)
     if not token:
         return given
-    if not hmac.compare_digest(record.signature, _signature(record, token)):
+    genuine = hmac.compare_digest(record.signature, _signature(record, token))
+    if genuine and isinstance(record.learners_gateway, GatewayAddress):
+        genuine = hmac.compare_digest(record.whole_signature or "", _signature(record, token, whole=True))
+    if not genuine:
         how = "with another token than this host has" if record.signature else "not"
         raise ConfigError(
             f"the record of {origin} is signed {how}: give the learner and its hosts the same token (--token-file or "
@@ -50,9 +55,11 @@ def trusted_modules(record: RunRecord, token: str, trust: Sequence[str], origin:
     return (*given, *modules(convert.from_toml(record.config, f"the record of {origin}"), imports=False))
 
 
-def _signature(record: RunRecord, token: str) -> str:
+def _signature(record: RunRecord, token: str, whole: bool = False) -> str:
     if len(token) < LEAST_TOKEN:
         raise ConfigError(f"the token has {len(token)} characters; at least {LEAST_TOKEN} keep others out")
-    # `learners_refused` hosts of the last release do not know, and would sign without it
-    said = encode(msgspec.structs.replace(record, signature="", learners_refused=msgspec.UNSET))
+    record = msgspec.structs.replace(record, signature="", whole_signature=msgspec.UNSET)
+    if not whole:  # hosts of the last release do not know these, and would sign without them
+        record = msgspec.structs.replace(record, learners_refused=msgspec.UNSET, learners_gateway=msgspec.UNSET)
+    said = encode(record)
     return hmac.new(token.encode(), _PURPOSE + said, hashlib.sha256).hexdigest()

@@ -120,7 +120,7 @@ class ConnectedHosts:
         hello = caller.hello
         if self._record is None:
             raise LinkError("this run has no slots for other hosts")
-        if self._record.brings == "gradients" and peer.protocol < SEVERAL:
+        if self._record.brings != "environments" and peer.protocol < SEVERAL:
             raise LinkError(f"this run takes gradients, of hosts that speak protocol {SEVERAL}: upgrade apexrl there")
         with self._lock:
             if self._finished:

@@ -49,8 +49,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     host: _Word
     config: str
     """The settings, as in config.toml; for environment workers, without those of the agent."""
-    brings: Literal["environments", "gradients"] = "environments"
-    """What other hosts bring: workers that step environments alone, or that compute gradients of what they see."""
+    brings: Literal["environments", "gradients", "learners"] = "environments"
+    """What other hosts bring: workers that step environments alone, or that compute gradients of what they see, or
+    learners, which compute them of what actors beside them see."""
     step_spec: dict[str, Any] = {}
     """The agent's extra fields; empty for environment workers."""
     schema: _Word = ""
