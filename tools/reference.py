@@ -21,7 +21,9 @@ from python_api import code
 
 import apexrl.errors
 from apexrl.agents import AGENTS
-from apexrl.cli import browser_flags, folder_flags, host_flags, train_flags
+from apexrl.cli import train_flags
+from apexrl.cli.command_flags import FLAGS
+from apexrl.cli.exit_codes import EXIT_CODES
 from apexrl.cli.main import COMMANDS
 from apexrl.config import Config
 from apexrl.config.settings import Setting, flag, settings_of, spell_type
@@ -133,16 +135,6 @@ def default(value: Any) -> str:
 # --- commands
 
 
-TAKES: dict[str, type[Any]] = {
-    "eval": folder_flags.Eval, "resume": train_flags.Resume, "compare": train_flags.Compare,
-    "export": folder_flags.Export, "doctor": folder_flags.Doctor,
-    "dashboard": browser_flags.Dashboard, "report": browser_flags.Report,
-    "learner --standby": host_flags.Standby, "actor": host_flags.Actor,
-    "envs": host_flags.Envs, "status": host_flags.Status, "stop": host_flags.Stop,
-    "drain": host_flags.Drain, "scale": host_flags.Scale,
-}  # fmt: skip
-
-
 def commands() -> str:
     summaries = [(f"[`{name}`](#{name})", str(command.__doc__)) for name, command in COMMANDS.items()]
     parts = [
@@ -151,25 +143,30 @@ def commands() -> str:
         "## train",
         "`apexrl train PRESET | FILE.toml [--flags]`, or `apexrl train --env ID [--flags]`. "
         "Every [setting](settings.md) is a flag. Besides:",
-        flags_table(train_flags._Train, without=settings_of(Config)),
+        table(FLAG_COLUMNS, flag_rows(train_flags.Train, without=settings_of(Config))),
         "## learner",
         "`apexrl learner PRESET | FILE.toml --redis URL --run NAME [--flags]`. "
         "The flags of `train`, except `--actors`: other hosts bring actors.",
         "## list",
         "`apexrl list [presets | agents | topologies | NAME | MODULE:NAME]`",
     ]
-    for name, flags in TAKES.items():
+    for name, flags in FLAGS.items():
+        if flags is train_flags.Train:
+            continue
         parts += [
             f"## {name}",
-            f"`apexrl {name}{positional(flags)} [--flags]`",
+            f"`apexrl {name}{positional(flags)}{' [--flags]' if (rows := flag_rows(flags)) else ''}`",
             inspect.cleandoc(flags.__doc__ or ""),
-            flags_table(flags),
+            *([table(FLAG_COLUMNS, rows)] if rows else []),
         ]
     parts += ["[Exit codes](run-folder.md#exit-codes) are those of the run folder's page."]
     return page("Commands", *parts)
 
 
-def flags_table(flags: type[Any], without: Container[str] = ()) -> str:
+FLAG_COLUMNS = ("flag", "takes", "default", "meaning")
+
+
+def flag_rows(flags: type[Any], without: Container[str] = ()) -> list[tuple[str, ...]]:
     """The flags of a command, those that it inherits too; fields in ``without`` are left out."""
     rows = []
     hints = typing.get_type_hints(flags, include_extras=True)
@@ -180,7 +177,7 @@ def flags_table(flags: type[Any], without: Container[str] = ()) -> str:
         named = next((note.name for note in annotations_of(hint) if getattr(note, "name", None)), None)
         value = "" if one.default is dataclasses.MISSING else default(one.default)
         rows.append((code(flag(named or one.name)), metavar(hint), value, one.description))
-    return table(("flag", "takes", "default", "meaning"), rows)
+    return rows
 
 
 def annotations_of(hint: Any) -> tuple[Any, ...]:
@@ -339,12 +336,26 @@ def placed(name: str) -> str:
     return text
 
 
+# --- exit codes
+
+
+def run_folder() -> str:
+    """The page of the run folder, with its table of exit codes filled in anew."""
+    name = "run-folder.md"
+    rows = [(str(number), meaning.text, meaning.repeat) for number, meaning in EXIT_CODES.items()]
+    filled = f"<!-- exit codes -->\n{table(('code', 'meaning', 'repeat the command?'), rows)}\n<!-- end -->"
+    text = (REFERENCE / name).read_text(encoding="utf-8")
+    text, places = re.subn(r"<!-- exit codes -->\n.*?<!-- end -->", lambda _: filled, text, flags=re.DOTALL)
+    assert places == 1, f"{name} has no place for the exit codes"
+    return text
+
+
 def page(title: str, *parts: str) -> str:
     return "\n\n".join([f"# {title}", GENERATED, *parts]) + "\n"
 
 
 PAGES = {"settings.md": settings, "cli.md": commands, "api.md": api, "catalogue.md": catalogue, "errors.md": errors,
-         "diagnostics.md": diagnostics, "metrics.md": metrics}  # fmt: skip
+         "diagnostics.md": diagnostics, "metrics.md": metrics, "run-folder.md": run_folder}  # fmt: skip
 PAGES |= {name: partial(placed, name) for name in PLACED}
 
 

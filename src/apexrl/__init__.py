@@ -12,6 +12,7 @@ alone.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -95,7 +96,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module 'apexrl' has no attribute {name!r}")
+        here = sys.modules[__name__]
+        raise AttributeError(
+            f"module 'apexrl' has no attribute {name!r}", name=name, obj=here
+        )  # Python names the nearest
     from importlib import import_module
 
     value = getattr(import_module(home), name)

@@ -169,6 +169,12 @@ def test_exit_codes_of_failures(
     ("words", "message"),
     [
         (["trian"], "unknown command 'trian' (did you mean 'train'?)"),
+        (["--hlep"], "(did you mean '--help'?)"),
+        (["learner", "cartpole", "--standbuy"], "has no --standbuy (did you mean --standby?)"),
+        (["train", "--env", "cartpole"], "cartpole is a preset, which has its environment: apexrl train cartpole"),
+        (["train", "--env", "CartPole-v1", "--recipe", "papr"], "none of none, default, paper (did you mean 'paper'?)"),
+        (["compare", "--env", "cartpole", "--topologies", "apx"], "there is no topology 'apx' (did you mean 'apex'?)"),
+        (["compare", "--env", "cartpol", "--agents", "dqn"], "cartpol (did you mean 'cartpole'?) has no limit"),
         (["train"], "say what to train: apexrl train PRESET (cartpole, slow-cartpole,"),
         (["train", "cartpol"], "unknown preset 'cartpol' (did you mean 'cartpole'?)"),
         (["train", "--seed", "3", "cartpole"], "the preset comes first: apexrl train cartpole --flags"),

@@ -8,22 +8,15 @@ import re
 import pytest
 from doc_pages import DOCS, PAGES, ROOT, name
 
-from apexrl.cli import browser_flags, folder_flags, host_flags, train_flags
+from apexrl.cli.command_flags import FLAGS
 from apexrl.config import Config
 from apexrl.config.convert import flat
 from apexrl.config.settings import flag
 
-KINDS = (
-    train_flags._Train, train_flags.Resume, folder_flags.Eval, train_flags.Compare, folder_flags.Doctor,
-    folder_flags.Export,
-    browser_flags.Dashboard, browser_flags.Report,
-    host_flags.Actor, host_flags.Standby, host_flags.Envs, host_flags.Status, host_flags.Stop,
-    host_flags.Drain, host_flags.Scale,
-)  # fmt: skip
 OWN = {"--priority-cap", "--penalty", "--rehearsals"}  # settings that pages declare
 OTHERS = {"--bind", "--appendonly", "--help", "--version", "--standby"}  # redis-server's; every command's
 KNOWN = {flag(setting) for setting in flat(Config())} | {
-    flag(entry.name) for kind in KINDS for entry in dataclasses.fields(kind)
+    flag(entry.name) for kind in FLAGS.values() for entry in dataclasses.fields(kind)
 }
 OF_BENCHMARKS = DOCS / "results"
 

@@ -182,7 +182,7 @@ def test_an_agent_that_is_asked_for_must_fit() -> None:
         with_topology(preset("cartpole").config, "impala", "dqn")
     with pytest.raises(ConfigError, match="there is no agent 'impla'"):
         with_topology(preset("cartpole").config, "impala", "impla")
-    with pytest.raises(ConfigError, match=r"there is no topology 'impla'; did you mean 'impala'\?"):
+    with pytest.raises(ConfigError, match=r"there is no topology 'impla' \(did you mean 'impala'\?\)"):
         with_topology(preset("cartpole").config, "impla")
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from apexrl.cli.exit_codes import FOUND, OK
 from apexrl.report.diagnosis import diagnose
 from apexrl.report.diagnosis.finding import Cause
 from apexrl.report.diagnosis.recorded_run import RunRecord
@@ -13,14 +14,12 @@ from apexrl.report.diagnosis.recorded_run import RunRecord
 if TYPE_CHECKING:
     from rich.console import Console
 
-FOUND = 3  # exit code: a cause was named
-
 
 def examine(path: str, as_json: bool, console: Console) -> int:
     """Print what is wrong with the run in ``path``.
 
     Returns:
-        0: nothing looks wrong; 3: at least one cause was named.
+        The exit code: whether a cause was named.
 
     Raises:
         ConfigError: there is no run.
@@ -42,7 +41,7 @@ def examine(path: str, as_json: bool, console: Console) -> int:
         print(json.dumps({"run": path, "learned": round(record.learned, 2), "causes": found}, indent=2))
     else:
         _show(path, record, causes, console)
-    return FOUND if causes else 0
+    return FOUND if causes else OK
 
 
 def _show(path: str, record: RunRecord, causes: Sequence[Cause], console: Console) -> None:

@@ -8,6 +8,7 @@ _EXAMPLES = (
     ("apexrl train cartpole", "train CartPole with two actor processes"),
     ("apexrl train cartpole --actors 8 --seed 2", "any setting is a flag; see apexrl train cartpole --help"),
     ("apexrl train --env my_sim:Plant-v0 --minutes 30", "train on your own environment, from your own module"),
+    ("apexrl init my-sim", "write a project with an environment, an agent and a test of your own"),
     ("apexrl eval runs/NAME --video films", "record videos of the trained agent"),
     ("apexrl dashboard", "look at all runs in a browser, while they go on"),
     ("apexrl doctor runs/NAME", "see why an agent does not learn, and what to change"),
@@ -38,6 +39,7 @@ def print_help(commands: Mapping[str, Callable[..., int]]) -> None:
         "report": "RUN … [--out FILE]",
         "compare": "--env PRESET --topologies A,B --minutes M [--flags]",
         "list": "[presets | agents | topologies | NAME | MODULE:NAME]",
+        "init": "NAME",
         "learner": f"{start} {server} | --standby {server}",
         "actor": f"{server} [--actors N]",
         "envs": "--connect HOST:PORT [--actors N]",
@@ -45,6 +47,7 @@ def print_help(commands: Mapping[str, Callable[..., int]]) -> None:
         "stop": server,
         "drain": f"HOST {server} [--undo]",
         "scale": f"HOST|all --actors N {server}",
+        "completion": "bash | zsh | fish",
     }
     lines = ["[bold]apexrl[/]: distributed reinforcement learning. Many actors, one learner, a fast replay.\n"]
     lines += ["[bold]Usage[/]\n"]

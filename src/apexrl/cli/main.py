@@ -1,8 +1,4 @@
-"""The ``apexrl`` command. Until something is trained, it imports neither PyTorch nor Gymnasium.
-
-Exit codes: 0 done, 1 the run failed, 2 the command was not understood, 3 ``doctor`` named a cause, 75 another process
-trains the run (try again later), 130 Ctrl-C (after checkpoint and summary).
-"""
+"""The ``apexrl`` command. Until something is trained, it imports neither PyTorch nor Gymnasium."""
 
 from __future__ import annotations
 
@@ -11,12 +7,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from apexrl.cli import in_browser, running_runs
-from apexrl.cli.run_display import FAILED, HELD, INTERRUPTED, NOT_UNDERSTOOD, OK, USAGE, complain, shown
+from apexrl.cli.exit_codes import FAILED, HELD, INTERRUPTED, OK, USAGE
+from apexrl.cli.run_display import NOT_UNDERSTOOD, complain, shown
 from apexrl.config import Config
 from apexrl.config.settings import did_you_mean
 from apexrl.config.trust import entrusted
@@ -47,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed before the start: no other file may take its number
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    if os.environ.get("NO_COLOR"):
+        os.environ["PYTHON_TYRO_ANSI_CODES"] = "False"  # tyro looks at this alone, when it is imported
     try:
         return _main(argv)
     finally:
@@ -118,10 +118,8 @@ def _dispatch(words: list[str]) -> int:
         return OK
     command = COMMANDS.get(words[0])
     if command is None:
-        raise ConfigError(
-            f"unknown command {words[0]!r}{did_you_mean(words[0], COMMANDS)}. Commands: {', '.join(COMMANDS)}; "
-            "see: apexrl --help"
-        )
+        near = did_you_mean(words[0], (*COMMANDS, "--help", "--version"))
+        raise ConfigError(f"unknown command {words[0]!r}{near}. Commands: {', '.join(COMMANDS)}; see: apexrl --help")
     return command(words[1:])
 
 
@@ -139,6 +137,8 @@ def _learner(words: list[str]) -> int:
     """train with actors on other hosts, connected through a Redis server; --standby: in place of one that dies"""
     if "--standby" in words:
         return _stand_by([word for word in words if word != "--standby"])
+    if near := [word for word in words if get_close_matches(word, ["--standby"], cutoff=0.8)]:
+        raise ConfigError(f"apexrl learner has no {near[0]} (did you mean --standby?)")
     return _train(words, "learner")
 
 
@@ -334,6 +334,24 @@ def _list(words: list[str]) -> int:
     return OK
 
 
+def _init(words: list[str]) -> int:
+    """write a project to start from: an environment, an agent and a test of your own"""
+    from apexrl.cli import command_flags, flags, new_project
+
+    wanted = flags.parse(command_flags.Init, words, "init")
+    print(new_project.write(wanted.name, wanted.out))
+    return OK
+
+
+def _completion(words: list[str]) -> int:
+    """print a script by which bash, zsh or fish completes commands, flags and names"""
+    from apexrl.cli import command_flags, completion, flags
+
+    wanted = flags.parse(command_flags.Completion, words, "completion")
+    print(completion.script(wanted.shell, COMMANDS), end="")
+    return OK
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "eval": _eval,
@@ -344,6 +362,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "report": in_browser.report,
     "compare": _compare,
     "list": _list,
+    "init": _init,
     "learner": _learner,
     "actor": _actor,
     "envs": _envs,
@@ -351,4 +370,5 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "stop": running_runs.stop,
     "drain": running_runs.drain,
     "scale": running_runs.scale,
+    "completion": _completion,
 }

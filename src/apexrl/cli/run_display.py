@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from apexrl.cli.exit_codes import FAILED, HELD, INTERRUPTED, OK, USAGE
 from apexrl.errors import AgentError, ApexrlError, ConfigError, EnvError, HeldError, SpecError
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from apexrl.run.log_lines import LogFormat
     from apexrl.run.status import Observer
 
-OK, FAILED, USAGE, HELD, INTERRUPTED = 0, 1, 2, os.EX_TEMPFAIL, 130
 NOT_UNDERSTOOD = (ConfigError, EnvError, AgentError, SpecError)
 """Errors of what a user wrote: exit code ``USAGE``, unless the run had begun."""
 

@@ -35,6 +35,8 @@ def starting_point(words: list[str], command: str = "train") -> tuple[Config, st
             f"say what to train: apexrl {command} PRESET ({', '.join(names())}), or apexrl {command} --env ID; "
             f"see: apexrl {command} --help"
         )
+    if (env := _given(words, "--env")) in names():
+        raise ConfigError(f"{env} is a preset, which has its environment: apexrl {command} {env}")
     return _unseen(words, command, asks_help), ""
 
 

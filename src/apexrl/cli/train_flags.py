@@ -41,7 +41,7 @@ class RunFlags(PlacementFlags, ObserverFlags):
 
 
 @dataclass(frozen=True)
-class _Train(RunFlags, Config):
+class Train(RunFlags, Config):
     preset: Annotated[str, tyro.conf.Suppress] = ""  # the first word, not a flag
     run: RunName = ""
     """The run's name on the Redis server; empty: the name of its run folder."""
@@ -202,7 +202,7 @@ def parse_train(
         f"\n\nThese are the settings that topology {topology} and agent {agent} read. For others, add --topology "
         "NAME or --agent NAME."
     )
-    kind, values = offering(_Train, start, agents.unread(agent) | topologies.unread(topology), own_settings(start))
+    kind, values = offering(Train, start, agents.unread(agent) | topologies.unread(topology), own_settings(start))
     chosen = [as_flag(name, value) for name, value in (("topology", topology), ("agent", agent)) if name in given]
     parsed = tyro.cli(
         kind,

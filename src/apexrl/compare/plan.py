@@ -120,10 +120,10 @@ def plan(
     for flag, value in (("--minutes", minutes), ("--env-steps", env_steps)):
         if value is not None and not value > 0:
             raise ConfigError(f"{flag} must be more than 0, not {value:g}")
-    wanted = _budget(ground, env, minutes, env_steps)
     names = _each(topology_names) or [ground.topology]
     others = _each(agent_names)
     _check_names(names, others)
+    wanted = _budget(ground, env, minutes, env_steps)
     facts = None if ground.preset else _facts(env, look(ground))
     arms = []
     left_out = {}
@@ -180,7 +180,10 @@ def _budget(ground: Config, env: str, minutes: float | None, env_steps: int | No
         return {"minutes": minutes or 0.0, "env_steps": env_steps or 0}
     if ground.stop.minutes or ground.stop.env_steps:
         return {"minutes": ground.stop.minutes, "env_steps": ground.stop.env_steps}
-    raise ConfigError(f"give the length of a run: --minutes M, --env-steps N or both; {env} has no limit of its own")
+    near = "" if ground.preset else did_you_mean(env, presets.names())
+    raise ConfigError(
+        f"give the length of a run: --minutes M, --env-steps N or both; {env}{near} has no limit of its own"
+    )
 
 
 def _check_names(topology_names: Sequence[str], agent_names: Sequence[str]) -> None:

@@ -124,7 +124,12 @@ class Setting(NamedTuple):
         try:
             return msgspec.convert(float(value) if isinstance(value, float) else value, self.hint)  # NumPy's floats too
         except msgspec.ValidationError:
-            message = f"{where}{self.name} = {value!r} is not of type {spell_type(self.hint)}"
+            message = f"{where}{self.name} = {value!r} is "
+            if typing.get_origin(self.hint) is typing.Literal:
+                choices = list(map(str, typing.get_args(self.hint)))
+                message += f"none of {', '.join(choices)}{did_you_mean(str(value), choices)}"
+            else:
+                message += f"not of type {spell_type(self.hint)}"
             raise ConfigError(message) from None
 
 

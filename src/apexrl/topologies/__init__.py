@@ -10,7 +10,6 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
@@ -19,7 +18,7 @@ from apexrl.config import Config, WiringConfig
 from apexrl.config import topology_settings as families
 from apexrl.config.convert import flat
 from apexrl.config.outside import installed, ship
-from apexrl.config.settings import as_flag, flag, names_of
+from apexrl.config.settings import as_flag, did_you_mean, flag, names_of
 from apexrl.errors import AgentError, ConfigError
 from apexrl.topologies.program import BatchesLink, Node, Probe, Program, ReplayLink, WeightsLink
 
@@ -171,9 +170,10 @@ def check_name(name: str) -> None:
     module, _, function = name.partition(":")
     is_own = function.isidentifier() and all(part.isidentifier() for part in module.split("."))
     if name not in known and not is_own:
-        near = get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}."
-        raise ConfigError(f"there is no topology {name!r}; {hint} One of your own is 'package.module:function'")
+        raise ConfigError(
+            f"there is no topology {name!r}{did_you_mean(name, known)}. Known: {', '.join(known)}; "
+            "one of your own is 'package.module:function'"
+        )
 
 
 def info(name: str) -> Topology:

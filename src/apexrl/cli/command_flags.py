@@ -1,0 +1,64 @@
+"""Which dataclass declares the flags of which command. The reference, shell completion and tests read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+import tyro
+
+from apexrl.cli import browser_flags, folder_flags, host_flags, train_flags
+
+Shell = Literal["bash", "zsh", "fish"]
+
+
+@dataclass(frozen=True)
+class Init:
+    """Write a project to start from: an environment, an agent, settings and a test, all of your own, in a new folder.
+
+    The project trains as it stands. Its README says how, and what to change.
+    """
+
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
+    """Name of the project, and of its folder. The Python package within is called the same, with _ for -."""
+    out: Annotated[str, tyro.conf.arg(metavar="DIR")] = "."
+    """Folder in which the project's folder is made."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Print a script by which a shell completes commands, flags, presets, agents and topologies.
+
+    bash: put this line into ~/.bashrc: eval "$(apexrl completion bash)".
+
+    zsh: put this line into ~/.zshrc: eval "$(apexrl completion zsh)".
+
+    fish: apexrl completion fish > ~/.config/fish/completions/apexrl.fish, again after each upgrade.
+    """
+
+    shell: Annotated[Shell, tyro.conf.Positional, tyro.conf.arg(metavar="bash|zsh|fish")]
+    """bash, zsh or fish."""
+
+
+FLAGS: Final[Mapping[str, type[Any]]] = {
+    "train": train_flags.Train,
+    "eval": folder_flags.Eval,
+    "resume": train_flags.Resume,
+    "compare": train_flags.Compare,
+    "export": folder_flags.Export,
+    "doctor": folder_flags.Doctor,
+    "dashboard": browser_flags.Dashboard,
+    "report": browser_flags.Report,
+    "init": Init,
+    "completion": Completion,
+    "learner": train_flags.Train,
+    "learner --standby": host_flags.Standby,
+    "actor": host_flags.Actor,
+    "envs": host_flags.Envs,
+    "status": host_flags.Status,
+    "stop": host_flags.Stop,
+    "drain": host_flags.Drain,
+    "scale": host_flags.Scale,
+}
+"""Every command that has flags: all but ``list``."""
