@@ -1,15 +1,16 @@
-"""Noise that explores boxes: what each number is, and how those of one environment follow each other."""
+"""Noise that explores: what each number is, and how those of one environment follow each other."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from signal_runs import Game, act
+from signal_runs import Asked, Game, act
 
 from apexrl.agents import recorded
 from apexrl.agents.acting_noise import LEVELS, TIMES, ActingNoise
 from apexrl.agents.sequence_batch import C, H
+from apexrl.networks.distributions import Categorical
 from apexrl.protocols import State
 
 STEPS, ENVS = 1500, 64
@@ -68,6 +69,25 @@ def test_an_episode_begins_with_noise_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("pink", [False, True])
+def test_uniform_noise_draws_each_alternative_as_often_as_its_probability_says(pink: bool) -> None:
+    noise, rng, state, found = ActingNoise(1, pink), np.random.default_rng(3), None, []
+    logits = np.tile(np.log(np.array([0.5, 0.3, 0.2], np.float32)), (ENVS, 1))
+    for _ in range(STEPS):
+        uniform, state = noise.uniform(ENVS, state, rng)
+        found.append(Categorical((3,), vector=False).drawn(logits, uniform).action)
+    chosen = np.stack(found)
+    np.testing.assert_allclose(np.bincount(chosen.ravel()) / chosen.size, [0.5, 0.3, 0.2], atol=0.03)
+    repeated = float((chosen[1:] == chosen[:-1]).mean())
+    assert repeated > 0.6 if pink else repeated == pytest.approx(0.38, abs=0.01)
+
+
+def test_uniform_noise_is_below_1_however_great_the_normal_number() -> None:
+    state: State = {LEVELS: np.full((1, len(TIMES), 1), 50.0, np.float32)}
+    uniform, _ = ActingNoise(1, pink=True).uniform(1, state, np.random.default_rng(0))
+    assert 0.999 < uniform[0, 0] < 1.0
+
+
+@pytest.mark.parametrize("pink", [False, True])
 def test_random_actions_are_uniform(pink: bool) -> None:
     noise, rng = ActingNoise(1, pink), np.random.default_rng(1)
     exploration = np.full(20_000, np.inf, np.float32)
@@ -77,13 +97,16 @@ def test_random_actions_are_uniform(pink: bool) -> None:
     assert counts.max() < 2200
 
 
-@pytest.mark.parametrize("name", ["sac", "crossq", "td3", "ddpg", "d4pg", "ppo"])
-def test_agents_carry_it_from_step_to_step(name: str) -> None:
-    game = Game(name, "vector", "box", pink_noise=True)
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [*((name, "box") for name in ("sac", "crossq", "td3", "ddpg", "d4pg", "ppo")), ("ppo", "discrete")],
+)
+def test_agents_carry_it_from_step_to_step(name: str, asked: Asked) -> None:
+    game = Game(name, "vector", asked, pink_noise=True)
     try:
         agent = game.agent()
         first = act(agent, game.seen(3), 0.3)
-        assert first.state[LEVELS].shape == (3, len(TIMES), *game.spec.action.shape)
+        assert first.state[LEVELS].shape == (3, len(TIMES), *(game.spec.action.shape or (1,)))
         second = act(agent, game.seen(3), 0.3, state=first.state)
         kept = first.state[LEVELS][:, -1] * np.exp(-1 / TIMES[-1])
         assert np.abs(second.state[LEVELS][:, -1] - kept).max() < 0.5  # the slowest part has hardly moved

@@ -1,4 +1,4 @@
-"""Noise that explores boxes: white, or pink, which goes on in one direction for a while."""
+"""Noise that explores: white, or pink, which goes on in one direction for a while."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ Floats = NDArray[np.float32]
 LEVELS = "noise"
 TIMES = (1, 4, 16, 64, 256)
 """Steps after which the parts of pink noise are forgotten."""
+_BELOW_ONE = math.nextafter(1.0, 0.0)
 _KEPT = np.exp(-1.0 / np.array(TIMES, np.float32))[:, None]  # [K, 1]
 
 
@@ -56,6 +57,14 @@ class ActingNoise:
         if white:
             noise += white * rng.standard_normal(noise.shape, np.float32)
         return noise, {LEVELS: fresh}
+
+    def uniform(self, rows: int, state: State, rng: np.random.Generator) -> tuple[NDArray[np.float64], State]:
+        """Uniform noise float64 [rows, d] in 0 … 1, 1 left out, and the state behind it: of pink noise, where the
+        normal numbers stand among all."""
+        if not self._pink:
+            return rng.random((self._size, rows)).T, state
+        normal, state = self.normal(rows, state, rng)
+        return torch.special.ndtr(torch.from_numpy(normal).double()).clamp_(max=_BELOW_ONE).numpy(), state
 
     def explored(
         self, unit: Floats, exploration: Floats, state: State, rng: np.random.Generator

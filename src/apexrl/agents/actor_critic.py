@@ -47,8 +47,9 @@ from apexrl.spec import Array, EnvSpec, Field
 
 GROUP = "policy_value"
 LOG_PROB, SAMPLE = "log_prob", "sample"  # fields
-WHITE = 0.75  # share of white noise (Hollenstein et al. 2024, Colored Noise in PPO, AAAI: between white and pink)
-NOISE = 0.1  # ours: deviation of advantages, where returns have size 1, that comes from values which explain nothing
+BOX_WHITE = (
+    0.75  # share of white noise in boxes (Hollenstein et al. 2024, Colored Noise in PPO, AAAI: between white and pink)
+)
 LOG_RATIO_MAX = 20.0  # ours: an action that has become so much likelier says nothing, and e^89 is infinite
 
 
@@ -106,9 +107,11 @@ class ActorCritic:
         self._policy: Distribution
         if self._box is not None:
             self._policy, free = Gaussian(self._box.size), self._box.size
-            self._acting_noise = ActingNoise(self._box.size, config.pink_noise, WHITE)
+            self._acting_noise = ActingNoise(self._box.size, config.pink_noise, BOX_WHITE)
         else:
-            self._policy, free = Categorical(spec.action.nvec or (spec.action.n,), vector=bool(spec.action.nvec)), 0
+            choices = spec.action.nvec or (spec.action.n,)
+            self._policy, free = Categorical(choices, vector=bool(spec.action.nvec)), 0
+            self._acting_noise = ActingNoise(len(choices), config.pink_noise)
         self._units = config.recurrent_units if config.recurrent else 0
         self._remembers = self._units > 0
         with seeded_layers(seed):
@@ -137,7 +140,8 @@ class ActorCritic:
         pink noise's, of which nothing is learned, as roles that keep no states get them from what is recorded."""
         fields = {LOG_PROB: Field((), "float32")}
         if self._box is not None:
-            fields |= {SAMPLE: Field((self._box.size,), "float32"), **self._acting_noise.state_spec}
+            fields |= {SAMPLE: Field((self._box.size,), "float32")}
+        fields |= self._acting_noise.state_spec
         return fields | {name: Field((self._units,), "float32", per_item=True) for name in self._states}
 
     @property
@@ -163,11 +167,12 @@ class ActorCritic:
             if greedy:
                 drawn = self._policy.mode(said)
                 log_prob = as_array(self._policy.score(outputs, torch.from_numpy(drawn)).log_prob)
-            elif isinstance(self._policy, Gaussian):
+            elif self._box is None:
+                uniform, noise = self._acting_noise.uniform(rows, noise, self._rng)
+                drawn, log_prob = self._policy.drawn(said, uniform)
+            else:
                 normal, noise = self._acting_noise.normal(rows, noise, self._rng)
                 drawn, log_prob = self._policy.drawn(said, normal)
-            else:
-                drawn, log_prob = self._policy.sample(said, self._rng)
         extras: dict[str, Array] = {LOG_PROB: log_prob, **given}
         later = ({} if after is None else {H: as_array(after.h), C: as_array(after.c)}) | (noise or {})
         if self._box is None:
@@ -264,7 +269,8 @@ class ActorCritic:
         config, unit = self._config, self._normalizer.values().deviation
         advantage = aims.advantage / unit
         if config.normalize_advantages:
-            smallest = NOISE * unexplained(aims.before, aims.target, batch.fresh) if config.normalize_returns else None
+            # what no value explains may be noise, which must not outweigh the entropy; it keeps its own size
+            smallest = unexplained(aims.before, aims.target, batch.fresh) if config.normalize_returns else None
             advantage = normalized_advantage(advantage, batch.fresh, smallest)
         if config.surrogate == "clipped":
             surrogate = clipped_surrogate(self._ratio(batch, now), advantage, config.clip_ratio)

@@ -9,13 +9,13 @@ from apexrl.agents.agent_info import BOX, KEPT, LEARNED, POLYAK, SOFT, AgentInfo
 from apexrl.config import agent_settings as families
 from apexrl.config.schema import ActionNoiseSettings
 
-_SOFT = (*SOFT, families.BoxNoiseSettings)
+_SOFT = (*SOFT, families.ActingNoiseSettings)
 _DETERMINISTIC = (
     *KEPT,
     families.CriticSettings,
     families.TargetSettings,
     ActionNoiseSettings,
-    families.BoxNoiseSettings,
+    families.ActingNoiseSettings,
 )
 
 # What actor-critic methods of one transition have in common (SB3's SAC; much of TD3's later code). With alpha 0 nobody

@@ -23,7 +23,7 @@ _DQN = (
 _GRADIENTS = (
     *STEP_SIZE,
     families.ActorCriticSettings,
-    families.BoxNoiseSettings,
+    families.ActingNoiseSettings,
     families.LayerSettings,
     "recurrent_units",
 )

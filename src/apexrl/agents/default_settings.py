@@ -181,6 +181,8 @@ _UNROLLS_VECTORS: Settings = (
         "separate_values": True,  # SB3, CleanRL
         "learning_rate": 1e-3,
         "envs_per_actor": 8,
+        # of Acrobot's random episodes 1 % reach the goal by independent actions, 25 % by those of pink noise
+        "pink_noise": True,
     }
 )
 _UNROLLS_IMAGES: Settings = (

@@ -232,12 +232,13 @@ class TruncationSettings:
 
 
 @dataclass(frozen=True)
-class BoxNoiseSettings:
-    """Exploration in boxes."""
+class ActingNoiseSettings:
+    """Noise by which policies explore."""
 
     pink_noise: bool = False
-    """Box actions: explore with noise of spectrum 1/f, which stays in one direction for a while (Eberhard et al. 2023).
-    A quarter of it in policies of unrolls (Hollenstein et al. 2024). Else every step's noise is independent."""
+    """Explore with noise of spectrum 1/f, which stays in one direction for a while (Eberhard et al. 2023).
+    Policies of unrolls: a quarter of it in boxes (Hollenstein et al. 2024); it draws discrete actions, too (ours).
+    Else every step's noise is independent."""
 
 
 @dataclass(frozen=True)
@@ -366,7 +367,7 @@ class AgentConfig(  # a dataclass has the fields of its last base first
     TruncationSettings,
     FrequentUpdateSettings,
     EnsembleSettings,
-    BoxNoiseSettings,
+    ActingNoiseSettings,
     CriticSettings,
     CategoricalSettings,
     DistributionSettings,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -49,6 +49,10 @@ class Distribution(Protocol):
         """Of [B, outputs]."""
         ...
 
+    def drawn(self, outputs: Floats, noise: Any) -> Sample:
+        """Of [B, outputs], by random numbers that are given, one for each choice or variable."""
+        ...
+
     def mode(self, outputs: Floats) -> Array:
         """The likeliest actions [B, ...]."""
         ...
@@ -78,10 +82,14 @@ class Categorical:
         self.outputs = ends[-1]
 
     def sample(self, outputs: Floats, rng: np.random.Generator) -> Sample:
+        return self.drawn(outputs, rng.random((len(self._nvec), len(outputs))).T)
+
+    def drawn(self, outputs: Floats, noise: NDArray[np.float64]) -> Sample:
+        """The alternatives in whose part of the cumulative probabilities uniform ``noise`` [B, k] falls."""
         count = len(outputs)
         chosen, log_prob = np.empty((count, len(self._nvec)), np.int64), np.zeros(count, np.float32)
         outputs = np.ascontiguousarray(outputs, np.float32)
-        _native.draw_choices(outputs, self._nvec, rng.random((len(self._nvec), count)), chosen, log_prob)
+        _native.draw_choices(outputs, self._nvec, np.ascontiguousarray(noise.T), chosen, log_prob)
         return Sample(chosen if self._vector else chosen[:, 0], log_prob)
 
     def mode(self, outputs: Floats) -> Array:
