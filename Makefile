@@ -32,7 +32,7 @@ $(VENV)/.train: $(NATIVE) $(VENV)/.torch
 	@touch $@
 
 $(VENV)/.dev: $(NATIVE) $(VENV)/.torch
-	SKBUILD_CMAKE_DEFINE=APEXRL_WERROR=ON $(PIP) -e '.[train,redis,tls,ray,prometheus,otel,dashboard,atari,box2d,mujoco,minatar,video,onnx,dev]'
+	SKBUILD_CMAKE_DEFINE=APEXRL_WERROR=ON $(PIP) -e '.[train,redis,tls,ray,prometheus,otel,dashboard,sweep,atari,box2d,mujoco,minatar,video,onnx,dev]'
 	@touch $@ $(VENV)/.train
 
 install: $(VENV)/.dev

@@ -7,9 +7,10 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from apexrl.evaluation.scores import Interval, bootstrapped_iqm
 from benchmarks.generality import cells
 from benchmarks.generality.cells import Record
-from benchmarks.generality.scores import Interval, at_seconds, bootstrapped_iqm, normalised
+from benchmarks.generality.scores import at_seconds, normalised
 from benchmarks.generality.tasks import TASKS, Task
 from benchmarks.lib import report
 

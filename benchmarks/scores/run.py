@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from apexrl.evaluation.scores import bootstrapped_iqm
 from benchmarks.generality.cells import commit, keep
-from benchmarks.generality.scores import bootstrapped_iqm
 from benchmarks.lib import report, runs
 from benchmarks.scores.rows import ROWS, Row
 

@@ -7,7 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from benchmarks.generality.scores import at_seconds, bootstrapped_iqm, iqm, normalised
+from apexrl.evaluation.scores import bootstrapped_iqm, iqm
+from benchmarks.generality.scores import at_seconds, normalised
 from benchmarks.generality.tasks import TASKS
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 import tyro
 
-from apexrl.cli import browser_flags, folder_flags, host_flags, train_flags
+from apexrl.cli import browser_flags, folder_flags, host_flags, sweep_flags, train_flags
 
 Shell = Literal["bash", "zsh", "fish"]
 
@@ -46,6 +46,8 @@ FLAGS: Final[Mapping[str, type[Any]]] = {
     "eval": folder_flags.Eval,
     "resume": train_flags.Resume,
     "compare": train_flags.Compare,
+    "sweep": sweep_flags.Sweep,
+    "sweep show": sweep_flags.SweepShow,
     "export": folder_flags.Export,
     "doctor": folder_flags.Doctor,
     "dashboard": browser_flags.Dashboard,

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from apexrl.cli import in_browser, running_runs
+from apexrl.cli import in_browser, running_runs, sweeping
 from apexrl.cli.exit_codes import FAILED, HELD, INTERRUPTED, OK, USAGE
 from apexrl.cli.run_display import NOT_UNDERSTOOD, complain, shown
 from apexrl.config import Config
@@ -36,6 +36,7 @@ OTHER_MODULES = {
     "opentelemetry": "otel",
     "starlette": "dashboard",
     "uvicorn": "dashboard",
+    "optuna": "sweep",
 }
 """Import names of other extras -> their names."""
 
@@ -102,7 +103,7 @@ def _names_own_code(words: list[str]) -> bool:
     if words[:1] == ["list"] and any(":" in word for word in words[1:]):
         return True
     flags = {word.partition("=")[0] for word in words}
-    return not flags.isdisjoint(("--trust", "--callback", "--env", "--agent", "--network", "--topology"))
+    return not flags.isdisjoint(("--trust", "--callback", "--env", "--envs", "--agent", "--network", "--topology"))
 
 
 def _dispatch(words: list[str]) -> int:
@@ -361,6 +362,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "dashboard": in_browser.dashboard,
     "report": in_browser.report,
     "compare": _compare,
+    "sweep": sweeping.sweep,
     "list": _list,
     "init": _init,
     "learner": _learner,

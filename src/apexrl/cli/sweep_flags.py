@@ -1,0 +1,100 @@
+"""The flags of ``sweep``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from apexrl.cli.flags import registry
+from apexrl.cli.host_flags import Modules
+from apexrl.cli.train_flags import settings_given
+from apexrl.config.settings import flag
+from apexrl.errors import ConfigError
+from apexrl.sweep.curve import Objective
+from apexrl.sweep.plan import Pruner
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Search settings that learn better: many runs, chosen by Optuna, each in a run folder of its own.
+
+      apexrl sweep PRESET --env-steps 50000 --trials 30 [--flags of apexrl train]
+      apexrl sweep --env MODULE:Env-v0 --agent ppo --minutes 5 --over learning_rate gamma=0.9..0.999
+      apexrl sweep --resume STUDY
+      apexrl sweep show STUDY
+
+    The first trial has the settings that would run without a sweep. Trials that are worse than the others at the same
+    share of their budget are ended early. Whatever is killed, the same command again goes on: a trial that had begun
+    is resumed from its checkpoint. The same command in several terminals, or on several hosts with a shared folder,
+    works at one study.
+    """
+
+    study: Annotated[str, tyro.conf.arg(metavar="NAME|DIR")] = ""
+    """Folder of the study; a plain name is one in sweeps/. Default: that of the preset or the environment."""
+    trials: int | None = None
+    """Trials in all, those that failed or were ended early included. Default: 30; with --resume as before."""
+    over: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME[=LOW..HIGH|=A,B] …")] = ()
+    """Settings to search, each around the value that the run would have, in a range, or among choices.
+    Default: step size, discount, batch size and whatever else matters most to the agent."""
+    objective: Objective = "best"
+    """best: return of the best weights on fresh seeds; last: of the last ones; area: mean height of the curve.
+    Of equal trials the one whose curve rose fastest is the best."""
+    pruner: Pruner = "median"
+    """median: ends a trial that is worse than half of the others; hyperband: gives long budgets to few; none."""
+    seeds: int = 1
+    """Runs of each trial, with the seed of the run and those after it; their mean counts."""
+    envs: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ID[=RANDOM..GOOD] …")] = ()
+    """Several environments, in place of a preset or --env: each trial runs in all of them.
+    Returns are normalised between those of random and of good play; their interquartile mean counts."""
+    parallel: int = 1
+    """Trials at the same time."""
+    resume: Annotated[str, tyro.conf.arg(metavar="STUDY")] = ""
+    """Go on with a study, with its own settings."""
+    trust: Modules = ()
+    """With --resume: module or package whose environments, agents and networks the study may name."""
+
+
+@dataclass(frozen=True)
+class SweepShow:
+    """Show the trials of a study, its best settings, and how much each setting matters."""
+
+    study: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STUDY")]
+    """Folder or name of the study."""
+
+
+_INSTEAD = {
+    "name": "runs are called by their trials",
+    "out": "runs lie in the study's folder: say --study",
+    "redis": "start the command on other hosts too, with a shared folder",
+    "run": "runs have the names of their trials",
+    "listen": "trials run where the command does",
+    "ray": "trials run where the command does",
+    "resume_or_start": "the same command again goes on where it was interrupted",
+    "prometheus": "watch a single run with it",
+    "otel": "watch a single run with it",
+    "checkpoint_url": "copy a single run",
+    "replace_run": "trials run where the command does",
+}
+
+
+def parse_sweep(words: Sequence[str]) -> tuple[Sweep, list[str]]:
+    """Parse the flags of ``sweep``.
+
+    Returns:
+        They, and the words that are flags of ``train``.
+
+    Raises:
+        ConfigError: a flag of ``train`` that means nothing here.
+    """
+    wanted, rest = tyro.cli(Sweep, prog="apexrl sweep", args=list(words), registry=registry(), return_unknown_args=True)
+    for name in settings_given(rest):
+        if name in _INSTEAD:
+            raise ConfigError(f"{flag(name)} means nothing to apexrl sweep: {_INSTEAD[name]}")
+    if wanted.parallel < 1:
+        raise ConfigError(f"--parallel must be at least 1, not {wanted.parallel}")
+    if wanted.resume and (rest or wanted.study or wanted.over or wanted.envs):
+        raise ConfigError("--resume has the study's own settings: only --trials, --parallel and --trust go with it")
+    return wanted, rest

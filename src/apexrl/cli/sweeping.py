@@ -1,0 +1,137 @@
+"""The command ``sweep``."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from apexrl.cli.exit_codes import FAILED, INTERRUPTED, OK
+from apexrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from apexrl.cli.sweep_flags import Sweep
+    from apexrl.config import Config
+    from apexrl.sweep.plan import Plan, Scale
+
+ROOT = Path("sweeps")
+"""Where studies lie that are given by a plain name."""
+
+
+def sweep(words: list[str]) -> int:
+    """search settings that learn better, by many runs"""
+    from apexrl.cli import flags, sweep_flags
+    from apexrl.sweep.results import show
+    from apexrl.sweep.sweeper import open_study
+    from apexrl.sweep.sweeper import sweep as carry_out
+
+    if words[:1] == ["show"]:
+        from rich.console import Console
+
+        from apexrl.sweep.plan import Plan
+        from apexrl.sweep.study import Study
+
+        folder = _existing(flags.parse(sweep_flags.SweepShow, words[1:], "sweep show").study)
+        show(Study(folder, Plan.read(folder)), Console(soft_wrap=False, highlight=False))
+        return OK
+    named = [words.pop(0)] if words and not words[0].startswith("-") else []
+    wanted, rest = sweep_flags.parse_sweep(words)
+    if wanted.resume and named:
+        raise ConfigError(f"--resume has the study's own settings: leave out {named[0]}")
+    if wanted.resume:
+        folder = _existing(wanted.resume)
+        plan = _resumed(wanted, folder)
+    else:
+        plan = _planned(wanted, named, rest)
+        folder = _place(wanted.study) if wanted.study else ROOT / _default_name(plan)
+    plan.check()
+    study = open_study(folder.resolve(), plan)
+    print(f"apexrl sweep: {plan.trials} trials in {folder}, {len(study.trials)} begun")
+    for one in plan.space:
+        print(f"  {one}")
+    outcome = carry_out(study, wanted.parallel, lambda text: print(text, flush=True))
+    if outcome.interrupted:
+        print(f"interrupted; to go on: apexrl sweep --resume {folder}")
+        return INTERRUPTED
+    print(f"apexrl sweep show {folder} shows the trials")
+    if outcome.best is None:
+        print("no trial came to its end")
+        return FAILED
+    print(folder / outcome.best.name)
+    return OK
+
+
+def _planned(wanted: Sweep, named: list[str], rest: list[str]) -> Plan:
+    """The plan that the flags describe."""
+    from apexrl.sweep.plan import Plan
+    from apexrl.sweep.search_space import search_space
+
+    if wanted.envs and (named or any(word.partition("=")[0] == "--env" for word in rest)):
+        raise ConfigError("--envs stands in place of a preset and of --env: leave that out")
+    pairs = [_env_and_scale(word) for word in wanted.envs]
+    configs = tuple(_config(["--env", env, *rest]) for env, _ in pairs) or (_config([*named, *rest]),)
+    return Plan(
+        configs,
+        search_space(configs[0], wanted.over),
+        30 if wanted.trials is None else wanted.trials,
+        wanted.seeds,
+        wanted.objective,
+        wanted.pruner,
+        tuple(scale for _, scale in pairs),
+    )
+
+
+def _config(words: list[str]) -> Config:
+    """The configuration that words of ``apexrl train`` describe."""
+    from apexrl.cli import train_flags
+    from apexrl.cli.starting_point import starting_point
+
+    config, _, _ = train_flags.parse_train(words, *starting_point(words, "sweep"), "sweep")
+    return dataclasses.replace(config, name="", out="")
+
+
+def _env_and_scale(word: str) -> tuple[str, Scale]:
+    """``ENV=RANDOM..GOOD``; without the returns, those that are known."""
+    from apexrl.sweep.plan import Scale
+    from apexrl.sweep.reference_returns import RETURNS
+
+    env, equals, text = word.partition("=")
+    if not equals:
+        if env not in RETURNS:
+            raise ConfigError(
+                f"--envs {env}: its returns are not known; give those of random and of good play, {env}=RANDOM..GOOD"
+            )
+        return env, Scale(*RETURNS[env])
+    random, _, good = text.partition("..")
+    try:
+        return env, Scale(float(random), float(good))
+    except ValueError:
+        raise ConfigError(f"--envs {word}: {text!r} is not RANDOM..GOOD, two returns") from None
+
+
+def _resumed(wanted: Sweep, folder: Path) -> Plan:
+    """The plan of a study, if nothing in it names code that is not trusted."""
+    from apexrl.config.trust import entrusted
+    from apexrl.sweep.plan import Plan
+
+    plan = Plan.read(folder)
+    command = f"apexrl sweep --resume {folder}"
+    configs = tuple(entrusted(config, wanted.trust, str(folder), command=command) for config in plan.configs)
+    trials = plan.trials if wanted.trials is None else wanted.trials
+    return dataclasses.replace(plan, configs=configs, trials=trials)
+
+
+def _place(study: str) -> Path:
+    return ROOT / study if re.fullmatch(r"[\w.-]+", study) and study not in (".", "..") else Path(study).expanduser()
+
+
+def _existing(study: str) -> Path:
+    given = Path(study).expanduser()
+    return given if given.is_dir() else _place(study)
+
+
+def _default_name(plan: Plan) -> str:
+    from apexrl.sweep.plan import env_label
+
+    return plan.configs[0].preset or env_label(plan.configs[0]).lower()
