@@ -11,7 +11,7 @@ import pytest
 from optuna.trial import TrialState
 from whole_sweeps import WORDS, checkpoints, ended, holder, kill, processes_at, started, wait_until
 
-from apexrl.cli import main
+from apexrl.cli.main import main
 from apexrl.config.convert import from_toml
 from apexrl.sweep.plan import Plan
 from apexrl.sweep.study import Study

@@ -9,6 +9,7 @@ one study.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,7 @@ LOCK_SECONDS: Final = 60.0
 _RANDOM_TRIALS: Final = 10  # before Optuna's sampler learns from the others
 _PRUNER_TRIALS: Final = 5  # that end before any is pruned
 _WARM_UP: Final = RUNGS // 4  # rungs of a run that is never pruned
+_TRIALS_FOR_IMPORTANCES: Final = 10
 _JOURNAL: Final = "journal"
 _CLAIMS: Final = "claims"
 
@@ -117,10 +119,11 @@ class Study:
 
     def importances(self) -> dict[str, float]:
         """How much each setting matters for the objective, as shares of 1; empty: too few trials have ended."""
-        try:
-            found = optuna.importance.get_param_importances(self._study)
-        except (ValueError, RuntimeError):
+        if sum(trial.state == TrialState.COMPLETE for trial in self.trials) < _TRIALS_FOR_IMPORTANCES:
             return {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # where many trials are equal
+            found = optuna.importance.get_param_importances(self._study)
         return {name: float(share) for name, share in found.items()}
 
     def _begin_with_own_values(self) -> None:
