@@ -76,6 +76,7 @@ _INSTEAD = {
     "prometheus": "watch a single run with it",
     "otel": "watch a single run with it",
     "checkpoint_url": "copy a single run",
+    "callback": "give it to a single run",
     "replace_run": "trials run where the command does",
 }
 
