@@ -119,12 +119,13 @@ class StopFile(IdleObserver):
 def carry_out(wanted: Request) -> int:
     """Resume the run, or start it; returns a code as ``StartedRun.poll``."""
     from apexrl import api
+    from apexrl.report.run_observers import panels
 
     config = from_toml(wanted.config, "the sweep's settings")
     config = entrusted(config, wanted.trust, "the sweep's settings")
     observers: Sequence[IdleObserver] = [StopFile(Path(wanted.stop_path))]
     try:
-        run = api.run(config, observers=[*api.panels(True, config.log_format), *observers], resume_or_start=True)
+        run = api.run(config, observers=[*panels(True, config.log_format), *observers], resume_or_start=True)
     except KeyboardInterrupt:  # before there was a run
         return INTERRUPTED
     except HeldError as error:
