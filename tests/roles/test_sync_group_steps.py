@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from apexrl import agents
 from apexrl.config import Config
 from apexrl.config.convert import override
-from apexrl.links.averaging.gradient_averaging import GradientAveraging
+from apexrl.links.averaging.gradient_averaging import AveragingMember, GradientAveraging
 from apexrl.protocols import Learned
 from apexrl.roles.sync_group import SyncGroup, _flat
 from apexrl.spec import ActionSpec, Array, EnvSpec, Field
@@ -293,3 +293,83 @@ def test_nobody_has_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_array_equal(value, before[name])
     assert (agent.updates, group.version) == (0, 1)
     group.close()
+
+
+class Several:
+    """Learners in threads, each with a link to the others as processes have it."""
+
+    def __init__(self, name: str) -> None:
+        link = GradientAveraging(2, patience=20.0)
+        self.agents = [make(name, 10), make(name, 11)]
+        contexts: list[Any] = [SimpleNamespace(index=k, patience=0.1, should_stop=lambda: False) for k in range(2)]
+        self.groups = [SyncGroup(one, agent, link, 1) for one, agent in zip(contexts, self.agents, strict=True)]
+
+    def learn(self, name: str, updates: int) -> None:
+        def learn(place: int) -> None:
+            for update in range(updates):
+                batch = self.agents[place].prepare(CASES[name].batch(2 * update + place))
+                while self.groups[place].update(batch) is None:
+                    pass
+
+        other = threading.Thread(target=learn, args=(1,))
+        other.start()
+        learn(0)
+        other.join()
+        for group in self.groups:
+            group.close()
+
+
+@pytest.fixture
+def early(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Every network is large enough that its gradient is sent while it is computed; from which values on."""
+    sent: list[int] = []
+    send = AveragingMember.send
+
+    def noted(self: AveragingMember, vector: torch.Tensor, start: int) -> None:
+        sent.append(start)
+        send(self, vector, start)
+
+    monkeypatch.setattr("apexrl.links.averaging.connections.CHUNK_FLOATS", 16)
+    monkeypatch.setattr(AveragingMember, "send", noted)
+    return sent
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_that_are_sent_while_they_are_computed_make_the_same_updates(name: str, early: list[int]) -> None:
+    in_turns = [make(name, 10), make(name, 11)]
+    link = link_for()
+    groups = [begin(agent, link, index) for index, agent in enumerate(in_turns)]
+    for update in range(4):
+        batches = [CASES[name].batch(2 * update + place) for place in range(2)]
+        together(groups, [agent.prepare(batch) for agent, batch in zip(in_turns, batches, strict=True)])
+    assert not early
+    several = Several(name)
+    several.learn(name, 4)
+    assert len(set(early)) > 1
+    assert_same(*several.agents)
+    assert_same(several.agents[0], in_turns[0])
+
+
+def test_a_gradient_that_is_changed_after_it_was_sent_is_summed_once_more(
+    early: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent may do to its gradient what it likes; of all it is then sent at the end."""
+    several = Several("appo")
+    doubled = several.agents[0]._network.clip
+
+    def doubling(*args: Any) -> float:
+        several.agents[0]._network.gradient.mul_(2.0)
+        return float(doubled(*args))
+
+    monkeypatch.setattr(several.agents[0]._network, "clip", doubling)
+    in_turns = [make("appo", 10), make("appo", 11)]
+    link = link_for()
+    groups = [begin(agent, link, index) for index, agent in enumerate(in_turns)]
+    twin = in_turns[0]._network
+    clip = twin.clip
+    monkeypatch.setattr(twin, "clip", lambda *args: (twin.gradient.mul_(2.0), clip(*args))[1])
+    together(groups, [agent.prepare(unrolls(place)) for place, agent in enumerate(in_turns)])
+    several.learn("appo", 1)
+    assert early
+    assert_same(*several.agents)
+    assert_same(several.agents[0], in_turns[0])

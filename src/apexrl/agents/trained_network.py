@@ -90,6 +90,10 @@ class Trained(Generic[N]):
         """float32 [size], of which the parameters' ``.grad`` are views."""
         return self.parameters.attach_gradient()
 
+    def place_gradient(self, vector: Tensor) -> None:
+        """From now on ``gradient`` is ``vector``, float32 [size], on the parameters' device."""
+        self.gradient = self.parameters.attach_gradient(vector)
+
     @cached_property
     def optimizer(self) -> Optimizer:
         return self.optimizer_for(self.parameters.vector)

@@ -51,9 +51,9 @@ class FlatParameters:
         """Name -> the view of ``vector`` that lies where the parameter lies in ``self.vector``."""
         return {name: vector[where].view(self._shapes[name]) for name, where in self.slices.items()}
 
-    def attach_gradient(self) -> Tensor:
-        """Zeros like ``vector``, whose views are from now on the parameters' ``.grad``."""
-        gradient = torch.zeros_like(self.vector)
+    def attach_gradient(self, gradient: Tensor | None = None) -> Tensor:
+        """``gradient`` like ``vector``, or zeros, whose views are from now on the parameters' ``.grad``."""
+        gradient = torch.zeros_like(self.vector) if gradient is None else gradient
         for name, view in self.split(gradient).items():
             if isinstance(self._parameters[name], nn.Parameter):
                 self._parameters[name].grad = view

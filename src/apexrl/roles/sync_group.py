@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from apexrl.links.averaging.gradient_averaging import State
 from apexrl.protocols import Context, Learned
+from apexrl.roles.gradient_vector import GradientVector
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 
 _ABSTAIN_SECONDS = 0.02, 1.0
 """Without a batch for this long a learner lets the others go on; less and less long where it comes to that again."""
-_TAKES_PART, _ENDS, _WANTED, _FLAGS = 0, 1, 2, 3
-"""What stands before the gradients in the vectors that are summed: 1 of who has a gradient; of who says that the update
-is over; of who knows that somebody waits to join. Then, of every group, 1 of who changes it, and of who clips it."""
+_TAKES_PART, _ENDS, _WANTED, _WORDS = 0, 1, 2, 3
+"""Words that are summed with the gradients: 1 of who has a gradient; of who says that the update is over; of who knows
+that somebody waits to join."""
 
 
 class _Round(NamedTuple):
@@ -50,17 +51,15 @@ class SyncGroup:
     """
 
     def __init__(self, context: Context, agent: Any, link: GradientAveraging, version: int, progress: int = 0) -> None:
-        import torch
+        from apexrl.links.averaging.connections import CHUNK_FLOATS
 
         self._agent = agent
         self._networks: dict[str, Trained[Any]] = agent.networks
         for network in self._networks.values():
             network.averages = True
-        sizes = [network.gradient.numel() for network in self._networks.values()]
-        self._floats = sum(sizes)
-        self._vector = torch.zeros(_FLAGS + 2 * len(sizes) + self._floats)
         self._takes_turns = not context.patience
         self._member = link.member(context.index, context.should_stop)
+        self._vector = GradientVector(self._networks, _WORDS, self._member.send, CHUNK_FLOATS)
         self._steps: Steps | None = None  # of the update that is under way
         self._gradients: Gradients | None = None  # that the others have yet to average
         self._progress = progress
@@ -91,11 +90,13 @@ class SyncGroup:
         if self._steps is None:
             begin = getattr(self._agent, "steps", None)
             self._steps = _one_step(self._agent, prepared) if begin is None else begin(prepared)
+            self._begin_gradient()
             self._gradients = next(self._steps)
         while True:
             made = self._round(self._gradients)
             if made is None:
                 return None
+            self._begin_gradient()
             try:
                 self._gradients = self._steps.send(made.parts)
             except StopIteration as end:
@@ -152,42 +153,26 @@ class SyncGroup:
         """Average gradients with the others'; None: this learner has none. None: others are not here yet, or one was
         lost."""
         if self._member.size > 1:
-            total = self._member.sum(self._offered(gradients, ends))
-            return None if total is None else self._parts(total)
+            return self._round_of_several({} if gradients is None else gradients.groups, gradients is not None, ends)
         parts = {} if gradients is None else gradients.groups
         for name, gradient in parts.items():
             if (network := self._networks[name]).clips_average:
                 network.clip_average(gradient)
         return _Round(parts, gradients is not None, ends, self._member.wanted)
 
-    def _offered(self, gradients: Gradients | None, ends: bool) -> Tensor:
-        """What this learner adds to the sum. Some updates change some networks only: the others' places are zeros."""
-        offered, own = self._vector, {} if gradients is None else gradients.groups
-        offered.zero_()
-        offered[_TAKES_PART], offered[_ENDS] = float(gradients is not None), float(ends)
-        offered[_WANTED] = float(self._member.wanted)
-        flag, start = _FLAGS, _FLAGS + 2 * len(self._networks)
-        for name, network in self._networks.items():
-            size = network.gradient.numel()
-            if name in own:
-                offered[flag], offered[flag + 1] = 1.0, float(network.clips_average)
-                offered[start : start + size] = own[name]
-            flag, start = flag + 2, start + size
-        return offered
+    def _round_of_several(self, own: dict[str, Tensor], takes_part: bool, ends: bool) -> _Round | None:
+        words = float(takes_part), float(ends), float(self._member.wanted)
+        total = self._member.sum(self._vector.filled(own, words))
+        if total is not None and self._vector.again(total):
+            total = self._member.sum(self._vector.filled(own, words))
+        if total is None:
+            return None
+        sums, parts = self._vector.averages(total)
+        return _Round(parts, int(sums[_TAKES_PART]), sums[_ENDS] > 0.0, sums[_WANTED] > 0.0)
 
-    def _parts(self, total: Tensor) -> _Round:
-        """The averages, clipped, of the groups that somebody changes."""
-        parts: dict[str, Tensor] = {}
-        flags = total[: _FLAGS + 2 * len(self._networks)].tolist()
-        flag, start = _FLAGS, len(flags)
-        for name, network in self._networks.items():
-            live = network.gradient
-            count, clips = flags[flag : flag + 2]
-            if count:
-                mean = total[start : start + live.numel()].div_(count).to(live.device)
-                parts[name] = network.clip_average(mean) if clips else mean
-            flag, start = flag + 2, start + live.numel()
-        return _Round(parts, int(flags[_TAKES_PART]), flags[_ENDS] > 0.0, flags[_WANTED] > 0.0)
+    def _begin_gradient(self) -> None:
+        if self._member.size > 1 and not self._takes_turns:
+            self._vector.begin_pass()
 
     def _join(self) -> bool:
         """Take the state that all begin with. False: not all are here yet."""
@@ -197,7 +182,7 @@ class SyncGroup:
 
         vectors = [vector for network in self._networks.values() for vector in network.vectors().values()]
         own = State(_flat(vectors), self.version, self._progress, self._updates)
-        found = self._member.join(own, self._floats)
+        found = self._member.join(own, self._vector.gradient_floats)
         if found is None:
             return False
         start = 0

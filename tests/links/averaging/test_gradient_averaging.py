@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
+import select
 import signal
+import socket
 import threading
 import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +24,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from apexrl.errors import LinkError, SpecError
 from apexrl.links.averaging.gradient_averaging import GradientAveraging, Member, State
-from apexrl.links.averaging.process_group import ProcessGroup
 from apexrl.links.averaging.shared_record import SegmentRecord
 
 PATIENCE = 1.5
@@ -30,8 +33,10 @@ WAIT_SECONDS = 30.0
 class Learners:
     """Processes that each add means of random vectors to a state, and tell what became of it after every update."""
 
-    def __init__(self, count: int, size: int) -> None:
-        self.link, self.size = GradientAveraging(count, PATIENCE), size
+    def __init__(self, count: int, size: int, record: Callable[[int], Any] | None = None) -> None:
+        own = [record(place) for place in range(count)] if record else [None]
+        links = [GradientAveraging(count, PATIENCE, record=one) for one in own]
+        self.links, self.size = links if record else links * count, size
         self.pids: dict[int, int] = {}
         self.told: dict[int, list[tuple[int, str, int]]] = defaultdict(list)  # place -> progress, state, members
         self._read, self._write = os.pipe()
@@ -53,7 +58,7 @@ class Learners:
         torch.set_num_threads(1)
         random = torch.Generator().manual_seed(seed)
         own = torch.randn(self.size, generator=random)  # all but one begin with what others have
-        member = self.link.member(place, lambda: None)
+        member = self.links[place].member(place, lambda: None)
         while True:
             while not member.joined:
                 if (found := member.join(State(own, progress + 1, progress, 0), self.size)) is not None:
@@ -116,8 +121,8 @@ class Learners:
 def begun() -> Iterator[Callable[[int, int], Learners]]:
     made: list[Learners] = []
 
-    def begin(count: int, size: int = 1000) -> Learners:
-        made.append(learners := Learners(count, size))
+    def begin(count: int, size: int = 1000, **options: Any) -> Learners:
+        made.append(learners := Learners(count, size, **options))
         for place in range(count):
             learners.begin(place)
         learners.until(lambda: all(learners.last(place)[0] > 5 for place in range(count)))
@@ -188,23 +193,74 @@ def test_learners_of_other_networks_are_refused() -> None:
         member.close()
 
 
-def test_who_does_not_know_the_secret_is_not_let_in() -> None:
-    record = SegmentRecord(1 << 16)
-    failed: list[str] = []
+class CutOff:
+    """A shared record and relays of a member that may be cut off from all others: it reads of the others' addresses
+    those of relays that lead there, which run in its own process. Nothing passes while ``cut`` is set, which another
+    process may do.
+    """
 
-    def connect(rank: int, secret: bytes) -> None:
-        try:
-            ProcessGroup(record, "epoch/1/address", rank, 2, "127.0.0.1", secret, PATIENCE)
-        except LinkError as error:
-            failed.append(str(error))
+    def __init__(self, record: SegmentRecord) -> None:
+        self.record, self._flag, self._relays = record, mmap.mmap(-1, 1), dict[bytes, bytes]()
+        for name in ("put", "put_first", "drop"):
+            setattr(self, name, self._passing(getattr(record, name)))
 
-    threads = [threading.Thread(target=connect, args=(rank, secret)) for rank, secret in enumerate((b"one", b"two"))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(failed) == 2
-    assert any("does not know the run's secret" in text for text in failed)
+    def cut(self, value: bool) -> None:
+        self._flag[0] = value
+
+    def _passing(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def passed(*args: Any) -> Any:
+            if self._flag[0]:
+                raise LinkError("cut off")
+            return call(*args)
+
+        return passed
+
+    def address(self) -> str:
+        return "127.0.0.1"
+
+    def all(self) -> dict[str, bytes]:
+        entries: dict[str, bytes] = self._passing(self.record.all)()
+        return {key: self._relay(text) if "/address/" in key else text for key, text in entries.items()}
+
+    def _relay(self, text: bytes) -> bytes:
+        if text not in self._relays:
+            listener = socket.create_server(("127.0.0.1", 0))
+            self._relays[text] = f"127.0.0.1 {listener.getsockname()[1]}".encode()
+            threading.Thread(target=self._run, args=(listener, int(text.split()[1])), daemon=True).start()
+        return self._relays[text]
+
+    def _run(self, listener: socket.socket, port: int) -> None:
+        near, _ = listener.accept()
+        far = socket.create_connection(("127.0.0.1", port))
+        while True:
+            ready, _, _ = select.select([near, far], [], [], 0.01)
+            while self._flag[0]:
+                time.sleep(0.01)
+            for one, other in ((near, far), (far, near)):
+                if one in ready:
+                    try:
+                        other.sendall(one.recv(1 << 16) or exit())
+                    except (OSError, SystemExit):
+                        near.close()
+                        far.close()
+                        return
+
+
+def test_one_that_is_cut_off_comes_back_with_the_state_of_those_that_went_on(
+    begun: Callable[..., Learners],
+) -> None:
+    cut_off = CutOff(SegmentRecord(1 << 17))
+    learners = begun(3, record=lambda place: cut_off if place == 2 else cut_off.record)
+    cut_off.cut(True)
+    at = max(learners.last(other)[0] for other in (0, 1))
+    learners.until(lambda: all(learners.last(other)[0] > at + 20 and learners.last(other)[2] == 2 for other in (0, 1)))
+    # Whoever had all others' parts when it was cut off has made an update alone, which is forgotten now.
+    learners.told[2] = [one for one in learners.told[2] if one[0] <= at - 1]
+    cut_off.cut(False)
+    count = len(learners.told[2])
+    learners.until(lambda: len(learners.told[2]) > count + 5 and learners.last(2)[2] == learners.last(0)[2] == 3)
+    assert learners.told[2][count][0] > at + 20
+    learners.check()
 
 
 class InTurns(RuleBasedStateMachine):

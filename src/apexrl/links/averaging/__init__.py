@@ -1,1 +1,1 @@
-"""Averages of gradients over learners that come and go, by ``torch.distributed``."""
+"""Averages of gradients over learners that come and go."""

@@ -20,7 +20,7 @@ from apexrl.links.averaging.shared_record import SegmentRecord, SharedRecord
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from apexrl.links.averaging.process_group import ProcessGroup
+    from apexrl.links.averaging.connections import Connections
 
 _SECRET = "secret"
 _RECORD_BYTES = 1 << 16  # and for every pair of members the addresses by which they connect
@@ -64,9 +64,14 @@ class Member(Protocol):
         """
         ...
 
+    def send(self, vector: Tensor, start: int) -> None:
+        """Of the next vector to be summed, what is final: from value ``start`` on. It may go out already."""
+        ...
+
     def sum(self, vector: Tensor) -> Tensor | None:
-        """The sum of all members' vectors, float32 on the CPU: a new one, the same to the last bit for all. None: ask
-        again with the same vector, or, if ``joined`` is False now, join again: a member is lost."""
+        """The sum of all members' vectors, float32 on the CPU: not in the memory of ``vector``, the same to the last
+        bit for all, and held until the next sum. None: ask again with the same vector, or, if ``joined`` is False now,
+        join again: a member is lost."""
         ...
 
     def leave(self) -> None:
@@ -136,7 +141,7 @@ class AveragingMember:
         self._known: Membership | None = None
         self._making = threading.Lock()
         self._expected, self._place = expected, place
-        self._group: ProcessGroup | None = None
+        self._connections: Connections | None = None
         self._announced = self._settled = self._waiting = False
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="averaging", daemon=True)
@@ -165,40 +170,56 @@ class AveragingMember:
             return None
         self._announced = False  # should this come to nothing
         _check(epoch, floats)
+        self._waiting = True  # for others, which ends within its patience
         try:
-            with _SignsOfLife(self):
-                return self._connected(epoch, state)
+            return self._connected(epoch, state)
         except LinkError:
-            self.leave()
+            self._lose()
             return None
+        finally:
+            self._waiting = False
 
     def _connected(self, epoch: Epoch, state: State) -> State:
-        from apexrl.links.averaging.process_group import ProcessGroup
+        from apexrl.links.averaging.connections import Connections
 
         prefix, size = f"epoch/{epoch.number}/address", len(epoch.members)
         secret = self._record.put_first(_SECRET, secrets.token_hex(32).encode())
         address = self._record.address()
-        group = ProcessGroup(self._record, prefix, epoch.rank, size, address, secret, self._patience)
-        self._group = group
-        group.broadcast(state.vector, epoch.newest)
+        self._connections = Connections(self._record, prefix, epoch.rank, size, address, secret, self._patience)
+        self._connections.broadcast(state.vector, epoch.newest)
         self.joined, self.size, self._settled = True, size, True
         newest = epoch.members[epoch.newest]
         return State(state.vector, epoch.version, newest.progress, newest.updates)
 
+    def send(self, vector: Tensor, start: int) -> None:
+        if self._connections is not None:
+            try:
+                self._connections.begin_sum(vector, start)
+            except LinkError:
+                self._lose()
+
     def sum(self, vector: Tensor) -> Tensor | None:
-        assert self._group is not None
-        try:
-            with _SignsOfLife(self):
-                return self._group.sum(vector)
-        except LinkError:
-            self.leave()
+        if self._connections is None:
             return None
+        self._waiting = True
+        try:
+            return self._connections.sum(vector)
+        except LinkError:
+            self._lose()
+            return None
+        finally:
+            self._waiting = False
 
     def leave(self) -> None:
         self.joined = False
-        if self._group is not None:
-            self._group.close()
-            self._group = None
+        if self._connections is not None:
+            self._connections.close()
+            self._connections = None
+
+    def _lose(self) -> None:
+        if self._connections is not None:
+            self._connections.abort()
+        self.leave()
 
     def close(self) -> None:
         """Leave for good: the others do not wait."""
@@ -214,19 +235,6 @@ class AveragingMember:
                 self._alive()
             with suppress(LinkError):
                 self.wanted |= self._membership.beat() and self.joined
-
-
-class _SignsOfLife:
-    """While a member waits for others, which ends within its patience, its watching thread gives its signs of life."""
-
-    def __init__(self, member: AveragingMember) -> None:
-        self._member = member
-
-    def __enter__(self) -> None:
-        self._member._waiting = True
-
-    def __exit__(self, *_: object) -> None:
-        self._member._waiting = False
 
 
 def _check(epoch: Epoch, floats: tuple[int, int]) -> None:
@@ -279,6 +287,8 @@ class InlineMember:
         self._states, self._number = states, 0
         newest = states[max(states, key=lambda place: (states[place].progress, -place))]
         return newest._replace(version=max(one.version for one in states.values()))
+
+    def send(self, vector: Tensor, start: int) -> None: ...
 
     def sum(self, vector: Tensor) -> Tensor | None:
         offers, odd = self._turns.offers, self._number % 2
