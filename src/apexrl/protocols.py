@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from apexrl.spec import Array
 
 if TYPE_CHECKING:
+    from apexrl.run.env_changes import EnvChange
     from apexrl.run.ownership import Fence
 
 Arrays = Mapping[str, Array]
@@ -230,6 +231,10 @@ class Context(Protocol):
 
     def send(self, kind: str, **values: Any) -> None:
         """Tell the supervisor something (JSON-able values); never blocks, drops are counted."""
+        ...
+
+    def env_change(self) -> EnvChange:
+        """Settings of environments that callbacks have changed; cheap enough for every reset."""
         ...
 
     def env_call(self) -> AbstractContextManager[None]:

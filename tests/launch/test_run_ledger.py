@@ -10,6 +10,7 @@ import pytest
 from recording_observer import Watcher
 
 from apexrl.config import Config, StopConfig
+from apexrl.config.metric_bounds import metric_bound
 from apexrl.errors import ConfigError, FencedError
 from apexrl.launch.run_ledger import Base, Ledger, base_of, check_ahead
 from apexrl.report.plain_lines import line
@@ -252,3 +253,30 @@ def test_a_run_that_was_taken_over_is_shown_no_more(tmp_path: Path) -> None:
     ledger.close(error="FencedError")
     assert watcher.summary
     assert not ledger.folder.summary_path.exists()
+
+
+def test_a_run_without_improvement_ends(tmp_path: Path) -> None:
+    ledger, watcher = ledger_of(tmp_path, StopConfig(stop_without_improvement=2), Base(best_eval_return=5.0))
+    for mean in (4.0, 6.0, 6.0):
+        ledger.hear("evaluation", evaluation(mean))
+    assert ledger.stop_reason is None
+    ledger.hear("evaluation", evaluation(5.9))
+    assert ledger.stop_reason == "stop_without_improvement"
+    assert watcher.texts[-1] == "no evaluation of the last 2 was better than 6 (--stop-without-improvement)"
+
+
+def test_a_metric_beyond_its_bound_ends_the_run(tmp_path: Path) -> None:
+    ledger, watcher = ledger_of(tmp_path, StopConfig(stop_when=("agent/loss > 10", "train_return<-5")))
+    ledger.status.metrics = {"loss": math.nan}
+    tick(ledger, 101.0)
+    assert ledger.stop_reason is None
+    ledger.status.metrics = {"loss": 11.0}
+    tick(ledger, 102.0)
+    assert ledger.stop_reason == "stop_when"
+    assert watcher.texts[-1] == "agent/loss is 11, > 10 (--stop-when)"
+
+
+@pytest.mark.parametrize("text", ["loss", "loss>", "loss>x", "loss>nan", "loss=3", ">3", ""])
+def test_what_is_no_bound_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no bound: write NAME>NUMBER"):
+        metric_bound(text)

@@ -9,7 +9,16 @@ from apexrl.config import convert
 from apexrl.config.schema import Config
 
 NEW_SETTINGS: Final = frozenset(
-    ("second_moment_decay", "log_format", "learner_lease_seconds", "averaging_timeout", "vector", "info_metrics")
+    (
+        "second_moment_decay",
+        "log_format",
+        "learner_lease_seconds",
+        "averaging_timeout",
+        "vector",
+        "info_metrics",
+        "stop_without_improvement",
+        "stop_when",
+    )
 )
 """Settings that the release before does not know, or of which it does not know the default value. Its hosts get them
 only where they have another value than by default; they then refuse the run."""

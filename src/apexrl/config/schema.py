@@ -217,6 +217,11 @@ class StopConfig:
     """Minutes since the first environment step; 0: no limit."""
     stop_at_return: Annotated[float | None, Range()] = None
     """The run ends when one evaluation's mean return reaches this; none: no goal."""
+    stop_without_improvement: Annotated[int, Range(0)] = 0
+    """Evaluations in a row without a higher mean return after which the run ends; 0: no limit.
+    A resumed run counts anew."""
+    stop_when: tuple[str, ...] = ()
+    """Bounds of metrics of metrics.jsonl, as 'agent/loss>1e6' 'train_return<-500': the run ends beyond one of them."""
 
 
 @dataclass(frozen=True)

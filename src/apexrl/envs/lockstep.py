@@ -12,14 +12,19 @@ from numpy.typing import NDArray
 
 from apexrl.envs.spaces import Leaf, observation_leaves
 from apexrl.envs.told_metrics import told_metrics
-from apexrl.errors import EnvError
+from apexrl.errors import ConfigError, EnvError
+from apexrl.run.env_changes import EnvChange
 from apexrl.spec import Array
 
+ENV_VERSION = "env_version"  # metric of an episode: the number of the change of settings that it was played with
 LIFE_LOST = "life_lost"  # info key: a life was lost, the game continues
 
 Bools = NDArray[np.bool_]
 Which = NDArray[np.int64] | None
 """Numbers of the environments that rows belong to, [R]; None: all B of them, in order."""
+
+Changes = Callable[[], EnvChange]
+"""The newest settings that callbacks have changed (``protocols.Context.env_change``)."""
 
 EnvCall = Callable[[], AbstractContextManager[Any]]
 """Entered around every call into environments (``protocols.Context.env_call``), in the thread that makes it."""
@@ -71,12 +76,13 @@ class LoopRows:
         name: str,
         call: EnvCall = nullcontext,
         info_metrics: Sequence[str] = (),
+        changes: Changes = EnvChange,
     ) -> None:
         self._name, self._call = name, call
         self.num_envs, self.lockstep = len(envs), True
         self.observation_space, self.action_space = envs[0].observation_space, envs[0].action_space
         self._leaves = observation_leaves(self.observation_space)
-        self._singles = singles(envs, self._leaves, name, info_metrics)
+        self._singles = singles(envs, self._leaves, name, info_metrics, changes)
         self._rows: Rows | None = None
 
     def reset(self, seeds: Sequence[int]) -> dict[str, Array]:
@@ -121,13 +127,19 @@ class Single:
         name: str,
         number: int,
         info_metrics: Sequence[str] = (),
+        changes: Changes = EnvChange,
     ) -> None:
         self._env, self._leaves, self._name, self._number = env, leaves, name, number
-        self._info_metrics = info_metrics
+        self._info_metrics, self._changes = info_metrics, changes
+        self._change = EnvChange()  # that it has taken
 
     def reset(self, seed: int | None, rows: Rows) -> None:
+        self._take_change()
+        given: dict[str, Any] = {} if seed is None else {"seed": seed}
+        if self._change.options:
+            given["options"] = dict(self._change.options)
         with blame(self._name, "reset", self._number):
-            observation, _ = self._env.reset() if seed is None else self._env.reset(seed=seed)
+            observation, _ = self._env.reset(**given)
         self._store(observation, rows)
         row = self._number
         rows.reward[row] = 0.0
@@ -145,9 +157,31 @@ class Single:
             rows.terminated[row], rows.truncated[row] = ended, cut
         if rows.life_lost is not None:
             rows.life_lost[row] = bool((ended or cut) and info.get(LIFE_LOST))
-        if rows.metrics is not None and (ended or cut) and info:
-            rows.metrics[row] = told_metrics(info, self._info_metrics)
+        version = self._change.version
+        if rows.metrics is not None and (ended or cut) and (info or version):
+            rows.metrics[row] = told_metrics(info, self._info_metrics) | (
+                {ENV_VERSION: float(version)} if version else {}
+            )
         self._store(observation, rows)
+
+    def _take_change(self) -> None:
+        """Take what callbacks have changed.
+
+        Raises:
+            ConfigError: the environment has no such attribute: each other one would say the same.
+        """
+        change = self._changes()
+        if change.version == self._change.version:
+            return
+        for name, value in change.attributes.items():
+            if not self._env.has_wrapper_attr(name):
+                raise ConfigError(
+                    f"a callback has changed {name!r} of the environment, and {self._name} has no such attribute: "
+                    "set it in its constructor, or change the options of its reset"
+                )
+            with blame(self._name, f"setting {name} of", self._number):
+                self._env.set_wrapper_attr(name, value)
+        self._change = change
 
     def close(self) -> None:
         with blame(self._name, "close", self._number):
@@ -167,13 +201,17 @@ class Single:
 
 
 def singles(
-    envs: Sequence[gym.Env[Any, Any]], leaves: tuple[Leaf, ...], name: str, info_metrics: Sequence[str] = ()
+    envs: Sequence[gym.Env[Any, Any]],
+    leaves: tuple[Leaf, ...],
+    name: str,
+    info_metrics: Sequence[str] = (),
+    changes: Changes = EnvChange,
 ) -> list[Single]:
     """Number the environments, and refuse different spaces."""
     for index, env in enumerate(envs):
         if env.observation_space != envs[0].observation_space or env.action_space != envs[0].action_space:
             raise EnvError(f"{name}: environment {index} has other spaces than environment 0; all must be equal")
-    return [Single(env, leaves, name, number, info_metrics) for number, env in enumerate(envs)]
+    return [Single(env, leaves, name, number, info_metrics, changes) for number, env in enumerate(envs)]
 
 
 def empty_rows(leaves: tuple[Leaf, ...], count: int) -> Rows:

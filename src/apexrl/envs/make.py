@@ -16,7 +16,7 @@ from apexrl.envs.atari_game import plain_game, register_atari
 from apexrl.envs.atari_rows import AtariRows
 from apexrl.envs.envpool_rows import PREFIX, EnvPoolRows, pool_spaces
 from apexrl.envs.last_action_reward import LastActionReward
-from apexrl.envs.lockstep import Backend, EnvCall, LoopRows
+from apexrl.envs.lockstep import Backend, Changes, EnvCall, LoopRows
 from apexrl.envs.minatar import register_minatar
 from apexrl.envs.native_rows import NativeRows
 from apexrl.envs.spaces import env_spec
@@ -25,6 +25,7 @@ from apexrl.envs.threaded import ThreadRows
 from apexrl.envs.vector import VectorEnv
 from apexrl.envs.vector_form import VectorForm, vector_form
 from apexrl.errors import EnvError
+from apexrl.run.env_changes import EnvChange
 from apexrl.spec import EnvSpec
 
 _GAME_KWARGS = {"repeat_action_probability", "full_action_space", "max_num_frames_per_episode", "frameskip"}
@@ -38,6 +39,7 @@ def make_vector(
     call: EnvCall = nullcontext,
     cores: int = 1,
     partial: bool = False,
+    changes: Changes | None = None,
 ) -> VectorEnv:
     """``num_envs`` environments stepped together, with distinct seeds drawn from ``seed``.
 
@@ -52,6 +54,7 @@ def make_vector(
         cores: processor cores that the environments may use at the same time.
         partial: whether answers may have rows of some environments; then no step is lost where the vectorised form
             has not NEXT_STEP autoreset (``NativeRows``).
+        changes: settings that callbacks change; None: none are taken.
 
     Raises:
         EnvError: the environment cannot be found or made; the message says what to install or what was meant.
@@ -69,12 +72,13 @@ def make_vector(
         if cost is not None and cost.wants_threads:
             made.pop().close()  # threads make and step their own
             vector, chosen = "threads", str(cost)
+    own, fixed = changes or EnvChange, backend is not None
     if backend is None and vector == "threads":
-        backend = ThreadRows([lambda: make_env(config)] * num_envs, name, call, config.info_metrics)
+        backend = ThreadRows([lambda: make_env(config)] * num_envs, name, call, config.info_metrics, own)
     elif backend is None:
         made += [make_env(config) for _ in range(num_envs - len(made))]
-        backend = LoopRows(made, name, call, config.info_metrics)
-    return VectorEnv(backend, name, config.stack, config.reward_clip, seed, chosen)
+        backend = LoopRows(made, name, call, config.info_metrics, own)
+    return VectorEnv(backend, name, config.stack, config.reward_clip, seed, chosen, changes if fixed else None)
 
 
 def _cost(env: gym.Env[Any, Any], seed: int, call: EnvCall) -> StepCost | None:

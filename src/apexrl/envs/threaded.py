@@ -14,9 +14,21 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from apexrl.envs.lockstep import Bools, EnvCall, Rows, Single, Which, each, empty_rows, refuse_not_finite, singles
+from apexrl.envs.lockstep import (
+    Bools,
+    Changes,
+    EnvCall,
+    Rows,
+    Single,
+    Which,
+    each,
+    empty_rows,
+    refuse_not_finite,
+    singles,
+)
 from apexrl.envs.spaces import observation_leaves
 from apexrl.errors import EnvError
+from apexrl.run.env_changes import EnvChange
 from apexrl.spec import Array
 
 CLOSE_SECONDS = 3.0
@@ -51,6 +63,7 @@ class ThreadRows:
         name: str,
         call: EnvCall = nullcontext,
         info_metrics: Sequence[str] = (),
+        changes: Changes = EnvChange,
     ) -> None:
         self._name = name
         self.num_envs, self.lockstep = len(makers), False
@@ -72,7 +85,7 @@ class ThreadRows:
             self._all_returned()
         self.observation_space, self.action_space = envs[0].observation_space, envs[0].action_space
         self._leaves = observation_leaves(self.observation_space)
-        self._singles: list[Single] = singles(envs, self._leaves, name, info_metrics)
+        self._singles: list[Single] = singles(envs, self._leaves, name, info_metrics, changes)
         self._rows = empty_rows(self._leaves, self.num_envs)
 
     def reset(self, seeds: Sequence[int]) -> dict[str, Array]:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apexrl.envs.lockstep import Backend, Bools, Which
+from apexrl.envs.lockstep import Backend, Bools, Changes, Which
 from apexrl.envs.spaces import env_spec
-from apexrl.errors import EnvError
+from apexrl.errors import ConfigError, EnvError
 from apexrl.spec import Array
 
 _SLICE_SECONDS = 1.0
@@ -51,6 +51,7 @@ class VectorEnv:
         reward_clip: largest magnitude of the learner's reward; 0 leaves it. Episode returns are never clipped.
         seed: of all B environments, which get distinct ones.
         chosen: why it was chosen to step them in threads; empty: it was not.
+        unheeded: settings that callbacks change and that ``backend`` cannot take; None: it takes them itself.
 
     Attributes:
         lockstep: ``receive`` yields rows of all environments, in order, and ``which`` is None.
@@ -65,7 +66,9 @@ class VectorEnv:
         reward_clip: float = 0.0,
         seed: int = 0,
         chosen: str = "",
+        unheeded: Changes | None = None,
     ) -> None:
+        self._unheeded = unheeded
         self.num_envs, self.lockstep = backend.num_envs, backend.lockstep
         self.name, self.chosen = name, chosen
         self.device: str = getattr(backend, "device", "") or "cpu"
@@ -87,6 +90,7 @@ class VectorEnv:
         """
         self._seed = self._seed if seed is None else seed
         seeds = np.random.SeedSequence(self._seed).generate_state(self.num_envs, np.uint32)
+        self._refuse_changes()
         observation = self._backend.reset([int(s) for s in seeds])
         self._ended[:], self._returns[:], self._lengths[:] = False, 0.0, 0
         return observation
@@ -129,6 +133,7 @@ class VectorEnv:
         self._lengths[at] += ~starts
         episodes: list[Episode] = []
         if ended.any():
+            self._refuse_changes()
             games = numbers[ended if rows.life_lost is None else ended & ~rows.life_lost]
             for number in games.tolist():
                 told = rows.metrics.get(number, {}) if rows.metrics else {}
@@ -138,6 +143,13 @@ class VectorEnv:
         if self._clip:
             learned = np.clip(learned, -self._clip, self._clip)
         return Stepped(rows.observation, learned, rows.terminated, rows.truncated, starts, episodes, which)
+
+    def _refuse_changes(self) -> None:
+        if self._unheeded is not None and self._unheeded().version:
+            raise ConfigError(
+                f"a callback has changed settings of the environment, and {self.name} is stepped in a vectorised form, "
+                "which takes none: add --no-native-envs, or leave the change out if it has no other form"
+            )
 
     @property
     def tensors(self) -> Mapping[str, Any]:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from apexrl.config import Config
-from apexrl.errors import LinkError, OwnershipError
+from apexrl.errors import ConfigError, LinkError, OwnershipError
 from apexrl.links.backoff import Backoff
 from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.redis.checked_values import HostDigest, LearnerDigest
 from apexrl.links.redis.members import HostLease, renewal_pause
 from apexrl.links.redis.run_record import LearnerLease, Orders
+from apexrl.run import env_changes
+from apexrl.run.env_changes import EnvChange
 from apexrl.run.episode_metrics import told_spreads
 from apexrl.run.observers import IdleObserver
 from apexrl.run.ownership import REPLACED, lease_clock
@@ -72,6 +74,7 @@ class Beacon(IdleObserver):
         self._board: ControlBoard | None = None
         self._steps_here: ControlBoard | None = None
         self._run_steps = 0
+        self._env_change = b""  # told to other hosts, or heard of the learner
         self._paused = False  # another learner may hold the lease
         self._alone_since: float | None = None  # monotonic seconds
         self._server_away = self._learner_away = self._weights_away = False
@@ -118,7 +121,9 @@ class Beacon(IdleObserver):
         return self._reason or None
 
     def event(self, kind: str, values: Mapping[str, Any]) -> None:
-        if kind in ("intake", "uplink"):
+        if kind == "env_change" and isinstance(self._lease, LearnerLease):
+            self._env_change = env_changes.encoded(EnvChange(**values), "change_env")
+        elif kind in ("intake", "uplink"):
             self._carried = {_CARRIED.get(name, name): number for name, number in values.items()}
         elif kind == "episodes" and self._outbox is not None:
             self._outbox.episodes(values["returns"], values["lengths"], told_spreads(values.get("metrics")))
@@ -155,7 +160,7 @@ class Beacon(IdleObserver):
 
     def _renew(self) -> Orders:
         if isinstance(self._lease, LearnerLease):
-            return self._lease.renew(LearnerDigest.of(self._status, self._carried))
+            return self._lease.renew(LearnerDigest.of(self._status, self._carried), self._env_change)
         self._count()
         return self._lease.renew(HostDigest.of(self._status, self._carried))
 
@@ -200,6 +205,7 @@ class Beacon(IdleObserver):
         self._run_steps = max(self._run_steps, orders.env_steps)  # a server that came back empty says 0
         if self._steps_here is not None:
             self._steps_here.set_base("run_env_steps", self._run_steps)
+            self._pass_on(self._steps_here, orders.env_change)
         if orders.lost_slots and not self._reason:
             lost = ", ".join(str(slot) for slot in orders.lost_slots)
             self._news.put((f"other hosts have taken the slots {lost} while the server was away", "warning"))
@@ -214,6 +220,18 @@ class Beacon(IdleObserver):
         if not self._reason:
             self._reason = next((reason for reason, wanted in reasons.items() if wanted), "")
             self._tell_of_order(orders)
+
+    def _pass_on(self, board: ControlBoard, change: bytes) -> None:
+        """Tell this host's roles of changed settings of environments. A server that came back empty says none."""
+        if change in (b"", self._env_change):
+            return
+        self._env_change = change
+        try:
+            env_changes.decoded(change, f"run {self._run} on the server")
+        except ConfigError as error:
+            self._news.put((f"{error}: environments here stay as they are", "warning"))
+        else:
+            board.set_env_change(change)
 
     def _tell_of_order(self, orders: Orders) -> None:
         """Tell here, and on the learner's host, that this one leaves because somebody said so."""

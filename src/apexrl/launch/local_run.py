@@ -73,6 +73,7 @@ def supervise(
     def body(ledger: Ledger, wiring: Wiring) -> None:
         for name in ("env_steps", "updates", "episodes"):
             board.set_base(name, getattr(ledger.base, name))
+        ledger.carry_changes(board.set_env_change)
         first(ledger, board)
         try:
             supervisor.run(program, ledger, board, wiring)

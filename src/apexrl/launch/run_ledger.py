@@ -18,7 +18,9 @@ from apexrl.launch import contained_observers
 from apexrl.launch.folder_upkeep import Upkeep
 from apexrl.launch.recent_returns import LatestReturns
 from apexrl.launch.run_policy_lag import Lags
-from apexrl.run import checkpoint
+from apexrl.launch.stop_rules import StopRules
+from apexrl.run import checkpoint, env_changes
+from apexrl.run.env_changes import EnvChange
 from apexrl.run.episode_metrics import MOST_NAMES, LatestEpisodes, told_spreads
 from apexrl.run.folder import RunFolder, make_summary
 from apexrl.run.metrics import RateMeter, progress, read_rows
@@ -119,7 +121,10 @@ class Ledger:
         self._first_step: float | None = None
         self._learning_since: tuple[int, int] | None = None  # environment steps and updates made then
         self._stopped: float | None = None
+        self.env_change = EnvChange()
+        self._carry: Callable[[bytes], None] | None = None  # what tells workers of it
         self._returns = LatestReturns()
+        self._rules = StopRules(config.stop, base.best_eval_return)
         self._told_of_episodes = LatestEpisodes()
         self._unrecorded = 0  # values of callbacks
         self._env_rate, self._update_rate = RateMeter(), RateMeter()
@@ -127,11 +132,18 @@ class Ledger:
         self.status = RunStatus(best_eval_return=base.best_eval_return)
 
     def open(self) -> None:
-        """Tell the observers that the run begins."""
+        """Tell the observers that the run begins.
+
+        Raises:
+            ConfigError: the folder holds settings of environments that are none.
+        """
+        resumed = self.env_change = env_changes.read(self.folder.path)
         for observer in self._observers:
             observer.steer(self)
         for observer in (*self._observers, self._upkeep_thread):
             observer.started(self.config, self.folder.path)
+        if self.env_change.version and self.env_change is resumed:
+            self._tell_of_change()
 
     def hear(self, kind: str, values: dict[str, Any]) -> None:
         """Enter a worker's message."""
@@ -151,9 +163,7 @@ class Ledger:
             mean = float(values["mean"])
             status.eval_return = mean
             status.best_eval_return = mean if status.best_eval_return is None else max(status.best_eval_return, mean)
-            goal = self.config.stop.stop_at_return
-            if goal is not None and mean >= goal:
-                self.stop("stop_at_return")
+            self._heed(self._rules.evaluated(mean))
         elif kind == "checkpoint":
             self._upkeep_thread.event(kind, {})
         elif kind in _CARRIERS:
@@ -215,6 +225,37 @@ class Ledger:
             else:
                 self._unrecorded += 1
         self.status.custom_metrics = recorded
+
+    def change_env(self, attributes: Mapping[str, Any], options: Mapping[str, Any]) -> int:
+        """Change settings of every environment, at its next reset; returns the number of the change.
+
+        Raises:
+            ConfigError: they cannot be told to environments.
+        """
+        old = self.env_change
+        change = EnvChange(old.version + 1, {**old.attributes, **attributes}, {**old.options, **options})
+        data = env_changes.encoded(change, "change_env")
+        self.env_change = change
+        check = self.folder.generations.check
+        self.note(env_changes.FILE, lambda: env_changes.write(self.folder.path, data, check))
+        if self._carry is not None:
+            self._carry(data)
+        self._tell_of_change()
+        if self.carried.get("workers"):
+            self.tell(
+                "environments on hosts of apexrl envs hear of no changed settings, and stay as they are", "warning"
+            )
+        return change.version
+
+    def carry_changes(self, carry: Callable[[bytes], None]) -> None:
+        """Let ``carry`` tell workers of changes of their environments, and of those that there were already."""
+        self._carry = carry
+        if self.env_change.version:
+            carry(env_changes.encoded(self.env_change, "change_env"))
+
+    def _tell_of_change(self) -> None:
+        for observer in self._observers:
+            observer.event("env_change", self.env_change._asdict())
 
     def number(self, name: str) -> int | None:
         """The number of a new generation of a role that writes into the run folder; None: it cannot be stored now.
@@ -290,7 +331,7 @@ class Ledger:
         )
         status.phase = self._phase(status)
         self.status = status
-        self._apply_rules(status)
+        self._heed(self._rules.look(status))
         return status
 
     def show(self) -> None:
@@ -407,9 +448,9 @@ class Ledger:
         elsewhere = here & {"uplink", "relay"} or here in ({"env_worker"}, {"learner", "actor"})
         return "training" if elsewhere or status.updates > self.base.updates else "filling"
 
-    def _apply_rules(self, status: RunStatus) -> None:
-        rules = self.config.stop
-        if rules.env_steps and status.env_steps >= rules.env_steps:
-            self.stop("env_steps")
-        if rules.minutes and status.elapsed_seconds >= 60.0 * rules.minutes:
-            self.stop("minutes")
+    def _heed(self, reason: str) -> None:
+        """Stop for a reason of the rules, if there is one."""
+        if reason and self.stop_reason is None:
+            if self._rules.told:
+                self.tell(self._rules.told)
+            self.stop(reason)

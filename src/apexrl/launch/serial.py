@@ -31,6 +31,7 @@ def run_serial(program: Program, ledger: Ledger, wiring: Wiring, interrupts: Int
     """Run ``program`` until something stops it; ``ledger`` then knows what."""
     config = ledger.config
     shared = InlineRun(lambda name, kind, values: ledger.hear(kind, _detached(values)), STEPS_PER_SECOND)
+    ledger.carry_changes(shared.set_env_change)
     base = ledger.base
     shared.totals.update(env_steps=base.env_steps, updates=base.updates, episodes=base.episodes)
     members: list[tuple[Node, InlineContext, Role]] = []

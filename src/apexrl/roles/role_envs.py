@@ -17,12 +17,21 @@ def own_cores(config: Config) -> int:
     return max(1, len(os.sched_getaffinity(0)) // (1 if config.serial else max(1, config.actor.actors)))
 
 
-def role_envs(context: Context, config: Config, envs: int, seed: int, cores: int, partial: bool = False) -> VectorEnv:
+def role_envs(
+    context: Context,
+    config: Config,
+    envs: int,
+    seed: int,
+    cores: int,
+    partial: bool = False,
+    changing: bool = True,
+) -> VectorEnv:
     """``envs`` environments stepped together. With ``--vector auto`` a run tells once that threads were chosen.
 
     Args:
         cores: that they may use at the same time.
         partial: as in ``envs.make_vector``.
+        changing: they take settings that callbacks change (``Context.env_change``).
     """
     from apexrl.envs import make_vector
 
@@ -30,7 +39,8 @@ def role_envs(context: Context, config: Config, envs: int, seed: int, cores: int
     if vector == "auto" and config.serial:
         vector = "sync"
     with context.env_call():
-        made = make_vector(config.env, envs, seed, vector, context.env_call, cores, partial)
+        changes = context.env_change if changing else None
+        made = make_vector(config.env, envs, seed, vector, context.env_call, cores, partial, changes)
     if made.chosen:
         text = (
             f"{made.name}: {made.chosen}, so the environments of an actor step at the same time, each in a thread; "

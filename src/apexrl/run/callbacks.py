@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from apexrl.run.env_changes import EnvChange
 from apexrl.run.episode_metrics import Spread
 from apexrl.run.status import Level, RunStatus
 
@@ -67,10 +69,12 @@ class Steering(Protocol):
     """What a callback can do to its run."""
 
     status: RunStatus
+    env_change: EnvChange
 
     def stop(self, reason: str) -> None: ...
     def tell(self, text: str, level: Level = "info") -> None: ...
     def record(self, metrics: Mapping[str, float]) -> None: ...
+    def change_env(self, attributes: Mapping[str, Any], options: Mapping[str, Any]) -> int: ...
     def fail(self, error: Exception) -> None: ...
 
 
@@ -88,6 +92,11 @@ class OpenRun:
         """The newest."""
         return self._steering.status
 
+    @property
+    def env_change(self) -> EnvChange:
+        """What callbacks have changed of the environments, over resumes too."""
+        return self._steering.env_change
+
     def stop(self, reason: str = "callback") -> None:
         """End the run in good order: with a last checkpoint and the final evaluations."""
         self._steering.stop(reason)
@@ -95,6 +104,27 @@ class OpenRun:
     def tell(self, text: str, level: Level = "info") -> None:
         """Show a text to the user, and write it into ``metrics.jsonl``."""
         self._steering.tell(text, level)
+
+    def change_env(
+        self, attributes: Mapping[str, Any] = MappingProxyType({}), options: Mapping[str, Any] = MappingProxyType({})
+    ) -> int:
+        """Change settings of the run's environments, in every actor on every host; the evaluator's stay as configured.
+
+        Every environment takes them before its next reset. What was changed earlier stays so. The settings are kept in
+        the run folder, and hold for a resumed run from its start. Episodes tell the number of the change that they
+        were played with: ``episode/env_version``.
+
+        Args:
+            attributes: of the environment, or of one of its wrappers, by name; properties are set, too.
+            options: what ``reset(options=…)`` gets from then on.
+
+        Returns:
+            The number of the change, from 1.
+
+        Raises:
+            ConfigError: values are no numbers, texts, lists or dicts, or they are more than 4 KiB.
+        """
+        return self._steering.change_env(attributes, options)
 
     def record(self, **metrics: float) -> None:
         """Metrics of the callback's own: ``custom/NAME`` in ``metrics.jsonl``, TensorBoard and every exporter, until

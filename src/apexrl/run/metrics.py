@@ -1,6 +1,7 @@
 """Metrics of a run: rates, progress towards the stop rules, ``metrics.jsonl``, TensorBoard events.
 
-Every line of ``metrics.jsonl`` is a JSON object with ``kind`` (``status``, ``evaluation``, ``message`` or ``tuning``),
+Every line of ``metrics.jsonl`` is a JSON object with ``kind`` (``status``, ``evaluation``, ``message``, ``tuning`` or
+``env_change``),
 ``wall_seconds`` of training, ``env_steps`` and ``updates``. TensorBoard's step axis is environment steps.
 """
 
@@ -112,7 +113,7 @@ class RunLog:
             self._write_status()
 
     def event(self, kind: str, values: Mapping[str, Any]) -> None:
-        if kind not in ("evaluation", "tuning") or self._fenced():
+        if kind not in ("evaluation", "tuning", "env_change") or self._fenced():
             return
         status = self._status
         at = {"env_steps": status.env_steps, "updates": status.updates}
@@ -122,7 +123,7 @@ class RunLog:
         if kind == "tuning":
             counts = {f"autotune/{name}": float(count) for name, count in values["setting"].items()}
             self._scalars({**counts, "autotune/rate": values["rate"]}, status.env_steps)
-        elif not values.get("final"):
+        elif kind == "evaluation" and not values.get("final"):
             step = int(values.get("env_steps", status.env_steps))
             self._scalars({"return/eval": values["mean"], **scalars(metrics, "eval")}, step)
 

@@ -9,6 +9,7 @@ from typing import Any
 from apexrl import agents, topologies
 from apexrl.config import Config
 from apexrl.config.convert import check_values, flat, known_settings
+from apexrl.config.metric_bounds import metric_bound
 from apexrl.config.outside import is_outside
 from apexrl.config.settings import as_flag, did_you_mean, flag, settings_of
 from apexrl.errors import ConfigError
@@ -39,6 +40,8 @@ def validate(config: Config, given: Iterable[str] = (), elsewhere: bool = False)
     check_read(config, given)
     config = with_own_settings(config, given)
     check_values(config, elsewhere)
+    for text in config.stop.stop_when:
+        metric_bound(text)
     topologies.check_fixed(config)
     agents.check_in_use(config, given)
     agents.check_identity(config.agent)

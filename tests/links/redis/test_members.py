@@ -133,6 +133,18 @@ def test_members_hear_of_the_learner(server: Server) -> None:
     host.leave()
 
 
+def test_hosts_hear_of_changed_settings_of_environments(server: Server) -> None:
+    record = a_record()
+    learner = LearnerLease.take(server, record)
+    host = HostLease.join(server, record)
+    learner.renew(LearnerDigest())
+    assert host.renew(HostDigest()).env_change == b""
+    learner.renew(LearnerDigest(), b'{"version": 1}')
+    assert host.renew(HostDigest()).env_change == b'{"version": 1}'
+    host.leave()
+    learner.leave()
+
+
 def test_what_members_say_arrives_once(server: Server, record: RunRecord) -> None:
     host, client = HostLease.join(server, record), HostLease.join(server, record, kind="client")
     messages = MessageReader(server, host.keys)

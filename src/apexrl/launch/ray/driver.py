@@ -62,6 +62,7 @@ class Driver:
         self._word = RUN
         self._longest = max(HELLO_SECONDS, placement.wait_seconds)  # for a process to begin
         self._heeded = self._hung_calls = 0
+        self._env_change = b""
         self._come: set[Any] = set()  # references that were ready when this turn began
         self._sums = dict.fromkeys(COUNTERS, 0)  # of all generations of all slots
         self._record: LearnerRecord | None = None  # of learners on several nodes
@@ -96,6 +97,7 @@ class Driver:
     def run(self, program: Program, ledger: Ledger, figures: RayMetrics | None = None) -> None:
         """Run ``program`` until something stops it. Raises what made it fail; otherwise ``ledger`` knows the reason."""
         self._ledger, self._figures = ledger, figures
+        ledger.carry_changes(self._set_env_change)
         nodes = self._placement.learner_nodes
         self._groups = groups_of(program, self._plan, self._cluster.namespace, nodes)
         self._record = LearnerRecord(averaging_options(program), self.namespace) if nodes > 1 else None
@@ -207,7 +209,7 @@ class Driver:
         lent: Any = self._groups[0].memory.lent.remote(group.serves, group.place) if asks else {}
         if self._record is not None and averages(node):
             lent = {AVERAGING: self._record.averaging}
-        slot.running = handle.run.remote(group.memory.ports.remote(node.name), lent, self._others(slot))
+        slot.running = handle.run.remote(group.memory.ports.remote(node.name), lent, self._news(slot))
 
     def _begin_record(self, record: LearnerRecord, now: float) -> None:
         """Of a record that is lost nobody knows the group of learners any more: all begin anew, in a new one."""
@@ -248,7 +250,7 @@ class Driver:
         )
         if slot.polled is None and now - slot.asked_at >= every:
             slot.asked_at = now
-            slot.polled = slot.handle.poll.remote(News(self._word, self._others(slot), slot.report.said_at))
+            slot.polled = slot.handle.poll.remote(self._news(slot))
         if slot.hung:
             self._end_hung(slot, now)
         elif why := slot.hangs(now, self._stall_timeout(slot)):
@@ -327,6 +329,9 @@ class Driver:
             where = f"; {slot.last_error}" if "--stall-timeout" in slot.hung else ""
             self._ledger.tell(f"{slot.name}: {slot.headline}; starting it again{where}", "warning")
 
+    def _set_env_change(self, data: bytes) -> None:
+        self._env_change = data
+
     # --- the end
 
     def _stop(self, now: float) -> None:
@@ -361,6 +366,9 @@ class Driver:
     def _total(self, counter: str) -> int:
         base = getattr(self._ledger.base, counter, 0) if counter in ("env_steps", "updates", "episodes") else 0
         return int(base) + self._sums[counter]
+
+    def _news(self, slot: RaySlot) -> News:
+        return News(self._word, self._others(slot), self._env_change, slot.report.said_at)
 
     def _others(self, slot: RaySlot) -> dict[str, int]:
         return {name: self._total(name) - slot.counters.get(name, 0) for name in COUNTERS}

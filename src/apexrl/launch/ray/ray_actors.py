@@ -212,6 +212,7 @@ class News:
 
     stop: int
     others: dict[str, int]  # counters of all others and of earlier generations
+    env_change: bytes = b""  # settings of environments that callbacks have changed
     heard: float = 0.0  # ``Report.said_at`` of the newest one that it has; 0: it has none
 
 
@@ -243,23 +244,24 @@ class RoleProcess:
         self._row.heartbeat = time.monotonic()
         self._ours, self._theirs = worker_messages.channel()
         self._hearing = threading.Lock()
+        self._env_change = b""
         self._printed = Printed(places=places())
 
     @_apart("run")
-    def run(self, ports: Mapping[str, Any], lent: Mapping[str, Any], others: dict[str, int]) -> Report:
+    def run(self, ports: Mapping[str, Any], lent: Mapping[str, Any], news: News) -> Report:
         """Until told to stop, or an error, which is in the report. ``lent``: ports that the learner's node gives."""
         assignment = self._assignment
         os.nice(assignment.nice)
         keep_memory()
         if assignment.labels:
             label_output({**assignment.labels, "host": platform.node()})
-        self._others(others)
+        self._hear(news)
         context = SharedContext(assignment.worker, self._board, 0, self._theirs)
         return self._report(run_role(context, self._made, {**ports, **lent}))
 
     @_apart("talk")
     def poll(self, news: News) -> Report:
-        self._others(news.others)
+        self._hear(news)
         self._board.stop = news.stop
         if self._assignment.worker.folder_generation and news.heard:
             self._board.held_until = news.heard + LEASE_SECONDS
@@ -273,9 +275,12 @@ class RoleProcess:
             file.seek(0)
             return file.read().decode(errors="replace")
 
-    def _others(self, counters: Mapping[str, int]) -> None:
-        for name, value in counters.items():
+    def _hear(self, news: News) -> None:
+        for name, value in news.others.items():
             self._board.set_base(name, value)
+        if news.env_change != self._env_change:
+            self._env_change = news.env_change
+            self._board.set_env_change(news.env_change)
 
     def _report(self, status: int | None) -> Report:
         with self._hearing:

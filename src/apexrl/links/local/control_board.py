@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from apexrl._native import Segment
+from apexrl.run.env_changes import MOST_BYTES
 
 COUNTERS = (
     "env_steps",
@@ -64,7 +65,7 @@ STATES = ("starting", "acting", "learning", "evaluating", "serving", "carrying",
 """What a worker reports to be doing; its supervisor sets the other values of ``status.WorkerState``."""
 
 _CELLS = 32  # 8-byte words per row: 256 bytes, so that two workers never share a cache line
-_STOP, _HELD_UNTIL = 0, 1  # header cells
+_STOP, _HELD_UNTIL, _CHANGE_BEGUN, _CHANGE_WRITTEN, _CHANGE_BYTES = 0, 1, 2, 3, 4  # header cells
 _PID, _GENERATION, _HEARTBEAT, _BUSY, _STATE, _DISMISSED, _FIRST_COUNTER = 0, 1, 2, 3, 4, 5, 8
 _COLUMN = {name: _FIRST_COUNTER + i for i, name in enumerate(COUNTERS)}
 
@@ -74,11 +75,12 @@ class ControlBoard:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self._attach(Segment((workers + 1) * _CELLS * 8))
+        self._attach(Segment((workers + 1) * _CELLS * 8 + MOST_BYTES))
 
     def _attach(self, segment: Segment) -> None:
         self._segment = segment
         memory = segment.view()  # keeps the memory mapped as long as it is used
+        self._change = memory[(self.workers + 1) * _CELLS * 8 :]
         self._ints: memoryview[int] = memory.cast("q")
         self._floats: memoryview[float] = memory.cast("d")
 
@@ -108,6 +110,27 @@ class ControlBoard:
     def held_until(self, seconds: float) -> None:
         self._floats[_HELD_UNTIL] = seconds
 
+    @property
+    def env_changes(self) -> int:
+        """Number of times that ``set_env_change`` was called."""
+        return int(self._ints[_CHANGE_WRITTEN])
+
+    def env_change(self) -> bytes:
+        """The newest settings of environments (``run.env_changes``); empty: there are none, or they are being written
+        at this moment."""
+        begun = self._ints[_CHANGE_BEGUN]
+        data = bytes(self._change[: self._ints[_CHANGE_BYTES]])
+        whole = self._ints[_CHANGE_WRITTEN] == begun == self._ints[_CHANGE_BEGUN]
+        return data if whole else b""
+
+    def set_env_change(self, data: bytes) -> None:
+        """Tell workers of new settings of environments. One thread writes."""
+        begun = self._ints[_CHANGE_BEGUN] + 1
+        self._ints[_CHANGE_BEGUN] = begun
+        self._change[: len(data)] = data
+        self._ints[_CHANGE_BYTES] = len(data)
+        self._ints[_CHANGE_WRITTEN] = begun
+
     def set_base(self, counter: str, value: int) -> None:
         """Start a counter's total at ``value``, the count of the run before it was resumed."""
         self._ints[_COLUMN[counter]] = value
@@ -115,7 +138,7 @@ class ControlBoard:
     def total(self, counter: str) -> int:
         """A counter summed over the base and all rows."""
         column = _COLUMN[counter]
-        return int(sum(self._ints[column::_CELLS]))
+        return int(sum(self._ints[column : (self.workers + 1) * _CELLS : _CELLS]))
 
     def row(self, worker: int) -> WorkerRow:
         """The row of one worker, 0 … workers-1."""

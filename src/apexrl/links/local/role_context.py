@@ -13,6 +13,7 @@ from typing import Any
 
 from apexrl.links.local import worker_messages
 from apexrl.links.local.control_board import COUNTERS, HURRY, RUN, ControlBoard, WorkerRow
+from apexrl.run.env_changes import EnvChange, decoded
 from apexrl.run.ownership import Fence
 
 _HEARTBEAT_SECONDS = 0.2
@@ -61,6 +62,7 @@ class SharedContext(_Identified):
         self._channel = channel
         self._env_calls = _EnvCalls(self._row)
         self._next_beat = 0.0
+        self._change = 0, EnvChange()  # as of which call of ``ControlBoard.set_env_change``
 
     def clock(self) -> float:
         return time.monotonic()
@@ -85,6 +87,12 @@ class SharedContext(_Identified):
     def send(self, kind: str, **values: Any) -> None:
         if not worker_messages.send(self._channel, kind, values):
             self._row.count("dropped_messages", 1)
+
+    def env_change(self) -> EnvChange:
+        told = self._board.env_changes
+        if told != self._change[0] and (data := self._board.env_change()):
+            self._change = told, decoded(data, "the control board")
+        return self._change[1]
 
     def env_call(self) -> _EnvCall:
         return _EnvCall(self._env_calls)
@@ -155,6 +163,10 @@ class InlineRun:
         self.hurried = False
         self.receive = receive
         self.steps_per_second = steps_per_second
+        self.env_change = EnvChange()
+
+    def set_env_change(self, data: bytes) -> None:
+        self.env_change = decoded(data, "the run")
 
 
 class InlineContext(_Identified):
@@ -190,6 +202,9 @@ class InlineContext(_Identified):
 
     def send(self, kind: str, **values: Any) -> None:
         self._run.receive(self.name, kind, values)
+
+    def env_change(self) -> EnvChange:
+        return self._run.env_change
 
     def env_call(self) -> _NoCall:
         return _NO_CALL

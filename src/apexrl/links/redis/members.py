@@ -33,6 +33,7 @@ from apexrl.links.redis.outbox import Outbox
 from apexrl.links.redis.run_record import Orders, RunRecord
 from apexrl.links.redis.scripts import JOIN, LEAVE, POP, RENEW_MEMBER
 from apexrl.links.redis.server import Server
+from apexrl.run.env_changes import MOST_BYTES
 
 __all__ = ["HostDigest", "HostLease", "Message", "MessageReader", "SlotLease", "renewal_pause"]
 
@@ -168,7 +169,9 @@ class HostLease:
         )
         if reply[0] == b"replaced":
             return Orders(replaced=True, learner_alive=False)
-        _, stop, finished, alive, version, trouble, members, told, taken, slots, drained, actors, env_steps = reply
+        _, stop, finished, alive, version, trouble, members, told, taken, slots, drained, actors, env_steps, change = (
+            reply
+        )
         self.outbox.tell(told)  # a full server took no more; the rest is offered again
         self._taken = max(self._taken, int(taken))
         before, self.slots = self.slots, _leases(slots)
@@ -182,6 +185,7 @@ class HostLease:
             drained=bool(drained),
             actors=number_of_actors(actors),
             env_steps=int(env_steps),
+            env_change=bytes(change)[:MOST_BYTES],
             lost_slots=tuple(sorted({slot.index for slot in before} - {slot.index for slot in self.slots})),
         )
 

@@ -65,6 +65,8 @@ class Orders(NamedTuple):
     """How many actors it was told to bring; 0: nobody has said it."""
     env_steps: int = 0
     """Of the whole run, by the learner's last report."""
+    env_change: bytes = b""
+    """Settings of environments that its callbacks have changed (``run.env_changes``), of whoever wrote them."""
     lost_slots: tuple[int, ...] = ()
     """Slots that other members leased while renewals failed; this member has other slots now, or fewer."""
 
@@ -153,7 +155,7 @@ class LearnerLease:
             raise
         return cls(connection, record, ttl, token, int(reply[2]), bool(reply[1]), asked_at)
 
-    def renew(self, digest: LearnerDigest) -> Orders:
+    def renew(self, digest: LearnerDigest, env_change: bytes = b"") -> Orders:
         """Renew the lease, every second. A server that restarted empty gets the run's record again.
 
         Raises:
@@ -168,7 +170,7 @@ class LearnerLease:
             RENEW_LEARNER,
             _all(keys),
             *(self.record.run_id, self._token, host_name(), os.getpid(), self._ttl, status),
-            *(digest.weights_version, self._digest, self.taken, digest.weights_trouble, digest.env_steps),
+            *(digest.weights_version, self._digest, self.taken, digest.weights_trouble, digest.env_steps, env_change),
         )
         if reply[0] == b"taken" and not self._shut_out_too_long(asked_at):
             where = f"{self.record.name} at {self._connection.server.address}"

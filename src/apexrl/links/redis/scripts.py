@@ -87,7 +87,7 @@ RENEW_LEARNER: Final = (
     + """
 -- KEYS state, learner, record, generations, all others of the run
 -- ARGV run_id, token, host, pid, ttl, status, version, SHA-1 of the record, taken, trouble with the weights,
---      environment steps of the run
+--      environment steps of the run, settings of environments that have changed
 heal(KEYS[1], 'hash') heal(KEYS[2], 'hash') heal(KEYS[3], 'string') heal(KEYS[4], 'hash') even_when_full()
 local run = identity(redis.call('HGET', KEYS[1], 'run_id'))
 local taken = whole(redis.call('HGET', KEYS[1], 'taken'))
@@ -106,7 +106,7 @@ if run ~= ARGV[1] or taken < tonumber(ARGV[9]) then  -- an empty server, or an o
 end
 redis.call('HSET', KEYS[2], 'token', ARGV[2], 'host', ARGV[3], 'pid', ARGV[4],
            'seen', text(now), 'until', text(now + ARGV[5]), 'ttl', ARGV[5], 'status', ARGV[6], 'version', ARGV[7],
-           'trouble', ARGV[10], 'env_steps', ARGV[11])
+           'trouble', ARGV[10], 'env_steps', ARGV[11], 'env_change', ARGV[12])
 local record = redis.call('GET', KEYS[3])
 local intact = record and redis.sha1hex(record) == ARGV[8]
 return {'held', redis.call('HEXISTS', KEYS[1], 'stop'), intact and 1 or 0, redis.call('HGETALL', KEYS[4])}
@@ -313,7 +313,7 @@ redis.call('HSET', KEYS[3], ARGV[2], text(now) .. ' ' .. text(now + ARGV[3]) .. 
 return {'held', stop and 1 or 0, finished and 1 or 0, alive and 1 or 0,
         text(whole(of_learner(learner, 'version'))), of_learner(learner, 'trouble') or '',
         redis.call('HLEN', KEYS[3]), told, text(current and taken or 0), slots, drained and 1 or 0, actors or '',
-        text(whole(of_learner(learner, 'env_steps')))}
+        text(whole(of_learner(learner, 'env_steps'))), of_learner(learner, 'env_change') or ''}
 """
 )
 
