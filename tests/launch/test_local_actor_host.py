@@ -34,7 +34,12 @@ class Stage:
         self.pids: list[int] = []
         self.answer: str | None = None
         self.one = LocalActorHost("redis://nowhere", Identity("run", "id", True), Config(stall_timeout=1.0))
-        self.one.announce(lambda text, level: self.texts.append(text))
+        self.log = b""
+        self.one.announce(lambda text, level: self.texts.append(text), self.keep)
+
+    def keep(self, role: str, data: bytes) -> None:
+        assert role == "actor-host"
+        self.log += data
 
     def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> bool:
         deadline = time.monotonic() + seconds
@@ -86,6 +91,23 @@ def test_one_that_says_why_it_fails_ends_the_run(stage: Stage) -> None:
     assert len(stage.pids) == 1
     with pytest.raises(WorkerError, match="no licence"):
         stage.one.check()
+
+
+PRINTS = "for n in range(6): print(n, 'x' * 400_000, flush=True); sys.stdin.readline()\nsys.stdin.read()"
+
+
+@pytest.mark.parametrize("stage", [LIVES + PRINTS], indirect=True)
+def test_what_it_prints_goes_to_the_log_and_is_held_no_longer(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_actor_host, "_OUTPUT_SECONDS", 0.0)
+    printed = b"".join(b"%d %s\n" % (n, b"x" * 400_000) for n in range(6))
+    assert stage.one._process.stdin is not None
+    for n in range(6):
+        whole = sum(len(b"%d " % m) + 400_001 for m in range(n + 1))
+        assert stage.until(lambda most=whole: len(stage.log) >= most)
+        assert os.fstat(stage.one._output.fileno()).st_size <= local_actor_host._OUTPUT_BYTES + 400_003
+        stage.one._process.stdin.write(b"\n")
+        stage.one._process.stdin.flush()
+    assert stage.log == printed  # nothing is lost here, as it waits while the file is emptied
 
 
 def test_it_is_found_by_its_command() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from apexrl.links.redis.server import Server
 from apexrl.replay import Field, Replay
 from apexrl.replay.chunks import Receipts, schema
 from apexrl.roles import Intake, Uplink
+from apexrl.roles.newest_weights import NewestWeights
 from apexrl.roles.uplink import Pace
 from apexrl.shared.weights_board import WeightsBoard
 
@@ -205,6 +207,25 @@ def test_weights_that_the_server_lost_are_sent_again(hosts, redis_server):
     hosts.copy = newcomer
     hosts.uplink(generation=2)
     turn(lambda: newcomer.version == 5, intake)
+
+
+def test_a_host_takes_the_weights_of_a_learner_that_went_on_from_an_earlier_version(hosts):
+    first, uplink = hosts.intake(), hosts.uplink()
+    acting = NewestWeights(hosts.here.context("actor"), SimpleNamespace(load=lambda arrays: None), hosts.copy)
+    hosts.board.publish({"w": np.arange(3.0)}, 50)
+    turn(lambda: acting.pull() or acting.version == 50, first)
+    first.close()
+    hosts.board = WeightsBoard(1000)
+    second = hosts.intake()
+    for version in (7, 8):
+        hosts.board.publish({"w": np.arange(3.0) + version}, version)
+        turn(lambda v=version: acting.pull() or acting.version == v, second)
+        np.testing.assert_array_equal(hosts.copy.latest()[1]["w"], np.arange(3.0) + version)
+    uplink.close()
+    hosts.roles.remove(uplink)
+    hosts.uplink(generation=2)  # it knows of the learner before by the board
+    hosts.board.publish({"w": np.arange(3.0)}, 51)
+    turn(lambda: acting.pull() or acting.version == 51, second)
 
 
 def test_a_full_server_loses_nothing_and_is_told_of(hosts, redis_server):

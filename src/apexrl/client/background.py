@@ -24,6 +24,7 @@ from apexrl.links.redis.run_record import Orders, RunRecord, find_run
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.signing import trusted_modules
 from apexrl.links.redis.weights_channel import MOST_BYTES
+from apexrl.roles.newest_weights import version_of
 from apexrl.roles.uplink import Uplink
 from apexrl.run.folder import spec_from_json
 from apexrl.run.metrics import RateMeter
@@ -249,7 +250,7 @@ class Carrier:
             env_steps_per_second=rate.add(time.monotonic(), totals["env_steps"]),
             episodes=totals["episodes"],
             train_return=sum(returns) / len(returns) if returns else None,
-            weights_version=self.weights.version,
+            weights_version=version_of(self.weights.version),
             **carried_fields(HostDigest, self._carried),
         )
 

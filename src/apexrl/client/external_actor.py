@@ -17,6 +17,7 @@ from apexrl.client.observations import named_observation
 from apexrl.errors import AgentError, ApexrlError, ClosedError, ConfigError, SpecError, WaitTimeout
 from apexrl.protocols import Agent, State
 from apexrl.roles.actor import FIRST_VERSION, VERSION, PriorityFn, step_fields, wanted_priorities
+from apexrl.roles.newest_weights import version_of
 from apexrl.roles.schedules import Exploration
 from apexrl.spec import Array, EnvSpec
 
@@ -54,7 +55,7 @@ class ClientActor:
         self._unwritten: list[dict[str, Array]] = []
         self._return = 0.0  # of the episode so far, unclipped
         self._length = 0
-        self._version = 0
+        self._version = self._number = 0  # of the weights in use, and on the board
         self._explores: tuple[int, Exploration] | None = None  # in a slot
         self._until_pull = 0
 
@@ -236,20 +237,20 @@ class ClientActor:
         if self._version and self._until_pull > 0 and not self._random:
             return
         deadline = time.monotonic() + self._timeout
-        while (newest := self._carrier.weights.latest(newer_than=self._version)) is None and not self._version:
+        while (newest := self._carrier.weights.latest(newer_than=self._number)) is None and not self._version:
             self._carrier.check()
             if time.monotonic() >= deadline:
                 raise WaitTimeout(f"no weights came within {self._timeout:g} s: {self._carrier.why_silent()}")
             time.sleep(0.01)
         if newest is not None:
-            version, arrays = newest
+            number, arrays = newest
             try:
                 with self._agent_lock:
                     self._agent.load(arrays)
             except (KeyError, ValueError, RuntimeError, TypeError) as error:
                 name, agent = self._carrier.record.name, self._config.agent.agent
                 raise AgentError(f"the weights of run {name} do not fit agent {agent}: {error}") from error
-            self._version = version
+            self._number, self._version = number, version_of(number)
         self._until_pull = self._config.actor.pull_period
 
     def _write(self) -> None:

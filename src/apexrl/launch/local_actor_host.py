@@ -6,6 +6,7 @@ learner's side has ended, the actor host ends too.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -35,12 +36,14 @@ from apexrl.run.status import Level, RunStatus
 if TYPE_CHECKING:
     from apexrl.launch.redis_run import Identity
 
-LOG: Final = "actor-host.log"
-"""In the learner's run folder, under ``logs``."""
+ROLE: Final = "actor-host"
+"""Names its log in the learner's run folder."""
 
 _LEAVE_SECONDS: Final = 15.0  # after the run's end, for the actors to go by themselves
 _LINE_SECONDS: Final = 10.0
 _TAIL_BYTES: Final = 4000
+_OUTPUT_BYTES: Final = 1 << 20  # that are kept until they are in the log
+_OUTPUT_SECONDS: Final = 5.0
 _BEAT_SECONDS: Final = 1.0
 _LEAST_STALL_SECONDS: Final = 5.0
 
@@ -52,7 +55,12 @@ class LocalActorHost(IdleObserver):
     ours = True
 
     def __init__(self, url: str, identity: Identity, config: Config) -> None:
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as this observer)
+        self._output = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (open as long as this observer)
+        fcntl.fcntl(self._output, fcntl.F_SETFL, os.O_APPEND)  # it is emptied while others write
+        self._read = 0  # bytes of it
+        self._unwritten = self._last = b""  # what is not in the log yet; the end of all
+        self._output_at = 0.0
+        self._keep: Callable[[str, bytes], None] | None = None
         self._folder: Path | None = None
         self._failed = False
         self._tell: Callable[[str, Level], None] = lambda text, level: None
@@ -70,9 +78,9 @@ class LocalActorHost(IdleObserver):
         }
         self._start()
 
-    def announce(self, tell: Callable[[str, Level], None]) -> None:
-        """Set the function that reports to a human."""
-        self._tell = tell
+    def announce(self, tell: Callable[[str, Level], None], keep: Callable[[str, bytes], None]) -> None:
+        """Set the functions that report to a human, and that append to the log of a role."""
+        self._tell, self._keep = tell, keep
 
     def _start(self) -> None:
         ours, theirs = os.pipe()
@@ -111,6 +119,12 @@ class LocalActorHost(IdleObserver):
             self._handle_end(status, now)
         elif status is None:
             self._watch(now)
+        if now >= self._output_at and self._keep is not None:
+            self._output_at = now + _OUTPUT_SECONDS
+            self._read_output()
+            if self._unwritten:
+                self._keep(ROLE, self._unwritten)
+                self._unwritten = b""
         return "actors failed" if self._failed else None
 
     def _start_again(self, now: float) -> None:
@@ -155,10 +169,12 @@ class LocalActorHost(IdleObserver):
     def check(self) -> None:
         """Raise WorkerError if it failed before the run was over."""
         if self._failed:
-            raise WorkerError(f"the actor host of this machine has failed:\n{self._said(_TAIL_BYTES)}")
+            self._read_output()
+            end = self._last.decode(errors="replace").strip()
+            raise WorkerError(f"the actor host of this machine has failed:\n{end}")
 
     def close(self) -> None:
-        """Wait until it has ended, and keep its output in the run folder."""
+        """Wait until it has ended, and keep the rest of its output in the run folder."""
         if self._restart_at is None:
             self._hang_up()
         try:
@@ -170,15 +186,24 @@ class LocalActorHost(IdleObserver):
         if self._folder is not None:
             try:
                 (self._folder / "logs").mkdir(exist_ok=True)
-                (self._folder / "logs" / LOG).write_text(self._said(), encoding="utf-8")
+                self._read_output()
+                with (self._folder / "logs" / f"{ROLE}.log").open("ab") as log:
+                    log.write(self._unwritten)
             except OSError as error:  # the run has ended, and that is no reason to say it otherwise
-                complain(f"{LOG} could not be written: {error}")
+                complain(f"the log of {ROLE} could not be written: {error}")
         self._output.close()
 
-    def _said(self, most: int | None = None) -> str:
-        size = self._output.seek(0, os.SEEK_END)
-        self._output.seek(0 if most is None else max(0, size - most))
-        return self._output.read().decode(errors="replace").strip() + "\n"
+    def _read_output(self) -> None:
+        """Read what it has printed; of very much the end. What it prints while the file is emptied is lost."""
+        size = os.fstat(self._output.fileno()).st_size
+        begin = max(self._read, size - _OUTPUT_BYTES)
+        new = os.pread(self._output.fileno(), size - begin, begin)
+        self._unwritten = (self._unwritten + new)[-_OUTPUT_BYTES:]
+        self._last = (self._last + new)[-_TAIL_BYTES:]
+        self._read = size
+        if size > _OUTPUT_BYTES:
+            os.ftruncate(self._output.fileno(), 0)
+            self._read = 0
 
 
 class LinePrinter(IdleObserver):

@@ -224,7 +224,7 @@ class LearnerSide:
             beacon.announce(ledger.tell)
             beacon.guard(board)
             if local_host is not None:
-                local_host.announce(ledger.tell)
+                local_host.announce(ledger.tell, ledger.keep_output)
             ledger.note("hosts.json", lambda: identity.write(ledger.folder))
             ledger.tell(f"run {identity.name} is at {self._server.address}: actors may join", "info")
             for text in () if self.gateway is None else self.gateway.warnings:

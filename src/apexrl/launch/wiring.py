@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from apexrl.roles.newest_weights import version_of
 from apexrl.topologies.program import BatchesLink, CountLink, Link, Node, Program, ReceiptsLink, ReplayLink, WeightsLink
 
 _SUMMED = ("size", "capacity", "inserted", "sampled", "evicted", "updates_applied", "updates_stale", "lost")
@@ -92,7 +93,7 @@ class Wiring:
         return {**whole, "observed_samples_per_insert": whole["sampled"] / inserted if inserted else 0.0}
 
     def weights_version(self) -> int:
-        return int(self._boards[0].version) if self._boards else 0
+        return version_of(int(self._boards[0].version)) if self._boards else 0
 
     def spoilt_weight_reads(self) -> int:
         """Reads of weights that were overtaken three times and kept the old ones."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from apexrl.config import Config
 from apexrl.errors import FrameError, SpecError
 from apexrl.protocols import Context
+from apexrl.roles.newest_weights import VERSION_BITS, version_of
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.run.status import Work
 
@@ -207,7 +208,8 @@ class Pace:
 
 
 class WeightsThread:
-    """Puts every new version of the run's weights onto this host's board."""
+    """Puts every new version of the run's weights onto this host's board, also an earlier one of a learner that took
+    over from another (``VERSION_BITS``)."""
 
     def __init__(self, server: Server, keys: RunKeys, run_id: str, board: WeightsBoard) -> None:
         from apexrl.links.redis.weights_channel import WeightsDownloader
@@ -242,10 +244,14 @@ class WeightsThread:
         try:
             while not self._closing:
                 try:
-                    newest = self._downloader.wait(newer_than=self._board.version, timeout=0.25)
+                    before = self._board.version
+                    newest = self._downloader.wait(newer_than=version_of(before), timeout=0.25)
                     if newest is not None:
                         version, arrays = newest
-                        self._board.publish(arrays, version)
+                        if version != version_of(version):
+                            raise FrameError(f"version {version} is none that a learner comes to")
+                        learners = (before >> VERSION_BITS) + (version < version_of(before))
+                        self._board.publish(arrays, (learners << VERSION_BITS) + version)
                 except (FrameError, SpecError) as error:  # actors go on with what they have
                     self._refusals.append(f"weights were refused: {error}")
                     time.sleep(_REFUSED_PAUSE_SECONDS)

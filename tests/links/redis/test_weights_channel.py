@@ -51,6 +51,23 @@ def test_a_late_subscriber_reads_the_newest(ends: Ends, compression: str) -> Non
     assert downloader.connected
 
 
+def test_an_earlier_version_of_a_learner_that_took_over_is_newer(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "READERS", 1)
+    first, second = ends.uploader(), ends.uploader()
+    readers = ends.downloader(), ends.downloader()
+    first.publish(weights_of(9), 9)
+    for reader in readers:
+        assert same(reader.wait(0, 30.0), 9)
+    second.publish(weights_of(4), 4)
+    for reader in readers:
+        assert same(reader.wait(9, 30.0), 4)
+        assert reader.wait(4, 0.05) is None
+    second.publish(weights_of(5), 5)
+    for reader in readers:
+        assert same(reader.wait(4, 30.0), 5)
+    assert [reader.transfers for reader in readers] == [3, 3]
+
+
 def test_the_bell_wakes_who_waits(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLL_SECONDS", 1000.0)
     uploader, downloader = ends.uploader(), ends.downloader()

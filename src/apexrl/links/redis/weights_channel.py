@@ -239,6 +239,7 @@ class WeightsDownloader:
         self._next_poll = 0.0
         self._token = uuid.uuid4().hex
         self._has_turn = self._waits = False
+        self._overtaken = 0  # a version of a learner whose successor published an earlier one since
         self.trouble = ""
         """Why there are none; empty: no problem."""
         self.transfers = 0
@@ -251,7 +252,8 @@ class WeightsDownloader:
         return self._bell is not None
 
     def wait(self, newer_than: int, timeout: float) -> tuple[int, dict[str, Array]] | None:
-        """The newest (version, weights) after ``newer_than``. None: none within ``timeout`` seconds.
+        """The newest (version, weights) after ``newer_than``. None: none within ``timeout`` seconds. An earlier version
+        is newer where a learner has gone on from a checkpoint of another.
 
         Failures of the connection are retried; ``trouble`` describes them.
         """
@@ -307,10 +309,15 @@ class WeightsDownloader:
         pipe = self._pipe
         assert pipe is not None
         for _ in range(3):  # an older one may be deleted while it is being read, after `PATIENCE_SECONDS`
+            if newer_than == self._overtaken:
+                newer_than = 0
             told, turn = pipe.ask(*self._turn(ENTER, newer_than))
             self._has_turn, self._waits = turn == b"read", turn == b"wait"
             try:
                 head = _read_head(told)
+                if head is not None and head.version < newer_than and head.run_id == self._run_id:
+                    self._overtaken = newer_than
+                    continue
                 if head is not None and head.run_id != self._run_id:
                     raise FrameError(f"the weights on the server belong to another run ({head.run_id})")
                 self._backoff.reset()
