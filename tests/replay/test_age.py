@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from apexrl.errors import ConfigError
 from apexrl.replay import Field, Replay
-from apexrl.replay.sharded.shard import LocalClient, Shard
+from apexrl.replay.sharded.shard import Shard
 from apexrl.replay.sharded.sharded_replay import ShardedReplay
+from local_shards import LocalClient
 
 SPAWN = multiprocessing.get_context("spawn")
 FIELDS = {"id": Field((), "int64"), "version": Field((), "int64")}

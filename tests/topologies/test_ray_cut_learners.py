@@ -19,13 +19,14 @@ from apexrl.links.averaging.gradient_averaging import GradientAveraging
 from apexrl.links.local.sharded_parameters import ShardedParameters
 from apexrl.protocols import Item, Place
 from apexrl.replay import Replay
-from apexrl.replay.sharded.shard import LocalClient, Shard
+from apexrl.replay.sharded.shard import Shard
 from apexrl.replay.sharded.sharded_replay import ShardedReplay
 from apexrl.shared.weights_board import WeightsBoard
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, Program, topology
 from apexrl.topologies.program import BatchesLink, Link, Node, ReplayLink, WeightsLink
 from apexrl.topologies.ray_cut import LEARNERS, actor_group_side, cut, learner_node_side, learners, queues, sampling
+from local_shards import LocalClient
 
 SPEC = EnvSpec({"observation": Field((4,), "float32")}, ActionSpec(n=2))
 VECTORS = {"q/online": 320, "q/target": 320, "q/optimizer/square_average": 320, "q/optimizer/steps": 1}

@@ -12,7 +12,6 @@ import numpy as np
 
 from apexrl.envs.atari_game import FRAME_SKIP, MOST_NO_OPS, SIDE, PlainGame, emulator_seed
 from apexrl.envs.lockstep import Bools, EnvCall, Rows, Which, blame
-from apexrl.envs.spaces import observation_leaves
 from apexrl.spec import OBSERVATION, Array
 
 _FIRST = np.zeros(1, np.int64)
@@ -60,7 +59,6 @@ class AtariRows:
             self._pools = [_pool(game, num_envs, cores)]
         self.observation_space = gym.spaces.Box(0, 255, (SIDE, SIDE), np.uint8)
         self.action_space: gym.Space[Any] = self._pools[0].single_action_space
-        (self._leaf,) = observation_leaves(self.observation_space)
         self._alone = len(self._pools) == num_envs
         self._strength = np.ones(num_envs, np.float32)
         self._lives = np.zeros(num_envs, np.int64)

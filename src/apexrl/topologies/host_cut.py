@@ -23,7 +23,6 @@ from apexrl.topologies.parameter_server_links import board
 from apexrl.topologies.program import BatchesLink, Link, Node, Program, ReceiptsLink, ReplayLink
 from apexrl.topologies.queue_links import OfAllQueues, queue_ports
 
-ACTOR = "actor"
 DEFAULT_SLOTS = 64
 """Actors of a run over several hosts, where ``actor_slots`` leaves it open."""
 

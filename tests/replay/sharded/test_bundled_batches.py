@@ -14,8 +14,9 @@ from apexrl.replay import Field, Replay
 from apexrl.replay.layout import Layout
 from apexrl.replay.sharded import bundled_batches
 from apexrl.replay.sharded.bundled_batches import BundledBatches
-from apexrl.replay.sharded.shard import LocalClient, Shard
+from apexrl.replay.sharded.shard import Shard
 from apexrl.replay.sharded.sharded_replay import ShardedReplay
+from local_shards import LocalClient
 
 FIELDS = {"number": Field((), "int64")}
 

@@ -12,10 +12,11 @@ import pytest
 from open_replays import filled
 
 from apexrl.errors import WaitTimeout
-from apexrl.replay.sharded.shard import LocalClient, Shard
+from apexrl.replay.sharded.shard import Shard
 from apexrl.replay.sharded.shard_limiter import ShardLimiter
 from apexrl.replay.sharded.shard_state import ShardState
 from apexrl.replay.sharded.sharded_replay import ShardedReplay
+from local_shards import LocalClient
 
 
 def test_the_limiter_counts_all_shards_together() -> None:

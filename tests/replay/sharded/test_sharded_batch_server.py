@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from apexrl.errors import ConfigError, WaitTimeout
 from apexrl.replay import BatchServer, Field, Replay
 from apexrl.replay.layout import Layout
-from apexrl.replay.sharded.shard import LocalClient, Shard
+from apexrl.replay.sharded.shard import Shard
 from apexrl.replay.sharded.sharded_replay import ShardedReplay
+from local_shards import LocalClient
 
 FIELDS = {"number": Field((), "int64"), "pair": Field((2,), "float32")}
 LAYOUT = Layout(FIELDS, "rows", 1)

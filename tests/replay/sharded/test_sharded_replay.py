@@ -15,8 +15,9 @@ from open_replays import ALPHA, close_all, filled, kept
 
 from apexrl.errors import ConfigError, PriorityError, WaitTimeout
 from apexrl.replay import Field, Replay
-from apexrl.replay.sharded.shard import Answer, LocalClient, ReadyAnswer, Shard
+from apexrl.replay.sharded.shard import Answer, ReadyAnswer, Shard
 from apexrl.replay.sharded.sharded_replay import ShardedReplay
+from local_shards import LocalClient
 
 
 def spread(priorities: NDArray[np.float64], shards: Sequence[int], **options: Any) -> ShardedReplay:

@@ -50,7 +50,6 @@ class ServerFacts(NamedTuple):
     version: str
     run_id: str  # changes when the server restarts
     policy: str  # maxmemory-policy
-    most_memory: int  # bytes; 0: no limit
     most_bulk: int  # bytes of the largest single value
 
 
@@ -243,7 +242,7 @@ def check(client: redis.Redis, address: str) -> ServerFacts:
             f"Redis at {address} has maxmemory-policy {policy}, which may delete experience unseen: "
             "set it to noeviction (CONFIG SET maxmemory-policy noeviction)"
         )
-    return ServerFacts(version, str(told.get("run_id", "")), policy, int(told.get("maxmemory", 0)), _most_bulk(client))
+    return ServerFacts(version, str(told.get("run_id", "")), policy, _most_bulk(client))
 
 
 def _ask(client: redis.Redis, shown: str, *words: str) -> Any:

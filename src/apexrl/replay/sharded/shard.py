@@ -154,19 +154,6 @@ class Shard:
         return ShardStatus(size, counters["mass"], counters["inserted"], self.generation, counters["sampled"], moment)
 
 
-class LocalClient:
-    """A client of a shard in the same process."""
-
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
-
-    def draw(self, count: int, until: int | None) -> Answer:
-        return ReadyAnswer(self._shard.draw(count, until))
-
-    def update(self, generation: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> Answer:
-        return ReadyAnswer(self._shard.update(generation, keys, priorities))
-
-
 class LazyDraw:
     """A draw from a shard in the same process, made when the answer is first read.
 
