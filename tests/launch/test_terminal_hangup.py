@@ -26,6 +26,13 @@ import fcntl, os, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 if sys.argv[1] == "nohup":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+if sys.argv[1] == "full":
+    os.set_blocking(1, False)
+    try:
+        while True:
+            os.write(1, b"x" * 1000)
+    except BlockingIOError:
+        os.set_blocking(1, True)
 os.execv(sys.executable, [sys.executable, "-m", "apexrl.cli", *sys.argv[2:]])
 """
 SMALL = "--actors 1 --envs-per-actor 2 --min-size 200 --batch-size 16 --eval-episodes 2 --checkpoint-seconds 1000"
@@ -120,20 +127,9 @@ def test_a_closed_terminal_is_one_wish_however_often_it_is_said() -> None:
 
 
 def test_a_terminal_that_nobody_reads_halts_nobody(tmp_path: Path) -> None:
-    """As one that was stopped with Ctrl-S: what is written there waits once its buffer is full."""
-    words = [
-        "train",
-        "--env",
-        "CartPole-v1",
-        *SMALL.split(),
-        "--minutes",
-        "0.4",
-        "--out",
-        str(tmp_path),
-        "--name",
-        "run",
-    ]
-    process, master = on_a_terminal("plain", *words)
+    """As one that was stopped with Ctrl-S: what is written there waits, because its buffer is full."""
+    words = ["train", "--env", "CartPole-v1", *SMALL.split(), "--minutes", "0.1", "--out", str(tmp_path)]
+    process, master = on_a_terminal("full", *words, "--name", "run")
     path = tmp_path / "run" / "summary.json"
     try:
         deadline = time.monotonic() + 240.0
