@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard native/*.h native/*.cc)
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-long test-ray test-envpool test-object-store check check-model docs reference bench examples clean
+.PHONY: help install train test test-long test-ray test-envpool test-object-store check types contracts check-model docs reference bench examples clean
 .PHONY: check-native check-clang check-tidy check-aarch64 fuzz
 
 help:
@@ -43,7 +43,12 @@ train: $(VENV)/.train
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(MAKE) --no-print-directory -j 2 types contracts
+
+types: $(VENV)/.dev
 	$(BIN)/mypy
+
+contracts: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 # Tests start hundreds of processes; without compiled files each would compile the package again.

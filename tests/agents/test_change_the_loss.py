@@ -102,7 +102,7 @@ def test_the_changed_loss_is_what_trains_and_the_accelerator_has_vanished(
     assert not same(shipped.weights(), changed.weights())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(NAMES[0], marks=pytest.mark.long), *NAMES[1:]])
 def test_the_guides_agents_learn(guide: Any, name: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"agent": f"my_losses:{name}", "out": str(tmp_path), "serial": True, "seed": 1}
     settings |= {"env_steps": 10_000, "eval_episodes": 5, "min_size": 500, "stop_at_return": 60.0}

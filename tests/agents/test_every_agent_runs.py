@@ -105,7 +105,7 @@ def in_processes(name: str, out: Path, **where: Any) -> None:
     assert Matching(**RunFolder.open(run.path).config().env.env_kwargs).action_space.contains(action)
 
 
-@pytest.mark.parametrize("name", ["sac", "r2d2"])
+@pytest.mark.parametrize("name", ["sac", pytest.param("r2d2", marks=pytest.mark.long)])
 def test_boxes_and_sequences_in_processes(name: str, tmp_path: Path) -> None:
     in_processes(name, tmp_path)
 

@@ -187,7 +187,7 @@ def test_resets_come_every_period_until_their_end_and_a_resume_repeats_them() ->
 # Runs
 
 
-@pytest.mark.parametrize("name", ["apex", "seed"])
+@pytest.mark.parametrize("name", ["apex", pytest.param("seed", marks=pytest.mark.long)])
 def test_a_run_with_resets_draws_what_the_agent_says_and_learns(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,8 +72,15 @@ def exported(command: Command) -> dict[str, Sample]:
 
 @pytest.mark.parametrize(
     ("kind", "persistence"),
-    [("loopback", []), ("namespaces", ["--appendonly", "yes", "--appendfsync", "always"])],
-    ids=["loopback, and the server forgets", "namespaces, and the server remembers"],
+    [
+        pytest.param("loopback", [], id="loopback, and the server forgets"),
+        pytest.param(
+            "namespaces",
+            ["--appendonly", "yes", "--appendfsync", "always"],
+            id="namespaces, and the server remembers",
+            marks=pytest.mark.long,
+        ),
+    ],
 )
 def test_cut_links_and_a_server_that_was_killed(tmp_path: Path, kind: Kind, persistence: list[str]) -> None:
     if kind == "namespaces" and (why := network_namespaces.available()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from apexrl.replay import Field, Replay
@@ -80,11 +82,22 @@ def pair(kind, chunk_capacity, streams=2):
     return here, ChunkSource(here), there, receipts, sink
 
 
-def sound_chunk(kind="transition"):
-    """A chunk, a sink for it, and the sink's replay."""
-    here, source, there, _, sink = pair(kind, 4096)
+@functools.cache
+def first_chunk(kind):
+    """Its head and its bytes."""
+    here, source, there, *_ = pair(kind, 4096)
     simulator, writer = Simulator(2, 3, kind), here.writer(streams=2)
     for _ in range(60):
         writer.append(simulator.step())
     heads, body = source.take(2**20, 0.0)
-    return heads[0], body[: heads[0].nbytes], sink, there
+    for replay in (here, there):
+        replay.close()
+    return heads[0], body[: heads[0].nbytes]
+
+
+def sound_chunk(kind="transition"):
+    """A chunk, a sink for it, and the sink's replay."""
+    there = Replay(4096, fields(kind), sampler="fifo", streams=4, **KINDS[kind])
+    sink = ChunkSink(there, Receipts(8), 4)
+    sink.open()
+    return *first_chunk(kind), sink, there

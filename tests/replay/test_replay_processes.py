@@ -136,7 +136,7 @@ def test_a_second_sampler_is_refused_while_the_owner_lives():
 
 
 def test_killed_writers_harm_nobody():
-    """100 kills at random moments while the owner samples: no hang, no torn or unwritten row, every lane comes back."""
+    """60 kills at random moments while the owner samples: no hang, no torn or unwritten row, every lane comes back."""
     rng = np.random.default_rng(0)
     with Replay(5000, FIELDS, writers=3) as replay:
         poison(replay)
@@ -144,7 +144,7 @@ def test_killed_writers_harm_nobody():
         kills = batches = 0
         started = 0
         deadline = time.monotonic() + 100
-        while kills < 100:
+        while kills < 60:
             assert time.monotonic() < deadline, f"only {kills} kills"
             for i in range(3):
                 if i not in workers:
