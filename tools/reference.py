@@ -303,6 +303,7 @@ def metrics() -> str:
         "status": ([*named, *tag, *prometheus, *says], metric_catalogue.STATUS),
         "agent": ([*plain, *says, *agents], metric_catalogue.AGENT),
         "inference": ([*plain, *says], metric_catalogue.INFERENCE),
+        "machine": ([*plain, *says], metric_catalogue.MACHINE),
         "dropped": ([*plain, *counts], metric_catalogue.DROPPED),
         "learner hosts": ([*plain, *says], metric_catalogue.LEARNER_HOSTS),
         "actor hosts": ([*plain, *says], metric_catalogue.ACTOR_HOSTS),

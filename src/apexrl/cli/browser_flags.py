@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from apexrl.cli.host_flags import File
+from apexrl.cli.host_flags import File, Modules
 
 Folder = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUNS")]
 
@@ -27,6 +27,32 @@ class Dashboard:
     needed: it is part of the address that is printed."""
     token_file: File = ""
     """File with that token, made if missing. Empty: the environment variable APEXRL_TOKEN, or else a new token."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Play greedy episodes with the newest weights of a run in a browser, beside all else of the dashboard; or with
+    --record film the best, the median and the worst of some episodes, with what the agent expected drawn below.
+
+    Nothing is played while nobody looks. Weights are read from checkpoints; newer ones are taken between episodes.
+    """
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder, of a run that goes on or has ended."""
+    address: Annotated[str, tyro.conf.arg(metavar="[HOST:]PORT")] = "127.0.0.1:6886"
+    """Where to listen, as with apexrl dashboard."""
+    token_file: File = ""
+    """File with the token for another address, as with apexrl dashboard."""
+    record: int = 0
+    """Play so many episodes, keep the films of three in RUN/films, and end; 0: play in the browser.
+    Needs apexrl[video]."""
+    checkpoint: Annotated[str, tyro.conf.arg(metavar="best|latest|FILE")] = "best"
+    """Weights to record with; in the browser it is always the newest ones."""
+    seed: int = 1_000_000_007
+    """Seed of the recorded episodes; training uses others."""
+    trust: Modules = ()
+    """Module or package whose environments, agents and networks the folder may name.
+    Other code that is not installed is refused. May be given several times."""
 
 
 @dataclass(frozen=True)

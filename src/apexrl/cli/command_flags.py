@@ -51,6 +51,7 @@ FLAGS: Final[Mapping[str, type[Any]]] = {
     "export": folder_flags.Export,
     "doctor": folder_flags.Doctor,
     "dashboard": browser_flags.Dashboard,
+    "watch": browser_flags.Watch,
     "report": browser_flags.Report,
     "init": Init,
     "completion": Completion,

@@ -36,6 +36,7 @@ def print_help(commands: Mapping[str, Callable[..., int]]) -> None:
         "resume": "RUN",
         "doctor": "RUN [--json]",
         "dashboard": "[RUNS] [--address [HOST:]PORT]",
+        "watch": "RUN [--record EPISODES]",
         "report": "RUN … [--out FILE]",
         "compare": "--env PRESET --topologies A,B --minutes M [--flags]",
         "sweep": "PRESET | --env ID [--trials N] [--over NAME …] [--flags] | --resume STUDY | show STUDY",

@@ -360,6 +360,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "export": _export,
     "doctor": _doctor,
     "dashboard": in_browser.dashboard,
+    "watch": in_browser.watch,
     "report": in_browser.report,
     "compare": _compare,
     "sweep": sweeping.sweep,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from apexrl.dashboard import group_views, run_views
 from apexrl.dashboard.run_index import RunFiles, RunIndex
+
+if TYPE_CHECKING:
+    from apexrl.dashboard.player import Player
 
 MOST_ASKED: Final = 4096
 """Characters of one parameter."""
@@ -21,14 +24,17 @@ class Answers:
 
     Args:
         index: the runs.
+        player: plays one of them; None: nothing is played.
     """
 
-    def __init__(self, index: RunIndex) -> None:
+    def __init__(self, index: RunIndex, player: Player | None = None) -> None:
         self.index = index
+        self.player = player
         self._diagnoses = run_views.Diagnoses()
 
     def answer(self, question: str, asked: Mapping[str, str]) -> Any:
-        """The answer to ``runs``, ``curves``, ``workers``, ``diagnosis``, ``settings``, ``films`` or ``compare``.
+        """The answer to ``runs``, ``curves``, ``workers``, ``diagnosis``, ``settings``, ``films``, ``watched`` or
+        ``compare``.
 
         Args:
             asked: parameters by name; ``run`` names a run, ``runs`` several, a line each.
@@ -45,12 +51,13 @@ class Answers:
             runs = [known[name] for name in names if name in known] if names else list(known.values())
             by = [name for name in asked.get("by", "").split(",") if name]
             return group_views.comparison(runs, asked.get("metric", "evaluation"), asked.get("axis", "env_steps"), by)
-        of_run = {
+        of_run: dict[str, Callable[[RunFiles], Any]] = {
             "curves": lambda run: run_views.curves(run, asked.get("cursor", "")),
             "workers": run_views.workers,
             "diagnosis": self._diagnoses.of,
             "settings": run_views.settings,
             "films": run_views.films,
+            "watched": lambda run: self.player.state() if self.player and self.player.name == run.name else {},
         }
         return of_run[question](self.run(asked.get("run", "")))
 

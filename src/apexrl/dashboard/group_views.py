@@ -16,6 +16,7 @@ MOST_GROUPS: Final = 21
 """As many lines as colours and dashes tell apart."""
 MOST_DIFFERENCES: Final = 200
 _WHO: Final = ("env", "topology", "agent", "recipe")  # what runs are grouped by, unless they differ in none of these
+_FEW: Final = 4  # values of a setting
 _NEVER: Final = frozenset(("seed", "name", "out"))
 
 
@@ -34,10 +35,16 @@ def comparison(runs: Sequence[RunFiles], metric: str, axis: str, by: Sequence[st
     groups: dict[tuple[str, ...], list[RunFiles]] = {}
     for run in runs:
         groups.setdefault(tuple(_spell(run.config.get(name)) for name in by), []).append(run)
-    shown = [_group(key, some, by, metric, axis) for key, some in list(groups.items())[:MOST_GROUPS]]
+    places = {run.name: place for place, run in enumerate(runs)}
+    drawn = dict(list(groups.items())[:MOST_GROUPS])
+    shown = [_group(key, some, by, metric, axis) for key, some in drawn.items()]
     return {
         "by": by,
-        "differs": {name: values for name, values in differs.items() if name not in ("name", "out")},
+        "differs": {
+            name: [_together(values, [places[run.name] for run in some]) for some in drawn.values()]
+            for name, values in differs.items()
+            if name not in ("name", "out")
+        },
         "runs": [run.name for run in runs],
         "groups": shown,
         "left_out": len(groups) - len(shown),
@@ -72,6 +79,12 @@ def _group(key: tuple[str, ...], runs: Sequence[RunFiles], by: Sequence[str], me
         "last": _figure(ends),
         "best": _figure(bests),
     }
+
+
+def _together(values: Sequence[str], places: Sequence[int]) -> str:
+    """The values that some runs have of a setting, in a few words."""
+    found = list(dict.fromkeys(values[place] for place in places))
+    return ", ".join(found[:_FEW]) + (f", … ({len(found)} values)" if len(found) > _FEW else "")
 
 
 def _line(run: RunFiles, metric: str, axis: str) -> Line | None:

@@ -7,16 +7,16 @@ import hmac
 import ipaddress
 import json
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from http.cookies import CookieError, SimpleCookie
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from apexrl.config.placement import host_and_port
@@ -24,8 +24,12 @@ from apexrl.dashboard import page, run_views
 from apexrl.dashboard.answers import MOST_ASKED, Answers, UnknownRunError
 from apexrl.errors import ConfigError, LinkError
 
+if TYPE_CHECKING:
+    from apexrl.dashboard.player import Player
+
 MOST_CONNECTIONS: Final = 64
 """At once; more are told to come back."""
+_BOUNDARY: Final = "picture"
 _COOKIE: Final = "apexrl_dashboard"
 _TYPES: Final = {"js": "text/javascript", "css": "text/css"}
 _HEADERS: Final = {
@@ -72,16 +76,15 @@ def url_of(listening: socket.socket, token: str = "") -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/" + (f"?token={token}" if token else "")
 
 
-def serve(answers: Answers, listening: socket.socket, token: str = "", routes: tuple[Route, ...] = ()) -> None:
+def serve(answers: Answers, listening: socket.socket, token: str = "") -> None:
     """Answer until Ctrl-C.
 
     Args:
         token: without which nothing is answered; empty: none is needed.
-        routes: more that is answered.
     """
     server = uvicorn.Server(
         uvicorn.Config(
-            app(answers, token, routes),
+            app(answers, token),
             log_level="error",
             access_log=False,
             limit_concurrency=MOST_CONNECTIONS,
@@ -95,7 +98,7 @@ def serve(answers: Answers, listening: socket.socket, token: str = "", routes: t
     server.run(sockets=[listening])
 
 
-def app(answers: Answers, token: str = "", routes: tuple[Route, ...] = ()) -> _App:
+def app(answers: Answers, token: str = "") -> _App:
     """The page and its answers as an ASGI application."""
 
     async def whole(request: Request) -> Response:
@@ -131,13 +134,31 @@ def app(answers: Answers, token: str = "", routes: tuple[Route, ...] = ()) -> _A
             return PlainTextResponse("there is no such film", 404)
         return FileResponse(path, media_type="video/mp4")
 
-    own = [
+    async def watched(request: Request) -> Response:
+        if answers.player is None:
+            return PlainTextResponse("nothing is played: start it with apexrl watch RUN", 404)
+        kind = f"multipart/x-mixed-replace; boundary={_BOUNDARY}"
+        return StreamingResponse(_pictures(answers.player), media_type=kind, headers={"cache-control": "no-store"})
+
+    routes = [
         Route("/", whole),
         Route("/static/{name:path}", static),
         Route("/answers/{question}", answer),
         Route("/film", film),
+        Route("/watched", watched),
     ]
-    return _Guard(Starlette(routes=[*own, *routes]), token)
+    return _Guard(Starlette(routes=routes), token)
+
+
+async def _pictures(player: Player) -> AsyncIterator[bytes]:
+    """Pictures as they are played, each in place of the one before, until the browser goes away."""
+    number = 0
+    while True:
+        newer, picture = await run_in_threadpool(player.next_picture, number)
+        if newer > number:
+            number = newer
+            head = f"--{_BOUNDARY}\r\ncontent-type: image/jpeg\r\ncontent-length: {len(picture)}\r\n\r\n"
+            yield head.encode() + picture + b"\r\n"
 
 
 def _tagged(request: Request, body: bytes, kind: str) -> Response:

@@ -139,6 +139,13 @@ INFERENCE: Final = (
     Metric("wait_ms", "mean time from a request to its answer, over the last seconds", "ms"),
 )
 
+MACHINE: Final = (
+    Metric("cpu", "share of all processors' time that was used since the last line", "0 … 1"),
+    Metric("memory_used", "memory that is not available to new programs", "bytes"),
+    Metric("memory_bytes", "memory in all", "bytes"),
+)
+"""Of the machine of the run's main process, all its programs together; in the log alone."""
+
 DROPPED: Final = (
     Metric("messages", "messages of workers for which there was no room"),
     Metric("reports", "what could not be shown or stored of the run (panel, log, exporters, small files)"),
@@ -204,6 +211,7 @@ _KNOWN: Final = {
     **{metric.name: metric for metric in STATUS},
     **{f"agent/{metric.name}": metric for metric in AGENT},
     **{f"inference/{metric.name}": metric for metric in INFERENCE},
+    **{f"machine/{metric.name}": metric for metric in MACHINE},
     **{f"hosts/{metric.name}": metric for metric in (*GATEWAY_HOSTS, *ACTOR_HOSTS, *LEARNER_HOSTS)},
 }
 

@@ -80,7 +80,7 @@ function chart({ title, meaning, unit, healthy, height = 170, xLabel, goal, form
       ],
       cursor: { sync: { key: "x", scales: ["x", null] }, points: { size: 6 }, drag: { x: true, y: false }, y: false },
       series: [{}, ...series.map((one) => ({
-        label: one.label, stroke: one.faint ? faded(one.colour, 0.3) : one.colour,
+        label: one.label, stroke: one.faint ? faded(one.colour, one.faint === true ? 0.3 : one.faint) : one.colour,
         width: one.width || (one.faint ? 1 : 2), dash: DASHES[one.dash || 0], spanGaps: true,
         points: { show: Boolean(one.points) && one.values.filter((y) => y !== null).length <= 80, size: 5 },
       }))],

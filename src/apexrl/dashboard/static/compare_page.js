@@ -2,7 +2,6 @@
 // Groups of runs beside each other: means with 95 % intervals, final figures, and the settings that differ.
 
 const comparePage = { chosen: [], metric: "evaluation", axis: "env_steps", by: "", thin: true, card: null };
-const MOST_IN_TABLE = 12;
 
 comparePage.open = async (main) => {
   comparePage.picture = chart({ title: "", height: 380, wide: true });
@@ -36,7 +35,7 @@ comparePage.draw = (answer) => {
       : [["env_steps_per_second", "environment steps per second"]])];
   const by = Object.keys(answer.differs);
   fill(head, make("p.quiet", {}, `${answer.runs.length} runs in ${answer.groups.length + answer.left_out} groups. `
-    + "Bold: the mean as far as all runs of a group go; band: 95 % interval of the mean by bootstrap over runs; thin: each run."),
+    + "Bold: the mean of a group, as far as all its runs go; band: 95 % interval of the mean, by bootstrap over the runs; thin: each run."),
   make("div.controls", {},
     make("label.choice", {}, "metric ", make("select", { onchange: (event) => comparePage.change({ metric: event.target.value }) },
       options(metrics, comparePage.metric))),
@@ -54,11 +53,11 @@ comparePage.draw = (answer) => {
   fill(figures, make("h2", {}, "Figures"), table(["", "group", "runs", "last value, 95 % interval", "best value, 95 % interval"],
     answer.groups.map((group, place) => [sample(place), group.label, `${group.last.count} of ${group.runs.length}`,
       figure(group.last), figure(group.best)]), { left: [0, 1], label: "figures of the groups" }));
-  const shown = answer.runs.slice(0, MOST_IN_TABLE);
-  fill(settings, make("h2", {}, "Settings that differ"), Object.keys(answer.differs).length ? table(["setting", ...shown],
-    Object.entries(answer.differs).map(([name, values]) => [make("code", {}, name), ...values.slice(0, MOST_IN_TABLE)]),
-    { left: [0], label: "settings that differ" }) : make("p.quiet", {}, "None."),
-  answer.runs.length > MOST_IN_TABLE ? make("p.quiet", {}, `of the first ${MOST_IN_TABLE} runs`) : null);
+  fill(settings, make("h2", {}, "Settings that differ"), Object.keys(answer.differs).length
+    ? table(["setting", ...answer.groups.map((group) => group.label)],
+      Object.entries(answer.differs).map(([name, values]) => [make("code", {}, name), ...values]),
+      { left: [0, ...answer.groups.map((_, place) => place + 1)], label: "settings that differ" })
+    : make("p.quiet", {}, "None."));
 };
 
 function sample(place) {
@@ -85,7 +84,7 @@ function drawGroups({ groups }) {
     if (comparePage.thin && group.runs.length > 1)
       for (const [xs, ys] of Object.values(group.lines)) {
         tables.push([scaled(xs), ys]);
-        series.push({ label: "", colour, dash, faint: true });
+        series.push({ label: "", colour, dash, faint: Math.max(0.06, Math.min(0.35, 2 / group.runs.length)) });
       }
     if (!x) return;
     tables.push(low ? [scaled(x), mean, low, high] : [scaled(x), mean]);

@@ -34,9 +34,10 @@ runPage.open = async (main, name) => {
   runPage.causes = make("section", { "aria-label": "diagnosis" });
   runPage.curves = make("div");
   runPage.workers = make("section", { "aria-label": "workers" });
+  runPage.watched = make("section", { "aria-label": "live episode" });
   runPage.films = make("section", { "aria-label": "films" });
   runPage.rest = make("div");
-  fill(main, runPage.head, runPage.causes, runPage.curves, runPage.workers, runPage.films, runPage.rest);
+  fill(main, runPage.head, runPage.watched, runPage.causes, runPage.curves, runPage.workers, runPage.films, runPage.rest);
   runPage.layout();
   runPage.draw();
   runPage.more();
@@ -196,13 +197,14 @@ runPage.more = () => {
   const every = (question, seconds, draw) => {
     const now = performance.now();
     const done = runPage.askedAt[question];
-    const running = runPage.data.run.state === "running";
-    if (done !== undefined && (!running || now - done < 1000 * seconds)) return;
+    const rest = runPage.data.run.state === "running" || question === "watched" ? seconds : 10 * seconds;
+    if (done !== undefined && now - done < 1000 * rest) return;
     runPage.askedAt[question] = now;
     ask(question, { run: name }).then((answer) => runPage.name === name && draw(answer)).catch(() => {});
   };
   every("workers", 5, (answer) => drawWorkers(runPage.workers, answer, runPage.data.run.state));
   every("diagnosis", 60, (answer) => drawCauses(runPage.causes, answer));
+  if (live) every("watched", 3, (answer) => drawWatched(runPage.watched, answer));
   every("films", 15, (answer) => drawFilms(runPage.films, answer, name));
   every("settings", 1e9, (answer) => {
     runPage.settings = settingsSection(answer.settings);
@@ -219,6 +221,19 @@ function drawCauses(place, { causes, trouble, learned, evaluations }) {
       : [make("p.quiet", {}, evaluations ? `Nothing looks wrong${learned < 0.5 ? ", though the returns have not risen clearly yet" : ""}.`
         : "No evaluation has ended yet.")];
   fill(place, make("h2", {}, "Diagnosis"), body);
+}
+
+// Greedy episodes with the newest weights, while apexrl watch plays them.
+function drawWatched(place, { run, weights, episode, last_return: last, trouble }) {
+  if (!run) return fill(place);
+  const words = !episode && !trouble ? "The newest weights are being read." : trouble ? `It cannot be played now: ${trouble}. It is tried again.`
+    : `Episode ${episode}, greedy, weights ${weights}` + (last === null ? "" : `; the last return was ${brief(last)}`)
+      + ". The line is what the agent expects of the rest of the episode.";
+  if (!place.querySelector("img"))
+    fill(place, make("h2", {}, "Live episode"), make("p.quiet", { role: "status" }),
+      make("img.watch", { src: "watched", alt: "the environment as the agent plays it" }));
+  place.querySelector("p").textContent = words;
+  return place;
 }
 
 function drawFilms(place, films, name) {

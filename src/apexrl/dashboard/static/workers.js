@@ -24,7 +24,7 @@ function drawWorkers(place, { workers, roles, at, now, host }, state) {
   const inTrouble = workers.filter((one) => one[3]);
   const shown = inTrouble.slice(0, 50);
   fill(place, make("h2", {}, "Workers"),
-    make("p.quiet", {}, `As ${host || "the main process"} saw them ${ago(at, now)}. Darker squares work faster than the median of their role.`),
+    make("p.quiet", {}, `As ${host || "the main process"} saw them ${ago(at, now)}. The stronger its colour, the faster a worker is beside the median of its role.`),
     table(["role", "workers", "well", "median rate", "together", "unit", "restarts"],
       roles.map((one) => [one.role, one.workers, one.well, brief(one.median), brief(one.together), one.unit, one.restarts].map(String)),
       { left: [0, 5], label: "workers by role" }),
