@@ -49,8 +49,13 @@ class Sweep:
     envs: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ID[=RANDOM..GOOD] …")] = ()
     """Several environments, in place of a preset or --env: each trial runs in all of them.
     Returns are normalised between those of random and of good play; their interquartile mean counts."""
+    population: int = 0
+    """Population-based training in place of single trials: so many members train, and the worst take over the state
+    of the best, with changed settings (Jaderberg et al. 2017). 0: trials."""
+    rounds: int = 10
+    """Parts of the budget after which the members of a population are compared."""
     parallel: int = 1
-    """Trials at the same time."""
+    """Trials, or members of a population, at the same time."""
     resume: Annotated[str, tyro.conf.arg(metavar="STUDY")] = ""
     """Go on with a study, with its own settings."""
     trust: Modules = ()
@@ -96,6 +101,12 @@ def parse_sweep(words: Sequence[str]) -> tuple[Sweep, list[str]]:
             raise ConfigError(f"{flag(name)} means nothing to apexrl sweep: {_INSTEAD[name]}")
     if wanted.parallel < 1:
         raise ConfigError(f"--parallel must be at least 1, not {wanted.parallel}")
-    if wanted.resume and (rest or wanted.study or wanted.over or wanted.envs):
+    if wanted.population and (wanted.trials is not None or wanted.envs or wanted.seeds != 1):
+        raise ConfigError("--population is for one environment: --trials, --envs and --seeds mean nothing with it")
+    if wanted.population < 0 or wanted.population == 1:
+        raise ConfigError(f"--population must be at least 2, not {wanted.population}")
+    if wanted.rounds < 1:
+        raise ConfigError(f"--rounds must be at least 1, not {wanted.rounds}")
+    if wanted.resume and (rest or wanted.study or wanted.over or wanted.envs or wanted.population):
         raise ConfigError("--resume has the study's own settings: only --trials, --parallel and --trust go with it")
     return wanted, rest

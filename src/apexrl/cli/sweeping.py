@@ -22,18 +22,22 @@ ROOT = Path("sweeps")
 def sweep(words: list[str]) -> int:
     """search settings that learn better, by many runs"""
     from apexrl.cli import flags, sweep_flags
-    from apexrl.sweep.results import show
-    from apexrl.sweep.sweeper import open_study
+    from apexrl.sweep.results import show, show_population
+    from apexrl.sweep.study import Study
+    from apexrl.sweep.sweeper import open_plan
     from apexrl.sweep.sweeper import sweep as carry_out
 
     if words[:1] == ["show"]:
         from rich.console import Console
 
         from apexrl.sweep.plan import Plan
-        from apexrl.sweep.study import Study
 
         folder = _existing(flags.parse(sweep_flags.SweepShow, words[1:], "sweep show").study)
-        show(Study(folder, Plan.read(folder)), Console(soft_wrap=False, highlight=False))
+        plan, console = Plan.read(folder), Console(soft_wrap=False, highlight=False)
+        if plan.rounds:
+            show_population(folder, plan, console)
+        else:
+            show(Study(folder, plan), console)
         return OK
     named = [words.pop(0)] if words and not words[0].startswith("-") else []
     wanted, rest = sweep_flags.parse_sweep(words)
@@ -46,7 +50,10 @@ def sweep(words: list[str]) -> int:
         plan = _planned(wanted, named, rest)
         folder = _place(wanted.study) if wanted.study else ROOT / _default_name(plan)
     plan.check()
-    study = open_study(folder.resolve(), plan)
+    open_plan(folder.resolve(), plan)
+    if plan.rounds:
+        return _train_population(folder, plan, wanted.parallel)
+    study = Study(folder.resolve(), plan)
     print(f"apexrl sweep: {plan.trials} trials in {folder}, {len(study.trials)} begun")
     for one in plan.space:
         print(f"  {one}")
@@ -62,6 +69,22 @@ def sweep(words: list[str]) -> int:
     return OK
 
 
+def _train_population(folder: Path, plan: Plan, parallel: int) -> int:
+    from apexrl.sweep.population import best_member, train_population
+
+    print(f"apexrl sweep: a population of {plan.trials} members in {folder}, {plan.rounds} rounds")
+    for one in plan.space:
+        print(f"  {one}")
+    interrupted = train_population(folder.resolve(), plan, parallel, lambda text: print(text, flush=True))
+    if interrupted:
+        print(f"interrupted; to go on: apexrl sweep --resume {folder}")
+        return INTERRUPTED
+    best = best_member(folder)
+    print(f"apexrl sweep show {folder} shows the members")
+    print("" if best is None else best)
+    return OK
+
+
 def _planned(wanted: Sweep, named: list[str], rest: list[str]) -> Plan:
     """The plan that the flags describe."""
     from apexrl.sweep.plan import Plan
@@ -71,6 +94,8 @@ def _planned(wanted: Sweep, named: list[str], rest: list[str]) -> Plan:
         raise ConfigError("--envs stands in place of a preset and of --env: leave that out")
     pairs = [_env_and_scale(word) for word in wanted.envs]
     configs = tuple(_config(["--env", env, *rest]) for env, _ in pairs) or (_config([*named, *rest]),)
+    if wanted.population:
+        return _planned_population(wanted, configs[0], rest)
     return Plan(
         configs,
         search_space(configs[0], wanted.over),
@@ -80,6 +105,23 @@ def _planned(wanted: Sweep, named: list[str], rest: list[str]) -> Plan:
         wanted.pruner,
         tuple(scale for _, scale in pairs),
     )
+
+
+def _planned_population(wanted: Sweep, config: Config, rest: list[str]) -> Plan:
+    """The plan of a population. A replay is saved, unless flags say otherwise: else each round would begin without."""
+    from apexrl.agents import AGENTS
+    from apexrl.cli.train_flags import settings_given
+    from apexrl.config.convert import override
+    from apexrl.sweep.plan import Plan
+    from apexrl.sweep.population import SEARCHED, check_space
+    from apexrl.sweep.search_space import search_space
+
+    agent = AGENTS.get(config.agent.agent)
+    if "save_replay" not in settings_given(rest) and agent is not None and agent.item != "unroll":
+        config = override(config, {"save_replay": True})
+    space = search_space(config, wanted.over, SEARCHED)
+    check_space(space)
+    return Plan((config,), space, wanted.population, objective="last", pruner="none", rounds=wanted.rounds)
 
 
 def _config(words: list[str]) -> Config:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import Final
+from collections.abc import Sequence
 
 from optuna.trial import TrialState
 
@@ -16,17 +13,9 @@ from apexrl.run.atomic_files import replace_text
 from apexrl.run.folder import RunFolder
 from apexrl.sweep.curve import RUNGS, CurveReader, final_height, height
 from apexrl.sweep.plan import Plan
-from apexrl.sweep.run_process import ENDED, FAILED, INTERRUPTED, PRUNED, Request, StartedRun, request
+from apexrl.sweep.run_attempts import RunAttempts, Start
+from apexrl.sweep.run_process import PRUNED
 from apexrl.sweep.study import Claimed, Study
-
-Start = Callable[[Request, Path], StartedRun]
-"""Starts a run; the path is where it prints."""
-
-MOST_KILLS: Final = 5
-"""Times that a run is resumed after something killed its process; then the trial has failed."""
-
-_LONGEST_REASON: Final = 500  # characters
-_LOG_BYTES: Final = 4096
 
 
 class ActiveTrial:
@@ -50,8 +39,7 @@ class ActiveTrial:
         self._steps, self._seconds = 0, 0.0  # of those runs
         self._reported = claimed.last_rung
         self._stopping = False
-        self._kills = 0
-        self._run: StartedRun | None = None
+        self._run: RunAttempts | None = None
         self._runs: list[Config] = []
         try:
             self._runs = self._plan.runs(self.number, self.settings, study.folder)
@@ -68,24 +56,17 @@ class ActiveTrial:
         if self.outcome or self._run is None:
             return True
         self._report()
-        code = self._run.poll()
-        if code is None:
+        if self._run.goes_on():
             return False
-        self._run = None
+        run, self._run = self._run, None
         self._report()
-        if code == ENDED:
+        if run.result == "ended":
             self._enter_run()
-        elif code == INTERRUPTED:
+        elif run.result == "failed":
+            self._fail(run.why)
+        else:
             self.release()
-        elif code == FAILED:
-            self._fail(self._last_words())
-        else:  # it was killed, or another process holds its folder
-            self._kills += 1
-            if self._kills > MOST_KILLS:
-                self._fail(f"its process was killed {self._kills} times (status {code})")
-            else:
-                self._begin()
-        return bool(self.outcome) or self._run is None
+        return self._run is None
 
     def interrupt(self) -> None:
         """Stop its run with a checkpoint; whoever goes on with the study resumes it."""
@@ -108,12 +89,11 @@ class ActiveTrial:
         if self._stopping:
             self.release()
             return
-        self._stop_path.unlink(missing_ok=True)
         config = self._runs[len(self._ended)]
         self._folder = RunFolder(self._study.folder / config.name)
         self._curve = CurveReader(self._folder.metrics_path, config.stop)
-        self._log_path = self._study.folder / "logs" / f"{config.name}.log"
-        self._run = self._start(request(config, self._stop_path), self._log_path)
+        log_path = self._study.folder / "logs" / f"{config.name}.log"
+        self._run = RunAttempts(config, log_path, self._stop_path, self._start)
 
     def _report(self) -> None:
         """Tell Optuna of the rungs that the curve has passed since, and stop the run if it shall not go on."""
@@ -164,17 +144,8 @@ class ActiveTrial:
         self.outcome = PRUNED if state == TrialState.PRUNED else f"{value:.4g}"
 
     def _fail(self, why: str) -> None:
-        self._study.tell(self._claimed, TrialState.FAIL, why=why[:_LONGEST_REASON])
-        self.outcome = f"failed: {why[:_LONGEST_REASON]}"
-
-    def _last_words(self) -> str:
-        """The last line that its run has printed."""
-        with suppress(OSError):
-            text = self._log_path.read_bytes()[-_LOG_BYTES:].decode("utf-8", "replace")
-            lines = [line for line in text.splitlines() if line.strip()]
-            if lines:
-                return lines[-1].strip()
-        return "it ended without a word"
+        self._study.tell(self._claimed, TrialState.FAIL, why=why)
+        self.outcome = f"failed: {why}"
 
 
 def combined(plan: Plan, scores: Sequence[float]) -> float:

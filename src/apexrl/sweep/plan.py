@@ -7,6 +7,7 @@ STUDY/
   trial-0/ …           a run folder of each trial; with several runs: trial-0-ENV-seed1
   logs/                what the runs have printed
   claims/              locks: which process works at which trial
+  rounds/              of a population: what every member had, and what it was worth
   best.toml            settings of the best trial, for ``apexrl train``
 """
 
@@ -61,6 +62,8 @@ class Plan:
     pruner: Pruner = "median"
     scales: tuple[Scale, ...] = ()
     """Of each environment; empty: there is one, and its returns count as they are."""
+    rounds: int = 0
+    """More than 0: the trials are members of a population, which are compared after so many parts of their budget."""
 
     def check(self) -> None:
         """Refuse a plan that cannot be carried out.
@@ -74,6 +77,8 @@ class Plan:
             raise ConfigError(f"--seeds must be at least 1, not {self.seeds}")
         if not self.space:
             raise ConfigError("there is nothing to search: name settings with --over")
+        if self.rounds and (len(self.configs) > 1 or self.seeds > 1):
+            raise ConfigError("--population is for one environment, and each member has a seed of its own")
         for config in self.configs:
             if not (config.stop.env_steps or config.stop.minutes):
                 raise ConfigError("give the length of a trial's runs: --env-steps N, --minutes M or both")
@@ -108,6 +113,7 @@ class Plan:
             "seeds": self.seeds,
             "objective": self.objective,
             "pruner": self.pruner,
+            "rounds": self.rounds,
             "scales": self.scales,
             "space": self.space,
             "configs": [name for name, _ in self._files()],
@@ -134,13 +140,15 @@ class Plan:
         if about.format != _FORMAT:
             raise ConfigError(f"{path} was written by another version of apexrl ({about.format})")
         configs = tuple(from_toml(text, str(where)) for where, text in texts)
-        plan = cls(configs, about.space, about.trials, about.seeds, about.objective, about.pruner, about.scales)
+        plan = cls(
+            configs, about.space, about.trials, about.seeds, about.objective, about.pruner, about.scales, about.rounds
+        )
         plan.check()
         return plan
 
     def difference(self, other: Plan) -> str:
         """In what ``other`` is another sweep; empty: it may go on with this one, if with another number of trials."""
-        for name in ("objective", "seeds", "pruner", "scales"):
+        for name in ("objective", "seeds", "pruner", "scales", "rounds"):
             if getattr(self, name) != getattr(other, name):
                 return f"{name} is {getattr(self, name)} there and {getattr(other, name)} here"
         if self.space != other.space:
@@ -164,6 +172,7 @@ class _Written(msgspec.Struct, forbid_unknown_fields=True):
     seeds: int
     objective: Objective
     pruner: Pruner
+    rounds: int
     scales: tuple[Scale, ...]
     space: tuple[Dimension, ...]
     configs: list[str]

@@ -13,6 +13,8 @@ from rich.table import Table
 from apexrl.config.convert import to_toml
 from apexrl.report.number_format import clock, count
 from apexrl.run.atomic_files import replace_text
+from apexrl.sweep.plan import Plan
+from apexrl.sweep.population import best_member, rounds_of
 from apexrl.sweep.study import Study
 
 BEST_FILE: Final = "best.toml"
@@ -63,6 +65,30 @@ def show(study: Study, console: Console) -> None:
         console.print(f"what matters: {told}", markup=False)
     if (path := write_best(study)) is not None and winner is not None:
         console.print(f"best: trial {winner.number}. Train with its settings: apexrl train {path}", markup=False)
+
+
+def show_population(folder: Path, plan: Plan, console: Console) -> None:
+    """Print what each member was worth after each round, whose state it took over, and its settings now."""
+    rounds = rounds_of(folder)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    ended = [one for one in rounds if one.number]
+    for name in ("member", *(f"round {one.number}" for one in ended), *(one.setting for one in plan.space)):
+        table.add_column(name, justify="right")
+    winner = best_member(folder)
+    for member in range(plan.trials):
+        cells = []
+        for one in ended:
+            was = one.members[member]
+            score = "failed" if was.score is None else f"{was.score:.4g}"
+            cells.append(score if was.takes_over is None else f"{score} → {was.takes_over}")
+        now = rounds[-1].members[member].next if rounds else {}
+        style = "green" if winner is not None and winner.name == f"member-{member}" else ""
+        table.add_row(str(member), *cells, *(_shown(now.get(one.setting)) for one in plan.space), style=style)
+    console.print(table)
+    if any(one.takes_over is not None for each in ended for one in each.members):
+        console.print("→ N: it went on with the state of member N")
+    if winner is not None:
+        console.print(f"best: {winner.name}. Measure it: apexrl eval {winner}", markup=False)
 
 
 def _row(study: Study, trial: FrozenTrial) -> list[str]:

@@ -92,12 +92,12 @@ class Dimension:
         return f"{self.setting}: {self.low:g} to {self.high:g}{', logarithmic' if self.log else ''}"
 
 
-def search_space(config: Config, over: Sequence[str] = ()) -> tuple[Dimension, ...]:
+def search_space(config: Config, over: Sequence[str] = (), usual: Sequence[str] = DEFAULTS) -> tuple[Dimension, ...]:
     """The settings to vary.
 
     Args:
         config: of a run.
-        over: ``NAME``, ``NAME=LOW..HIGH`` or ``NAME=A,B,C`` for each; empty: ``DEFAULTS``.
+        over: ``NAME``, ``NAME=LOW..HIGH`` or ``NAME=A,B,C`` for each; empty: ``usual``, as far as the agent reads them.
 
     Raises:
         ConfigError: an unknown setting, one that means nothing here, or a range that it cannot have.
@@ -105,7 +105,7 @@ def search_space(config: Config, over: Sequence[str] = ()) -> tuple[Dimension, .
     values = flat(config)
     if not over:
         unused = _unused(config)
-        found = [name for name in DEFAULTS if name not in unused and values[name]]
+        found = [name for name in usual if name not in unused and values[name]]
         return tuple(_around(known_settings()[name][1], values[name]) for name in found)
     space = tuple(_wanted(config, values, word) for word in over)
     names = [one.setting for one in space]

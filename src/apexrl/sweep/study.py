@@ -8,7 +8,6 @@ one study.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from apexrl.config.convert import flat
 from apexrl.errors import ConfigError, HeldError
+from apexrl.run.atomic_files import open_lines
 from apexrl.run.ownership import RunLock
 from apexrl.sweep.curve import RUNGS
 from apexrl.sweep.plan import Plan
@@ -194,22 +194,10 @@ class _KernelLock(JournalFileOpenLock):
 
     def acquire(self) -> bool:
         self._held = _wait_for(self._folder)
-        mend(self._folder / "log")
+        open_lines(self._folder / "log").close()  # cuts off what a writer that was killed has left of a line
         return True
 
     def release(self) -> None:
         if self._held is not None:
             self._held.close()
             self._held = None
-
-
-def mend(path: Path) -> None:
-    """Cut off a last line without an end, of a writer that was killed."""
-    if not path.exists():
-        return
-    with path.open("r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1))
-        if size and file.read(1) != b"\n":
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)

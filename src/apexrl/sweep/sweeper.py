@@ -13,9 +13,10 @@ from optuna.trial import TrialState
 from apexrl.config.settings import as_flag
 from apexrl.errors import ConfigError, WorkerError
 from apexrl.launch.interrupts import Interrupts
-from apexrl.sweep.active_trial import ActiveTrial, Start
+from apexrl.sweep.active_trial import ActiveTrial
 from apexrl.sweep.plan import PLAN_FILE, Plan
 from apexrl.sweep.results import write_best
+from apexrl.sweep.run_attempts import Start
 from apexrl.sweep.run_process import RunProcess
 from apexrl.sweep.study import Study
 
@@ -36,8 +37,8 @@ class Outcome:
     """The settings of the best trial, as a configuration; None: no trial has come to its end."""
 
 
-def open_study(folder: Path, plan: Plan) -> Study:
-    """The study in ``folder``: a new one, or the one that is there, if it is of the same plan.
+def open_plan(folder: Path, plan: Plan) -> None:
+    """Write the plan into a new study's folder, or see that the one that is there is the same.
 
     Raises:
         ConfigError: another sweep is there, or the folder cannot be made.
@@ -54,10 +55,11 @@ def open_study(folder: Path, plan: Plan) -> Study:
                 f"apexrl sweep --resume {folder}, or choose another --study"
             )
         if known.trials != plan.trials:
+            if plan.rounds:
+                raise ConfigError(f"the population in {folder} has {known.trials} members: leave out --trials")
             plan.write(folder)
     else:
         plan.write(folder)
-    return Study(folder, plan)
 
 
 def sweep(
