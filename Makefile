@@ -64,7 +64,7 @@ test-long: $(VENV)/.dev
 
 # Whole runs on a Ray of several nodes on this machine; about ten minutes.
 test-ray: $(VENV)/.dev
-	$(PIP) 'ray[default]'
+	$(PIP) 'ray[default,tune]'
 	RAY_worker_niceness=0 $(BIN)/python -m pytest tests/launch/on_ray tests/placements/test_ray_cells.py
 
 # Environments of EnvPool, which takes 750 MB; some seconds.
