@@ -13,7 +13,7 @@ from pathlib import Path
 
 WORDS = ("cartpole", "--actors", "1", "--envs-per-actor", "4", "--eval-episodes", "2", "--eval-envs", "2",
          "--eval-period-seconds", "0.2", "--hidden", "16", "--min-size", "100", "--capacity", "5000",
-         "--batch-size", "16", "--checkpoint-seconds", "0.2")  # fmt: skip
+         "--batch-size", "16", "--checkpoint-seconds", "0.2", "--stop-at-return", "none")  # fmt: skip
 
 
 def started(cwd: Path, *words: str) -> subprocess.Popen[str]:

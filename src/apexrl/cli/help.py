@@ -39,7 +39,7 @@ def print_help(commands: Mapping[str, Callable[..., int]]) -> None:
         "watch": "RUN [--record EPISODES]",
         "report": "RUN … [--out FILE]",
         "compare": "--env PRESET --topologies A,B --minutes M [--flags]",
-        "sweep": "PRESET | --env ID [--trials N | --population N] [--over NAME …] [--flags] | --resume STUDY | show STUDY",
+        "sweep": "PRESET | --env ID [--trials N | --population N] [--over NAME …] | --resume STUDY | show STUDY",
         "list": "[presets | agents | topologies | NAME | MODULE:NAME]",
         "init": "NAME",
         "learner": f"{start} {server} | --standby {server}",
