@@ -56,6 +56,9 @@ class Sweep:
     """Parts of the budget after which the members of a population are compared."""
     parallel: int = 1
     """Trials, or members of a population, at the same time."""
+    ray: Annotated[str, tyro.conf.arg(metavar="auto|local|HOST:PORT")] = ""
+    """Run trials as tasks of a Ray cluster, whose nodes share the study's folder: auto, local or HOST:PORT.
+    Each takes the processors of its actors and one more; --parallel says how many at the same time."""
     resume: Annotated[str, tyro.conf.arg(metavar="STUDY")] = ""
     """Go on with a study, with its own settings."""
     trust: Modules = ()
@@ -76,7 +79,6 @@ _INSTEAD = {
     "redis": "start the command on other hosts too, with a shared folder",
     "run": "runs have the names of their trials",
     "listen": "trials run where the command does",
-    "ray": "trials run where the command does",
     "resume_or_start": "the same command again goes on where it was interrupted",
     "prometheus": "watch a single run with it",
     "otel": "watch a single run with it",

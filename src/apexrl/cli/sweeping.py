@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from apexrl.cli.sweep_flags import Sweep
     from apexrl.config import Config
     from apexrl.sweep.plan import Plan, Scale
+    from apexrl.sweep.run_attempts import Start
 
 ROOT = Path("sweeps")
 """Where studies lie that are given by a plain name."""
@@ -52,12 +53,12 @@ def sweep(words: list[str]) -> int:
     plan.check()
     open_plan(folder.resolve(), plan)
     if plan.rounds:
-        return _train_population(folder, plan, wanted.parallel)
+        return _train_population(folder, plan, wanted)
     study = Study(folder.resolve(), plan)
     print(f"apexrl sweep: {plan.trials} trials in {folder}, {len(study.trials)} begun")
     for one in plan.space:
         print(f"  {one}")
-    outcome = carry_out(study, wanted.parallel, lambda text: print(text, flush=True))
+    outcome = carry_out(study, wanted.parallel, lambda text: print(text, flush=True), _start(wanted.ray))
     if outcome.interrupted:
         print(f"interrupted; to go on: apexrl sweep --resume {folder}")
         return INTERRUPTED
@@ -69,13 +70,26 @@ def sweep(words: list[str]) -> int:
     return OK
 
 
-def _train_population(folder: Path, plan: Plan, parallel: int) -> int:
+def _start(ray: str) -> Start:
+    """What starts a run: a process of this machine, or a task of a Ray cluster."""
+    if not ray:
+        from apexrl.sweep.run_process import RunProcess
+
+        return RunProcess
+    from apexrl.sweep import ray_runs
+
+    ray_runs.connect(ray)
+    return ray_runs.RayRun
+
+
+def _train_population(folder: Path, plan: Plan, wanted: Sweep) -> int:
     from apexrl.sweep.population import best_member, train_population
 
     print(f"apexrl sweep: a population of {plan.trials} members in {folder}, {plan.rounds} rounds")
     for one in plan.space:
         print(f"  {one}")
-    interrupted = train_population(folder.resolve(), plan, parallel, lambda text: print(text, flush=True))
+    start = _start(wanted.ray)
+    interrupted = train_population(folder.resolve(), plan, wanted.parallel, lambda text: print(text, flush=True), start)
     if interrupted:
         print(f"interrupted; to go on: apexrl sweep --resume {folder}")
         return INTERRUPTED
