@@ -58,7 +58,7 @@ def trainable(
     def train_one(searched: dict[str, Any]) -> None:
         from ray import tune
 
-        out = Path(tune.get_context().get_trial_dir())
+        out = _place(Path(tune.get_context().get_trial_dir()))
         reports = _Reports()
         saved = tune.get_checkpoint()
         if saved is None:
@@ -66,7 +66,6 @@ def trainable(
             run = api.train(config, env=env, callbacks=[reports], show=False, **given)
         else:
             folder = RunFolder(out / _NAME)
-            shutil.rmtree(folder.path, ignore_errors=True)
             with saved.as_directory() as restored:
                 shutil.copytree(restored, folder.path)
             run = api.run(_resumed(folder, env, searched), observers=[CallbackObserver(reports)], resume_or_start=True)
@@ -74,6 +73,13 @@ def trainable(
         reports.report(RunFolder(run.path), {name: value for name, value in final.items() if value is not None})
 
     return train_one
+
+
+def _place(trial: Path) -> Path:
+    """A new folder for a run. Not in the trial's own, from which Tune copies files while they change."""
+    runs = trial.parents[1] / "runs"
+    runs.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=f"{trial.name}-", dir=runs))
 
 
 def _resumed(folder: RunFolder, env: str | Callable[..., Any] | None, searched: Mapping[str, Any]) -> Config:

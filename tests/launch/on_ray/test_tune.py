@@ -32,8 +32,8 @@ def kill_once(results: Path, killed: list[int]) -> None:
     """Kill the process of a trial, with all that it started, once Tune has a checkpoint of it."""
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
-        if list(results.glob("*/*/checkpoint_*/checkpoints/generation-*")):
-            for lock in Path("/tmp/ray").glob("session_*/artifacts/*/*/*/*/run/lock"):
+        if list(results.glob("*/checkpoint_*/checkpoints/generation-*")):
+            for lock in Path("/tmp/ray").glob("session_*/artifacts/*/*/runs/*/run/lock"):
                 if (text := lock.read_text()) and results.name in str(lock):
                     os.kill(pid := int(json.loads(text)["pid"]), signal.SIGKILL)
                     killed.append(pid)
