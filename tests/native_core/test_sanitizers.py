@@ -29,7 +29,7 @@ def run_sanitized(program: str, folder: Path, sanitizers: str, *arguments: str, 
     ("test", "sanitizers", "arguments", "flags"),
     [
         ("core_test", "address,undefined", [], (FAST_TO_COMPILE,)),
-        ("protocol_test", "address,undefined", [], ()),
+        ("protocol_test", "address,undefined", [], (FAST_TO_COMPILE,)),
         ("core_test", "thread", ["threads"], ()),
     ],
     ids=["core-asan-ubsan", "protocol-asan-ubsan", "core-tsan"],
