@@ -21,7 +21,8 @@ from apexrl.config.placement import Redis
 from apexrl.errors import ConfigError
 from apexrl.launch import autotune, launch, local_run, supervisor
 from apexrl.launch.interrupts import Interrupts
-from apexrl.launch.run_ledger import Base, Ledger
+from apexrl.launch.resumed_from import Base
+from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.supervisor import Supervisor
 from apexrl.launch.tuner import Decision, Tuner
 from apexrl.launch.wiring import Wiring

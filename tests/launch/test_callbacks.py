@@ -19,7 +19,8 @@ from apexrl.config import Config, StopConfig
 from apexrl.errors import CallbackError, ConfigError
 from apexrl.launch import launch
 from apexrl.launch.interrupts import Interrupts
-from apexrl.launch.run_ledger import Base, Ledger
+from apexrl.launch.resumed_from import Base
+from apexrl.launch.run_ledger import Ledger
 from apexrl.run import callback_observer, checkpoint
 from apexrl.run.callback_observer import CallbackObserver
 from apexrl.run.callbacks import Callback, CheckpointReport, EndedEpisodes, EvaluationReport

@@ -17,7 +17,8 @@ from recording_observer import Watcher
 from apexrl.config import Config
 from apexrl.launch import contained_observers
 from apexrl.launch.contained_observers import Contained, contained, pass_on_news
-from apexrl.launch.run_ledger import Base, Ledger
+from apexrl.launch.resumed_from import Base
+from apexrl.launch.run_ledger import Ledger
 from apexrl.run.folder import RunFolder
 from apexrl.run.metrics import RunLog
 from apexrl.run.status import RunStatus

@@ -12,7 +12,8 @@ from recording_observer import Watcher
 from apexrl.config import Config, StopConfig
 from apexrl.config.metric_bounds import metric_bound
 from apexrl.errors import ConfigError, FencedError
-from apexrl.launch.run_ledger import Base, Ledger, base_of, check_ahead
+from apexrl.launch.resumed_from import Base, base_of, check_ahead
+from apexrl.launch.run_ledger import Ledger
 from apexrl.report.plain_lines import line
 from apexrl.run.folder import RunFolder
 from apexrl.run.metric_samples import status_scalars

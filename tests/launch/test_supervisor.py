@@ -19,7 +19,8 @@ from apexrl.errors import NonFiniteError, WorkerError
 from apexrl.launch import worker_slots
 from apexrl.launch.fork_client import PRELOAD, preloaded
 from apexrl.launch.interrupts import Interrupts
-from apexrl.launch.run_ledger import Base, Ledger
+from apexrl.launch.resumed_from import Base
+from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.supervisor import Supervisor
 from apexrl.launch.wiring import Wiring
 from apexrl.launch.worker_slots import Slot

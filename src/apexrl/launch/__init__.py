@@ -54,7 +54,7 @@ def launch(
     began = time.monotonic()
     if resume is not None:  # before anything else is taken, or asked for
         from apexrl.launch import run_claim
-        from apexrl.launch.run_ledger import check_ahead
+        from apexrl.launch.resumed_from import check_ahead
 
         with closing(run_claim.resume(resume, config)) as own:
             check_ahead(config.stop, own.folder)

@@ -13,8 +13,9 @@ from apexrl.launch import run_claim
 from apexrl.launch.fork_client import preloaded
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.probe import probe_learner
+from apexrl.launch.resumed_from import Base, base_of
 from apexrl.launch.run_claim import Claim
-from apexrl.launch.run_ledger import Base, Ledger, base_of
+from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.serial import run_serial
 from apexrl.launch.supervisor import Supervisor
 from apexrl.launch.wiring import Wiring

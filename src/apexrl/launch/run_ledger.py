@@ -9,21 +9,22 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from apexrl.config import Config, StopConfig
-from apexrl.errors import ConfigError, FencedError, SnapshotError
+from apexrl.config import Config
+from apexrl.errors import FencedError, SnapshotError
 from apexrl.launch import contained_observers
 from apexrl.launch.folder_upkeep import Upkeep
 from apexrl.launch.recent_returns import LatestReturns
+from apexrl.launch.resumed_from import Base
 from apexrl.launch.run_policy_lag import Lags
 from apexrl.launch.stop_rules import StopRules
-from apexrl.run import checkpoint, env_changes
+from apexrl.run import env_changes
 from apexrl.run.env_changes import EnvChange
 from apexrl.run.episode_metrics import MOST_NAMES, LatestEpisodes, told_spreads
 from apexrl.run.folder import RunFolder, make_summary
-from apexrl.run.metrics import RateMeter, progress, read_rows
+from apexrl.run.metrics import RateMeter, progress
 from apexrl.run.status import Level, Observer, Phase, RunStatus, WorkerStatus
 
 SUMMARY_SECONDS = 5.0
@@ -31,62 +32,6 @@ SUMMARY_SECONDS = 5.0
 
 _UPKEEP_SECONDS = 10.0
 _CARRIERS = ("gateway", "intake", "uplink")  # of one name, the later one counts
-
-
-@dataclass(frozen=True)
-class Base:
-    """The counters that a resumed run starts from."""
-
-    env_steps: int = 0
-    updates: int = 0
-    episodes: int = 0
-    elapsed_seconds: float = 0.0
-    best_eval_return: float | None = None
-
-
-def base_of(folder: RunFolder) -> Base:
-    """Read from a run folder how far the run had come: the furthest of checkpoint, log and summary."""
-    found = checkpoint.load_latest(folder.checkpoints)
-    rows = read_rows(folder.metrics_path) if folder.metrics_path.exists() else []
-    try:
-        summary = folder.summary()
-    except SnapshotError:
-        summary = {}
-    sources: list[Mapping[str, Any]] = [found.metadata if found else {}, summary, *rows]
-
-    def furthest(name: str) -> Any:
-        return max((source[name] for source in sources if source.get(name) is not None), default=None)
-
-    return Base(
-        env_steps=int(furthest("env_steps") or 0),
-        updates=int(furthest("updates") or 0),
-        episodes=int(furthest("episodes") or 0),
-        elapsed_seconds=float(furthest("wall_seconds") or 0.0),
-        best_eval_return=furthest("best_eval_return"),
-    )
-
-
-def check_ahead(stop: StopConfig, folder: RunFolder) -> None:
-    """Refuse to resume a run that would end at once, before it overwrites the summary.
-
-    One that did not end in good order may go on, if only to its end.
-
-    Raises:
-        ConfigError: it has had what shall end it; the message names the setting.
-    """
-    try:
-        summary = folder.summary()
-    except SnapshotError:
-        return
-    if summary.get("stopped_by") in (None, "error", "interrupted"):
-        return
-    had = {"minutes": summary.get("wall_seconds", 0.0) / 60.0, "env_steps": summary.get("env_steps", 0)}
-    for name, value in had.items():
-        most = getattr(stop, name)
-        if most and value >= most:
-            flag = f"--{name.replace('_', '-')}"
-            had_it = f"this run has had {value:,.4g} of {flag} {most:,.4g}"
-            raise ConfigError(f"{had_it}: to go on, say more, or 0 for no limit")
 
 
 class Ledger:

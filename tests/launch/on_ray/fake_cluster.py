@@ -20,7 +20,8 @@ from apexrl.launch.ray import cluster, driver, group_control, ray_slots
 from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.group_plan import most_actors, plan
 from apexrl.launch.ray.ray_actors import Hello, Look, Report
-from apexrl.launch.run_ledger import Base, Ledger
+from apexrl.launch.resumed_from import Base
+from apexrl.launch.run_ledger import Ledger
 from apexrl.links.local.control_board import RUN
 from apexrl.links.local.inference import InferenceLink
 from apexrl.links.local.worker_messages import Message

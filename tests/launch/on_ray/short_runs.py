@@ -17,7 +17,8 @@ from apexrl.config.placement import Ray
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.group_plan import most_actors, plan
-from apexrl.launch.run_ledger import Base, Ledger
+from apexrl.launch.resumed_from import Base
+from apexrl.launch.run_ledger import Ledger
 from apexrl.run.folder import RunFolder
 from apexrl.run.status import RunStatus
 from apexrl.spec import Field

@@ -32,7 +32,8 @@ from apexrl.launch.ray import ray_metrics
 from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.group_plan import plan
 from apexrl.launch.ray.ray_metrics import GroupRecord, Meters, RayMetrics, Record
-from apexrl.launch.run_ledger import Base, Ledger
+from apexrl.launch.resumed_from import Base
+from apexrl.launch.run_ledger import Ledger
 from apexrl.run.folder import RunFolder
 from apexrl.run.metrics import RunLog
 from apexrl.run.status import PolicyLag, RunStatus, WorkerStatus

@@ -1,0 +1,69 @@
+"""How far a run had come that is resumed, and whether it may go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from apexrl.config import StopConfig
+from apexrl.errors import ConfigError, SnapshotError
+from apexrl.run import checkpoint
+from apexrl.run.folder import RunFolder
+from apexrl.run.metrics import read_rows
+
+
+@dataclass(frozen=True)
+class Base:
+    """The counters that a resumed run starts from."""
+
+    env_steps: int = 0
+    updates: int = 0
+    episodes: int = 0
+    elapsed_seconds: float = 0.0
+    best_eval_return: float | None = None
+
+
+def base_of(folder: RunFolder) -> Base:
+    """Read from a run folder how far the run had come: the furthest of checkpoint, log and summary."""
+    found = checkpoint.load_latest(folder.checkpoints)
+    rows = read_rows(folder.metrics_path) if folder.metrics_path.exists() else []
+    try:
+        summary = folder.summary()
+    except SnapshotError:
+        summary = {}
+    sources: list[Mapping[str, Any]] = [found.metadata if found else {}, summary, *rows]
+
+    def furthest(name: str) -> Any:
+        return max((source[name] for source in sources if source.get(name) is not None), default=None)
+
+    return Base(
+        env_steps=int(furthest("env_steps") or 0),
+        updates=int(furthest("updates") or 0),
+        episodes=int(furthest("episodes") or 0),
+        elapsed_seconds=float(furthest("wall_seconds") or 0.0),
+        best_eval_return=furthest("best_eval_return"),
+    )
+
+
+def check_ahead(stop: StopConfig, folder: RunFolder) -> None:
+    """Refuse to resume a run that would end at once, before it overwrites the summary.
+
+    One that did not end in good order may go on, if only to its end.
+
+    Raises:
+        ConfigError: it has had what shall end it; the message names the setting.
+    """
+    try:
+        summary = folder.summary()
+    except SnapshotError:
+        return
+    if summary.get("stopped_by") in (None, "error", "interrupted"):
+        return
+    had = {"minutes": summary.get("wall_seconds", 0.0) / 60.0, "env_steps": summary.get("env_steps", 0)}
+    for name, value in had.items():
+        most = getattr(stop, name)
+        if most and value >= most:
+            flag = f"--{name.replace('_', '-')}"
+            had_it = f"this run has had {value:,.4g} of {flag} {most:,.4g}"
+            raise ConfigError(f"{had_it}: to go on, say more, or 0 for no limit")
