@@ -32,6 +32,7 @@ PUBLIC = {
     "join_envs",
     "load",
     "preset",
+    "publish",
     "resume",
     "stand_by",
     "train",

@@ -16,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from apexrl.api import Run, evaluate, load, resume, train
+    from apexrl.api import Run, evaluate, load, publish, resume, train
     from apexrl.config import (
         ActorConfig,
         AgentConfig,
@@ -59,6 +59,7 @@ _HOMES = {
     "join_envs": "apexrl.remote_api",
     "load": "apexrl.api",
     "preset": "apexrl.presets",
+    "publish": "apexrl.api",
     "resume": "apexrl.api",
     "stand_by": "apexrl.remote_api",
     "train": "apexrl.api",
@@ -87,6 +88,7 @@ __all__ = [
     "join_envs",
     "load",
     "preset",
+    "publish",
     "resume",
     "stand_by",
     "train",

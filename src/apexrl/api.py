@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import cached_property
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from apexrl.config import Config, convert
 from apexrl.config.placement import Listen, Placement, Ray, Redis
 from apexrl.config.trust import entrusted, named
-from apexrl.errors import ConfigError
+from apexrl.errors import ConfigError, EnvError
 from apexrl.launch.placement_arguments import chosen_placement
 from apexrl.links.tcp.tls import ServerTls
 from apexrl.report.run_observers import copies, drawn, panels
@@ -213,7 +216,7 @@ def load(
     """Load the trained agent of a run: ``load(path).act(observation)``.
 
     Args:
-        run: run folder, or the result of ``train``.
+        run: run folder, the result of ``train``, or a published agent: ``hf:USER/NAME`` (extra ``hub``).
         checkpoint: ``best``, ``latest``, or a checkpoint file.
         device: ``cpu``, ``cuda`` …
         env: makes the environment, in place of the one that the folder names.
@@ -270,6 +273,64 @@ def evaluate(
     config = convert.override(config, {name: value for name, value in given.items() if value is not None})
     playing.check(config, episodes)
     return playing.play(load_agent(folder, checkpoint, config=config), config, episodes, seed, video)
+
+
+def publish(
+    run: str | Path | Run,
+    to: str | Path,
+    *,
+    licence: str,
+    video: bool = True,
+    private: bool = False,
+    trust: Sequence[str] = (),
+) -> str:
+    """Publish a run's best weights, with its settings, its scores, a film and a card, in a folder or on the hub.
+
+    Args:
+        run: run folder, or the result of ``train``.
+        to: a new folder, or ``hf:USER/NAME`` (extra ``hub``).
+        licence: of the weights, by its name on the hub: ``apache-2.0``, ``mit``, ``cc-by-4.0`` …
+        video: film an episode, if the environment renders and the extra ``video`` is installed.
+        private: a new repository is private.
+        trust: as for ``load``.
+
+    Returns:
+        The folder, or the repository's URL.
+
+    Raises:
+        ConfigError: the run has no final evaluation, or ``to`` is not empty.
+        LinkError: the hub cannot be reached, or refuses.
+    """
+    from apexrl.evaluation import model_card, published
+    from apexrl.report.mean_lines import mean_interval
+
+    folder, summary = _folder(run), _folder(run).summary()
+    returns = published.final_returns(folder)
+    if not licence.strip() or not licence.isprintable():
+        raise ConfigError("say under which licence others may use the weights: licence='apache-2.0' (--licence)")
+    if on_hub := str(to).startswith(published.HUB):
+        published.repository(str(to))
+    with tempfile.TemporaryDirectory() as room:
+        made = Path(room) / "agent"
+        published.gather(folder, made, summary)
+        film = ""
+        if video:
+            try:
+                filmed = evaluate(run, 1, made / published.FILMS, trust=trust)
+                film = filmed.films[0].relative_to(made).as_posix()
+            except EnvError as error:
+                print(f"apexrl: there is no video: {error}", file=sys.stderr)
+        text = model_card.model_card(
+            folder.config(), summary, returns, mean_interval(returns), str(to), licence.strip(), film
+        )
+        (made / published.CARD).write_text(text, encoding="utf-8")
+        if on_hub:
+            return published.upload(made, str(to), private)
+        target = Path(to).expanduser()
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise ConfigError(f"{target} is not empty: give a new folder")
+        shutil.copytree(made, target, dirs_exist_ok=True)
+        return str(target)
 
 
 def run(
@@ -388,4 +449,10 @@ def _config(run: str | Path | Run, env: Callable[..., Any] | None) -> Config | N
 
 
 def _folder(run: str | Path | Run) -> RunFolder:
-    return RunFolder.open(run.path if isinstance(run, Run) else run)
+    """The folder of a run; of a published agent what is brought to ``runs``."""
+    path = run.path if isinstance(run, Run) else run
+    if isinstance(path, str) and path.startswith("hf:"):
+        from apexrl.evaluation.published import fetch
+
+        path = fetch(path, Path("runs"))
+    return RunFolder.open(path)

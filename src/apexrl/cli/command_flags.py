@@ -49,6 +49,7 @@ FLAGS: Final[Mapping[str, type[Any]]] = {
     "sweep": sweep_flags.Sweep,
     "sweep show": sweep_flags.SweepShow,
     "export": folder_flags.Export,
+    "publish": folder_flags.Publish,
     "doctor": folder_flags.Doctor,
     "dashboard": browser_flags.Dashboard,
     "watch": browser_flags.Watch,

@@ -15,7 +15,7 @@ class Eval:
     """Play episodes with the best weights of a run, as its own evaluations did unless flags say otherwise."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Run folder, as printed at the end of apexrl train."""
+    """Run folder, as printed at the end of apexrl train; or a published agent, hf:USER/NAME (needs apexrl[hub])."""
     episodes: int = 20
     """Episodes to play."""
     video: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
@@ -33,6 +33,29 @@ class Eval:
     """Probability that an environment repeats its previous action."""
     noops: int | None = None
     """Most no-ops (action 0) at the start of an episode."""
+    trust: Modules = ()
+    """Module or package whose environments, agents and networks the folder may name.
+    Other code that is not installed is refused. May be given several times."""
+
+
+@dataclass(frozen=True)
+class Publish:
+    """Publish a run's best weights with its settings, scores, a film and a card, in a folder or on Hugging Face.
+
+    A run without a final evaluation is refused. What is published is itself a run folder: apexrl eval hf:USER/NAME, or
+    apexrl eval FOLDER. It holds no pickle, and no code.
+    """
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder, as printed at the end of apexrl train."""
+    to: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="hf:USER/NAME|FOLDER")]
+    """Repository of the hub (needs apexrl[hub], and HF_TOKEN or hf auth login), or a new folder."""
+    licence: Annotated[str, tyro.conf.arg(metavar="NAME")] = ""
+    """Licence under which others may use the weights, by its name on the hub: apache-2.0, mit, cc-by-4.0 … Required."""
+    video: bool = True
+    """Film an episode, where the environment renders and apexrl[video] is installed."""
+    private: bool = False
+    """Make a new repository private."""
     trust: Modules = ()
     """Module or package whose environments, agents and networks the folder may name.
     Other code that is not installed is refused. May be given several times."""

@@ -37,6 +37,10 @@ OTHER_MODULES = {
     "starlette": "dashboard",
     "uvicorn": "dashboard",
     "optuna": "sweep",
+    "wandb": "wandb",
+    "trackio": "trackio",
+    "mlflow": "mlflow",
+    "huggingface_hub": "hub",
 }
 """Import names of other extras -> their names."""
 
@@ -232,6 +236,10 @@ def _run(config: Config, resume: Path | None, placement: Placement | None, watch
     start = partial(api.run, config, resume=resume, **where)
     callbacks = named_callbacks(watch.callback)
     observers, told = exporters(watch, "run", run)
+    for name in watch.tracker:
+        from apexrl.report.tracker import TrackerExport
+
+        observers.append(TrackerExport(name))
     return shown(start, [*observers, *callbacks], told, config.log_format)
 
 
@@ -280,6 +288,17 @@ def _export(words: list[str]) -> int:
             for way, values in shapes.items():
                 for name, (dtype, shape) in values.items():
                     print(f"  {way[:-1]} {name}: {dtype} {shape}")
+    return OK
+
+
+def _publish(words: list[str]) -> int:
+    """publish a run's agent with its scores, in a folder or on Hugging Face"""
+    from apexrl import api
+    from apexrl.cli import flags, folder_flags
+
+    wanted = flags.parse(folder_flags.Publish, words, "publish")
+    given = {name: getattr(wanted, name) for name in ("licence", "video", "private", "trust")}
+    print(api.publish(wanted.run, wanted.to, **given))
     return OK
 
 
@@ -358,6 +377,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "eval": _eval,
     "resume": _resume,
     "export": _export,
+    "publish": _publish,
     "doctor": _doctor,
     "dashboard": in_browser.dashboard,
     "watch": in_browser.watch,

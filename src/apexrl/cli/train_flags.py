@@ -35,6 +35,9 @@ class RunFlags(PlacementFlags, ObserverFlags):
     checkpoint_url: Annotated[str, tyro.conf.arg(metavar="URL")] = ""
     """Copy each checkpoint to URL/NAME in an object store: s3://BUCKET/PREFIX, file:///PATH … (extra object-store).
     With --resume-or-start the newest copy is restored where it is newer than the run folder."""
+    tracker: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="wandb|trackio|mlflow")] = ()
+    """Experiment tracker that gets the settings and metrics (needs apexrl[wandb], apexrl[trackio] or apexrl[mlflow]).
+    Its library's environment variables say where it is and whether it is offline. May be given several times."""
     callback: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE:NAME")] = ()
     """Callback that watches or steers the run: a subclass of apexrl.Callback, an object of one, or a function.
     Also the name under which an installed package offers one. May be given several times; name it again to resume."""
@@ -152,6 +155,7 @@ def parse_compare(words: Sequence[str]) -> tuple[Compare, list[str]]:
         "prometheus": "watch a single run with it",
         "otel": "watch a single run with it",
         "checkpoint_url": "copy a single run",
+        "tracker": "give it to a single run",
         "callback": "give it to a single run",
         "save_replay": "runs that came to their end are not resumed",
     }

@@ -37,7 +37,7 @@ _KEPT_MANIFESTS: Final = 2
 _MOST_MANIFEST: Final = 1 << 20
 _SMALL_BYTES: Final = 1 << 20
 _CONFIG, _HOSTS, _LOG, _SUMMARY = "config.toml", "hosts.json", "metrics.jsonl", "summary.json"
-_BESIDE: Final = (_CONFIG, _HOSTS, "env_spec.json", _LOG, _SUMMARY)
+_BESIDE: Final = (_CONFIG, _HOSTS, "env_spec.json", "env_change.json", _LOG, _SUMMARY)
 _NAME: Final = re.compile(
     "|".join(map(re.escape, _BESIDE))
     + r"|checkpoints/(best\.safetensors|replay|generation-\d+-update-\d+\.safetensors)"
