@@ -70,5 +70,5 @@ def test_one_slot_holds_the_ladder_in_order() -> None:
 
 @pytest.mark.parametrize("slot", [-1, 4])
 def test_a_slot_beyond_the_ladder_is_refused(slot: int) -> None:
-    with pytest.raises(ConfigError, match=f"actor slot {slot} is none of the 4"):
+    with pytest.raises(ConfigError, match=f"actor {slot} has no rung of the ε ladder, which has 4"):
         slot_epsilons(slot, 4, 2)

@@ -60,7 +60,10 @@ def slot_rungs(slot: int, slots: int, envs: int) -> NDArray[np.int64]:
         ConfigError: there is no such slot.
     """
     if not 0 <= slot < slots:
-        raise ConfigError(f"actor slot {slot} is none of the {slots} that the ε ladder was made for (--actor-slots)")
+        raise ConfigError(
+            f"actor {slot} has no rung of the ε ladder, which has {slots}: raise --actors or --actor-slots, or let the "
+            "topology start no more actors than those (count=config.actor.actors)"
+        )
     rungs: NDArray[np.int64] = np.arange(envs) * slots + slot_order(slots)[slot]
     return rungs
 
