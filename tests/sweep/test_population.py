@@ -109,6 +109,7 @@ def test_a_member_goes_on_with_anothers_state_and_other_settings(tmp_path: Path)
 
 
 @pytest.mark.long
+@pytest.mark.timeout(2400)
 def test_a_population_killed_with_everything_goes_on_where_it_was(tmp_path: Path) -> None:
     words = (*WORDS, "--env-steps", "9000", "--population", "3", "--rounds", "3", "--over", "learning_rate",
              "--study", "population")  # fmt: skip
@@ -119,7 +120,7 @@ def test_a_population_killed_with_everything_goes_on_where_it_was(tmp_path: Path
     kill(first)
     wait_until(lambda: not processes_at(folder), "the end of the runs without their sweep")
 
-    second = started(tmp_path, *words)
+    second = started(tmp_path, *words, "--parallel", "3")
     wait_until(lambda: len(rounds_of(folder)) == 2, "the end of the first round")
     wait_until(lambda: (folder / "member-0" / "lock").stat().st_size, "the next round")
     os.kill(holder(folder / "member-0"), signal.SIGKILL)

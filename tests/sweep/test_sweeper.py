@@ -85,11 +85,11 @@ def opened(folder: Path, wanted: Plan) -> Study:
 
 
 def test_bad_trials_end_early_and_the_best_is_written(tmp_path: Path) -> None:
-    study = opened(tmp_path, plan(9))
+    study = opened(tmp_path, plan(12))
     told: list[str] = []
-    outcome = sweep(study, 2, told.append, lambda wanted, log: WrittenRun(wanted, by_step_size))
+    outcome = sweep(study, 1, told.append, lambda wanted, log: WrittenRun(wanted, by_step_size))
     states = [trial.state for trial in study.trials]
-    assert len(states) == 9
+    assert len(states) == 12
     assert set(states) == {TrialState.COMPLETE, TrialState.PRUNED}
     assert json.loads((tmp_path / f"trial-{states.index(TrialState.PRUNED)}" / "summary.json").read_text())[
         "stopped_by"

@@ -54,6 +54,7 @@ def test_a_sweep_of_two_trials_from_the_command_to_its_best_settings(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(2400)
 def test_a_sweep_killed_three_times_ends_with_every_trial_resumed(tmp_path: Path) -> None:
     """First the sweep itself, then a run's own process, then the sweep again; at last Ctrl-C."""
     words = (*WORDS, "--env-steps", "8000", "--over", "learning_rate", "--trials", "3", "--pruner", "none",

@@ -22,14 +22,14 @@ def started(cwd: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(line, cwd=cwd, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
-def ended(process: subprocess.Popen[str], seconds: float = 300.0) -> str:
+def ended(process: subprocess.Popen[str], seconds: float = 900.0) -> str:
     """Wait for a sweep that ends well; returns what it printed."""
     output, _ = process.communicate(timeout=seconds)
     assert process.returncode == 0, output
     return output
 
 
-def wait_until(condition: Callable[[], object], what: str, seconds: float = 120.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, seconds: float = 400.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen within {seconds:g} s"
