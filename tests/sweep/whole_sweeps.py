@@ -37,7 +37,9 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = 400.
 
 
 def checkpoints(run: Path) -> list[Path]:
-    return sorted((run / "checkpoints").glob("generation-*.safetensors"))
+    """Those of something learned."""
+    found = (run / "checkpoints").glob("generation-*.safetensors")
+    return sorted(path for path in found if not path.stem.endswith("-000000000"))
 
 
 def processes_at(folder: Path) -> list[int]:

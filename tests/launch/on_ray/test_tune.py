@@ -29,12 +29,12 @@ SMALL = {"actors": 1, "envs_per_actor": 4, "eval_episodes": 2, "eval_envs": 2, "
 
 
 def kill_once(results: Path, killed: list[int]) -> None:
-    """Kill the process of a trial, with all that it started, once Tune has a checkpoint of it."""
-    deadline = time.monotonic() + 300
+    """Kill the process of a trial, with all that it started, when Tune knows of several checkpoints of it."""
+    deadline = time.monotonic() + 400
     while time.monotonic() < deadline:
-        if list(results.glob("*/checkpoint_*/checkpoints/generation-*")):
-            for lock in Path("/tmp/ray").glob("session_*/artifacts/*/*/runs/*/run/lock"):
-                if (text := lock.read_text()) and results.name in str(lock):
+        for trial in results.glob("*/checkpoint_000003"):
+            for lock in Path("/tmp/ray").glob(f"session_*/artifacts/*/*/runs/{trial.parent.name}-*/run/lock"):
+                if text := lock.read_text():
                     os.kill(pid := int(json.loads(text)["pid"]), signal.SIGKILL)
                     killed.append(pid)
                     return
