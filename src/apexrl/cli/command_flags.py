@@ -34,7 +34,7 @@ class Completion:
 
     zsh: put this line into ~/.zshrc: eval "$(apexrl completion zsh)".
 
-    fish: apexrl completion fish > ~/.config/fish/completions/apexrl.fish, again after each upgrade.
+    fish: put this line into ~/.config/fish/config.fish: apexrl completion fish | source.
     """
 
     shell: Annotated[Shell, tyro.conf.Positional, tyro.conf.arg(metavar="bash|zsh|fish")]

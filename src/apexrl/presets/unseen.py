@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
@@ -19,6 +18,7 @@ from apexrl.config.convert import check_values, flat, override
 from apexrl.config.settings import as_flag
 from apexrl.errors import ConfigError
 from apexrl.presets.choice import AUTO, choose
+from apexrl.shared.usable_cores import usable_cores
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
 Recipe = Literal["none", "default", "paper"]
@@ -62,7 +62,7 @@ def start(look: Config, agent: str, topology: str, recipe: Recipe, given: Collec
     from apexrl.launch.env_look import env_facts
 
     facts = env_facts(look, measure=agent == AUTO)
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     chosen = choose(facts, cores, agent, topology, given)
     config = with_recipe(chosen.agent, chosen.topology, facts, recipe, look.stop.env_steps)
     if agent != AUTO or not chosen.why:

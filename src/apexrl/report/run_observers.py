@@ -14,9 +14,13 @@ from apexrl.run.status import Observer
 
 
 def panels(show: bool, log_format: LogFormat = "text") -> list[Observer]:
-    """What shows a run on the terminal; nothing without ``show``."""
+    """What shows a run on the terminal, or in a notebook; nothing without ``show``."""
     if not show:
         return []
+    from apexrl.report.notebook_panel import NotebookPanel, in_notebook
+
+    if log_format == "text" and in_notebook():
+        return [NotebookPanel()]
     from apexrl.report.live_panel import panel
 
     return [panel(log_format=log_format)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +11,7 @@ from apexrl.protocols import Context
 from apexrl.roles.env_splits import EnvSplits
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.run.status import Work
+from apexrl.shared.usable_cores import usable_cores
 from apexrl.spec import Array, EnvSpec, Field
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def group_sizes(config: Config) -> tuple[int, ...]:
     actor, splits = config.actor, config.wiring.splits
     if not splits:
         elsewhere = actor.actor_slots > actor.actors
-        crowded = len(os.sched_getaffinity(0)) <= actor.actors
+        crowded = usable_cores() <= actor.actors
         splits = 1 if crowded and not (elsewhere or config.serial) else 2
     return split_sizes(config.actor.envs_per_actor, splits)
 

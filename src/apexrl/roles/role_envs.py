@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from apexrl.config import Config
 from apexrl.protocols import Context
+from apexrl.shared.usable_cores import usable_cores
 
 if TYPE_CHECKING:
     from apexrl.envs import VectorEnv
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def own_cores(config: Config) -> int:
     """Cores of this machine for each of the run's actors, at least 1; all of them where roles take turns."""
-    return max(1, len(os.sched_getaffinity(0)) // (1 if config.serial else max(1, config.actor.actors)))
+    return max(1, usable_cores() // (1 if config.serial else max(1, config.actor.actors)))
 
 
 def role_envs(
