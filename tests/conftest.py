@@ -27,6 +27,16 @@ settings.register_profile("apexrl", deadline=None, suppress_health_check=[Health
 settings.load_profile("apexrl")
 
 
+LONG_SECONDS = 1800
+"""Of one test that is marked as long, on a loaded machine."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_SECONDS))
+
+
 @pytest.fixture(autouse=True)
 def _no_leftovers_in_shm():
     """Whatever a test does, nothing of ours may lie in /dev/shm afterwards."""

@@ -89,7 +89,9 @@ class Stage:
         self.actors = self.hosts * self.each
         self.options, self.rows = options, []
         self.server = RedisServer(folder, appendonly="yes", appendfsync="everysec", maxclients=12_000)
-        self.relay = Relay(("127.0.0.1", self.server.port), delay_ms=options.delay_ms)
+        self.relay = Relay(
+            ("127.0.0.1", self.server.port), delay_ms=options.delay_ms, mbit=options.mbit, loss=options.loss
+        )
         _, schema = material.chunks(material.SHAPES["small"], 1)
         self.record = RunRecord(
             run_id=uuid.uuid4().hex, name="scale", apexrl="0", config="", spec={}, step_spec={}, schema=schema.hex(),
@@ -295,8 +297,8 @@ def tables(records: dict[int, Row]) -> str:
         lines += [
             f"### {actors:,} actors\n",
             f"{record['where']}, append-only file, every second. Each host sends a frame of {record['chunks']} chunks "
-            f"(64 steps each) every {record['send_seconds']:g} s; a relay of {record['delay_ms']:g} ms each way stands "
-            f"before half of them. Leases of {LEASE_SECONDS:g} s.\n",
+            f"(64 steps each) every {record['send_seconds']:g} s; a relay of {record['delay_ms']:g} ms each way"
+            f"{_narrow(record)} stands before half of them. Leases of {LEASE_SECONDS:g} s.\n",
             f"{join['hosts']} hosts of {join['actors'] // join['hosts']} joined within **{join['all_joined_s']:.1f} "
             f"s** (one: {_told(join['join_ms'])} ms).\n",
         ]
@@ -338,6 +340,12 @@ def tables(records: dict[int, Row]) -> str:
     return "\n".join(lines)
 
 
+def _narrow(record: Row) -> str:
+    """What else the relay does to the link; records of before have none of it."""
+    mbit, loss = record.get("mbit"), record.get("loss")
+    return (f", {mbit:g} Mbit/s" if mbit else "") + (f", {loss:.1%} of segments lost" if loss else "")
+
+
 def _told(milliseconds: list[float]) -> str:
     return " / ".join(report.short(value) for value in milliseconds) or "–"
 
@@ -351,6 +359,8 @@ def main() -> int:
     parser.add_argument("--cut-seconds", type=float, default=15.0, help="that half of the hosts are cut off")
     parser.add_argument("--most-pace", type=float, default=64.0, help="times the first pace, at most")
     parser.add_argument("--delay-ms", type=float, default=5.0, help="of the relay, each way")
+    parser.add_argument("--mbit", type=float, default=0.0, help="that pass the relay a second, each way; 0: any number")
+    parser.add_argument("--loss", type=float, default=0.0, help="share of segments that come 200 ms late at the relay")
     parser.add_argument("--quick", action="store_true", help="few actors, short: only to see that it works")
     parser.add_argument("--records", type=Path, default=report.RECORDS / "scale", help="folder of the records")
     parser.add_argument("--out", type=Path, default=report.OUT, help="folder for table and figures")
@@ -365,7 +375,7 @@ def main() -> int:
         with RedisServer(Path(folder) / "version") as server, closing(server.client()) as client:
             redis = str(client.info("server")["redis_version"])
         for actors in options.actors:
-            shown = {name: getattr(options, name) for name in ("chunks", "send_seconds", "delay_ms")}
+            shown = {name: getattr(options, name) for name in ("chunks", "send_seconds", "delay_ms", "mbit", "loss")}
             where = f"{report.machine()}; {report.versions('apexrl', 'redis')}, Redis {redis}"
             rows = campaign(actors, options, Path(folder) / str(actors))
             records[actors] = {"actors": actors, "where": where, **shown, "rows": rows}

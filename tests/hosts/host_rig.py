@@ -39,10 +39,12 @@ from redis_server import binaries
 Kind = Literal["namespaces", "loopback"]
 RUN = "test"
 _PR_SET_PDEATHSIG = 1
+PATIENCE_SECONDS = 600.0
+"""A machine of two cores that others load takes minutes to start a learner and two hosts."""
 PASSWORD = "a-password-that-nobody-may-print"
 
 
-def wait_for(what: str, true: Callable[[], Any], timeout: float = 240.0) -> Any:
+def wait_for(what: str, true: Callable[[], Any], timeout: float = PATIENCE_SECONDS) -> Any:
     """What ``true`` returns as soon as it is something."""
     end = time.monotonic() + timeout
     while not (found := true()):
@@ -116,7 +118,7 @@ class Command:
     def running(self) -> bool:
         return self._process.poll() is None
 
-    def finish(self, timeout: float = 240.0) -> int:
+    def finish(self, timeout: float = PATIENCE_SECONDS) -> int:
         """Its exit code.
 
         Raises:
@@ -127,7 +129,7 @@ class Command:
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"{self.log.name} goes on after {timeout:g} s:\n{self.said[-3000:]}") from None
 
-    def says(self, text: str, timeout: float = 240.0) -> None:
+    def says(self, text: str, timeout: float = PATIENCE_SECONDS) -> None:
         """Wait until it has said this."""
 
         def heard() -> bool:

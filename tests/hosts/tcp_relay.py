@@ -1,11 +1,13 @@
-"""A TCP relay that behaves like a long or broken link: it delays, is cut, swallows, and comes back.
+"""A TCP relay that behaves like a long, narrow or broken link: it delays, is cut, swallows, and comes back.
 
     with Relay(("10.77.0.1", 6379), listen=("10.77.0.1", 7001), delay_ms=20) as link:
         link.cut()         # every connection is reset, new ones are refused
         link.blackhole()   # connections stay and new ones are taken, but nothing comes through
         link.restore()
 
-The delay is each way's own and pipelined: it bounds no throughput. The relay is a process, so that it can stand in
+The delay is each way's own and pipelined: it bounds no throughput. ``mbit`` does, each way, for all connections
+together. ``loss`` is the share of segments that come only after a retransmission; what follows them on their connection
+waits, as TCP has it. The relay is a process, so that it can stand in
 another network namespace and takes no time from the process under test. It ends when its standard input does, that is
 with its maker, however that one dies.
 """
@@ -16,6 +18,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import selectors
 import socket
 import struct
@@ -31,6 +34,8 @@ from typing import Any
 Address = tuple[str, int]
 MOST_UNDER_WAY = 64 << 20
 """Bytes of one direction that may be on the link; more wait in the sender's kernel."""
+SEGMENT_BYTES = 1448
+RETRANSMISSION_SECONDS = 0.2  # Linux's shortest timer
 PATIENCE = 60.0  # seconds for the relay's process to start, to answer, to end
 
 
@@ -44,9 +49,16 @@ class Relay:
     """
 
     def __init__(
-        self, to: Address, listen: Address = ("127.0.0.1", 0), delay_ms: float = 0.0, prefix: Sequence[str] = ()
+        self,
+        to: Address,
+        listen: Address = ("127.0.0.1", 0),
+        delay_ms: float = 0.0,
+        prefix: Sequence[str] = (),
+        mbit: float = 0.0,
+        loss: float = 0.0,
     ) -> None:
         words = [*prefix, sys.executable, "-I", __file__, *map(str, (*listen, *to)), "--delay-ms", str(delay_ms)]
+        words += ["--mbit", str(mbit), "--loss", str(loss)]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         self._rest = b""
         try:
@@ -120,8 +132,11 @@ class Relay:
 class _Link:
     """In the relay's process: the listener, its pairs of connections, and what state the link is in."""
 
-    def __init__(self, listen: Address, to: Address, delay: float) -> None:
+    def __init__(self, listen: Address, to: Address, delay: float, rate: float, loss: float) -> None:
         self.listen, self.to, self.delay = listen, to, delay
+        self._rate, self._loss = rate, loss  # bytes a second, 0: no limit; share of segments
+        self._free_at = {"sent": 0.0, "received": 0.0}  # loop time
+        self._random = random.Random(1)
         self.held = False
         self.moved = {"sent": 0, "received": 0}
         self.ends: set[_End] = set()
@@ -137,6 +152,15 @@ class _Link:
         for end in list(self.ends):
             end.resume()
         return self.listen[1]
+
+    def arrival(self, way: str, nbytes: int) -> float:
+        """When what is sent now is there, in loop time."""
+        now = asyncio.get_running_loop().time()
+        if self._rate:
+            now = self._free_at[way] = max(now, self._free_at[way]) + nbytes / self._rate
+        segments = -(-nbytes // SEGMENT_BYTES) if self._loss else 0
+        lost = any(self._random.random() < self._loss for _ in range(segments))
+        return now + self.delay + lost * max(RETRANSMISSION_SECONDS, 2 * self.delay)
 
     def cut(self) -> None:
         if self._server is not None:
@@ -182,16 +206,20 @@ class _End(asyncio.Protocol):
             self.peer.forward()
 
     def data_received(self, data: bytes) -> None:
-        self._under_way.append((asyncio.get_running_loop().time() + self._link.delay, data))
+        self._send(data)
         self._bytes += len(data)
         if self._bytes > MOST_UNDER_WAY:
             self._read(False)
         self.forward()
 
     def eof_received(self) -> bool:
-        self._under_way.append((asyncio.get_running_loop().time() + self._link.delay, b""))
+        self._send(b"")
         self.forward()
         return True  # the other direction stays open
+
+    def _send(self, data: bytes) -> None:
+        before = self._under_way[-1][0] if self._under_way else 0.0
+        self._under_way.append((max(before, self._link.arrival(self._way, len(data))), data))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._link.ends.discard(self)
@@ -273,8 +301,7 @@ class _End(asyncio.Protocol):
             self.transport.resume_reading() if wanted else self.transport.pause_reading()
 
 
-async def _serve(listen: Address, to: Address, delay: float) -> None:
-    link = _Link(listen, to, delay)
+async def _serve(link: _Link) -> None:
     orders = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
     try:
@@ -310,8 +337,11 @@ def main() -> None:
     parser.add_argument("to_host", help="where the server is")
     parser.add_argument("to_port", type=int)
     parser.add_argument("--delay-ms", type=float, default=0.0, help="one way")
+    parser.add_argument("--mbit", type=float, default=0.0, help="a second, each way; 0: no limit")
+    parser.add_argument("--loss", type=float, default=0.0, help="share of segments that are sent again")
     given = parser.parse_args()
-    asyncio.run(_serve((given.host, given.port), (given.to_host, given.to_port), given.delay_ms / 1000))
+    ends = (given.host, given.port), (given.to_host, given.to_port)
+    asyncio.run(_serve(_Link(*ends, given.delay_ms / 1000, given.mbit * 1e6 / 8, given.loss)))
 
 
 if __name__ == "__main__":

@@ -87,6 +87,25 @@ def test_the_delay_is_each_ways_own_and_pipelined(echo: Echo) -> None:
         assert time.monotonic() - began >= 0.4
 
 
+def test_a_narrow_link_bounds_what_all_connections_send_together(echo: Echo) -> None:
+    with Relay(echo.address, mbit=8.0) as link, dial(link) as one, dial(link) as other:
+        began = time.monotonic()
+        for connection in (one, other):
+            threading.Thread(target=connection.sendall, args=(bytes(200_000),), daemon=True).start()
+        assert [len(hear(connection, 200_000)) for connection in (one, other)] == [200_000] * 2
+        assert time.monotonic() - began >= 0.4
+
+
+def test_what_is_lost_comes_later_and_nothing_overtakes_it(echo: Echo) -> None:
+    with Relay(echo.address, loss=0.5) as link, dial(link) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        began = time.monotonic()
+        sent = bytes(range(256)) * 100  # some 18 segments: half a million to one that none is lost
+        connection.sendall(sent)
+        assert hear(connection, len(sent)) == sent
+        assert time.monotonic() - began >= 0.2
+
+
 def test_a_cut_link_resets_what_is_open_and_refuses_what_is_new(echo: Echo) -> None:
     with Relay(echo.address, ("127.0.0.1", free_port())) as link:
         with dial(link) as connection:
