@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +19,7 @@ from apexrl.cli import main
 from apexrl.errors import ConfigError, LinkError
 from apexrl.evaluation.model_card import model_card
 from apexrl.run.folder import RunFolder
+from hub_stand_in import HubStandIn
 from test_api import SMALL, a_run
 
 RETURNS = [float(value) for value in range(20)]
@@ -134,3 +138,23 @@ def test_metadata_of_a_card_are_yaml_whatever_an_environment_is_called() -> None
     told = yaml.safe_load(card.split("---")[1])
     assert told["license"] == 'a "licence": [x'
     assert told["model-index"][0]["results"][0]["metrics"][0]["value"] == 1
+
+
+def test_the_hubs_own_library_uploads_and_downloads(ended: RunFolder, tmp_path: Path) -> None:
+    if importlib.util.find_spec("huggingface_hub") is None:
+        pytest.skip("huggingface_hub is not installed (extra hub)")
+    hub = HubStandIn("me/pole")
+    surroundings = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_none", "HF_HOME": str(tmp_path / "hf")}
+
+    def command(*words: str) -> str:
+        called = [sys.executable, "-m", "apexrl.cli", *words]
+        done = subprocess.run(called, capture_output=True, text=True, cwd=tmp_path, env=surroundings, timeout=200)
+        assert done.returncode == 0, (done.stderr, hub.asked)
+        return done.stdout
+
+    try:
+        assert "me/pole" in command("publish", str(ended.path), "hf:me/pole", "--licence", "mit", "--no-video")
+        assert set(hub.files) >= {"README.md", "config.toml", "env_spec.json", "checkpoints/best.safetensors"}
+        assert "over 2 episodes" in command("eval", "hf:me/pole", "--episodes", "2")
+    finally:
+        hub.close()
