@@ -16,6 +16,8 @@ from apexrl.dashboard.run_index import RunIndex
 from apexrl.errors import ConfigError
 from apexrl.report.mean_lines import mean_band, mean_interval, mean_line
 
+QUESTIONS = ("runs", "curves", "workers", "diagnosis", "settings", "films", "replay", "watched", "compare")
+
 
 def plain(answer):
     return json.loads(json.dumps(answer, allow_nan=False))
@@ -92,11 +94,13 @@ def test_every_question_is_answered_of_damaged_files(tmp_path, junk):
     (run / "summary.json").write_bytes(junk)
     (run / "workers.json").write_bytes(junk)
     (run / "hosts.json").write_bytes(junk)
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "replay").write_bytes(junk)
     answers = Answers(RunIndex(tmp_path))
-    for question in ("runs", "curves", "workers", "diagnosis", "settings", "films", "compare"):
+    for question in QUESTIONS:
         plain(answers.answer(question, {"run": "a"}))
     (run / "config.toml").write_bytes(junk)
-    for question in ("runs", "curves", "workers", "diagnosis", "settings", "films", "compare"):
+    for question in QUESTIONS:
         plain(answers.answer(question, {"run": "a"}))
 
 

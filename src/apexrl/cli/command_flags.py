@@ -51,6 +51,7 @@ FLAGS: Final[Mapping[str, type[Any]]] = {
     "export": folder_flags.Export,
     "publish": folder_flags.Publish,
     "doctor": folder_flags.Doctor,
+    "replay inspect": folder_flags.ReplayInspect,
     "dashboard": browser_flags.Dashboard,
     "watch": browser_flags.Watch,
     "report": browser_flags.Report,

@@ -42,7 +42,7 @@ class Offer(NamedTuple):
 
 
 _RUN: Final = Values(paths="folders")
-_METAVARS: Final = {"FILE": Values(paths="files"), "DIR": _RUN, "RUN": _RUN, "[RUN]": _RUN,
+_METAVARS: Final = {"FILE": Values(paths="files"), "DIR": _RUN, "RUN": _RUN, "RUNS": _RUN, "[RUN]": _RUN,
                     "best|latest|FILE": Values(("best", "latest"), "files")}  # fmt: skip
 
 

@@ -94,3 +94,21 @@ class Doctor:
     """Run folder, as printed at the end of apexrl train."""
     json: bool = False
     """Print one JSON object instead of text."""
+
+
+@dataclass(frozen=True)
+class ReplayInspect:
+    """Show what lies in the replay that a run has saved (--save-replay): its counters, how priorities and ages are
+    spread, and some items with their observations. The file is only read; its replay is made in memory for a moment.
+    """
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder, as printed at the end of apexrl train."""
+    items: int = 3
+    """Items to show whole."""
+    drawn: int = 2000
+    """Items to draw for the histograms, as the replay's own sampler draws them; each counts for those like it."""
+    pictures: Annotated[str, tyro.conf.arg(metavar="DIR")] = ""
+    """Folder for images of the shown items, frames and steps beside each other."""
+    json: bool = False
+    """Print one JSON object instead of text."""

@@ -35,6 +35,7 @@ def print_help(commands: Mapping[str, Callable[..., int]]) -> None:
         "eval": "RUN [--episodes N] [--video DIR]",
         "resume": "RUN",
         "doctor": "RUN [--json]",
+        "replay": "inspect RUN",
         "dashboard": "[RUNS] [--address [HOST:]PORT]",
         "watch": "RUN [--record EPISODES]",
         "report": "RUN … [--out FILE]",

@@ -312,6 +312,21 @@ def _doctor(words: list[str]) -> int:
     return doctor.examine(wanted.run, wanted.json, Console(soft_wrap=False, highlight=False))
 
 
+def _replay(words: list[str]) -> int:
+    """show what lies in the replay that a run has saved"""
+    from rich.console import Console
+
+    from apexrl.cli import flags, folder_flags
+
+    if not words or words[0] not in ("inspect", "-h", "--help"):
+        raise ConfigError("say what to do with the replay: apexrl replay inspect RUN")
+    wanted = flags.parse(folder_flags.ReplayInspect, words[1:] if words[0] == "inspect" else words, "replay inspect")
+    from apexrl.cli import replay_report
+
+    console = Console(soft_wrap=True, highlight=False)
+    return replay_report.show(wanted.run, wanted.items, wanted.drawn, wanted.json, wanted.pictures, console)
+
+
 def _compare(words: list[str]) -> int:
     """compare topologies or agents: a table and pictures"""
     from apexrl.cli import train_flags
@@ -379,6 +394,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "export": _export,
     "publish": _publish,
     "doctor": _doctor,
+    "replay": _replay,
     "dashboard": in_browser.dashboard,
     "watch": in_browser.watch,
     "report": in_browser.report,

@@ -31,12 +31,14 @@ class Answers:
         self.index = index
         self.player = player
         self._diagnoses = run_views.Diagnoses()
+        self._replays = run_views.SavedReplays()
 
     def answer(self, question: str, asked: Mapping[str, str]) -> Any:
-        """The answer to ``runs``, ``curves``, ``workers``, ``diagnosis``, ``settings``, ``films``, ``watched`` or
-        ``compare``.
+        """The answer to a question.
 
         Args:
+            question: ``runs``, ``curves``, ``workers``, ``diagnosis``, ``settings``, ``films``, ``replay``, ``watched``
+                or ``compare``.
             asked: parameters by name; ``run`` names a run, ``runs`` several, a line each.
 
         Raises:
@@ -57,6 +59,7 @@ class Answers:
             "diagnosis": self._diagnoses.of,
             "settings": run_views.settings,
             "films": run_views.films,
+            "replay": self._replays.of,
             "watched": lambda run: self.player.state() if self.player and self.player.name == run.name else {},
         }
         return of_run[question](self.run(asked.get("run", "")))

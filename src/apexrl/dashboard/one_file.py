@@ -53,13 +53,14 @@ def _named(found: Iterable[RunFiles]) -> dict[str, RunFiles]:
 def _answers(runs: dict[str, RunFiles]) -> Iterator[tuple[str, Any]]:
     """What the page asks for, as ``source.js`` spells it."""
     yield "runs", [run.overview() for run in runs.values()]
-    diagnoses = run_views.Diagnoses()
+    diagnoses, replays = run_views.Diagnoses(), run_views.SavedReplays()
     for name, run in runs.items():
         yield f"curves&run={name}", run_views.curves(run)
         yield f"workers&run={name}", run_views.workers(run)
         yield f"diagnosis&run={name}", diagnoses.of(run)
         yield f"settings&run={name}", run_views.settings(run)
         yield f"films&run={name}", run_views.films(run)
+        yield f"replay&run={name}", replays.of(run)
     for metric in _METRICS:
         for axis in _AXES:
             yield f"compare&metric={metric}&axis={axis}", group_views.comparison(list(runs.values()), metric, axis)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,9 @@ MOST_FILMS: Final = 200
 MOST_WORKERS: Final = 20_000
 DIAGNOSIS_SECONDS: Final = 60.0
 """Between two diagnoses of a run that goes on."""
+
+LARGEST_REPLAY: Final = 256 << 20
+"""Bytes of a saved replay that is read."""
 
 _AXES: Final = ("env_steps", "updates", "wall_seconds")
 
@@ -183,6 +187,51 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return "" if not value else str(value)
     return value if isinstance(value, str | int | float | bool) or value is None else str(value)
+
+
+class SavedReplays:
+    """What lies in runs' saved replays, kept until they change. One is looked into at a time."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {}
+        self._looking = threading.Lock()
+
+    def of(self, run: RunFiles) -> dict[str, Any]:
+        """Counters, and histograms of priorities and ages; empty: there is no saved replay; ``trouble``: why it is not
+        shown."""
+        stamp = run.stamp("checkpoints/replay")
+        if not stamp[0] or run.state == "running":
+            return {}
+        if stamp[1] > LARGEST_REPLAY:
+            size = f"{stamp[1] >> 20} MiB, more than the {LARGEST_REPLAY >> 20} MiB that are read here"
+            return {"trouble": f"it has {size}: apexrl replay inspect RUN"}
+        with self._looking:
+            known = self._known.get(run.name)
+            if known is None or known[0] != stamp:
+                known = self._known[run.name] = (stamp, _looked_into(run.path / "checkpoints" / "replay"))
+            return known[1]
+
+
+def _looked_into(path: Path) -> dict[str, Any]:
+    from apexrl.replay import Replay
+    from apexrl.replay.inspection import histogram, inspect
+
+    try:
+        with Replay.load(path) as replay:
+            found = inspect(replay)
+    except (ApexrlError, OSError) as error:
+        return {"trouble": str(error)[:500]}
+    stats = found.stats
+    return {
+        "trouble": "",
+        "size": stats["size"],
+        "capacity": stats["capacity"],
+        "inserted": stats["inserted"],
+        "sampled": stats["sampled"],
+        "drawn": len(found.keys),
+        "priorities": [] if found.priorities is None else histogram(found.priorities, found.share),
+        "ages": [] if found.ages is None else histogram(found.ages, found.share),
+    }
 
 
 def films(run: RunFiles) -> list[dict[str, Any]]:

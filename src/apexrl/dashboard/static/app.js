@@ -33,6 +33,7 @@ async function show() {
   try {
     await page.open(main, run);
     shownPage = page;
+    performance.mark("drawn");
   } catch (error) {
     fill(main, make("p", {}, error.message === "gone" ? `There is no run ${run} here: it was removed, or has another name.`
       : `This page could not be drawn (${error.message}). It is tried again.`), make("a", { href: "#/" }, "All runs"));

@@ -35,9 +35,10 @@ runPage.open = async (main, name) => {
   runPage.curves = make("div");
   runPage.workers = make("section", { "aria-label": "workers" });
   runPage.watched = make("section", { "aria-label": "live episode" });
+  runPage.saved = make("section", { "aria-label": "saved replay" });
   runPage.films = make("section", { "aria-label": "films" });
   runPage.rest = make("div");
-  fill(main, runPage.head, runPage.watched, runPage.causes, runPage.curves, runPage.workers, runPage.films, runPage.rest);
+  fill(main, runPage.head, runPage.watched, runPage.causes, runPage.curves, runPage.saved, runPage.workers, runPage.films, runPage.rest);
   runPage.layout();
   runPage.draw();
   runPage.more();
@@ -205,6 +206,7 @@ runPage.more = () => {
   every("workers", 5, (answer) => drawWorkers(runPage.workers, answer, runPage.data.run.state));
   every("diagnosis", 60, (answer) => drawCauses(runPage.causes, answer));
   if (live) every("watched", 3, (answer) => drawWatched(runPage.watched, answer));
+  every("replay", 120, (answer) => drawSavedReplay(runPage.saved, answer));
   every("films", 15, (answer) => drawFilms(runPage.films, answer, name));
   every("settings", 1e9, (answer) => {
     runPage.settings = settingsSection(answer.settings);
@@ -221,6 +223,17 @@ function drawCauses(place, { causes, trouble, learned, evaluations }) {
       : [make("p.quiet", {}, evaluations ? `Nothing looks wrong${learned < 0.5 ? ", though the returns have not risen clearly yet" : ""}.`
         : "No evaluation has ended yet.")];
   fill(place, make("h2", {}, "Diagnosis"), body);
+}
+
+function drawSavedReplay(place, { size, capacity, inserted, sampled, drawn, priorities, ages, trouble }) {
+  if (trouble) return fill(place, make("h2", {}, "Saved replay"), make("p.quiet", {}, `It is not shown: ${trouble}`));
+  if (size === undefined) return fill(place);
+  const rows = (bins) => bins.map(([from, to, share]) => [`${brief(from)} … ${brief(to)}`, share]);
+  return fill(place, make("h2", {}, "Saved replay"),
+    make("p.quiet", {}, `${brief(size)} of ${brief(capacity)} items; ${brief(inserted)} inserted, ${brief(sampled)} sampled. `
+      + `Histograms of ${drawn} drawn items, as shares of all; apexrl replay inspect shows items, too.`),
+    make("div.cards.spans", {}, priorities.length ? bars({ title: "priority |δ|", unit: "TD error", rows: rows(priorities) }) : null,
+      ages.length ? bars({ title: "age", unit: "learner updates", rows: rows(ages) }) : null));
 }
 
 // Greedy episodes with the newest weights, while apexrl watch plays them.
