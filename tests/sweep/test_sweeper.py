@@ -38,14 +38,16 @@ class WrittenRun:
     Args:
         level: the return that it has all the time.
         code: how it ends.
+        steps: after which it ends.
     """
 
-    def __init__(self, wanted: Request, level: Callable[[Config], float], code: int = ENDED) -> None:
+    def __init__(self, wanted: Request, level: Callable[[Config], float], code: int = ENDED, steps: int = 2000) -> None:
         self._config = from_toml(wanted.config)
         self._stop = Path(wanted.stop_path)
         self._level = level(self._config)
         self._code = code
         self._steps = 0
+        self._most = steps
         self.folder = Path(self._config.out) / self._config.name
         self.folder.mkdir(exist_ok=True)
 
@@ -53,7 +55,7 @@ class WrittenRun:
         if self._code != ENDED:
             return self._code
         pruned = self._stop.exists()
-        if pruned or self._steps >= 2000:
+        if pruned or self._steps >= self._most:
             summary = {"stopped_by": self._stop.read_text() if pruned else "env_steps", "env_steps": self._steps,
                        "wall_seconds": 1.0, "final_eval_return": self._level}  # fmt: skip
             (self.folder / "summary.json").write_text(json.dumps(summary))
@@ -98,6 +100,23 @@ def test_bad_trials_end_early_and_the_best_is_written(tmp_path: Path) -> None:
     assert outcome.best is not None
     assert from_toml(outcome.best.read_text()).agent.learning_rate == study.settings(best)["learning_rate"]
     assert sum(text.endswith("begins: --learning-rate 0.0023") for text in told) == 1  # the preset's own
+
+
+def test_a_run_that_reaches_its_goal_early_is_compared_to_the_end_of_the_budget(tmp_path: Path) -> None:
+    study = opened(tmp_path, plan(1))
+    sweep(study, 1, str, lambda wanted, log: WrittenRun(wanted, lambda config: 7.0, steps=500))
+    (trial,) = study.trials
+    assert trial.intermediate_values == dict.fromkeys(range(20), 7.0)
+
+
+def test_a_study_does_not_write_where_its_links_lead(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "study", tmp_path / "outside"
+    opened(folder, plan(1))
+    (folder / "journal" / "log").unlink()
+    (folder / "journal" / "log").symlink_to(outside)
+    with pytest.raises(ConfigError, match="leads out of"):
+        Study(folder, plan(1))
+    assert not outside.exists()
 
 
 def test_a_trial_whose_process_is_gone_is_taken_up_by_the_next_one_that_looks(tmp_path: Path) -> None:

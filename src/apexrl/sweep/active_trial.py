@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from optuna.trial import TrialState
 
@@ -100,16 +100,20 @@ class ActiveTrial:
         if not self._curve.read():
             return
         used = self._curve.points[-1][0]
-        first = len(self._ended) * RUNGS
-        for rung in range(max(0, self._reported + 1 - first), int(used * RUNGS)):
-            worth = height(self._curve.points, self._plan.objective, (rung + 1) / RUNGS)
-            if worth is None:
-                continue
-            self._reported = first + rung
-            self._claimed.trial.report(combined(self._plan, [*self._ended, self._scored(worth)]), self._reported)
+        for _ in self._passed(used):
             if self._claimed.trial.should_prune():
                 replace_text(self._stop_path, PRUNED)
                 return
+
+    def _passed(self, used: float) -> Iterator[int]:
+        """Report the rungs up to a share of the run's budget that were not reported yet, one by one."""
+        first = len(self._ended) * RUNGS
+        for rung in range(max(0, self._reported + 1 - first), int(used * RUNGS)):
+            worth = height(self._curve.points, self._plan.objective, (rung + 1) / RUNGS)
+            if worth is not None:
+                self._reported = first + rung
+                self._claimed.trial.report(combined(self._plan, [*self._ended, self._scored(worth)]), self._reported)
+                yield rung
 
     def _enter_run(self) -> None:
         """Go on after a run that has ended by itself, or was pruned."""
@@ -123,6 +127,8 @@ class ActiveTrial:
         if worth is None:
             self._fail("it ended before its first evaluation: give its runs more --env-steps or --minutes")
             return
+        for _ in self._passed(1.0):  # one that reached its goal early is what others are compared with to the end
+            pass
         area = height(self._curve.points, "area")
         self._areas.append(self._scored(worth if area is None else area))
         self._ended.append(self._scored(worth))

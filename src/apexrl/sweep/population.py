@@ -142,10 +142,12 @@ def train_population(
 
     Raises:
         HeldError: another process trains it.
+        ConfigError: a link leads out of the folder, where something would be written.
         WorkerError: every member failed.
     """
     for name in ("claims", "rounds", "logs"):
         (folder / name).mkdir(parents=True, exist_ok=True)
+        RunFolder(folder / name).check_links()
     try:
         lock = RunLock(folder / "claims")
     except HeldError as error:

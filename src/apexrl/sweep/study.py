@@ -22,6 +22,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from apexrl.config.convert import flat
 from apexrl.errors import ConfigError, HeldError
 from apexrl.run.atomic_files import open_lines
+from apexrl.run.folder import RunFolder
 from apexrl.run.ownership import RunLock
 from apexrl.sweep.curve import RUNGS
 from apexrl.sweep.plan import Plan
@@ -55,7 +56,7 @@ class Study:
     """A study in a folder, which is made if it is new.
 
     Raises:
-        ConfigError: the folder holds another sweep.
+        ConfigError: a link leads out of the folder, where something would be written.
     """
 
     def __init__(self, folder: Path, plan: Plan) -> None:
@@ -63,6 +64,7 @@ class Study:
         self.plan = plan
         for name in (_JOURNAL, _CLAIMS, "logs"):
             (folder / name).mkdir(parents=True, exist_ok=True)
+            RunFolder(folder / name).check_links()
         journal = folder / _JOURNAL
         backend = JournalFileBackend(str(journal / "log"), _KernelLock(journal))
         with self._turn():

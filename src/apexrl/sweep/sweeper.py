@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -80,10 +81,12 @@ def sweep(
         ConfigError: the study cannot be locked.
     """
     active: list[ActiveTrial] = []
+    looked_at = -math.inf
     with Interrupts() as interrupts:
         try:
             while True:
-                _fill(study, active, parallel, tell, start)
+                if time.monotonic() - looked_at >= _OTHERS_SECONDS and not _fill(study, active, parallel, tell, start):
+                    looked_at = time.monotonic()
                 if not active and not _wait_for_others(study, interrupts):
                     break
                 for trial in list(active):
@@ -101,12 +104,13 @@ def sweep(
     return Outcome(False, write_best(study))
 
 
-def _fill(study: Study, active: list[ActiveTrial], parallel: int, tell: Callable[[str], None], start: Start) -> None:
+def _fill(study: Study, active: list[ActiveTrial], parallel: int, tell: Callable[[str], None], start: Start) -> bool:
+    """Take trials until enough are at work; returns whether there may be more."""
     while len(active) < parallel:
         _check_hope(study)
         claimed = study.next()
         if claimed is None:
-            return
+            return False
         words = " ".join(as_flag(name, value) for name, value in study.settings(claimed.trial).items())
         tell(f"trial {claimed.trial.number} {'goes on' if claimed.begun else 'begins'}: {words}")
         trial = ActiveTrial(study, claimed, start)
@@ -114,6 +118,7 @@ def _fill(study: Study, active: list[ActiveTrial], parallel: int, tell: Callable
             tell(f"trial {trial.number}: {trial.outcome}")
         else:
             active.append(trial)
+    return True
 
 
 def _check_hope(study: Study) -> None:
