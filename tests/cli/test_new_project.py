@@ -19,7 +19,8 @@ PYTHON = shlex.quote(sys.executable)
 
 def do(folder: Path, line: str) -> str:
     """Run a line of a shell there; its output."""
-    line = line.replace("apexrl ", f"{PYTHON} -m apexrl.cli ", 1).replace("python ", f"{PYTHON} ", 1)
+    program, _, words = line.partition(" ")
+    line = f"{ {'apexrl': f'{PYTHON} -m apexrl.cli', 'python': PYTHON}[program] } {words}"
     environment = {**os.environ, "PYTHONPATH": str(folder), "NO_COLOR": "1"}
     done = subprocess.run(
         ["sh", "-c", line], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
@@ -46,6 +47,7 @@ def test_it_trains_and_holds_no_word_of_the_template(project: Path, monkeypatch:
     }  # fmt: skip
     assert not [name for name, text in files.items() if "my_project" in text or "my-project" in text]
     assert 'name = "My-Sim2"' in files["pyproject.toml"]
+    do(project, "python -m ruff check .")
     monkeypatch.syspath_prepend(project)
     config = convert.from_toml(files["config.toml"])
     run = apexrl.train(config, serial=True, env_steps=800, eval_episodes=1, out=str(project / "runs"), show=False)
