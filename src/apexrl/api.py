@@ -6,9 +6,9 @@ import dataclasses
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -127,6 +127,7 @@ def train(
     if config == "" and env is None:
         raise ConfigError("say what to train: a preset's name, a Config, or env=")
     from apexrl.launch.ray.resources import in_range
+    from apexrl.presets.start_arguments import start_of
     from apexrl.topologies.validation import validate
 
     overrides = in_range(overrides, bool(ray))
@@ -135,7 +136,7 @@ def train(
     log_format = overrides.get("log_format", config.log_format if isinstance(config, Config) else "text")
     observers: list[Observer] = [*panels(show, log_format), *(CallbackObserver(callback) for callback in callbacks)]
     placed = [name for name, value in (("redis", redis), ("listen", listen), ("ray", ray)) if value]
-    config = _start(config, overrides, placed, observers)
+    config = start_of(config, overrides, placed, partial(_tell, observers))
     overrides.pop("agent", None)  # it has that, or what was chosen for "auto"
     config = convert.override(config, overrides)
     placement = chosen_placement(redis, run, listen, token, tls, ray, advertise=advertise, replace_run=replace_run)
@@ -403,37 +404,6 @@ def _tell(observers: Sequence[Observer], text: str) -> None:
 
 
 _run = run  # for functions with an argument of that name
-
-
-def _start(
-    config: Config | str, overrides: Mapping[str, Any], placed: Sequence[str], observers: Sequence[Observer]
-) -> Config:
-    """What ``overrides`` are applied to, with the topology and the agent that they name.
-
-    Args:
-        placed: arguments that place the run on other machines.
-    """
-    from apexrl.presets import preset, unseen, with_names
-
-    topology, agent = overrides.get("topology", ""), overrides.get("agent", "")
-    if not isinstance(agent, str):
-        raise ConfigError(f"agent= is a name, not {agent!r}; your own: 'package.module:Class'")
-    if not isinstance(topology, str):
-        raise ConfigError(f"topology= is a name, not {topology!r}")
-    if config == "":
-        known = convert.known_settings()
-        look = convert.override(Config(), {name: overrides[name] for name in unseen.LOOKED_AT if name in overrides})
-        recipe = known["recipe"][1].converted(overrides.get("recipe", "default"))
-        start = unseen.start(look, agent, topology, recipe, [*overrides, *placed])
-        if start.said:
-            _tell(observers, start.said)
-        return start.config
-    if "recipe" in overrides:
-        raise ConfigError("recipe= is for a run without a preset or a Config, which have their settings")
-    config = preset(config).config if isinstance(config, str) else config
-    if config.preset or config.recipe == "none" or not (agent or topology):
-        return with_names(config, topology, agent)
-    return unseen.switched(config, agent, topology)
 
 
 def _given(trust: Sequence[str]) -> tuple[str, ...]:
