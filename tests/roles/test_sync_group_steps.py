@@ -78,8 +78,8 @@ def make(name: str, seed: int) -> Any:
     return agents.agent_class(name)(case.spec, config.agent, "cpu", seed)
 
 
-def link_for(members: int = 2) -> GradientAveraging:
-    return GradientAveraging(members, patience=1.0, shared=False)
+def link_for(members: int = 2, **compression: Any) -> GradientAveraging:
+    return GradientAveraging(members, patience=1.0, shared=False, **compression)
 
 
 def begin(agent: Any, link: GradientAveraging, index: int, version: int = 1) -> SyncGroup:
@@ -298,9 +298,10 @@ def test_nobody_has_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 class Several:
     """Learners in threads, each with a link to the others as processes have it."""
 
-    def __init__(self, name: str) -> None:
-        link = GradientAveraging(2, patience=20.0)
+    def __init__(self, name: str, **compression: Any) -> None:
+        link = GradientAveraging(2, patience=20.0, **compression)
         self.agents = [make(name, 10), make(name, 11)]
+        self.metrics: dict[str, float] = {}
         contexts: list[Any] = [SimpleNamespace(index=k, patience=0.1, should_stop=lambda: False) for k in range(2)]
         self.groups = [SyncGroup(one, agent, link, 1) for one, agent in zip(contexts, self.agents, strict=True)]
 
@@ -308,8 +309,9 @@ class Several:
         def learn(place: int) -> None:
             for update in range(updates):
                 batch = self.agents[place].prepare(CASES[name].batch(2 * update + place))
-                while self.groups[place].update(batch) is None:
+                while (learned := self.groups[place].update(batch)) is None:
                     pass
+                self.metrics |= learned.metrics
 
         other = threading.Thread(target=learn, args=(1,))
         other.start()
@@ -329,7 +331,7 @@ def early(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sent.append(start)
         send(self, vector, start)
 
-    monkeypatch.setattr("apexrl.links.averaging.connections.CHUNK_FLOATS", 16)
+    monkeypatch.setattr("apexrl.links.averaging.sum_plans.CHUNK_FLOATS", 16)
     monkeypatch.setattr(AveragingMember, "send", noted)
     return sent
 
@@ -373,3 +375,24 @@ def test_a_gradient_that_is_changed_after_it_was_sent_is_summed_once_more(
     assert early
     assert_same(*several.agents)
     assert_same(several.agents[0], in_turns[0])
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("compression", [{"compression": "bf16"}, {"compression": "top-k", "share": 0.1}])
+def test_compressed_gradients_make_the_same_updates_between_processes_and_in_turns(
+    name: str, compression: dict[str, Any], early: list[int]
+) -> None:
+    in_turns, exact = [make(name, 10), make(name, 11)], [make(name, 10), make(name, 11)]
+    for agents_, link in ((in_turns, link_for(**compression)), (exact, link_for())):
+        groups = [begin(agent, link, index) for index, agent in enumerate(agents_)]
+        for update in range(4):
+            batches = [CASES[name].batch(2 * update + place) for place in range(2)]
+            together(groups, [agent.prepare(batch) for agent, batch in zip(agents_, batches, strict=True)])
+    several = Several(name, **compression)
+    several.learn(name, 4)
+    assert_same(*several.agents)
+    assert_same(several.agents[0], in_turns[0])
+    assert any(not np.array_equal(one, state(exact[0])[key]) for key, one in state(in_turns[0]).items())
+    least, most = (0.0, 2**-8) if compression["compression"] == "bf16" else (0.01, 1.0)
+    assert least < several.metrics["compression_error"] < most
+    assert bool(early) == (compression["compression"] == "bf16")  # the greatest are known at the end alone

@@ -83,6 +83,8 @@ class RunningAverage:
 class Averaged(Trained[Moments]):
     """Statistics in the place of a network in training."""
 
+    compressible = False
+
     def optimizer_for(self, vector: Tensor, start: int = 0) -> RunningAverage:
         return RunningAverage()
 

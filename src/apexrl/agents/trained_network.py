@@ -59,6 +59,8 @@ class Trained(Generic[N]):
         apart: begin of the parameters' names whose gradient is clipped for itself; they are the last.
     """
 
+    compressible = True
+    """Whether its gradient may lose digits or small values on its way to other learners."""
     by_slices = True
     """Whether each part of the parameters is changed by its part of a gradient alone, wherever that is applied."""
 

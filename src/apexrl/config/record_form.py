@@ -18,6 +18,8 @@ NEW_SETTINGS: Final = frozenset(
         "info_metrics",
         "stop_without_improvement",
         "stop_when",
+        "gradient_compression",
+        "gradient_share",
     )
 )
 """Settings that the release before does not know, or of which it does not know the default value. Its hosts get them

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from apexrl.config.settings import Range
+from apexrl.config.settings import Needs, Range
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,18 @@ class LearnersSettings:
     """Number of learners (Gorila: 100)."""
     averaging_timeout: Annotated[float, Range(above=0)] = 10.0
     """Seconds that learners which average gradients wait for one that does not answer, before they go on without it."""
+
+
+@dataclass(frozen=True)
+class AveragingSettings:
+    """Topologies whose learners average gradients."""
+
+    gradient_compression: Literal["none", "bf16", "top-k"] = "none"
+    """What learners send each other of a gradient: all, its values rounded to bfloat16 (half the bytes), or only the
+    greatest; the rest is added to the next gradient (Stich et al. 2018). The metric compression_error says what is
+    left out."""
+    gradient_share: Annotated[float, Range(above=0, at_most=0.5), Needs("gradient_compression", ("top-k",))] = 0.01
+    """Share of a gradient's values that top-k sends, each with its place: at 0.5 as many bytes as without."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +134,7 @@ class WiringConfig(  # a dataclass has the fields of its last base first
     A3CSettings,
     GorilaSettings,
     ParameterServerSettings,
+    AveragingSettings,
     LearnersSettings,
     LagWaitSettings,
     QueueSettings,

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from apexrl.roles.gradient_compression import Largest
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from apexrl.agents.trained_network import Trained
+    from apexrl.roles.gradient_compression import Rounding
 
 _ALIGNMENT = 16  # float32 values: gradients begin on a cache line
 
@@ -23,6 +26,7 @@ class GradientVector:
         send: called with ``vector`` and the first value of it that is final, while the largest network's gradient is
             computed, from its last layer to its first.
         early: values from which a network must be on for that.
+        compression: of gradients, but for those of networks that average something else (``Trained.compressible``).
     """
 
     def __init__(
@@ -31,23 +35,30 @@ class GradientVector:
         words: int,
         send: Callable[[Tensor, int], None],
         early: int,
+        compression: Rounding | Largest | None = None,
     ) -> None:
         import torch
 
-        self._networks = sorted(networks.items(), key=lambda one: one[1].gradient.numel())
+        self._compression = compression
+        self._networks = sorted(networks.items(), key=lambda one: (one[1].compressible, one[1].gradient.numel()))
         self._words = words
         flags = 1 + words + 2 * len(networks)
         head = -(-flags // _ALIGNMENT) * _ALIGNMENT
         sizes = [network.gradient.numel() for _, network in self._networks]
         self.gradient_floats = sum(sizes)
         """Values of all gradients."""
+        compressible = [size for size, (_, one) in zip(sizes, self._networks, strict=True) if one.compressible]
+        self.exact = head + self.gradient_floats - sum(compressible)
+        """The first so many values are never compressed."""
+        self.most = 0 if compression is None else sum(map(compression.count, compressible))
+        """Of the others, so many are not zero at most."""
         self.vector = torch.zeros(head + self.gradient_floats)
         self._head = self.vector.numpy()[:flags]
         _, *parts = torch.split(self.vector, [head, *sizes])
         self._parts = {name: part for (name, _), part in zip(self._networks, parts, strict=True)}
         self._early: _EarlySends | None = None
         for name, network in self._networks:
-            if network.gradient.device.type == "cpu":
+            if network.gradient.device.type == "cpu" and not isinstance(compression, Largest):
                 network.place_gradient(self._parts[name])
                 if network.gradient.numel() >= early and network is self._networks[-1][1]:
                     self._early = _EarlySends(network, self.vector, send)
@@ -60,16 +71,21 @@ class GradientVector:
     def filled(self, groups: Mapping[str, Tensor], words: Sequence[float]) -> Tensor:
         """``vector``, made that of ``groups``, name -> flat gradient; zeros where an update changes others only."""
         flags = [0.0, *words]
+        compressed: list[tuple[str, Tensor, Tensor]] = []
         for name, network in self._networks:
             part, gradient = self._parts[name], groups.get(name)
             flags += [0.0, 0.0] if gradient is None else [1.0, float(network.clips_average)]
             if gradient is None:
                 part.zero_()
+            elif self._compression is not None and network.compressible:
+                compressed.append((name, gradient, part))
             elif gradient.data_ptr() != part.data_ptr():
                 part.copy_(gradient)
         if self._early is not None and not self._early.end():
             flags[0], self._early = 1.0, None  # it would be again and again
         self._head[:] = flags
+        if self._compression is not None:
+            self._compression.fill(compressed)
         return self.vector
 
     @staticmethod
@@ -80,6 +96,8 @@ class GradientVector:
     def averages(self, total: Tensor) -> tuple[list[float], dict[str, Tensor]]:
         """The summed words, and the averages, clipped, of the groups that somebody changes, in the memory of
         ``total``."""
+        if self._compression is not None:
+            self._compression.sent()
         flags = total[: len(self._head)].tolist()
         words, of_networks = flags[1 : 1 + self._words], flags[1 + self._words :]
         found: dict[str, Tensor] = {}
@@ -91,6 +109,10 @@ class GradientVector:
                 found[name] = network.clip_average(mean) if clips else mean
             start += live.numel()
         return words, found
+
+    def metrics(self) -> dict[str, float]:
+        """What the newest measured compression has lost."""
+        return {} if self._compression is None else {"compression_error": self._compression.error}
 
 
 class _EarlySends:

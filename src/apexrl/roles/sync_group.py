@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from apexrl.links.averaging.gradient_averaging import State
 from apexrl.protocols import Context, Learned
+from apexrl.roles.gradient_compression import compression
 from apexrl.roles.gradient_vector import GradientVector
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class SyncGroup:
     """
 
     def __init__(self, context: Context, agent: Any, link: GradientAveraging, version: int, progress: int = 0) -> None:
-        from apexrl.links.averaging.connections import CHUNK_FLOATS
+        from apexrl.links.averaging import sum_plans
 
         self._agent = agent
         self._networks: dict[str, Trained[Any]] = agent.networks
@@ -59,7 +60,10 @@ class SyncGroup:
             network.averages = True
         self._takes_turns = not context.patience
         self._member = link.member(context.index, context.should_stop)
-        self._vector = GradientVector(self._networks, _WORDS, self._member.send, CHUNK_FLOATS)
+        self._vector = GradientVector(
+            self._networks, _WORDS, self._member.send, sum_plans.CHUNK_FLOATS, compression(link.compression, link.share)
+        )
+        self._form = sum_plans.Form(link.compression, self._vector.exact, self._vector.most)
         self._steps: Steps | None = None  # of the update that is under way
         self._gradients: Gradients | None = None  # that the others have yet to average
         self._progress = progress
@@ -106,7 +110,7 @@ class SyncGroup:
         if made.takers < self._member.size and hasattr(self._agent, "steps"):
             self._round(None, ends=True)  # who abstains cannot know how many steps there are
         self._made(made)
-        return learned
+        return learned._replace(metrics={**learned.metrics, **self._vector.metrics()}) if learned.metrics else learned
 
     def abstain(self) -> bool:
         """Where there is no batch: let the others go on, if there was none for long. True: they made an update, which
@@ -182,7 +186,7 @@ class SyncGroup:
 
         vectors = [vector for network in self._networks.values() for vector in network.vectors().values()]
         own = State(_flat(vectors), self.version, self._progress, self._updates)
-        found = self._member.join(own, self._vector.gradient_floats)
+        found = self._member.join(own, self._vector.gradient_floats, self._form)
         if found is None:
             return False
         start = 0

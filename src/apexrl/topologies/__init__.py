@@ -74,7 +74,7 @@ TOPOLOGIES = {
     "apex": Topology(
         "many actors explore, each in its own way; one learner or several sample a prioritized replay",
         "Horgan et al. 2018, arXiv 1803.00933",
-        reads=(families.LearnersSettings,),
+        reads=(families.LearnersSettings, families.AveragingSettings),
     ),
     "ga3c": Topology(
         "one model: predictor threads choose actions for all environments, trainer threads learn from their unrolls",
@@ -91,7 +91,7 @@ TOPOLOGIES = {
         "Espeholt et al. 2018, arXiv 1802.01561",
         agent="impala",
         kinds=("unroll",),
-        reads=(families.QueueSettings, families.LagWaitSettings, families.LearnersSettings),
+        reads=(families.QueueSettings, families.LagWaitSettings, families.LearnersSettings, families.AveragingSettings),
     ),
     "a3c": Topology(
         "each worker acts, and applies its own gradients to parameters in shared memory, without a lock",

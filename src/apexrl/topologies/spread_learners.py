@@ -61,9 +61,9 @@ def with_own_replays(program: Program) -> Program:
 
 
 def averaging_options(program: Program) -> dict[str, Any]:
-    """``members`` and ``patience`` of the learners' link."""
+    """What the learners' link is made with."""
     link = next(node for node in program.nodes if averages(node)).ports[AVERAGING]
-    return {name: link.options[name] for name in ("members", "patience")}
+    return {name: link.options[name] for name in ("members", "patience", "compression", "share")}
 
 
 def spread(home: Program, sides: Sequence[Program], nodes: int) -> tuple[Program, list[Program]]:

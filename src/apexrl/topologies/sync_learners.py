@@ -24,7 +24,8 @@ def averaging(program: Program, config: Config, probe: Probe, **record: Any) -> 
     check(config, probe)
     pace = config.learner.updates_per_second
     patience = max(config.wiring.averaging_timeout, _PACES / pace if pace else 0.0)
-    return program.link(GradientAveraging, members=config.wiring.learners, patience=patience, **record)
+    compression = {"compression": config.wiring.gradient_compression, "share": config.wiring.gradient_share}
+    return program.link(GradientAveraging, members=config.wiring.learners, patience=patience, **compression, **record)
 
 
 def check(config: Config, probe: Probe) -> None:

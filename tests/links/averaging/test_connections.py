@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from apexrl.errors import LinkError
-from apexrl.links.averaging import connections
+from apexrl.links.averaging import connections, sum_plans
 from apexrl.links.averaging.connections import Connections
 from apexrl.links.averaging.shared_record import SegmentRecord
 
@@ -59,7 +59,7 @@ def connected() -> Iterator[Callable[..., list[Connections]]]:
 def test_sums_are_those_in_the_order_of_ranks(
     connected: Callable[..., list[Connections]], monkeypatch: pytest.MonkeyPatch, size: int, floats: int
 ) -> None:
-    monkeypatch.setattr(connections, "CHUNK_FLOATS", 1 << 12)
+    monkeypatch.setattr(sum_plans, "CHUNK_FLOATS", 1 << 12)
     members = connected(size)
     random = torch.Generator().manual_seed(0)
     vectors = [torch.empty(floats) for _ in members]
@@ -80,6 +80,42 @@ def test_sums_are_those_in_the_order_of_ranks(
         for total, vector, own in zip(totals, vectors, before, strict=True):
             assert torch.equal(total, expected)
             assert torch.equal(vector, own)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("kind", ["bf16", "top-k"])
+def test_compressed_vectors_lose_nothing_more_on_their_way(size: int, kind: Any) -> None:
+    floats, exact = 70_001, 100
+    record, random = SegmentRecord(1 << 16), torch.Generator().manual_seed(0)
+    form = sum_plans.Form(kind, exact, 700)
+    calls = [lambda k=k: Connections(record, PREFIX, k, size, "127.0.0.1", b"one", TIMEOUT, form) for k in range(size)]  # type: ignore[misc]
+    members = in_threads(calls)
+    for _ in range(2):
+        vectors = [torch.randn(floats, generator=random) for _ in members]
+        for vector in vectors:
+            rest = vector[exact:]
+            if kind == "bf16":
+                rest.copy_(rest.bfloat16())
+            else:
+                rest[rest.abs() < rest.abs().topk(700).values.min()] = 0.0
+        expected = vectors[0].clone()
+        for vector in vectors[1:]:
+            expected += vector
+        totals = in_threads([lambda one=one, own=own: one.sum(own) for one, own in zip(members, vectors, strict=True)])
+        assert all(torch.equal(total, expected) for total in totals)
+        sent = sum(len(view) for view in out_of(members[0]._plan))
+        whole = 4 * floats if size == 2 else 4 * floats * 2 / 3
+        whole = 4 * floats if size == 2 else 4 * floats * 2 / 3
+        assert sent < 0.51 * whole if kind == "bf16" else sent == (size - 1) * 4 * (exact + 2 * 700)
+    for member in members:
+        member.close()
+
+
+def out_of(plan: Any) -> list[memoryview]:
+    """What a member sends to all others, before the sums are sent back."""
+    if isinstance(plan, sum_plans.SparsePlan):
+        return [sum_plans.as_bytes(plan._own) for _ in plan._peers]
+    return [view for _, _, view, _ in plan._sends]
 
 
 def test_all_take_the_newest_state(connected: Callable[..., list[Connections]]) -> None:

@@ -12,20 +12,14 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
 
-import torch
 from torch import Tensor
 
 from apexrl.errors import LinkError
 from apexrl.links.averaging.shared_record import SharedRecord
+from apexrl.links.averaging.sum_plans import WHOLE, DensePlan, Form, Peer, SparsePlan, as_bytes
 
-CHUNK_FLOATS: Final = 1 << 18
-"""A vector is sent in pieces of so many values, the last ones first, as a backward pass makes them."""
-
-_SLICED_FLOATS = 1 << 16  # from here on three members and more send each the slice that it sums, and back the sums
 _POLL_SECONDS = 0.005
 _CONNECT_SECONDS = 5.0
 _HELLO = struct.Struct(">I32s")  # rank of who connects; its proof
@@ -43,20 +37,29 @@ class Connections:
         address: of this host, at which the others reach it.
         secret: of the record; who does not know it is not let in.
         timeout: seconds that a member may leave the others waiting.
+        form: in which vectors that are summed travel.
 
     Raises:
         LinkError: one of them did not come.
     """
 
     def __init__(
-        self, record: SharedRecord, prefix: str, rank: int, size: int, address: str, secret: bytes, timeout: float
+        self,
+        record: SharedRecord,
+        prefix: str,
+        rank: int,
+        size: int,
+        address: str,
+        secret: bytes,
+        timeout: float,
+        form: Form = WHOLE,
     ) -> None:
-        self.rank, self.size, self._timeout = rank, size, timeout
-        self._plan: _Plan | None = None
-        self._peers: dict[int, _Peer] = {}
+        self.rank, self.size, self._timeout, self._form = rank, size, timeout, form
+        self._plan: DensePlan | SparsePlan | None = None
+        self._peers: dict[int, Peer] = {}
         try:
             connect = _Connecting(record, prefix, rank, size, secret)
-            self._peers = {other: _Peer(one, other) for other, one in sorted(connect.all(address).items())}
+            self._peers = {other: Peer(one, other) for other, one in sorted(connect.all(address).items())}
         except (OSError, ValueError) as error:
             raise LinkError(f"learners could not connect: {error}") from error
 
@@ -68,9 +71,9 @@ class Connections:
         """
         for other, peer in self._peers.items():
             if self.rank == root:
-                peer.out.append(_bytes(vector))
+                peer.out.append(as_bytes(vector))
             elif other == root:
-                peer.into.append(_bytes(vector))
+                peer.into.append(as_bytes(vector))
         self._exchange()
 
     def begin_sum(self, vector: Tensor, start: int) -> None:
@@ -84,7 +87,8 @@ class Connections:
             or self._plan.vector.data_ptr() != vector.data_ptr()
             or len(self._plan.vector) != len(vector)
         ):
-            self._plan = _Plan(vector, self.rank, list(self._peers.values()))
+            kind = SparsePlan if self._form.kind == "top-k" else DensePlan
+            self._plan = kind(vector, self.rank, list(self._peers.values()), self._form)
         self._plan.begin(start)
         for peer in self._peers.values():
             peer.move()
@@ -132,116 +136,6 @@ class Connections:
             if not poll.poll(1e3 * self._timeout):
                 silent = ", ".join(str(peer.rank) for peer in busy)
                 raise LinkError(f"a learner is lost: nothing moved for {self._timeout:g} s to or from rank {silent}")
-
-
-class _Peer:
-    """The connection to one other member; what is to go out and come in, in order."""
-
-    def __init__(self, connection: socket.socket, rank: int) -> None:
-        connection.setblocking(False)
-        self.socket, self.rank = connection, rank
-        self.out: deque[memoryview] = deque()
-        self.into: deque[memoryview] = deque()
-
-    def move(self) -> None:
-        """Send and receive what is possible without waiting.
-
-        Raises:
-            LinkError: the connection is broken.
-        """
-        try:
-            self._move(self.out, self.socket.send)
-            self._move(self.into, self.socket.recv_into)
-        except OSError as error:
-            raise LinkError(f"a learner is lost: {error}") from error
-
-    @staticmethod
-    def _move(views: deque[memoryview], call: Callable[[memoryview], int]) -> None:
-        with suppress(BlockingIOError):
-            while views:
-                moved = call(views[0])
-                if not moved:
-                    raise ConnectionError("it has closed its connection")
-                views[0] = views[0][moved:]
-                if not views[0]:
-                    views.popleft()
-
-
-class _Plan:
-    """Which values of a vector go to whom, and where those of others come in: the same in every sum of that vector."""
-
-    def __init__(self, vector: Tensor, rank: int, peers: list[_Peer]) -> None:
-        floats, size = vector.numel(), len(peers) + 1
-        sliced = size > 2 and floats >= _SLICED_FLOATS
-        ends = [floats * i // size for i in range(size + 1)]
-        slices = [slice(ends[i], ends[i + 1]) if sliced else slice(0, floats) for i in range(size)]
-        own = slices[rank]
-        self.vector, self._rank, self._sliced = vector, rank, sliced
-        self._own = vector[own]
-        self._parts = [torch.empty_like(self._own) for _ in peers]
-        self.total = torch.empty_like(vector) if sliced else self._parts[0]
-        self._sends = [
-            (start, peer, _bytes(vector[start:end])) for peer in peers for start, end in _chunks(slices[peer.rank])
-        ]
-        self._sends.sort(key=lambda one: -one[0])
-        self._receives = [
-            (peer, _bytes(part[start - own.start : end - own.start]))
-            for peer, part in zip(peers, self._parts, strict=True)
-            for start, end in _chunks(own)
-        ]
-        self._sums = [(peer, _bytes(self.total[own]), _bytes(self.total[slices[peer.rank]])) for peer in peers]
-        self._slice = self.total[own]
-        self._sent = -1  # values of ``_sends``; -1: the sum has not begun
-
-    def fits(self, vector: Tensor) -> bool:
-        """Whether it is made for ``vector``."""
-        return vector.data_ptr() == self.vector.data_ptr() and len(vector) == len(self.vector)
-
-    def begin(self, start: int) -> None:
-        """Let out what begins at ``start`` or behind it."""
-        if self._sent < 0:
-            self._sent = 0
-            for peer, view in self._receives:
-                peer.into.append(view)
-        while self._sent < len(self._sends) and self._sends[self._sent][0] >= start:
-            _, peer, view = self._sends[self._sent]
-            peer.out.append(view)
-            self._sent += 1
-
-    def add(self) -> bool:
-        """Add what has come in. True: the others' slices of the sum are yet to come."""
-        self._sent = -1
-        sums = _in_order(self._own, self._parts, self._rank)
-        if self._sliced:
-            self._slice.copy_(sums)
-            for peer, mine, theirs in self._sums:
-                peer.out.append(mine)
-                peer.into.append(theirs)
-        return self._sliced
-
-
-def _chunks(whole: slice) -> list[tuple[int, int]]:
-    """Where they begin and end; the last values first."""
-    return [(max(end - CHUNK_FLOATS, whole.start), end) for end in range(whole.stop, whole.start, -CHUNK_FLOATS)]
-
-
-def _in_order(own: Tensor, parts: list[Tensor], rank: int) -> Tensor:
-    """The sum in the order of ranks, in the place of the first of the others' parts."""
-    first, *rest = parts
-    if rank == 0:
-        first.add_(own)  # of two, either order gives the same
-    for other, part in enumerate(rest, 1):
-        if other == rank:
-            first.add_(own)
-        first.add_(part)
-    if rank == len(parts):
-        first.add_(own)
-    return first
-
-
-def _bytes(vector: Tensor) -> memoryview:
-    array: Any = vector.numpy()
-    return memoryview(array).cast("B")
 
 
 class _Connecting:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from apexrl.links.averaging.connections import Connections
+    from apexrl.links.averaging.sum_plans import Form, Kind
 
 _SECRET = "secret"
 _RECORD_BYTES = 1 << 16  # and for every pair of members the addresses by which they connect
@@ -53,11 +54,12 @@ class Member(Protocol):
         """Whether it has the state that all of its epoch began with."""
         ...
 
-    def join(self, state: State, gradient: int) -> State | None:
+    def join(self, state: State, gradient: int, form: Form | None = None) -> State | None:
         """Be of the next epoch. To be called until it answers.
 
         Args:
             gradient: values of what is summed.
+            form: in which vectors that are summed travel; the same for all. None: as they are.
 
         Returns:
             The state that all begin with; None: the others are not here yet.
@@ -91,6 +93,8 @@ class GradientAveraging:
         record: through which they find each other where other hosts may bring learners too, picklable; None: shared
             memory of this machine.
         first: place of the first learner here.
+        compression: of gradients, as ``config.wiring.gradient_compression`` says.
+        share: of a gradient's values that ``top-k`` sends.
     """
 
     def __init__(
@@ -100,7 +104,10 @@ class GradientAveraging:
         shared: bool = True,
         record: SharedRecord | None = None,
         first: int = 0,
+        compression: Kind = "none",
+        share: float = 1.0,
     ) -> None:
+        self.compression, self.share = compression, share
         self._members, self._patience, self._first = members, patience, first
         self._turns = None if shared else Turns(members)
         self._record = record
@@ -155,7 +162,7 @@ class AveragingMember:
                 self._known = Membership(self._record, self._name, self._place, self._expected, self._patience)
             return self._known
 
-    def join(self, state: State, gradient: int) -> State | None:
+    def join(self, state: State, gradient: int, form: Form | None = None) -> State | None:
         floats = gradient, state.vector.numel()
         try:
             if not self._announced:
@@ -172,20 +179,23 @@ class AveragingMember:
         _check(epoch, floats)
         self._waiting = True  # for others, which ends within its patience
         try:
-            return self._connected(epoch, state)
+            return self._connected(epoch, state, form)
         except LinkError:
             self._lose()
             return None
         finally:
             self._waiting = False
 
-    def _connected(self, epoch: Epoch, state: State) -> State:
+    def _connected(self, epoch: Epoch, state: State, form: Form | None) -> State:
         from apexrl.links.averaging.connections import Connections
+        from apexrl.links.averaging.sum_plans import WHOLE
 
         prefix, size = f"epoch/{epoch.number}/address", len(epoch.members)
         secret = self._record.put_first(_SECRET, secrets.token_hex(32).encode())
         address = self._record.address()
-        self._connections = Connections(self._record, prefix, epoch.rank, size, address, secret, self._patience)
+        self._connections = Connections(
+            self._record, prefix, epoch.rank, size, address, secret, self._patience, form or WHOLE
+        )
         self._connections.broadcast(state.vector, epoch.newest)
         self.joined, self.size, self._settled = True, size, True
         newest = epoch.members[epoch.newest]
@@ -279,7 +289,7 @@ class InlineMember:
     def joined(self) -> bool:
         return self._states is self._turns.states
 
-    def join(self, state: State, gradient: int) -> State | None:
+    def join(self, state: State, gradient: int, form: Form | None = None) -> State | None:
         states = self._turns.states
         states.setdefault(self._place, state._replace(vector=state.vector.clone()))
         if len(states) < self.size:
