@@ -66,9 +66,6 @@ def test_its_readme_is_right(project: Path) -> None:
     assert (project / "runs" / "first" / "summary.json").is_file()
     said = do(project, "apexrl eval runs/first --trust my_sim2")
     assert float(said.split()[1]) > 40
-    assert (
-        subprocess.run([sys.executable, "-m", "ruff", "check", "--isolated", str(project)], check=False).returncode == 0
-    )
 
 
 @pytest.mark.parametrize(
