@@ -19,6 +19,7 @@ from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostLease, MessageReader
 from apexrl.links.redis.run_record import LearnerLease, RunRecord, find_run, stop_run
+from apexrl.run.env_changes import EnvChange, decoded
 from apexrl.run.status import RunStatus
 from redis_server import RedisServer
 
@@ -211,3 +212,18 @@ def test_episodes_and_warnings_reach_the_learners_side(
     assert episodes[-1]["returns"][-1] == 1499.0
     logs = [message.values for message in heard if message.kind == "log"]
     assert logs == [{"text": "actor-3: broken; starting it again", "level": "warning", "count": 1}]
+
+
+def test_changed_settings_of_environments_reach_the_roles_of_other_hosts(learner: Beacon, place: HostLease) -> None:
+    board = ControlBoard(1)
+    with closing(Beacon(place, config())) as host:
+        host.tell_steps(board)
+        learner.event("env_change", {"version": 2, "attributes": {"level": 3}, "options": {}})
+        wait_for(lambda: board.env_changes)
+        assert decoded(board.env_change(), "here") == EnvChange(2, {"level": 3}, {})
+        learner._env_change = b"something of a stranger's"
+        told: list[str] = []
+        host.announce(lambda text, level: told.append(text))
+        wait_for(lambda: host.update(RunStatus()) or told)
+        assert told[0].endswith("environments here stay as they are")
+    assert board.env_changes == 1

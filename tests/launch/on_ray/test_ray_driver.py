@@ -19,7 +19,8 @@ from apexrl.launch.ray.ray_actors import GroupMemory, Hello, News, RayAssignment
 from apexrl.launch.ray.ray_slots import RaySlot
 from apexrl.links.local.control_board import RUN
 from apexrl.links.local.role_context import WorkerIdentity
-from apexrl.run import ownership
+from apexrl.run import env_changes, ownership
+from apexrl.run.env_changes import EnvChange
 from apexrl.run.ownership import Fence, Generations
 from apexrl.topologies.program import Node
 
@@ -293,6 +294,16 @@ def test_roles_that_write_nothing_need_no_lease(
     process = role_process(RayAssignment(WorkerIdentity("actor-0", "actor", 0, 0, 1, tmp_path), False, Learner))
     process.poll(News(RUN, {}, 1.0))
     assert process._board.held_until == 0.0
+
+
+def test_roles_hear_of_changed_settings_of_environments_once(
+    role_process: Callable[[RayAssignment], RoleProcess], tmp_path: Path
+) -> None:
+    process = role_process(RayAssignment(WorkerIdentity("actor-0", "actor", 0, 0, 1, tmp_path), False, Learner))
+    data = env_changes.encoded(EnvChange(1, {"level": 2}), "here")
+    for _ in range(2):
+        process.poll(News(RUN, {}, env_change=data))
+    assert (process._board.env_changes, process._board.env_change()) == (1, data)
 
 
 def test_who_asks_a_server_at_home_begins_anew_with_that(world: World, tmp_path: Path) -> None:

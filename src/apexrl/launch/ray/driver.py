@@ -368,7 +368,7 @@ class Driver:
         return int(base) + self._sums[counter]
 
     def _news(self, slot: RaySlot) -> News:
-        return News(self._word, self._others(slot), self._env_change, slot.report.said_at)
+        return News(self._word, self._others(slot), slot.report.said_at, self._env_change)
 
     def _others(self, slot: RaySlot) -> dict[str, int]:
         return {name: self._total(name) - slot.counters.get(name, 0) for name in COUNTERS}

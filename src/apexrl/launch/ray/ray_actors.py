@@ -212,8 +212,8 @@ class News:
 
     stop: int
     others: dict[str, int]  # counters of all others and of earlier generations
-    env_change: bytes = b""  # settings of environments that callbacks have changed
     heard: float = 0.0  # ``Report.said_at`` of the newest one that it has; 0: it has none
+    env_change: bytes = b""  # settings of environments that callbacks have changed
 
 
 @dataclass(frozen=True)
