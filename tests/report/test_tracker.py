@@ -33,7 +33,9 @@ class Stand(ModuleType):
         self.ended: list[str] = []
         self.broken = False
         self.Settings = lambda **settings: settings
-        self.entities = SimpleNamespace(Metric=lambda key, value, timestamp, step: (key, value, step))
+        self.entities = SimpleNamespace(
+            Metric=lambda key, value, timestamp, step: (key, value, step), Param=lambda key, value: (key, value)
+        )
 
     def init(self, **given: Any) -> Any:
         if self.broken:
@@ -53,10 +55,15 @@ class Stand(ModuleType):
             create_experiment=lambda name: "1",
             create_run=self._create,
             update_run=lambda run, status: self.begun.append({"id": run}),
-            log_param=lambda run, name, value: self.begun[-1].update({name: value}),
-            log_batch=lambda run, metrics: self._log({key: value for key, value, _ in metrics}, metrics[0][2]),
+            log_batch=self._log_batch,
             set_terminated=lambda run, status: self.ended.append(status),
         )
+
+    def _log_batch(self, run: str, metrics: Any = (), params: Any = ()) -> None:
+        assert len(params) <= 100
+        self.begun[-1].update(params)
+        if metrics:
+            self._log({key: value for key, value, _ in metrics}, metrics[0][2])
 
     def _create(self, experiment: str, run_name: str) -> Any:
         self.begun.append({"run_name": run_name})

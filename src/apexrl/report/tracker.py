@@ -32,6 +32,7 @@ FILE: Final = "trackers.json"
 
 _MOST_FILE_BYTES = 1 << 16
 _PROJECT = "apexrl"
+_MOST_PARAMS = 100  # of one call, for MLflow's servers
 
 
 class _Session(Protocol):
@@ -138,8 +139,9 @@ class _MlflowSession:
 
     def __init__(self, library: Any, config: Config, folder: Path, known: str) -> None:
         if not os.environ.get("MLFLOW_TRACKING_URI"):
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # its database needs more packages than the client
             library.set_tracking_uri((folder / "mlruns").resolve().as_uri())
-        self._client = library.MlflowClient()
+        self._client, self._entities = library.MlflowClient(), importlib.import_module("mlflow.entities")
         if known:
             self.id = known
             self._client.update_run(known, status="RUNNING")
@@ -148,13 +150,13 @@ class _MlflowSession:
         found = self._client.get_experiment_by_name(name)
         experiment = found.experiment_id if found is not None else self._client.create_experiment(name)
         self.id = str(self._client.create_run(experiment, run_name=folder.name).info.run_id)
-        for setting, value in flat(config).items():
-            self._client.log_param(self.id, setting, str(_plain(value))[:500])
+        params = [self._entities.Param(name, str(_plain(value))[:500]) for name, value in flat(config).items()]
+        for first in range(0, len(params), _MOST_PARAMS):
+            self._client.log_batch(self.id, params=params[first : first + _MOST_PARAMS])
 
     def log(self, values: dict[str, float], step: int) -> None:
         now = int(1000 * time.time())
-        entities = importlib.import_module("mlflow.entities")
-        metrics = [entities.Metric(_mlflow_name(name), value, now, step) for name, value in values.items()]
+        metrics = [self._entities.Metric(_mlflow_name(name), value, now, step) for name, value in values.items()]
         self._client.log_batch(self.id, metrics=metrics)
 
     def close(self, summary: dict[str, Any]) -> None:
