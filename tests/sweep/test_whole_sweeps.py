@@ -16,7 +16,7 @@ from apexrl.config.convert import from_toml
 from apexrl.sweep.plan import Plan
 from apexrl.sweep.study import Study
 
-TINY = (*WORDS, "--env-steps", "400", "--over", "learning_rate", "gamma")
+TINY = (*WORDS, "--serial", "--env-steps", "400", "--over", "learning_rate", "gamma")
 
 
 def study_in(folder: Path) -> Study:
