@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 ROOT = Path("sweeps")
 """Where studies lie that are given by a plain name."""
+
+_WIDE = 200  # characters of a table that no terminal shows
 
 
 def sweep(words: list[str]) -> int:
@@ -34,7 +37,8 @@ def sweep(words: list[str]) -> int:
         from apexrl.sweep.plan import Plan
 
         folder = _existing(flags.parse(sweep_flags.SweepShow, words[1:], "sweep show").study)
-        plan, console = Plan.read(folder), Console(soft_wrap=False, highlight=False)
+        wide = None if sys.stdout.isatty() else _WIDE
+        plan, console = Plan.read(folder), Console(soft_wrap=False, highlight=False, width=wide)
         if plan.rounds:
             show_population(folder, plan, console)
         else:

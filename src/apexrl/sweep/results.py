@@ -19,6 +19,8 @@ from apexrl.sweep.study import Study
 
 BEST_FILE: Final = "best.toml"
 
+_WIDTHS: Final = {"trial": 5, "state": 8, "steps": 5, "time": 5}
+
 _WORDS: Final = {
     TrialState.RUNNING: "running",
     TrialState.COMPLETE: "complete",
@@ -51,7 +53,7 @@ def show(study: Study, console: Console) -> None:
     plan = study.plan
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("trial", "state", plan.objective, *(one.setting for one in plan.space), "steps", "time"):
-        table.add_column(name, justify="left" if name == "state" else "right")
+        _add_column(table, name)
     winner = best(study)
     for trial in study.trials:
         style = "green" if winner is not None and trial.number == winner.number else ""
@@ -73,7 +75,7 @@ def show_population(folder: Path, plan: Plan, console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     ended = [one for one in rounds if one.number]
     for name in ("member", *(f"round {one.number}" for one in ended), *(one.setting for one in plan.space)):
-        table.add_column(name, justify="right")
+        _add_column(table, name)
     winner = best_member(folder)
     for member in range(plan.trials):
         cells = []
@@ -89,6 +91,13 @@ def show_population(folder: Path, plan: Plan, console: Console) -> None:
         console.print("→ N: it went on with the state of member N")
     if winner is not None:
         console.print(f"best: {winner.name}. Measure it: apexrl eval {winner}", markup=False)
+
+
+def _add_column(table: Table, name: str) -> None:
+    """A column that is no narrower than its values; long names are broken between their words."""
+    table.add_column(
+        name.replace("_", " "), justify="left" if name == "state" else "right", min_width=_WIDTHS.get(name, 6)
+    )
 
 
 def _row(study: Study, trial: FrozenTrial) -> list[str]:
