@@ -136,7 +136,8 @@ def default(value: Any) -> str:
 
 
 def commands() -> str:
-    summaries = [(f"[`{name}`](#{name})", str(command.__doc__)) for name, command in COMMANDS.items()]
+    places = {name: next((one for one in FLAGS if one.partition(" ")[0] == name), name) for name in COMMANDS}
+    summaries = [(f"[`{one}`](#{one.replace(' ', '-')})", str(COMMANDS[name].__doc__)) for name, one in places.items()]
     parts = [
         "`apexrl COMMAND --help` shows the same, with the values of the preset.",
         table(("command", "does"), summaries),

@@ -112,6 +112,8 @@ function drawGoal(u, goal) {
   u.ctx.moveTo(left, y);
   u.ctx.lineTo(left + width, y);
   u.ctx.stroke();
+  u.ctx.textAlign = "left";
+  u.ctx.textBaseline = "bottom";
   u.ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
   u.ctx.fillText(`goal ${brief(goal)}`, left + 6, y - 4 * devicePixelRatio);
   u.ctx.restore();

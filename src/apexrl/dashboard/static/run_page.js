@@ -2,7 +2,7 @@
 // The page of one run: figures, diagnosis, curves, policy lag, replay, machine, workers, films, messages, settings.
 
 const SECTIONS = [
-  ["Returns", "Return of an episode: training episodes explore, evaluations do not.", null],
+  ["Returns", "Return of an episode: training episodes explore, evaluations do not. Band: from their least to their greatest episode.", null],
   ["Learning", "What the learner reports of its updates.", (name) => name.startsWith("agent/") && name !== "agent/priority"],
   ["Speed", "", (name) => ["env_steps_per_second", "updates_per_second", "updates_per_step"].includes(name)],
   ["Policy lag", "How many updates old the weights were that chose the steps learned from.",
@@ -94,8 +94,8 @@ runPage.card = (name) => {
   const card = name === "return"
     ? chart({ title: "return", unit: "reward", height: 300, goal: runPage.data.goal, wide: true })
     : chart({ title: TITLES[name] || name.replace(/^(agent|inference|hosts|machine)\//, "").replaceAll("_", " "),
-      unit: name === "machine/memory_used" ? "bytes" : about.unit, meaning: about.meaning, healthy: about.healthy,
-      format: name === "machine/memory_used" ? bytes : brief, fromZero: FROM_ZERO.test(name) });
+      unit: name === "machine/memory_used" ? "GiB" : about.unit, meaning: about.meaning, healthy: about.healthy,
+      fromZero: FROM_ZERO.test(name) });
   runPage.cards.set(name, card);
   return card;
 };
@@ -119,7 +119,8 @@ runPage.draw = () => {
 };
 
 function drawMetric(card, name, rows, axis) {
-  const values = rows[name] || [];
+  const scale = name === "machine/memory_used" ? 2 ** 30 : 1;
+  const values = (rows[name] || []).map((value) => value === null ? null : value / scale);
   if (name === "policy_lag_mean")
     return card.set(axis.x, [{ label: "mean", values, colour: seriesColour(0) },
       { label: "95 %", values: rows.policy_lag_p95 || [], colour: seriesColour(1), dash: 1, width: 1.5 }], [], axis.label);
