@@ -7,8 +7,10 @@ import json
 import math
 import os
 import re
+import sys
 import time
 import uuid
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
 
@@ -125,7 +127,8 @@ class _WandbSession:
             self._run = library.init(project=project, name=folder.name, config=settings, resume="allow", **more)
         else:
             self.id = known or f"{folder.name}-{uuid.uuid4().hex[:6]}"  # trackio knows runs by their names
-            self._run = library.init(project=project, name=self.id, config=settings, resume="allow")
+            with redirect_stdout(sys.stderr):  # it prints, and a run prints its folder alone
+                self._run = library.init(project=project, name=self.id, config=settings, resume="allow", embed=False)
 
     def log(self, values: dict[str, float], step: int) -> None:
         self._run.log(values, step=step)
