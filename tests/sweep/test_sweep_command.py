@@ -28,6 +28,11 @@ from apexrl.sweep.search_space import search_space
         (["cartpole", "--env-steps", "100", "--population", "1"], "--population must be at least 2"),
         (["cartpole", "--env-steps", "100", "--population", "4", "--trials", "9"], "mean nothing with it"),
         (["cartpole", "--env-steps", "100", "--population", "4", "--over", "hidden"], "cannot change while a member"),
+        (
+            ["cartpole", "--env-steps", "100", "--population", "4", "--pruner", "none"],
+            "leave out --objective, --pruner",
+        ),
+        (["cartpole", "--env-steps", "100", "--rounds", "4"], "say --population"),
         (["--resume", "nowhere"], "is not a study"),
         (["--resume", "nowhere", "--over", "gamma"], "has the study's own settings"),
         (["cartpole", "--resume", "nowhere"], "leave out cartpole"),

@@ -105,6 +105,10 @@ def parse_sweep(words: Sequence[str]) -> tuple[Sweep, list[str]]:
         raise ConfigError(f"--parallel must be at least 1, not {wanted.parallel}")
     if wanted.population and (wanted.trials is not None or wanted.envs or wanted.seeds != 1):
         raise ConfigError("--population is for one environment: --trials, --envs and --seeds mean nothing with it")
+    if wanted.population and (wanted.objective, wanted.pruner) != (Sweep.objective, Sweep.pruner):
+        raise ConfigError("members of a population are compared by their last weights: leave out --objective, --pruner")
+    if wanted.rounds != Sweep.rounds and not wanted.population:
+        raise ConfigError("--rounds are those of a population: say --population, or leave it out")
     if wanted.population < 0 or wanted.population == 1:
         raise ConfigError(f"--population must be at least 2, not {wanted.population}")
     if wanted.rounds < 1:
