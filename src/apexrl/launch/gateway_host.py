@@ -151,6 +151,7 @@ class GatewayHost:
             def first(ledger: Ledger, board: ControlBoard) -> None:
                 slots = ", ".join(str(slot) for slot, _ in host.leases)
                 ledger.carried = {"learner": record.host, "slots": [slot for slot, _ in host.leases]}
+                keepers[0].tell_changes(board)
                 for one in keepers:
                     one.announce(ledger.tell)
                 ledger.tell(f"joined run {record.name} at {host.where} with the slots {slots}", "info")

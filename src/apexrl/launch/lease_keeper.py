@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from apexrl.errors import ApexrlError, FrameError, LinkError
 from apexrl.links.backoff import Backoff
+from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.tcp.gateway_messages import (
     COUNTED_THERE,
     MOST_EPISODES,
@@ -25,6 +26,7 @@ from apexrl.links.tcp.gateway_messages import (
 from apexrl.links.tcp.handshake import RefusedError, UnreachableError
 from apexrl.links.tcp.host_connection import HostConnection
 from apexrl.links.tcp.slot_leases import GENERATION_BITS
+from apexrl.run import env_changes
 from apexrl.run.episode_metrics import Spreads, told_spreads
 from apexrl.run.observers import IdleObserver
 from apexrl.run.status import RunStatus
@@ -69,6 +71,8 @@ class LeaseKeeper(IdleObserver):
         self._counts: dict[str, int] = dict.fromkeys(COUNTED_THERE, 0)  # as of the newest status
         self._told = dict(self._counts)
         self._reports: dict[str, Report] = {}  # the newest of each worker
+        self._board: ControlBoard | None = None
+        self._env_change = b""
         self._reason = ""
         self._unanswered: dict[str, Any] = {}  # the beat of which no answer came
         self._away_since: float | None = None  # monotonic seconds
@@ -79,6 +83,10 @@ class LeaseKeeper(IdleObserver):
     def announce(self, tell: Callable[[str, Level], None]) -> None:
         """Set the function that shows news to the user, called from the supervisor's thread."""
         self._tell = tell
+
+    def tell_changes(self, board: ControlBoard) -> None:
+        """Tell the roles of this host, through ``board``, of changed settings of environments."""
+        self._board = board
 
     def close(self) -> None:
         """Report the last episodes and release the slots."""
@@ -157,6 +165,10 @@ class LeaseKeeper(IdleObserver):
             self._told = counts
         orders = self._host.beat(**self._unanswered, restarts=self._restarts, again=again)
         self._unanswered = {}
+        if self._board is not None and orders.env_change not in (b"", self._env_change):
+            self._env_change = orders.env_change
+            env_changes.decoded(orders.env_change, f"run {self._name}")
+            self._board.set_env_change(orders.env_change)
         if orders.finished or orders.lost:
             self._reason = "finished" if orders.finished else "lost slots"
 

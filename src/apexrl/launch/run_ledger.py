@@ -186,10 +186,6 @@ class Ledger:
         if self._carry is not None:
             self._carry(data)
         self._tell_of_change()
-        if self.carried.get("workers"):
-            self.tell(
-                "environments on hosts of apexrl envs hear of no changed settings, and stay as they are", "warning"
-            )
         return change.version
 
     def carry_changes(self, carry: Callable[[bytes], None]) -> None:

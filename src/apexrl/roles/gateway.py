@@ -12,6 +12,7 @@ from apexrl.config.placement import Listen
 from apexrl.errors import ConfigError
 from apexrl.protocols import Context
 from apexrl.roles.role_traits import RoleTraits
+from apexrl.run.env_changes import encoded
 from apexrl.run.status import Level, Work
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class WorkerGateway:
             tls=listen.tls.context() if listen.tls else None,
         )
         self._totals = dict.fromkeys(("env_steps", "lost_gradients"), 0) | {"episodes": 0}
+        self._change_told = 0  # version of the settings of environments that hosts hear of
         self._next_report = context.clock() + _REPORT_SECONDS
         if record is None:
             return
@@ -149,6 +151,10 @@ class WorkerGateway:
             self._context.send("log", text=text, level=level)
             told = True
         self._gateway.members.env_steps = self._context.total("env_steps")
+        change = self._context.env_change()
+        if change.version != self._change_told:
+            self._change_told = change.version
+            self._gateway.members.env_change = encoded(change, "the run")
         if self._untold:
             untold, self._untold = self._untold, 0
             self._context.count(dropped_messages=untold)

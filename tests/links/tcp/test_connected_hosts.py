@@ -11,7 +11,9 @@ import msgspec
 import pytest
 from gateway_rig import RECORD, SECONDS, SPLITS, TOKEN, until
 
-from apexrl.errors import ExhaustedError, LinkError
+from apexrl.errors import ConfigError, ExhaustedError, LinkError
+from apexrl.launch.lease_keeper import LeaseKeeper
+from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.local.inference import InferenceLink
 from apexrl.links.tcp import connected_hosts, host_connection
 from apexrl.links.tcp.gateway_messages import MOST_EPISODES, MOST_TEXT, MOST_TEXTS, Beat, Record, Report, send
@@ -21,6 +23,7 @@ from apexrl.links.tcp.host_connection import HostConnection
 from apexrl.links.tcp.inference_desk import InferenceDesk
 from apexrl.links.tcp.remote_inference import RemoteInference
 from apexrl.links.tcp.slot_leases import LEASE_BITS, SlotLeases
+from apexrl.run.env_changes import EnvChange, encoded
 from free_ports import free_port
 from numbered_requests import REPLY, REQUEST
 
@@ -150,6 +153,10 @@ def test_a_host_hears_what_to_run_and_tells_what_happened_once(place: Place, mon
     host.beat([1.0, 2.0], [10, 20], again=True)  # of which no answer came, as it thinks
     host.beat([3.0], [30], metrics={"won": (2, 0.5, 0.0, 1.0)})
     assert place.gateway.news() == ({}, [1.0, 2.0, 3.0], [10, 20, 30], [], {"won": (2, 0.5, 0.0, 1.0)})
+    place.gateway.members.env_change = b"{}"
+    assert host.beat().env_change == b"{}"
+    monkeypatch.setattr(connected_hosts, "SEVERAL", 99)  # nor does a host of it
+    assert host.beat().env_change == b""
     monkeypatch.setattr(host_connection, "SEVERAL", 99)  # a learner of the release before knows of no such field
     host.beat([4.0], [40], metrics={"won": (2, 0.5, 0.0, 1.0)})
     assert place.gateway.news()[1:] == ([4.0], [40], [], {})
@@ -160,6 +167,24 @@ def test_a_host_hears_what_to_run_and_tells_what_happened_once(place: Place, mon
     host.leave()
     until(lambda: place.gateway.counts.hosts == 0)
     assert place.told[-1] == "host there:42 has left"
+
+
+def test_changed_settings_of_environments_reach_the_roles_of_a_host(place: Place) -> None:
+    host, board = place.host(), ControlBoard(1)
+    host.connect()
+    host.join(1)
+    data = encoded(EnvChange(2, {"level": 3}), "here")
+    place.gateway.members.env_change = data
+    keeper = LeaseKeeper(host, RECORD, 60.0)
+    keeper.tell_changes(board)
+    until(lambda: board.env_changes == 1)
+    assert board.env_change() == data
+    place.gateway.members.env_change = b"a stranger's"
+    until(lambda: keeper.error is not None)
+    with pytest.raises(ConfigError, match="holds no environment settings"):
+        keeper.check()
+    keeper.close()
+    assert board.env_changes == 1
 
 
 def test_counts_and_reports_of_workers_are_heard_once_and_the_newest_report_stands(place: Place) -> None:

@@ -102,6 +102,7 @@ class ConnectedHosts:
         self._threads: list[threading.Thread] = []
         self._finished = self._closing = False
         self.env_steps = 0
+        self.env_change = b""
         """Of the whole run, for the hosts."""
 
     @property
@@ -181,7 +182,7 @@ class ConnectedHosts:
                     name = printable(f"{message.host}:{message.pid}")
                     send(peer, self._join(message, member, name))
                 elif isinstance(message, Beat):
-                    send(peer, self._beat(message, member, name))
+                    send(peer, self._beat(message, member, name, peer.protocol >= SEVERAL))
                 elif isinstance(message, Leave):
                     self._leases.leave(member)
                     left = True
@@ -214,7 +215,7 @@ class ConnectedHosts:
         self._tell(f"host {name} has joined with slots {_listed(slots)}", "info")
         return Joined(slots)
 
-    def _beat(self, beat: Beat, member: str, name: str) -> Orders:
+    def _beat(self, beat: Beat, member: str, name: str, changes: bool) -> Orders:
         if len(beat.returns) != len(beat.lengths):
             raise FrameError("a beat has as many returns as lengths of episodes")
         with self._lock:
@@ -227,7 +228,8 @@ class ConnectedHosts:
             for level, text in beat.texts:
                 self._tell(f"{name}: {_plain(text)}", level)
         mine = self._leases.renew(member)
-        return Orders(beat.number, finished, lost=len(mine) < beat.slots, env_steps=self.env_steps)
+        change = self.env_change if changes else b""
+        return Orders(beat.number, finished, len(mine) < beat.slots, self.env_steps, change)
 
 
 def _plain(text: str) -> str:

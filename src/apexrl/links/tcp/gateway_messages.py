@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from apexrl.errors import FrameError
 from apexrl.links.tcp import frames
+from apexrl.run.env_changes import MOST_BYTES
 from apexrl.run.episode_metrics import MOST_CHARACTERS, MOST_NAMES
 
 MOST_RECORD_BYTES: Final = 4 << 20
@@ -118,7 +119,7 @@ class Beat(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=T
     before."""
 
 
-class Orders(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+class Orders(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=True):
     """The answer to ``Beat``."""
 
     number: _Count
@@ -129,6 +130,9 @@ class Orders(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     """Another host has one of this host's slots."""
     env_steps: _Count = 0
     """Of the whole run."""
+    env_change: Annotated[bytes, Meta(max_length=MOST_BYTES)] = b""
+    """Settings of environments that callbacks have changed (``run.env_changes``); nothing for a host of the release
+    before."""
 
 
 class Leave(msgspec.Struct, tag=True, forbid_unknown_fields=True):
