@@ -136,7 +136,9 @@ def test_a_film_is_one_of_the_run_s_own(tmp_path):
     (run / "films" / "best.mp4").write_bytes(b"film")
     (tmp_path / "other.mp4").write_bytes(b"secret")
     os.symlink(tmp_path / "other.mp4", run / "films" / "link.mp4")
+    (run / "films" / "films.json").write_text('{"films": {"best": {"return": 9.5, "steps": 40}, "worst": 3}}', "utf-8")
     found = RunIndex(tmp_path / "runs").run("a")
+    assert (films(found)[0]["return"], films(found)[0]["steps"]) == (9.5, 40)
     assert [one["file"] for one in films(found)] == ["films/best.mp4"]
     assert film(found, "films/best.mp4") == found.path / "films" / "best.mp4"
     for name in ("films/link.mp4", "../../other.mp4", str(tmp_path / "other.mp4"), "config.toml", "", "films/../films"):
@@ -158,6 +160,17 @@ def test_runs_of_comparisons_are_found_and_states_are_told(tmp_path):
         "going": "running", "done": "done", "failed": "failed", "silent": "silent", "resumed": "running",
         "new": "empty", "compare/runs/apex-1": "done",
     }  # fmt: skip
+
+
+def test_runs_over_redis_and_on_ray_are_told_by_their_files(tmp_path):
+    for name, file in (("here", ""), ("far", "hosts.json"), ("cluster", "ray.json")):
+        run = make_run(tmp_path, name, [status_row(3, **{"hosts/committed": 5.0})])
+        if file:
+            (run / file).write_text("{}", "utf-8")
+    answers = Answers(RunIndex(tmp_path))
+    placed = {run["name"]: run["placement"] for run in plain(answers.answer("runs", {}))}
+    assert placed == {"here": "", "far": "Redis", "cluster": "Ray"}
+    assert plain(answers.answer("curves", {"run": "far"}))["metrics"]["hosts/committed"]["unit"] == "items"
 
 
 def test_one_run_folder_is_shown_alone_and_a_missing_one_is_refused(tmp_path):

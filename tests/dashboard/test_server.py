@@ -28,9 +28,9 @@ from apexrl.errors import ConfigError, LinkError
 
 
 @contextmanager
-def dashboard(folder, *flags):
+def dashboard(folder, command="dashboard"):
     """The command itself; yields the process and the address that it prints."""
-    words = [sys.executable, "-m", "apexrl.cli", "dashboard", str(folder), "--address", "127.0.0.1:0", *flags]
+    words = [sys.executable, "-m", "apexrl.cli", command, str(folder), "--address", "127.0.0.1:0"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     timer = threading.Timer(60, process.kill)
     timer.start()
@@ -180,3 +180,24 @@ def test_a_report_of_no_run_is_refused(tmp_path, capsys):
     make_run(tmp_path, "a", rows(3))
     assert main(["report", str(tmp_path / "a"), "--out", str(tmp_path / "missing" / "x.html")]) == 2
     assert "cannot write --out" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_watch_plays_a_trained_agent_and_films_it(tmp_path, capsys):
+    pytest.importorskip("imageio_ffmpeg")
+    short = ["--env-steps", "400", "--min-size", "50", "--eval-episodes", "1", "--serial"]
+    assert main(["train", "cartpole", *short, "--out", str(tmp_path), "--name", "a"]) == 0
+    with dashboard(tmp_path / "a", "watch") as (process, url):
+        assert url.endswith("#/run/a")
+        address = url.partition("#")[0]
+        with urllib.request.urlopen(address + "watched", timeout=60) as stream:
+            assert "multipart/x-mixed-replace" in stream.headers["content-type"]
+            assert b"\xff\xd8" in stream.read(4000)  # a JPEG begins
+            state = json.loads(get(address + "answers/watched?run=a")[1])
+            assert state["episode"] >= 1
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0  # though somebody still looks
+    capsys.readouterr()
+    assert main(["watch", str(tmp_path / "a"), "--record", "2"]) == 0
+    assert "best: " in capsys.readouterr().out
+    assert (tmp_path / "a" / "films" / "best.mp4").stat().st_size > 1000

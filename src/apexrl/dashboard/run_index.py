@@ -66,6 +66,13 @@ class RunFiles:
         return self._cached("summary.json", lambda: _json(self.path / "summary.json")) or {}
 
     @property
+    def film_notes(self) -> dict[str, Any]:
+        """What ``apexrl watch --record`` noted of its films, by their names."""
+        found = self._cached("films/films.json", lambda: _json(self.path / "films" / "films.json")) or {}
+        films = found.get("films")
+        return films if isinstance(films, dict) else {}
+
+    @property
     def status(self) -> dict[str, Any]:
         """The newest status, from the end of the log."""
         return self._cached("metrics.jsonl", lambda: newest_status(self.path / "metrics.jsonl")) or {}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from apexrl.dashboard.metrics_reader import Row, ThinnedRows
+from apexrl.dashboard.metrics_reader import Row, ThinnedRows, finite
 from apexrl.dashboard.run_index import RunFiles
 from apexrl.errors import ApexrlError
 from apexrl.run import worker_list
@@ -237,13 +237,16 @@ def _looked_into(path: Path) -> dict[str, Any]:
 def films(run: RunFiles) -> list[dict[str, Any]]:
     """Videos in the run folder, the newest first."""
     found = []
+    told = run.film_notes
     for path in _films(run.path):
         try:
             about = path.stat()
         except OSError:  # it was removed
             continue
         name = path.relative_to(run.path).as_posix()
-        found.append({"file": name, "at": round(about.st_mtime), "bytes": about.st_size})
+        note = told.get(path.stem) if path.parent == run.path / "films" else None
+        episode = {key: finite(note.get(key)) for key in ("return", "steps")} if isinstance(note, dict) else {}
+        found.append({"file": name, "at": round(about.st_mtime), "bytes": about.st_size, **episode})
     return sorted(found, key=lambda film: (-film["at"], film["file"]))
 
 

@@ -3,6 +3,14 @@
 
 const comparePage = { chosen: [], metric: "evaluation", axis: "env_steps", by: "", thin: true, card: null };
 
+// The choice outlives a reload of the page, as long as its tab is there.
+comparePage.choose = (names) => {
+  comparePage.chosen = names;
+  try { sessionStorage.setItem("apexrl-chosen", JSON.stringify(names)); } catch { /* no storage */ }
+};
+
+try { comparePage.chosen = JSON.parse(sessionStorage.getItem("apexrl-chosen") || "[]"); } catch { /* no storage */ }
+
 comparePage.open = async (main) => {
   comparePage.picture = chart({ title: "", height: 380, wide: true });
   comparePage.parts = { head: make("div"), legend: make("div.legend"), figures: make("div"), settings: make("div") };

@@ -258,7 +258,8 @@ function drawFilms(place, films, name) {
   const address = (film) => "film?" + new URLSearchParams({ run: name, file: film.file });
   return fill(place, make("h2", {}, "Films"), make("div.films", {}, shown.map((film) => make("figure.card", {},
     live ? make("video", { controls: true, preload: "metadata", src: address(film), "data-film": film.file + film.at, loop: true }) : null,
-    make("figcaption", {}, make("strong", {}, film.file), make("span.unit", {}, bytes(film.bytes) + ", " + ago(film.at)))))),
+    make("figcaption", {}, make("strong", {}, film.file), make("span.unit", {}, bytes(film.bytes) + ", " + ago(film.at)),
+      film.steps ? make("span.meaning", {}, `return ${brief(film.return)} in ${brief(film.steps)} steps`) : null)))),
   films.length > shown.length ? make("p.quiet", {}, `${films.length - shown.length} more in the run folder`) : null);
 }
 

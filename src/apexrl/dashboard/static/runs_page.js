@@ -100,6 +100,6 @@ function row(run, now) {
 runsPage.compare = () => {
   const names = (runsPage.chosen.size ? runsPage.runs.filter((run) => runsPage.chosen.has(run.name)) : runsPage.shown())
     .map((run) => run.name);
-  comparePage.chosen = names;
+  comparePage.choose(names);
   location.hash = "#/compare";
 };
