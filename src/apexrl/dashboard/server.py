@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MOST_CONNECTIONS: Final = 64
 """At once; more are told to come back."""
+LONGEST_REQUEST: Final = 1 << 20
+"""Bytes: a comparison names its runs in the address."""
 _BOUNDARY: Final = "picture"
 _COOKIE: Final = "apexrl_dashboard"
 _TYPES: Final = {"js": "text/javascript", "css": "text/css"}
@@ -91,6 +93,8 @@ def serve(answers: Answers, listening: socket.socket, token: str = "") -> None:
             timeout_keep_alive=10,
             timeout_graceful_shutdown=1,
             server_header=False,
+            http="h11",
+            h11_max_incomplete_event_size=LONGEST_REQUEST,
             ws="none",
             lifespan="off",
         )
