@@ -31,6 +31,7 @@ class Stand(ModuleType):
         self.begun: list[dict[str, Any]] = []
         self.logged: list[tuple[dict[str, float], int]] = []
         self.ended: list[str] = []
+        self.uris: list[str] = []
         self.broken = False
         self.Settings = lambda **settings: settings
         self.entities = SimpleNamespace(
@@ -46,10 +47,8 @@ class Stand(ModuleType):
     def _log(self, values: dict[str, float], step: int) -> None:
         self.logged.append((values, step))
 
-    def set_tracking_uri(self, uri: str) -> None:
-        self.uri = uri
-
-    def MlflowClient(self) -> Any:
+    def MlflowClient(self, tracking_uri: str) -> Any:
+        self.uris.append(tracking_uri)
         return SimpleNamespace(
             get_experiment_by_name=lambda name: None,
             create_experiment=lambda name: "1",
@@ -102,17 +101,29 @@ def test_settings_and_metrics_arrive_and_a_resumed_run_is_the_same(stand: Stand,
     assert len(stand.ended) == 2
     known = json.loads((tmp_path / FILE).read_text())[stand.__name__]
     assert known in second.values()
+    assert stand.uris == ([(tmp_path / "mlruns").as_uri()] * 2 if stand.__name__ == "mlflow" else [])
 
 
 def test_a_tracker_that_fails_is_told_of_and_tried_again(stand: Stand, tmp_path: Path) -> None:
     stand.broken = True
     if stand.__name__ == "mlflow":
-        stand.set_tracking_uri = None  # type: ignore[assignment,method-assign]
+        stand.MlflowClient = None  # type: ignore[assignment,method-assign]
     observer = follow(stand.__name__, tmp_path, {})
     assert observer.lost == 3
     (news, *_) = observer.news(0.0)
     assert news[0].startswith(f"the tracker {stand.__name__}: ")
     assert "The run goes on, and it is tried again" in news[0]
+
+
+def test_runs_of_one_process_have_mlflows_files_each_in_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow", reason="mlflow is not installed (extra mlflow)")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        assert follow("mlflow", tmp_path / name, {"stopped_by": "env_steps"}).lost == 0
+        assert list((tmp_path / name / "mlruns").rglob("train_return"))
 
 
 def test_files_of_strangers_name_no_odd_runs(tmp_path: Path) -> None:

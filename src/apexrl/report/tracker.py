@@ -141,10 +141,12 @@ class _MlflowSession:
     """With MLflow: a server's URL in ``MLFLOW_TRACKING_URI``, else files in the run folder."""
 
     def __init__(self, library: Any, config: Config, folder: Path, known: str) -> None:
-        if not os.environ.get("MLFLOW_TRACKING_URI"):
+        server = os.environ.get("MLFLOW_TRACKING_URI")
+        if not server:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # its database needs more packages than the client
-            library.set_tracking_uri((folder / "mlruns").resolve().as_uri())
-        self._client, self._entities = library.MlflowClient(), importlib.import_module("mlflow.entities")
+        # not by set_tracking_uri, which sets the variable, too: the next run of this process would get these files
+        self._client = library.MlflowClient(tracking_uri=server or (folder / "mlruns").resolve().as_uri())
+        self._entities = importlib.import_module("mlflow.entities")
         if known:
             self.id = known
             self._client.update_run(known, status="RUNNING")
