@@ -18,6 +18,7 @@ import apexrl
 from apexrl.cli import main
 from apexrl.errors import ConfigError, LinkError
 from apexrl.evaluation.model_card import model_card
+from apexrl.evaluation.published import fetch
 from apexrl.run.folder import RunFolder
 from hub_stand_in import HubStandIn
 from test_api import SMALL, a_run
@@ -57,7 +58,9 @@ class Hub(ModuleType):
         shutil.copytree(folder_path, self.store / repo_id)
         (self.store / repo_id / "evil.pkl").write_bytes(b"no")
 
-    def snapshot_download(self, *, repo_id: str, revision: None, local_dir: str, allow_patterns: list[str]) -> None:
+    def snapshot_download(
+        self, *, repo_id: str, revision: str | None, local_dir: str, allow_patterns: list[str]
+    ) -> None:
         if self.down:
             raise ConnectionError("no route")
         for name in allow_patterns:
@@ -105,8 +108,17 @@ def test_the_hub_gets_one_commit_and_gives_an_agent_back(ended: RunFolder, hub: 
     assert (url, hub.made) == ("https://hub/me/pole", {"repo_id": "me/pole", "private": True, "exist_ok": True})
     assert 'license: "mit"' in (hub.store / "me/pole/README.md").read_text()
     assert apexrl.load("hf:me/pole").act([0.0, 0.0, 0.0, 0.0]) in (0, 1)
-    brought = {path.name for path in Path("runs/hf-me-pole").rglob("*") if path.is_file()}
+    brought = {path.name for path in Path("runs/hf-me--pole").rglob("*") if path.is_file()}
     assert brought == {"config.toml", "env_spec.json", "summary.json", "best.safetensors"}
+
+
+def test_agents_of_several_repositories_and_revisions_lie_apart(ended: RunFolder, hub: Hub) -> None:
+    for name in ("me/the-pole", "me-the/pole"):
+        apexrl.publish(ended.path, f"hf:{name}", licence="mit", video=False)
+    wanted = ("hf:me/the-pole", "hf:me-the/pole", "hf:me/the-pole@v1", "hf:me/the-pole@pr/1")
+    folders = {fetch(where, Path("runs")) for where in wanted}
+    assert len(folders) == len(wanted)
+    assert {folder.parent for folder in folders} == {Path("runs")}
 
 
 def test_trouble_with_the_hub_is_told(ended: RunFolder, hub: Hub) -> None:

@@ -110,7 +110,7 @@ def fetch(where: str, out: Path) -> Path:
     """
     hub: Any = importlib.import_module("huggingface_hub")
     name, revision = repository(where)
-    folder = out / ("hf-" + name.replace("/", "-"))
+    folder = out / ("hf-" + where.removeprefix(HUB).replace("/", "--"))  # of no other repository or revision
     try:
         hub.snapshot_download(repo_id=name, revision=revision, local_dir=str(folder), allow_patterns=list(_READ))
     except Exception as error:
