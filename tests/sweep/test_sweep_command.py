@@ -8,7 +8,7 @@ import pytest
 
 from apexrl import presets
 from apexrl.cli.main import main
-from apexrl.config.convert import override
+from apexrl.config.convert import override, to_toml
 from apexrl.sweep.plan import Plan
 from apexrl.sweep.search_space import search_space
 
@@ -21,6 +21,8 @@ from apexrl.sweep.search_space import search_space
         (["cartpole", "--env-steps", "100", "--parallel", "0"], "--parallel must be at least 1"),
         (["cartpole", "--env-steps", "100", "--name", "mine"], "runs are called by their trials"),
         (["cartpole", "--env-steps", "100", "--redis", "redis://h"], "start the command on other hosts too"),
+        (["cartpole", "--env-steps", "100", "--tracker", "wandb"], "--tracker means nothing to apexrl sweep"),
+        (["cartpole", "--env-steps", "100", "--trust", "my_sim"], "--trust is for a FILE.toml of somebody else"),
         (["cartpole", "--env-steps", "100", "--over", "gama"], "did you mean 'gamma'"),
         (["cartpole", "--env-steps", "100", "--envs", "CartPole-v1"], "leave that out"),
         (["--envs", "my_sim:Plant-v0", "--env-steps", "100"], "its returns are not known"),
@@ -50,6 +52,17 @@ def test_what_makes_no_sense_is_refused_before_anything_is_made(
     assert main(["sweep", *words]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_may_name_code_that_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = override(presets.preset("cartpole").config, {"env": "my_sim:Plant-v0", "env_steps": 100})
+    (tmp_path / "mine.toml").write_text(to_toml(config))
+    for trusted, said in (((), "--trust my_sim"), (("--trust", "my_sim"), "did you mean 'gamma'")):
+        assert main(["sweep", "mine.toml", "--over", "gama", *trusted]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_study_of_somebody_else_runs_no_code_that_is_not_trusted(

@@ -62,7 +62,7 @@ class Sweep:
     resume: Annotated[str, tyro.conf.arg(metavar="STUDY")] = ""
     """Go on with a study, with its own settings."""
     trust: Modules = ()
-    """With --resume: module or package whose environments, agents and networks the study may name."""
+    """With --resume or a FILE.toml: module or package whose environments, agents and networks these may name."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ _INSTEAD = {
     "prometheus": "watch a single run with it",
     "otel": "watch a single run with it",
     "checkpoint_url": "copy a single run",
+    "tracker": "give it to a single run",
     "callback": "give it to a single run",
     "replace_run": "trials run where the command does",
 }

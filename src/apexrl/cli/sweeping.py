@@ -110,6 +110,7 @@ def _planned(wanted: Sweep, named: list[str], rest: list[str]) -> Plan:
 
     if wanted.envs and (named or any(word.partition("=")[0] == "--env" for word in rest)):
         raise ConfigError("--envs stands in place of a preset and of --env: leave that out")
+    rest = [*rest, *(word for module in wanted.trust for word in ("--trust", module))]
     pairs = [_env_and_scale(word) for word in wanted.envs]
     configs = tuple(_config(["--env", env, *rest]) for env, _ in pairs) or (_config([*named, *rest]),)
     if wanted.population:
