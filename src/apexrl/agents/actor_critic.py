@@ -47,9 +47,8 @@ from apexrl.spec import Array, EnvSpec, Field
 
 GROUP = "policy_value"
 LOG_PROB, SAMPLE = "log_prob", "sample"  # fields
-BOX_WHITE = (
-    0.75  # share of white noise in boxes (Hollenstein et al. 2024, Colored Noise in PPO, AAAI: between white and pink)
-)
+BOX_WHITE = 0.75
+"""Share of white noise in boxes (Hollenstein et al. 2024, Colored Noise in PPO, AAAI: between white and pink)."""
 LOG_RATIO_MAX = 20.0  # ours: an action that has become so much likelier says nothing, and e^89 is infinite
 
 
