@@ -145,6 +145,24 @@ def test_under_another_address_a_token_is_needed(tmp_path):
     assert asked(app, path="/answers/runs", host="h", cookie=cookie.partition(";")[0])[0] == 200
 
 
+def test_the_token_of_hosts_does_not_travel(tmp_path, monkeypatch, capsys):
+    secret, file, served = "a token of hosts; with spaces & signs", tmp_path / "secret", []
+    monkeypatch.setattr(server, "serve", lambda answers, listening, token: served.append(token))
+    asked_for = ["dashboard", str(tmp_path), "--address", "0.0.0.0:0"]
+    for words in ([], ["--token-file", str(file)], ["--token-file", str(file)]):
+        monkeypatch.setenv("APEXRL_TOKEN", secret)
+        assert main([*asked_for, *words]) == 0
+    said = capsys.readouterr().out
+    assert secret not in said
+    assert file.read_text().strip() not in said
+    assert served[0] != served[1] == served[2]
+    for token in served:
+        assert f"/?token={token} " in said
+        app = server.app(Answers(RunIndex(tmp_path)), token)
+        cookie = asked(app, query=f"token={token}", host="h")[1]["set-cookie"].partition(";")[0]
+        assert asked(app, path="/answers/runs", host="h", cookie=cookie)[0] == 200
+
+
 def test_addresses():
     with server.listen("0") as listening:
         assert server.is_this_machine(listening)

@@ -26,7 +26,8 @@ class Dashboard:
     """Where to listen; port 0 takes any free one. Under another host than this machine's own 127.0.0.1, a token is
     needed: it is part of the address that is printed."""
     token_file: File = ""
-    """File with that token, made if missing. Empty: the environment variable APEXRL_TOKEN, or else a new token."""
+    """File with a secret, made if missing, of which that token is made: it stays the same from start to start.
+    Empty: the environment variable APEXRL_TOKEN, or else a new secret."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Watch:
     address: Annotated[str, tyro.conf.arg(metavar="[HOST:]PORT")] = "127.0.0.1:6886"
     """Where to listen, as with apexrl dashboard."""
     token_file: File = ""
-    """File with the token for another address, as with apexrl dashboard."""
+    """File with a secret for another address, as with apexrl dashboard."""
     record: int = 0
     """Play so many episodes, keep the films of three in RUN/films, and end; 0: play in the browser.
     Needs apexrl[video]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 import secrets
 import sys
@@ -76,9 +77,11 @@ def _serve(answers: Answers, address: str, token_file: str, place: str = "") -> 
 
 
 def _token(file: str) -> str:
+    """Made from the shared token, which also lets hosts into runs and must not travel."""
     from apexrl.links.tokens import shared_token
 
-    return shared_token(file, make=True) or secrets.token_urlsafe(24)
+    shared = shared_token(file, make=True) or secrets.token_urlsafe(24)
+    return hmac.new(shared.encode(), b"apexrl dashboard", "sha256").hexdigest()
 
 
 def report(words: list[str]) -> int:
