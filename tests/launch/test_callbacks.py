@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from recording_observer import small
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -176,6 +177,24 @@ def test_a_callback_can_stop_with_a_reason(tmp_path: Path) -> None:
     ledger.hear("evaluation", {"mean": 9.0, "std": 0.0, "returns": [9.0], "episodes": 1, "final": False})
     assert ledger.stop_reason == "9 is enough"
     ledger.close()
+
+
+@pytest.mark.parametrize("answer", [True, np.float32(9.0) > 8.0, False, np.float32(9.0) > 10.0, None, "", 1])
+def test_true_stops_also_as_a_comparison_of_numpy_has_it(answer: Any, tmp_path: Path) -> None:
+    class Answering(Callback):
+        def on_checkpoint(self, checkpoint: CheckpointReport) -> Any:
+            return answer
+
+    stops = type(answer) is not int and bool(answer)
+    ledgers = []
+    for number, callback in enumerate((Answering(), lambda status: answer)):
+        (tmp_path / str(number)).mkdir()
+        ledgers.append(ledger_of(tmp_path / str(number), callback))
+    ledgers[0].hear("checkpoint", {"path": "x", "updates": 1})
+    ledgers[1].show()
+    for ledger in ledgers:
+        assert ledger.stop_reason == ("callback" if stops else None)
+        ledger.close()
 
 
 def test_ctrl_c_interrupts_a_callback_that_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

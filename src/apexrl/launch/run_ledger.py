@@ -97,7 +97,6 @@ class Ledger:
             status.train_return = self._returns.hear(values)
             if "metrics" in values:
                 self._told_of_episodes.hear(told_spreads(values["metrics"]))
-                status.episode_metrics = self._told_of_episodes.lately
         elif kind == "metrics":
             status.metrics = {name: math.nan if v is None else float(v) for name, v in values["values"].items()}
             self._lags.hear(values)
@@ -253,6 +252,7 @@ class Ledger:
             env_steps=env_steps,
             updates=updates,
             episodes=totals("episodes"),
+            episode_metrics=self._told_of_episodes.lately,  # not with each report: there may be thousands a second
             env_steps_per_second=self._env_rate.add(now, env_steps),
             updates_per_second=self._update_rate.add(now, updates),
             replay_size=int(replay.get("size", 0)),
@@ -290,7 +290,7 @@ class Ledger:
         status = replace(self.status)  # its own: some look at it later, from threads of their own
         answers = [observer.update(status) for observer in self._observers]
         for answer in answers:
-            if answer is True or isinstance(answer, str):
+            if answer is True or (isinstance(answer, str) and answer):
                 self.stop(answer if isinstance(answer, str) else "callback")
 
     def training_ends(self, now: float) -> None:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from apexrl.errors import CallbackError, ConfigError
 from apexrl.run.callbacks import (
-    Answer,
     Callback,
     CheckpointReport,
     EndedEpisodes,
@@ -74,7 +75,7 @@ class CallbackObserver(IdleObserver):
             self._callback.run = OpenRun(config, folder, self._steering)
             self._call("on_start", self._callback.on_start)
 
-    def update(self, status: RunStatus) -> Answer:
+    def update(self, status: RunStatus) -> str:
         if isinstance(self._callback, Callback):
             return self._call("on_status", self._callback.on_status, status)
         return self._call("the function", self._callback, status)
@@ -83,32 +84,32 @@ class CallbackObserver(IdleObserver):
         callback = self._callback
         if not isinstance(callback, Callback):
             return
-        answer: Answer = None
+        reason = ""
         if kind == "episodes":
-            answer = self._call("on_episodes", callback.on_episodes, _episodes(values))
+            reason = self._call("on_episodes", callback.on_episodes, _episodes(values))
         elif kind == "evaluation":
-            answer = self._call("on_evaluation", callback.on_evaluation, _evaluation(values))
+            reason = self._call("on_evaluation", callback.on_evaluation, _evaluation(values))
         elif kind == "checkpoint":
             report = CheckpointReport(Path(values["path"]), int(values["updates"]))
-            answer = self._call("on_checkpoint", callback.on_checkpoint, report)
-        if self._steering is not None and (answer is True or isinstance(answer, str)):
-            self._steering.stop(answer if isinstance(answer, str) else "callback")
+            reason = self._call("on_checkpoint", callback.on_checkpoint, report)
+        if self._steering is not None and reason:
+            self._steering.stop(reason)
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         if isinstance(self._callback, Callback):
             self._call("on_end", self._callback.on_end, summary)
         self._ended.set()
 
-    def _call(self, method: str, function: Callable[..., Any], *args: Any) -> Answer:
+    def _call(self, method: str, function: Callable[..., Any], *args: Any) -> str:
+        """Returns why the run stops; empty: it goes on."""
         global _calling_since
         if self._failed:
-            return None
+            return ""
         _calling_since = time.monotonic()
         try:
-            answer: Answer = function(*args)
-            return answer
+            return _reason(function(*args))
         except KeyboardInterrupt:  # counted already: the run is about to stop
-            return None
+            return ""
         except Exception as error:
             self._failed = True
             where = traceback.extract_tb(error.__traceback__)[-1]
@@ -118,7 +119,7 @@ class CallbackObserver(IdleObserver):
             if self._steering is None:
                 raise failure from error
             self._steering.fail(failure)
-            return None
+            return ""
         finally:
             _calling_since = None
 
@@ -135,6 +136,13 @@ class CallbackObserver(IdleObserver):
                     file=sys.stderr,
                     flush=True,
                 )
+
+
+def _reason(answer: object) -> str:
+    """What a callback's answer says why the run stops. A comparison of arrays answers with NumPy's own True."""
+    if isinstance(answer, str):
+        return answer
+    return "callback" if isinstance(answer, bool | np.bool_) and answer else ""
 
 
 def _episodes(values: Mapping[str, Any]) -> EndedEpisodes:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from apexrl.config import Config
 
 Answer = bool | str | None
-"""True stops the run in good order; so does a text, which becomes the reason in ``summary.json``."""
+"""True stops the run in good order; so does a text that is not empty, which becomes the reason in ``summary.json``."""
 
 StatusFunction = Callable[[RunStatus], Answer]
 """A callback that is a function: called with every status, a few times a second."""
