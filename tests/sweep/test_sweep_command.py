@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from optuna.trial import TrialState
 
 from apexrl import presets
 from apexrl.cli.main import main
 from apexrl.config.convert import override, to_toml
 from apexrl.sweep.plan import Plan
 from apexrl.sweep.search_space import search_space
+from apexrl.sweep.study import Study
 
 
 @pytest.mark.parametrize(
@@ -75,3 +77,23 @@ def test_a_study_of_somebody_else_runs_no_code_that_is_not_trusted(
     assert main(["sweep", "--resume", str(tmp_path)]) == 2
     assert "--trust their_sim" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "trial-0").exists()
+
+
+def test_a_study_of_somebody_else_is_shown_without_code_that_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "their_agent.py").write_text("from apexrl.agents.dqn import DQN\nprint('it was imported')\n")
+    config = override(presets.preset("cartpole").config, {"agent": "their_agent:DQN", "env_steps": 100})
+    plan = Plan((config,), search_space(config, ["gamma"]), 1)
+    plan.write(tmp_path)
+    study = Study(tmp_path, plan)
+    claimed = study.next()
+    assert claimed is not None
+    study.tell(claimed, TrialState.COMPLETE, 1.0)
+    assert main(["sweep", "show", str(tmp_path)]) == 2
+    told = capsys.readouterr()
+    assert f"apexrl sweep show {tmp_path} --trust their_agent" in " ".join(told.err.split())
+    assert "it was imported" not in told.out
+    assert main(["sweep", "show", str(tmp_path), "--trust", "their_agent"]) == 0
+    assert "best: trial 0" in " ".join(capsys.readouterr().out.split())

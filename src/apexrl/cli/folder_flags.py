@@ -1,4 +1,4 @@
-"""The flags of ``eval``, ``export`` and ``doctor``, which read the folder of a run."""
+"""The flags of commands that read the folder of a run: ``eval``, ``publish``, ``export``, ``doctor``, ``replay``."""
 
 from __future__ import annotations
 

@@ -71,6 +71,8 @@ class SweepShow:
 
     study: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STUDY")]
     """Folder or name of the study."""
+    trust: Modules = ()
+    """Module or package whose agents and networks the study may name."""
 
 
 _INSTEAD = {

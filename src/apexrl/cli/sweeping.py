@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,12 +37,14 @@ def sweep(words: list[str]) -> int:
 
         from apexrl.sweep.plan import Plan
 
-        folder = _existing(flags.parse(sweep_flags.SweepShow, words[1:], "sweep show").study)
+        shown = flags.parse(sweep_flags.SweepShow, words[1:], "sweep show")
+        folder = _existing(shown.study)
         wide = None if sys.stdout.isatty() else _WIDE
         plan, console = Plan.read(folder), Console(soft_wrap=False, highlight=False, width=wide)
         if plan.rounds:
             show_population(folder, plan, console)
         else:
+            plan = _entrusted(plan, shown.trust, folder, f"apexrl sweep show {folder}", env=False)
             show(Study(folder, plan), console)
         return OK
     named = [words.pop(0)] if words and not words[0].startswith("-") else []
@@ -173,14 +176,18 @@ def _env_and_scale(word: str) -> tuple[str, Scale]:
 
 def _resumed(wanted: Sweep, folder: Path) -> Plan:
     """The plan of a study, if nothing in it names code that is not trusted."""
-    from apexrl.config.trust import entrusted
     from apexrl.sweep.plan import Plan
 
-    plan = Plan.read(folder)
-    command = f"apexrl sweep --resume {folder}"
-    configs = tuple(entrusted(config, wanted.trust, str(folder), command=command) for config in plan.configs)
-    trials = plan.trials if wanted.trials is None else wanted.trials
-    return dataclasses.replace(plan, configs=configs, trials=trials)
+    plan = _entrusted(Plan.read(folder), wanted.trust, folder, f"apexrl sweep --resume {folder}")
+    return dataclasses.replace(plan, trials=plan.trials if wanted.trials is None else wanted.trials)
+
+
+def _entrusted(plan: Plan, trust: Sequence[str], folder: Path, command: str, env: bool = True) -> Plan:
+    """``plan``, if it names no code that is not trusted; ``env``: also as its environment."""
+    from apexrl.config.trust import entrusted
+
+    configs = tuple(entrusted(config, trust, str(folder), env, command) for config in plan.configs)
+    return dataclasses.replace(plan, configs=configs)
 
 
 def _place(study: str) -> Path:
