@@ -39,6 +39,31 @@ def test_a_reader_takes_what_was_added_and_leaves_an_unfinished_line(tmp_path):
     assert reader.last["updates"] == 1
 
 
+def test_rows_that_come_during_an_answer_are_in_the_next_one_alone(tmp_path, monkeypatch):
+    folder = make_run(tmp_path, "a", [status_row(0), status_row(1)])
+    answers = Answers(RunIndex(tmp_path))
+    run = answers.run("a")
+    overview = run.overview
+
+    def later():
+        append(folder, [status_row(2)])
+        run.metrics.refresh()  # as another request does
+        return overview()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "overview", later)
+        first = answers.answer("curves", {"run": "a"})
+    then = answers.answer("curves", {"run": "a", "cursor": first["cursor"]})
+    assert not then["whole"]
+    assert first["status"]["updates"] + then["status"]["updates"] == [0, 1, 2]
+
+
+def test_a_folder_whose_name_is_no_text_is_passed_over(tmp_path):
+    make_run(tmp_path, "a", rows(3))
+    make_run(tmp_path, os.fsdecode(b"b\xff"), rows(3))
+    assert list(RunIndex(tmp_path).runs()) == ["a"]
+
+
 def test_many_rows_are_thinned_evenly_whether_read_at_once_or_as_they_come(tmp_path):
     count = 5 * MOST_ROWS
     run = make_run(tmp_path, "a")

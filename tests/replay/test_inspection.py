@@ -43,6 +43,12 @@ def test_priorities_ages_and_shares_are_those_of_the_items():
     assert found.priorities.mean() > 2.6  # without shares, what is drawn often would count too much
 
 
+def test_shares_are_by_the_draws_that_were_made():
+    with filled(alpha=0.6) as replay:
+        found = inspect(replay, 10**6)  # of 400 items only 1600 are drawn
+    assert found.share[0] > 1.2 * found.share[-1]
+
+
 @pytest.mark.parametrize("sampler", ["uniform", "fifo"])
 def test_a_replay_that_draws_without_priorities_tells_none(sampler):
     with filled(sampler=sampler) as replay:

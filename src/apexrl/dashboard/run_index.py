@@ -170,9 +170,7 @@ def _found(root: Path) -> Iterator[str]:
         looked += 1
         try:
             with os.scandir(path) as entries:
-                inner = sorted(
-                    one.name for one in entries if not one.name.startswith(".") and one.is_dir(follow_symlinks=False)
-                )
+                inner = sorted(one.name for one in entries if _shown(one.name) and one.is_dir(follow_symlinks=False))
         except OSError:  # it was removed, or is not ours to read
             continue
         for one in inner:
@@ -181,6 +179,11 @@ def _found(root: Path) -> Iterator[str]:
                 yield f"{name}{one}"
             elif depth > 1:
                 folders.append((path / one, f"{name}{one}/", depth - 1))
+
+
+def _shown(name: str) -> bool:
+    """Whether a folder is looked into: it is not hidden, and a browser can ask for its name."""
+    return not name.startswith(".") and name.encode(errors="replace").decode() == name
 
 
 def _config(path: Path) -> dict[str, Setting]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from apexrl.dashboard.metrics_reader import Row, ThinnedRows, finite
+from apexrl.dashboard.metrics_reader import Row, finite
 from apexrl.dashboard.run_index import RunFiles
 from apexrl.errors import ApexrlError
 from apexrl.run import worker_list
@@ -35,17 +35,19 @@ def curves(run: RunFiles, cursor: str = "") -> dict[str, Any]:
     """
     metrics = run.metrics
     metrics.refresh()
-    tables = {"status": metrics.status, "evaluations": metrics.evaluations, "tuning": metrics.tuning}
-    here = [metrics.epoch, *(number for table in tables.values() for number in (table.stride, len(table.rows)))]
+    here = [metrics.epoch]
+    found = {"status": metrics.status, "evaluations": metrics.evaluations, "tuning": metrics.tuning}
+    tables = {name: (table.stride, table.rows[:]) for name, table in found.items()}  # another request may add rows now
+    here += [number for stride, rows in tables.values() for number in (stride, len(rows))]
     before = [int(part) for part in cursor.split(".") if part.isdecimal()]
     same = len(before) == len(here) and before[0] == here[0] and before[1::2] == here[1::2]
     seen = before[2::2] if same else [0] * len(tables)
-    names = {name for table in tables.values() for row in table.rows[-50:] for name in row} if not same else set()
+    names = {name for _, rows in tables.values() for row in rows[-50:] for name in row} if not same else set()
     return {
         "run": run.overview(),
         "cursor": ".".join(map(str, here)),
         "whole": not same,
-        **{name: _columns(table, start) for (name, table), start in zip(tables.items(), seen, strict=True)},
+        **{name: _columns(rows[start:]) for (name, (_, rows)), start in zip(tables.items(), seen, strict=True)},
         "last": metrics.last,
         "finals": metrics.finals,
         "messages": list(metrics.messages)[-100:],
@@ -63,8 +65,7 @@ def _family(run: RunFiles) -> str:
     return family(str(run.config.get("agent", "")))
 
 
-def _columns(table: ThinnedRows, start: int) -> dict[str, list[Any]]:
-    rows = table.rows[start:]
+def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
     names = dict.fromkeys(name for row in rows for name in row if name != "phase")
     return {name: [_short(row.get(name)) for row in rows] for name in names}
 

@@ -61,7 +61,7 @@ def inspect(replay: Replay, items: int = 2000) -> Inspection:
     keys, first = np.unique(np.concatenate([batch.keys for batch in batches]), return_index=True)
     probabilities = np.concatenate([batch.probabilities for batch in batches])[first]
     data = {name: np.concatenate([batch.data[name] for batch in batches])[first] for name in batches[0].data}
-    share = _share(probabilities, items)
+    share = _share(probabilities, sum(map(len, batches)))
     return Inspection(stats, options, keys, share, _priorities(probabilities, options, stats), _ages(data), data)
 
 
