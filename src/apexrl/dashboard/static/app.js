@@ -23,7 +23,8 @@ function header() {
 
 async function show() {
   const main = document.getElementById("main");
-  const [path] = location.hash.slice(1).split("?");
+  const asked = location.hash;
+  const [path] = asked.slice(1).split("?");
   [...charts].forEach((one) => one.drop());
   const run = path.startsWith("/run/") ? decodeURIComponent(path.slice(5)) : "";
   const page = run ? runPage : path.startsWith("/compare") ? comparePage : runsPage;
@@ -32,9 +33,11 @@ async function show() {
   fill(main, make("p.quiet", {}, "Reading …"));
   try {
     await page.open(main, run);
+    if (location.hash !== asked) return;
     shownPage = page;
     performance.mark("drawn");
   } catch (error) {
+    if (location.hash !== asked) return;
     fill(main, make("p", {}, error.message === "gone" ? `There is no run ${run} here: it was removed, or has another name.`
       : `This page could not be drawn (${error.message}). It is tried again.`), make("a", { href: "#/" }, "All runs"));
     if (live && error.message !== "gone") setTimeout(() => shownPage === null && show(), 3 * PERIOD_MS);

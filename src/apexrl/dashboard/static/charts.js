@@ -72,7 +72,7 @@ function chart({ title, meaning, unit, healthy, height = 170, xLabel, goal, form
       font: "11px system-ui, sans-serif", labelFont: "11px system-ui, sans-serif" };
     return {
       width: canvas.clientWidth || 340, height, pxAlign: 1, legend: { show: false },
-      padding: [8, 10, 0, 0],
+      padding: [8, 18, 0, 0],
       scales: { x: { time: false }, y: { range: (u, low, high) => padded(low, high, goal, fromZero) } },
       axes: [
         { ...axis, label, labelSize: 18, size: 26, space: 70, values: (u, ticks) => ticks.map(brief) },

@@ -15,7 +15,7 @@ comparePage.open = async (main) => {
   comparePage.picture = chart({ title: "", height: 380, wide: true });
   comparePage.parts = { head: make("div"), legend: make("div.legend"), figures: make("div"), settings: make("div") };
   const { head, legend, figures, settings } = comparePage.parts;
-  comparePage.said = "";
+  comparePage.said = comparePage.offered = "";
   fill(main, make("h1", {}, "Compare"), head, legend, comparePage.picture.figure, figures, settings);
   await comparePage.refresh();
 };
@@ -42,7 +42,9 @@ comparePage.draw = (answer) => {
     ...(live ? answer.metrics.filter((name) => !["env_steps", "updates", "wall_seconds", "train_return"].includes(name)).map((name) => [name, name])
       : [["env_steps_per_second", "environment steps per second"]])];
   const by = Object.keys(answer.differs);
-  fill(head, make("p.quiet", {}, `${answer.runs.length} runs in ${answer.groups.length + answer.left_out} groups. `
+  const { metric, axis, thin } = comparePage;
+  const offered = JSON.stringify([answer.runs.length, answer.groups.length, metrics, by, answer.by, metric, axis, comparePage.by, thin]);
+  if (offered !== comparePage.offered) fill(head, make("p.quiet", {}, `${answer.runs.length} runs in ${answer.groups.length + answer.left_out} groups. `
     + "Bold: the mean of a group, as far as all its runs go; band: 95 % interval of the mean, by bootstrap over the runs; thin: each run."),
   make("div.controls", {},
     make("label.choice", {}, "metric ", make("select", { onchange: (event) => comparePage.change({ metric: event.target.value }) },
@@ -54,6 +56,7 @@ comparePage.draw = (answer) => {
       comparePage.thin = event.target.checked;
       comparePage.draw(answer);
     } }), " each run")));
+  comparePage.offered = offered; // a choice that is open stays open while runs go on
   drawGroups(answer);
   fill(legend, answer.groups.map((group, place) => make("span", {}, sample(place), ` ${group.label} (${group.runs.length})`)),
     answer.left_out ? make("span.quiet", {}, `${answer.left_out} more groups are not drawn: choose fewer runs, or group by another setting`) : null);

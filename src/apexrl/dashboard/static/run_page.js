@@ -26,10 +26,14 @@ const TITLES = {
 };
 const FROM_ZERO = /per_second|replay_size|policy_lag|^machine|samples_per|restarts|dropped|_seconds$/;
 
-const runPage = { axis: "env_steps", name: "", data: null };
+const runPage = { axis: "env_steps", name: "", data: null, cards: new Map() };
 
 runPage.open = async (main, name) => {
-  Object.assign(runPage, { name, data: await ask("curves", { run: name }), cards: new Map(), askedAt: {} });
+  const asked = location.hash;
+  const data = await ask("curves", { run: name });
+  if (location.hash !== asked) return; // another page is shown now
+  runPage.cards.forEach((card) => card.drop());
+  Object.assign(runPage, { name, data, cards: new Map(), askedAt: {} });
   runPage.head = make("div");
   runPage.causes = make("section", { "aria-label": "diagnosis" });
   runPage.curves = make("div");
@@ -37,16 +41,19 @@ runPage.open = async (main, name) => {
   runPage.watched = make("section", { "aria-label": "live episode" });
   runPage.saved = make("section", { "aria-label": "saved replay" });
   runPage.films = make("section", { "aria-label": "films" });
-  runPage.rest = make("div");
-  fill(main, runPage.head, runPage.watched, runPage.causes, runPage.curves, runPage.saved, runPage.workers, runPage.films, runPage.rest);
+  runPage.messages = make("section", { "aria-label": "messages" });
+  runPage.settings = make("section", { "aria-label": "settings" });
+  fill(main, runPage.head, runPage.watched, runPage.causes, runPage.curves, runPage.saved, runPage.workers, runPage.films,
+    runPage.messages, runPage.settings);
   runPage.layout();
   runPage.draw();
   runPage.more();
 };
 
 runPage.refresh = async () => {
-  const fresh = await ask("curves", { run: runPage.name, cursor: runPage.data.cursor });
   const known = runPage.data;
+  const fresh = await ask("curves", { run: runPage.name, cursor: known.cursor });
+  if (runPage.data !== known) return; // another run was opened
   if (!fresh.whole) {
     for (const kind of ["status", "evaluations", "tuning"]) fresh[kind] = appended(known[kind], fresh[kind]);
     fresh.metrics = known.metrics;
@@ -115,7 +122,7 @@ runPage.draw = () => {
     fill(runPage.lagPlace, total ? bars({ title: "policy lag of all steps", unit: "updates",
       meaning: "share of the steps learned from, by their lag; each line counts up to the next", rows }) : null);
   }
-  fill(runPage.rest, messagesSection(data.messages), runPage.settings);
+  drawMessages(runPage.messages, data.messages);
 };
 
 function drawMetric(card, name, rows, axis) {
@@ -209,10 +216,7 @@ runPage.more = () => {
   if (live) every("watched", 3, (answer) => drawWatched(runPage.watched, answer));
   every("replay", 120, (answer) => drawSavedReplay(runPage.saved, answer));
   every("films", 15, (answer) => drawFilms(runPage.films, answer, name));
-  every("settings", 1e9, (answer) => {
-    runPage.settings = settingsSection(answer.settings);
-    fill(runPage.rest, messagesSection(runPage.data.messages), runPage.settings);
-  });
+  every("settings", 1e9, (answer) => drawSettings(runPage.settings, answer.settings));
 };
 
 function drawCauses(place, { causes, trouble, learned, evaluations }) {
@@ -263,21 +267,20 @@ function drawFilms(place, films, name) {
   films.length > shown.length ? make("p.quiet", {}, `${films.length - shown.length} more in the run folder`) : null);
 }
 
-function messagesSection(messages) {
-  if (!messages.length) return null;
+function drawMessages(place, messages) {
   const rows = messages.slice(-30).reverse().map((one) => [clock(one.wall_seconds), brief(one.env_steps),
     make(`span.level.${one.level}`, {}, one.level), one.text]);
-  return make("section", { "aria-label": "messages" }, make("h2", {}, "Messages"),
-    table(["after", "env steps", "level", "text"], rows, { left: [2, 3], label: "messages" }));
+  return fill(place, rows.length ? [make("h2", {}, "Messages"),
+    table(["after", "env steps", "level", "text"], rows, { left: [2, 3], label: "messages" })] : []);
 }
 
-function settingsSection(settings) {
+function drawSettings(place, settings) {
   const body = make("div");
   const draw = (all) => fill(body, table(["setting", "value", "default", "meaning"], settings.filter((one) => all || one[3])
     .map(([name, value, usual, , meaning]) => [make("code", {}, name), spelt(value), spelt(usual), meaning]),
   { left: [0, 1, 2, 3], label: "settings" }));
   draw(false);
-  return make("section", { "aria-label": "settings" }, make("h2", {}, "Settings",
+  return fill(place, make("h2", {}, "Settings",
     make("label.choice", {}, make("input", { type: "checkbox", onchange: (event) => draw(event.target.checked) }),
       " also those with their defaults")), body);
 }

@@ -83,13 +83,15 @@ runsPage.draw = () => {
 };
 
 function row(run, now) {
-  const choose = make("input", { type: "checkbox", "aria-label": `choose ${run.name}`, "data-run": run.name,
+  const choose = make("input", { type: "checkbox", "aria-label": `choose ${run.name}`, "data-run": "choice " + run.name,
     checked: runsPage.chosen.has(run.name), onchange: (event) => {
       if (event.target.checked) runsPage.chosen.add(run.name); else runsPage.chosen.delete(run.name);
       runsPage.draw();
     } });
+  const link = runLink(run.name);
+  link.dataset.run = "link " + run.name;
   const speed = run.state === "running" ? brief(run.steps_per_second) : "";
-  return make("tr", {}, make("td", {}, choose), make("td.left", {}, runLink(run.name),
+  return make("tr", {}, make("td", {}, choose), make("td.left", {}, link,
     run.placement ? make("span.tag", {}, run.placement) : null), make("td.left", {}, stateMark(run.state)),
   make("td.left", {}, run.preset || run.env || "–"), make("td.left", {}, run.agent || "–"),
   make("td.left", {}, run.topology || "–"),
