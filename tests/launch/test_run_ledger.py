@@ -18,6 +18,7 @@ from apexrl.report.plain_lines import line
 from apexrl.run.folder import RunFolder
 from apexrl.run.metric_samples import status_scalars
 from apexrl.run.status import RunStatus
+from apexrl.topologies.validation import validate
 
 
 def ledger_of(tmp_path: Path, stop: StopConfig | None = None, base: Base | None = None, **observing: Any) -> Any:
@@ -281,3 +282,9 @@ def test_a_metric_beyond_its_bound_ends_the_run(tmp_path: Path) -> None:
 def test_what_is_no_bound_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is no bound: write NAME>NUMBER"):
         metric_bound(text)
+
+
+@pytest.mark.parametrize(("text", "near"), [("loss>1", "agent/loss"), ("train_retrun<0", "train_return")])
+def test_a_bound_of_no_metric_is_told_the_nearest(text: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=f"there is no metric .* .did you mean '{near}'"):
+        validate(Config(stop=StopConfig(env_steps=1, stop_when=("custom/mine>3", text))))

@@ -13,6 +13,9 @@ from apexrl.config.metric_bounds import metric_bound
 from apexrl.config.outside import is_outside
 from apexrl.config.settings import as_flag, did_you_mean, flag, settings_of
 from apexrl.errors import ConfigError
+from apexrl.run.metric_catalogue import AGENT
+from apexrl.run.metric_samples import status_scalars
+from apexrl.run.status import RunStatus
 
 
 def validate(config: Config, given: Iterable[str] = (), elsewhere: bool = False) -> Config:
@@ -40,8 +43,7 @@ def validate(config: Config, given: Iterable[str] = (), elsewhere: bool = False)
     check_read(config, given)
     config = with_own_settings(config, given)
     check_values(config, elsewhere)
-    for text in config.stop.stop_when:
-        metric_bound(text)
+    _check_metrics(config)
     topologies.check_fixed(config)
     agents.check_in_use(config, given)
     agents.check_identity(config.agent)
@@ -49,6 +51,16 @@ def validate(config: Config, given: Iterable[str] = (), elsewhere: bool = False)
     if agent in agents.AGENTS:
         agents.check_gradient_steps(config.agent)
     return config
+
+
+def _check_metrics(config: Config) -> None:
+    """Refuse bounds of metrics that no run has; those of agents, environments and callbacks are known later."""
+    known, of_agents = status_scalars(RunStatus()), [metric.name for metric in AGENT]
+    for text in config.stop.stop_when:
+        name = metric_bound(text).name
+        if "/" not in name and name not in known:
+            near = f" (did you mean 'agent/{name}'?)" if name in of_agents else did_you_mean(name, known)
+            raise ConfigError(f"--stop-when {text!r}: there is no metric {name!r}{near}")
 
 
 def check_read(config: Config, given: Iterable[str]) -> None:
