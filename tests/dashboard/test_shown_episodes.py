@@ -98,6 +98,7 @@ def test_the_best_the_median_and_the_worst_are_kept(tmp_path):
     best, median, worst = (told["films"][name]["return"] for name in ("best", "median", "worst"))
     assert best == max(told["returns"])
     assert best >= median >= worst == min(told["returns"])
+    (tmp_path / "films" / ".episode-0007.mp4").write_bytes(b"of a process that was killed")
     film_chosen(loaded(), CARTPOLE, tmp_path / "films", 1, 11)
     assert sorted(path.name for path in (tmp_path / "films").iterdir()) == ["best.mp4", "films.json"]
 

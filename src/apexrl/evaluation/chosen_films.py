@@ -44,6 +44,9 @@ def film_chosen(loaded: LoadedAgent, config: Config, folder: Path, episodes: int
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write films to {folder}: {error.strerror or error}") from error
+    for left in folder.glob(".episode-*.mp4"):  # by a process that was killed
+        with suppress(OSError):
+            left.unlink()
     drafts = [folder / f".episode-{number:04d}.mp4" for number in range(episodes)]
     try:
         played = _play(loaded, config, drafts, seed)
