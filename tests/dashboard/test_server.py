@@ -163,6 +163,14 @@ def test_the_token_of_hosts_does_not_travel(tmp_path, monkeypatch, capsys):
         assert asked(app, path="/answers/runs", host="h", cookie=cookie)[0] == 200
 
 
+def test_without_a_token_requests_name_this_machine(tmp_path):
+    app = server.app(Answers(RunIndex(tmp_path)))
+    for host in ("localhost:6886", "LOCALHOST", "127.0.0.1:6886", "127.0.0.2:6886", "[::1]:6886", "[::1]"):
+        assert asked(app, path="/answers/runs", host=host)[0] == 200, host
+    for host in ("", "evil.example", "127.0.0.1.evil.example:6886", "localhost.evil.example", "10.0.0.1:6886", "[::2]"):
+        assert asked(app, path="/answers/runs", host=host)[0] == 403, host
+
+
 def test_addresses():
     with server.listen("0") as listening:
         assert server.is_this_machine(listening)

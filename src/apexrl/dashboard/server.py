@@ -219,5 +219,8 @@ class _Guard:
 
 
 def _names_this_machine(host: str) -> bool:
-    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-    return name in ("127.0.0.1", "localhost", "[::1]")
+    name = (host.rsplit(":", 1)[0] if not host.endswith("]") else host).lower()
+    try:
+        return name == "localhost" or ipaddress.ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False

@@ -164,6 +164,7 @@ function drawReturns(card, data, axis) {
 
 runPage.drawHead = (data) => {
   const { run, last, finals } = data;
+  const running = run.state === "running";
   const spread = (one) => one && one.std !== undefined ? `± ${brief(one.std)}, fresh seeds` : "fresh seeds";
   const figures = [
     ["return now", brief(last.eval_return ?? last.train_return), last.eval_return === undefined ? "training" : "evaluation"],
@@ -171,8 +172,8 @@ runPage.drawHead = (data) => {
     ["final, best weights", finals.best && brief(finals.best.mean), spread(finals.best)],
     ["final, last weights", finals.last && brief(finals.last.mean), spread(finals.last)],
     ["environment steps", brief(last.env_steps), data.limits.env_steps ? `of ${brief(data.limits.env_steps)}` : ""],
-    ["steps per second", brief(last.env_steps_per_second), ""],
-    ["updates", brief(last.updates), `${brief(last.updates_per_second)} per second`],
+    ["steps per second", running ? brief(last.env_steps_per_second) : null, ""],
+    ["updates", brief(last.updates), running ? `${brief(last.updates_per_second)} per second` : ""],
     ["policy lag", brief(last.policy_lag_mean), "updates, mean"],
     ["replay", data.capacity ? brief(last.replay_size) : null,
       `of ${brief(data.capacity)} items`],
@@ -182,7 +183,7 @@ runPage.drawHead = (data) => {
   ].filter(([, value]) => value && value !== "–");
   const what = [run.preset || run.env, run.agent, run.topology, run.seed === null ? "" : `seed ${run.seed}`, run.placement]
     .filter(Boolean).join("  ·  ");
-  const written = run.state === "running" ? `in phase ${run.phase}` : `last written ${ago(run.at)}`;
+  const written = running ? `in phase ${run.phase}` : `last written ${ago(run.at)}`;
   const signature = JSON.stringify([figures, what, run.state, written]);
   if (signature === runPage.headSaid && runPage.head.firstChild) return;
   runPage.headSaid = signature;
