@@ -156,6 +156,16 @@ def test_a_player_shows_pictures_once_there_are_weights_and_rests_when_nobody_lo
     assert one._number == rested
 
 
+def test_an_episode_without_an_end_does_not_go_on_for_ever(playing, monkeypatch):
+    one, run = playing
+    monkeypatch.setattr(player, "LONGEST_STEPS", 5)  # no episode of CartPole is as short
+    monkeypatch.setattr(player, "MOST_PER_SECOND", 1e3)
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "best.safetensors").write_bytes(b"")
+    wait_for(lambda: one.next_picture(0, 0.05) and one.state()["episode"] >= 3)
+    assert one.state()["last_return"] is None
+
+
 def test_a_player_tells_what_is_wrong_and_tries_again(playing, monkeypatch):
     one, run = playing
 

@@ -25,6 +25,8 @@ AGAIN_SECONDS: Final = 5.0
 UNSEEN_SECONDS: Final = 3.0
 """Without a look, after which the player rests."""
 MOST_PER_SECOND: Final = 30.0
+LONGEST_STEPS: Final = 20_000
+"""Of an episode."""
 _QUALITY: Final = 80
 _SEED: Final = 1_000_000_007  # training uses others
 
@@ -114,6 +116,8 @@ class Player:
                 if moment.ended:
                     self._said["last_return"] = round(moment.episode_return, 6)
                     self._stopped.wait(1.0)
+                    return
+                if moment.step >= LONGEST_STEPS:  # newer weights play the next one
                     return
                 due = max(due + seconds, time.monotonic() - seconds)
                 if self._stopped.wait(max(0.0, due - time.monotonic())) or self._unseen():
