@@ -82,11 +82,7 @@ class Connections:
         Raises:
             LinkError: a member is lost.
         """
-        if (
-            self._plan is None
-            or self._plan.vector.data_ptr() != vector.data_ptr()
-            or len(self._plan.vector) != len(vector)
-        ):
+        if self._plan is None or not self._plan.fits(vector):
             kind = SparsePlan if self._form.kind == "top-k" else DensePlan
             self._plan = kind(vector, self.rank, list(self._peers.values()), self._form)
         self._plan.begin(start)
