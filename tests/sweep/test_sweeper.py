@@ -18,7 +18,7 @@ from apexrl.evaluation.scores import iqm
 from apexrl.sweep.active_trial import combined
 from apexrl.sweep.plan import Plan, Scale
 from apexrl.sweep.reference_returns import RETURNS
-from apexrl.sweep.run_process import ENDED, FAILED, PRUNED, Request
+from apexrl.sweep.run_process import ENDED, FAILED, HELD, PRUNED, Request
 from apexrl.sweep.search_space import search_space
 from apexrl.sweep.study import Study
 from apexrl.sweep.sweeper import open_plan, sweep
@@ -171,12 +171,13 @@ def test_a_sweep_whose_trials_all_fail_ends_with_the_reason(tmp_path: Path) -> N
         sweep(opened(tmp_path, plan(30)), 1, str, start)
 
 
-def test_a_trial_that_is_killed_again_and_again_has_failed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("code", "why"), [(-9, "killed 6 times"), (HELD, "another process held its folder 6 times")])
+def test_a_trial_that_is_killed_again_and_again_has_failed(code: int, why: str, tmp_path: Path) -> None:
     study = opened(tmp_path, plan(1))
-    assert sweep(study, 1, str, lambda wanted, log: WrittenRun(wanted, by_step_size, -9)).best is None
+    assert sweep(study, 1, str, lambda wanted, log: WrittenRun(wanted, by_step_size, code)).best is None
     (trial,) = study.trials
     assert trial.state == TrialState.FAIL
-    assert "killed 6 times" in trial.user_attrs["why"]
+    assert why in trial.user_attrs["why"]
 
 
 def test_several_environments_count_by_their_interquartile_mean(tmp_path: Path) -> None:

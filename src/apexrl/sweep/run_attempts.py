@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from apexrl.config import Config
-from apexrl.sweep.run_process import ENDED, FAILED, INTERRUPTED, Request, StartedRun, request
+from apexrl.sweep.run_process import ENDED, FAILED, HELD, INTERRUPTED, Request, StartedRun, request
 
 Start = Callable[[Request, Path], StartedRun]
 """Starts a run; the path is where it prints."""
@@ -56,7 +56,8 @@ class RunAttempts:
         else:  # it was killed, or another process holds its folder
             self._kills += 1
             if self._kills > MOST_KILLS:
-                self.result, self.why = "failed", f"its process was killed {self._kills} times (status {code})"
+                what = "another process held its folder" if code == HELD else "its process was killed"
+                self.result, self.why = "failed", f"{what} {self._kills} times (status {code})"
             else:
                 self._run = self._start(self._request, self._log_path)
         return not self.result
