@@ -45,8 +45,9 @@ def test_a_run_fills_the_widgets(shown: list[object], monkeypatch: pytest.Monkey
     assert "nan" not in panel.curve.value
     panel.message("one <b>", "warning")
     assert "warning: one &lt;b&gt;" in panel.messages.value
-    panel.finished({"stopped_by": "error"})
-    assert panel.bar.bar_style == "danger"
+    for stopped_by, style, value in (("error", "danger", 0.25), ("interrupted", "warning", 0.25), ("", "success", 1.0)):
+        panel.finished({"stopped_by": stopped_by})
+        assert (panel.bar.bar_style, panel.bar.value) == (style, value)
 
 
 def test_long_runs_keep_a_bounded_curve(shown: list[object]) -> None:

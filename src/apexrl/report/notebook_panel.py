@@ -91,9 +91,12 @@ class NotebookPanel:
         self.messages.value = "<br>".join(self._told)
 
     def finished(self, summary: Mapping[str, Any]) -> None:
-        self.bar.value = 1.0
-        self.bar.bar_style = "danger" if summary.get("stopped_by") == "error" else "success"
-        self.bar.description = "done"
+        cut_short = {"error": "danger", "interrupted": "warning"}
+        why = str(summary.get("stopped_by"))
+        self.bar.bar_style = cut_short.get(why, "success")
+        self.bar.description = why if why in cut_short else "done"
+        if why not in cut_short:
+            self.bar.value = 1.0
         self.messages.value = "<br>".join([*self._told, html.escape(closing_line(summary).plain)])
 
 
