@@ -24,8 +24,8 @@ class Meaning(NamedTuple):
 EXIT_CODES: Final[Mapping[int, Meaning]] = {
     OK: Meaning("done; of a standby: the run has ended without it", "no"),
     FAILED: Meaning(
-        "the run failed; `compare`: a run failed; `status`, `stop`, `drain`, `scale`: there is no such run or host, "
-        "or it did not happen within the time",
+        "the run failed; `compare`: a run failed; `sweep`: no trial came to its end; `status`, `stop`, `drain`, "
+        "`scale`: there is no such run or host, or it did not happen within the time",
         "yes, a few times",
     ),
     USAGE: Meaning("the command, or the run folder, cannot be understood, or an extra is not installed", "no"),
