@@ -62,6 +62,7 @@ class CallbackObserver(IdleObserver):
         self._name = getattr(callback, "__qualname__", "") or type(callback).__qualname__
         self._steering: Steering | None = None
         self._failed = False
+        self._since: float | None = None  # as _calling_since, of this callback
         self._ended = threading.Event()
 
     def steer(self, steering: Steering) -> None:
@@ -105,7 +106,7 @@ class CallbackObserver(IdleObserver):
         global _calling_since
         if self._failed:
             return ""
-        _calling_since = time.monotonic()
+        _calling_since = self._since = time.monotonic()
         try:
             return _reason(function(*args))
         except KeyboardInterrupt:  # counted already: the run is about to stop
@@ -121,18 +122,18 @@ class CallbackObserver(IdleObserver):
             self._steering.fail(failure)
             return ""
         finally:
-            _calling_since = None
+            _calling_since = self._since = None
 
     def _watch(self) -> None:
         """The thread: tell once of each call that takes long. The main thread is in it, so nobody else can."""
         told: float | None = None
         while not self._ended.wait(INTERRUPTIBLE_SECONDS / 2):
-            since = _calling_since
+            since = self._since
             if since is not None and since != told and time.monotonic() - since > LONG_SECONDS:
                 told = since
                 print(
-                    f"apexrl: a callback has been at work for {LONG_SECONDS:g} s, and nobody watches the run "
-                    "meanwhile; Ctrl-C interrupts it",
+                    f"apexrl: callback {self._name} has been at work for {LONG_SECONDS:g} s, and nobody watches the "
+                    "run meanwhile; Ctrl-C interrupts it",
                     file=sys.stderr,
                     flush=True,
                 )
