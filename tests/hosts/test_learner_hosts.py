@@ -83,6 +83,7 @@ def test_a_learner_on_another_host_sends_gradients_to_the_parameter_servers_what
         learner = places.learner("cartpole", *flags(GORILA))
         host = places.actor(0, "--learners", "1", "--actors", "1")
         host.says("joined run test")
+        learner.says("which is this machine alone")
 
         def learned(updates: int) -> None:
             goal = places.look().digest.updates + updates

@@ -227,8 +227,12 @@ class LearnerSide:
                 local_host.announce(ledger.tell, ledger.keep_output)
             ledger.note("hosts.json", lambda: identity.write(ledger.folder))
             ledger.tell(f"run {identity.name} is at {self._server.address}: actors may join", "info")
-            for text in () if self.gateway is None else self.gateway.warnings:
-                ledger.tell(text, "warning")
+            if self.gateway is not None:
+                for text in self.gateway.warnings:
+                    ledger.tell(text, "warning")
+            if self.learners_gateway is not None:  # which few runs need
+                for text in self.learners_gateway.warnings:
+                    ledger.tell(text, "info")
 
         def last() -> None:
             beacon.check()
