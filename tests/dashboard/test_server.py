@@ -32,7 +32,7 @@ def dashboard(folder, command="dashboard"):
     """The command itself; yields the process and the address that it prints."""
     words = [sys.executable, "-m", "apexrl.cli", command, str(folder), "--address", "127.0.0.1:0"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    timer = threading.Timer(60, process.kill)
+    timer = threading.Timer(240, process.kill)
     timer.start()
     try:
         said = process.stdout.readline()
@@ -171,6 +171,16 @@ def test_without_a_token_requests_name_this_machine(tmp_path):
         assert asked(app, path="/answers/runs", host=host)[0] == 403, host
 
 
+def test_an_error_of_an_answer_is_not_told_as_a_run_that_is_gone(tmp_path, monkeypatch):
+    make_run(tmp_path, "a", rows(3))
+    answers = Answers(RunIndex(tmp_path))
+    app = server.app(answers)
+    assert asked(app, path="/answers/nothing", host="localhost")[0] == 404
+    monkeypatch.setattr(answers, "run", lambda name: {}[name])
+    with pytest.raises(KeyError):
+        asked(app, path="/answers/curves", query="run=a", host="localhost")
+
+
 def test_addresses():
     with server.listen("0") as listening:
         assert server.is_this_machine(listening)
@@ -218,7 +228,7 @@ def test_watch_plays_a_trained_agent_and_films_it(tmp_path, capsys):
     with dashboard(tmp_path / "a", "watch") as (process, url):
         assert url.endswith("#/run/a")
         address = url.partition("#")[0]
-        with urllib.request.urlopen(address + "watched", timeout=60) as stream:
+        with urllib.request.urlopen(address + "watched", timeout=180) as stream:
             assert "multipart/x-mixed-replace" in stream.headers["content-type"]
             assert b"\xff\xd8" in stream.read(4000)  # a JPEG begins
             state = json.loads(get(address + "answers/watched?run=a")[1])

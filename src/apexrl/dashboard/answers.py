@@ -19,6 +19,10 @@ class UnknownRunError(Exception):
     """There is no such run below the folder."""
 
 
+class UnknownQuestionError(Exception):
+    """The page has no such question."""
+
+
 class Answers:
     """Answers by name of the question. For any thread.
 
@@ -43,7 +47,7 @@ class Answers:
 
         Raises:
             UnknownRunError: there is no such run.
-            KeyError: there is no such question.
+            UnknownQuestionError: there is no such question.
         """
         if question == "runs":
             return [run.overview() for run in list(self.index.runs().values())]
@@ -62,6 +66,8 @@ class Answers:
             "replay": self._replays.of,
             "watched": lambda run: self.player.state() if self.player and self.player.name == run.name else {},
         }
+        if question not in of_run:
+            raise UnknownQuestionError(question)
         return of_run[question](self.run(asked.get("run", "")))
 
     def run(self, name: str) -> RunFiles:

@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from apexrl.config.placement import host_and_port
 from apexrl.dashboard import page, run_views
-from apexrl.dashboard.answers import MOST_ASKED, Answers, UnknownRunError
+from apexrl.dashboard.answers import MOST_ASKED, Answers, UnknownQuestionError, UnknownRunError
 from apexrl.errors import ConfigError, LinkError
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def app(answers: Answers, token: str = "") -> _App:
             found = await run_in_threadpool(answers.answer, question, asked)
         except UnknownRunError:
             return PlainTextResponse("there is no such run", 404)
-        except KeyError:
+        except UnknownQuestionError:
             return PlainTextResponse("there is no such question", 404)
         body = json.dumps(found, allow_nan=False, separators=(",", ":")).encode()
         return _tagged(request, body, "application/json")
