@@ -10,13 +10,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard native/*.h native/*.cc)
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-long test-ray test-envpool test-object-store check types contracts check-model docs reference bench examples clean
+.PHONY: help install train test test-long test-ray test-envpool test-object-store test-trackers check types contracts check-model docs reference bench examples clean
 .PHONY: wheels test-wheel check-release
 .PHONY: check-native check-clang check-tidy check-aarch64 fuzz
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
-	@echo "make install, check, check-model, check-native, fuzz, test-long, test-ray, test-envpool, test-object-store, test-wheel, wheels, docs, reference, bench, examples, clean;"
+	@echo "make install, check, check-model, check-native, fuzz, test-long, test-ray, test-envpool, test-object-store, test-trackers, test-wheel, wheels, docs, reference, bench, examples, clean;"
 	@echo "make train PRESET=catch ARGS='--actors 4'"
 
 $(BIN)/python:
@@ -33,7 +33,7 @@ $(VENV)/.train: $(NATIVE) $(VENV)/.torch
 	@touch $@
 
 $(VENV)/.dev: $(NATIVE) $(VENV)/.torch
-	SKBUILD_CMAKE_DEFINE=APEXRL_WERROR=ON $(PIP) -e '.[train,redis,tls,ray,prometheus,otel,dashboard,sweep,atari,box2d,mujoco,minatar,video,onnx,notebook,dev]'
+	SKBUILD_CMAKE_DEFINE=APEXRL_WERROR=ON $(PIP) -e '.[train,redis,tls,ray,prometheus,otel,dashboard,sweep,hub,atari,box2d,mujoco,minatar,video,onnx,notebook,dev]'
 	@touch $@ $(VENV)/.train
 
 install: $(VENV)/.dev
@@ -53,7 +53,7 @@ contracts: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 # Tests start hundreds of processes; without compiled files each would compile the package again.
-test test-long test-ray test-envpool test-object-store: export PYTHONDONTWRITEBYTECODE :=
+test test-long test-ray test-envpool test-object-store test-trackers: export PYTHONDONTWRITEBYTECODE :=
 
 # In the order of folders: files with few tests, which xdist would take last, are those whose tests take longest.
 test: check
@@ -86,6 +86,11 @@ test-wheel: $(RELEASE)
 check-release: $(RELEASE)
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/zizmor --offline .github/workflows
+
+# The clients of Weights & Biases, trackio and MLflow, offline; they bring a hundred megabytes.
+test-trackers: $(VENV)/.dev
+	$(PIP) -e '.[wandb,trackio,mlflow]'
+	$(BIN)/python -m pytest tests/report/test_tracker.py
 
 # Environments of EnvPool, which takes 750 MB; some seconds.
 test-envpool: $(VENV)/.dev
