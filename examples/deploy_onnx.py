@@ -18,7 +18,11 @@ def main() -> None:
     wanted = parser.parse_args()
     policy = onnxruntime.InferenceSession(wanted.file, providers=["CPUExecutionProvider"])
     outputs = [output.name for output in policy.get_outputs()]  # action, and next_… of each recurrent state
-    observation, *states = policy.get_inputs()
+    observation, *others = policy.get_inputs()
+    states = [one for one in others if f"next_{one.name}" in outputs]
+    rng = np.random.default_rng()
+    draw = {"uniform": rng.random, "normal": rng.standard_normal}  # inputs of `--actions sampled`
+    noises = [one for one in others if one.name in draw]
     stack = int(policy.get_modelmeta().custom_metadata_map["stack"])
 
     env = gym.make(wanted.env)
@@ -29,7 +33,8 @@ def main() -> None:
         total, over = 0.0, False
         while not over:
             now = np.stack(frames) if stack > 1 else seen
-            said = dict(zip(outputs, policy.run(None, {observation.name: now[None], **state}), strict=True))
+            noise = {one.name: draw[one.name]((1, one.shape[1]), np.float32) for one in noises}
+            said = dict(zip(outputs, policy.run(None, {observation.name: now[None], **state, **noise}), strict=True))
             state = {name: said[f"next_{name}"] for name in state}
             seen, reward, terminated, truncated, _ = env.step(said["action"][0])
             frames = [*frames[1:], seen]

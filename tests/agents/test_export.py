@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -32,21 +33,24 @@ def trained(name: str, shown: Any, asked: Any, **changes: Any) -> tuple[Game, Lo
     return game, LoadedAgent(agent, game.spec)
 
 
-def like(game: Game, loaded: LoadedAgent, path: Path) -> None:
-    """The file acts as the agent for several steps, in batches of several sizes."""
+def like(game: Game, loaded: LoadedAgent, path: Path, sampled: bool = False) -> None:
+    """The file acts as the agent for several steps, in batches of several sizes; by the same random numbers."""
     import onnxruntime
 
     run = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [one.name for one in run.get_outputs()]
-    states = state_shapes(loaded.agent)
+    states, agent = state_shapes(loaded.agent), cast("Any", loaded.agent)
     for rows in (1, 7):
         state: dict[str, Array] = {one: np.zeros((rows, *shape), np.float32) for one, shape in states.items()}
         theirs: Any = None
         for step in range(3):
             seen = {key: np.ascontiguousarray(value) for key, value in game.seen(rows, step).items()}
             raw = {key: value + loaded.spec.starts.get(key, 0) for key, value in seen.items()}
+            if sampled:
+                numbers, _ = agent.policy_noise.numbers(rows, theirs, copy.deepcopy(agent.generators["rng"]))
+                raw[agent.policy_noise.kind] = numbers.astype(np.float32)
             out = dict(zip(names, run.run(None, raw | state), strict=True))
-            wanted = loaded.agent.act(seen, theirs, np.zeros(rows, np.float32), greedy=True)
+            wanted = loaded.agent.act(seen, theirs, np.zeros(rows, np.float32), greedy=not sampled)
             theirs = wanted.state
             np.testing.assert_allclose(
                 out["action"], loaded.spec.action.as_counted(wanted.actions), rtol=1e-5, atol=1e-5
@@ -67,6 +71,43 @@ def test_onnx_acts_as_the_agent(name: str, tmp_path: Path) -> None:
         like(game, loaded, tmp_path / "agent.onnx")
     finally:
         game.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "changes"),
+    [
+        ("sac", "box", {"pink_noise": True}),
+        ("discrete_sac", "multi", {}),
+        ("ppo", "multi", {"recurrent": True}),
+        ("ppo", "discrete", {}),
+        pytest.param("ppo", "box", {"pink_noise": True}, marks=pytest.mark.long),
+        pytest.param("crossq", "box", {}, marks=pytest.mark.long),
+        pytest.param("fast_sac", "box", {}, marks=pytest.mark.long),
+    ],
+)
+def test_a_file_that_draws_acts_as_the_agent_by_the_same_numbers(
+    name: str, asked: Any, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    game, loaded = trained(name, "vector", asked, **changes)
+    try:
+        noise, rng = cast("Any", loaded.agent).policy_noise, cast("Any", loaded.agent).generators["rng"]
+        before = rng.bit_generator.state
+        shapes = loaded.export(tmp_path / "agent.onnx", actions="sampled")
+        assert rng.bit_generator.state == before
+        kind = "normal" if asked == "box" else "uniform"
+        assert list(shapes["inputs"].items())[-1] == (kind, ["float32", ["batch", noise.size]])
+        like(game, loaded, tmp_path / "agent.onnx", sampled=True)
+    finally:
+        game.close()
+
+
+@pytest.mark.parametrize("name", ["dqn", "td3"])
+def test_an_agent_without_probabilities_is_not_exported_to_draw(name: str, tmp_path: Path) -> None:
+    game, loaded = trained(name, "vector", asks(name)[-1])
+    game.close()
+    with pytest.raises(AgentError, match=r" has no policy to draw actions from: export it greedy"):
+        loaded.export(tmp_path / "agent.onnx", actions="sampled")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("asked", ["discrete", "multi", "box"])
@@ -124,11 +165,12 @@ def test_a_file_that_acts_otherwise_is_not_kept(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.long
-def test_the_example_plays_without_this_package(tmp_path: Path) -> None:
-    config = with_agent(Config(env=EnvConfig(env="CartPole-v1")), "r2d2")
+@pytest.mark.parametrize(("name", "actions"), [("r2d2", "greedy"), ("ppo", "sampled")])
+def test_the_example_plays_without_this_package(name: str, actions: Any, tmp_path: Path) -> None:
+    config = with_agent(Config(env=EnvConfig(env="CartPole-v1")), name)
     spec = probe(config).spec
-    agent = agent_class("r2d2")(spec, config.agent, "cpu", 1)
-    LoadedAgent(agent, spec).export(tmp_path / "agent.onnx")
+    agent = agent_class(name)(spec, config.agent, "cpu", 1)
+    LoadedAgent(agent, spec).export(tmp_path / "agent.onnx", actions=actions)
     blocked = "import sys; sys.modules['apexrl'] = sys.modules['torch'] = None; sys.argv = sys.argv[1:]; "
     run = "import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
     words = [sys.executable, "-c", blocked + run, str(EXAMPLE), str(tmp_path / "agent.onnx"), "CartPole-v1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ _KEPT = np.exp(-1.0 / np.array(TIMES, np.float32))[:, None]  # [K, 1]
 
 
 class ActingNoise:
-    """Standard normal numbers for every action of every environment.
+    """Random numbers for every action of every environment: standard normal, or uniform.
 
     Pink noise is the sum of K processes a_t = κ·a_{t−1} + √(1 − κ²)·ε with κ = exp(−1 / steps), of equal variance and
     with steps that grow geometrically: its spectrum is close to 1/f between them. Each number for itself is standard
@@ -32,22 +33,30 @@ class ActingNoise:
         size: numbers per environment, d.
         pink: else every step's noise is independent.
         white: share of the variance that stays independent all the same.
+        kind: what ``numbers`` gives.
     """
 
-    def __init__(self, size: int, pink: bool, white: float = 0.0) -> None:
-        self._size, self._pink = size, pink
+    def __init__(
+        self, size: int, pink: bool, white: float = 0.0, kind: Literal["normal", "uniform"] = "normal"
+    ) -> None:
+        self.size, self.kind = size, kind
+        self._pink = pink
         self._parts = np.float32(math.sqrt(white)), np.float32(math.sqrt((1.0 - white) / len(TIMES)))
 
     @property
     def state_spec(self) -> dict[str, Field]:
         """What its state is of one environment; nothing of white noise."""
-        return {LEVELS: Field((len(TIMES), self._size), "float32", per_item=True)} if self._pink else {}
+        return {LEVELS: Field((len(TIMES), self.size), "float32", per_item=True)} if self._pink else {}
+
+    def numbers(self, rows: int, state: State, rng: np.random.Generator) -> tuple[NDArray[Any], State]:
+        """``normal`` or ``uniform``, as ``kind`` says."""
+        return self.normal(rows, state, rng) if self.kind == "normal" else self.uniform(rows, state, rng)
 
     def normal(self, rows: int, state: State, rng: np.random.Generator) -> tuple[Floats, State]:
         """Standard normal noise float32 [rows, d], and the state behind it."""
         if not self._pink:
-            return rng.standard_normal((rows, self._size), np.float32), state
-        fresh = rng.standard_normal((rows, len(TIMES), self._size), np.float32)
+            return rng.standard_normal((rows, self.size), np.float32), state
+        fresh = rng.standard_normal((rows, len(TIMES), self.size), np.float32)
         if state is not None:
             before = state[LEVELS]
             kept = np.where(before.any(axis=(1, 2), keepdims=True), _KEPT, np.float32(0))  # all zero: an episode begins
@@ -62,7 +71,7 @@ class ActingNoise:
         """Uniform noise float64 [rows, d] in 0 … 1, 1 left out, and the state behind it: of pink noise, where the
         normal numbers stand among all."""
         if not self._pink:
-            return rng.random((self._size, rows)).T, state
+            return rng.random((self.size, rows)).T, state
         normal, state = self.normal(rows, state, rng)
         return torch.special.ndtr(torch.from_numpy(normal).double()).clamp_(max=_BELOW_ONE).numpy(), state
 

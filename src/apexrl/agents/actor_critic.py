@@ -106,11 +106,11 @@ class ActorCritic:
         self._policy: Distribution
         if self._box is not None:
             self._policy, free = Gaussian(self._box.size), self._box.size
-            self._acting_noise = ActingNoise(self._box.size, config.pink_noise, BOX_WHITE)
+            self.policy_noise = ActingNoise(self._box.size, config.pink_noise, BOX_WHITE)
         else:
             choices = spec.action.nvec or (spec.action.n,)
             self._policy, free = Categorical(choices, vector=bool(spec.action.nvec)), 0
-            self._acting_noise = ActingNoise(len(choices), config.pink_noise)
+            self.policy_noise = ActingNoise(len(choices), config.pink_noise, kind="uniform")
         self._units = config.recurrent_units if config.recurrent else 0
         self._remembers = self._units > 0
         with seeded_layers(seed):
@@ -140,7 +140,7 @@ class ActorCritic:
         fields = {LOG_PROB: Field((), "float32")}
         if self._box is not None:
             fields |= {SAMPLE: Field((self._box.size,), "float32")}
-        fields |= self._acting_noise.state_spec
+        fields |= self.policy_noise.state_spec
         return fields | {name: Field((self._units,), "float32", per_item=True) for name in self._states}
 
     @property
@@ -166,23 +166,20 @@ class ActorCritic:
             if greedy:
                 drawn = self._policy.mode(said)
                 log_prob = as_array(self._policy.score(outputs, torch.from_numpy(drawn)).log_prob)
-            elif self._box is None:
-                uniform, noise = self._acting_noise.uniform(rows, noise, self._rng)
-                drawn, log_prob = self._policy.drawn(said, uniform)
             else:
-                normal, noise = self._acting_noise.normal(rows, noise, self._rng)
-                drawn, log_prob = self._policy.drawn(said, normal)
+                numbers, noise = self.policy_noise.numbers(rows, noise, self._rng)
+                drawn, log_prob = self._policy.drawn(said, numbers)
         extras: dict[str, Array] = {LOG_PROB: log_prob, **given}
         later = ({} if after is None else {H: as_array(after.h), C: as_array(after.c)}) | (noise or {})
         if self._box is None:
             return Acted(drawn, extras, later or None)
         return Acted(self._box.to_env(cast("NDArray[np.float32]", drawn)), extras | {SAMPLE: drawn}, later or None)
 
-    def decide(self, observation: Observation, state: Mapping[str, Tensor]) -> Decision:
-        """The greedy action of raw observations, in PyTorch alone; see ``Decides``."""
+    def decide(self, observation: Observation, state: Mapping[str, Tensor], noise: Tensor | None = None) -> Decision:
+        """The action of raw observations, drawn by ``noise`` or greedy, in PyTorch alone; see ``Draws``."""
         memory = LSTMState(state[H], state[C]) if self._units else None
         outputs, after = self._network.network.act(self._normalizer.observation(observation), memory)
-        chosen = self._policy.mode_of(outputs)
+        chosen = self._policy.chosen(outputs, noise)
         action = chosen if self._box is None else self._box.to_env_tensor(chosen)
         return Decision(action, {} if after is None else {H: after.h, C: after.c})
 

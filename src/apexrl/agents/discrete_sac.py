@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from apexrl.agents import soft_update, trained_agent
+from apexrl.agents.acting_noise import ActingNoise
 from apexrl.agents.decision import Decision
 from apexrl.agents.discrete_actions import Choices
 from apexrl.agents.normalizer import Normalizer
@@ -31,6 +32,7 @@ from apexrl.config import AgentConfig
 from apexrl.losses import critics_loss, soft_value
 from apexrl.networks.action_value_critic import ActionValues
 from apexrl.networks.actor_critic import Policy
+from apexrl.networks.distributions import Categorical
 from apexrl.protocols import Acted, Arrays, State
 from apexrl.spec import EnvSpec, Field
 
@@ -61,6 +63,8 @@ class DiscreteSAC:
         self._config = config
         self._device = torch.device(device)
         self._choices = Choices(spec.action, config.agent)
+        self._softmax = Categorical((self._choices.n,), vector=False)
+        self.policy_noise = ActingNoise(1, pink=False, kind="uniform")
         self._rng = acting_generator(seed)
         n, hidden = self._choices.n, config.critic_hidden or config.hidden
         with seeded_layers(seed):
@@ -96,16 +100,17 @@ class DiscreteSAC:
         with torch.no_grad():
             seen = self._normalizer.observation(on_device(observations, self._device))
             logits = as_array(self._policy.network(seen))
-        if not greedy:
-            # argmax(logits + Gumbel noise) is a sample of the softmax; without logits, a uniform one
-            noise = self._rng.gumbel(size=logits.shape)
-            logits = np.where(np.isinf(exploration)[:, None], np.float32(0), logits) + noise.astype(np.float32)
-        return Acted(self._choices.to_env(logits.argmax(axis=1)), {}, state)
+        if greedy:
+            index = self._softmax.mode(logits)
+        else:
+            logits = np.where(np.isinf(exploration)[:, None], np.float32(0), logits)
+            index = self._softmax.drawn(logits, self.policy_noise.uniform(len(logits), None, self._rng)[0]).action
+        return Acted(self._choices.to_env(cast("NDArray[np.int64]", index)), {}, state)
 
-    def decide(self, observation: Observation, state: Mapping[str, Tensor]) -> Decision:
-        """The greedy action of raw observations, in PyTorch alone; see ``Decides``."""
+    def decide(self, observation: Observation, state: Mapping[str, Tensor], noise: Tensor | None = None) -> Decision:
+        """The action of raw observations, drawn by ``noise`` or greedy, in PyTorch alone; see ``Draws``."""
         logits = self._policy.network(self._normalizer.observation(observation))
-        return Decision(self._choices.to_env_tensor(logits.argmax(dim=1)), {})
+        return Decision(self._choices.to_env_tensor(self._softmax.chosen(logits, noise)), {})
 
     @torch.no_grad()
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:

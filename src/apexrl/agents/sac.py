@@ -65,7 +65,7 @@ class SAC:
         self._config = config
         self._device = torch.device(device)
         self._box = ActionBox(spec.action, config.agent)
-        self._acting_noise = ActingNoise(self._box.size, config.pink_noise)
+        self.policy_noise = ActingNoise(self._box.size, config.pink_noise)
         self._rng = acting_generator(seed)
         self._noise = noise_generator(seed)
         with seeded_layers(seed):
@@ -135,17 +135,18 @@ class SAC:
             mean, log_std = gaussian(self._policy.network(seen))
             if greedy:
                 return Acted(self._box.to_env(as_array(torch.tanh(mean))), {}, state)
-            noise, state = self._acting_noise.normal(len(mean), state, self._rng)
+            noise, state = self.policy_noise.normal(len(mean), state, self._rng)
             unit = as_array(squash(mean, log_std, torch.from_numpy(noise).to(self._device))[0])
         random = np.isinf(exploration)
         if random.any():
-            unit[random] = self._acting_noise.random(noise[random], self._rng)
+            unit[random] = self.policy_noise.random(noise[random], self._rng)
         return Acted(self._box.to_env(unit), {}, state)
 
-    def decide(self, observation: Observation, state: Mapping[str, Tensor]) -> Decision:
-        """The greedy action of raw observations, in PyTorch alone; see ``Decides``."""
-        mean, _ = gaussian(self._policy.network(self._normalizer.observation(observation)))
-        return Decision(self._box.to_env_tensor(torch.tanh(mean)), {})
+    def decide(self, observation: Observation, state: Mapping[str, Tensor], noise: Tensor | None = None) -> Decision:
+        """The action of raw observations, drawn by ``noise`` or greedy, in PyTorch alone; see ``Draws``."""
+        mean, log_std = gaussian(self._policy.network(self._normalizer.observation(observation)))
+        unit = torch.tanh(mean) if noise is None else squash(mean, log_std, noise)[0]
+        return Decision(self._box.to_env_tensor(unit), {})
 
     @torch.no_grad()
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:

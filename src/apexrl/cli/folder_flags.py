@@ -63,7 +63,7 @@ class Publish:
 
 @dataclass(frozen=True)
 class Export:
-    """Write a run's agent to a file that acts without apexrl: normalisation, recurrent state and greedy choice inside.
+    """Write a run's agent to a file that acts without apexrl: normalisation, recurrent state and choice inside.
 
     Inputs are observations as the environment shows them, a batch of them, with the last frames stacked where the agent
     sees several; a recurrent state begins as zeros. The file is checked against the agent before it is kept.
@@ -75,6 +75,9 @@ class Export:
     """ONNX file to write (needs apexrl[onnx])."""
     pt2: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
     """File of torch.export to write, which torch.export.load reads."""
+    actions: Literal["greedy", "sampled"] = "greedy"
+    """greedy: the best action, or the policy's mode; sampled: drawn from the policy.
+    Sampled actions are drawn by random numbers, which are one more input: uniform, or normal for boxes."""
     checkpoint: Annotated[str, tyro.conf.arg(metavar="best|latest|FILE")] = "best"
     """Weights: those of the best evaluation, the last ones, or a checkpoint file."""
     trust: Modules = ()

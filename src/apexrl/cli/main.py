@@ -283,7 +283,7 @@ def _export(words: list[str]) -> int:
     files: dict[Literal["onnx", "pt2"], str] = {"onnx": wanted.onnx, "pt2": wanted.pt2}
     for file_format, path in files.items():
         if path:
-            shapes = agent.export(path, file_format)
+            shapes = agent.export(path, file_format, wanted.actions)
             print(f"{path}: the weights of {agent.checkpoint}")
             for way, values in shapes.items():
                 for name, (dtype, shape) in values.items():

@@ -1,21 +1,23 @@
 """A trained agent as one file that needs nothing of this package: ONNX, or a program of ``torch.export``.
 
-Normalisation, recurrent state and greedy choice are inside. The caller stacks frames where the agent sees several.
+Normalisation, recurrent state and the choice of actions are inside. The caller stacks frames where the agent sees
+several, and gives the random numbers by which actions are drawn.
 """
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from apexrl.agents.decision import Decides
+from apexrl.agents.decision import Decides, Decision, Draws
+from apexrl.agents.rng_state import pack, restore
 from apexrl.agents.sequence_batch import C, H
 from apexrl.errors import AgentError, ConfigError, SnapshotError
 from apexrl.run.folder import versions
@@ -32,28 +34,32 @@ _ROWS = 3  # of the example that is traced, and checked
 
 
 class Policy(nn.Module):
-    """The greedy policy of an agent: observation and state as positional tensors, action and next state as a tuple.
+    """The policy of an agent: observation, state and noise as positional tensors, action and next state as a tuple.
 
     Args:
         agent: of ``decide``.
         spec: its environment.
         states: recurrent state, name -> shape of one environment's.
+        sampled: whether there is noise, by which actions are drawn; else they are greedy.
     """
 
-    def __init__(self, agent: Decides, spec: EnvSpec, states: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(
+        self, agent: Decides | Draws, spec: EnvSpec, states: Mapping[str, tuple[int, ...]], sampled: bool
+    ) -> None:
         super().__init__()
-        self._agent = agent
-        self._spec, self._states = spec, tuple(states)
+        self._decide: Callable[..., Decision] = agent.decide
+        self._spec, self._states, self._sampled = spec, tuple(states), sampled
         networks: Mapping[str, Any] = getattr(agent, "networks", {})
         self.networks = nn.ModuleDict({name.replace(".", "_"): one.network for name, one in networks.items()})
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        noise = inputs[-1:] if self._sampled else ()
         names = (*self._spec.observation, *self._states)
-        given = dict(zip(names, inputs, strict=True))
+        given = dict(zip(names, inputs[: len(inputs) - len(noise)], strict=True))
         starts = self._spec.starts
         observation = {name: given[name] for name in self._spec.observation}
         observation |= {name: given[name] - start for name, start in starts.items()}
-        found = self._agent.decide(observation, {name: given[name] for name in self._states})
+        found = self._decide(observation, {name: given[name] for name in self._states}, *noise)
         action, spec = found.action, self._spec.action
         if any(spec.starts):
             action = action + torch.tensor(spec.starts, dtype=torch.int64)
@@ -63,12 +69,19 @@ class Policy(nn.Module):
 
 
 def export(
-    agent: Agent, spec: EnvSpec, path: Path, about: Mapping[str, str], file_format: str = "onnx"
+    agent: Agent,
+    spec: EnvSpec,
+    path: Path,
+    about: Mapping[str, str],
+    file_format: str = "onnx",
+    actions: Literal["greedy", "sampled"] = "greedy",
 ) -> dict[str, Any]:
     """Write a trained agent to ``path``, and check that file's actions against PyTorch's.
 
     Inputs are the observation's fields, [B, (stack,) *shape] each, and recurrent states, [B, ...], which begin as
-    zeros; outputs are ``action`` and ``next_`` and the name of each state.
+    zeros; outputs are ``action`` and ``next_`` and the name of each state. Sampled actions have one more input: random
+    numbers, float32 [B, k], ``uniform`` in 0 … 1 (1 left out), one for each choice, or ``normal``, one for each number
+    of a box.
 
     Args:
         agent: on the CPU.
@@ -76,12 +89,14 @@ def export(
         path: of the new file; one that is there is replaced.
         about: written into it beside the shapes.
         file_format: ``onnx``, or ``pt2`` for ``torch.export.save``.
+        actions: ``greedy``, or ``sampled``: drawn from the policy.
 
     Returns:
         What was written: inputs and outputs with shapes and dtypes.
 
     Raises:
-        AgentError: an agent of your own has no ``decide``.
+        AgentError: an agent of your own has no ``decide``; or actions are to be drawn, and the agent has no policy
+            that says their probabilities.
         ConfigError: packages that write ONNX are missing; or there is no such format.
         SnapshotError: the file would act otherwise than the agent; nothing is written.
     """
@@ -90,17 +105,24 @@ def export(
             f"{type(agent).__name__} cannot be exported: give it decide(observation, state) -> Decision, which acts "
             "greedily in PyTorch alone (apexrl.agents.decision)"
         )
+    sampled = actions == "sampled"
+    if sampled and not isinstance(agent, Draws):
+        raise AgentError(
+            f"{type(agent).__name__} has no policy to draw actions from: export it greedy, and where you want "
+            "random actions put them in place of the file's"
+        )
     states = state_shapes(agent)
-    policy = Policy(agent, spec, states).eval()
-    names = (*spec.observation, *states)
+    policy = Policy(agent, spec, states, sampled).eval()
     example = _example(spec, states)
-    wanted = _acted(agent, spec, example, states)
+    wanted = _acted(agent, spec, example, states, sampled)
+    names = tuple(example)
     outputs = ("action", *(NEXT + name for name in states))
     shapes = {
         "inputs": {name: _shape(value) for name, value in example.items()},
         "outputs": {name: _shape(value) for name, value in wanted.items()},
     }
-    meta = {"apexrl": versions()["apexrl"] or "", "stack": str(spec.stack), "shapes": json.dumps(shapes), **about}
+    meta = {"apexrl": versions()["apexrl"] or "", "stack": str(spec.stack), "shapes": json.dumps(shapes)}
+    meta |= {"actions": actions, **about}
     batch = torch.export.Dim("batch", min=1)
     dynamic = (tuple({0: batch} for _ in names),)
     tensors = tuple(torch.from_numpy(example[name]) for name in names)
@@ -149,11 +171,21 @@ def _example(spec: EnvSpec, states: Mapping[str, tuple[int, ...]]) -> dict[str, 
     return example | {name: rng.standard_normal((_ROWS, *shape), np.float32) for name, shape in states.items()}
 
 
-def _acted(agent: Agent, spec: EnvSpec, example: Mapping[str, Array], states: Mapping[str, Any]) -> dict[str, Array]:
-    """What the agent itself does."""
+def _acted(
+    agent: Agent, spec: EnvSpec, example: dict[str, Array], states: Mapping[str, Any], sampled: bool
+) -> dict[str, Array]:
+    """What the agent itself does. The numbers by which it draws are put into ``example``."""
     seen = {name: example[name] - spec.starts.get(name, 0) for name in spec.observation}
     state = {name: example[name] for name in states} or None
-    actions, _, after = agent.act(seen, state, np.zeros(_ROWS, np.float32), greedy=True)
+    if sampled:
+        draws = cast("Draws", agent)
+        noise, rng = draws.policy_noise, cast("np.random.Generator", draws.generators["rng"])
+        before = pack(rng)
+        example[noise.kind] = noise.numbers(_ROWS, None, rng)[0].astype(np.float32)
+        restore(rng, before)
+    actions, _, after = agent.act(seen, state, np.zeros(_ROWS, np.float32), greedy=not sampled)
+    if sampled:
+        restore(rng, before)
     return {"action": spec.action.as_counted(np.asarray(actions))} | {
         NEXT + name: (after or {})[name] for name in states
     }

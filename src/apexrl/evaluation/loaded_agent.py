@@ -71,25 +71,31 @@ class LoadedAgent:
             return actions
         return int(actions[0]) if self.spec.action.discrete else actions[0]
 
-    def export(self, path: str | Path, file_format: Literal["onnx", "pt2"] = "onnx") -> dict[str, Any]:
+    def export(
+        self,
+        path: str | Path,
+        file_format: Literal["onnx", "pt2"] = "onnx",
+        actions: Literal["greedy", "sampled"] = "greedy",
+    ) -> dict[str, Any]:
         """Write a file that acts as this agent does, without apexrl: see ``evaluation.export``.
 
         Args:
             path: of the new file; one that is there is replaced.
             file_format: ``onnx`` (extra ``onnx``), or ``pt2``, which ``torch.export.load`` reads.
+            actions: ``greedy``; or ``sampled``: drawn from the policy by random numbers that the file is given.
 
         Returns:
             ``inputs`` and ``outputs``: name -> [dtype, shape].
 
         Raises:
-            AgentError: an agent of your own has no ``decide``.
+            AgentError: an agent of your own has no ``decide``; or its policy draws no actions.
             ConfigError: packages that write ONNX are missing.
             SnapshotError: the file would act otherwise than the agent.
         """
         from apexrl.evaluation.export import export
 
         about = {"agent": type(self.agent).__name__, "checkpoint": str(self.checkpoint or "")}
-        return export(self.agent, self.spec, Path(path), about, file_format)
+        return export(self.agent, self.spec, Path(path), about, file_format, actions)
 
     def _stacked(self, arrays: dict[str, Array], count: int) -> Mapping[str, Array]:
         if self.spec.stack == 1:

@@ -57,8 +57,8 @@ class Distribution(Protocol):
         """The likeliest actions [B, ...]."""
         ...
 
-    def mode_of(self, outputs: Tensor) -> Tensor:
-        """As ``mode``, of tensors."""
+    def chosen(self, outputs: Tensor, noise: Tensor | None) -> Tensor:
+        """In PyTorch alone: the actions of ``drawn`` by ``noise`` [B, k], or of ``mode`` without it."""
         ...
 
     def score(self, outputs: Tensor, action: Tensor) -> Score:
@@ -95,8 +95,14 @@ class Categorical:
     def mode(self, outputs: Floats) -> Array:
         return self._shaped([outputs[:, place].argmax(axis=1) for place in self._places])
 
-    def mode_of(self, outputs: Tensor) -> Tensor:
-        chosen = [outputs[:, place].argmax(dim=1) for place in self._places]
+    def chosen(self, outputs: Tensor, noise: Tensor | None) -> Tensor:
+        chosen = []
+        for number, place in enumerate(self._places):
+            if noise is None:
+                chosen.append(outputs[:, place].argmax(dim=1))
+            else:  # in double: the sum of many small parts decides
+                ends = torch.softmax(outputs[:, place].double(), dim=1).cumsum(dim=1)
+                chosen.append((ends[:, :-1] <= noise[:, number : number + 1]).sum(dim=1))
         return torch.stack(chosen, dim=1) if self._vector else chosen[0]
 
     def score(self, outputs: Tensor, action: Tensor) -> Score:
@@ -141,12 +147,16 @@ class Gaussian:
     def mode(self, outputs: Floats) -> Array:
         return outputs[:, : self._size]
 
-    def mode_of(self, outputs: Tensor) -> Tensor:
-        return outputs[:, : self._size]
+    def chosen(self, outputs: Tensor, noise: Tensor | None) -> Tensor:
+        mean = outputs[:, : self._size]
+        return mean if noise is None else mean + self._log_std(outputs).exp() * noise
 
     def score(self, outputs: Tensor, action: Tensor) -> Score:
         mean = outputs[:, : self._size]
-        log_std = outputs[:, self._size :].clamp(LOG_STD_MIN, LOG_STD_MAX)
+        log_std = self._log_std(outputs)
         distance = (action - mean) * torch.exp(-log_std)
         log_prob = -(0.5 * distance.square() + log_std + _HALF_LOG_2PI).sum(dim=1)
         return Score(log_prob, (log_std + (0.5 + _HALF_LOG_2PI)).sum(dim=1))
+
+    def _log_std(self, outputs: Tensor) -> Tensor:
+        return outputs[:, self._size :].clamp(LOG_STD_MIN, LOG_STD_MAX)
