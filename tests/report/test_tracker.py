@@ -34,9 +34,17 @@ class Stand(ModuleType):
         self.uris: list[str] = []
         self.broken = False
         self.Settings = lambda **settings: settings
+        self.key = True
         self.entities = SimpleNamespace(
             Metric=lambda key, value, timestamp, step: (key, value, step), Param=lambda key, value: (key, value)
         )
+
+    def setup(self) -> Any:
+        return SimpleNamespace(settings=SimpleNamespace(mode="online"))
+
+    def login(self, prompt: bool) -> bool:
+        assert not prompt
+        return self.key
 
     def init(self, **given: Any) -> Any:
         if self.broken:
@@ -130,6 +138,14 @@ def test_files_of_strangers_name_no_odd_runs(tmp_path: Path) -> None:
     for text in ('{"wandb": "../x y"}', "[]", "{", '{"wandb": 5}'):
         (tmp_path / FILE).write_text(text)
         assert tracker._known(tmp_path) == {}
+
+
+def test_without_a_key_weights_and_biases_is_refused_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand = Stand("wandb")
+    stand.key = False
+    monkeypatch.setitem(sys.modules, "wandb", stand)
+    with pytest.raises(ConfigError, match="wandb login"):
+        TrackerExport("wandb")
 
 
 def test_an_unknown_tracker_is_refused() -> None:

@@ -58,6 +58,7 @@ class TrackerExport(IdleObserver):
 
     Raises:
         ConfigError: there is none of that name.
+            Or Weights & Biases has no key: its library would ask for one in the middle of the run.
         ModuleNotFoundError: its library is not installed.
     """
 
@@ -67,6 +68,12 @@ class TrackerExport(IdleObserver):
         self.writes = f"the tracker {name}"
         self._name = name
         self._library: Any = importlib.import_module(name)
+        if (
+            name == "wandb"
+            and self._library.setup().settings.mode == "online"
+            and not self._library.login(prompt=False)
+        ):
+            raise ConfigError("--tracker wandb has no key: run `wandb login` first, or set WANDB_MODE=offline")
         self._session: _Session | None = None
         self._begin: tuple[Config, Path] | None = None
         self._status: RunStatus | None = None
