@@ -8,6 +8,7 @@ nothing half-written.
 from __future__ import annotations
 
 from typing import Any
+from zlib import crc32
 
 from apexrl._native import Segment
 from apexrl.run.env_changes import MOST_BYTES
@@ -65,7 +66,7 @@ STATES = ("starting", "acting", "learning", "evaluating", "serving", "carrying",
 """What a worker reports to be doing; its supervisor sets the other values of ``status.WorkerState``."""
 
 _CELLS = 32  # 8-byte words per row: 256 bytes, so that two workers never share a cache line
-_STOP, _HELD_UNTIL, _CHANGE_BEGUN, _CHANGE_WRITTEN, _CHANGE_BYTES = 0, 1, 2, 3, 4  # header cells
+_STOP, _HELD_UNTIL, _CHANGES, _CHANGE_BYTES, _CHANGE_CHECK = 0, 1, 2, 3, 4  # header cells
 _PID, _GENERATION, _HEARTBEAT, _BUSY, _STATE, _DISMISSED, _FIRST_COUNTER = 0, 1, 2, 3, 4, 5, 8
 _COLUMN = {name: _FIRST_COUNTER + i for i, name in enumerate(COUNTERS)}
 
@@ -113,23 +114,22 @@ class ControlBoard:
     @property
     def env_changes(self) -> int:
         """Number of times that ``set_env_change`` was called."""
-        return int(self._ints[_CHANGE_WRITTEN])
+        return int(self._ints[_CHANGES])
 
     def env_change(self) -> bytes:
         """The newest settings of environments (``run.env_changes``); empty: there are none, or they are being written
         at this moment."""
-        begun = self._ints[_CHANGE_BEGUN]
+        number = self._ints[_CHANGES]
         data = bytes(self._change[: self._ints[_CHANGE_BYTES]])
-        whole = self._ints[_CHANGE_WRITTEN] == begun == self._ints[_CHANGE_BEGUN]
-        return data if whole else b""
+        return data if self._ints[_CHANGE_CHECK] == crc32(data, number) else b""
 
     def set_env_change(self, data: bytes) -> None:
         """Tell workers of new settings of environments. One thread writes."""
-        begun = self._ints[_CHANGE_BEGUN] + 1
-        self._ints[_CHANGE_BEGUN] = begun
+        number = self._ints[_CHANGES] + 1
         self._change[: len(data)] = data
         self._ints[_CHANGE_BYTES] = len(data)
-        self._ints[_CHANGE_WRITTEN] = begun
+        self._ints[_CHANGE_CHECK] = crc32(data, number)  # not all processors keep the order of writes
+        self._ints[_CHANGES] = number
 
     def set_base(self, counter: str, value: int) -> None:
         """Start a counter's total at ``value``, the count of the run before it was resumed."""
