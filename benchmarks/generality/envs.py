@@ -84,6 +84,8 @@ gym.register(
 )
 _register("AcrobotRewards1000", "scaled_rewards", base="Acrobot-v1", factor=1e3)
 _register("PendulumRewards1000", "scaled_rewards", base="Pendulum-v1", factor=1e3)
+_register("LunarLanderRewards100", "scaled_rewards", base="LunarLander-v3", factor=100.0)
+_register("LunarLanderRewards001", "scaled_rewards", base="LunarLander-v3", factor=1e-2)
 _register("LunarLanderRewards0001", "scaled_rewards", base="LunarLander-v3", factor=1e-3)
 _register("ReacherRewards0001", "scaled_rewards", base="Reacher-v5", factor=1e-3)
 _register("CartPoleObservations10000", "scaled_observations", base="CartPole-v1", factor=1e4)

@@ -29,6 +29,8 @@ from benchmarks.lib import report, runs
 GOALS = {
     "CartPole-v1": 475.0,
     "LunarLander-v3": 200.0,
+    "LunarLanderRewards100-v0": 20_000.0,
+    "LunarLanderRewards001-v0": 2.0,
     "LunarLanderRewards0001-v0": 0.2,
     "Acrobot-v1": -100.0,
     "MountainCarContinuous-v0": 90.0,
