@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.generality.tasks import TASKS, Task
+from benchmarks.generality.tasks import KNOWN, Task
 from benchmarks.lib import processes, report, runs
 
 Record = dict[str, Any]
@@ -80,7 +80,7 @@ def topology(agent: str) -> str:
 
 def command(cell: Cell) -> list[str]:
     """The words behind ``apexrl train``."""
-    words = ["--env", TASKS[cell.task].env, "--agent", cell.agent]
+    words = ["--env", KNOWN[cell.task].env, "--agent", cell.agent]
     words += ["--topology", cell.topology] if cell.topology else []
     words += ["--env-steps", str(cell.env_steps), "--seed", str(cell.seed)]
     words += ["--recipe", cell.recipe] if cell.recipe != "default" else []

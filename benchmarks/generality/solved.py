@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.generality import cells
 from benchmarks.generality.cells import Cell, Record
-from benchmarks.generality.tasks import TASKS
+from benchmarks.generality.tasks import KNOWN
 from benchmarks.lib import report, runs
 
 GOALS = {
@@ -45,9 +45,9 @@ def wanted(options: argparse.Namespace) -> list[Cell]:
     for seed in options.seeds:
         for name in options.tasks:
             for agent in options.agents:
-                if not cells.takes(agent, TASKS[name]):
+                if not cells.takes(agent, KNOWN[name]):
                     raise SystemExit(f"{agent} has no actions for {name}")
-                steps = options.env_steps or cells.steps(agent, TASKS[name])
+                steps = options.env_steps or cells.steps(agent, KNOWN[name])
                 flags = f"--stop-at-return {GOALS[name]:g}"
                 for topology in options.topologies or [cells.topology(agent)]:
                     found.append(Cell("apexrl", name, agent, topology, "default", seed, steps, flags))

@@ -53,26 +53,6 @@ _ALL = (
     Task("MinAtar/Breakout-v1", "tune", "discrete", 500_000, 1_500_000, 0.4, 10.0, FIGURE),
     Task("HalfCheetah-v5", "tune", "box", 150_000, 1_000_000, -282.487, 5819.0, _zoo("PPO", "1M")),
     Task(
-        f"{ENVS}LunarLanderRewards100-v0",
-        "tune",
-        "discrete",
-        300_000,
-        1_500_000,
-        -19_195.9,
-        24_210.0,
-        "as LunarLander-v3",
-    ),
-    Task(
-        f"{ENVS}LunarLanderRewards001-v0",
-        "tune",
-        "discrete",
-        300_000,
-        1_500_000,
-        -1.91959,
-        2.421,
-        "as LunarLander-v3",
-    ),
-    Task(
         f"{ENVS}LunarLanderRewards0001-v0",
         "tune",
         "discrete",
@@ -113,3 +93,29 @@ _ALL = (
 )
 
 TASKS = {task.name: task for task in _ALL}
+
+_SOLVED_ONLY = (
+    Task(
+        f"{ENVS}LunarLanderRewards100-v0",
+        "tune",
+        "discrete",
+        300_000,
+        1_500_000,
+        -19_195.9,
+        24_210.0,
+        "as LunarLander-v3",
+    ),
+    Task(
+        f"{ENVS}LunarLanderRewards001-v0",
+        "tune",
+        "discrete",
+        300_000,
+        1_500_000,
+        -1.91959,
+        2.421,
+        "as LunarLander-v3",
+    ),
+)
+
+KNOWN = TASKS | {task.name: task for task in _SOLVED_ONLY}
+"""The suite, and tasks of ``solved.py`` alone."""
