@@ -330,7 +330,11 @@ def publish(
         target = Path(to).expanduser()
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise ConfigError(f"{target} is not empty: give a new folder")
-        shutil.copytree(made, target, dirs_exist_ok=True)
+        try:
+            shutil.copytree(made, target, dirs_exist_ok=True)
+        except OSError as error:  # of copytree's own, the first of many is enough
+            said = error.args[0][0][2] if isinstance(error, shutil.Error) else error
+            raise ConfigError(f"cannot publish in {target}: {said}") from error
         return str(target)
 
 

@@ -212,6 +212,8 @@ def test_exit_codes_of_failures(
         (["train", "pendulum", "--target-period-updates", "9"], "means nothing with --polyak 0.005: leave it out"),
         (["train", "pendulum", "--polyak", "2"], "--polyak must be between 0 and 1, not 2.0"),
         (["train", "cartpole", "--callback", "mine"], "--callback 'mine' is no callback: write module:name"),
+        (["train", "cartpole", "--callback", ":"], "--callback ':' is no callback: write module:name"),
+        (["train", "cartpole", "--callback", ".mine:It"], "--callback '.mine:It' is no callback: write module:name"),
         (["train", "cartpole", "--callback", "no_such:It"], "there is no module 'no_such'"),
         (["train", "cartpole", "--callback", "apexrl.run.callbacks:It"], "module apexrl.run.callbacks has no 'It'"),
         (

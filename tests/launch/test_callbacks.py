@@ -200,7 +200,10 @@ def test_true_stops_also_as_a_comparison_of_numpy_has_it(answer: Any, tmp_path: 
 def test_ctrl_c_interrupts_a_callback_that_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(callback_observer, "INTERRUPTIBLE_SECONDS", 0.1)
 
+    calls = []
+
     def forever(status: RunStatus) -> None:
+        calls.append(status)
         time.sleep(60.0)
 
     ledger = ledger_of(tmp_path, forever)
@@ -209,6 +212,8 @@ def test_ctrl_c_interrupts_a_callback_that_takes_long(tmp_path: Path, monkeypatc
         timer.start()
         ledger.show()
         assert interrupts.count == 1
+    ledger.show()  # not called again: it would hang
+    assert len(calls) == 1
     ledger.close()
 
 

@@ -34,6 +34,8 @@ def print_help(commands: Mapping[str, Callable[..., int]]) -> None:
         "train": start,
         "eval": "RUN [--episodes N] [--video DIR]",
         "resume": "RUN",
+        "export": "RUN --onnx FILE | --pt2 FILE",
+        "publish": "RUN hf:USER/NAME|FOLDER --licence NAME",
         "doctor": "RUN [--json]",
         "replay": "inspect RUN",
         "dashboard": "[RUNS] [--address [HOST:]PORT]",

@@ -27,6 +27,8 @@ def _callback(name: str) -> Any:
         known = f" Installed packages offer: {', '.join(offered)}{did_you_mean(name, offered)}" if offered else ""
         raise ConfigError(f"--callback {name!r} is no callback: write module:name of your own.{known}")
     module_name, _, found_name = (name if ":" in name else offered[name].value).partition(":")
+    if not (found_name.isidentifier() and all(part.isidentifier() for part in module_name.split("."))):
+        raise ConfigError(f"--callback {name!r} is no callback: write module:name of your own.")
     try:
         found = getattr(importlib.import_module(module_name), found_name, None)
     except ModuleNotFoundError as error:

@@ -44,7 +44,7 @@ def interruptible() -> bool:
 
 
 class CallbackObserver(IdleObserver):
-    """Calls a callback. Its first error stops the run, and it is not called again.
+    """Calls a callback. Its first error stops the run, and it is not called again; nor after Ctrl-C has interrupted it.
 
     Args:
         callback: a ``Callback``, or a function of ``RunStatus``.
@@ -110,6 +110,7 @@ class CallbackObserver(IdleObserver):
         try:
             return _reason(function(*args))
         except KeyboardInterrupt:  # counted already: the run is about to stop
+            self._failed = True  # the next call would hang as this one did
             return ""
         except Exception as error:
             self._failed = True
