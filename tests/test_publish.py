@@ -101,7 +101,7 @@ def test_a_folder_has_card_weights_and_film_and_can_be_evaluated(
     assert len(apexrl.evaluate(to, 1).returns) == 1
     with pytest.raises(ConfigError, match="is not empty: give a new folder"):
         apexrl.publish(ended.path, to, licence="mit", video=False)
-    with pytest.raises(ConfigError, match="cannot publish in .*Not a directory"):
+    with pytest.raises(ConfigError, match=r"cannot publish in .*Not a directory"):
         apexrl.publish(ended.path, to / "README.md" / "agent", licence="mit", video=False)
 
 
