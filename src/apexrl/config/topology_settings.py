@@ -54,9 +54,9 @@ class AveragingSettings:
     """Topologies whose learners average gradients."""
 
     gradient_compression: Literal["none", "bf16", "top-k"] = "none"
-    """What learners send each other of a gradient: all, its values rounded to bfloat16 (half the bytes), or only the
-    greatest; the rest is added to the next gradient (Stich et al. 2018). The metric compression_error says what is
-    left out."""
+    """What learners send each other of a gradient: all, values rounded to bfloat16 (half the bytes), or the greatest.
+    What is left out is added to the next gradient (Stich et al. 2018).
+    The metric compression_error says how much that is."""
     gradient_share: Annotated[float, Range(above=0, at_most=0.5), Needs("gradient_compression", ("top-k",))] = 0.01
     """Share of a gradient's values that top-k sends, each with its place: at 0.5 as many bytes as without."""
 
