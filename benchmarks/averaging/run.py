@@ -29,7 +29,7 @@ from benchmarks.lib import report
 
 Sum: TypeAlias = Callable[[Any], object]
 _LINE = 64  # bytes of a member's words
-_CONTESTANTS = ("apexrl", "gloo all-reduce", "shared memory", "nothing")
+_CONTESTANTS = ("apexrl", "gloo", "shared memory", "nothing")
 
 
 def shared_memory(segment: Any, rank: int, size: int, floats: int) -> Sum:
@@ -56,23 +56,22 @@ def shared_memory(segment: Any, rank: int, size: int, floats: int) -> Sum:
     return add
 
 
-def member(rank: int, options: argparse.Namespace, floats: int, record: Any, segment: Any, folder: str) -> Any:
+def member(rank: int, options: argparse.Namespace, floats: int, record: Any, segment: Any) -> Any:
     """Milliseconds (wall, processor) of a sum with the work before it: contestant -> one pair for each round."""
     import torch
-    from torch.distributed import FileStore, ProcessGroupGloo
 
     from apexrl.links.averaging.connections import Connections
+    from apexrl.links.averaging.process_group import ProcessGroup
 
     torch.set_num_threads(1)
-    gloo: Any = ProcessGroupGloo
-    options_of_gloo = gloo._Options()
-    options_of_gloo._devices = [gloo.create_device(hostname="127.0.0.1")]
-    options_of_gloo._threads = 1
-    group = gloo(FileStore(f"{folder}/gloo", options.members), rank, options.members, options_of_gloo)
-    ours = Connections(record, "address", rank, options.members, "127.0.0.1", b"benchmark", 60.0)
+    ours, beside = (
+        Connections(record, f"{name}/address", rank, options.members, "127.0.0.1", b"benchmark", 60.0)
+        for name in ("ours", "gloo")
+    )
+    gloo = ProcessGroup("gloo", beside, record, "gloo/group", "127.0.0.1", 60.0, torch.device("cpu"))
     sums: dict[str, Sum] = {
         "apexrl": ours.sum,
-        "gloo all-reduce": lambda vector: group.allreduce([vector.clone()]).wait(),
+        "gloo": gloo.sum,
         "shared memory": shared_memory(segment, rank, options.members, floats),
         "nothing": lambda _: None,
     }
@@ -91,6 +90,7 @@ def member(rank: int, options: argparse.Namespace, floats: int, record: Any, seg
             if turn:  # the first one warms up
                 found[name].append((1e3 * wall / options.sums, 1e3 * cpu / options.sums))
     ours.close()
+    gloo.close()
     return found
 
 
@@ -114,7 +114,7 @@ def measured(options: argparse.Namespace, floats: int) -> dict[str, list[tuple[f
             pid = os.fork()
             if not pid:
                 try:
-                    found = member(rank, options, floats, record, segment, folder)
+                    found = member(rank, options, floats, record, segment)
                     if rank == 0:
                         Path(folder, "found.json").write_text(json.dumps(found), encoding="utf-8")
                     os._exit(0)

@@ -247,13 +247,14 @@ def test_who_begins_anew_learns_how_many_updates_there_were() -> None:
         assert_same(*members)
 
 
+@pytest.mark.parametrize("transport", ["sockets", "gloo"])
 @pytest.mark.parametrize("name", ["td3", "appo"])
 def test_who_has_no_batch_follows_the_others_and_takes_part_again_when_it_has_one(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("apexrl.roles.sync_group._ABSTAIN_SECONDS", (0.0, 0.0))
     members = [make(name, 10), make(name, 11)]
-    link = GradientAveraging(2, patience=20.0)
+    link = GradientAveraging(2, patience=20.0, transport=transport)
     contexts: list[Any] = [SimpleNamespace(index=k, patience=0.1, should_stop=lambda: False) for k in range(2)]
     groups = [SyncGroup(context, agent, link, 1) for context, agent in zip(contexts, members, strict=True)]
 
@@ -298,8 +299,8 @@ def test_nobody_has_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 class Several:
     """Learners in threads, each with a link to the others as processes have it."""
 
-    def __init__(self, name: str, **compression: Any) -> None:
-        link = GradientAveraging(2, patience=20.0, **compression)
+    def __init__(self, name: str, **options: Any) -> None:
+        link = GradientAveraging(2, patience=20.0, **options)
         self.agents = [make(name, 10), make(name, 11)]
         self.metrics: dict[str, float] = {}
         contexts: list[Any] = [SimpleNamespace(index=k, patience=0.1, should_stop=lambda: False) for k in range(2)]
@@ -336,8 +337,11 @@ def early(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sent
 
 
+@pytest.mark.parametrize("transport", ["sockets", "gloo"])
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_that_are_sent_while_they_are_computed_make_the_same_updates(name: str, early: list[int]) -> None:
+def test_gradients_that_are_sent_while_they_are_computed_make_the_same_updates(
+    name: str, transport: str, early: list[int]
+) -> None:
     in_turns = [make(name, 10), make(name, 11)]
     link = link_for()
     groups = [begin(agent, link, index) for index, agent in enumerate(in_turns)]
@@ -345,7 +349,7 @@ def test_gradients_that_are_sent_while_they_are_computed_make_the_same_updates(n
         batches = [CASES[name].batch(2 * update + place) for place in range(2)]
         together(groups, [agent.prepare(batch) for agent, batch in zip(in_turns, batches, strict=True)])
     assert not early
-    several = Several(name)
+    several = Several(name, transport=transport)
     several.learn(name, 4)
     assert len(set(early)) > 1
     assert_same(*several.agents)

@@ -20,6 +20,7 @@ NEW_SETTINGS: Final = frozenset(
         "stop_when",
         "gradient_compression",
         "gradient_share",
+        "averaging_transport",
     )
 )
 """Settings that the release before does not know, or of which it does not know the default value. Its hosts get them

@@ -53,10 +53,15 @@ class LearnersSettings:
 class AveragingSettings:
     """Topologies whose learners average gradients."""
 
-    gradient_compression: Literal["none", "bf16", "top-k"] = "none"
+    averaging_transport: Literal["auto", "sockets", "gloo", "nccl"] = "auto"
+    """What carries sums of gradients: sockets, or torch.distributed over gloo or NCCL.
+    With nccl they stay on the GPUs, of which each learner needs one of its own. auto: sockets."""
+    gradient_compression: Annotated[
+        Literal["none", "bf16", "top-k"], Needs("averaging_transport", ("auto", "sockets"))
+    ] = "none"
     """What learners send each other of a gradient: all, values rounded to bfloat16 (half the bytes), or the greatest.
-    What is left out is added to the next gradient (Stich et al. 2018).
-    The metric compression_error says how much that is."""
+    What top-k leaves out is added to the next gradient (Stich et al. 2018).
+    The metric compression_error says how much was left out."""
     gradient_share: Annotated[float, Range(above=0, at_most=0.5), Needs("gradient_compression", ("top-k",))] = 0.01
     """Share of a gradient's values that top-k sends, each with its place: at 0.5 as many bytes as without."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from apexrl.roles.gradient_compression import Largest
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from apexrl.agents.trained_network import Trained
@@ -27,6 +28,7 @@ class GradientVector:
             computed, from its last layer to its first.
         early: values from which a network must be on for that.
         compression: of gradients, but for those of networks that average something else (``Trained.compressible``).
+        device: of ``vector``; None: the CPU.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class GradientVector:
         send: Callable[[Tensor, int], None],
         early: int,
         compression: Rounding | Largest | None = None,
+        device: torch.device | None = None,
     ) -> None:
         import torch
 
@@ -52,15 +55,16 @@ class GradientVector:
         """The first so many values are never compressed."""
         self.most = 0 if compression is None else sum(map(compression.count, compressible))
         """Of the others, so many are not zero at most."""
-        self.vector = torch.zeros(head + self.gradient_floats)
-        self._head = self.vector.numpy()[:flags]
+        self.vector = torch.zeros(head + self.gradient_floats, device=device)
+        self._head = self.vector[:flags]
         _, *parts = torch.split(self.vector, [head, *sizes])
         self._parts = {name: part for (name, _), part in zip(self._networks, parts, strict=True)}
         self._early: _EarlySends | None = None
         for name, network in self._networks:
-            if network.gradient.device.type == "cpu" and not isinstance(compression, Largest):
+            if network.gradient.device == self.vector.device and not isinstance(compression, Largest):
                 network.place_gradient(self._parts[name])
-                if network.gradient.numel() >= early and network is self._networks[-1][1]:
+                on_host = self.vector.device.type == "cpu"  # others are sent whole
+                if on_host and network.gradient.numel() >= early and network is self._networks[-1][1]:
                     self._early = _EarlySends(network, self.vector, send)
 
     def begin_pass(self) -> None:
@@ -83,7 +87,7 @@ class GradientVector:
                 part.copy_(gradient)
         if self._early is not None and not self._early.end():
             flags[0], self._early = 1.0, None  # it would be again and again
-        self._head[:] = flags
+        self._head.copy_(self._head.new_tensor(flags, device="cpu"))
         if self._compression is not None:
             self._compression.fill(compressed)
         return self.vector

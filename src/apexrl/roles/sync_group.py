@@ -59,9 +59,15 @@ class SyncGroup:
         for network in self._networks.values():
             network.averages = True
         self._takes_turns = not context.patience
-        self._member = link.member(context.index, context.should_stop)
+        devices = {network.parameters.vector.device for network in self._networks.values()}
+        self._member = link.member(context.index, context.should_stop, *devices if len(devices) == 1 else ())
         self._vector = GradientVector(
-            self._networks, _WORDS, self._member.send, sum_plans.CHUNK_FLOATS, compression(link.compression, link.share)
+            self._networks,
+            _WORDS,
+            self._member.send,
+            sum_plans.CHUNK_FLOATS,
+            compression(link.compression, link.share),
+            self._member.device,
         )
         self._form = sum_plans.Form(link.compression, self._vector.exact, self._vector.most)
         self._steps: Steps | None = None  # of the update that is under way

@@ -63,7 +63,7 @@ def with_own_replays(program: Program) -> Program:
 def averaging_options(program: Program) -> dict[str, Any]:
     """What the learners' link is made with."""
     link = next(node for node in program.nodes if averages(node)).ports[AVERAGING]
-    return {name: link.options[name] for name in ("members", "patience", "compression", "share")}
+    return {name: link.options[name] for name in ("members", "patience", "compression", "share", "transport")}
 
 
 def spread(home: Program, sides: Sequence[Program], nodes: int) -> tuple[Program, list[Program]]:

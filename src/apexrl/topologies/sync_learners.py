@@ -24,8 +24,12 @@ def averaging(program: Program, config: Config, probe: Probe, **record: Any) -> 
     check(config, probe)
     pace = config.learner.updates_per_second
     patience = max(config.wiring.averaging_timeout, _PACES / pace if pace else 0.0)
-    compression = {"compression": config.wiring.gradient_compression, "share": config.wiring.gradient_share}
-    return program.link(GradientAveraging, members=config.wiring.learners, patience=patience, **compression, **record)
+    sums = {
+        "compression": config.wiring.gradient_compression,
+        "share": config.wiring.gradient_share,
+        "transport": config.wiring.averaging_transport,
+    }
+    return program.link(GradientAveraging, members=config.wiring.learners, patience=patience, **sums, **record)
 
 
 def check(config: Config, probe: Probe) -> None:

@@ -14,6 +14,7 @@ import torch
 from apexrl.errors import LinkError
 from apexrl.links.averaging import connections, sum_plans
 from apexrl.links.averaging.connections import Connections
+from apexrl.links.averaging.process_group import ProcessGroup
 from apexrl.links.averaging.shared_record import SegmentRecord
 
 PREFIX, TIMEOUT = "epoch/1/address", 20.0
@@ -183,3 +184,24 @@ def test_strangers_keep_nobody_out(words: bytes) -> None:
     assert [total.tolist() for total in totals] == [[2.0] * 3] * 2
     for member in members:
         member.close()
+
+
+def test_a_process_group_misses_who_closes_and_who_gave_up(connected: Callable[..., list[Connections]]) -> None:
+    sockets, record = connected(2, timeout=1.0), SegmentRecord(1 << 16)
+
+    def join(rank: int) -> Any:
+        return lambda: ProcessGroup(
+            "gloo", sockets[rank], record, "epoch/1/group", "127.0.0.1", 1.0, torch.device("cpu")
+        )
+
+    groups = in_threads([join(0), join(1)])
+    totals = in_threads([lambda one=one: one.sum(torch.ones(70_001)) for one in groups])  # type: ignore[misc]
+    assert all((total == 2.0).all() for total in totals)
+    assert not sockets[0].broken()
+    with pytest.raises(LinkError, match="a learner is lost"):
+        groups[0].sum(torch.ones(10))
+    groups[0].abort()
+    assert sockets[1].broken()
+    with pytest.raises(LinkError, match="a learner is lost"):
+        groups[1].sum(torch.ones(10))
+    groups[1].close()

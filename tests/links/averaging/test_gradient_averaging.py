@@ -33,9 +33,11 @@ WAIT_SECONDS = 30.0
 class Learners:
     """Processes that each add means of random vectors to a state, and tell what became of it after every update."""
 
-    def __init__(self, count: int, size: int, record: Callable[[int], Any] | None = None) -> None:
+    def __init__(
+        self, count: int, size: int, record: Callable[[int], Any] | None = None, transport: str = "sockets"
+    ) -> None:
         own = [record(place) for place in range(count)] if record else [None]
-        links = [GradientAveraging(count, PATIENCE, record=one) for one in own]
+        links = [GradientAveraging(count, PATIENCE, record=one, transport=transport) for one in own]
         self.links, self.size = links if record else links * count, size
         self.pids: dict[int, int] = {}
         self.told: dict[int, list[tuple[int, str, int]]] = defaultdict(list)  # place -> progress, state, members
@@ -117,12 +119,12 @@ class Learners:
         os.close(self._write)
 
 
-@pytest.fixture
-def begun() -> Iterator[Callable[[int, int], Learners]]:
+@pytest.fixture(params=["sockets", "gloo"])
+def begun(request: pytest.FixtureRequest) -> Iterator[Callable[[int, int], Learners]]:
     made: list[Learners] = []
 
     def begin(count: int, size: int = 1000, **options: Any) -> Learners:
-        made.append(learners := Learners(count, size, **options))
+        made.append(learners := Learners(count, size, transport=request.param, **options))
         for place in range(count):
             learners.begin(place)
         learners.until(lambda: all(learners.last(place)[0] > 5 for place in range(count)))
@@ -191,6 +193,55 @@ def test_learners_of_other_networks_are_refused() -> None:
             assert members[1].join(State(torch.ones(3), 1, 0, 0), 5) is None
     for member in members:
         member.close()
+
+
+def test_nccl_is_refused_without_a_cuda_device() -> None:
+    link = GradientAveraging(2, PATIENCE, transport="nccl")
+    with pytest.raises(
+        SpecError, match=r"needs learners on CUDA devices and a PyTorch with NCCL; this learner is on cpu"
+    ):
+        link.member(0, lambda: None, torch.device("cpu"))
+
+
+def test_learners_without_a_common_transport_are_refused() -> None:
+    record = SegmentRecord(1 << 17)
+    links = [GradientAveraging(2, PATIENCE, record=record, transport=name) for name in ("gloo", "sockets")]
+    members = [link.member(place, lambda: None) for place, link in enumerate(links)]
+    with pytest.raises(SpecError, match=r"no transport of sums in common.*0 by gloo on cpu, 1 by sockets on cpu"):
+        for _ in range(1000):
+            for member in members:
+                assert member.join(State(torch.ones(3), 1, 0, 0), 2) is None
+    for member in members:
+        member.close()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL wants a CUDA device for each of two members")
+def test_nccl_sums_on_the_devices_and_misses_who_leaves() -> None:
+    link, sums = GradientAveraging(2, PATIENCE), [torch.empty(0)] * 2
+    lost = threading.Event()
+
+    def learn(place: int) -> None:
+        device = torch.device("cuda", place)
+        member = link.member(place, lambda: None, device)
+        while member.join(State(torch.ones(3), 1, 0, 0), 2) is None:
+            pass
+        total = member.sum(torch.full((70_001,), float(place + 1), device=device))
+        assert total is not None
+        sums[place] = total
+        if place == 0:
+            assert member.sum(torch.ones(2, device=device)) is None
+            assert not member.joined
+            lost.set()
+        member.close()
+
+    threads = [threading.Thread(target=learn, args=(place,)) for place in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert lost.is_set()
+    assert [total.device.type for total in sums] == ["cuda"] * 2
+    assert all((total == 3.0).all() for total in sums)
 
 
 class CutOff:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from apexrl.links.averaging.membership import Epoch, Member, Membership
+from apexrl.links.averaging.shared_record import SegmentRecord
 
 PATIENCE = 10.0
 
@@ -166,7 +167,7 @@ def test_who_comes_anew_does_not_begin_without_those_that_are_at_work() -> None:
 )
 def test_the_newest_state_holds(members: list[tuple[int, bool]], newest: int) -> None:
     made = [Member(str(i), i, 1, progress, 0, settled, (1, 1)) for i, (progress, settled) in enumerate(members)]
-    assert Epoch(1, tuple(made), 0).newest == newest
+    assert Epoch(1, tuple(made), 0, "sockets").newest == newest
 
 
 def test_a_record_that_came_back_empty_is_filled_again() -> None:
@@ -270,3 +271,24 @@ class Members(RuleBasedStateMachine):
 
 TestMembers = Members.TestCase
 TestMembers.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize(
+    ("members", "transport"),
+    [
+        ([("nccl", "sockets", "A"), ("nccl", "sockets", "B")], "nccl"),
+        ([("nccl", "sockets", "A"), ("nccl", "sockets", "A")], "sockets"),  # of one device
+        ([("nccl", "sockets", "A"), ("sockets", "")], "sockets"),
+        ([("nccl", "A"), ("sockets", "")], ""),
+        ([("gloo", ""), ("gloo", "")], "gloo"),
+    ],
+)
+def test_all_learn_by_which_transport_they_sum(members: list[tuple[str, ...]], transport: str) -> None:
+    record = SegmentRecord(1 << 16)
+    made = [Membership(record, str(place), place, len(members), 10.0) for place in range(len(members))]
+    for one, (*can, device) in zip(made, members, strict=True):
+        one.announce(1, 0, 0, False, (1, 1), tuple(can), device)
+    for one in made:
+        one.beat()
+    found = [one.agreed() for one in made]
+    assert [one and one.transport for one in found] == [transport] * 2

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from contextlib import suppress
 
+import torch
 from torch import Tensor
 
 from apexrl.errors import LinkError
@@ -24,6 +25,7 @@ _POLL_SECONDS = 0.005
 _CONNECT_SECONDS = 5.0
 _HELLO = struct.Struct(">I32s")  # rank of who connects; its proof
 _RESET = struct.pack("ii", 1, 0)  # as SO_LINGER: a close breaks the connection
+_HANG_UP = getattr(select, "POLLRDHUP", 0)  # and POLLHUP, POLLERR, which poll always tells
 _STRANGERS = 64  # connections that have not said who they are; one more, and the oldest is closed
 
 
@@ -56,6 +58,7 @@ class Connections:
     ) -> None:
         self.rank, self.size, self._timeout, self._form = rank, size, timeout, form
         self._plan: DensePlan | SparsePlan | None = None
+        self._host: Tensor | None = None  # a copy of what is summed, if that lies on a device
         self._peers: dict[int, Peer] = {}
         try:
             connect = _Connecting(record, prefix, rank, size, secret)
@@ -90,7 +93,7 @@ class Connections:
             peer.move()
 
     def sum(self, vector: Tensor) -> Tensor:
-        """The sum of all members' vectors, float32 on the CPU and of one size: the same for all. It holds until the
+        """The sum of all members' vectors, float32 and of one size, on the CPU: the same for all. It holds until the
         next sum.
 
         Raises:
@@ -98,12 +101,23 @@ class Connections:
         """
         if self.size == 1:
             return vector.clone()
+        if vector.device.type != "cpu":
+            if self._host is None or self._host.shape != vector.shape:
+                self._host = torch.empty_like(vector, device="cpu")
+            vector = self._host.copy_(vector)
         self.begin_sum(vector, 0)
         assert self._plan is not None
         self._exchange()
         if self._plan.add():
             self._exchange()
         return self._plan.total
+
+    def broken(self) -> bool:
+        """Whether another member has closed its connection."""
+        poll = select.poll()
+        for peer in self._peers.values():
+            poll.register(peer.socket, _HANG_UP)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """Leave: whoever waits for this member stops waiting at once."""

@@ -18,9 +18,11 @@ from apexrl.links.averaging.membership import BEAT_SECONDS, Epoch, Membership
 from apexrl.links.averaging.shared_record import SegmentRecord, SharedRecord
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from apexrl.links.averaging.connections import Connections
+    from apexrl.links.averaging.process_group import ProcessGroup
     from apexrl.links.averaging.sum_plans import Form, Kind
 
 _SECRET = "secret"
@@ -50,6 +52,11 @@ class Member(Protocol):
     """Members of the epoch."""
 
     @property
+    def device(self) -> torch.device:
+        """Where the vectors are to be that it sums."""
+        ...
+
+    @property
     def joined(self) -> bool:
         """Whether it has the state that all of its epoch began with."""
         ...
@@ -71,9 +78,9 @@ class Member(Protocol):
         ...
 
     def sum(self, vector: Tensor) -> Tensor | None:
-        """The sum of all members' vectors, float32 on the CPU: not in the memory of ``vector``, the same to the last
-        bit for all, and held until the next sum. None: ask again with the same vector, or, if ``joined`` is False now,
-        join again: a member is lost."""
+        """The sum of all members' vectors, float32 on ``device`` or the CPU: not in the memory of ``vector``, the same
+        to the last bit for all, and held until the next sum. None: ask again with the same vector, or, if ``joined`` is
+        False now, join again: a member is lost."""
         ...
 
     def leave(self) -> None:
@@ -95,6 +102,7 @@ class GradientAveraging:
         first: place of the first learner here.
         compression: of gradients, as ``config.wiring.gradient_compression`` says.
         share: of a gradient's values that ``top-k`` sends.
+        transport: of sums, as ``config.wiring.averaging_transport`` says.
     """
 
     def __init__(
@@ -106,24 +114,31 @@ class GradientAveraging:
         first: int = 0,
         compression: Kind = "none",
         share: float = 1.0,
+        transport: str = "auto",
     ) -> None:
         self.compression, self.share = compression, share
+        self._transport = "sockets" if transport == "auto" and compression != "none" else transport
         self._members, self._patience, self._first = members, patience, first
         self._turns = None if shared else Turns(members)
         self._record = record
         if record is None and shared:
             self._record = SegmentRecord(_RECORD_BYTES + _PAIR_BYTES * members**2)
 
-    def member(self, place: int, alive: Callable[[], object]) -> Member:
+    def member(self, place: int, alive: Callable[[], object], device: torch.device | None = None) -> Member:
         """Learner ``place`` of those here, in one process at a time.
 
         Args:
             alive: called several times a second, in another thread, while this member waits for others.
+            device: of all its parameters; None: of several devices, or on the CPU.
+
+        Raises:
+            SpecError: it cannot sum by the transport that was chosen.
         """
         if self._turns is not None:
             return InlineMember(self._turns, place)
         assert self._record is not None
-        return AveragingMember(self._record, self._first + place, self._members, self._patience, alive)
+        number = self._first + place
+        return AveragingMember(self._record, number, self._members, self._patience, alive, self._transport, device)
 
 
 class AveragingMember:
@@ -131,7 +146,8 @@ class AveragingMember:
 
     Args:
         record: of the group; see ``Membership`` for the arguments that follow.
-        alive: see ``GradientAveraging.member``.
+        alive, device: see ``GradientAveraging.member``.
+        transport: see ``process_group.transports``.
     """
 
     def __init__(
@@ -141,14 +157,24 @@ class AveragingMember:
         expected: int,
         patience: float,
         alive: Callable[[], object] = lambda: None,
+        transport: str = "sockets",
+        device: torch.device | None = None,
     ) -> None:
+        import torch
+
+        from apexrl.links.averaging import process_group
+
+        device = torch.device("cpu") if device is None else device
+        transports = process_group.transports(transport, device)
+        self.device = device if "nccl" in transports else torch.device("cpu")
+        self._can = transports, process_group.device_name(self.device)
         self.joined, self.wanted, self.size = False, False, 1
         self._record, self._patience, self._alive = record, patience, alive
         self._name = f"{place}-{uuid.uuid4().hex[:12]}"
         self._known: Membership | None = None
         self._making = threading.Lock()
         self._expected, self._place = expected, place
-        self._connections: Connections | None = None
+        self._connections: Connections | ProcessGroup | None = None
         self._announced = self._settled = self._waiting = False
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="averaging", daemon=True)
@@ -166,7 +192,7 @@ class AveragingMember:
         floats = gradient, state.vector.numel()
         try:
             if not self._announced:
-                self._membership.announce(*state[1:], self._settled, floats)
+                self._membership.announce(*state[1:], self._settled, floats, *self._can)
                 self._announced, self.wanted = True, False
             epoch = self._membership.agreed()
         except LinkError:  # the record cannot be reached now
@@ -188,14 +214,19 @@ class AveragingMember:
 
     def _connected(self, epoch: Epoch, state: State, form: Form | None) -> State:
         from apexrl.links.averaging.connections import Connections
+        from apexrl.links.averaging.process_group import ProcessGroup
         from apexrl.links.averaging.sum_plans import WHOLE
 
-        prefix, size = f"epoch/{epoch.number}/address", len(epoch.members)
+        prefix, size = f"epoch/{epoch.number}", len(epoch.members)
         secret = self._record.put_first(_SECRET, secrets.token_hex(32).encode())
         address = self._record.address()
-        self._connections = Connections(
-            self._record, prefix, epoch.rank, size, address, secret, self._patience, form or WHOLE
+        self._connections = sockets = Connections(
+            self._record, f"{prefix}/address", epoch.rank, size, address, secret, self._patience, form or WHOLE
         )
+        if epoch.transport != "sockets" and size > 1:
+            self._connections = ProcessGroup(
+                epoch.transport, sockets, self._record, f"{prefix}/group", address, self._patience, self.device
+            )
         self._connections.broadcast(state.vector, epoch.newest)
         self.joined, self.size, self._settled = True, size, True
         newest = epoch.members[epoch.newest]
@@ -249,8 +280,16 @@ class AveragingMember:
 
 def _check(epoch: Epoch, floats: tuple[int, int]) -> None:
     """Raises:
-    SpecError: another member learns with other networks.
+    SpecError: another member learns with other networks, or they cannot sum by one transport.
     """
+    if not epoch.transport:
+        can = ", ".join(
+            f"{one.place} by {' or '.join(one.transports)} on {one.device or 'cpu'}" for one in epoch.members
+        )
+        raise SpecError(
+            f"learners have no transport of sums in common, as NCCL needs a CUDA device for each: {can}; set "
+            "--averaging-transport auto"
+        )
     for other in epoch.members:
         if other.floats != floats:
             raise SpecError(
@@ -279,6 +318,9 @@ class InlineMember:
     wanted = False
 
     def __init__(self, turns: Turns, place: int) -> None:
+        import torch
+
+        self.device = torch.device("cpu")
         self._turns, self._place = turns, place
         self.size = turns.members
         self._states: dict[int, State] | None = None  # of the epoch that it is in

@@ -41,6 +41,10 @@ class Member:
     """It was a member of an earlier epoch, so that its state is whole."""
     floats: tuple[int, int]
     """Values of its gradient and of its state: those of all must be equal."""
+    transports: tuple[str, ...] = ("sockets",)
+    """By which it can sum, the best first."""
+    device: str = ""
+    """The CUDA device of its parameters, named like no other on any host; empty: they are on none."""
 
     @property
     def newness(self) -> tuple[int, bool, int]:
@@ -56,6 +60,8 @@ class Epoch:
     """By place."""
     rank: int
     """Where one's own is among them."""
+    transport: str
+    """By which they sum; empty: they have none in common."""
 
     @property
     def newest(self) -> int:
@@ -111,10 +117,20 @@ class Membership:
             self._hear(entries)
             return self._newest(entries) > self._number > 0
 
-    def announce(self, version: int, progress: int, updates: int, settled: bool, floats: tuple[int, int]) -> None:
+    def announce(
+        self,
+        version: int,
+        progress: int,
+        updates: int,
+        settled: bool,
+        floats: tuple[int, int],
+        transports: tuple[str, ...] = ("sockets",),
+        device: str = "",
+    ) -> None:
         """Want to be in an epoch after the one that this member was in."""
         with self._guard:
-            self._mine = Member(self._name, self._place, version, progress, updates, settled, floats)
+            own = self._name, self._place, version, progress, updates, settled, floats
+            self._mine = Member(*own, transports, device)
             self._number += 1
             self._announce(self._record.all())
 
@@ -127,21 +143,22 @@ class Membership:
             if self._newest(entries) != self._number or f"{self._prefix()}/{self._name}" not in entries:
                 self._announce(entries)
                 return None
-            members = _members(entries, self._number)
+            transport, members = _agreed(entries, self._number)
             if not members:
                 if not self._complete(entries):
                     return None
                 alive = self._alive() | {self._name}
                 chosen = [one for one in _announced(entries, self._number) if one.name in alive]
                 chosen.sort(key=lambda one: (one.place, one.name))
-                text = json.dumps([asdict(one) for one in chosen]).encode()
+                table = {"transport": _common_transport(chosen), "members": [asdict(one) for one in chosen]}
+                text = json.dumps(table).encode()
                 entries[f"{self._prefix()}/{_MEMBERS}"] = self._record.put_first(f"{self._prefix()}/{_MEMBERS}", text)
-                members = _members(entries, self._number)
+                transport, members = _agreed(entries, self._number)
             names = [one.name for one in members]
             if self._name not in names:
                 self._announce(entries)
                 return None
-            epoch = Epoch(self._number, members, names.index(self._name))
+            epoch = Epoch(self._number, members, names.index(self._name), transport)
             if epoch.rank == 0:
                 self._clean(entries, names)
             return epoch
@@ -157,7 +174,7 @@ class Membership:
     def _announce(self, entries: dict[str, bytes]) -> None:
         """In the newest epoch, or the one after it if its members are agreed on."""
         newest = self._newest(entries)
-        target = max(newest + bool(_members(entries, newest)), 1)
+        target = max(newest + bool(_agreed(entries, newest)[1]), 1)
         if target > self._number or self._mine is None:
             self._number = target
         assert self._mine is not None
@@ -167,7 +184,7 @@ class Membership:
     def _complete(self, entries: dict[str, bytes]) -> bool:
         """Whether nobody else need be waited for."""
         announced = {one.name for one in _announced(entries, self._number)}
-        before = {one.name for one in _members(entries, self._number - 1)}
+        before = {one.name for one in _agreed(entries, self._number - 1)[1]}
         alive = self._alive()
         waited = self._clock() - self._since
         if not before and len(announced) < self._expected:
@@ -215,17 +232,25 @@ def _announced(entries: dict[str, bytes], number: int) -> list[Member]:
     return [one for one in found if one is not None]
 
 
-def _members(entries: dict[str, bytes], number: int) -> tuple[Member, ...]:
-    """Those that are agreed on for an epoch; empty: they are not."""
+def _common_transport(members: list[Member]) -> str:
+    """The best by which all can sum; empty: there is none. NCCL wants a device for each."""
+    apart = len({one.device for one in members}) == len(members)
+    common = [name for name in members[0].transports if all(name in one.transports for one in members)]
+    return next((name for name in common if name != "nccl" or apart), "")
+
+
+def _agreed(entries: dict[str, bytes], number: int) -> tuple[str, tuple[Member, ...]]:
+    """Transport and members that are agreed on for an epoch; no members: they are not."""
     text = entries.get(f"{_EPOCH}/{number}/{_MEMBERS}")
-    if text is None:
-        return ()
     try:
-        values = json.loads(text)
-    except ValueError:
-        return ()
-    found = [_checked(value) for value in values] if isinstance(values, list) else []
-    return tuple(one for one in found if one is not None)
+        table = json.loads(text or b"{}")
+        transport, values = table["transport"], table["members"]
+    except (ValueError, TypeError, KeyError):
+        return "", ()
+    if not isinstance(transport, str) or not isinstance(values, list):
+        return "", ()
+    found = [_checked(value) for value in values]
+    return transport, tuple(one for one in found if one is not None)
 
 
 def _member(text: bytes) -> Member | None:
@@ -238,10 +263,14 @@ def _member(text: bytes) -> Member | None:
 def _checked(value: object) -> Member | None:
     """What somebody wrote, as a member; None: it is none."""
     kinds = {"name": str, "place": int, "version": int, "progress": int}
-    kinds |= {"updates": int, "settled": bool, "floats": list}
+    kinds |= {"updates": int, "settled": bool, "floats": list, "transports": list, "device": str}
     if not isinstance(value, dict) or {name: type(one) for name, one in value.items()} != kinds:
         return None
-    floats = value["floats"]
-    if len(floats) != 2 or not all(type(one) is int for one in floats):
+    floats, transports = tuple(value["floats"]), tuple(value["transports"])
+    if (
+        len(floats) != 2
+        or not all(type(one) is int for one in floats)
+        or not all(type(one) is str for one in transports)
+    ):
         return None
-    return Member(**{**value, "floats": tuple(floats)})
+    return Member(**{**value, "floats": floats, "transports": transports})
