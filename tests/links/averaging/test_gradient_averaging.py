@@ -119,7 +119,7 @@ class Learners:
         os.close(self._write)
 
 
-@pytest.fixture(params=["sockets", "gloo"])
+@pytest.fixture(params=["sockets", pytest.param("gloo", marks=pytest.mark.long)])
 def begun(request: pytest.FixtureRequest) -> Iterator[Callable[[int, int], Learners]]:
     made: list[Learners] = []
 

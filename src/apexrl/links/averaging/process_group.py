@@ -48,9 +48,7 @@ def transports(setting: str, device: torch.device) -> tuple[str, ...]:
             f"--averaging-transport nccl needs learners on CUDA devices and a PyTorch with NCCL; this learner is on "
             f"{device}, with a PyTorch {'with' if built else 'without'} NCCL: set --averaging-transport auto"
         )
-    if setting == "auto":
-        return ("nccl", "sockets") if able else ("sockets",)
-    return (setting,)
+    return ("sockets",) if setting == "auto" else (setting,)
 
 
 def device_name(device: torch.device) -> str:
@@ -160,7 +158,7 @@ class ProcessGroup:
         """``total``, summed in place."""
         self._group.allreduce([total]).wait()  # NCCL: the device's stream waits, and this thread goes on
         if total.device.type == "cuda":
-            done = torch.cuda.Event()
+            done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(torch.cuda.current_stream(total.device))
             deadline = time.monotonic() + self._timeout
             while not done.query():
