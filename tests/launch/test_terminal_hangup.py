@@ -127,8 +127,16 @@ def test_a_closed_terminal_is_one_wish_however_often_it_is_said() -> None:
 
 
 def test_a_terminal_that_nobody_reads_halts_nobody(tmp_path: Path) -> None:
-    """As one that was stopped with Ctrl-S: what is written there waits, because its buffer is full."""
-    words = ["train", "--env", "CartPole-v1", *SMALL.split(), "--minutes", "0.1", "--out", str(tmp_path)]
+    """As one that was stopped with Ctrl-S: its buffer is full. A preset, which says nothing before the run."""
+    words = [
+        "train",
+        "cartpole",
+        *SMALL.split(),
+        "--minutes",
+        "0.1",
+        "--out",
+        str(tmp_path),
+    ]  # says nothing before the run
     process, master = on_a_terminal("full", *words, "--name", "run")
     path = tmp_path / "run" / "summary.json"
     try:

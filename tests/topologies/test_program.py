@@ -80,7 +80,7 @@ def test_several_learners_of_apex_are_served_by_one_replay_and_average() -> None
     for prefetch, device, places in ((0, "cuda", 2), (-1, "cpu", 2), (16, "cpu", 17)):
         assert served(override(config, {"prefetch": prefetch, "device": device}))["prefetch"] == places
     link = nodes["learner"].ports["averaging"]
-    assert link.options == {"members": 2, "patience": 10.0}
+    assert link.options == {"members": 2, "patience": 10.0, "compression": "none", "share": 0.01, "transport": "auto"}
     slow = override(config, {"averaging_timeout": 3.0, "updates_per_second": 0.1})
     (learner,) = [node for node in topology("apex")(slow, able).nodes if node.name == "learner"]
     assert learner.ports["averaging"].options["patience"] == 20.0  # else a slow pace would part them
@@ -147,7 +147,7 @@ def test_every_topology_can_be_listed_and_found() -> None:
         assert entry.source
 
 
-@pytest.mark.parametrize(("name", "hint"), [("apx", "did you mean 'apex'"), ("zzz", "known: apex")])
+@pytest.mark.parametrize(("name", "hint"), [("apx", "did you mean 'apex'"), ("zzz", "Known: apex")])
 def test_an_unknown_topology_is_refused_with_a_hint(name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=hint):
         topology(name)

@@ -40,8 +40,9 @@ class Actor(ObserverFlags):
     actors: int = 0
     """Actor processes on this host; 0: as many as the run's configuration says."""
     learners: int = 0
-    """1: this host also brings a learner, which learns from its actors. With apex and impala it makes every update with
-    the run's other learners; with gorila it sends gradients to the run's parameter servers."""
+    """1: this host also brings a learner, which learns from its actors.
+    With apex and impala it makes every update with the run's other learners.
+    With gorila it sends gradients to the run's parameter servers."""
     out: str = "runs"
     """Folder that holds the run folders; this host writes into NAME@HOST."""
     log_format: LogFormat = "text"

@@ -24,6 +24,7 @@ from apexrl.run import env_changes
 from apexrl.run.env_changes import EnvChange
 from apexrl.run.episode_metrics import MOST_NAMES, LatestEpisodes, told_spreads
 from apexrl.run.folder import RunFolder, make_summary
+from apexrl.run.machine_load import MachineLoad
 from apexrl.run.metrics import RateMeter, progress
 from apexrl.run.status import Level, Observer, Phase, RunStatus, WorkerStatus
 
@@ -74,6 +75,7 @@ class Ledger:
         self._unrecorded = 0  # values of callbacks
         self._env_rate, self._update_rate = RateMeter(), RateMeter()
         self._lags = Lags()
+        self._machine = MachineLoad()
         self.status = RunStatus(best_eval_return=base.best_eval_return)
 
     def open(self) -> None:
@@ -264,6 +266,7 @@ class Ledger:
             workers=workers,
             restarts=self._everywhere(restarts),
             dropped=dict(dropped) | self._lost_items() | self._lost_reports() | self._unnamed_metrics(),
+            machine=self._machine.lately(now),
             hosts=self._between_hosts(version),
             trouble=str(self.carried.get("weights_trouble", "")),
         )

@@ -61,7 +61,8 @@ class GradientVector:
         self._parts = {name: part for (name, _), part in zip(self._networks, parts, strict=True)}
         self._early: _EarlySends | None = None
         for name, network in self._networks:
-            if network.gradient.device == self.vector.device and not isinstance(compression, Largest):
+            here = network.gradient.device == self.vector.device and not isinstance(compression, Largest)
+            if here and network.compressible:  # statistics are kept for later steps, in which their part is zero
                 network.place_gradient(self._parts[name])
                 on_host = self.vector.device.type == "cpu"  # others are sent whole
                 if on_host and network.gradient.numel() >= early and network is self._networks[-1][1]:

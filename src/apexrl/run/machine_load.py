@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,18 @@ class MachineLoad:
     def __init__(self, proc: Path = _PROC) -> None:
         self._proc = proc
         self._before: tuple[int, int] | None = None
+        self._newest: dict[str, float] = {}
+        self._sampled_at = -math.inf
+
+    def lately(self, now: float) -> dict[str, float]:
+        """The newest ``sample``; a new one is taken once a second.
+
+        Args:
+            now: seconds, of any clock.
+        """
+        if now - self._sampled_at >= 1.0:
+            self._sampled_at, self._newest = now, self.sample()
+        return self._newest
 
     def sample(self) -> dict[str, float]:
         """``machine/cpu``, the share of all processors' time that was used since the last call, and

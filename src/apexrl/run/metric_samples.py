@@ -58,6 +58,7 @@ def status_scalars(status: RunStatus) -> dict[str, float | None]:
     values |= {f"custom/{name}": value for name, value in status.custom_metrics.items()}
     values |= {f"inference/{name}": round(value, 3) for name, value in status.inference.items()}
     values |= {f"hosts/{name}": value for name, value in status.hosts.items()}
+    values |= status.machine
     return {name: None if value is None or not math.isfinite(value) else value for name, value in values.items()}
 
 

@@ -23,7 +23,6 @@ from apexrl.config import StopConfig
 from apexrl.errors import FencedError, SnapshotError
 from apexrl.run.atomic_files import AppendedFile, open_lines, open_plain
 from apexrl.run.episode_metrics import scalars, told_spreads
-from apexrl.run.machine_load import MachineLoad
 from apexrl.run.metric_catalogue import TAGS
 from apexrl.run.metric_samples import status_scalars
 from apexrl.run.status import Level, RunStatus
@@ -99,7 +98,6 @@ class RunLog:
         self._check = check
         self._status = RunStatus()
         self._logged_at = -math.inf
-        self._machine = MachineLoad()
         self._rows = AppendedFile(lambda: open_lines(Path(folder) / "metrics.jsonl"))
         self._events = AppendedFile(lambda: open_events(Path(folder)))
 
@@ -157,7 +155,7 @@ class RunLog:
     def _write_status(self) -> None:
         if self._fenced():
             return
-        values = status_scalars(self._status) | self._machine.sample()
+        values = status_scalars(self._status)
         histogram = self._status.lag_histogram
         lags = {"policy_lag_histogram": dict(histogram)} if histogram else {}
         self._write({"kind": "status", "phase": self._status.phase, **values, **lags})
@@ -167,7 +165,7 @@ class RunLog:
         tags |= {f"custom/{name}": value for name, value in self._status.custom_metrics.items()}
         tags |= {f"inference/{name}": value for name, value in self._status.inference.items()}
         tags |= {f"hosts/{name}": value for name, value in self._status.hosts.items()}
-        self._scalars(tags, self._status.env_steps)
+        self._scalars(tags | self._status.machine, self._status.env_steps)
         if histogram:
             self._histogram("policy_lag/steps", histogram, self._status.env_steps)
 

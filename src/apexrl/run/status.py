@@ -129,6 +129,8 @@ class RunStatus:
     """What environments tell of the latest 100 training episodes, by name: ``info["metrics"]`` and ``info_metrics``."""
     custom_metrics: dict[str, float] = field(default_factory=dict)
     """What callbacks have recorded, by name."""
+    machine: dict[str, float] = field(default_factory=dict)
+    """How busy the learner's machine is: ``MachineLoad.sample``."""
     inference: dict[str, float] = field(default_factory=dict)
     """Lately, of an inference server: ``batch``, environments per batch, and ``wait_ms``, milliseconds from a request
     to its answer, both means; empty without one."""

@@ -13,8 +13,9 @@ from open_replays import kept
 
 from apexrl.errors import ClosedError, WaitTimeout
 from apexrl.replay import Field, Replay
-from apexrl.replay.sharded.shard import Answer, LocalClient, Shard
+from apexrl.replay.sharded.shard import Answer, Shard
 from apexrl.replay.sharded.sharded_replay import ShardedReplay
+from local_shards import LocalClient
 
 
 def empty() -> Shard:

@@ -11,8 +11,9 @@ import pytest
 from open_replays import filled
 
 from apexrl.errors import ClosedError, WaitTimeout
-from apexrl.replay.sharded.shard import Answer, LocalClient, Shard
+from apexrl.replay.sharded.shard import Answer, Shard
 from apexrl.replay.sharded.sharded_replay import ShardedReplay
+from local_shards import LocalClient
 
 
 class Losable:
