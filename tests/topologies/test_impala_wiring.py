@@ -82,7 +82,7 @@ def test_several_learners_have_a_queue_each_and_one_board() -> None:
     assert learner.ports["queue_0"] is actor.ports["queue_0"] is not actor.ports["queue_1"]
     assert learner.ports["weights"] is actor.ports["weights"] is found["evaluator"].ports["weights"]
     link = learner.ports["averaging"]
-    assert link.options == {"members": 2, "patience": 10.0, "compression": "none", "share": 0.01}
+    assert link.options == {"members": 2, "patience": 10.0, "compression": "none", "share": 0.01, "transport": "auto"}
 
 
 def test_a_slot_serves_one_queue() -> None:
