@@ -6,6 +6,7 @@ It takes and gives NumPy arrays, and imports neither PyTorch nor Gymnasium.
 """
 
 from apexrl.replay.batch import Batch, Updated
+from apexrl.replay.mixed import MixedBatch, MixedReplay
 from apexrl.replay.pending import PendingItems
 from apexrl.replay.replay import Replay
 from apexrl.replay.served.batch_client import ServedBatches
@@ -13,4 +14,15 @@ from apexrl.replay.served.batch_server import BatchServer
 from apexrl.replay.writer import Writer
 from apexrl.spec import Field
 
-__all__ = ["Batch", "BatchServer", "Field", "PendingItems", "Replay", "ServedBatches", "Updated", "Writer"]
+__all__ = [
+    "Batch",
+    "BatchServer",
+    "Field",
+    "MixedBatch",
+    "MixedReplay",
+    "PendingItems",
+    "Replay",
+    "ServedBatches",
+    "Updated",
+    "Writer",
+]

@@ -158,7 +158,7 @@ class ArraySet:
 class BatchPool:
     """Reuses a batch's arrays after the batch was dropped: touching new pages costs more than filling them."""
 
-    def __init__(self, native: _native.Replay, layout: Layout) -> None:
+    def __init__(self, native: _native.Replay | None, layout: Layout) -> None:
         self._native = native
         self._layout = layout
         self._sets: dict[int, list[ArraySet]] = {}

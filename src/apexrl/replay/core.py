@@ -217,6 +217,16 @@ class ReplayCore:
             )
         return mode
 
+    def check_horizon(self, n_step: int | None, gamma: float | None) -> None:
+        """ConfigError: this replay has no such transitions."""
+        options = self.options
+        if options["kind"] != "transition":
+            raise ConfigError(f"n_step= and gamma= of a batch belong to kind='transition', not {options['kind']!r}")
+        if n_step is not None and not 1 <= n_step <= options["n_step"]:
+            raise ConfigError(f"n_step={n_step} must be between 1 and {options['n_step']}, the replay's own")
+        if gamma is not None and not 0.0 <= gamma <= 1.0:
+            raise ConfigError(f"gamma={gamma} must be between 0 and 1")
+
     def update(self, keys: Any, priorities: Any) -> tuple[WriteStatus, int, int]:
         """Write priorities. Answers (status, items written or the bad row, stale keys)."""
         while True:

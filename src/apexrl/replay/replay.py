@@ -202,7 +202,7 @@ class Replay:
             if n_step is None and gamma is None:
                 self.core.fill(arrays.outputs, batch_size, beta, normalize, timeout, outstanding)
             else:
-                self._check_horizon(n_step, gamma)
+                self.core.check_horizon(n_step, gamma)
                 arrays.outputs.set_horizon(n_step, gamma)
                 try:
                     self.core.fill(arrays.outputs, batch_size, beta, normalize, timeout, outstanding)
@@ -211,15 +211,6 @@ class Replay:
             return arrays.batch()
         finally:
             self._pool.put(batch_size, arrays)
-
-    def _check_horizon(self, n_step: int | None, gamma: float | None) -> None:
-        options = self.core.options
-        if options["kind"] != "transition":
-            raise ConfigError(f"n_step= and gamma= of a batch belong to kind='transition', not {options['kind']!r}")
-        if n_step is not None and not 1 <= n_step <= options["n_step"]:
-            raise ConfigError(f"n_step={n_step} must be between 1 and {options['n_step']}, the replay's own")
-        if gamma is not None and not 0.0 <= gamma <= 1.0:
-            raise ConfigError(f"gamma={gamma} must be between 0 and 1")
 
     def done(self, items: int) -> None:
         """Mark so many items of ``outstanding`` batches as used."""

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from apexrl.errors import ClosedError, ConfigError, WaitTimeout
 from apexrl.replay.batch import Allocator, ArraySet, Batch, Updated, aligned, joined
+from apexrl.replay.batch_keys import MAX_ROWS, BatchKeys, SourceKeys, SourceRows
 from apexrl.replay.core import Normalize
 from apexrl.replay.layout import Layout
 from apexrl.replay.priorities import checked
 from apexrl.replay.served.batch_server import BatchServer
 from apexrl.replay.served.batch_sources import ShardedSource
 from apexrl.replay.sharded.shard import QUEUE_SECONDS, Answer, DrawResult, ShardClient, UpdateResult
-from apexrl.replay.sharded.shard_keys import MAX_ROWS, ShardKeys, ShardRows
 from apexrl.replay.sharded.shard_limiter import ShardLimiter
 from apexrl.replay.sharded.shard_state import BatchPlan, DrawRequest, ShardState
 
@@ -82,7 +82,7 @@ class ShardedReplay:
         self._plans: deque[BatchPlan] = deque()
         self._short_since = math.inf  # monotonic time since which there are too few items to request a batch
         self._next_shard = int(self._rng.integers(len(self._clients)))  # fifo: for rows that no shard is known to hold
-        self._keys = ShardKeys()
+        self._keys = BatchKeys()
         self._counts = dict.fromkeys(("sampled", "applied", "stale", "dropped_updates"), 0)
         self.unsent = 0
         """Priorities that reached no shard: it is lost or behind, or the keys are those of an earlier sampler."""
@@ -178,7 +178,7 @@ class ShardedReplay:
             PriorityError: a value is NaN, infinite or negative (the row is named); nothing was sent.
         """
         keys, values = checked(keys, priorities)
-        sent = sum(self._send(one, values[one.rows]) for one in self._keys.by_shard(keys))
+        sent = sum(self._send(one, values[one.rows]) for one in self._keys.by_source(keys))
         self._counts["stale"] += len(keys) - sent
         self.unsent += len(keys) - sent
         return Updated(sent, len(keys) - sent)
@@ -284,14 +284,14 @@ class ShardedReplay:
                 one.polled_at = now
                 one.poll = self._clients[shard].draw(0, self._limiter.until(shard)), one.epoch
 
-    def _send(self, to: ShardRows, values: NDArray[np.float64]) -> int:
-        one = self._shards[to.shard]
+    def _send(self, to: SourceRows, values: NDArray[np.float64]) -> int:
+        one = self._shards[to.source]
         if one.lost or one.generation != to.generation:
             return 0
         if len(one.updates) >= _WAITING_UPDATES:
             self._counts["dropped_updates"] += 1
             return 0
-        answer = self._clients[to.shard].update(to.generation, to.keys, values)
+        answer = self._clients[to.source].update(to.generation, to.keys, values)
         one.updates.append((answer, one.epoch, len(to.keys)))
         return len(to.keys)
 
@@ -376,7 +376,8 @@ class ShardedReplay:
             raw = (max(1, len(self)) * probabilities) ** -beta
             weights = (raw / raw.max() if normalize == "batch" else raw).astype(np.float32)
         self._counts["sampled"] += plan.rows
-        keys = self._keys.make(plan.rows, [] if self._fifo else [(shard, drawn) for shard, _, drawn in parts])
+        kept = [] if self._fifo else [SourceKeys(shard, one.status.generation, one.keys) for shard, _, one in parts]
+        keys = self._keys.make(plan.rows, kept)
         if into is not None:
             into.fixed[0][:], into.fixed[1][:], into.fixed[2][:] = keys, probabilities, weights
         return Batch(data, keys, probabilities, weights)
