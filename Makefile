@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard native/*.h native/*.cc)
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-long test-ray test-envpool test-object-store test-trackers check types contracts check-model docs reference bench examples clean
+.PHONY: help install train test test-long test-ray test-envpool test-object-store test-trackers check types contracts collected check-model docs reference bench examples clean
 .PHONY: wheels test-wheel check-release
 .PHONY: check-native check-clang check-tidy check-aarch64 fuzz
 
@@ -44,7 +44,7 @@ train: $(VENV)/.train
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(MAKE) --no-print-directory -j 2 types contracts
+	$(MAKE) --no-print-directory -j 2 types contracts collected
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
@@ -52,12 +52,18 @@ types: $(VENV)/.dev
 contracts: $(VENV)/.dev
 	$(BIN)/lint-imports
 
+# Compiles the tests once, beside mypy, and not in each process that runs them.
+collected: $(VENV)/.dev
+	$(BIN)/python -m pytest --collect-only -qq $(SELECTED) > /dev/null
+
 # Tests start hundreds of processes; without compiled files each would compile the package again.
-test test-long test-ray test-envpool test-object-store test-trackers: export PYTHONDONTWRITEBYTECODE :=
+test test-long test-ray test-envpool test-object-store test-trackers check collected: export PYTHONDONTWRITEBYTECODE :=
+
+SELECTED := -m 'not cluster and not long and not envpool and not object_store'
 
 # In the order of folders: files with few tests, which xdist would take last, are those whose tests take longest.
 test: check
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m 'not cluster and not long and not envpool and not object_store'
+	$(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder $(SELECTED)
 
 # Whole tutorial pages, runs over hosts that learn, spoilt runs trained anew; some minutes.
 test-long: $(VENV)/.dev

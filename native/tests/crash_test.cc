@@ -338,7 +338,9 @@ void enumerate(const char* name, uint64_t every, const std::function<bool(uint64
 
 }  // namespace
 
-int main() {
+// crash_test [STEP]: of the deaths, one in STEP (1).
+int main(int argc, char** argv) {
+  const uint64_t step = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
   const Flavour flavours[] = {
       {"rows", Kind::rows},
       {"rows, fifo sampler", Kind::rows, Sampler::fifo},
@@ -354,7 +356,7 @@ int main() {
     chunks_travel = flavour.travels;
     const auto run = [&](const char* name, bool (*trial)(const Flavour&, uint64_t), uint64_t every = 1) {
       const std::string whole = std::string(flavour.name) + ", " + name;
-      enumerate(whole.c_str(), every, [&](uint64_t n) { return trial(flavour, n); }, places);
+      enumerate(whole.c_str(), every * step, [&](uint64_t n) { return trial(flavour, n); }, places);
     };
     run("worker", worker_alone);
     run("worker beside owner", worker_beside_owner);

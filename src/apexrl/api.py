@@ -333,6 +333,7 @@ def publish(
         try:
             shutil.copytree(made, target, dirs_exist_ok=True)
         except OSError as error:  # of copytree's own, the first of many is enough
+            shutil.rmtree(target, ignore_errors=True)  # half of it would pass for an agent
             said = error.args[0][0][2] if isinstance(error, shutil.Error) else error
             raise ConfigError(f"cannot publish in {target}: {said}") from error
         return str(target)

@@ -110,5 +110,6 @@ def test_boxes_and_sequences_in_processes(name: str, tmp_path: Path) -> None:
     in_processes(name, tmp_path)
 
 
+@pytest.mark.long
 def test_sequences_and_states_through_redis(tmp_path: Path, redis_server: RedisServer) -> None:
     in_processes("r2d2", tmp_path, redis=redis_server.url, run="every")

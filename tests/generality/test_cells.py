@@ -72,6 +72,7 @@ def test_what_has_ended_is_not_run_again_but_failures_are(tmp_path):
     assert [of["failure"] for of in cells.kept(path)] == ["", ""]
 
 
+@pytest.mark.long
 def test_a_tiny_cell_runs_to_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "RUNS", tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(cells.ROOT))

@@ -107,7 +107,7 @@ def run(config: Config) -> tuple[Watcher, dict[str, Any], checkpoint.Checkpoint]
     return watcher, summary, found
 
 
-@pytest.mark.parametrize("agent", ["dueling_dqn", "r2d2"])
+@pytest.mark.parametrize("agent", ["dueling_dqn", pytest.param("r2d2", marks=pytest.mark.long)])
 def test_two_serial_runs_are_equal_to_the_last_bit(tmp_path: Path, agent: str) -> None:
     one, first, found = run(serial(tmp_path, "one", agent))
     two, second, again = run(serial(tmp_path, "two", agent))

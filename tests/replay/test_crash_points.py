@@ -14,11 +14,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 CHANGE = re.compile(r"(?<!\))\.(store|exchange|fetch_add|fetch_sub|compare_exchange_\w+)\(|APEXRL_POINT\(\)")
 
 
-@pytest.fixture(scope="module")
-def places(tmp_path_factory):
+SHORT, WHOLE = 2, 1
+"""One death in so many."""
+
+
+@pytest.fixture(scope="module", params=[SHORT, pytest.param(WHOLE, marks=pytest.mark.long)])
+def places(tmp_path_factory, request):
     """``(file, line)`` of every place at which a process was killed; all went well after each death."""
     program = compiled("crash_test", tmp_path_factory.mktemp("crash"), "-DAPEXRL_CRASH_POINTS")
-    done = subprocess.run([str(program)], capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run([str(program), str(request.param)], capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.endswith("ok\n")
     found = re.findall(r"^place (\S+):(\d+) \d+$", done.stdout, re.MULTILINE)

@@ -109,7 +109,7 @@ def assert_items(batch, twins, kind, length, stride, burn_in, stack):
 
 
 @given(st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_random_streams_equal_the_twin(data):
     kind = data.draw(st.sampled_from(["sequence", "unroll"]))
     length, burn_in = data.draw(st.integers(1, 12)), data.draw(st.integers(0, 9))

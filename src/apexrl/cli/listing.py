@@ -134,7 +134,9 @@ def _from_outside(name: str) -> list[Section]:
         ConfigError: there is neither.
     """
     module, _, attribute = (installed("agents")[name].value if ":" not in name else name).partition(":")
-    if not module or not inspect.isfunction(getattr(_imported(module), attribute, None)):
+    if not all(map(str.isidentifier, module.split("."))) or not inspect.isfunction(
+        getattr(_imported(module), attribute, None)
+    ):
         found = agent_class(name)
         about = [Section("Agents: --agent NAME", [Entry(name, (inspect.getdoc(found) or "").partition("\n")[0])])]
         declared = getattr(found, "Settings", None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -98,7 +99,7 @@ def export(
         AgentError: an agent of your own has no ``decide``; or actions are to be drawn, and the agent has no policy
             that says their probabilities.
         ConfigError: packages that write ONNX are missing; or there is no such format.
-        SnapshotError: the file would act otherwise than the agent; nothing is written.
+        SnapshotError: the file would act otherwise than the agent, or cannot be written; nothing is written.
     """
     if not isinstance(agent, Decides):
         raise AgentError(
@@ -127,8 +128,8 @@ def export(
     dynamic = (tuple({0: batch} for _ in names),)
     tensors = tuple(torch.from_numpy(example[name]) for name in names)
     part = path.with_name(path.name + ".part")
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # of PyTorch's own exporter
             if file_format == "onnx":
@@ -142,8 +143,11 @@ def export(
                 raise ConfigError(f"there is no format {file_format!r}: onnx or pt2")
         _check(found, wanted, path)
         part.replace(path)
+    except OSError as error:
+        raise SnapshotError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
     return shapes
 
 
