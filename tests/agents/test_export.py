@@ -162,6 +162,9 @@ def test_a_file_that_acts_otherwise_is_not_kept(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(SnapshotError, match="is not written: its action is"):
         loaded.export(tmp_path / "agent.pt2", "pt2")
     assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(SnapshotError, match="cannot write .*/file/agent.pt2: "):
+        loaded.export(tmp_path / "file" / "agent.pt2", "pt2")
 
 
 @pytest.mark.long

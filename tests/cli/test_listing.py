@@ -149,6 +149,8 @@ def test_an_unknown_subject_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"not 'agent' \(did you mean 'agents'\?\)"):
         show(["agent"], Console(file=io.StringIO()))
     assert SUBJECTS == ("presets", "agents", "topologies")
+    with pytest.raises(ConfigError, match=r"'.:x' is no 'package.module:Class'"):
+        show([".:x"], Console(file=io.StringIO()))
 
 
 def test_listing_loads_neither_torch_nor_gymnasium() -> None:

@@ -179,6 +179,15 @@ def test_a_callback_can_stop_with_a_reason(tmp_path: Path) -> None:
     ledger.close()
 
 
+@pytest.mark.parametrize("word", ["interrupted", "error"])
+def test_a_callback_cannot_stop_as_a_run_that_would_be_resumed(word: str, tmp_path: Path) -> None:
+    ledger = ledger_of(tmp_path, lambda status: word)
+    ledger.show()
+    assert isinstance(ledger.failure, CallbackError)
+    assert f"a callback cannot stop a run as {word!r}" in str(ledger.failure)
+    ledger.close()
+
+
 @pytest.mark.parametrize("answer", [True, np.float32(9.0) > 8.0, False, np.float32(9.0) > 10.0, None, "", 1])
 def test_true_stops_also_as_a_comparison_of_numpy_has_it(answer: Any, tmp_path: Path) -> None:
     class Answering(Callback):

@@ -147,7 +147,9 @@ def _reason(answer: object) -> str:
     """What a callback's answer says why the run stops. A comparison of arrays answers with NumPy's own True."""
     if isinstance(answer, str):
         if answer in _OTHER_ENDS:
-            raise ConfigError(f"a callback cannot stop a run as {answer!r}, which would be resumed: return another word")
+            raise ConfigError(
+                f"a callback cannot stop a run as {answer!r}, which would be resumed: return another word"
+            )
         return answer
     return "callback" if isinstance(answer, bool | np.bool_) and answer else ""
 
