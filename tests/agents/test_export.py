@@ -163,7 +163,7 @@ def test_a_file_that_acts_otherwise_is_not_kept(tmp_path: Path, monkeypatch: pyt
         loaded.export(tmp_path / "agent.pt2", "pt2")
     assert not list(tmp_path.iterdir())
     (tmp_path / "file").touch()
-    with pytest.raises(SnapshotError, match="cannot write .*/file/agent.pt2: "):
+    with pytest.raises(SnapshotError, match=r"cannot write .*/file/agent\.pt2: "):
         loaded.export(tmp_path / "file" / "agent.pt2", "pt2")
 
 
