@@ -117,6 +117,7 @@ class EnvSpec:
         categories: of discrete observations (int64 fields): field name -> number of values, which
             networks encode one-hot.
         starts: of discrete observations that the environment does not count from 0: field name -> its first value.
+        agents: of an environment of several agents: their names. Its rows are agents, row i the (i mod k)-th of these.
     """
 
     observation: Mapping[str, Field]
@@ -124,6 +125,7 @@ class EnvSpec:
     stack: int = 1
     categories: Mapping[str, int] = field(default_factory=dict)
     starts: Mapping[str, int] = field(default_factory=dict)
+    agents: tuple[str, ...] = ()
 
 
 def past_missing(spec: EnvSpec, given: Collection[str]) -> str:

@@ -20,7 +20,7 @@ class EnvConfig:
     """Which environment, and how it is wrapped."""
 
     env: str | Callable[..., Any] = "CartPole-v1"
-    """Gymnasium id, package.module:Id-v0 (imported first), or envpool:Task.
+    """Gymnasium id, package.module:Id-v0 (imported first), envpool:Task, or package.module:parallel_env of PettingZoo.
     From Python also a callable that returns an env or, with the parameter num_envs, a vector env."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment's constructor."""
@@ -41,6 +41,10 @@ class EnvConfig:
     info_metrics: tuple[str, ...] = ()
     """Keys of info, at an episode's last step, whose numbers become metrics: episode/KEY_mean, _min and _max.
     All of info["metrics"] do without being named."""
+    show_agent: bool = False
+    """Of an environment of several agents: adds to each one's observation which agent it is, as agent."""
+    show_state: bool = False
+    """Of an environment of several agents: adds the state of the whole environment to each observation, as state."""
     native_envs: bool = True
     """Steps environments in the vectorised form that they bring, where that plays the same episodes.
     Off: as single environments, one after the other."""

@@ -24,10 +24,14 @@ from urllib.parse import unquote, urlsplit
 
 from apexrl.config import Config, outside
 from apexrl.config.convert import LazyCallable, describe_callable, flat, import_callable, known_settings
+from apexrl.config.game_names import is_game
 from apexrl.errors import ConfigError
 
 _SOURCES: Final = ("", "src", "lib", "python")
 """Where in a project that is installed as editable its packages lie."""
+
+_GAMES: Final = ("pettingzoo", "mpe2")
+"""Packages whose functions ``parallel_env`` and ``env`` make environments; elsewhere such a name may be anything."""
 
 _IMPORTABLE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d][\w./-]*")
 """Text that code which is given it may import: ``module:name``."""
@@ -102,6 +106,8 @@ def entrusted(config: Config, trust: Sequence[str], origin: str, env: bool = Tru
         return replace(config, env=replace(config.env, env=_Entrusted(called, origin, trusted)))
     if isinstance(config.env.env, str) and ":" in config.env.env:
         module = _module(config.env.env)
+        if is_game(config.env.env):
+            _check(config.env.env, module, "environment", (*trusted, *_GAMES), origin, command)
         if not _within(module, trusted) and not installed(module):
             raise ConfigError(
                 f"{origin} names the environment {config.env.env!r}, and module {module!r} belongs to no installed "

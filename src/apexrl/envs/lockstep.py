@@ -41,6 +41,8 @@ class Rows(NamedTuple):
     which: Which = None
     metrics: dict[int, dict[str, float]] | None = None
     """Number of an environment whose episode ended here -> what its info tells (``told_metrics``); None: nothing."""
+    waiting: Bools | None = None
+    """[R], of rows that are agents: it takes no part now, and nothing happened to it; None: nobody waits."""
 
 
 class Backend(Protocol):

@@ -11,6 +11,8 @@ import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
 from apexrl.config import EnvConfig
+from apexrl.config.game_names import is_game
+from apexrl.envs.agent_games import agent_rows
 from apexrl.envs.atari import LifeLossEnds, atari_env
 from apexrl.envs.atari_game import plain_game, register_atari
 from apexrl.envs.atari_rows import AtariRows
@@ -42,6 +44,9 @@ def make_vector(
     changes: Changes | None = None,
 ) -> VectorEnv:
     """``num_envs`` environments stepped together, with distinct seeds drawn from ``seed``.
+
+    Of an environment of several agents (``package.module:parallel_env``) rows are agents, at least ``num_envs`` of
+    them, and as many as its environments have.
 
     An environment with a vectorised form that does what single ones do (CartPole) uses that, unless it is wrapped; one
     that has no other form uses it always. Atari games are stepped by ale-py's threads, where they may use several
@@ -96,6 +101,8 @@ def make_env(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, 
         EnvError: as ``make_vector``.
     """
     name = env_name(config)
+    if is_game(config.env):
+        raise EnvError(f"{name} has several agents: there is no single environment to make, as for a video")
     if name.startswith(PREFIX) or ((form := _guarded_form(config)) is not None and form.only):
         raise EnvError(f"{name} has a vectorised form only: there is no single environment to make, as for a video")
     kwargs = dict(config.env_kwargs)
@@ -126,6 +133,9 @@ def env_spec_and_limit(config: EnvConfig) -> tuple[EnvSpec, int | None]:
     if name.startswith(PREFIX):
         observations, actions, limit = _guard(name, lambda: pool_spaces(name, _pool_kwargs(config)), {})
         return env_spec(observations, actions, config.stack), limit
+    if is_game(config.env):
+        with closing(make_vector(config, 1, 0)) as vector:
+            return vector.spec, config.max_episode_steps or None
     form = None if config.atari else _guarded_form(config)
     if form is not None and form.only:
         with closing(make_vector(config, 1, 0)) as vector:
@@ -193,6 +203,8 @@ def _extra(name: str) -> str:
         "ale_py": "pip install 'apexrl[atari]'",
         "cv2": "pip install 'apexrl[atari]'",
         "envpool": "pip install 'apexrl[envpool]'",
+        "pettingzoo": "pip install 'apexrl[pettingzoo]', and what PettingZoo names for it, as in 'pettingzoo[sisl]'",
+        "mpe2": "pip install mpe2",
     }.items():
         if word in entry.lower():
             return f"Run: {command}"
@@ -230,6 +242,13 @@ def _guarded_form(config: EnvConfig) -> VectorForm | None:
 def _native(config: EnvConfig, num_envs: int, vector: str, call: EnvCall, cores: int, partial: bool) -> Backend | None:
     """The environment's own vectorised form, if there are no single ones, or if it does what they would."""
     name = env_name(config)
+    if is_game(config.env):
+        if vector == "threads":
+            raise EnvError(
+                f"{name} has several agents, whose environments are stepped one after the other: leave out "
+                "--vector threads"
+            )
+        return cast("Backend", _guard(name, lambda: agent_rows(config, num_envs, call), {}))
     if name.startswith(PREFIX):
         return cast("Backend", _guard(name, lambda: _pool(config, num_envs, vector, call, cores, partial), {}))
     if config.atari:

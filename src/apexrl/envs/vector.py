@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +36,17 @@ class Stepped(NamedTuple):
     starts: Bools  # [R], the observation begins an episode: the action was ignored, the reward is 0
     episodes: list[Episode]  # finished by this step
     which: Which = None  # [R], numbers of the environments; None: all, in order
+    idle: Bools | None = None  # [R], of agents that take no part: this is no step of theirs, and is not recorded
+
+    @property
+    def played(self) -> Bools:
+        """[R], an action was taken."""
+        return ~self.starts if self.idle is None else ~(self.starts | self.idle)
+
+    @property
+    def steps(self) -> int:
+        """How many actions were taken."""
+        return len(self.starts) - int(np.count_nonzero(self.starts if self.idle is None else self.starts | self.idle))
 
 
 class VectorEnv:
@@ -43,6 +55,9 @@ class VectorEnv:
 
     After an end comes the row of the reset: its action was ignored, its reward is 0 and ``starts`` is true. The final
     observation is the observation of the step that ended.
+
+    Where rows are agents, one whose part has ended is ``idle`` until the next episode of its environment begins, and so
+    is one that has yet to appear.
 
     Args:
         backend: the environments.
@@ -73,6 +88,9 @@ class VectorEnv:
         self.name, self.chosen = name, chosen
         self.device: str = getattr(backend, "device", "") or "cpu"
         self.spec = env_spec(backend.observation_space, backend.action_space, stack)
+        if agents := getattr(backend, "agents", ()):
+            self.spec = replace(self.spec, agents=agents)
+        self._absent = np.zeros(self.num_envs, np.bool_)  # agents that have not appeared since the reset of all
         self._backend = backend
         self._clip = reward_clip
         self._seed = seed
@@ -92,7 +110,8 @@ class VectorEnv:
         seeds = np.random.SeedSequence(self._seed).generate_state(self.num_envs, np.uint32)
         self._refuse_changes()
         observation = self._backend.reset([int(s) for s in seeds])
-        self._ended[:], self._returns[:], self._lengths[:] = False, 0.0, 0
+        self._absent[:] = getattr(self._backend, "absent", False)
+        self._ended[:], self._returns[:], self._lengths[:] = self._absent, 0.0, 0
         return observation
 
     def send(self, actions: Array, which: Which = None) -> None:
@@ -128,9 +147,14 @@ class VectorEnv:
         at = slice(None) if which is None else which
         starts = self._ended[at].copy()
         ended = rows.terminated | rows.truncated
-        self._ended[at] = ended
+        idle: Bools | None = None
+        if rows.waiting is not None:
+            starts &= ~rows.waiting
+            idle = rows.waiting | (starts & self._absent[at])  # who appears later has no final observation behind it
+            self._absent[at] &= ~starts
+        self._ended[at] = ended if rows.waiting is None else ended | (rows.waiting & self._ended[at])
         self._returns[at] += reward
-        self._lengths[at] += ~starts
+        self._lengths[at] += ~starts if idle is None else ~(starts | idle)
         episodes: list[Episode] = []
         if ended.any():
             self._refuse_changes()
@@ -142,7 +166,7 @@ class VectorEnv:
         learned = reward.astype(np.float32, copy=False)
         if self._clip:
             learned = np.clip(learned, -self._clip, self._clip)
-        return Stepped(rows.observation, learned, rows.terminated, rows.truncated, starts, episodes, which)
+        return Stepped(rows.observation, learned, rows.terminated, rows.truncated, starts, episodes, which, idle)
 
     def _refuse_changes(self) -> None:
         if self._unheeded is not None and self._unheeded().version:

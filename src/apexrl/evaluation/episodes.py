@@ -76,7 +76,7 @@ def play(loaded: LoadedAgent, config: Config, episodes: int, seed: int, video: s
         count, (wanted, films) = 1, filmed(wanted, Path(video))
     vector = make_vector(wanted, count, seed)
     try:
-        frames = FrameStack(vector.spec.stack, count, vector.spec.observation)
+        frames = FrameStack(vector.spec.stack, vector.num_envs, vector.spec.observation)
         trial = Trial(loaded.agent, vector, frames, episodes, seed, settings=config.evaluator)
         while trial.step():
             pass

@@ -24,7 +24,7 @@ from apexrl.spec import ActionSpec, EnvSpec, Field
 Recipe = Literal["none", "default", "paper"]
 
 LOOKED_AT = ("env", "env_kwargs", "atari", "stack", "reward_clip", "last_action_reward", "max_episode_steps",
-             "env_timeout", "stall_timeout", "serial", "seed", "env_steps")  # fmt: skip
+             "show_agent", "show_state", "env_timeout", "stall_timeout", "serial", "seed", "env_steps")  # fmt: skip
 """Settings that count before an agent is chosen."""
 
 
@@ -125,7 +125,10 @@ def with_names(topology: str, agent: str, facts: EnvFacts, recipe: Recipe, env_s
 def with_recipe(agent: str, topology: str, facts: EnvFacts, recipe: Recipe, env_steps: int = 0) -> Config:
     """The defaults, the settings that the names of ``agent`` and ``topology`` stand for, and those of the recipe."""
     config = replace(agents.with_agent(Config(), agent), topology=topology, recipe=recipe)
-    return override(config, recipe_settings(agent, topology, facts, recipe, env_steps))
+    config = override(config, recipe_settings(agent, topology, facts, recipe, env_steps))
+    if k := len(facts.spec.agents):  # rows are agents, of whole environments
+        config = override(config, {"envs_per_actor": -(-config.actor.envs_per_actor // k) * k})
+    return config
 
 
 def recipe_settings(agent: str, topology: str, facts: EnvFacts, recipe: Recipe, env_steps: int = 0) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class A3CWorker:
         steps = player.collect(least=self._envs)
         if steps is None:
             return True  # environments are at work
-        unrolls.append(steps, player.starts)
+        unrolls.append(steps, player.starts if player.idle is None else player.starts | player.idle)
         if unrolls.full:
             assert player.seen is not None
             unrolls.see(player.seen)

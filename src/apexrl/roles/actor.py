@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from apexrl.config import Config
 from apexrl.errors import AgentError, WaitTimeout
 from apexrl.protocols import Agent, Arrays, Context, Item, Prioritizing, StepWriter, WeightsReader
+from apexrl.roles.env_arrays import Which
 from apexrl.roles.env_player import VERSION as VERSION
 from apexrl.roles.env_player import EnvPlayer
 from apexrl.roles.lag_throttle import LagThrottle
@@ -88,6 +89,7 @@ class Actor:
         self._weights = NewestWeights(context, self._agent, weights)
         self._throttle = LagThrottle(context, config, replay, most_waiting)
         self._rows = np.zeros(envs, np.int64)  # written to each stream
+        self._written: Which = None  # whose steps ``_unwritten`` are
         self._until_pull = 0  # environment steps
 
     def step(self) -> bool:
@@ -112,8 +114,13 @@ class Actor:
             if self._unwritten is None:
                 return True  # every environment is at work
             self._until_pull -= len(player.starts)
-            self._rows[slice(None) if player.which is None else player.which] += 1
-        streams = None if player.which is None else player.which.tolist()
+            self._written = player.which
+            if player.idle is not None and player.idle.any():
+                self._leave_out(player.idle)
+                if not self._unwritten:
+                    return True
+            self._rows[slice(None) if self._written is None else self._written] += 1
+        streams = None if self._written is None else self._written.tolist()
         try:
             self._writer.append(self._unwritten, streams, timeout=self._context.patience)
         except WaitTimeout:
@@ -121,6 +128,15 @@ class Actor:
         self._unwritten = None
         player.episodes.report()
         return True
+
+    def _leave_out(self, idle: NDArray[np.bool_]) -> None:
+        """Keep of the steps in hand those that were any."""
+        assert self._unwritten is not None
+        took_part = np.flatnonzero(~idle)
+        self._unwritten = (
+            {name: values[took_part] for name, values in self._unwritten.items()} if len(took_part) else None
+        )
+        self._written = took_part if self._written is None else self._written[took_part]
 
     def _begins_unrolls(self) -> bool:
         """Whether the next actions begin unrolls whose lag is bounded."""

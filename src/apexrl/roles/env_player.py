@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from apexrl.config import Config
 from apexrl.protocols import Agent, Context
@@ -39,6 +40,7 @@ class EnvPlayer:
             nobody does.
         which: whose steps were collected last.
         starts: [R], true where ``collect`` yielded a final observation: what is seen now begins an episode.
+        idle: [R], true where it yielded no step: an agent took no part; None: everybody did.
         episodes: what has ended, to be reported.
     """
 
@@ -72,6 +74,7 @@ class EnvPlayer:
         self.seen: dict[str, Array] | None = self._frames.push(self._observation)
         self.which: Which = None if self._env.lockstep else np.arange(envs)
         self.starts = np.ones(envs, np.bool_)
+        self.idle: NDArray[np.bool_] | None = None
         self.episodes = Episodes(context)
 
     def act(self, version: int, random: bool = False) -> None:
@@ -130,10 +133,10 @@ class EnvPlayer:
             "truncated": stepped.truncated,
         }
         self._observation = stepped.observation
-        self.starts = stepped.starts
+        self.starts, self.idle = stepped.starts, stepped.idle
         self.seen = self._frames.push(stepped.observation, stepped.starts, which)
         self._state.clear(which, stepped.starts)
-        self._context.count(env_steps=len(stepped.starts) - int(np.count_nonzero(stepped.starts)))
+        self._context.count(env_steps=stepped.steps)
         self.episodes.add(stepped.episodes)
         return steps
 

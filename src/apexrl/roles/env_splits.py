@@ -62,7 +62,7 @@ class EnvSplits:
         if stepped is None:
             return None
         self.stepping.remove(group)
-        self._context.count(env_steps=env.num_envs - int(np.count_nonzero(stepped.starts)))
+        self._context.count(env_steps=stepped.steps)
         self._episodes.add(stepped.episodes)
         self.observation[group] = stepped.observation
         self.seen[group] = self._frames[group].push(stepped.observation, stepped.starts)

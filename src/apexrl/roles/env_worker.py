@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from apexrl.links.local.inference import InferenceLink
     from apexrl.links.tcp.remote_inference import RemoteInference
 
+IDLE = "idle"
+"""Field of a request for several agents: one took no part, and its step is not to be recorded."""
+
 SIMULATORS_SECONDS = 0.001  # between looks at environments in threads while no answer has come
 
 
@@ -33,6 +36,7 @@ def request_fields(spec: EnvSpec) -> dict[str, Field]:
         "terminated": Field((), "bool"),
         "truncated": Field((), "bool"),
         "starts": Field((), "bool"),  # the observation begins an episode; the action before it was ignored
+        **({IDLE: Field((), "bool")} if spec.agents else {}),
     }
 
 
@@ -41,13 +45,18 @@ def reply_fields(spec: EnvSpec) -> dict[str, Field]:
     return {"action": Field(spec.action.shape, spec.action.dtype)}
 
 
-def split_sizes(envs: int, splits: int) -> tuple[int, ...]:
-    """Environments of each group of a worker: as equal as can be, and none without any."""
-    return tuple(len(part) for part in np.array_split(np.arange(envs), min(envs, max(1, splits))))
+def split_sizes(envs: int, splits: int, together: int = 1) -> tuple[int, ...]:
+    """Environments of each group of a worker: as equal as can be, and none without any.
+
+    Args:
+        together: rows of which a group has all or none, as the agents of one environment; ``envs`` is a multiple.
+    """
+    whole = envs // together
+    return tuple(together * len(part) for part in np.array_split(np.arange(whole), min(whole, max(1, splits))))
 
 
-def group_sizes(config: Config) -> tuple[int, ...]:
-    """Environments of each group of a worker, as ``--splits`` says.
+def group_sizes(config: Config, agents: int = 1) -> tuple[int, ...]:
+    """Environments of each group of a worker, as ``--splits`` says; rows, where each has so many ``agents``.
 
     Where workers share cores, one steps while another waits, and the messages of two groups cost more than they gain.
     Workers of other hosts wait for the network, too. In lock-step a seed is to mean the same on every machine.
@@ -57,7 +66,7 @@ def group_sizes(config: Config) -> tuple[int, ...]:
         elsewhere = actor.actor_slots > actor.actors
         crowded = usable_cores() <= actor.actors
         splits = 1 if crowded and not (elsewhere or config.serial) else 2
-    return split_sizes(config.actor.envs_per_actor, splits)
+    return split_sizes(config.actor.envs_per_actor, splits, agents)
 
 
 class EnvWorker:
@@ -75,7 +84,7 @@ class EnvWorker:
         for split, envs in enumerate(inference.splits):
             starts, nowhere = np.ones(envs, np.bool_), np.zeros(envs, np.bool_)
             results = {"reward": np.zeros(envs, np.float32), "terminated": nowhere, "truncated": nowhere}
-            self._unasked[split] = {**self._groups.seen[split], **results, "starts": starts}
+            self._unasked[split] = {**self._groups.seen[split], **results, "starts": starts, IDLE: nowhere}
 
     def step(self) -> bool:
         """Step every group whose actions have come, and ask for the next ones. False: none has come."""
@@ -108,6 +117,8 @@ class EnvWorker:
             "truncated": stepped.truncated,
             "starts": stepped.starts,
         }
+        if stepped.idle is not None:
+            self._unasked[split][IDLE] = stepped.idle
         self._ask(split)
 
     def _ask(self, split: int) -> bool:

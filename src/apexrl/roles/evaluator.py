@@ -70,7 +70,7 @@ class Evaluator:
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, "cpu", context.seed)
         self._seeds = np.random.SeedSequence(context.seed)  # spawns fresh ones, unless one is set
         self._env = role_envs(context, config, envs, context.seed, cores=1, changing=False)
-        self._frames = FrameStack(spec.stack, envs, spec.observation)
+        self._frames = FrameStack(spec.stack, self._env.num_envs, spec.observation)
         self._folder = RunFolder(context.folder).checkpoints
         goal = config.stop.stop_at_return
         self._goal = float("inf") if goal is None else goal

@@ -46,7 +46,7 @@ class ExpectedReturns:
             observations: that the agent sees after it, name -> [B, …].
             owed: episodes that still count, of every environment, before this step.
         """
-        played = ~stepped.starts
+        played = stepped.played
         self._discounted[played] += (self._weight * stepped.reward)[played]
         self._weight[played] *= self._gamma
         self._length += played

@@ -17,6 +17,7 @@ from apexrl.protocols import Acted, Context, State, StepWriter
 from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.actor import FIRST_VERSION, VERSION, PriorityFn
 from apexrl.roles.env_arrays import EnvArrays
+from apexrl.roles.env_worker import IDLE
 from apexrl.roles.lag_throttle import LagThrottle
 from apexrl.roles.schedules import Exploration
 from apexrl.spec import Array, EnvSpec, is_observation
@@ -283,6 +284,8 @@ class InferenceBatches:
             return requests
         envs, sizes = self._link.envs_per_worker, self._sizes[requests.groups]
         complete = np.repeat(self._acted[requests.groups], sizes)
+        if IDLE in requests.columns:
+            complete &= ~np.asarray(requests.columns[IDLE], np.bool_)
         workers = requests.rows // envs
         steps: dict[str, Array] = {}
         if complete.any():

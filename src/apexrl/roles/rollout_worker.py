@@ -70,6 +70,7 @@ class RolloutWorker:
         self._writer: StepWriter = replay.writer(streams=inference.envs_per_worker, priority_fn=None)
         envs = np.arange(inference.envs_per_worker)
         self._streams: list[list[int]] = [part.tolist() for part in np.split(envs, np.cumsum(inference.splits)[:-1])]
+        self._written = list(self._streams)  # whose steps ``_unwritten`` are
         self._throttle = LagThrottle(context, config, replay, most_waiting)
         self._rows = [0 for _ in inference.splits]  # written for each environment of a group
         self._states = [name for name in inference.request if not is_observation(name)]
@@ -135,6 +136,11 @@ class RolloutWorker:
             "terminated": stepped.terminated,
             "truncated": stepped.truncated,
         }
+        self._written[split] = self._streams[split]
+        if stepped.idle is not None and stepped.idle.any():
+            took_part = np.flatnonzero(~stepped.idle)
+            self._unwritten[split] = {name: values[took_part] for name, values in self._unwritten[split].items()}
+            self._written[split] = [self._streams[split][row] for row in took_part.tolist()]
         self._rows[split] += 1
         self._ask(split, stepped.starts)
         self._write(split)
@@ -171,7 +177,8 @@ class RolloutWorker:
     def _write(self, split: int, timeout: float = 0.0) -> bool:
         """Write a group's last step. False: the replay takes no more just now."""
         try:
-            self._writer.append(self._unwritten[split], self._streams[split], timeout)
+            if self._written[split]:
+                self._writer.append(self._unwritten[split], self._written[split], timeout)
         except WaitTimeout:
             return False  # nothing was taken; the same step is offered again
         del self._unwritten[split]

@@ -69,7 +69,7 @@ class UnrollBuilder:
 
         Args:
             steps: name -> [M, ...]: the fields, ``reward``, ``terminated``, ``truncated``.
-            final: bool [M], what was seen was a final observation: no step was taken on it.
+            final: bool [M], what was seen was a final observation, or an agent took no part: no step was taken on it.
         """
         row = self._row
         if row == 0:

@@ -270,6 +270,7 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
         "stack": spec.stack,
         "categories": dict(spec.categories),
         "starts": dict(spec.starts),
+        "agents": list(spec.agents),
     }
 
 
@@ -284,7 +285,8 @@ def spec_from_json(values: Mapping[str, Any]) -> EnvSpec:
             action[bound] = np.asarray(action[bound], dtype=np.float32)
     observation = {name: Field(tuple(f["shape"]), f["dtype"]) for name, f in values["observation"].items()}
     counted = {name: {k: int(v) for k, v in values.get(name, {}).items()} for name in ("categories", "starts")}
-    spec = EnvSpec(observation, ActionSpec(**action), int(values["stack"]), **counted)
+    agents = tuple(str(name) for name in values.get("agents", ()))
+    spec = EnvSpec(observation, ActionSpec(**action), int(values["stack"]), **counted, agents=agents)
     _check_sizes(spec)
     return spec
 

@@ -203,6 +203,7 @@ def topology(name: str) -> Wire:
     def wired(config: Config, probe: Probe) -> Program:
         check_fixed(config)
         check_probed(name, config.agent.agent, probe)
+        check_agents(config, probe)
         must = f"topology {name} must be a function (config, probe) -> Program; it"
         try:
             inspect.signature(wire).bind(config, probe)
@@ -294,6 +295,24 @@ def check_probed(name: str, agent: str, probe: Probe) -> None:
         )
     if info(name).by_gradients and not probe.places:
         raise ConfigError(_refusal(name, agent, probe.item.kind, False))
+
+
+def check_agents(config: Config, probe: Probe) -> None:
+    """Refuse rows that are no whole number of environments, where rows are agents.
+
+    Raises:
+        ConfigError: the message names a number that is.
+    """
+    k, rows = len(probe.spec.agents), config.actor.envs_per_actor
+    if k and rows % k:
+        raise ConfigError(
+            f"--envs-per-actor {rows} counts agents, of which {config.env.env} has {k}: give a multiple, as "
+            f"--envs-per-actor {-(-rows // k) * k}"
+        )
+    if k and config.wiring.wait_at_policy_lag:
+        raise ConfigError(
+            "--wait-at-policy-lag counts unrolls that begin together, and those of several agents do not: leave it out"
+        )
 
 
 def unread(name: str) -> set[str]:

@@ -38,7 +38,7 @@ def ga3c(config: Config, probe: Probe) -> Program:
         request=request_fields(probe.spec),
         reply=reply_fields(probe.spec),
         workers=room(config),
-        splits=group_sizes(config),
+        splits=group_sizes(config, len(probe.spec.agents) or 1),
     )
     weights = program.weights(probe.weights_nbytes)
     settings: dict[str, Any] = {"config": config, "spec": probe.spec}

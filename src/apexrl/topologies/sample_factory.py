@@ -25,7 +25,7 @@ def sample_factory(config: Config, probe: Probe) -> Program:
     workers and the evaluator alone. How old the policy was is known of every step, and ``--max-policy-lag`` limits it.
     """
     actors, wiring = config.actor, config.wiring
-    splits = group_sizes(config)
+    splits = group_sizes(config, len(probe.spec.agents) or 1)
     groups = actors.actors * len(splits)
     if wiring.policy_workers > groups:
         raise ConfigError(

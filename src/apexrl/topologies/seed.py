@@ -29,7 +29,7 @@ def seed(config: Config, probe: Probe) -> Program:
         request=request_fields(probe.spec),
         reply=reply_fields(probe.spec),
         workers=room(config),
-        splits=group_sizes(config),
+        splits=group_sizes(config, len(probe.spec.agents) or 1),
     )
     settings: dict[str, Any] = {"config": config, "spec": probe.spec}
     central: dict[str, Any] = {"replay": replay, "weights": weights, "restarts": config.learner.learner_restarts}

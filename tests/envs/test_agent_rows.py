@@ -1,0 +1,134 @@
+"""Environments of several agents: each agent is a row, and one that takes no part is idle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apexrl.config import EnvConfig
+from apexrl.envs import make_vector
+from apexrl.envs.agent_rows import told_names
+from apexrl.errors import EnvError
+
+GAME = "agent_toys:parallel_env"
+
+
+def played(config: EnvConfig, actions: list[list[int]], rows: int = 1) -> tuple[Any, list[Any]]:
+    env = make_vector(config, rows, 1)
+    first = env.reset()
+    return first, [env.step(np.array(action, np.int64)) for action in actions]
+
+
+def test_rows_are_agents_of_whole_environments() -> None:
+    env = make_vector(EnvConfig(env=GAME), 3, 1)
+    assert env.num_envs == 4, "two environments of two agents"
+    assert env.spec.agents == ("short", "long")
+    assert env.reset()["observation"][:, 2].tolist() == [0, 1, 0, 1]
+
+
+def test_an_agent_that_ended_is_idle_until_its_environment_begins_anew() -> None:
+    _, steps = played(EnvConfig(env=GAME), [[1, 1]] * 7)
+    assert [step.reward.tolist() for step in steps] == [[1, 1], [1, 1], [0, 1], [0, 1], [0, 1], [0, 0], [1, 1]]
+    assert [step.terminated.tolist() for step in steps[:6]] == [
+        *([False, False], [True, False], [False, False], [False, False], [False, True], [False, False])
+    ]
+    assert [step.idle.tolist() for step in steps] == [
+        [False] * 2,
+        [False] * 2,
+        *[[True, False]] * 3,
+        *[[False] * 2] * 2,
+    ]
+    assert [step.starts.tolist() for step in steps] == [[False] * 2] * 5 + [[True] * 2, [False] * 2]
+    assert [step.steps for step in steps] == [2, 2, 1, 1, 1, 0, 2]
+    assert steps[4].observation["observation"][0].tolist() == [2, 2, 0, 2], "it is shown its final observation"
+    episodes = [(episode.env, episode.episode_return, episode.length) for step in steps for episode in step.episodes]
+    assert episodes == [(0, 2.0, 2), (1, 5.0, 5)]
+    assert steps[4].episodes[0].metrics == {"return/long": 5.0}
+
+
+def test_an_agent_that_appears_later_has_no_final_observation_behind_it() -> None:
+    game = EnvConfig(env=GAME, env_kwargs={"late": {"long": 1}, "limit": 3})
+    first, steps = played(game, [[0, 1]] * 5)
+    assert not first["observation"][1].any(), "it is not there"
+    assert [step.idle.tolist() for step in steps] == [
+        [False, True],
+        [False] * 2,
+        [False] * 2,
+        [False, True],
+        [False] * 2,
+    ]
+    assert [step.starts.tolist() for step in steps] == [[False, True], *[[False] * 2] * 2, [True, False], [False, True]]
+    assert [step.reward[1] for step in steps] == [0, 1, 1, 0, 0]
+    assert steps[2].truncated.all()
+
+
+def test_a_time_limit_truncates_all() -> None:
+    _, steps = played(EnvConfig(env=GAME, max_episode_steps=2), [[0, 1], [0, 1], [0, 0]])
+    assert not steps[0].truncated.any()
+    assert steps[1].truncated.all()
+    assert not steps[1].terminated.any()
+    assert steps[2].starts.all()
+
+
+def test_what_is_shown_besides() -> None:
+    env = make_vector(EnvConfig(env=GAME, show_agent=True, show_state=True), 2, 1)
+    seen = env.reset()
+    assert set(seen) == {"observation/obs", "observation/agent", "observation/state"}
+    assert env.spec.categories == {"observation/agent": 2}
+    assert seen["observation/agent"].tolist() == [0, 1]
+    assert env.step(np.array([1, 0])).observation["observation/state"].tolist() == [[1, 0], [1, 0]]
+
+
+def test_returns_of_many_agents_are_told_by_their_kind() -> None:
+    assert told_names(["a_0", "a_1"]) == {"a_0": "return/a_0", "a_1": "return/a_1"}
+    assert set(told_names([f"piston_{n}" for n in range(20)]).values()) == {"return/piston"}
+
+
+class Odd:
+    def __init__(self, fault: str) -> None:
+        from agent_toys import Corridors
+
+        self._fault, self._inner = fault, Corridors({"a": 3, "b": 3})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def step(self, actions: Any) -> Any:
+        seen, *rest = self._inner.step(actions)
+        if self._fault == "shows nothing":
+            seen.pop("b")
+        elif self._fault == "says nothing":
+            rest[1].pop("b")
+        elif self._fault == "shape":
+            seen["b"] = seen["b"][:2]
+        return seen, *rest
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [("shows nothing", "shows nothing to agent 'b'"), ("says nothing", "says nothing"), ("shape", "of shape [2]")],
+)
+def test_a_faulty_environment_is_told(fault: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import agent_toys
+
+    monkeypatch.setattr(agent_toys, "parallel_env", lambda: Odd(fault))
+    env = make_vector(EnvConfig(env=GAME), 2, 1)
+    env.reset()
+    with pytest.raises(EnvError, match=text.replace("[", r"\[")):
+        env.step(np.array([0, 0]))
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (EnvConfig(env="agent_toys:env"), "no function 'env'"),
+        (EnvConfig(env="no_such_module:parallel_env"), "no module 'no_such_module'"),
+        (EnvConfig(env=GAME, last_action_reward=True), "leave out --last-action-reward"),
+        (EnvConfig(env=GAME, env_kwargs={"lengths": {}}), "possible_agents"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(config: EnvConfig, text: str) -> None:
+    with pytest.raises(EnvError, match=text):
+        make_vector(config, 2, 1)
