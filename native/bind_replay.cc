@@ -9,10 +9,30 @@
 namespace apexrl {
 namespace {
 
+// (column, strategy, share, relabelled, goal, achieved, steps), the last four of them arrays that Python keeps alive.
+Hindsight make_hindsight(const View& view, size_t n, nb::tuple wanted) {
+  const Geometry& g = view.geometry();
+  Hindsight out;
+  out.column = nb::cast<uint32_t>(wanted[0]);
+  out.strategy = nb::cast<GoalStrategy>(wanted[1]);
+  out.share = nb::cast<double>(wanted[2]);
+  if (g.kind != Kind::transition || g.sampler == Sampler::fifo || g.remover == Remover::proportional ||
+      g.chunk > kMostEpisodeChunk || out.column >= g.columns)
+    throw std::invalid_argument("this replay draws no goals in hindsight");
+  const size_t bytes = view.header().column[out.column].bytes;
+  out.relabelled = writable(wanted[3], n);
+  out.goal = writable(wanted[4], n * bytes);
+  out.achieved = writable(wanted[5], n * bytes * g.n_step);
+  out.steps = reinterpret_cast<int32_t*>(writable(wanted[6], n * 4));
+  if (!out.relabelled || !out.goal || !out.achieved || !out.steps) throw std::invalid_argument("an output is missing");
+  return out;
+}
+
 // Pointers into arrays that Python keeps alive.
 std::shared_ptr<Outputs> make_outputs(const PyReplay& replay, size_t n, nb::list columns, nb::list next_columns,
                                       nb::handle reward, nb::handle discount, nb::handle mask, nb::handle first,
-                                      nb::handle keys, nb::handle probabilities, nb::handle weights) {
+                                      nb::handle keys, nb::handle probabilities, nb::handle weights,
+                                      nb::handle hindsight) {
   auto out = std::make_shared<Outputs>();
   const View& view = replay.replay->view();
   const Geometry& g = view.geometry();
@@ -36,6 +56,7 @@ std::shared_ptr<Outputs> make_outputs(const PyReplay& replay, size_t n, nb::list
   out->keys = reinterpret_cast<uint64_t*>(writable(keys, n * 8));
   out->probabilities = reinterpret_cast<double*>(writable(probabilities, n * 8));
   out->weights = reinterpret_cast<float*>(writable(weights, n * 4));
+  if (!hindsight.is_none()) out->hindsight = make_hindsight(view, n, nb::cast<nb::tuple>(hindsight));
   return out;
 }
 
@@ -63,6 +84,10 @@ void bind_replay(nb::module_& m) {
       .value("unroll", Kind::unroll);
   nb::enum_<Sampler>(m, "Sampler").value("prioritized", Sampler::prioritized).value("fifo", Sampler::fifo);
   nb::enum_<Remover>(m, "Remover").value("fifo", Remover::fifo).value("proportional", Remover::proportional);
+  nb::enum_<GoalStrategy>(m, "GoalStrategy")
+      .value("future", GoalStrategy::future)
+      .value("final", GoalStrategy::final)
+      .value("episode", GoalStrategy::episode);
   nb::enum_<Normalize>(m, "Normalize")
       .value("batch", Normalize::batch)
       .value("buffer", Normalize::buffer)
@@ -190,7 +215,7 @@ void bind_replay(nb::module_& m) {
       })
       .def("outputs", &make_outputs, nb::arg("n"), nb::arg("columns"), nb::arg("next_columns"),
            nb::arg("reward").none(), nb::arg("discount").none(), nb::arg("mask").none(), nb::arg("first").none(),
-           nb::arg("keys"), nb::arg("probabilities"), nb::arg("weights"))
+           nb::arg("keys"), nb::arg("probabilities"), nb::arg("weights"), nb::arg("hindsight") = nb::none())
       .def("sample", [](PyReplay& r, Outputs& out, double beta, Normalize normalize, bool outstanding) {
         const auto owner = r.replay->owner();
         if (owner == nullptr) return member(SampleStatus::yielded);

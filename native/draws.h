@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "episodes.h"
 #include "gather.h"
 #include "view.h"
 #include "power.h"
@@ -12,6 +13,17 @@
 #include "store.h"
 
 namespace apexrl {
+
+// (transition) Goals drawn in hindsight, for `share` of a batch's items.
+struct Hindsight {
+  uint32_t column = UINT32_MAX;  // what was achieved; UINT32_MAX: no goals are drawn
+  GoalStrategy strategy = GoalStrategy::future;
+  double share = 0.0;
+  uint8_t* relabelled = nullptr;  // [n]: a goal was drawn for it
+  uint8_t* goal = nullptr;        // [n, column]; zeros where none was drawn
+  uint8_t* achieved = nullptr;    // [n, n_step, column]: after each step of the item; zeros behind its last
+  int32_t* steps = nullptr;       // [n]: steps of the item
+};
 
 // Where a sampled batch goes: contiguous arrays of n rows.
 struct Outputs {
@@ -27,6 +39,7 @@ struct Outputs {
   float* weights = nullptr;
   uint32_t n_step = UINT32_MAX;  // (transition) the most steps of an item, if fewer than the geometry's
   double gamma = -1.0;           // (transition) discount per step; negative: the geometry's
+  Hindsight hindsight;
 };
 
 // The divisor of importance weights (N P)^-beta.
@@ -57,6 +70,7 @@ class Draws {
     }
     const size_t last = (n - 1) / kBlock * kBlock;
     gather(out, last, n - last);
+    if (out.hindsight.column != UINT32_MAX) draw_goals(store, out);
     // (N P)^-beta over its largest value, of the batch or of all items: N and the total cancel.
     if (normalize == Normalize::buffer) {
       if (!store.tree.tracks_least()) store.tree.track_least();
@@ -137,7 +151,40 @@ class Draws {
     copies_done();
   }
 
+  // Goals, from the episodes of the items that were gathered.
+  void draw_goals(Store& store, Outputs& out) {
+    const Hindsight& wanted = out.hindsight;
+    const Geometry& g = view_.geometry();
+    const Column& column = view_.header().column[wanted.column];
+    Episodes& episodes = *store.episodes;
+    episodes.join(store.slots);
+    goals_.resize(out.n);
+    for (size_t i = 0; i < out.n; ++i) {
+      wanted.relabelled[i] = rng.uniform() < wanted.share;
+      if (!wanted.relabelled[i]) continue;
+      const uint64_t from = episodes.count(store.slots, refs_[i], wanted.strategy);
+      const uint64_t number = std::min(uint64_t(rng.uniform() * double(from)), from - 1);
+      goals_[i] = episodes.at(store.slots, refs_[i], wanted.strategy, number);
+      __builtin_prefetch(view_.cell(column, goals_[i].slot, goals_[i].row));
+    }
+    for (size_t i = 0; i < out.n; ++i) {
+      uint8_t* goal = wanted.goal + i * column.bytes;
+      uint8_t* achieved = wanted.achieved + i * column.bytes * g.n_step;
+      if (wanted.relabelled[i]) {
+        std::memcpy(goal, view_.cell(column, goals_[i].slot, goals_[i].row), column.bytes);
+      } else {
+        std::memset(goal, 0, column.bytes);
+      }
+      const ItemRef& item = refs_[i];
+      wanted.steps[i] = int32_t(item.span);
+      for (uint32_t k = 1; k <= item.span; ++k, achieved += column.bytes)
+        std::memcpy(achieved, view_.cell(column, item.slot, item.row + k), column.bytes);
+      std::memset(achieved, 0, size_t(g.n_step - item.span) * column.bytes);
+    }
+  }
+
   View view_;
+  std::vector<Episodes::Row> goals_;
   std::vector<ItemRef> refs_;  // of the batch under way, as the next two
   std::vector<uint32_t> leaf_;
   std::vector<double> prefix_;

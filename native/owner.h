@@ -285,6 +285,7 @@ class Owner {
       h.handed.store(served_ + drawn_, std::memory_order_relaxed);
       draws_.oldest(book_.store, out);
     } else {
+      if (out.hindsight.column != UINT32_MAX && !book_.store.episodes) book_.store.index_episodes(book_.filled());
       draws_.proportional(book_.store, out, beta, normalize);
     }
     h.sampled.fetch_add(out.n, std::memory_order_relaxed);

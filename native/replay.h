@@ -197,6 +197,7 @@ class Replay {
       meta.drained.store(entry.visible);
       meta.consumed.store(entry.consumed);
       meta.order.store(entry.order);
+      meta.stream.store(entry.stream);
       meta.word.store(SlotWord{SlotState::committed, 0, entry.generation}.pack());
       h.next_order.store(std::max<uint64_t>(h.next_order.load(), entry.order + 1));
     }

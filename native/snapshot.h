@@ -12,7 +12,8 @@ namespace apexrl {
 // One slot in a snapshot; its rows and leaves follow. Where age counts, its priorities and youths instead of leaves.
 struct SnapshotEntry {
   uint32_t slot, visible;
-  uint64_t generation, order;
+  uint64_t generation;
+  uint32_t order, stream;
   uint32_t consumed, unused;
 };
 inline size_t snapshot_entry_bytes(const Geometry& g) {
@@ -64,7 +65,7 @@ struct Snapshot {
         continue;
       }
       const uint32_t consumed = std::min(view.meta(wanted.slot).consumed.load(), wanted.visible);
-      const SnapshotEntry entry{wanted.slot, wanted.visible, wanted.generation, ++order_, consumed, 0};
+      const SnapshotEntry entry{wanted.slot, wanted.visible, wanted.generation, ++order_, stream_group(view, wanted.slot), consumed, 0};
       std::memcpy(out, &entry, sizeof entry);
       out += sizeof entry;
       std::memcpy(out, view.slot(wanted.slot), g.slot_bytes);
@@ -100,7 +101,7 @@ struct Snapshot {
   std::vector<Slot> slots_;
   std::vector<uint64_t> copied_;  // per slot: generation + 1 of what was copied, or 0
   size_t next_ = 0;
-  uint64_t order_ = 0;            // entries so far
+  uint32_t order_ = 0;            // entries so far
   bool missed_ = false;           // some were evicted before they were copied
   int passes_ = 1;
 };

@@ -11,6 +11,7 @@
 #include "chunks.h"
 #include "crash.h"
 #include "decay.h"
+#include "episodes.h"
 #include "view.h"
 #include "process.h"
 #include "queue.h"
@@ -49,6 +50,15 @@ class Store {
   Zeroed<SlotView> slots;
   std::vector<uint32_t> free;
   Rng removal_rng;
+  std::unique_ptr<Episodes> episodes;  // where goals are drawn in hindsight
+
+  // Begins the index of episodes. `filled`: slots with items, those being written last.
+  void index_episodes(const std::vector<uint32_t>& filled) {
+    episodes = std::make_unique<Episodes>(view_);
+    for (const uint32_t s : filled)  // ranks of complete slots are below the orders of use of the others
+      episodes->take_in(slots, s, 0, slots[s].visible,
+                        slots[s].order != 0 ? slots[s].order : view_.meta(s).order.load(std::memory_order_relaxed));
+  }
 
   uint64_t items() const { return items_; }
 
@@ -237,6 +247,7 @@ class Store {
     }
     if (fifo && !outbox_) queue_.push(view_, s, mine.visible, count);
     if (fifo && outbox_ && items > 0) outbox_->add(s, now_ns());
+    if (episodes) episodes->take_in(slots, s, mine.visible, count, view_.meta(s).order.load(std::memory_order_relaxed));
     mine.visible = count;
     mine.items += items;
     items_ += items;

@@ -27,6 +27,9 @@ class Batch:
             per-item fields ``[B, ...]``, others ``[B, T, ...]``; ``reward`` and ``discount`` = γ·(1 − terminated)
             (float32 ``[B, T]``), ``mask`` (bool ``[B, T]``: a step was taken there) and ``first`` (bool
             ``[B, T + 1]``: an episode begins there). Where there is no step, values are zero.
+            With ``hindsight``, besides: ``hindsight/relabelled`` (bool ``[B]``), ``hindsight/goal`` ``[B, ...]`` (zero
+            where none was drawn), ``hindsight/achieved`` ``[B, n, ...]`` (after each step of the item; zero behind its
+            last) and ``hindsight/steps`` (int32 ``[B]``: m).
         keys: uint64 ``[B]``, for ``update_priorities``.
         probabilities: float64 ``[B]``, P(i) at the time of the draw; 1 from the fifo sampler.
         weights: float32 ``[B]``, (N·P(i))^−β, normalised as ``sample`` was told (Schaul et al. 2016, §3.4).
@@ -127,7 +130,9 @@ class ArraySet:
             columns.append(here)
             later.append(there)
         step = step_arrays(layout, size, allocate)
-        self.named |= step
+        goals = layout.hindsight
+        drawn = {} if goals is None else {name: allocate(*what) for name, what in goals.shapes(size).items()}
+        self.named |= step | drawn
         keys = cast("NDArray[np.uint64]", allocate((size,), "uint64"))
         probabilities = cast("NDArray[np.float64]", allocate((size,), "float64"))
         weights = cast("NDArray[np.float32]", allocate((size,), "float32"))
@@ -144,6 +149,7 @@ class ArraySet:
                 keys=keys,
                 probabilities=probabilities,
                 weights=weights,
+                hindsight=None if goals is None else goals.native(drawn),
             )
         self.columns: tuple[Array, ...] = (*self.named.values(), *self.fixed)
 

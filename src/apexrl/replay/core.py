@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from apexrl import _native
 from apexrl._native import SampleStatus, WriteStatus
 from apexrl.errors import ClosedError, ConfigError, OwnershipError, WaitTimeout
+from apexrl.replay.hindsight import hindsight_of
 from apexrl.replay.layout import Layout
 from apexrl.replay.options import native_sizes
 from apexrl.shared.available_memory import require_memory
@@ -71,7 +72,8 @@ class ReplayCore:
     @staticmethod
     def create(fields: Mapping[str, Field], options: dict[str, Any], directory: str, check_memory: bool) -> ReplayCore:
         """Allocate a new replay. ``options`` must be checked."""
-        layout = Layout(fields, options["kind"], options["stack"], options["burn_in"] + options["length"])
+        steps = options["burn_in"] + options["length"]
+        layout = Layout(fields, options["kind"], options["stack"], steps, hindsight_of(fields, options))
         sizes = native_sizes(options) | {"version_column": _version_column(layout, options)}
         try:
             native = _native.Replay.create(

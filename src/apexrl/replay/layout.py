@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from apexrl.errors import SpecError
+from apexrl.replay.hindsight import Hindsight, hindsight_of
 from apexrl.spec import Array, Field, is_observation
 
 Kind = Literal["rows", "transition", "sequence", "unroll"]
@@ -56,14 +57,23 @@ class Layout:
         kind: what an item is.
         stack: frames of a windowed field.
         steps: T, the steps of a sequence or unroll with its burn-in; 0 for the other kinds.
+        hindsight: goals that are drawn for its items; None: none are.
     """
 
-    def __init__(self, fields: Mapping[str, Field], kind: Kind, stack: int, steps: int = 0) -> None:
+    def __init__(
+        self,
+        fields: Mapping[str, Field],
+        kind: Kind,
+        stack: int,
+        steps: int = 0,
+        hindsight: Hindsight | None = None,
+    ) -> None:
         if not isinstance(fields, Mapping) or not fields:
             raise SpecError("a replay needs at least one field: a mapping of names to Field")
         self.kind: Kind = kind
         self.stack = stack
         self.steps = steps
+        self.hindsight = hindsight
         self.columns: list[Column] = []
         for name, field in fields.items():
             if not isinstance(name, str) or not name:
@@ -145,8 +155,9 @@ class Layout:
             name: Field(tuple(f["shape"]), f["dtype"], f["windowed"], f["sampled"], f["per_item"])
             for name, f in description["fields"].items()
         }
-        layout = Layout(fields, description["kind"], description["stack"], description["steps"])
-        return layout, description["options"]
+        options = description["options"]
+        goals = hindsight_of(fields, options)
+        return Layout(fields, description["kind"], description["stack"], description["steps"], goals), options
 
 
 def _as_array(name: str, value: Any, dtype: str, shape: tuple[int, ...]) -> Array:

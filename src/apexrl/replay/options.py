@@ -9,6 +9,7 @@ import numpy as np
 
 from apexrl import _native
 from apexrl.errors import ConfigError
+from apexrl.replay.hindsight import STRATEGIES, check_goals
 from apexrl.replay.layout import KINDS
 
 Sampler = Literal["prioritized", "uniform", "fifo"]
@@ -23,9 +24,9 @@ _WHOLE = ("capacity", "stack", "n_step", "length", "burn_in", "trim_every", "wri
 OPTIONS: tuple[str, ...] = ("kind", "stride", "sampler", "draws", "remover", "streams")  # and _WHOLE and _REAL
 _REAL = (
     *("gamma", "alpha", "eps", "remover_alpha", "samples_per_insert", "insert_band"),
-    *("recency_half_life", "lag_half_life"),
+    *("recency_half_life", "lag_half_life", "hindsight_share"),
 )
-OPTIONS += _WHOLE + _REAL
+OPTIONS += _WHOLE + _REAL + ("hindsight", "hindsight_field")
 _RANGES: dict[str, tuple[float, float]] = {
     "capacity": (1, 2**36),
     "stack": (1, 255),
@@ -42,12 +43,14 @@ _RANGES: dict[str, tuple[float, float]] = {
     "insert_band": (0, 1e6),
     "recency_half_life": (0, 1e6),
     "lag_half_life": (0, 1e12),
+    "hindsight_share": (0, 1),
 }
 _CHOICES: dict[str, tuple[str, ...]] = {
     "kind": KINDS,
     "sampler": ("prioritized", "uniform", "fifo"),
     "draws": ("stratified", "independent"),
     "remover": ("fifo", "proportional"),
+    "hindsight": STRATEGIES,
 }
 # Options of some kinds only, and their values in the other kinds.
 _OF_KINDS: dict[str, tuple[tuple[str, ...], Any]] = {
@@ -114,6 +117,7 @@ def checked(options: dict[str, Any]) -> dict[str, Any]:
 
 def _check_together(options: dict[str, Any]) -> None:
     sampler, remover = options["sampler"], options["remover"]
+    check_goals(options)
     if sampler == "fifo":
         if options["samples_per_insert"] != 0:
             raise ConfigError(

@@ -14,6 +14,7 @@ from apexrl._native import WriteStatus
 from apexrl.errors import ConfigError
 from apexrl.replay.batch import Allocator, Batch, BatchPool, Updated
 from apexrl.replay.core import Handle, Normalize, ReplayCore
+from apexrl.replay.hindsight import Strategy
 from apexrl.replay.layout import Kind
 from apexrl.replay.options import OPTIONS, Draws, Remover, Sampler, checked, checked_streams, stride_of
 from apexrl.replay.priorities import as_keys, as_priorities, bad_priority
@@ -61,6 +62,11 @@ class Replay:
         remover: evicted above ``capacity``: ``"fifo"``, the oldest chunk, or ``"proportional"``, an item with
             probability ∝ (|δ| + eps)^remover_alpha.
         remover_alpha: exponent of the proportional remover; −0.4 as in Ape-X DPG (Horgan et al. 2018, appendix D).
+        hindsight: (transition) goals drawn for items when they are sampled (hindsight experience replay: Andrychowicz
+            et al. 2017): ``"future"``, what was achieved at a random later step of the episode, ``"final"``, at its
+            last, or ``"episode"``, at a random one. Of the steps that are still stored, each is as likely.
+        hindsight_share: of a batch's items; 0.8 stands for four goals in hindsight for every one that was desired.
+        hindsight_field: the field that says what was achieved.
         trim_every: evict only with every k-th sampled batch (Ape-X: 100), a soft capacity; between evictions at most a
             quarter more than ``capacity`` is kept.
         seed: of the draws; with appends and draws in one process, results repeat exactly.
@@ -99,6 +105,9 @@ class Replay:
         lag_half_life: float = 0.0,
         remover: Remover = "fifo",
         remover_alpha: float = -0.4,
+        hindsight: Strategy = "none",
+        hindsight_share: float = 0.8,
+        hindsight_field: str = "observation/achieved_goal",
         trim_every: int = 1,
         seed: int = 0,
         writers: int = 8,

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from apexrl import _native
 from apexrl.errors import OwnershipError, SnapshotError
 from apexrl.replay.core import ReplayCore
+from apexrl.replay.hindsight import OPTIONS as GOAL_OPTIONS
 from apexrl.replay.layout import Layout
 from apexrl.replay.options import OPTIONS, checked
 from apexrl.run.atomic_files import remove_leftovers, replacing
@@ -138,7 +139,8 @@ def _load(file: io.FileIO, path: Path, check_memory: bool) -> ReplayCore:
 
     layout, options = Layout.from_json(head["layout"])
     fields = {column.name: column.field for column in layout.columns}
-    options = {"recency_half_life": 0.0, "lag_half_life": 0.0} | options  # files of earlier versions lack them
+    earlier = {"recency_half_life": 0.0, "lag_half_life": 0.0} | GOAL_OPTIONS  # files of those versions lack them
+    options = earlier | options
     arguments = {name: options[name] for name in OPTIONS}
     if layout.kind == "rows" or not options["streams_chosen"]:
         arguments["streams"] = None

@@ -32,7 +32,7 @@ _UNROLLS = 4  # the most that a slot holds
 _OWN_BYTES = 16  # of a step beside its fields: reward, flags
 _LEARNERS_OWN = (  # not what it holds
     *("sampler", "draws", "recency_half_life", "lag_half_life", "remover", "remover_alpha", "trim_every"),
-    "check_memory",
+    *("check_memory", "hindsight", "hindsight_share"),
 )
 
 

@@ -24,6 +24,7 @@ from apexrl.config.topology_settings import (
     SampleFactorySettings,
 )
 from apexrl.errors import ConfigError
+from apexrl.replay.hindsight import hindsight_of
 from apexrl.replay.layout import Layout
 from apexrl.roles import WorkerGateway
 from apexrl.topologies import gateway_cut, host_cut, info
@@ -166,7 +167,8 @@ def sampling(program: Program) -> list[dict[str, Any]]:
     for link in replays:
         options = link.options
         steps = options.get("burn_in", 0) + options.get("length", 0)
-        layout = Layout(options["fields"], options.get("kind", "rows"), options.get("stack", 1), steps)
+        goals = hindsight_of(options["fields"], options)
+        layout = Layout(options["fields"], options.get("kind", "rows"), options.get("stack", 1), steps, goals)
         own = {name: options[name] for name in _SAMPLING if name in options}
         found.append(own | {"stratified": options.get("draws", "stratified") == "stratified", "layout": layout})
     return found
