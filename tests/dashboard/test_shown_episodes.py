@@ -139,21 +139,22 @@ def wait_for(condition, seconds=20.0):
 
 def test_a_player_shows_pictures_once_there_are_weights_and_rests_when_nobody_looks(playing, monkeypatch):
     one, run = playing
-    assert one.next_picture(0, 0.05) == (0, b"")
-    wait_for(lambda: one.next_picture(0, 0.05) and "no weights" in one.state()["trouble"])
+    assert one.newest_picture() == (0, b"")
+    wait_for(lambda: one.newest_picture() and "no weights" in one.state()["trouble"])
     (run / "checkpoints").mkdir()
     (run / "checkpoints" / "best.safetensors").write_bytes(b"")
     number, picture = 0, b""
     deadline = time.monotonic() + 20
     while number < 3 and time.monotonic() < deadline:
-        number, picture = one.next_picture(number)
+        number, picture = one.newest_picture()
+        time.sleep(0.02)
     assert Image.open(io.BytesIO(picture)).size == (600, 400 + STRIP)
     assert one.state()["trouble"] == ""
     monkeypatch.setattr(player, "UNSEEN_SECONDS", 0.2)
     time.sleep(0.5)
-    rested = one._number
+    rested = one._newest_picture[0]
     time.sleep(0.4)
-    assert one._number == rested
+    assert one._newest_picture[0] == rested
 
 
 def test_an_episode_without_an_end_does_not_go_on_for_ever(playing, monkeypatch):
@@ -162,7 +163,7 @@ def test_an_episode_without_an_end_does_not_go_on_for_ever(playing, monkeypatch)
     monkeypatch.setattr(player, "MOST_PER_SECOND", 1e3)
     (run / "checkpoints").mkdir()
     (run / "checkpoints" / "best.safetensors").write_bytes(b"")
-    wait_for(lambda: one.next_picture(0, 0.05) and one.state()["episode"] >= 3)
+    wait_for(lambda: one.newest_picture() and one.state()["episode"] >= 3)
     assert one.state()["last_return"] is None
 
 
@@ -175,6 +176,6 @@ def test_a_player_tells_what_is_wrong_and_tries_again(playing, monkeypatch):
     monkeypatch.setattr(player, "load_agent", broken)
     (run / "checkpoints").mkdir()
     (run / "checkpoints" / "best.safetensors").write_bytes(b"")
-    wait_for(lambda: one.next_picture(0, 0.05) and "the disk is gone" in one.state()["trouble"])
+    wait_for(lambda: one.newest_picture() and "the disk is gone" in one.state()["trouble"])
     monkeypatch.setattr(player, "load_agent", lambda folder, path, config: loaded())
-    wait_for(lambda: one.next_picture(0, 0.5)[0] > 0 and not one.state()["trouble"])
+    wait_for(lambda: one.newest_picture()[0] > 0 and not one.state()["trouble"])

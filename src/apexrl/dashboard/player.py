@@ -45,9 +45,7 @@ class Player:
         self._folder, self._config = folder, config
         self._looked_at = -UNSEEN_SECONDS
         self._stopped = threading.Event()
-        self._fresh = threading.Condition()
-        self._picture = b""
-        self._number = 0
+        self._newest_picture = (0, b"")
         self._said: dict[str, Any] = {"run": name, "weights": "", "episode": 0, "last_return": None, "trouble": ""}
         self._thread = threading.Thread(target=self._run, name="player", daemon=True)
 
@@ -64,12 +62,10 @@ class Player:
         """What is played, and what is wrong."""
         return dict(self._said)
 
-    def next_picture(self, after: int, wait_seconds: float = 1.0) -> tuple[int, bytes]:
-        """The newest picture as JPEG and its number, once it is newer than ``after``; the same again after the wait."""
+    def newest_picture(self) -> tuple[int, bytes]:
+        """The number of the newest picture, and it as JPEG; 0 and nothing before the first. Does not wait."""
         self._looked_at = time.monotonic()
-        with self._fresh:
-            self._fresh.wait_for(lambda: self._number > after, wait_seconds)
-            return self._number, self._picture
+        return self._newest_picture
 
     def _run(self) -> None:
         loaded, of = None, None
@@ -129,9 +125,7 @@ class Player:
     def _show(self, picture: Picture) -> None:
         kept = io.BytesIO()
         Image.fromarray(picture).save(kept, "JPEG", quality=_QUALITY)
-        with self._fresh:
-            self._picture, self._number = kept.getvalue(), self._number + 1
-            self._fresh.notify_all()
+        self._newest_picture = (self._newest_picture[0] + 1, kept.getvalue())
 
 
 def player_of(path: str | Path, name: str, trust: Sequence[str] = ()) -> Player:

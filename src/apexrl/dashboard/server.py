@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
@@ -32,6 +33,7 @@ MOST_CONNECTIONS: Final = 64
 LONGEST_REQUEST: Final = 1 << 20
 """Bytes: a comparison names its runs in the address."""
 _BOUNDARY: Final = "picture"
+_LOOK_SECONDS: Final = 1 / 30  # a player shows no more
 _COOKIE: Final = "apexrl_dashboard"
 _TYPES: Final = {"js": "text/javascript", "css": "text/css"}
 _HEADERS: Final = {
@@ -158,8 +160,10 @@ async def _pictures(player: Player) -> AsyncIterator[bytes]:
     """Pictures as they are played, each in place of the one before, until the browser goes away."""
     number = 0
     while True:
-        newer, picture = await run_in_threadpool(player.next_picture, number)
-        if newer > number:
+        newer, picture = player.newest_picture()
+        if newer == number:
+            await asyncio.sleep(_LOOK_SECONDS)  # waiting in threads, many who look would leave none for answers
+        else:
             number = newer
             head = f"--{_BOUNDARY}\r\ncontent-type: image/jpeg\r\ncontent-length: {len(picture)}\r\n\r\n"
             yield head.encode() + picture + b"\r\n"
