@@ -114,12 +114,15 @@ struct FieldType {
   char kind;
   uint32_t itemsize;
   std::vector<Py_ssize_t> shape;
+  uint32_t ragged;  // its lengths' field + 1; 0: it has the same length in every row
 };
 
 class PyReplay {
  public:
   PyReplay(std::shared_ptr<Replay> replay, std::vector<FieldType> fields)
-      : replay(std::move(replay)), fields(std::move(fields)) {}
+      : replay(std::move(replay)), fields(std::move(fields)) {
+    for (const FieldType& field : this->fields) ragged_ = ragged_ || field.ragged != 0;
+  }
 
   // Columns of `values` ([n, ...] each). False: something is not a plain array. n == 0: set from the first.
   bool columns(const nb::dict& values, size_t extra, std::vector<Buffer>& buffers, std::vector<const uint8_t*>& data,
@@ -142,7 +145,7 @@ class PyReplay {
       }
       data[i] = static_cast<const uint8_t*>(b.buf);
     }
-    return true;
+    return !ragged_ || lengths_fit(data, n);
   }
 
   // An owner in this process serves its own workers at once.
@@ -156,6 +159,19 @@ class PyReplay {
 
   std::shared_ptr<Replay> replay;
   std::vector<FieldType> fields;
+
+ private:
+  bool lengths_fit(const std::vector<const uint8_t*>& data, size_t n) const {
+    for (const FieldType& field : fields)
+      for (size_t i = 0; field.ragged != 0 && i < n; ++i) {
+        int32_t length;
+        std::memcpy(&length, data[field.ragged - 1] + i * sizeof length, sizeof length);
+        if (length < 0 || length > field.shape[0]) return false;
+      }
+    return true;
+  }
+
+  bool ragged_ = false;  // some field is
 };
 
 void bind_replay(nb::module_& m);

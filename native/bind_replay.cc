@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 
 #include "bind.h"
 #include "power.h"
@@ -63,14 +64,17 @@ std::shared_ptr<Outputs> make_outputs(const PyReplay& replay, size_t n, nb::list
 std::vector<FieldType> field_types(nb::list fields, std::vector<Column>* columns) {
   std::vector<FieldType> types;
   for (nb::handle item : fields) {
-    auto [name, kind, itemsize, shape, windowed, sampled, per_item] =
-        nb::cast<std::tuple<nb::object, std::string, uint32_t, std::vector<Py_ssize_t>, bool, bool, bool>>(item);
+    auto [name, kind, itemsize, shape, windowed, sampled, per_item, ragged] =
+        nb::cast<std::tuple<nb::object, std::string, uint32_t, std::vector<Py_ssize_t>, bool, bool, bool, uint32_t>>(item);
     uint64_t bytes = itemsize;
     for (Py_ssize_t d : shape) bytes *= uint64_t(d);
     if (bytes > UINT32_MAX) throw std::invalid_argument("a field is larger than 4 GiB");
-    if (columns) columns->push_back(Column{uint32_t(bytes), itemsize, windowed, sampled, 0, per_item, 0, 0});
-    types.push_back(FieldType{name, kind[0], itemsize, shape});
+    const uint32_t unit = ragged != 0 ? uint32_t(bytes / uint64_t(shape.at(0))) : 0;
+    if (columns) columns->push_back(Column{uint32_t(bytes), itemsize, windowed, sampled, 0, per_item, 0, 0, ragged, unit});
+    types.push_back(FieldType{name, kind[0], itemsize, shape, ragged});
   }
+  for (const FieldType& type : types)
+    if (type.ragged > types.size()) throw std::invalid_argument("a ragged field has no lengths");
   return types;
 }
 
@@ -185,7 +189,8 @@ void bind_replay(nb::module_& m) {
         auto replay = Replay::of(segment_from(state));
         const Header& h = replay->view().header();
         const auto same = [](const Column& a, const Column& b) {
-          return std::tie(a.bytes, a.align, a.windowed, a.sampled, a.per_item) == std::tie(b.bytes, b.align, b.windowed, b.sampled, b.per_item);
+          return std::tie(a.bytes, a.align, a.windowed, a.sampled, a.per_item, a.ragged, a.unit) ==
+                 std::tie(b.bytes, b.align, b.windowed, b.sampled, b.per_item, b.ragged, b.unit);
         };
         if (columns.size() != h.geometry.columns || !std::equal(columns.begin(), columns.end(), h.column, same))
           throw std::runtime_error("the replay in " + replay->segment()->name() + " cannot be used: its columns are not its fields");
@@ -307,6 +312,8 @@ void bind_replay(nb::module_& m) {
         d["slot_bytes"] = g.slot_bytes;
         d["leaves_per_slot"] = g.leaves;
         d["bytes"] = g.total;
+        d["ragged_bytes"] = h.blocks_touched.load() * g.block;
+        d["ragged_bytes_per_slot"] = uint64_t(g.block) * g.slot_blocks;
         d["bytes_when_full"] = bytes_when_full(g);
         d["growth_refused"] = h.growth_refused.load();
         return d;
@@ -318,15 +325,14 @@ void bind_replay(nb::module_& m) {
         if (owner == nullptr || !owner->snapshot(all)) return std::nullopt;
         return all;
       })
-      .def("snapshot_block", [](PyReplay& r, Snapshot& all, nb::handle out) {  // -> entries; -1: not the owner
+      .def("snapshot_block", [](PyReplay& r, Snapshot& all, nb::handle out) {  // -> entries and their bytes; -1: not the owner
         Buffer buffer;
         if (!buffer.get(out.ptr(), PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)) throw std::invalid_argument("out must be writable");
         const auto owner = r.replay->owner();
-        size_t written = 0;
+        size_t written = 0, bytes = size_t(buffer.view().len);
         nb::gil_scoped_release release;
-        if (owner == nullptr || !owner->snapshot_block(all, buffer.data<uint8_t>(), size_t(buffer.view().len), written))
-          return int64_t(-1);
-        return int64_t(written);
+        if (owner == nullptr || !owner->snapshot_block(all, buffer.data<uint8_t>(), bytes, written)) return std::make_pair(int64_t(-1), size_t(0));
+        return std::make_pair(int64_t(written), bytes);
       })
       .def("restore_block", [](PyReplay& r, nb::handle block, size_t count) {
         Buffer buffer;
@@ -335,6 +341,7 @@ void bind_replay(nb::module_& m) {
         r.replay->restore_block(buffer.data<uint8_t>(), size_t(buffer.view().len), count);
       })
       .def_prop_ro("snapshot_entry_bytes", [](const PyReplay& r) { return snapshot_entry_bytes(r.replay->view().geometry()); })
+      .def_prop_ro("snapshot_entry_most", [](const PyReplay& r) { return snapshot_entry_most(r.replay->view()); })
       .def("finish_restore", [](PyReplay& r, uint64_t largest) { r.replay->finish_restore(largest); },
            nb::call_guard<nb::gil_scoped_release>())
       .def("largest_generation", [](const PyReplay& r) { return r.replay->largest_generation(); },

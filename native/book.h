@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "blocks.h"
 #include "crash.h"
 #include "growth.h"
 #include "view.h"
@@ -46,6 +47,7 @@ class Book {
     h.sampler_waits.store(0, std::memory_order_relaxed);  // a predecessor may have died while it waited
     h.owner.store(process_token(), std::memory_order_release);
     reclaim_grant();
+    if (g.blocks > 0) search_all_blocks(view_);
     const uint64_t used = std::min<uint64_t>(h.next_unused.load(std::memory_order_acquire), g.slots);
     std::vector<std::pair<uint64_t, uint32_t>> order;
     for (uint32_t s = 0; s < used; ++s) order_slot(s, order);
@@ -83,6 +85,7 @@ class Book {
       }
     }
     store.trim(g.most);
+    if (h.blocks_short.load(std::memory_order_relaxed)) relieve_blocks();
     store.tree.propagate();
     bool starved = false;
     for (uint32_t l = 0; l < g.lanes; ++l)
@@ -113,7 +116,7 @@ class Book {
       for (const uint32_t s : lane) check(s, SlotState::leased, SlotState::closed);
     for (const uint32_t s : unsettled_) check(s, SlotState::unused, SlotState::leased, SlotState::closed);
     for (uint64_t s = 0; s < seen_unused_; ++s) fine = fine && lists[s] == 1;
-    return fine;
+    return fine && blocks_close(view_);
   }
 
   // Whether other processes have workers.
@@ -293,6 +296,14 @@ class Book {
     }
     if (granted > 0 && lane.waiting.load(std::memory_order_seq_cst)) futex_wake(lane.bell);
     return ready > 0;
+  }
+
+  // Some worker got no block for a ragged value: the oldest chunk goes rather than stop it. (fifo: it waits.)
+  void relieve_blocks() {
+    Header& h = header();
+    h.blocks_short.store(0, std::memory_order_relaxed);
+    if (view_.geometry().sampler != Sampler::fifo) store.evict_oldest();
+    h.lane_waits.store(1, std::memory_order_relaxed);
   }
 
   bool claim_unused() {

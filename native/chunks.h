@@ -2,6 +2,7 @@
 // need, as self-contained bytes.
 //
 //   heads [rows] | priorities after eps and alpha [positions], -1: no item | columns: [rows, bytes], or per item [cells, bytes]
+//   | ragged columns: the rows' values one after the other, as long as their length column says
 #pragma once
 
 #include <cmath>
@@ -27,14 +28,76 @@ struct ChunkHead {
   uint64_t bytes;      // of the body
 };
 
+// Without ragged values.
 inline uint64_t chunk_bytes(const View& view, uint64_t rows, uint64_t positions, uint64_t cells) {
   uint64_t bytes = rows * sizeof(StepHead) + positions * sizeof(double);
   for (uint32_t c = 0; c < view.geometry().columns; ++c) {
     const Column& column = view.header().column[c];
-    bytes += (column.per_item ? cells : rows) * column.bytes;
+    if (!column.ragged) bytes += (column.per_item ? cells : rows) * column.bytes;
   }
   return bytes;
 }
+
+// The ragged values of a chunk's body: where each column's begin, and how long each row's are.
+class RaggedBody {
+ public:
+  // The body has at least chunk_bytes().
+  RaggedBody(const View& view, const std::vector<RaggedColumn>& columns, const ChunkHead& c, const uint8_t* body)
+      : columns_(columns), lengths_(columns.size()), at_(columns.size()) {
+    for (size_t k = 0; k < columns.size(); ++k) {
+      lengths_[k] = body + c.rows * sizeof(StepHead) + c.positions * sizeof(double);
+      for (uint32_t i = 0; i < columns[k].lengths(); ++i) {
+        const Column& before = view.header().column[i];
+        if (!before.ragged) lengths_[k] += size_t(before.per_item ? c.cells : c.rows) * before.bytes;
+      }
+    }
+    const uint8_t* next = body + chunk_bytes(view, c.rows, c.positions, c.cells);
+    for (size_t k = 0; k < columns.size(); ++k) {
+      at_[k] = next;
+      for (uint32_t row = 0; row < c.rows; ++row) {
+        const int64_t elements = length(k, row);
+        fits_ = fits_ && elements >= 0 && uint64_t(elements) * columns[k].unit <= columns[k].bytes;
+        bytes_ += row_bytes(k, row);
+        next += row_bytes(k, row);
+      }
+    }
+  }
+  // Whether each is within its field.
+  bool fits() const { return fits_; }
+  uint64_t bytes() const { return bytes_; }
+
+  // Of rows [from, to), of all columns.
+  uint64_t bytes(uint32_t from, uint32_t to) const {
+    uint64_t bytes = 0;
+    for (size_t k = 0; k < columns_.size(); ++k)
+      for (uint32_t row = from; row < to; ++row) bytes += row_bytes(k, row);
+    return bytes;
+  }
+  // Calls row(k, r, value, n) for the values of rows [from, to), row after row.
+  template <typename Row>
+  void each_row(uint32_t from, uint32_t to, Row&& each) const {
+    std::vector<const uint8_t*> at = at_;
+    for (uint32_t row = 0; row < to; ++row)
+      for (size_t k = 0; k < at.size(); ++k) {
+        const uint32_t n = row_bytes(k, row);
+        if (row >= from) each(columns_[k], row, at[k], n);
+        at[k] += n;
+      }
+  }
+
+ private:
+  int32_t length(size_t k, uint32_t row) const {
+    int32_t length;
+    std::memcpy(&length, lengths_[k] + size_t(row) * sizeof length, sizeof length);
+    return length;
+  }
+  uint32_t row_bytes(size_t k, uint32_t row) const { return ragged_bytes(columns_[k], length(k, row)); }
+
+  const std::vector<RaggedColumn>& columns_;
+  std::vector<const uint8_t*> lengths_, at_;
+  uint64_t bytes_ = 0;
+  bool fits_ = true;
+};
 
 // Positions [first, to) of a slot, all complete and the last an item.
 inline ChunkHead describe_chunk(const View& view, uint32_t slot, uint32_t first, uint32_t to) {
@@ -48,6 +111,7 @@ inline ChunkHead describe_chunk(const View& view, uint32_t slot, uint32_t first,
   for (uint32_t p = first; p < to; ++p) chunk.items += staged[p] >= 0.0;
   chunk.cells = g.cells > 0 ? chunk.items : 0;
   chunk.bytes = chunk_bytes(view, chunk.rows, chunk.positions, chunk.cells);
+  if (g.blocks > 0) chunk.bytes += ragged_bytes(view, ragged_columns(view), slot, first, first + chunk.rows);
   return chunk;
 }
 
@@ -76,7 +140,7 @@ inline void write_chunk(const View& view, uint32_t slot, const ChunkHead& chunk,
   for (uint32_t c = 0; c < g.columns; ++c) {
     const Column& column = view.header().column[c];
     const uint32_t n = column.per_item ? chunk.cells : chunk.rows;
-    if (n == 0) continue;
+    if (n == 0 || column.ragged) continue;
     const uint8_t* from = view.cell(column, slot, column.per_item ? first_cell : chunk.first);
     const size_t stride = view.stride(column);
     if (stride == column.bytes) {
@@ -86,6 +150,13 @@ inline void write_chunk(const View& view, uint32_t slot, const ChunkHead& chunk,
     }
     out += size_t(n) * column.bytes;
   }
+  if (g.blocks == 0) return;
+  for (const RaggedColumn& c : ragged_columns(view))
+    for (uint32_t row = chunk.first; row < chunk.first + chunk.rows; ++row) {
+      const uint32_t n = ragged_bytes(view, c, slot, row);
+      read_ragged(view, c, slot, row, out, n);
+      out += n;
+    }
 }
 
 // The slots with items that were not sent yet, oldest first, in a replay that feeds another host.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "ragged.h"
 #include "view.h"
 #include "stream_copy.h"
 
@@ -92,6 +93,23 @@ inline void gather_stacked(const View& view, const Column& c, const ItemRef* ite
   }
 }
 
+// A ragged column, as gather_column, each value filled up with zeros.
+inline void gather_ragged(const View& view, const Column& c, const ItemRef* items, size_t n, bool later, uint8_t* out) {
+  const uint32_t stack = c.windowed ? view.geometry().stack : 1;
+  constexpr size_t kAhead = 4;
+  for (size_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) {
+      uint64_t at;
+      std::memcpy(&at, view.cell(c, items[i + kAhead].slot, items[i + kAhead].row), sizeof at);
+      const uint8_t* first = view.block_bytes(std::min(at >> 16, view.geometry().blocks - 1)) + (at & 0xffff);
+      for (uint32_t line = 0; line < 256; line += 64) __builtin_prefetch(first + line);
+    }
+    const uint32_t row = items[i].row + (later ? items[i].span : 0);
+    const uint32_t earlier = stack == 1 ? 0 : std::min<uint32_t>(stack - 1, view.head(items[i].slot, row).age);
+    for (uint32_t k = stack; k-- > 0; out += c.bytes) read_ragged(view, c, items[i].slot, row - std::min(k, earlier), out, c.bytes);
+  }
+}
+
 inline void gather_column(const View& view, const Column& c, const ItemRef* items, size_t n, bool later,
                           uint8_t* out) {
   if (c.windowed && view.geometry().stack > 1) return gather_stacked(view, c, items, n, later, out);
@@ -103,6 +121,10 @@ inline void gather_column(const View& view, const Column& c, const ItemRef* item
 // A windowed column at each item and `span` steps later, item by item: the two share most of their frames.
 inline void gather_both(const View& view, const Column& c, const ItemRef* items, size_t n, uint8_t* now, uint8_t* later) {
   const size_t bytes = size_t(c.bytes) * view.geometry().stack;
+  if (c.ragged) {
+    gather_ragged(view, c, items, n, false, now);
+    return gather_ragged(view, c, items, n, true, later);
+  }
   for (size_t i = 0; i < n; ++i) {
     gather_column(view, c, items + i, 1, false, now + i * bytes);
     gather_column(view, c, items + i, 1, true, later + i * bytes);
@@ -159,19 +181,19 @@ inline void gather_returns(const View& view, const ItemRef* items, size_t n, dou
 // A column of n items: out [n, T (+ 1), (stack,) column]; zeros where an item has no row.
 inline void gather_rows(const View& view, const Column& c, const ItemRef* items, size_t n, uint8_t* out) {
   const Geometry& g = view.geometry();
-  const bool stacked = c.windowed && g.stack > 1;
+  const bool stacked = c.windowed && g.stack > 1, one_by_one = stacked || c.ragged;
   const size_t row_bytes = size_t(c.bytes) * (stacked ? g.stack : 1);
   const uint32_t total = g.burn_in + g.n_step + (c.windowed ? 1 : 0);
   const size_t stride = view.stride(c);
-  std::vector<ItemRef> rows(stacked ? total : 0);
+  std::vector<ItemRef> rows(one_by_one ? total : 0);
   for (size_t i = 0; i < n; ++i) {
     const ItemRef& item = items[i];
     const uint32_t before = g.burn_in - item.burn_in, count = item.burn_in + item.span + (c.windowed ? 1 : 0);
     std::memset(out, 0, before * row_bytes);
     out += before * row_bytes;
-    if (stacked) {
+    if (one_by_one) {
       for (uint32_t k = 0; k < count; ++k) rows[k] = {item.slot, item.row - item.burn_in + k, 0, 0};
-      gather_stacked(view, c, rows.data(), count, false, out);
+      c.ragged ? gather_ragged(view, c, rows.data(), count, false, out) : gather_stacked(view, c, rows.data(), count, false, out);
     } else {
       const uint8_t* from = view.cell(c, item.slot, item.row - item.burn_in);
       if (stride == c.bytes) {
@@ -200,6 +222,7 @@ inline void gather_any(const View& view, const Column& c, const ItemRef* items, 
   const Kind kind = view.geometry().kind;
   if (c.per_item) return gather_cells(view, c, items, n, out);
   if (kind == Kind::sequence || kind == Kind::unroll) return gather_rows(view, c, items, n, out);
+  if (c.ragged) return gather_ragged(view, c, items, n, later, out);
   gather_column(view, c, items, n, later, out);
 }
 

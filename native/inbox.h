@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "blocks.h"
 #include "chunks.h"
 #include "lease.h"
 #include "receipts.h"
@@ -26,7 +27,14 @@ inline const char* flaw_of(const View& view, const ChunkHead& c, const uint8_t* 
   if (c.positions == 0 || c.positions > 65535 || c.first > 1u << 30) return "it names no positions";
   if (c.rows < g.behind + c.positions || c.rows > uint64_t(g.behind) + c.positions + g.ahead) return "its rows do not fit its positions";
   if (c.items == 0 || c.items > c.positions || c.cells != (g.cells > 0 ? c.items : 0)) return "its items do not fit its positions";
-  if (bytes != chunk_bytes(view, c.rows, c.positions, c.cells)) return "its body has another size than its head says";
+  const uint64_t fixed = chunk_bytes(view, c.rows, c.positions, c.cells);
+  if (g.blocks == 0 ? bytes != fixed : bytes < fixed) return "its body has another size than its head says";
+  if (g.blocks > 0) {
+    const std::vector<RaggedColumn> columns = ragged_columns(view);
+    const RaggedBody ragged(view, columns, c, body);
+    if (!ragged.fits()) return "a ragged value is longer than its field";
+    if (bytes - fixed != ragged.bytes()) return "its body has another size than its head says";
+  }
   const auto head = [&](uint32_t r) {
     StepHead h;
     std::memcpy(&h, body + size_t(r) * sizeof h, sizeof h);
@@ -82,7 +90,7 @@ enum class CommitStatus { done, wait, closed, repeated, refused };
 class Inbox {
  public:
   Inbox(std::shared_ptr<Segment> segment, uint32_t streams, std::shared_ptr<Segment> receipts)
-      : view_(segment->data()), lease_(std::move(segment), streams), receipts_(std::move(receipts)), stream_(streams),
+      : view_(segment->data()), blocks_(segment), lease_(std::move(segment), streams), receipts_(std::move(receipts)), stream_(streams),
         least_(least_priority(view_)) {}
 
   WriteStatus lease() {
@@ -171,6 +179,7 @@ class Inbox {
     uint32_t count = 0;  // positions published
     uint32_t rows = 0;   // written
     uint32_t cells = 0;
+    BlockEnd end;        // of ragged values
   };
 
   double staged_of(const ChunkHead& c, const uint8_t* body, uint32_t p) const {
@@ -193,7 +202,7 @@ class Inbox {
       const int64_t slot = lease_.take(i);
       if (slot < 0) return -1;
       lease_.settle(i, slot);
-      s = Stream{slot, c.slot_generation, here, 0, 0, 0};
+      s = Stream{slot, c.slot_generation, here, 0, 0, 0, {}};
     }
     const uint32_t slot = uint32_t(s.slot), at = uint32_t(here - s.base);  // our first position
     uint32_t n = std::min(c.positions - from, g.chunk - at), items = 0;
@@ -209,7 +218,7 @@ class Inbox {
       close(i);
       return place(i, c, body, from, before, entry, sequence);
     }
-    write_rows(s, c, body, from, n, before);
+    if (!write_rows(s, c, body, from, n, before)) return -1;
     double* staged = view_.staged(slot);
     double largest = 0.0;
     for (uint32_t p = s.count; p < at; ++p) staged[p] = -1.0;  // positions that are no items, or never came
@@ -244,21 +253,40 @@ class Inbox {
     }
     for (uint32_t k = 0; k < view_.geometry().columns; ++k) {
       const Column& column = view_.header().column[k];
+      if (column.ragged) continue;
       for (uint32_t r = begin; r < end && !column.per_item; ++r)
         if (std::memcmp(column_at + size_t(r - begin) * column.bytes, view_.cell(column, slot, r), column.bytes) != 0) return false;
       column_at += size_t(column.per_item ? c.cells : c.rows) * column.bytes;
     }
-    return true;
+    bool same = true;
+    if (view_.geometry().blocks > 0)  // the lengths are
+      RaggedBody(view_, blocks_.columns, c, body).each_row(0, end - begin, [&](const Column& column, uint32_t row, const uint8_t* value, uint32_t) {
+        uint32_t left = 0;
+        each_piece(view_, column, slot, begin + row, left, [&](const uint8_t* piece, uint32_t n) {
+          same = same && std::memcmp(value, piece, n) == 0;
+          value += n;
+        });
+      });
+    return same;
   }
 
-  // The chunk's rows into the slot; those that are there already get what is new of them: where items begin.
-  void write_rows(Stream& s, const ChunkHead& c, const uint8_t* body, uint32_t from, uint32_t n, uint32_t before) {
+  // The chunk's rows into the slot; those that are there already get what is new of them: where items begin. False: there
+  // is no room for ragged values.
+  bool write_rows(Stream& s, const ChunkHead& c, const uint8_t* body, uint32_t from, uint32_t n, uint32_t before) {
     const Geometry& g = view_.geometry();
     const uint32_t slot = uint32_t(s.slot);
     const int64_t shift = int64_t(c.first) - s.base;  // our row of the chunk's row 0; negative in a slot begun in its middle
     const uint32_t row = uint32_t(int64_t(from) + shift) + g.behind, end = uint32_t(std::min<int64_t>(g.rows, c.rows + shift));
     const uint8_t* column_at = body + size_t(c.rows) * sizeof(StepHead) + size_t(c.positions) * sizeof(double);
     const uint32_t fresh = s.rows;
+    if (g.blocks > 0 && end > fresh) {
+      const uint32_t first = uint32_t(int64_t(fresh) - shift), last = uint32_t(int64_t(end) - shift);
+      const RaggedBody ragged(view_, blocks_.columns, c, body);
+      if (!blocks_.reserve(slot, s.end, ragged.bytes(first, last))) return false;
+      ragged.each_row(first, last, [&](const Column& column, uint32_t r, const uint8_t* value, uint32_t bytes) {
+        blocks_.write(slot, uint32_t(int64_t(r) + shift), column, s.end, value, bytes);
+      });
+    }
     for (uint32_t r = std::min(row, fresh); r < end; ++r) {
       StepHead in;
       std::memcpy(&in, body + size_t(int64_t(r) - shift) * sizeof in, sizeof in);
@@ -281,6 +309,7 @@ class Inbox {
         column_at += size_t(c.cells) * column.bytes;
         continue;
       }
+      if (column.ragged) continue;
       if (end > fresh) {
         const uint8_t* in = column_at + size_t(int64_t(fresh) - shift) * column.bytes;
         uint8_t* out = view_.cell(column, slot, fresh);
@@ -294,9 +323,11 @@ class Inbox {
       column_at += size_t(c.rows) * column.bytes;
     }
     s.rows = std::max(s.rows, end);
+    return true;
   }
 
   View view_;
+  Blocks blocks_;
   Lease lease_;
   Receipts receipts_;
   std::vector<Stream> stream_;

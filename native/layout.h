@@ -1,6 +1,7 @@
 // The layout of a replay's segment: plain data, and atomics that work across processes.
 //
-//   Header | lanes | slot metas | leaves | staged priorities | youths, where age counts | slots
+//   Header | lanes | slot metas | leaves | staged priorities | youths, where age counts | chains, where columns are ragged |
+//   slots | blocks, where columns are ragged
 //
 // A slot holds the rows of one chunk: small columns together in records, large ones in planes of their own. Its state is
 // one 8-byte word. A process may die at any instruction: the next owner can tell from the words what every slot is.
@@ -64,6 +65,8 @@ struct Column {
   uint8_t per_item;      // one value per item, in a plane of cells
   uint32_t offset;       // in the record
   uint64_t plane_offset; // in the slot
+  uint32_t ragged = 0;   // its length column + 1, where it varies in length (heap.h); `bytes` are its most; 0: it does not
+  uint32_t unit = 0;     // ragged: bytes of one element of its first dimension
 
   bool operator==(const Column&) const = default;
 };
@@ -102,7 +105,10 @@ struct Geometry {
   double gamma, alpha, eps;
   uint64_t seed;
   uint64_t slot_bytes;
-  uint64_t lane_bytes, lanes_at, metas_at, leaves_at, staged_at, youths_at, slots_at, json_at, json_bytes, total;
+  uint32_t block;        // bytes of a block of ragged values; 0: no column is ragged
+  uint32_t slot_blocks;  // the most that a slot needs
+  uint64_t blocks;
+  uint64_t lane_bytes, lanes_at, metas_at, leaves_at, staged_at, youths_at, chains_at, slots_at, blocks_at, json_at, json_bytes, total;
 
   bool operator==(const Geometry&) const = default;
 };
@@ -148,6 +154,12 @@ struct SlotMeta {
 };
 static_assert(sizeof(SlotMeta) == 48);
 
+// The head of a block of ragged values; its bytes follow.
+struct BlockHead {
+  Shared<uint32_t> slot;  // + 1, to which it belongs; 0: free
+  Shared<uint32_t> next;  // + 1, of its slot's blocks; 0: none. Of a free block always 0
+};
+
 // Fixed part of a lane; behind it desk[], current[], next[]: slot + 1, or 0.
 struct alignas(64) Lane {
   Shared<uint32_t> active;
@@ -170,6 +182,10 @@ struct Header {
   alignas(64) Shared<uint64_t> next_unused;
   Shared<uint64_t> committed;                // slots whose memory is there to be written (growth.h)
   Shared<uint64_t> growth_refused;           // times that more was refused
+  Shared<uint64_t> blocks_committed;         // the same of blocks
+  Shared<uint64_t> blocks_touched;           // ever used: one above the highest
+  Shared<uint64_t> free_block;               // a hint: all below its low half belong to slots; the high half counts frees
+  Shared<uint32_t> blocks_short;             // some worker got no block
   alignas(64) Shared<uint64_t> inserted;     // items ever published
   alignas(64) Shared<uint64_t> max_priority; // bits of the largest (|p|+eps)^alpha so far; 0: none yet
   alignas(64) Shared<uint32_t> bell;         // rung by workers: the owner is needed
@@ -222,8 +238,31 @@ inline uint64_t tree_leaves(const Geometry& g) { return round_up(uint64_t(g.leav
 inline uint64_t bytes_when_full(const Geometry& g) {
   const uint64_t slots = std::min<uint64_t>((g.most * std::max<uint64_t>(g.stride, 1) + g.chunk - 1) / g.chunk, g.slots);
   const uint64_t trees = g.remover == Remover::proportional ? 3 : 1;  // a leaf's share: its eighth, or those, twice, and a mass
-  const uint64_t own = 32 + g.leaves * (trees == 1 ? 2 : 12);
-  return sizeof(Header) + g.lane_bytes * g.lanes + slots * (g.slot_bytes + sizeof(SlotMeta) + (decays(g) ? 3 : 2) * sizeof(double) * g.leaves + own);
+  const uint64_t own = 32 + g.leaves * (trees == 1 ? 2 : 12), ragged = uint64_t(g.block) * g.slot_blocks;
+  return sizeof(Header) + g.lane_bytes * g.lanes + slots * (g.slot_bytes + ragged + sizeof(SlotMeta) + (decays(g) ? 3 : 2) * sizeof(double) * g.leaves + own);
+}
+
+// Ragged values: bytes of a row's at their longest; of one block without its head; and how many a slot may need, of which
+// the last is partly used.
+inline uint64_t ragged_row(const std::vector<Column>& columns) {
+  uint64_t bytes = 0;
+  for (const auto& c : columns) bytes += c.ragged != 0 ? c.bytes : 0;
+  return bytes;
+}
+inline uint32_t block_room(const Geometry& g) { return g.block - uint32_t(sizeof(BlockHead)); }
+
+// A block is small beside what a slot may need, as half of the last one is wasted, and not so small that long values lie
+// in many pieces.
+inline void lay_out_blocks(Geometry& g, uint64_t ragged_row) {
+  g.block = g.slot_blocks = 0;
+  g.blocks = 0;
+  if (ragged_row == 0) return;
+  const uint64_t most = ragged_row * g.rows;  // of 128 columns of 4 GiB at the most
+  for (g.block = 256; g.block < 4096 && g.block < most / 256; g.block *= 2) {}
+  const uint64_t each = most / block_room(g) + 2;
+  if (most > UINT32_MAX) throw std::invalid_argument("the ragged fields of so many rows do not fit a chunk");
+  g.slot_blocks = uint32_t(each);
+  g.blocks = std::min<uint64_t>(uint64_t(g.slots) * g.slot_blocks, UINT32_MAX - 1);
 }
 
 // Frames of a column in one item.
@@ -257,10 +296,10 @@ inline void lay_out(Geometry& g, std::vector<Column>& columns) {
   uint32_t record = g.kind == Kind::rows ? 0 : sizeof(StepHead);
   for (uint32_t align : {8u, 4u, 2u, 1u})  // widest first: no holes
     for (auto& c : columns) {
-      c.plane = c.bytes >= (c.windowed && g.stack > 1 ? 64 : kRecordColumn) || c.per_item;
-      if (!c.plane && c.align == align) {
+      c.plane = c.ragged == 0 && (c.bytes >= (c.windowed && g.stack > 1 ? 64 : kRecordColumn) || c.per_item);
+      if (!c.plane && (c.ragged != 0 ? 8 : c.align) == align) {  // of a ragged column the record holds where its bytes are
         c.offset = record;
-        record += c.bytes;
+        record += c.ragged != 0 ? 8 : c.bytes;
       }
     }
   g.record = uint32_t(round_up(record, 8));
@@ -276,15 +315,18 @@ inline void lay_out(Geometry& g, std::vector<Column>& columns) {
 
   g.offset_bits = bits_for(g.chunk);
   g.slot_bits = bits_for(g.slots);
+  lay_out_blocks(g, ragged_row(columns));
   g.lane_bytes = round_up(sizeof(Lane) + sizeof(uint32_t) * (g.desk + 2 * uint64_t(g.streams)), 64);
   g.lanes_at = round_up(sizeof(Header), 64);
   g.metas_at = g.lanes_at + g.lane_bytes * g.lanes;
   g.leaves_at = round_up(g.metas_at + sizeof(SlotMeta) * slots, 64);
   g.staged_at = g.leaves_at + sizeof(double) * tree_leaves(g);
   g.youths_at = g.staged_at + sizeof(double) * tree_leaves(g);
-  g.json_at = g.youths_at + (decays(g) ? sizeof(double) * tree_leaves(g) : 0);
+  g.chains_at = g.youths_at + (decays(g) ? sizeof(double) * tree_leaves(g) : 0);
+  g.json_at = g.chains_at + (g.blocks > 0 ? sizeof(uint32_t) * slots : 0);
   g.slots_at = round_up(g.json_at + g.json_bytes, 4096);
-  g.total = g.slots_at + g.slot_bytes * slots;
+  g.blocks_at = round_up(g.slots_at + g.slot_bytes * slots, 4096);
+  g.total = g.blocks > 0 ? g.blocks_at + g.block * g.blocks : g.slots_at + g.slot_bytes * slots;
 }
 
 // Whether a header's geometry is one that `lay_out` makes, and fits into `nbytes`.
@@ -311,6 +353,11 @@ inline bool is_laid_out(const Header& h, uint64_t nbytes) {
   std::vector<Column> columns(h.column, h.column + said.columns);
   for (Column& c : columns) {
     if ((c.align != 1 && c.align != 2 && c.align != 4 && c.align != 8) || (c.per_item && said.cells == 0)) return false;
+    if (c.ragged != 0) {
+      if (c.ragged > said.columns || c.per_item || c.unit == 0 || c.bytes % c.unit != 0) return false;
+      const Column& length = h.column[c.ragged - 1];
+      if (length.ragged != 0 || length.bytes != 4 || length.plane || length.per_item) return false;
+    }
     c.offset = 0;
     c.plane_offset = 0;
   }
@@ -323,6 +370,6 @@ inline bool is_laid_out(const Header& h, uint64_t nbytes) {
 }
 
 constexpr char kReplayMagic[9] = "APEXRPL6";
-constexpr uint32_t kReplayVersion = 6;
+constexpr uint32_t kReplayVersion = 7;
 
 }  // namespace apexrl

@@ -213,8 +213,8 @@ class Owner {
     std::lock_guard guard(mutex_);
     batches_ = batches;
   }
-  // Copies as many entries of `all` into `out` as fit. False: it has yielded.
-  bool snapshot_block(Snapshot& all, uint8_t* out, size_t bytes, size_t& written) {
+  // Copies as many entries of `all` into `out`, of `bytes`, as fit; `bytes` becomes what they take. False: it has yielded.
+  bool snapshot_block(Snapshot& all, uint8_t* out, size_t& bytes, size_t& written) {
     std::lock_guard guard(mutex_);
     written = 0;
     return !yielded() && all.copy(view_, book_, out, bytes, written, [this] { return drain(); });

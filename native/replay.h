@@ -32,6 +32,7 @@ class Replay {
     Header& h = view.header();
     h.geometry = g;
     h.committed.store(segment->strict() ? 0 : g.slots);
+    h.blocks_committed.store(segment->strict() ? 0 : g.blocks);
     std::copy(columns.begin(), columns.end(), h.column);
     std::memcpy(segment->data() + g.json_at, json.data(), json.size());
     h.min_size.store(min_size);
@@ -155,21 +156,18 @@ class Replay {
   // Restores `count` entries of a snapshot to their positions. Only before any write or sample.
   void restore_block(const uint8_t* in, size_t bytes, size_t count) {
     const Geometry& g = view_.geometry();
-    if (count * snapshot_entry_bytes(g) != bytes) throw std::invalid_argument("a block has another size than its entries");
+    const std::vector<SnapshotEntry> entries = entries_of(in, bytes, count);
     Header& h = view_.header();
     uint64_t used = 0;
-    for (size_t i = 0; i < count; ++i) {
-      SnapshotEntry entry;
-      std::memcpy(&entry, in + i * snapshot_entry_bytes(g), sizeof entry);
+    for (const SnapshotEntry& entry : entries) {
       if (entry.slot >= g.slots) throw std::invalid_argument("slot out of range");
       used = std::max<uint64_t>(used, entry.slot + 1);
     }
     commit_slots(g.sampler == Sampler::fifo ? used : g.slots);
     h.next_unused.store(std::max<uint64_t>(h.next_unused.load(), used));
-    touch_pages(in, count);
-    for (; count > 0; --count) {
-      SnapshotEntry entry;
-      std::memcpy(&entry, in, sizeof entry);
+    touch_pages(entries);
+    Blocks blocks(segment_);
+    for (const SnapshotEntry& entry : entries) {
       in += sizeof entry;
       if (entry.visible > g.chunk || entry.consumed > entry.visible) throw std::invalid_argument("count out of range");
       std::memcpy(view_.slot(entry.slot), in, g.slot_bytes);
@@ -191,6 +189,8 @@ class Replay {
         view_.staged(entry.slot)[p] = std::signbit(leaf) ? -1.0 : leaf;
         items += !std::signbit(leaf);
       }
+      if (g.blocks > 0) restore_ragged(blocks, entry, in);
+      in += round_up(entry.ragged, 8);
       SlotMeta& meta = view_.meta(entry.slot);
       meta.count.store(entry.visible);
       meta.items.store(items);
@@ -204,22 +204,63 @@ class Replay {
   }
 
  private:
+  // The heads of a block's entries.
+  std::vector<SnapshotEntry> entries_of(const uint8_t* in, size_t bytes, size_t count) const {
+    const size_t least = snapshot_entry_bytes(view_.geometry());
+    std::vector<SnapshotEntry> entries;
+    for (size_t at = 0; at < bytes || entries.size() < count;) {
+      if (bytes - at < least || entries.size() == count) throw std::invalid_argument("a block has another size than its entries");
+      SnapshotEntry entry;
+      std::memcpy(&entry, in + at, sizeof entry);
+      if (view_.geometry().blocks == 0) entry.ragged = 0;
+      if (round_up(entry.ragged, 8) > bytes - at - least) throw std::invalid_argument("a block has another size than its entries");
+      at += least + round_up(entry.ragged, 8);
+      entries.push_back(entry);
+    }
+    return entries;
+  }
+
+  // A slot's ragged values into blocks; its records and priorities are there.
+  void restore_ragged(Blocks& blocks, const SnapshotEntry& entry, const uint8_t* in) {
+    const uint32_t rows = rows_needed(view_, entry.slot, entry.visible);
+    uint64_t bytes = 0;
+    for (const RaggedColumn& c : blocks.columns)
+      for (uint32_t row = 0; row < rows; ++row) {
+        int32_t length;
+        std::memcpy(&length, view_.cell(view_.header().column[c.lengths()], entry.slot, row), sizeof length);
+        if (length < 0 || uint64_t(length) * c.unit > c.bytes) throw std::invalid_argument("a ragged value is longer than its field");
+        bytes += uint64_t(length) * c.unit;
+      }
+    if (bytes != entry.ragged) throw std::invalid_argument("a slot's ragged values are not as long as its rows say");
+    BlockEnd end;
+    if (!blocks.reserve(entry.slot, end, bytes)) throw std::runtime_error("the memory for its ragged values is refused");
+    for (uint32_t row = 0; row < view_.geometry().rows; ++row) {
+      if (row >= rows) {
+        blocks.clear_row(entry.slot, row);
+        continue;
+      }
+      for (const RaggedColumn& c : blocks.columns) {
+        const uint32_t n = ragged_bytes(view_, c, entry.slot, row);
+        blocks.write(entry.slot, row, c, end, in, n);
+        in += n;
+      }
+    }
+  }
+
   void commit_slots(uint64_t slots) {
     if (!grown_to(*segment_, view_, slots)) throw std::runtime_error("the memory for its slots is refused");
   }
 
   // Has the kernel make the pages of a block's slots in one go, where they lie together: cheaper than one by one.
-  void touch_pages([[maybe_unused]] const uint8_t* in, [[maybe_unused]] size_t count) const {
+  void touch_pages([[maybe_unused]] const std::vector<SnapshotEntry>& entries) const {
 #if defined(MADV_POPULATE_WRITE)
     const Geometry& g = view_.geometry();
     uint64_t first = g.slots, last = 0;
-    for (size_t i = 0; i < count; ++i, in += snapshot_entry_bytes(g)) {
-      SnapshotEntry entry;
-      std::memcpy(&entry, in, sizeof entry);
+    for (const SnapshotEntry& entry : entries) {
       first = std::min<uint64_t>(first, entry.slot);
       last = std::max<uint64_t>(last, entry.slot);
     }
-    if (last >= g.slots || last - first + 1 > count + count / 4) return;
+    if (last >= g.slots || last - first + 1 > entries.size() + entries.size() / 4) return;
     const auto page = [](uint8_t* at, uintptr_t up) { return (reinterpret_cast<uintptr_t>(at) + up) & ~uintptr_t(4095); };
     const uintptr_t begin = page(view_.slot(uint32_t(first)), 0), end = page(view_.slot(uint32_t(last)) + g.slot_bytes, 4095);
     madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE);  // the kernel may refuse: then as ever

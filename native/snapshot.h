@@ -9,15 +9,30 @@
 
 namespace apexrl {
 
-// One slot in a snapshot; its rows and leaves follow. Where age counts, its priorities and youths instead of leaves.
+// One slot in a snapshot; its rows and leaves follow. Where age counts, its priorities and youths instead of leaves. At the
+// end its ragged values, row after row.
 struct SnapshotEntry {
   uint32_t slot, visible;
   uint64_t generation;
   uint32_t order, stream;
-  uint32_t consumed, unused;
+  uint32_t consumed, ragged;  // bytes of its ragged values
 };
 inline size_t snapshot_entry_bytes(const Geometry& g) {
   return sizeof(SnapshotEntry) + g.slot_bytes + (decays(g) ? 2 : 1) * g.leaves * sizeof(double);
+}
+// With the ragged values at their longest.
+inline size_t snapshot_entry_most(const View& view) {
+  uint64_t row = 0;
+  for (const RaggedColumn& c : ragged_columns(view)) row += c.bytes;
+  return snapshot_entry_bytes(view.geometry()) + round_up(row * view.geometry().rows, 8);
+}
+// The rows of a slot that its first `visible` positions need.
+inline uint32_t rows_needed(const View& view, uint32_t slot, uint32_t visible) {
+  const Geometry& g = view.geometry();
+  if (g.kind == Kind::rows) return visible;
+  while (visible > 0 && !(view.staged(slot)[visible - 1] >= 0.0)) --visible;
+  const uint32_t last = g.behind + visible - 1;
+  return visible == 0 ? 0 : last + span_of(view, slot, last, g.rows) + 1;
 }
 
 // The state of a copy: the slots oldest first, then those still being written; and the counters when it began.
@@ -42,13 +57,17 @@ struct Snapshot {
     largest = max_priority(h);
   }
 
-  // Copies slots into `out`, one entry after the other, as many as fit. A slot that was evicted before it could be copied
+  // Copies slots into `out`, one entry after the other, as many as fit; `bytes` becomes what they take. A slot that was evicted before it could be copied
   // is left out, and what came in its place is copied at the end. `drain` takes in what workers published; false from it
   // ends the copy: the owner has yielded.
   template <typename Drain>
-  bool copy(const View& view, const Book& book, uint8_t* out, size_t bytes, size_t& written, Drain&& drain) {
+  bool copy(const View& view, const Book& book, uint8_t* out, size_t& bytes, size_t& written, Drain&& drain) {
     const Geometry& g = view.geometry();
     const size_t entry_bytes = snapshot_entry_bytes(g);
+    uint8_t* const begin = out;
+    uint8_t* const end = out + bytes;
+    const std::vector<RaggedColumn> ragged = ragged_columns(view);
+    bytes = 0;
     for (;; ++next_) {
       if (next_ == slots_.size()) {
         if (!missed_ || passes_ == 3) break;
@@ -57,7 +76,7 @@ struct Snapshot {
         list_slots(book);
         if (slots_.empty()) break;
       }
-      if (bytes < entry_bytes) break;
+      if (size_t(end - out) < entry_bytes) break;
       const Slot& wanted = slots_[next_];
       const auto& now = book.store.slots[wanted.slot];
       if (now.generation != wanted.generation || now.visible < wanted.visible) {
@@ -65,7 +84,11 @@ struct Snapshot {
         continue;
       }
       const uint32_t consumed = std::min(view.meta(wanted.slot).consumed.load(), wanted.visible);
-      const SnapshotEntry entry{wanted.slot, wanted.visible, wanted.generation, ++order_, stream_group(view, wanted.slot), consumed, 0};
+      const uint32_t rows = ragged.empty() ? 0 : rows_needed(view, wanted.slot, wanted.visible);
+      const uint64_t values = ragged_bytes(view, ragged, wanted.slot, 0, rows);
+      if (size_t(end - out) < entry_bytes + round_up(values, 8)) break;
+      const SnapshotEntry entry{wanted.slot, wanted.visible, wanted.generation, ++order_, stream_group(view, wanted.slot), consumed,
+                                uint32_t(values)};
       std::memcpy(out, &entry, sizeof entry);
       out += sizeof entry;
       std::memcpy(out, view.slot(wanted.slot), g.slot_bytes);
@@ -79,7 +102,15 @@ struct Snapshot {
         std::memcpy(out, view.youths(wanted.slot), wanted.visible * sizeof(double));
         out += g.leaves * sizeof(double);
       }
-      bytes -= entry_bytes;
+      for (uint32_t row = 0; row < rows; ++row)
+        for (const RaggedColumn& c : ragged) {
+          const uint32_t n = ragged_bytes(view, c, wanted.slot, row);
+          read_ragged(view, c, wanted.slot, row, out, n);
+          out += n;
+        }
+      std::memset(out, 0, round_up(values, 8) - values);
+      out += round_up(values, 8) - values;
+      bytes = size_t(out - begin);
       copied_[wanted.slot] = wanted.generation + 1;
       ++written;
     }

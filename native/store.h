@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "blocks.h"
 #include "chunks.h"
 #include "crash.h"
 #include "decay.h"
@@ -121,6 +122,11 @@ class Store {
       while (to > first + 1 && !(staged[to - 1] >= 0.0)) --to;
     }
     chunk = describe_chunk(view_, s, first, to);
+    while (g.blocks > 0 && chunk.bytes > most && chunk.items > 1) {  // its ragged values are longer than that
+      to = first + std::max(1u, (to - first) / 2);
+      while (to > first + 1 && !(staged[to - 1] >= 0.0)) --to;
+      chunk = describe_chunk(view_, s, first, to);
+    }
     if (chunk.items > slots[s].items) throw DamagedState();
     uint8_t* out = body(chunk.bytes);
     if (out == nullptr) return false;  // not this time
@@ -168,6 +174,7 @@ class Store {
     SlotView& mine = slots[s];
     mine = SlotView{word.generation, 0, 0, 0};
     double* leaves = view_.leaves(s);
+    if (word.state == SlotState::free && g.blocks > 0) free_blocks(view_, s, scratch_);
     if (word.state == SlotState::leased || word.state == SlotState::closed || word.state == SlotState::committed) {
       const SlotMeta& meta = view_.meta(s);
       mine.visible = std::min(meta.drained.load(std::memory_order_acquire), g.chunk);
@@ -300,7 +307,8 @@ class Store {
   // Frees a slot without items.
   void release(uint32_t s) {
     const Geometry& g = view_.geometry();
-    set_state(s, SlotState::free);  // before its leaves: a successor clears the leaves of free slots
+    set_state(s, SlotState::free);  // before its leaves and blocks: a successor clears those of free slots
+    if (g.blocks > 0) free_blocks(view_, s, scratch_);
     APEXRL_POINT();
     SlotView& mine = slots[s];
     items_ -= mine.items;
@@ -359,6 +367,7 @@ class Store {
   std::unique_ptr<Outbox> outbox_;                       // … in its place, where chunks go to another host
   std::unique_ptr<Removal> removal_;                     // proportional remover
   std::vector<uint32_t> drawn_;
+  std::vector<uint32_t> scratch_;
   uint64_t items_ = 0;
 };
 

@@ -30,6 +30,14 @@ class View {
   double* youths(uint32_t slot) const {
     return reinterpret_cast<double*>(base_ + geometry().youths_at) + size_t(slot) * geometry().leaves;
   }
+  // The first of a slot's blocks, + 1; 0: it has none. Only where columns are ragged.
+  Shared<uint32_t>& chain(uint32_t slot) const {
+    return reinterpret_cast<Shared<uint32_t>*>(base_ + geometry().chains_at)[slot];
+  }
+  BlockHead& block(uint64_t b) const {
+    return *reinterpret_cast<BlockHead*>(base_ + geometry().blocks_at + geometry().block * b);
+  }
+  uint8_t* block_bytes(uint64_t b) const { return reinterpret_cast<uint8_t*>(&block(b)) + sizeof(BlockHead); }
   uint8_t* slot(uint32_t slot_index) const {
     return base_ + geometry().slots_at + geometry().slot_bytes * slot_index;
   }
@@ -39,7 +47,8 @@ class View {
   StepHead& head(uint32_t slot_index, uint32_t row) const {
     return *reinterpret_cast<StepHead*>(record(slot_index, row));
   }
-  // One row's value of a column (of a per-item column: one cell's), and the distance to the next row's.
+  // One row's value of a column (of a per-item column: one cell's; of a ragged one: where its bytes are), and the distance
+  // to the next row's.
   uint8_t* cell(const Column& c, uint32_t slot_index, uint32_t row) const {
     return c.plane ? slot(slot_index) + c.plane_offset + size_t(c.bytes) * row
                    : record(slot_index, row) + c.offset;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "blocks.h"
 #include "gather.h"
 #include "view.h"
 #include "lease.h"
@@ -16,7 +17,7 @@ namespace apexrl {
 class Writer {
  public:
   Writer(std::shared_ptr<Segment> segment, uint32_t streams)
-      : view_(segment->data()), streams_(streams), lease_(std::move(segment), streams) {
+      : view_(segment->data()), streams_(streams), blocks_(segment), ragged_(!blocks_.columns.empty()), lease_(std::move(segment), streams) {
     for (uint32_t c = 0; c < view_.geometry().columns; ++c) per_item_ = per_item_ || header().column[c].per_item;
   }
 
@@ -34,6 +35,7 @@ class Writer {
     const Geometry& g = view_.geometry();
     if (g.kind == Kind::rows && (stream_[0].slot = lease_.left_open(0)) >= 0)
       stream_[0].rows = std::min(view_.meta(uint32_t(stream_[0].slot)).count.load(std::memory_order_acquire), g.chunk);
+    if (ragged_ && stream_[0].slot >= 0) stream_[0].end = blocks_.end_of(uint32_t(stream_[0].slot), stream_[0].rows);
     return status;
   }
 
@@ -67,11 +69,14 @@ class Writer {
         if (stream.slot < 0) { status = WriteStatus::wait; break; }
         lease_.settle(0, stream.slot);
         stream.rows = 0;
+        stream.end = {};
       }
       const uint32_t slot = uint32_t(stream.slot);
-      const uint32_t count = uint32_t(std::min<uint64_t>({n - start, g.chunk - stream.rows, room}));
+      uint32_t count = uint32_t(std::min<uint64_t>({n - start, g.chunk - stream.rows, room}));
+      if (ragged_ && (count = extend_ragged(stream, columns, start, count)) == 0) { status = WriteStatus::wait; break; }
       for (uint32_t c = 0; c < g.columns; ++c) {
         const Column& column = h.column[c];
+        if (column.ragged) continue;
         copy_in(view_.cell(column, slot, stream.rows), view_.stride(column),
                 columns[c] + start * column.bytes, column.bytes, count);
       }
@@ -114,13 +119,18 @@ class Writer {
       const WriteStatus status = make_room(which ? uint32_t(which[i]) : uint32_t(i));
       if (status != WriteStatus::ok) return status;
     }
+    if (ragged_ && !reserve(columns, which, n)) return pending_ > 0 ? WriteStatus::publish : WriteStatus::wait;
     for (uint32_t c = 0; c < g.columns; ++c) {
       const Column& column = h.column[c];
-      if (column.per_item) continue;
+      if (column.per_item || column.ragged) continue;
       for (size_t i = 0; i < n; ++i) {
         const Stream& s = stream_[which ? size_t(which[i]) : i];
         copy_large(view_.cell(column, uint32_t(s.slot), s.rows), columns[c] + i * column.bytes, column.bytes);
       }
+    }
+    for (size_t i = 0; ragged_ && i < n; ++i) {
+      Stream& s = stream_[which ? size_t(which[i]) : i];
+      blocks_.write_row(uint32_t(s.slot), s.rows, s.end, columns, i);
     }
     bool full = false;
     for (size_t i = 0; i < n; ++i) {
@@ -198,6 +208,8 @@ class Writer {
  private:
   struct Stream {
     int64_t slot = -1;
+    int64_t taken = -1;      // the slot to go on in, whose repeated rows found no block
+    BlockEnd end;            // of ragged values in this slot
     uint32_t rows = 0;       // written in this slot
     uint32_t complete = 0;   // item positions whose windows are written
     uint32_t published = 0;  // … and published
@@ -246,14 +258,23 @@ class Writer {
     Stream& s = stream_[i];
     if (s.slot >= 0 && s.complete < s.limit) return WriteStatus::ok;
     if (s.slot >= 0 && s.published < s.limit) return WriteStatus::publish;
-    const int64_t slot = lease_.take(i);
+    const int64_t slot = s.taken >= 0 ? s.taken : lease_.take(i);
     if (slot < 0) return pending_ > 0 ? WriteStatus::publish : WriteStatus::wait;
+    BlockEnd end;
     if (s.slot < 0) {
       lease_.settle(i, slot);
       s.rows = g.behind;
-      for (uint32_t row = 0; row < g.behind; ++row) view_.head(uint32_t(slot), row).flags = kAbsent;
+      for (uint32_t row = 0; row < g.behind; ++row) {
+        view_.head(uint32_t(slot), row).flags = kAbsent;
+        if (ragged_) blocks_.clear_row(uint32_t(slot), row);
+      }
     } else {
       const uint32_t old = uint32_t(s.slot), from = s.limit, repeated = s.rows - from;
+      if (ragged_ && !blocks_.reserve(uint32_t(slot), end, ragged_bytes(view_, blocks_.columns, old, from, s.rows))) {
+        s.taken = slot;
+        return pending_ > 0 ? WriteStatus::publish : WriteStatus::wait;
+      }
+      s.taken = -1;
       if (repeated > 0) {
         std::memcpy(view_.record(uint32_t(slot), 0), view_.record(old, from), size_t(g.record) * repeated);
         for (uint32_t c = 0; c < g.columns; ++c) {
@@ -262,6 +283,7 @@ class Writer {
             std::memcpy(view_.cell(column, uint32_t(slot), 0), view_.cell(column, old, from),
                         size_t(column.bytes) * repeated);
         }
+        for (uint32_t row = 0; ragged_ && row < repeated; ++row) blocks_.copy_row(uint32_t(slot), row, end, old, from + row);
       }
       lease_.close_slot(old);
       lease_.settle(i, slot);
@@ -272,6 +294,7 @@ class Writer {
       for (auto& kept : s.kept) kept.row -= from;
     }
     s.slot = slot;
+    s.end = end;
     s.limit = g.chunk;
     s.complete = s.published = s.cells = 0;
     complete(s);
@@ -336,8 +359,29 @@ class Writer {
     }
   }
 
+  // Room for a step of each stream. False: some got no block.
+  bool reserve(const uint8_t* const* columns, const int64_t* which, size_t n) {
+    for (size_t i = 0; i < n; ++i) {
+      const Stream& s = stream_[which ? size_t(which[i]) : i];
+      if (!blocks_.reserve(uint32_t(s.slot), s.end, blocks_.bytes_of(columns, i))) return false;
+    }
+    return true;
+  }
+
+  // The ragged values of up to `count` rows. Answers how many rows had room.
+  uint32_t extend_ragged(Stream& s, const uint8_t* const* columns, size_t start, uint32_t count) {
+    const uint32_t slot = uint32_t(s.slot);
+    for (uint32_t i = 0; i < count; ++i) {
+      if (!blocks_.reserve(slot, s.end, blocks_.bytes_of(columns, start + i))) return i;
+      blocks_.write_row(slot, s.rows + i, s.end, columns, start + i);
+    }
+    return count;
+  }
+
   View view_;
   uint32_t streams_;
+  Blocks blocks_;
+  const bool ragged_;  // some column is
   Lease lease_;
   bool per_item_ = false;  // some column is
   size_t pending_ = 0;

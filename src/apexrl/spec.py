@@ -31,6 +31,8 @@ class Field:
             (recorded Q-values) need not be gathered for the learner.
         per_item: in ``kind="sequence"`` and ``"unroll"``: kept once per item, as it was at the item's first step
             (a recurrent state before that step's observation).
+        ragged: the first dimension varies from step to step, up to ``shape[0]``. An int32 field ``<name>/length`` holds
+            how long it is (``with_lengths``). A replay keeps that much of it; batches give it filled up with zeros.
     """
 
     shape: tuple[int, ...]
@@ -38,6 +40,7 @@ class Field:
     windowed: bool | None = None
     sampled: bool = True
     per_item: bool = False
+    ragged: bool = False
 
     def __post_init__(self) -> None:
         given = (self.shape,) if isinstance(self.shape, int | np.integer) else tuple(self.shape)
@@ -56,13 +59,43 @@ class Field:
             )
         if math.prod(shape) * dtype.itemsize >= 2**32:
             raise SpecError(f"Field shape {shape} is larger than 4 GiB")
+        if self.ragged and (not shape or self.per_item):
+            raise SpecError(
+                f"Field shape {shape}: ragged needs a first dimension, of its longest value, and excludes per_item"
+            )
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dtype", dtype.name)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one step's value."""
+        """Bytes of one step's value; of a ragged one at its longest."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+def length_of(name: str) -> str:
+    """The field with the lengths of a ragged field."""
+    return f"{name}/length"
+
+
+def with_lengths(fields: Mapping[str, Field]) -> dict[str, Field]:
+    """``fields`` with the lengths of every ragged one behind it, where they are not declared.
+
+    Raises:
+        SpecError: they are declared as something else than an int32 scalar.
+    """
+    complete: dict[str, Field] = {}
+    for name, value in fields.items():
+        complete[name] = value
+        if not value.ragged:
+            continue
+        lengths = Field((), "int32", windowed=value.windowed, sampled=value.sampled)
+        declared = fields.get(length_of(name), lengths)
+        if (declared.shape, declared.dtype, declared.ragged, declared.per_item) != ((), "int32", False, False):
+            raise SpecError(
+                f"field {length_of(name)!r} holds the lengths of {name!r}: declare it as Field((), 'int32')"
+            )
+        complete[length_of(name)] = declared
+    return complete
 
 
 def is_observation(name: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from apexrl import _native
 from apexrl.errors import ConfigError
-from apexrl.spec import Array, Field
+from apexrl.spec import Array, Field, with_lengths
 
 Strategy = Literal["none", "future", "final", "episode"]
 STRATEGIES: tuple[Strategy, ...] = ("none", "future", "final", "episode")
@@ -83,10 +83,13 @@ def hindsight_of(fields: Mapping[str, Field], options: Mapping[str, Any]) -> Hin
     if strategy == "none":
         return None
     name = options["hindsight_field"]
+    fields = with_lengths(fields)  # as the layout numbers them
     field = fields.get(name)
     if field is None or not field.sampled:
         raise ConfigError(
             f"hindsight={strategy!r} draws goals from the field {name!r}, which is not among the sampled fields "
             f"{', '.join(map(repr, fields))}: name the one that says what was achieved with hindsight_field="
         )
+    if field.ragged:
+        raise ConfigError(f"hindsight={strategy!r} draws goals of fixed size, and the field {name!r} is ragged")
     return Hindsight(strategy, options["hindsight_share"], list(fields).index(name), field, options["n_step"])

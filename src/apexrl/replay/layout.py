@@ -11,11 +11,14 @@ import numpy as np
 
 from apexrl.errors import SpecError
 from apexrl.replay.hindsight import Hindsight, hindsight_of
-from apexrl.spec import Array, Field, is_observation
+from apexrl.spec import Array, Field, is_observation, length_of, with_lengths
 
 Kind = Literal["rows", "transition", "sequence", "unroll"]
 KINDS: tuple[Kind, ...] = ("rows", "transition", "sequence", "unroll")
 BUILT_IN = {"reward": "float32", "terminated": "bool", "truncated": "bool"}
+
+
+NativeField = tuple[str, str, int, list[int], bool, bool, bool, int]
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Column:
     windowed: bool
     stack: int
     steps: int  # T of a sequence or unroll; 0: an item is one step
+    lengths: int = -1  # number of the field with the lengths of a ragged one; -1: it is not ragged
 
     @property
     def window_shape(self) -> tuple[int, ...]:
@@ -36,7 +40,7 @@ class Column:
         frames = (self.stack, *self.field.shape) if self.windowed and self.stack > 1 else self.field.shape
         return (self.steps + self.windowed, *frames) if self.steps else frames
 
-    def native(self) -> tuple[str, str, int, list[int], bool, bool, bool]:
+    def native(self) -> NativeField:
         field, dtype = self.field, np.dtype(self.field.dtype)
         return (
             self.name,
@@ -46,11 +50,12 @@ class Column:
             self.windowed,
             field.sampled,
             field.per_item,
+            self.lengths + 1,
         )
 
 
 class Layout:
-    """The declared fields of a replay, in order.
+    """The declared fields of a replay, in order, and the lengths of ragged ones.
 
     Args:
         fields: name -> Field.
@@ -80,6 +85,9 @@ class Layout:
                 raise SpecError(f"field name {name!r} is not a non-empty string")
             if not isinstance(field, Field):
                 raise SpecError(f"field {name!r} must be a Field, got {type(field).__name__}")
+        fields = with_lengths(fields)
+        numbers = {name: i for i, name in enumerate(fields)}
+        for name, field in fields.items():
             if kind != "rows" and name in (*BUILT_IN, "discount", *(("mask", "first") if steps else ())):
                 raise SpecError(f"field {name!r} is built into kind={kind!r}: leave it out of fields=")
             if field.per_item and not steps:
@@ -87,13 +95,18 @@ class Layout:
             windowed = kind != "rows" and (is_observation(name) if field.windowed is None else field.windowed)
             if field.per_item and windowed:
                 raise SpecError(f"field {name!r} is both per_item and windowed: choose one")
-            self.columns.append(Column(name, field, windowed, stack, steps))
+            lengths = numbers[length_of(name)] if field.ragged else -1
+            self.columns.append(Column(name, field, windowed, stack, steps, lengths))
+        for column in self.columns:
+            lengths_column = self.columns[column.lengths]
+            if column.lengths >= 0 and lengths_column.windowed != column.windowed:
+                raise SpecError(f"field {lengths_column.name!r} must be windowed exactly where {column.name!r} is")
         known = set(fields)
         for column in self.columns:
             if kind == "transition" and column.windowed and "next_" + column.name in known:
                 raise SpecError(f"field 'next_{column.name}' collides with what {column.name!r} yields in a batch")
 
-    def native(self) -> list[tuple[str, str, int, list[int], bool, bool, bool]]:
+    def native(self) -> list[NativeField]:
         return [column.native() for column in self.columns]
 
     def names(self) -> list[str]:
@@ -102,7 +115,8 @@ class Layout:
     def plain(self, values: Mapping[str, Any], rows: int | None = None) -> dict[str, Array]:
         """Values as C-contiguous arrays of the declared dtypes.
 
-        Lists and scalars are converted. An array of another dtype is refused, not cast.
+        Lists and scalars are converted. An array of another dtype is refused, not cast. Of a ragged field, a list or
+        tuple of arrays is filled up with zeros, and gives the lengths where ``values`` has none.
 
         Raises:
             SpecError: names the field, its value and what is expected.
@@ -110,6 +124,7 @@ class Layout:
         if not isinstance(values, Mapping):
             raise SpecError(f"expected a mapping of field names to arrays, got {type(values).__name__}")
         wanted = self.names()
+        values = self._filled_up(values)
         missing = [name for name in wanted if name not in values]
         unknown = [name for name in values if name not in wanted]
         if missing or unknown:
@@ -125,6 +140,9 @@ class Layout:
                 if name == "reward" and getattr(getattr(value, "dtype", None), "kind", "") in ("f", "i", "u"):
                     value = np.asarray(value, dtype)  # environments give rewards of various dtypes
                 arrays[name] = _as_array(name, value, dtype, ())
+        for column in self.columns:
+            if column.lengths >= 0:
+                _check_lengths(column, self.columns[column.lengths].name, arrays)
         for name, array in arrays.items():
             if rows is None:
                 rows, first = len(array), name
@@ -132,6 +150,24 @@ class Layout:
                 where = f"field {first!r} has {rows}" if first else f"{rows} expected"
                 raise SpecError(f"field {name!r} has {len(array)} rows, but {where}")
         return arrays
+
+    def _filled_up(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """``values`` with lists of ragged values as arrays, and their lengths."""
+        for column in self.columns:
+            given = values.get(column.name)
+            if column.lengths < 0 or not isinstance(given, list | tuple):
+                continue
+            name, field, lengths = column.name, column.field, self.columns[column.lengths].name
+            rows = [_as_array(f"{name}[{i}]", row, field.dtype, field.shape[1:]) for i, row in enumerate(given)]
+            longest = max(map(len, rows), default=0)
+            if longest > field.shape[0]:
+                raise SpecError(f"field {name!r} has a value of length {longest}, more than its {field.shape[0]}")
+            full = np.zeros((len(rows), *field.shape), field.dtype)
+            for row, value in zip(full, rows, strict=True):
+                row[: len(value)] = value
+            own = {name: full, lengths: np.array([len(row) for row in rows], np.int32)}
+            values = {**own, **values, name: full}
+        return values
 
     def to_json(self, options: Mapping[str, Any]) -> str:
         fields = {
@@ -141,6 +177,7 @@ class Layout:
                 "windowed": c.field.windowed,
                 "sampled": c.field.sampled,
                 "per_item": c.field.per_item,
+                **({"ragged": True} if c.field.ragged else {}),
             }
             for c in self.columns
         }
@@ -152,12 +189,23 @@ class Layout:
     def from_json(text: str) -> tuple[Layout, dict[str, Any]]:
         description = json.loads(text)
         fields = {
-            name: Field(tuple(f["shape"]), f["dtype"], f["windowed"], f["sampled"], f["per_item"])
+            name: Field(
+                tuple(f["shape"]), f["dtype"], f["windowed"], f["sampled"], f["per_item"], f.get("ragged", False)
+            )
             for name, f in description["fields"].items()
         }
         options = description["options"]
         goals = hindsight_of(fields, options)
         return Layout(fields, description["kind"], description["stack"], description["steps"], goals), options
+
+
+def _check_lengths(column: Column, lengths: str, arrays: Mapping[str, Array]) -> None:
+    given, most = arrays[lengths], column.field.shape[0]
+    bad = np.flatnonzero((given < 0) | (given > most))
+    if bad.size:
+        raise SpecError(
+            f"field {lengths!r} of row {bad[0]} is {given[bad[0]]}: {column.name!r} has 0 to {most} elements"
+        )
 
 
 def _as_array(name: str, value: Any, dtype: str, shape: tuple[int, ...]) -> Array:

@@ -3,6 +3,8 @@
     magic 8 | head bytes u64 | head JSON | crc32c u32 | { entries u64 | crc32c u32 | entries … |
     crc32c u32 }… | 0 u64 | crc32c u32 | magic 8
 
+With ragged fields, entries have lengths of their own, and their bytes u64 stand behind each count.
+
 A load restores each slot to its former position, so keys from before the save stay valid.
 """
 
@@ -68,7 +70,9 @@ def _save(core: ReplayCore, path: Path, check: Callable[[], None]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent)
     entry_bytes = native.snapshot_entry_bytes
-    blocks = [np.empty(max(1, _BLOCK // entry_bytes) * entry_bytes, np.uint8) for _ in range(2)]
+    most = max(_BLOCK, native.snapshot_entry_most)
+    blocks = [np.empty(most, np.uint8) for _ in range(2)]
+    ragged = _is_ragged(core.layout)
     with (
         replacing(path, check) as temporary,
         temporary.open("wb", buffering=0) as file,
@@ -78,29 +82,34 @@ def _save(core: ReplayCore, path: Path, check: Callable[[], None]) -> None:
         writing: Future[None] = disk.submit(lambda: None)
         while True:
             blocks.reverse()
-            entries = native.snapshot_block(snapshot, blocks[0])
+            entries, size = native.snapshot_block(snapshot, blocks[0])
             if entries < 0:
                 raise OwnershipError(f"this process stopped owning the replay while it saved it to {path}")
             if entries == 0:
                 break
-            part = blocks[0][: entries * entry_bytes]
+            part = blocks[0][:size]
             crc = _native.crc32c(part)
             writing.result()
-            writing = disk.submit(_write_block, file, entries, part, crc)
+            count = _counted(entries, size) if ragged else _counted(entries)
+            writing = disk.submit(_write_block, file, count, part, crc)
         writing.result()
         _write(file, _counted(0) + _END)
 
 
-def _write_block(file: io.FileIO, entries: int, part: NDArray[np.uint8], crc: int) -> None:
+def _is_ragged(layout: Layout) -> bool:
+    return any(column.field.ragged for column in layout.columns)
+
+
+def _write_block(file: io.FileIO, count: bytes, part: NDArray[np.uint8], crc: int) -> None:
     here = file.tell()
-    _write(file, _counted(entries))
+    _write(file, count)
     _write(file, part.data)
     _write(file, struct.pack("<I", crc))
     _native.start_writing(file.fileno(), here, file.tell() - here)
 
 
-def _counted(entries: int) -> bytes:
-    count = struct.pack("<Q", entries)
+def _counted(*numbers: int) -> bytes:
+    count = struct.pack(f"<{len(numbers)}Q", *numbers)
     return count + struct.pack("<I", _native.crc32c(count))
 
 
@@ -149,7 +158,7 @@ def _load(file: io.FileIO, path: Path, check_memory: bool) -> ReplayCore:
     try:
         if native.snapshot_entry_bytes != entry_bytes or native.counters()["slots"] != head["slots"]:
             raise SnapshotError(f"{path} was written with another memory layout; load it with the apexrl that wrote it")
-        for part, entries in _blocks(file, path, entry_bytes, size):
+        for part, entries in _blocks(file, path, None if _is_ragged(layout) else entry_bytes, size):
             native.restore_block(part, entries)
         native.finish_restore(int(head["largest_generation"]))
         kept: dict[str, Any] = head["counters"]
@@ -166,16 +175,20 @@ def _load(file: io.FileIO, path: Path, check_memory: bool) -> ReplayCore:
     return core
 
 
-def _blocks(file: io.FileIO, path: Path, entry_bytes: int, size: int) -> Iterator[tuple[NDArray[np.uint8], int]]:
-    """Each verified block and its number of entries. Two arrays take turns."""
+def _blocks(file: io.FileIO, path: Path, entry_bytes: int | None, size: int) -> Iterator[tuple[NDArray[np.uint8], int]]:
+    """Each verified block and its number of entries. Two arrays take turns. ``entry_bytes``: None: they vary."""
     buffers = [np.empty(0, np.uint8) for _ in range(2)]
 
     def read() -> tuple[NDArray[np.uint8], int]:
-        count = _read(file, 12, path)
-        entries = struct.unpack("<Q", count[:8])[0]
-        if count != _counted(entries):
+        head = _read(file, 12, path)
+        entries = struct.unpack("<Q", head[:8])[0]
+        numbers = [entries]
+        if entry_bytes is None and head != _counted(0):
+            head += _read(file, 8, path)
+            numbers = [entries, struct.unpack("<Q", head[8:16])[0]]
+        if head != _counted(*numbers):
             raise SnapshotError(f"{path} is corrupt: the checksum of a count does not match")
-        count = entries * entry_bytes
+        count = entries * entry_bytes if entry_bytes is not None else numbers[-1]
         if count > size - file.tell():
             raise SnapshotError(f"{path} is truncated or corrupt: a block claims more bytes than there are")
         buffers.reverse()
