@@ -1,5 +1,7 @@
-"""Ragged fields against fields of fixed size that hold the same values filled up with zeros: the same seeds draw the same
-items, so batches must be equal to the last byte."""
+"""Ragged fields against fields of fixed size that hold the same values filled up with zeros.
+
+The same seeds draw the same items, so batches must be equal to the last byte.
+"""
 
 from __future__ import annotations
 
@@ -239,7 +241,8 @@ def test_lists_of_arrays_are_filled_up_and_measured():
         data["nodes/length"],
         strict=True,
     ):
-        assert bytes(text[:length]) == bytes(rows[number]) and not text[length:].any()
+        assert bytes(text[:length]) == bytes(rows[number])
+        assert not text[length:].any()
         assert graph.sum() == 3 * size == nodes[number].size
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from apexrl.errors import SpecError
 from apexrl.replay.hindsight import Hindsight, hindsight_of
@@ -200,7 +201,7 @@ class Layout:
 
 
 def _check_lengths(column: Column, lengths: str, arrays: Mapping[str, Array]) -> None:
-    given, most = arrays[lengths], column.field.shape[0]
+    given, most = cast("NDArray[np.int32]", arrays[lengths]), column.field.shape[0]
     bad = np.flatnonzero((given < 0) | (given > most))
     if bad.size:
         raise SpecError(

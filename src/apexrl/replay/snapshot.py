@@ -69,7 +69,6 @@ def _save(core: ReplayCore, path: Path, check: Callable[[], None]) -> None:
     text = json.dumps(head).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent)
-    entry_bytes = native.snapshot_entry_bytes
     most = max(_BLOCK, native.snapshot_entry_most)
     blocks = [np.empty(most, np.uint8) for _ in range(2)]
     ragged = _is_ragged(core.layout)
