@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ Array = NDArray[np.generic]
 OBSERVATION = "observation"
 LAST_ACTION, LAST_REWARD = "observation/last_action", "observation/last_reward"
 """What ``EnvConfig.last_action_reward`` adds to an observation."""
+ACTION_MASK = "observation/action_mask"
+"""The part of an observation that says which discrete actions are possible, bool [n], or of several choices side by
+side, [sum of nvec]. Agents read it; networks and normalisation do not."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,11 @@ class ActionSpec:
             return actions + np.array(self.starts, np.int64)
         return actions + self.start if self.start else actions
 
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """Alternatives of every discrete choice: ``nvec``, or n alone; of a box nothing."""
+        return self.nvec or ((self.n,) if self.n else ())
+
 
 @dataclass(frozen=True)
 class EnvSpec:
@@ -160,12 +168,27 @@ class EnvSpec:
     starts: Mapping[str, int] = field(default_factory=dict)
     agents: tuple[str, ...] = ()
 
+    @property
+    def masked(self) -> bool:
+        """Whether observations say which actions are possible (``ACTION_MASK``)."""
+        return ACTION_MASK in self.observation
+
+    def without_mask(self) -> EnvSpec:
+        """What encoders read: all but ``ACTION_MASK``."""
+        if not self.masked:
+            return self
+        return replace(self, observation={name: one for name, one in self.observation.items() if name != ACTION_MASK})
+
 
 def past_missing(spec: EnvSpec, given: Collection[str]) -> str:
-    """What to do, for an error, where an observation of entries ``given`` lacks the previous action and reward."""
-    if not {LAST_ACTION, LAST_REWARD} & spec.observation.keys() - set(given):
-        return ""
-    return ". It was trained with last_action_reward: wrap your environment in apexrl.envs.LastActionReward too"
+    """What to do, for an error, where an observation of entries ``given`` lacks what a wrapper of ours adds."""
+    missing = spec.observation.keys() - set(given)
+    advice = ""
+    if missing & {LAST_ACTION, LAST_REWARD}:
+        advice = ". It was trained with last_action_reward: wrap your environment in apexrl.envs.LastActionReward too"
+    if ACTION_MASK in missing:
+        advice += ". It was trained with action masks: wrap your environment in apexrl.envs.ActionMasks, too"
+    return advice
 
 
 def split_observation(values: Mapping[str, Array], prefix: str = "") -> dict[str, Array]:

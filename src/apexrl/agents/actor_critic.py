@@ -17,6 +17,7 @@ from torch import Tensor
 
 from apexrl.agents import diagnostics, trained_agent, unroll_updates
 from apexrl.agents.acting_noise import LEVELS, ActingNoise
+from apexrl.agents.action_masks import action_masks
 from apexrl.agents.box_actions import ActionBox
 from apexrl.agents.decision import Decision
 from apexrl.agents.layer_choice import layer_choice
@@ -104,6 +105,7 @@ class ActorCritic:
         self._rng = acting_generator(seed)
         self._box = ActionBox(spec.action, config.agent) if spec.action.box else None
         self._policy: Distribution
+        self._masks = action_masks(spec)
         if self._box is not None:
             self._policy, free = Gaussian(self._box.size), self._box.size
             self.policy_noise = ActingNoise(self._box.size, config.pink_noise, BOX_WHITE)
@@ -161,7 +163,7 @@ class ActorCritic:
             before = on_device({name: given[name] for name in self._states}, self._device)
             seen = self._normalizer.observation(on_device(observations, self._device))
             outputs, after = self._network.network.act(seen, LSTMState(before[H], before[C]) if self._units else None)
-            outputs = outputs.cpu()
+            outputs = self._masks.values(outputs.cpu(), observations)
             said = as_array(outputs)
             if greedy:
                 drawn = self._policy.mode(said)
@@ -179,7 +181,7 @@ class ActorCritic:
         """The action of raw observations, drawn by ``noise`` or greedy, in PyTorch alone; see ``Draws``."""
         memory = LSTMState(state[H], state[C]) if self._units else None
         outputs, after = self._network.network.act(self._normalizer.observation(observation), memory)
-        chosen = self._policy.chosen(outputs, noise)
+        chosen = self._policy.chosen(self._masks.values(outputs, observation), noise)
         action = chosen if self._box is None else self._box.to_env_tensor(chosen)
         return Decision(action, {} if after is None else {H: after.h, C: after.c})
 
@@ -234,7 +236,8 @@ class ActorCritic:
         memory = LSTMState(batch.state[H], batch.state[C]) if self._units else None
         outputs, values = self._network.network.unroll(batch.observation, memory, batch.first, batch.resets)
         steps = len(batch.mask)
-        log_prob, entropy = self._policy.score(outputs[:steps].flatten(0, 1), batch.action.flatten(0, 1))
+        outputs = self._masks.unrolled(outputs[:steps], batch.observation)
+        log_prob, entropy = self._policy.score(outputs.flatten(0, 1), batch.action.flatten(0, 1))
         values = self._normalizer.values().of(values)
         return Evaluated(log_prob.view(batch.mask.shape), entropy.view(batch.mask.shape), values)
 

@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from apexrl.agents.action_masks import Observation, action_masks
 from apexrl.errors import AgentError
-from apexrl.spec import ActionSpec
+from apexrl.spec import EnvSpec
 
 MOST = 4096  # combinations; a network has an output for each
 
@@ -22,14 +23,18 @@ class Choices:
     """The discrete actions of an environment, numbered 0 … n-1.
 
     Args:
-        action: ``Discrete`` or ``MultiDiscrete``; of the latter the last choice varies fastest.
+        spec: its actions are ``Discrete`` or ``MultiDiscrete``; of the latter the last choice varies fastest.
         agent: how errors call the agent.
+
+    Attributes:
+        masks: which of them are possible.
 
     Raises:
         AgentError: the actions are a box, or there are too many combinations.
     """
 
-    def __init__(self, action: ActionSpec, agent: str) -> None:
+    def __init__(self, spec: EnvSpec, agent: str) -> None:
+        action = spec.action
         if action.box:
             raise AgentError(
                 f"{agent} is for discrete actions, but this environment takes a Box of shape {action.shape}; "
@@ -43,6 +48,7 @@ class Choices:
                 f"{agent} has a value for every action, and here are {self.n}{combined}. More than {MOST} are too "
                 "many; leave some out with a gymnasium.ActionWrapper"
             )
+        self.masks = action_masks(spec, combined=True)
 
     def to_env(self, index: Ints) -> Ints:
         """Numbers [B] as the environment's actions, int64 [B] or [B, k]."""
@@ -60,10 +66,16 @@ class Choices:
             index = index // n
         return torch.stack(choices[::-1], dim=1)
 
-    def epsilon_greedy(self, index: Ints, exploration: NDArray[np.float32], rng: np.random.Generator) -> Ints:
-        """Numbers [B], each replaced by a uniformly random one with the probability ε = ``exploration`` [B]."""
+    def epsilon_greedy(
+        self, index: Ints, exploration: NDArray[np.float32], rng: np.random.Generator, observations: Observation
+    ) -> Ints:
+        """Numbers [B], each replaced by a uniformly random possible one with the probability ε = ``exploration`` [B].
+
+        Args:
+            observations: name -> [B, (stack,) *shape], whose masks are read.
+        """
         explore = rng.random(len(index), np.float32) < exploration
-        return np.where(explore, rng.integers(self.n, size=len(index)), index)
+        return np.where(explore, self.masks.random(len(index), rng, observations), index)
 
     def index(self, actions: Tensor) -> Tensor:
         """The environment's actions, [B] or [B, k], as numbers, int64 [B]."""

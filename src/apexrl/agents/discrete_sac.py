@@ -62,7 +62,7 @@ class DiscreteSAC:
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
         self._config = config
         self._device = torch.device(device)
-        self._choices = Choices(spec.action, config.agent)
+        self._choices = Choices(spec, config.agent)
         self._softmax = Categorical((self._choices.n,), vector=False)
         self.policy_noise = ActingNoise(1, pink=False, kind="uniform")
         self._rng = acting_generator(seed)
@@ -73,6 +73,7 @@ class DiscreteSAC:
         self._policy = Trained("policy", policy.to(self._device), config, config.policy_learning_rate)
         self._critics = Trained("critics", critics.to(self._device), config, target=True)
         entropy = ENTROPY_SHARE * math.log(n) if config.target_entropy is None else config.target_entropy
+        self._target_entropy = entropy
         self._temperature = Temperature(config, entropy, self._device)
         self._normalizer = Normalizer(spec, config, self._device)
         self.networks: dict[str, Trained[Any]] = {
@@ -99,17 +100,19 @@ class DiscreteSAC:
         """
         with torch.no_grad():
             seen = self._normalizer.observation(on_device(observations, self._device))
-            logits = as_array(self._policy.network(seen))
+            outputs = self._policy.network(seen).cpu()
+            if not greedy:
+                outputs = torch.where(torch.from_numpy(np.isinf(exploration))[:, None], 0.0, outputs)
+            logits = as_array(self._choices.masks.values(outputs, observations))
         if greedy:
             index = self._softmax.mode(logits)
         else:
-            logits = np.where(np.isinf(exploration)[:, None], np.float32(0), logits)
             index = self._softmax.drawn(logits, self.policy_noise.uniform(len(logits), None, self._rng)[0]).action
         return Acted(self._choices.to_env(cast("NDArray[np.int64]", index)), {}, state)
 
     def decide(self, observation: Observation, state: Mapping[str, Tensor], noise: Tensor | None = None) -> Decision:
         """The action of raw observations, drawn by ``noise`` or greedy, in PyTorch alone; see ``Draws``."""
-        logits = self._policy.network(self._normalizer.observation(observation))
+        logits = self._logits(self._normalizer.observation(observation))
         return Decision(self._choices.to_env_tensor(self._softmax.chosen(logits, noise)), {})
 
     @torch.no_grad()
@@ -117,7 +120,7 @@ class DiscreteSAC:
         """The smaller Q [B] of the likeliest action at episodes' first observations; it counts later entropy besides
         rewards."""
         seen = self._normalizer.observation(on_device(observations, self._device))
-        action = self._policy.network(seen).argmax(dim=1)
+        action = self._logits(seen).argmax(dim=1)
         value = self._critics.network(seen).amin(dim=0).gather(1, action[:, None]).squeeze(1)
         return as_array(value * self._normalizer.unit)
 
@@ -127,7 +130,7 @@ class DiscreteSAC:
         batch = self._normalizer.transitions(fresh_transitions(items, self._device))
         both = side_by_side(batch.observation, batch.next_observation)
         q, next_q = self._critics.network(both).tensor_split(2, dim=1)
-        log_probs = torch.log_softmax(self._policy.network(batch.next_observation), dim=1)
+        log_probs = torch.log_softmax(self._logits(batch.next_observation), dim=1)
         value = soft_value(next_q, log_probs, self._temperature.value)
         delta = torch.addcmul(batch.reward, batch.discount, value) - self._taken(q, batch.action)
         return as_array(delta.abs().mean(dim=0))
@@ -143,7 +146,7 @@ class DiscreteSAC:
             values: Q_k(s, ·) [2, B, n], differentiable.
         """
         with torch.no_grad():
-            log_probs = torch.log_softmax(self._policy.network(batch.next_observation), dim=1)  # [B, n]
+            log_probs = torch.log_softmax(self._logits(batch.next_observation), dim=1)  # [B, n]
             next_value = soft_value(self._critics.target(batch.next_observation), log_probs, self._temperature.value)
             target = torch.addcmul(batch.reward, batch.discount, next_value)  # [B]
         q = self._taken(values, batch.action)  # [2, B]
@@ -157,9 +160,10 @@ class DiscreteSAC:
         Args:
             values: Q_k(s, ·) [2, B, n], constant.
         """
-        log_probs = torch.log_softmax(self._policy.network(batch.observation), dim=1)  # [B, n]
+        log_probs = torch.log_softmax(self._logits(batch.observation), dim=1)  # [B, n]
         loss = -soft_value(values, log_probs, self._temperature.value).mean()
-        return PolicyLoss(loss, (log_probs.exp() * log_probs).sum(dim=1))
+        expected = (log_probs.exp() * log_probs).sum(dim=1)
+        return PolicyLoss(loss, self._choices.masks.steered(expected, batch.observation, self._target_entropy))
 
     def gradients(self, batch: Transitions) -> Gradients:
         """Clipped gradients of the losses above and of the temperature's: see ``soft_update.gradients``."""
@@ -168,6 +172,10 @@ class DiscreteSAC:
         values = self._critics.network(batch.observation)
         found = self.critic_loss(batch, values)
         return soft_update.gradients(self, batch, statistics, found, lambda: self.policy_loss(batch, values.detach()))
+
+    def _logits(self, observation: Observation) -> Tensor:
+        """The policy's [B, n], ``LEAST`` where an action is not possible."""
+        return self._choices.masks.values(self._policy.network(observation), observation)
 
     def _taken(self, values: Tensor, action: Tensor) -> Tensor:
         """Q(s, a) [K, B] of [K, B, n]."""

@@ -56,7 +56,7 @@ class DQN:
         check_horizon(config)
         self._config = config
         self._device = torch.device(device)
-        self._choices = Choices(spec.action, config.agent)
+        self._choices = Choices(spec, config.agent)
         self._targets = targets_of(config)
         self._returns = returns_of(config, self._device)
         self._implicit = config.distribution == "implicit_quantile"
@@ -106,10 +106,10 @@ class DQN:
         draw = self._greedy_draw(len(exploration)) if greedy else self._draw(len(exploration), few, shared=False)
         seen = self._normalizer.observation(on_device(observations, self._device))
         answers = self._returns.read(self._online.values(seen, draw)).cpu()
-        q = self._returns.means(answers)  # [B, n]
+        q = self._choices.masks.values(self._returns.means(answers), observations)  # [B, n]
         actions = q.numpy().argmax(axis=1)
         if not greedy:
-            actions = self._choices.epsilon_greedy(actions, exploration, self._rng)
+            actions = self._choices.epsilon_greedy(actions, exploration, self._rng, observations)
         return Acted(self._choices.to_env(actions), self._returns.recorded(answers, q, actions), state)
 
     def decide(self, observation: Observation, state: Mapping[str, Tensor]) -> Decision:
@@ -117,6 +117,7 @@ class DQN:
         seen = self._normalizer.observation(observation)
         draw = self._greedy_draw(next(iter(seen.values())).shape[0])  # `len` would fix the number of rows in an export
         q = self._returns.means(self._returns.read(self._network.network(seen, draw)))
+        q = self._choices.masks.values(q, observation)
         return Decision(self._choices.to_env_tensor(q.argmax(dim=1)), {})
 
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
@@ -124,7 +125,8 @@ class DQN:
         rows = len(next(iter(observations.values())))
         seen = self._normalizer.observation(on_device(observations, self._device))
         answers = self._returns.read(self._online.values(seen, self._greedy_draw(rows)))
-        return as_array(self._returns.means(answers).amax(dim=1) * self._normalizer.unit)
+        q = self._choices.masks.values(self._returns.means(answers), observations)
+        return as_array(q.amax(dim=1) * self._normalizer.unit)
 
     def priorities(self, items: Arrays) -> NDArray[np.float32]:
         """|δ| [N], or for categories the divergence, from what was recorded while acting.
@@ -182,10 +184,11 @@ class DQN:
             chooser, later = returns.means(later[..., -apart:]), later[..., :-apart]
         else:
             chooser = returns.means(later)
-        reward = batch.reward
+        masks, reward = self._choices.masks, batch.reward
+        chooser = masks.values(chooser, batch.next_observation)
         if targets.looks_back:
             before = returns.read(self._target.values(batch.observation, self._draw(rows, self._few)))
-            reward = targets.reward(reward, returns.means(before), action)
+            reward = targets.reward(reward, masks.values(returns.means(before), batch.observation), action)
         return returns.backed_up(reward, batch.discount, targets.value(later, chooser))
 
     def gradients(self, batch: Transitions) -> Gradients:

@@ -15,7 +15,7 @@ _IMAGE: Final = 1 << 16
 
 def least_nbytes(config: AgentConfig, spec: EnvSpec) -> int:
     """Bytes that the weights of a shipped agent's network take at least."""
-    inputs = spec.stack * sum(math.prod(field.shape) for field in spec.observation.values())
+    inputs = spec.stack * sum(math.prod(field.shape) for field in spec.without_mask().observation.values())
     inputs += sum(spec.categories.values())
     numbers = max(
         inputs // 64 * config.image_units,  # features after convolutions, at least

@@ -65,7 +65,7 @@ class PQN:
         self.item = Item("unroll", config.unroll_length)
         self._config = config
         self._device = torch.device(device)
-        self._choices = Choices(spec.action, config.agent)
+        self._choices = Choices(spec, config.agent)
         self._rng = acting_generator(seed)
         self._remembers = False
         with seeded_layers(seed):
@@ -94,12 +94,13 @@ class PQN:
         """ε-greedy actions, int64 [B] or [B, k]. ``exploration`` is ε of each environment, [B]."""
         actions = self._values(observations).argmax(dim=1).cpu().numpy()
         if not greedy:
-            actions = self._choices.epsilon_greedy(actions, exploration, self._rng)
+            actions = self._choices.epsilon_greedy(actions, exploration, self._rng, observations)
         return Acted(self._choices.to_env(actions), {}, state)
 
     def decide(self, observation: Observation, state: Mapping[str, Tensor]) -> Decision:
         """The greedy action of raw observations, in PyTorch alone; see ``Decides``."""
         q = self._network.network(self._normalizer.observation(observation))
+        q = self._choices.masks.values(q, observation)
         return Decision(self._choices.to_env_tensor(q.argmax(dim=1)), {})
 
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
@@ -110,7 +111,7 @@ class PQN:
     def _values(self, observations: Arrays) -> Tensor:
         """Q [B, n]."""
         q: Tensor = self._network.network(self._normalizer.observation(on_device(observations, self._device)))
-        return q
+        return self._choices.masks.values(q, observations)
 
     # Learning
 
@@ -183,7 +184,7 @@ class PQN:
         """Q of every observation of a batch, [T + 1, B, n]; of steps alone [T, B, n]."""
         rows, steps = next(iter(batch.observation.values())).shape[:2]
         flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in batch.observation.items()}
-        q: Tensor = self._network.network(flat)
+        q = self._choices.masks.values(self._network.network(flat), flat)
         return q.view(rows, steps, -1).transpose(0, 1)
 
     def _index(self, batch: Unrolls) -> Tensor:

@@ -53,7 +53,7 @@ class R2D2:
         self.item = Item("sequence", config.sequence_length, config.sequence_stride, config.burn_in)
         self._config = config
         self._device = torch.device(device)
-        self._choices = Choices(spec.action, config.agent)
+        self._choices = Choices(spec, config.agent)
         self._rng = acting_generator(seed)
         with seeded_layers(seed):
             network = RecurrentQ(
@@ -96,11 +96,11 @@ class R2D2:
             before = on_device(state, self._device)
             seen = self._normalizer.observation(on_device(observations, self._device))
             values, after = self._network.network.step(seen, LSTMState(before[H], before[C]))
-        q, h, c = (tensor.cpu().numpy() for tensor in (values, *after))
+        q, h, c = (tensor.cpu().numpy() for tensor in (self._choices.masks.values(values, seen), *after))
         actions = q.argmax(axis=1)
         value = q[np.arange(rows), actions]
         if not greedy:
-            actions = self._choices.epsilon_greedy(actions, exploration, self._rng)
+            actions = self._choices.epsilon_greedy(actions, exploration, self._rng, observations)
         extras = {"q": q[np.arange(rows), actions], "value": value, H: state[H], C: state[C]}
         return Acted(self._choices.to_env(actions), extras, {H: h, C: c})
 
@@ -108,6 +108,7 @@ class R2D2:
         """The greedy action of raw observations, in PyTorch alone; see ``Decides``."""
         seen = self._normalizer.observation(observation)
         q, after = self._network.network.step(seen, LSTMState(state[H], state[C]))
+        q = self._choices.masks.values(q, observation)
         return Decision(self._choices.to_env_tensor(q.argmax(dim=1)), {H: after.h, C: after.c})
 
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
@@ -196,7 +197,7 @@ class R2D2:
                 _, state = network.unroll(batch.warming, state, batch.first[:warm], resets)
         resets = [step - warm for step in batch.resets if step >= warm]
         outputs, _ = network.unroll(batch.observation, state, batch.first[warm:], resets)
-        return network.head(outputs)
+        return self._choices.masks.unrolled(network.head(outputs), batch.observation)
 
     def apply(self, groups: Mapping[str, Tensor]) -> None:
         """One step of the optimizer; every ``target_period_updates`` of them the online network becomes the target."""

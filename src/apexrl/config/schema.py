@@ -36,6 +36,9 @@ class EnvConfig:
     """Learning clips each reward to ± this value; 0: no clipping (Ape-X on Atari: 1)."""
     last_action_reward: bool = False
     """Adds the previous action and reward to the observation, as last_action and last_reward (R2D2)."""
+    mask_in_info: bool = False
+    """Takes info["action_mask"] as the mask of possible actions, as Gymnasium's Taxi tells it.
+    A key action_mask of a Dict observation, or a method action_masks(), is one without being named."""
     max_episode_steps: Annotated[int, Range(0)] = 0
     """Time limit in environment steps, reported as truncation; 0 keeps the environment's own."""
     info_metrics: tuple[str, ...] = ()

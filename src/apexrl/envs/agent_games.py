@@ -70,6 +70,10 @@ def agent_rows(config: EnvConfig, rows: int, call: EnvCall) -> AgentRows:
 
 
 def _refuse_wrappers(config: EnvConfig, name: str) -> None:
-    asked = {"--atari": config.atari, "--last-action-reward": config.last_action_reward}
+    asked = {
+        "--atari": config.atari,
+        "--last-action-reward": config.last_action_reward,
+        "--mask-in-info": config.mask_in_info,  # masks are the key action_mask of an agent's observation
+    }
     if any(asked.values()):
         raise EnvError(f"{name} has several agents: leave out {' and '.join(what for what, on in asked.items() if on)}")

@@ -12,6 +12,14 @@ from gymnasium.vector import AutoresetMode
 
 from apexrl.config import EnvConfig
 from apexrl.config.game_names import is_game
+from apexrl.envs.action_masks import (
+    ActionMasks,
+    MaskedVectorEnv,
+    VectorActionMasks,
+    has_masks,
+    shows_mask,
+    vector_method,
+)
 from apexrl.envs.agent_games import agent_rows
 from apexrl.envs.atari import LifeLossEnds, atari_env
 from apexrl.envs.atari_game import plain_game, register_atari
@@ -83,7 +91,8 @@ def make_vector(
     elif backend is None:
         made += [make_env(config) for _ in range(num_envs - len(made))]
         backend = LoopRows(made, name, call, config.info_metrics, own)
-    return VectorEnv(backend, name, config.stack, config.reward_clip, seed, chosen, changes if fixed else None)
+    kind = MaskedVectorEnv if shows_mask(backend.observation_space) else VectorEnv
+    return kind(backend, name, config.stack, config.reward_clip, seed, chosen, changes if fixed else None)
 
 
 def _cost(env: gym.Env[Any, Any], seed: int, call: EnvCall) -> StepCost | None:
@@ -120,7 +129,13 @@ def make_env(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, 
         env = gym.wrappers.TimeLimit(env, config.max_episode_steps)
     if config.atari and config.life_loss_ends:
         env = LifeLossEnds(env)
-    return LastActionReward(env, config.reward_clip) if config.last_action_reward else env
+    if config.last_action_reward:
+        env = LastActionReward(env, config.reward_clip)
+    if shows_mask(env.observation_space):
+        return env
+    if config.mask_in_info or (has_masks(env) and not isinstance(env.action_space, gym.spaces.Box)):
+        return ActionMasks(env, config.mask_in_info)
+    return env
 
 
 def env_spec_and_limit(config: EnvConfig) -> tuple[EnvSpec, int | None]:
@@ -213,6 +228,8 @@ def _extra(name: str) -> str:
 
 def _pool(config: EnvConfig, num_envs: int, vector: str, call: EnvCall, cores: int, partial: bool) -> EnvPoolRows:
     _refuse_wrappers(config, vector)
+    if config.mask_in_info:
+        raise EnvError(f"{env_name(config)}: EnvPool tells no action masks; leave out mask_in_info")
     return EnvPoolRows(_pool_kwargs(config), num_envs, partial, cores, env_name(config), call)
 
 
@@ -255,7 +272,7 @@ def _native(config: EnvConfig, num_envs: int, vector: str, call: EnvCall, cores:
         wanted = (
             config.native_envs
             and vector != "threads"
-            and not (config.last_action_reward or config.info_metrics)
+            and not (config.last_action_reward or config.info_metrics or config.mask_in_info)
             and min(cores, num_envs) > 1
         )
         game = plain_game(config.env, config.env_kwargs) if wanted else None
@@ -268,7 +285,8 @@ def _native(config: EnvConfig, num_envs: int, vector: str, call: EnvCall, cores:
         return None
     if form.only:
         _refuse_wrappers(config, vector)
-    if not form.only and (not config.native_envs or config.last_action_reward or vector == "threads"):
+    wrapped = config.last_action_reward or config.mask_in_info
+    if not form.only and (not config.native_envs or wrapped or vector == "threads"):
         return None
     made: gym.vector.VectorEnv[Any, Any, Any] = _guard(name, lambda: form.make(num_envs=num_envs), {})
     mode = made.metadata.get("autoreset_mode")
@@ -281,4 +299,6 @@ def _native(config: EnvConfig, num_envs: int, vector: str, call: EnvCall, cores:
     if not form.only and mode is not AutoresetMode.NEXT_STEP and not (partial and isinstance(mode, AutoresetMode)):
         made.close()
         return None  # single environments lose no step
+    if not shows_mask(made.single_observation_space) and (config.mask_in_info or vector_method(made)):
+        made = VectorActionMasks(made, config.mask_in_info)
     return NativeRows(made, name, call, not partial, config.info_metrics)

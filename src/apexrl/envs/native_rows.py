@@ -11,12 +11,13 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from apexrl.envs.action_masks import first_possible
 from apexrl.envs.host_arrays import HostArrays, brings_tensors
 from apexrl.envs.lockstep import Bools, EnvCall, Rows, Which, blame, refuse_not_finite
-from apexrl.envs.spaces import Leaf, flatten_observation, observation_leaves
+from apexrl.envs.spaces import Leaf, action_spec, flatten_observation, observation_leaves
 from apexrl.envs.told_metrics import row_metrics
 from apexrl.errors import EnvError
-from apexrl.spec import Array
+from apexrl.spec import ACTION_MASK, Array
 
 Numbers = NDArray[np.int64]
 
@@ -28,7 +29,8 @@ class NativeRows:
     here, and no environment may step before the agent has chosen for all. Where environments need not go in lock-step,
     ``receive`` then yields the rows of the resets alone, and the step of all is made when their actions have come: no
     step is lost. In lock-step these environments take one step with the action that was meant to be ignored: the
-    episode is seen from behind that step on, and its reward counts nowhere.
+    episode is seen from behind that step on, and its reward counts nowhere. Where there are masks it is the
+    first possible action.
 
     Args:
         env: its ``metadata["autoreset_mode"]`` says which mode it has; without it, NEXT_STEP. One that brings tensors
@@ -83,8 +85,9 @@ class NativeRows:
             ready: Array | None = actions
             if not self.lockstep:
                 ready = self._when_all_have_chosen(actions, starting, which)
-            elif self._mode is AutoresetMode.DISABLED and starting.any():
-                self._reset(starting)
+            elif self._mode is not AutoresetMode.NEXT_STEP and starting.any():
+                begun = self._begun if self._mode is AutoresetMode.SAME_STEP else self._reset(starting)
+                ready = self._possible(actions, starting, begun)
             if ready is not None:
                 self._rows = self._answered(self._env.step(ready), starting)
 
@@ -97,6 +100,14 @@ class NativeRows:
     def close(self) -> None:
         with self._call(), blame(self._name, "close"):
             self._env.close()
+
+    def _possible(self, actions: Array, starting: Bools, begun: Mapping[str, Array]) -> Array:
+        """``actions``, but those of steps that nobody sees such as the masks of what has begun leave."""
+        if ACTION_MASK not in begun:
+            return actions
+        actions = actions.copy()
+        actions[starting] = first_possible(action_spec(self.action_space), begun[ACTION_MASK][starting])
+        return actions
 
     def _answered(self, answer: tuple[Any, Any, Any, Any, dict[str, Any]], starting: Bools) -> Rows:
         """The rows of a step of all."""

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from apexrl.errors import SpecError
-from apexrl.spec import OBSERVATION, ActionSpec, Array, EnvSpec, Field
+from apexrl.spec import ACTION_MASK, OBSERVATION, ActionSpec, Array, EnvSpec, Field
 
 Arrays = dict[str, Array]
 
@@ -32,10 +32,11 @@ def env_spec(observation_space: gym.Space[Any], action_space: gym.Space[Any], st
     Raises:
         SpecError: a space is not supported; the message names it.
     """
-    leaves = observation_leaves(observation_space)
+    leaves, action = observation_leaves(observation_space), action_spec(action_space)
+    _check_mask(leaves, action)
     return EnvSpec(
         observation={leaf.name: leaf.field for leaf in leaves},
-        action=action_spec(action_space),
+        action=action,
         stack=stack,
         categories={leaf.name: leaf.categories for leaf in leaves if leaf.categories},
         starts={leaf.name: leaf.start for leaf in leaves if leaf.start},
@@ -46,7 +47,7 @@ def observation_leaves(space: gym.Space[Any]) -> tuple[Leaf, ...]:
     """The arrays that an observation is made of, nested ``Dict`` keys joined by ``/``.
 
     Box keeps its dtype, except float64 which is stored as float32; Discrete becomes an int64 scalar counted
-    from 0; MultiBinary an int8 array.
+    from 0; MultiBinary an int8 array. The outermost key ``action_mask`` becomes bool (``spec.ACTION_MASK``).
 
     Raises:
         SpecError: another kind of space, an empty one, or a key that cannot be part of a name.
@@ -59,6 +60,8 @@ def observation_leaves(space: gym.Space[Any]) -> tuple[Leaf, ...]:
 
 def _walk(space: gym.Space[Any], path: tuple[str, ...]) -> list[Leaf]:
     name = "/".join((OBSERVATION, *path))
+    if name == ACTION_MASK:
+        return [_mask_leaf(space, path)]
     match space:
         case gym.spaces.Dict():
             for key in space.spaces:
@@ -79,6 +82,42 @@ def _walk(space: gym.Space[Any], path: tuple[str, ...]) -> list[Leaf]:
         f"{name} is a {type(space).__name__} space ({space}), which is not supported: use Box, Discrete, MultiBinary "
         "or a Dict of them (gymnasium.wrappers.FlattenObservation turns most others into a Box)"
     )
+
+
+def _mask_leaf(space: gym.Space[Any], path: tuple[str, ...]) -> Leaf:
+    """The key ``action_mask``: kept as bool."""
+    if isinstance(space, gym.spaces.Box) and space.dtype != np.bool_:
+        kept = (space.low == 0).all() and (space.high == 1).all()
+    else:
+        kept = isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary)
+    if not kept:
+        raise SpecError(
+            f"the observation's key action_mask is {space}: a mask of possible actions is a Box of 0 to 1 or a "
+            "MultiBinary; give the key another name if it is something else"
+        )
+    return Leaf(ACTION_MASK, path, Field(space.shape or (), "bool"))
+
+
+def _check_mask(leaves: tuple[Leaf, ...], action: ActionSpec) -> None:
+    """Refuse a mask that does not fit the actions."""
+    for leaf in leaves:
+        if leaf.name != ACTION_MASK:
+            continue
+        if action.box:
+            raise SpecError(
+                "the observation has the key action_mask, and actions are a box: masks are for discrete actions; give "
+                "the key another name"
+            )
+        if leaf.field.shape != (size := mask_shape(action)):
+            raise SpecError(
+                f"the observation's key action_mask has shape {list(leaf.field.shape)}; the actions "
+                f"{' + '.join(map(str, action.choices))} take {list(size)}"
+            )
+
+
+def mask_shape(action: ActionSpec) -> tuple[int]:
+    """The shape of the mask of discrete actions: of several choices the alternatives of all, side by side."""
+    return (sum(action.choices),)
 
 
 def action_spec(space: gym.Space[Any]) -> ActionSpec:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 
+from apexrl.envs.action_masks import random_action
 from apexrl.envs.lockstep import EnvCall
 
 LEAST_SECONDS = 0.001
@@ -45,23 +46,36 @@ def step_cost(env: gym.Env[Any, Any], seed: int, call: EnvCall) -> StepCost:
     Args:
         call: entered around every call.
     """
-    env.action_space.seed(seed)
     with call():
-        env.reset(seed=seed)
-    first = _steps(env, call, 1)
+        going = RandomSteps(env, seed)
+    first = _steps(going, call, 1)
     if first.seconds >= _LONG_SECONDS:
         return first
-    return _steps(env, call, _MOST_STEPS)  # the first one may have compiled or loaded things
+    return _steps(going, call, _MOST_STEPS)  # the first one may have compiled or loaded things
 
 
-def _steps(env: gym.Env[Any, Any], call: EnvCall, most: int) -> StepCost:
+class RandomSteps:
+    """An environment that is stepped with random actions, of those that a mask in its observation leaves, and reset
+    whenever an episode ends."""
+
+    def __init__(self, env: gym.Env[Any, Any], seed: int) -> None:
+        self._env = env
+        env.action_space.seed(seed)
+        self._seen, _ = env.reset(seed=seed)
+
+    def step(self) -> None:
+        action = random_action(self._env.action_space, self._seen)
+        self._seen, _, terminated, truncated, _ = self._env.step(action)
+        if terminated or truncated:
+            self._seen, _ = self._env.reset()
+
+
+def _steps(going: RandomSteps, call: EnvCall, most: int) -> StepCost:
     began, (computed, queued) = time.perf_counter(), _thread_seconds()
     steps, spent = 0, 0.0
     while steps < most and spent < _MEASURED_SECONDS:
         with call():
-            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
-            if terminated or truncated:
-                env.reset()
+            going.step()
         steps, spent = steps + 1, time.perf_counter() - began
     now_computed, now_queued = _thread_seconds()
     computed, own = now_computed - computed, max(1e-9, spent - (now_queued - queued))

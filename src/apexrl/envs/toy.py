@@ -8,6 +8,7 @@
 | ``Corridor-v0`` | a chain with an exit at either end | ``Corridor.q_star`` |
 | ``Endless-v0`` | reward 1, cut by a time limit, never terminates | value 1 / (1 − γ) |
 | ``Signals-v0`` | Dict observation: act on an image and a number | best return 8 |
+| ``Doors-v0`` | few of many doors are open, as a mask of actions says | best return 8, with masks |
 
 Those that fail on purpose are in ``apexrl.envs.faulty``.
 """
@@ -204,6 +205,66 @@ class Signals(gym.Env[Info, np.int64]):
         return {"image": image, "body": {"sign": np.array([1.0 if self._positive else -1.0], np.float32)}}
 
 
+class Doors(gym.Env[Any, Any]):
+    """Eight rounds: of each row of doors, most are closed, as the mask of actions says, and a sign ±1 says whether to
+    take the first or the last of those that are open. That is worth 1, shared among the rows; a closed door −1.
+
+    What doors are open is nowhere but in the mask. The metric ``invalid_actions`` of an episode counts closed doors.
+
+    Args:
+        doors: of each row.
+        opened: of them, at least 1.
+        rows: with more than one, actions are MultiDiscrete.
+        told: where masks are: the ``method`` action_masks(), ``info``, the ``key`` action_mask of a Dict observation,
+            or ``nowhere``.
+    """
+
+    ROUNDS = 8
+
+    def __init__(self, doors: int = 10, opened: int = 3, rows: int = 1, told: str = "method") -> None:
+        signs = gym.spaces.Box(-1.0, 1.0, (rows,), np.float32)
+        mask = gym.spaces.MultiBinary(rows * doors)
+        self.observation_space: Any = gym.spaces.Dict(signs=signs, action_mask=mask) if told == "key" else signs
+        self.action_space: Any = gym.spaces.MultiDiscrete([doors] * rows) if rows > 1 else gym.spaces.Discrete(doors)
+        self._doors, self._opened, self._rows, self._told = doors, opened, rows, told
+        self._round = self._invalid = 0
+        self._open = np.zeros((rows, doors), np.bool_)
+        self._signs = np.ones(rows, np.float32)
+        if told == "method":
+            self.action_masks = self._mask
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
+        super().reset(seed=seed)
+        self._round = self._invalid = 0
+        return self._show(), self._info()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
+        reward = 0.0
+        for row, door in enumerate(np.atleast_1d(action).tolist()):
+            opened = np.flatnonzero(self._open[row])
+            self._invalid += not self._open[row, door]
+            right = opened[0] if self._signs[row] < 0 else opened[-1]
+            reward += float(door == right) if self._open[row, door] else -1.0
+        self._round += 1
+        ended = self._round == self.ROUNDS
+        seen, info = self._show(), self._info()
+        if ended:
+            info["metrics"] = {"invalid_actions": self._invalid}
+        return seen, reward / self._rows, ended, False, info
+
+    def _show(self) -> Any:
+        order = self.np_random.random((self._rows, self._doors)).argsort(axis=1)
+        self._open = order < self._opened
+        self._signs = np.where(self.np_random.random(self._rows) < 0.5, -1.0, 1.0).astype(np.float32)
+        return {"signs": self._signs, "action_mask": self._mask()} if self._told == "key" else self._signs
+
+    def _info(self) -> Info:
+        return {"action_mask": self._mask()} if self._told == "info" else {}
+
+    def _mask(self) -> NDArray[np.int8]:
+        return self._open.reshape(-1).astype(np.int8)
+
+
 gym.register("Catch-v0", entry_point="apexrl.envs.toy:Catch")
 gym.register("SlowCartPole-v0", entry_point="apexrl.envs.toy:SlowCartPole", max_episode_steps=500)
 gym.register(
@@ -215,3 +276,4 @@ gym.register(
 gym.register("Corridor-v0", entry_point="apexrl.envs.toy:Corridor", max_episode_steps=100)
 gym.register("Endless-v0", entry_point="apexrl.envs.toy:Endless", max_episode_steps=10)
 gym.register("Signals-v0", entry_point="apexrl.envs.toy:Signals")
+gym.register("Doors-v0", entry_point="apexrl.envs.toy:Doors")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 
 from apexrl.config import EnvConfig
+from apexrl.envs.action_masks import METHOD
 from apexrl.envs.atari_game import SINGLE_ENTRY
 
 Maker = Callable[..., gym.vector.VectorEnv[Any, Any, Any]]
@@ -48,10 +49,21 @@ def vector_form(config: EnvConfig) -> VectorForm | None:
     only, entry = spec.entry_point is None, spec.vector_entry_point
     accepted = _parameters(gym.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry)
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values())
+    if not only and _only_single_has_masks(spec):
+        return None
     if not only and (spec.additional_wrappers or not (open_ended or kwargs.keys() <= accepted.keys())):
         return None
     make = partial(gym.make_vec, config.env, vectorization_mode="vector_entry_point", **kwargs)
     return VectorForm(make, only, config.max_episode_steps or spec.max_episode_steps)
+
+
+def _only_single_has_masks(spec: gym.envs.registration.EnvSpec) -> bool:
+    """Whether single environments have the method that tells masks, and the vectorised form has none."""
+    single, several = (
+        hasattr(gym.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry, METHOD)
+        for entry in (spec.entry_point, spec.vector_entry_point)
+    )
+    return single and not several
 
 
 def _parameters(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:

@@ -88,17 +88,15 @@ def _looked(config: Config) -> EnvFacts:
 def _measured(config: Config, seconds: float) -> float | None:
     """Seconds of one step with random actions, resets included; None where the environment raises an error."""
     from apexrl.envs import make_env
+    from apexrl.envs.step_cost import RandomSteps
 
     try:
         with closing(make_env(config.env)) as env:
-            env.reset(seed=config.seed % 2**32)
-            env.action_space.seed(config.seed % 2**32)
+            going = RandomSteps(env, config.seed % 2**32)
             steps, began = 0, time.perf_counter()
             while (spent := time.perf_counter() - began) < seconds or not steps:
-                _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+                going.step()
                 steps += 1
-                if terminated or truncated:
-                    env.reset()
     except Exception:  # the run will say what is wrong with it, or restart it
         return None
     return spent / steps

@@ -19,7 +19,7 @@ from apexrl.errors import SpecError
 from apexrl.networks.convolutions import Architecture, chosen, convolutions
 from apexrl.networks.custom_encoder import own_encoder
 from apexrl.networks.layer_norm import unit_norm
-from apexrl.spec import EnvSpec, Field
+from apexrl.spec import ACTION_MASK, EnvSpec, Field
 
 Precision = Literal["float32", "bfloat16", "auto"]
 
@@ -176,11 +176,19 @@ def encoder_for(spec: EnvSpec, hidden: Sequence[int], network: str = "", choice:
         SpecError: an image is too small for convolutions, or ``network`` does not fit the observations.
         ConfigError: ``network`` cannot be imported, or is no such class.
     """
+    shown = spec.without_mask()
     if network:
-        own, features = own_encoder(network, spec)
+        own, features = own_encoder(network, shown)
+        if shown is not spec:
+            own.register_forward_pre_hook(_without_mask, prepend=True)
         return Encoder(own, features, sees_image=False)
-    encoder = ObservationEncoder(spec, hidden, choice)
+    encoder = ObservationEncoder(shown, hidden, choice)
     return Encoder(encoder, encoder.features, encoder.sees_image)
+
+
+def _without_mask(encoder: nn.Module, inputs: tuple[Mapping[str, Tensor]]) -> tuple[Mapping[str, Tensor]]:
+    """What an encoder is given, without the mask of actions."""
+    return ({name: value for name, value in inputs[0].items() if name != ACTION_MASK},)
 
 
 def is_image(field: Field) -> bool:

@@ -66,7 +66,7 @@ class EnvPlayer:
             self._observation = self._env.reset()
         self.agent = make_agent(self._env.device)
         # Frames are stacked in the host's memory, and an agent of one's own may know arrays only
-        self._shows_tensors = spec.stack == 1 and config.agent.agent in AGENTS
+        self._shows_tensors = spec.stack == 1 and config.agent.agent in AGENTS and not spec.masked
         self._frames = FrameStack(spec.stack, envs, spec.observation)
         self._state = EnvArrays(envs)
         self._begun = EnvArrays(envs)

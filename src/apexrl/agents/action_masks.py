@@ -1,0 +1,121 @@
+"""Action masks: an agent's values and logits of actions that are not possible (``spec.ACTION_MASK``)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from apexrl.spec import ACTION_MASK, EnvSpec
+
+LEAST = -1e30
+"""The value or logit of an action that is not possible: no other is less, its softmax is exactly 0, and 0 times it is
+0, which of −∞ would be NaN (Huang & Ontañón 2022, arXiv 2006.14171)."""
+
+Observation = Mapping[str, Any]
+"""Name -> array or tensor [B, (stack,) *shape]."""
+
+
+class Masks(Protocol):
+    """What an agent asks of the masks in its observations. n is the number of outputs: one for each action."""
+
+    def values(self, outputs: Tensor, observation: Observation) -> Tensor:
+        """Outputs float [B, n], those of actions that are not possible replaced by ``LEAST``."""
+        ...
+
+    def unrolled(self, outputs: Tensor, observation: Observation) -> Tensor:
+        """As ``values``, of outputs [T, B, n] and observations [B, T or more, (stack,) *shape]."""
+        ...
+
+    def random(self, rows: int, rng: np.random.Generator, observation: Observation) -> NDArray[np.int64]:
+        """Uniformly random possible actions, [rows]."""
+        ...
+
+    def steered(self, log_prob: Tensor, observation: Observation, target: float) -> Tensor:
+        """E[log π] [B], moved so that it is compared with ``target``, nats, as if all actions were possible: of the
+        entropy that a state's possible actions allow, the policy is to have the same share."""
+        ...
+
+
+class EveryAction:
+    """There are no masks."""
+
+    def __init__(self, actions: int) -> None:
+        self._actions = actions
+
+    def values(self, outputs: Tensor, observation: Observation) -> Tensor:
+        return outputs
+
+    def unrolled(self, outputs: Tensor, observation: Observation) -> Tensor:
+        return outputs
+
+    def random(self, rows: int, rng: np.random.Generator, observation: Observation) -> NDArray[np.int64]:
+        return rng.integers(self._actions, size=rows)
+
+    def steered(self, log_prob: Tensor, observation: Observation, target: float) -> Tensor:
+        return log_prob
+
+
+class MaskedActions:
+    """Reads the mask of every observation; of stacked frames that of the newest.
+
+    Args:
+        choices: alternatives of every choice, side by side in a mask.
+        stacked: observations have several frames.
+        combined: outputs are of all combinations, the last choice varying fastest; else they are like the mask.
+    """
+
+    def __init__(self, choices: tuple[int, ...], stacked: bool, combined: bool) -> None:
+        self._choices, self._stacked = choices, stacked
+        self._combined = combined and len(choices) > 1
+        self._most_entropy = max(math.log(math.prod(choices)), 1e-6)
+
+    def values(self, outputs: Tensor, observation: Observation) -> Tensor:
+        return torch.where(self._possible(observation).to(outputs.device), outputs, LEAST)
+
+    def unrolled(self, outputs: Tensor, observation: Observation) -> Tensor:
+        possible = self._possible(observation)[:, : outputs.shape[0]].to(outputs.device)
+        return torch.where(possible.transpose(0, 1), outputs, LEAST)
+
+    def random(self, rows: int, rng: np.random.Generator, observation: Observation) -> NDArray[np.int64]:
+        return random_possible(self._possible(observation).cpu().numpy(), rng)
+
+    def steered(self, log_prob: Tensor, observation: Observation, target: float) -> Tensor:
+        count = self._possible(observation).sum(dim=1).clamp(min=1)
+        return log_prob - target * (1.0 - count.log() / self._most_entropy)
+
+    def _possible(self, observation: Observation) -> Tensor:
+        """bool [..., n]."""
+        mask: Tensor = torch.as_tensor(observation[ACTION_MASK])
+        if self._stacked:
+            mask = mask[..., -1, :]
+        if not self._combined:
+            return mask
+        first, *others = torch.split(mask, list(self._choices), dim=-1)
+        for part in others:
+            first = (first.unsqueeze(-1) & part.unsqueeze(-2)).flatten(-2)
+        return first
+
+
+def action_masks(spec: EnvSpec, combined: bool = False) -> Masks:
+    """Those of an environment with discrete actions.
+
+    Args:
+        combined: of an agent that has an output for every combination of several choices.
+    """
+    choices = spec.action.choices
+    if spec.masked:
+        return MaskedActions(choices, spec.stack > 1, combined)
+    return EveryAction(math.prod(choices))
+
+
+def random_possible(possible: NDArray[np.bool_], rng: np.random.Generator) -> NDArray[np.int64]:
+    """One uniformly random number of the columns that are true in each row of [B, n]; 0 where none is."""
+    wanted = (rng.random(len(possible)) * possible.sum(axis=1)).astype(np.int64)  # the how many-th of them
+    chosen: NDArray[np.int64] = (possible.cumsum(axis=1) > wanted[:, np.newaxis]).argmax(axis=1)
+    return chosen
