@@ -264,14 +264,15 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
     for bound in ("low", "high"):
         action[bound] = None if action[bound] is None else _words(np.asarray(action[bound]).tolist())
     observation = {name: {"shape": list(f.shape), "dtype": f.dtype} for name, f in spec.observation.items()}
-    return {
+    values = {
         "observation": observation,
         "action": action,
         "stack": spec.stack,
         "categories": dict(spec.categories),
         "starts": dict(spec.starts),
-        "agents": list(spec.agents),
     }
+    # What the last release does not know is left out where it is empty: its hosts compare environments by these values.
+    return values | ({"agents": list(spec.agents)} if spec.agents else {})
 
 
 def spec_from_json(values: Mapping[str, Any]) -> EnvSpec:
