@@ -10,6 +10,7 @@
     │   └── FencedError    a newer generation writes this run's checkpoints
     ├── ExhaustedError     no free writer lane or stream is left
     ├── SnapshotError      a file is truncated, corrupt, of another version, or cannot be written
+    ├── DatasetError       a dataset is missing, broken, or of another environment (also a ValueError)
     ├── ConfigError        an unknown or contradictory setting (also a ValueError)
     ├── EnvError           an environment cannot be made, fails or hangs
     ├── AgentError         an agent cannot do what was asked of it
@@ -63,6 +64,10 @@ class ExhaustedError(ApexrlError):
 
 class SnapshotError(ApexrlError):
     """A stored file is truncated, corrupt or of another version, or cannot be written."""
+
+
+class DatasetError(ApexrlError, ValueError):
+    """A dataset is missing, cannot be read or written, or does not fit the environment; the message names the place."""
 
 
 class ConfigError(ApexrlError, ValueError):

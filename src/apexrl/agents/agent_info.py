@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from apexrl.config import agent_settings as families
-from apexrl.config.schema import ReplaySettings
+from apexrl.config.schema import DatasetSettings, ReplaySettings
 
 
 class AgentInfo(NamedTuple):
@@ -27,6 +27,8 @@ class AgentInfo(NamedTuple):
     """Of ``settings`` those without which it would be another agent."""
     item: Literal["transition", "sequence", "unroll"] = "transition"
     """What it learns from (``protocols.Item.kind``)."""
+    offline: bool = False
+    """Made to learn from a dataset alone."""
     by_gradients: bool = True
     """Gradients alone make it what it is; else it has running statistics, or its weights are scaled after updates."""
 
@@ -37,7 +39,7 @@ ANY = "Discrete, MultiDiscrete, MultiBinary or bounded Box actions"
 
 # What an agent's class reads. Unrolls are queued, not kept to be drawn again; and their policy is random by itself.
 STEP_SIZE = (families.OptimizerSettings, "anneal", "learning_rate_end")
-KEPT = (*STEP_SIZE, ReplaySettings, "beta_end", "n_step", "random_start")
+KEPT = (*STEP_SIZE, ReplaySettings, DatasetSettings, "beta_end", "n_step", "random_start")
 SOFT = (*KEPT, families.CriticSettings, families.SoftSettings)
 
 # What SAC and discrete SAC stand for alike.

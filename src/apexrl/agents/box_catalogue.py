@@ -49,6 +49,13 @@ _DDPG: dict[str, Any] = _ACTOR_CRITIC | {
     "sigma": 0.2,
     "residual": 0.0,
 }
+_TD3 = (*_DETERMINISTIC, families.CloningSettings, "target_noise", "target_noise_clip", "huber")
+_TD3_SETTINGS: dict[str, Any] = {
+    "policy_period_updates": 2,
+    "target_noise": 0.2,
+    "target_noise_clip": 0.5,
+    "sigma": 0.1,
+}
 _FREQUENT = (*_SOFT, families.TargetSettings, families.EnsembleSettings, families.FrequentUpdateSettings, "huber")
 _redq = partial(AgentInfo, "apexrl.agents.redq:REDQ", BOX, _FREQUENT)
 # Both papers have these numbers; the step sizes, layers and batch are SAC's.
@@ -199,13 +206,56 @@ BOX_AGENTS: dict[str, AgentInfo] = {
     "td3": AgentInfo(
         "apexrl.agents.td3:TD3",
         BOX,
-        (*_DETERMINISTIC, "target_noise", "target_noise_clip", "huber"),
+        _TD3,
         "DDPG with two critics, noise on target actions, and a policy update with every second critic update",
         "Fujimoto et al. 2018, Addressing Function Approximation Error in Actor-Critic Methods, arXiv 1802.09477",
         # delay, noise and its clip, σ: the paper's; step size, layers and batch: its authors' later code's
+        _ACTOR_CRITIC | POLYAK | _TD3_SETTINGS | {"cloned_value_weight": 0.0},
+    ),
+    "td3_bc": AgentInfo(
+        "apexrl.agents.td3:TD3",
+        BOX,
+        _TD3,
+        "TD3 whose policy also stays near the recorded actions: for datasets",
+        "Fujimoto & Gu 2021, A Minimalist Approach to Offline Reinforcement Learning, arXiv 2106.06860",
+        _ACTOR_CRITIC | POLYAK | _TD3_SETTINGS | {"cloned_value_weight": 2.5},
+        identity=("cloned_value_weight",),
+        offline=True,
+    ),
+    "cql": AgentInfo(
+        "apexrl.agents.cql:CQL",
+        BOX,
+        (
+            *_SOFT,
+            families.TargetSettings,
+            families.ConservativeSettings,
+            families.ConservativeBoxSettings,
+            "huber",
+        ),
+        "SAC whose critics give low values to actions that were not recorded: for datasets",
+        "Kumar et al. 2020, Conservative Q-Learning for Offline Reinforcement Learning, arXiv 2006.04779",
         _ACTOR_CRITIC
         | POLYAK
-        | {"policy_period_updates": 2, "target_noise": 0.2, "target_noise_clip": 0.5, "sigma": 0.1},
+        | LEARNED
+        | {"conservative_weight": 5.0, "conservative_actions": 10, "policy_learning_rate": 1e-4},
+        identity=("conservative_weight",),
+        offline=True,
+    ),
+    "iql": AgentInfo(
+        "apexrl.agents.iql:IQL",
+        BOX,
+        (
+            *KEPT,
+            families.CriticSettings,
+            families.TargetSettings,
+            families.ImplicitSettings,
+            families.ActingNoiseSettings,
+            "huber",
+        ),
+        "a value, critics and a policy that learn from recorded actions alone: for datasets, and to go on with actors",
+        "Kostrikov et al. 2021, Offline Reinforcement Learning with Implicit Q-Learning, arXiv 2110.06169",
+        _ACTOR_CRITIC | POLYAK | {"expectile": 0.7, "advantage_scale": 3.0, "advantage_clip": 100.0},
+        offline=True,
     ),
     "fast_td3": AgentInfo(
         "apexrl.agents.fast_td3:FastTD3",

@@ -19,6 +19,7 @@ _DQN = (
     families.MunchausenSettings,
     families.DistributionSettings,
     families.CategoricalSettings,
+    families.ConservativeSettings,
 )
 _GRADIENTS = (
     *STEP_SIZE,
@@ -41,6 +42,7 @@ _PLAIN: dict[str, Any] = {
     "noisy": False,
     "munchausen": False,
     "distribution": "expected",
+    "conservative_weight": 0.0,
     "epsilon": 0.4,
 }
 # Policy gradients from unrolls (Mnih et al. 2016; what the later ones kept). Actors look for weights at every step, and
@@ -123,6 +125,30 @@ AGENTS: dict[str, AgentInfo] = {
         "Vieillard et al. 2020, Munchausen Reinforcement Learning, arXiv 2007.14430",
         _PLAIN | {"munchausen": True, "n_step": 1},
         identity=("munchausen",),
+    ),
+    "discrete_cql": _dqn(
+        "double DQN that gives low values to actions that were not recorded: for datasets",
+        "Kumar et al. 2020, Conservative Q-Learning for Offline Reinforcement Learning, arXiv 2006.04779",
+        _PLAIN | {"double": True, "conservative_weight": 1.0, "alpha": 0.0, "n_step": 1},
+        identity=("double", "conservative_weight"),
+        offline=True,
+    ),
+    "bc": AgentInfo(
+        "apexrl.agents.behaviour_cloning:BehaviourCloning",
+        ANY,
+        KEPT,
+        "behaviour cloning: supervised learning of recorded actions, for datasets",
+        "Pomerleau 1989, ALVINN: An Autonomous Land Vehicle in a Neural Network, NeurIPS 1",
+        {  # as SAC's, where nothing of it is of values
+            "n_step": 1,
+            "hidden": (256, 256),
+            "optimizer": "adam",
+            "learning_rate": 3e-4,
+            "gradient_clip": 0.0,
+            "batch_size": 256,
+            "alpha": 0.0,
+        },
+        offline=True,
     ),
     "discrete_sac": AgentInfo(
         "apexrl.agents.discrete_sac:DiscreteSAC",

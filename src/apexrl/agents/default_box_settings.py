@@ -50,6 +50,10 @@ BOXES_OWN: Mapping[str, Settings] = {
     "td3": {"sigma": 0.3},  # of pink noise, as Eberhard et al. 2023 have it
     "ddpg": {"policy_learning_rate": 0.0, "polyak": 0.005, "sigma": 0.3},
     "bires_ddpg": {"policy_learning_rate": 0.0, "polyak": 0.005, "sigma": 0.3},
+    # The authors' rewards are scaled too, to about 1 a step
+    "cql": _LARGE_RETURNS | {"learning_rate": 3e-4},
+    "iql": _LARGE_RETURNS | {"learning_rate": 3e-4},
+    "td3_bc": {"learning_rate": 3e-4},
     # The authors' 128 environments and batches of 32 768 are for a GPU
     "fast_td3": CATEGORIES
     | {

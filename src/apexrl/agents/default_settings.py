@@ -152,6 +152,21 @@ _DISCRETE_SAC_IMAGES: Settings = {key: value for key, value in _Q_LARGE_IMAGES.i
     "batch_size": 64,
 }
 
+# --- behaviour cloning: bc
+
+_BC: Settings = {
+    "normalize_observations": True,
+    "hidden": (256, 256),
+    "image_units": 256,
+    "learning_rate": 3e-4,
+    "batch_size": 256,
+    "capacity": 200_000,
+    "min_size": 1_000,
+    "actors": 1,
+    "envs_per_actor": 4,
+    "pull_period": 10,
+}
+
 _VECTORS_OWN: Mapping[str, Settings] = {
     **{agent: {"learning_rate": 5e-4} for agent in ("c51", "qr_dqn", "iqn", "rainbow", "d4pg")},
     **{agent: {"learning_rate": 7.3e-4} for agent in ("sac", "tqc")},  # rl-zoo's most frequent
@@ -306,6 +321,8 @@ def _of_family(agent: str, facts: EnvFacts) -> Settings:
         return _R2D2_IMAGES if images else _R2D2_VECTORS
     if agent == "pqn":
         return _by_size(facts, _PQN_VECTORS, _PQN_SMALL_IMAGES, _PQN_LARGE_IMAGES)
+    if agent == "bc":
+        return _BC
     if agent == "discrete_sac":
         return _DISCRETE_SAC_IMAGES if images else _DISCRETE_SAC_VECTORS
     if AGENTS[agent].item == "unroll":

@@ -30,6 +30,7 @@ from apexrl.agents.rng_state import RandomGenerator, acting_generator, noise_gen
 from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained, as_returned
 from apexrl.agents.transition_batch import Observation, Transitions, as_array, on_device, to_device
 from apexrl.config import AgentConfig
+from apexrl.losses.offline import conservative_penalty
 from apexrl.networks import NOTHING, Differentiable, Draw, QNetwork, differentiable, scaled
 from apexrl.protocols import Acted, Arrays, State
 from apexrl.spec import EnvSpec, Field
@@ -78,6 +79,7 @@ class DQN:
             network = make().to(self._device)
         self._network = Trained("", network, config, target=True)
         self._online = differentiable(network)
+        self._by_hand = not (config.network or config.conservative_weight)
         self._certain = not (network.noise_size or self._implicit)  # nothing in it is drawn
         self._normalizer = Normalizer(spec, config, self._device)
         self.networks: dict[str, Trained[Any]] = {"q": self._network, **self._normalizer.networks}
@@ -150,6 +152,7 @@ class DQN:
     @accelerated  # by `_loss_by_hand`; another loss is trained by autograd. Editing this one? Remove this line
     def loss(self, batch: Transitions) -> Loss:
         """mean(w·L(y − Q(s, a))) with y = R + d·Q⁻(s', argmax_a Q(s', a)); of distributions the same, with Z for Q.
+        With ``conservative_weight`` also CQL's penalty, of the means of Z (Kumar et al. 2020, equation 4).
 
         Every pass through the network has noise and fractions of its own (Fortunato et al. 2018, section 3.1).
         """
@@ -161,6 +164,14 @@ class DQN:
             next_z = self._online.values(batch.next_observation, self._draw(len(action), self._few))
         target = self.target(batch, action, next_z)  # [B], or [B, N]
         losses = self._returns.losses(z, draw.fractions, action, target)  # [B]
+        if self._config.conservative_weight:
+            q = self._returns.means(self._returns.read(z))  # [B, n]
+            penalty = conservative_penalty(q[None], q.gather(1, action[:, None]).T, batch.weights)
+            return Loss(
+                (batch.weights * losses).mean() + self._config.conservative_weight * penalty,
+                self._returns.errors(z, action, target),
+                z,
+            )
         return Loss((batch.weights * losses).mean(), self._returns.errors(z, action, target), z)
 
     def target(self, batch: Transitions, action: Tensor, next_z: Tensor | None) -> Tensor:
@@ -202,7 +213,7 @@ class DQN:
         statistics, batch = normalizer.groups(batch, self.updates), normalizer.transitions(batch)
         measured = self.updates % METRICS_PERIOD_UPDATES == 0
         with diagnostics.DeadUnits(measured) as units:
-            if is_accelerated(self.loss) and is_accelerated(self._returns.losses) and not self._config.network:
+            if is_accelerated(self.loss) and is_accelerated(self._returns.losses) and self._by_hand:
                 found = self._loss_by_hand(batch, measured)
             else:
                 found = as_returned(Loss, self.loss(batch), "loss")

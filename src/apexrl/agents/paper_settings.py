@@ -166,6 +166,15 @@ _PAPERS: Mapping[str, Settings] = {
         "actors": 1,
         "envs_per_actor": 1,
     },
+    # Fujimoto & Gu 2021, table 3; states are scaled by the dataset's statistics there, by running ones here
+    "td3_bc": {"normalize_observations": True, "actors": 1, "envs_per_actor": 1},
+    # The authors' code for D4RL (aviralkumar2907/CQL). Their Bellman error lacks the ½, so their 5 is 2.5 here
+    "cql": {"hidden": (256, 256, 256), "conservative_weight": 2.5, "actors": 1, "envs_per_actor": 1},
+    # Kostrikov et al. 2021, appendix B. Their policy's step size falls to 0 as a cosine
+    "iql": {"actors": 1, "envs_per_actor": 1},
+    "bc": {"normalize_observations": True, "actors": 1, "envs_per_actor": 1},  # Fujimoto & Gu 2021, as TD3+BC
+    # Kumar et al. 2020, section 6: QR-DQN
+    "discrete_cql": _QUANTILES | {"distribution": "quantile", "quantiles": 200},
     "ddpg": {"actors": 1, "envs_per_actor": 1},
     "bires_ddpg": {"actors": 1, "envs_per_actor": 1},
     "fast_td3": {"actors": 1, "envs_per_actor": 128, "capacity": 128 * 51_200, "pull_period": 1},

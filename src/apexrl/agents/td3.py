@@ -1,4 +1,5 @@
-"""TD3 (Fujimoto et al. 2018, Addressing Function Approximation Error in Actor-Critic Methods, arXiv 1802.09477)."""
+"""TD3 (Fujimoto et al. 2018, arXiv 1802.09477), and with ``cloned_value_weight`` TD3+BC (Fujimoto & Gu 2021,
+arXiv 2106.06860)."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from apexrl.agents.trained_network import Loss
 from apexrl.agents.transition_batch import Transitions
 from apexrl.config import AgentConfig
 from apexrl.losses.deterministic import critic_target, smoothed
+from apexrl.losses.offline import cloned_policy_loss
 from apexrl.losses.soft import critics_loss
 from apexrl.spec import EnvSpec
 
@@ -42,10 +44,14 @@ class TD3(Deterministic):
         return Loss(loss, delta.detach().abs().mean(dim=0), q.detach())
 
     def policy_loss(self, batch: Transitions) -> Tensor:
-        """−mean Q_1(s, μ(s)): the policy climbs the first critic alone (TD3, algorithm 1)."""
+        """−mean Q_1(s, μ(s)): the policy climbs the first critic alone (TD3, algorithm 1). With
+        ``cloned_value_weight`` ``cloned_policy_loss``, of TD3+BC."""
         action = self._mu(self._policy.network, batch.observation)
         q: Tensor = self._critic.network(batch.observation, action, slice(1), frozen=True)
-        return -q.mean()
+        if not self._config.cloned_value_weight:
+            return -q.mean()
+        recorded = self._box.to_unit(batch.action)
+        return cloned_policy_loss(q[0, :, 0], action, recorded, self._config.cloned_value_weight)
 
     def _target_noise(self, like: Tensor) -> Tensor:
         noise = torch.randn(like.shape, generator=self._noise).mul_(self._config.target_noise)

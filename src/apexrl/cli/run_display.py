@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apexrl.cli.exit_codes import FAILED, HELD, INTERRUPTED, OK, USAGE
-from apexrl.errors import AgentError, ApexrlError, ConfigError, EnvError, HeldError, SpecError
+from apexrl.errors import AgentError, ApexrlError, ConfigError, DatasetError, EnvError, HeldError, SpecError
 
 if TYPE_CHECKING:
     from apexrl.api import Run
     from apexrl.run.log_lines import LogFormat
     from apexrl.run.status import Observer
 
-NOT_UNDERSTOOD = (ConfigError, EnvError, AgentError, SpecError)
+NOT_UNDERSTOOD = (ConfigError, EnvError, AgentError, SpecError, DatasetError)
 """Errors of what a user wrote: exit code ``USAGE``, unless the run had begun."""
 
 

@@ -79,6 +79,8 @@ class Resume(RunFlags):
     """Folder that holds the run folders, for a RUN that is a URL."""
     env_steps: int | None = None
     """New limit of environment steps, counted from the first start; 0: no limit. Default: as before."""
+    updates: int | None = None
+    """New limit of learner updates, counted from the first start; 0: no limit. Default: as before."""
     minutes: float | None = None
     """New limit of minutes of training, counted from the first start; 0: no limit. Default: as before."""
     stop_at_return: Annotated[float | Literal["none"] | None, tyro.conf.arg(metavar="FLOAT|none")] = None
@@ -340,7 +342,7 @@ def resumed(config: Config, wanted: Resume) -> Config:
     """A run's configuration with what the flags of ``resume`` change."""
     given: dict[str, Any] = {
         name: None if value == "none" else value
-        for name in ("env_steps", "minutes", "stop_at_return")
+        for name in ("env_steps", "updates", "minutes", "stop_at_return")
         if (value := getattr(wanted, name)) is not None
     }
     log_format = wanted.log_format or config.log_format

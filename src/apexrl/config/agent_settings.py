@@ -269,6 +269,43 @@ class SoftSettings:
 
 
 @dataclass(frozen=True)
+class CloningSettings:
+    """TD3+BC's policy, which stays near the recorded actions."""
+
+    cloned_value_weight: Annotated[float, Range(0)] = 0.0
+    """TD3+BC's α: weight of the value that the policy climbs, scaled to size 1, beside its squared distance from
+    recorded actions (Fujimoto & Gu 2021: 2.5). 0 is TD3, without that distance."""
+
+
+@dataclass(frozen=True)
+class ConservativeSettings:
+    """CQL's penalty of high values of actions that were not recorded."""
+
+    conservative_weight: Annotated[float, Range(0)] = 0.0
+    """CQL's α: weight of the penalty beside ½δ² (Kumar et al. 2020 for MuJoCo: 5); 0: none."""
+
+
+@dataclass(frozen=True)
+class ConservativeBoxSettings:
+    """CQL's penalty where actions are a box."""
+
+    conservative_actions: Annotated[int, Range(1, 1_000), Needs("conservative_weight", unless=(0.0,))] = 10
+    """Actions that the penalty draws uniformly, as many of the policy and of that at the later state (CQL: 10)."""
+
+
+@dataclass(frozen=True)
+class ImplicitSettings:
+    """IQL."""
+
+    expectile: Annotated[float, Range(above=0, below=1)] = 0.7
+    """τ: which expectile of Q over recorded actions V is (Kostrikov et al. 2021: 0.7; AntMaze 0.9)."""
+    advantage_scale: Annotated[float, Range(0)] = 3.0
+    """β: recorded actions are imitated with the weight exp(β·advantage) (IQL: 3; AntMaze 10, Adroit 0.5)."""
+    advantage_clip: Annotated[float, Range(above=0)] = 100.0
+    """The greatest such weight (IQL: 100)."""
+
+
+@dataclass(frozen=True)
 class RecurrentSettings:
     """R2D2: recurrent values from sequences."""
 
@@ -361,6 +398,10 @@ class AgentConfig(  # a dataclass has the fields of its last base first
     ScheduleSettings,
     ActorCriticSettings,
     TraceSettings,
+    ImplicitSettings,
+    ConservativeBoxSettings,
+    ConservativeSettings,
+    CloningSettings,
     RecurrentSettings,
     SoftSettings,
     DeterministicSettings,

@@ -18,7 +18,7 @@ from typing import Any
 
 from apexrl.config import Config
 from apexrl.config.outside import is_outside
-from apexrl.config.settings import Setting, did_you_mean, settings_of, spell_type
+from apexrl.config.settings import Setting, did_you_mean, flag, settings_of, spell_type
 from apexrl.errors import ConfigError
 
 OWN = frozenset(("agent_settings", "topology_settings"))
@@ -240,10 +240,14 @@ def check_values(config: Config, elsewhere: bool = False) -> None:
             f"--sequence-stride {agent.sequence_stride} is more than --sequence-length {agent.sequence_length}: steps "
             "in between would be in no sequence. Lower the one or raise the other"
         )
-    if agent.anneal and not config.stop.env_steps:
-        raise ConfigError("--anneal lowers the step size over the environment steps of the run: set --env-steps")
-    if agent.beta_end and not config.stop.env_steps:
-        raise ConfigError("--beta-end is reached with the last of the run's environment steps: set --env-steps")
+    steps = "updates" if config.topology == "offline" else "env_steps"
+    limit, what = getattr(config.stop, steps), {"updates": "updates", "env_steps": "environment steps"}[steps]
+    if agent.anneal and not limit:
+        raise ConfigError(f"--anneal lowers the step size over the {what} of the run: set {flag(steps)}")
+    if agent.beta_end and not limit:
+        raise ConfigError(f"--beta-end is reached with the last of the run's {what}: set {flag(steps)}")
+    if config.topology == "offline" and not replay.dataset:
+        raise ConfigError("topology offline learns from a dataset alone: name one with --dataset")
     if replay.remover == "proportional" and replay.alpha == 0:
         raise ConfigError("--remover proportional needs priorities: set --alpha above 0, or --remover fifo")
     if replay.min_size > replay.capacity:

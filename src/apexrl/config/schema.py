@@ -94,7 +94,18 @@ class ReplaySettings:
 
 
 @dataclass(frozen=True)
-class ReplayConfig(ReplaySettings):
+class DatasetSettings:
+    """Experience that was recorded before the run."""
+
+    dataset: str = ""
+    """Minari dataset: its folder, or its id among those on this machine. Empty: none (extra minari).
+    Topology offline learns from nothing else; in others it is mixed with what actors do."""
+    dataset_share: Annotated[float, Range(above=0, below=1), Needs("dataset", unless=("",))] = 0.5
+    """Share of every batch that is drawn from dataset; the rest is drawn from the actors' replay (RLPD: 0.5)."""
+
+
+@dataclass(frozen=True)
+class ReplayConfig(DatasetSettings, ReplaySettings):
     """The replay."""
 
     check_memory: bool = True
@@ -220,8 +231,10 @@ class StopConfig:
 
     env_steps: Annotated[int, Range(0)] = 0
     """Environment steps of all actors together; 0: no limit."""
+    updates: Annotated[int, Range(0)] = 0
+    """Learner updates; 0: no limit."""
     minutes: Annotated[float, Range(0)] = 0.0
-    """Minutes since the first environment step; 0: no limit."""
+    """Minutes since the first environment step, or the first update from a dataset; 0: no limit."""
     stop_at_return: Annotated[float | None, Range()] = None
     """The run ends when one evaluation's mean return reaches this; none: no goal."""
     stop_without_improvement: Annotated[int, Range(0)] = 0

@@ -243,7 +243,7 @@ class Ledger:
             self._upkeep_at = now
             self._upkeep_thread.update(self.status)
         env_steps, updates = totals("env_steps"), totals("updates")
-        if self._first_step is None and env_steps > self.base.env_steps:
+        if self._first_step is None and (env_steps > self.base.env_steps or updates > self.base.updates):
             self._first_step = now
         until = now if self._stopped is None else self._stopped
         elapsed = self.base.elapsed_seconds + (0.0 if self._first_step is None else until - self._first_step)
@@ -271,7 +271,12 @@ class Ledger:
             trouble=str(self.carried.get("weights_trouble", "")),
         )
         status.progress, status.eta_seconds = progress(
-            self.config.stop, env_steps, status.env_steps_per_second, elapsed
+            self.config.stop,
+            env_steps,
+            status.env_steps_per_second,
+            elapsed,
+            updates,
+            status.updates_per_second,
         )
         status.phase = self._phase(status)
         self.status = status

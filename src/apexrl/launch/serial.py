@@ -23,6 +23,9 @@ from apexrl.topologies.program import BatchesLink, Node, Program, ReplayLink
 STEPS_PER_SECOND = 10_000.0
 """Environment steps that count as one second for periods (evaluations, checkpoints): a usual speed of a small run."""
 
+UPDATES_PER_SECOND = 500.0
+"""The same in learner updates, where nobody steps an environment to learn from."""
+
 _STUCK_ROUNDS = 2000
 _SHOW_SECONDS = 0.25
 
@@ -31,6 +34,8 @@ def run_serial(program: Program, ledger: Ledger, wiring: Wiring, interrupts: Int
     """Run ``program`` until something stops it; ``ledger`` then knows what."""
     config = ledger.config
     shared = InlineRun(lambda name, kind, values: ledger.hear(kind, _detached(values)), STEPS_PER_SECOND)
+    if not any(node.traits.work.counter == "env_steps" for node in program.nodes):
+        shared.clock_counter, shared.steps_per_second = "updates", UPDATES_PER_SECOND
     ledger.carry_changes(shared.set_env_change)
     base = ledger.base
     shared.totals.update(env_steps=base.env_steps, updates=base.updates, episodes=base.episodes)
@@ -74,8 +79,9 @@ def run_serial(program: Program, ledger: Ledger, wiring: Wiring, interrupts: Int
             while left != 0 and ledger.stop_reason is None and not interrupts.count and role.step():
                 moved = True
                 left -= 1
-        if config.stop.env_steps and shared.totals["env_steps"] >= config.stop.env_steps:
-            ledger.stop("env_steps")
+        for counter in ("env_steps", "updates"):
+            if (limit := getattr(config.stop, counter)) and shared.totals[counter] >= limit:
+                ledger.stop(counter)
         stuck = 0 if moved else stuck + 1
         if stuck > _STUCK_ROUNDS:
             raise WorkerError(

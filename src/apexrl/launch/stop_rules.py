@@ -36,6 +36,8 @@ class StopRules:
         """Look at the counters and metrics of a status."""
         if self._stop.env_steps and status.env_steps >= self._stop.env_steps:
             return "env_steps"
+        if self._stop.updates and status.updates >= self._stop.updates:
+            return "updates"
         if self._stop.minutes and status.elapsed_seconds >= 60.0 * self._stop.minutes:
             return "minutes"
         values = status_scalars(status) if self._bounds else {}

@@ -23,6 +23,7 @@ class Wiring:
     def __init__(self, program: Program, shared: bool, replay_path: Path) -> None:
         self._links: dict[int, Any] = {}  # id of the placeholder -> what stands for it
         self._replays: list[Any] = []
+        self._filled: list[Any] = []  # replays that were full from the beginning
         self._boards: list[Any] = []
         self._others: list[Any] = []
         self._thread_counts: dict[str, Any] = {}
@@ -40,13 +41,17 @@ class Wiring:
         if isinstance(port, ReplayLink):
             from apexrl.replay import Replay
 
-            if self._replay_path.exists():
+            if port.make is not None:
+                real = port.make(**port.options)
+                self._filled.append(real)
+            elif self._replay_path.exists():
                 real = Replay.load(self._replay_path, port.options.get("check_memory", True))
             else:
                 real = Replay(**port.options)
             if self._shared:
                 real.release()  # loading made it ours; it shall be its sampler's
-            self._replays.append(real)
+            if port.make is None:
+                self._replays.append(real)
         elif isinstance(port, BatchesLink):
             real = self._make(port.replay).serve(**port.options)
         elif isinstance(port, ReceiptsLink):
@@ -84,8 +89,9 @@ class Wiring:
         self._thread_counts[name].value = value
 
     def replay_stats(self) -> dict[str, Any]:
-        """``Replay.stats()``; empty without a replay. Of several, what they hold and count together."""
-        stats: list[dict[str, Any]] = [replay.stats() for replay in self._replays]
+        """``Replay.stats()``; empty without a replay. Of several, what they hold and count together. One that was full
+        from the beginning counts where there is no other."""
+        stats: list[dict[str, Any]] = [replay.stats() for replay in self._replays or self._filled]
         if len(stats) < 2:
             return stats[0] if stats else {}
         whole = {name: sum(one[name] for one in stats) for name in _SUMMED}
@@ -100,6 +106,6 @@ class Wiring:
         return sum(board.spoilt_reads for board in self._boards)
 
     def close(self) -> None:
-        for link in (*self._replays, *self._others):
+        for link in (*self._replays, *self._filled, *self._others):
             if hasattr(link, "close"):
                 link.close()

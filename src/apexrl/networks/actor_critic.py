@@ -114,6 +114,29 @@ class BoundedDeviationPolicy(Policy):
         return torch.cat((mean, least + 0.5 * (greatest - least) * (torch.tanh(raw) + 1.0)), dim=1)
 
 
+class OneDeviationPolicy(Policy):
+    """A policy of μ = tanh(head) of ``size`` numbers, and of a log σ for each that is the same in every state."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        hidden: Sequence[int],
+        size: int,
+        image_units: int = 512,
+        network: str = "",
+        choice: LayerChoice = PLAIN,
+        log_std: tuple[float, float] = (-5.0, 2.0),
+    ) -> None:
+        super().__init__(spec, hidden, size, image_units, network, choice)
+        self._range = log_std
+        self.log_std = nn.Parameter(torch.zeros(size))
+
+    def forward(self, observation: Observation) -> Tensor:
+        """name -> [B, (stack,) *shape]; returns float32 [B, 2·size], μ and log σ."""
+        mean = torch.tanh(super().forward(observation))
+        return torch.cat((mean, self.log_std.clamp(*self._range).expand_as(mean)), dim=1)
+
+
 class Critics(nn.Module):
     """K critics of observation and action, that share nothing but what encodes images.
 

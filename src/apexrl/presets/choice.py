@@ -69,13 +69,17 @@ def _agents(facts: EnvFacts, topology: str) -> list[str]:
     replays, unrolls = ("sac" if box else "dueling_dqn"), "ppo"
     first = [unrolls, replays] if _fast(facts) else [replays, unrolls]
     own = [topologies.info(topology).agent] if topology else []
+    if topology == "offline":
+        own = ["iql" if box else "discrete_cql"]
     named = [*own, *first, *AGENTS] if topology else [*first, *AGENTS]
     return [name for name in dict.fromkeys(named) if _acts(name, box)]
 
 
 def _topologies(agent: str, facts: EnvFacts, cores: int) -> list[str]:
     """Topologies, that which suits the agent here first."""
-    if AGENTS[agent].item != "unroll":
+    if AGENTS[agent].offline:
+        best = "offline"
+    elif AGENTS[agent].item != "unroll":
         best = "apex"
     else:
         best = "sample_factory" if cores >= _MANY_CORES and facts.image_side else "impala"

@@ -75,11 +75,15 @@ def _draw(status: Rows, evaluations: Rows, title: str, goal: float | None) -> Fi
         top, bottom = halves
         by_steps, by_time = top.subplots(1, 2, sharey=True)
         speed, updates, lag = bottom.subplots(1, 3)
-        _returns(by_steps, status, evaluations, "env_steps", 1.0, goal)
+        counter = "env_steps" if any(row.get("env_steps") for row in status) else "updates"
+        _returns(by_steps, status, evaluations, counter, 1.0, goal)
         longest = max(row["wall_seconds"] for row in [*status, *evaluations])
         scale, unit = (60.0, "minutes") if longest >= 180 else (1.0, "seconds")
         _returns(by_time, status, evaluations, "wall_seconds", scale, goal)
-        by_steps.set(xlabel="environment steps", ylabel="return of an episode")
+        by_steps.set(
+            xlabel={"env_steps": "environment steps", "updates": "learner updates"}[counter],
+            ylabel="return of an episode",
+        )
         by_time.set(xlabel=f"{unit} of training")
         by_steps.xaxis.set_major_formatter(short)
         if by_steps.get_legend_handles_labels()[1]:
@@ -148,11 +152,12 @@ def _points(rows: Rows, key: str, value: str, scale: float) -> tuple[list[float]
 def _reached(evaluation: dict[str, Any], status: Rows) -> float:
     """Seconds of training after which the run was as far as the weights that were measured: the best of a run, which
     are measured once more at its end."""
-    steps = evaluation["env_steps"]
-    before: dict[str, Any] = {"env_steps": 0, "wall_seconds": 0.0}
+    counter = "env_steps" if evaluation["env_steps"] else "updates"
+    steps = evaluation.get(counter, 0)
+    before: dict[str, Any] = {counter: 0, "wall_seconds": 0.0}
     for row in status:
-        if row["env_steps"] >= steps:
-            share = (steps - before["env_steps"]) / max(1, row["env_steps"] - before["env_steps"])
+        if row[counter] >= steps:
+            share = (steps - before[counter]) / max(1, row[counter] - before[counter])
             reached = before["wall_seconds"] + max(0.0, share) * (row["wall_seconds"] - before["wall_seconds"])
             return min(float(reached), float(evaluation["wall_seconds"]))
         before = row

@@ -227,6 +227,8 @@ def goals_in_words(stop: StopConfig | None, status: RunStatus) -> str:
         goals.append(f"return {stop.stop_at_return:g}")
     if stop is not None and stop.env_steps:
         goals.append(f"{count(stop.env_steps)} steps")
+    if stop is not None and stop.updates:
+        goals.append(f"{count(stop.updates)} updates")
     if stop is not None and stop.minutes:
         goals.append(f"{stop.minutes:g} min")
     return " or ".join(goals)

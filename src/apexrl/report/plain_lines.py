@@ -146,6 +146,7 @@ def closing_line(summary: Mapping[str, Any]) -> Text:
     ends = {
         "stop_at_return": "the return was reached",
         "env_steps": "all environment steps were made",
+        "updates": "all learner updates were made",
         "minutes": "the time was up",
         "callback": "a callback asked for it",
         "interrupted": "you interrupted it",

@@ -98,7 +98,7 @@ class TrackerExport(IdleObserver):
     def _report(self, status: RunStatus) -> None:
         session = self._session or self._open()
         values = {name: float(value) for name, value in status_scalars(status).items() if value is not None}
-        self._guarded(session.log, values, status.env_steps)
+        self._guarded(session.log, values, status.axis_steps)
 
     def _open(self) -> _Session:
         """Begin, or go on after a resume. Tried again with the next report."""

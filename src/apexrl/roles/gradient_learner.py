@@ -16,7 +16,7 @@ from apexrl.protocols import Context, Item
 from apexrl.roles.batch_source import DirectBatches, UnsentPriorities
 from apexrl.roles.learner import nonfinite_message, torch_device, write_back
 from apexrl.roles.parameter_client import ParameterClient
-from apexrl.roles.policy_lag import AgeLimit, LagMeter, lags_of
+from apexrl.roles.policy_lag import AgeLimit, LagMeter, lags_of, lags_with_dataset
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.roles.schedules import Beta
 from apexrl.roles.update_pace import UpdatePace
@@ -88,6 +88,7 @@ class GradientLearner:
         self._outliers = Outliers(config.wiring.outlier_deviations)
         self._pace = UpdatePace(context, settings.updates_per_second / config.wiring.learners)
         self._lag = LagMeter(context)
+        self._lags_of = lags_with_dataset if config.replay.dataset else lags_of
         self._metrics: dict[str, float] = {}
         self._next_report = context.clock() + _REPORT_SECONDS
 
@@ -114,7 +115,7 @@ class GradientLearner:
             found = self._agent.gradients(ready.prepared)
         except NonFiniteError as error:
             raise NonFiniteError(nonfinite_message(self._context, error, self._client.version, batch)) from error
-        lags, aged = lags_of(batch, self._client.version, self._item, ready.fresh)
+        lags, aged = self._lags_of(batch, self._client.version, self._item, ready.fresh)
         write_back(self._context, self._name, self._batches, batch, self._client.version, found.priorities)
         self._metrics = found.metrics or self._metrics
         if self._outliers.leaves_out(weighted_error(batch, found.priorities)):

@@ -11,7 +11,7 @@ from apexrl.protocols import Agent, Context, Item, Learned, WeightsReader, Weigh
 from apexrl.roles import checkpointing
 from apexrl.roles.actor import FIRST_VERSION
 from apexrl.roles.batch_source import DirectBatches, PrefetchedBatches, Ready, UnsentPriorities
-from apexrl.roles.policy_lag import AgeLimit, LagMeter, lags_of
+from apexrl.roles.policy_lag import AgeLimit, LagMeter, lags_of, lags_with_dataset
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.roles.schedules import Anneal, Beta, HorizonOf
 from apexrl.roles.sync_group import SyncGroup
@@ -122,6 +122,7 @@ class Learner:
 
         now = context.clock()
         self._lag = LagMeter(context)
+        self._lags_of = lags_with_dataset if config.replay.dataset else lags_of
         self._metrics: dict[str, float] = {}
         self._pace = UpdatePace(context, settings.updates_per_second)
         self._anneal = Anneal(context, config)
@@ -161,7 +162,7 @@ class Learner:
         self._held = None
         self._follow_group()
         self._pace.spend()
-        lags, aged = lags_of(batch, self._version, self._item, ready.fresh)
+        lags, aged = self._lags_of(batch, self._version, self._item, ready.fresh)
         self._lag.add(lags)
         self._context.count(aged_steps=aged)
         if learned.priorities is not None:

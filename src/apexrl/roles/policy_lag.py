@@ -42,6 +42,17 @@ def lags_of(batch: Batch, version: int, item: Item, fresh: NDArray[np.bool_] | N
     return young, lags.size - young.size
 
 
+def lags_with_dataset(
+    batch: Batch, version: int, item: Item, fresh: NDArray[np.bool_] | None = None
+) -> tuple[Lags, int]:
+    """As ``lags_of``, where some steps are of no policy of the run: their version is negative, and no lag counts."""
+    known = batch.data[VERSION] >= 0
+    if fresh is not None:
+        lags, aged = lags_of(batch, version, item, fresh & known)
+        return lags, aged - lags_of(batch, version, item, known)[1]
+    return lags_of(batch, version, item, known)[0], 0
+
+
 class AgeLimit:
     """Keeps what is too old from being learned from: Sample Factory's ``max_policy_lag`` (Petrenko et al. 2020).
 
@@ -69,7 +80,8 @@ class AgeLimit:
 
     def __call__(self, batch: Batch) -> NDArray[np.bool_]:
         """Mark the next batch; returns which of its steps are young enough, [B] or [B, T]."""
-        fresh: NDArray[np.bool_] = self.version - batch.data[VERSION] <= self._limit
+        versions = batch.data[VERSION]
+        fresh: NDArray[np.bool_] = (self.version - versions <= self._limit) | (versions < 0)  # those of a dataset
         self.version += 1
         if self._steps:
             batch.data[FRESH] = fresh

@@ -1,4 +1,5 @@
-"""What changes over a run: step size, importance weights and exploration, by the environment steps that are made.
+"""What changes over a run: step size, importance weights and exploration, by the environment steps that are made; in
+topology offline, which makes none, by the updates.
 
 They are counted over the whole run, all its lives and hosts. So a schedule is the same function of experience whoever
 is faster, and a resumed run goes on with what it had. The horizon of returns goes by the learner's updates.
@@ -27,12 +28,24 @@ def run_env_steps(context: Context) -> int:
 _BETA_DECIMALS = 2  # batches that are drawn ahead, or several at a time, have one β: it should change seldom
 
 
+class RunProgress:
+    """Which part of a run is made, 0 … 1, as its limit counts it."""
+
+    def __init__(self, context: Context, config: Config) -> None:
+        self._context = context
+        self._by_updates = config.topology == "offline"
+        self._budget = config.stop.updates if self._by_updates else config.stop.env_steps
+
+    def __call__(self) -> float:
+        made = self._context.total("updates") if self._by_updates else run_env_steps(self._context)
+        return min(1.0, made / self._budget) if self._budget else 0.0
+
+
 class Anneal:
     """``--anneal``: tells an agent, before each of its updates, which part of the run's environment steps are made."""
 
     def __init__(self, context: Context, config: Config) -> None:
-        self._context = context
-        self._budget = config.stop.env_steps if config.agent.anneal else 0
+        self._progress = RunProgress(context, config) if config.agent.anneal else None
 
     def tell(self, agent: Any) -> None:
         """Before an update.
@@ -40,28 +53,26 @@ class Anneal:
         Raises:
             AgentError: it is to be told and has no ``anneal``.
         """
-        if not self._budget:
+        if self._progress is None:
             return
         if not callable(getattr(agent, "anneal", None)):
             raise AgentError(f"--anneal needs an agent with anneal(progress), which {type(agent).__name__} has not")
-        agent.anneal(min(1.0, run_env_steps(self._context) / self._budget))
+        agent.anneal(self._progress())
 
 
 class Beta:
     """The exponent of importance weights: ``beta``, and from there linearly to ``--beta-end`` at the run's end."""
 
     def __init__(self, context: Context, config: Config) -> None:
-        self._context = context
         self._first = config.replay.correction
         self._last = config.agent.beta_end if config.replay.alpha else 0.0
-        self._budget = config.stop.env_steps if self._last else 0
+        self._progress = RunProgress(context, config) if self._last else None
 
     def __call__(self) -> float:
         """β of a batch that is drawn now."""
-        if not self._budget:
+        if self._progress is None:
             return self._first
-        made = min(1.0, run_env_steps(self._context) / self._budget)
-        return round(self._first + made * (self._last - self._first), _BETA_DECIMALS)
+        return round(self._first + self._progress() * (self._last - self._first), _BETA_DECIMALS)
 
 
 class HorizonOf:

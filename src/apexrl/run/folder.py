@@ -41,8 +41,9 @@ from apexrl.run.status import RunStatus
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
 StopReason = str
-"""``env_steps``, ``minutes``, ``stop_at_return``, ``callback``, ``interrupted`` or ``error``. In runs over several
-hosts also ``stopped`` (from afar), and on an actor host ``finished`` (the learner), ``replaced`` or ``lost slots``."""
+"""``env_steps``, ``updates``, ``minutes``, ``stop_at_return``, ``callback``, ``interrupted`` or ``error``. In runs over
+several hosts also ``stopped`` (from afar), and on an actor host ``finished`` (the learner), ``replaced`` or ``lost
+slots``."""
 
 
 _MOST_CONFIG_BYTES = 4 << 20

@@ -2,7 +2,8 @@
 
 Every line of ``metrics.jsonl`` is a JSON object with ``kind`` (``status``, ``evaluation``, ``message``, ``tuning`` or
 ``env_change``),
-``wall_seconds`` of training, ``env_steps`` and ``updates``. TensorBoard's step axis is environment steps.
+``wall_seconds`` of training, ``env_steps`` and ``updates``. TensorBoard's step axis is environment steps; of a run that
+makes none, updates.
 """
 
 from __future__ import annotations
@@ -60,7 +61,12 @@ class RateMeter:
 
 
 def progress(
-    stop: StopConfig, env_steps: int, env_steps_per_second: float, elapsed_seconds: float
+    stop: StopConfig,
+    env_steps: int,
+    env_steps_per_second: float,
+    elapsed_seconds: float,
+    updates: int = 0,
+    updates_per_second: float = 0.0,
 ) -> tuple[float | None, float | None]:
     """Progress towards the stop rule that will be met first. ``stop_at_return`` cannot be predicted.
 
@@ -69,16 +75,21 @@ def progress(
     """
     done: list[float] = []
     left: list[float] = []
-    if stop.env_steps:
-        done.append(min(1.0, env_steps / stop.env_steps))
-        if env_steps >= stop.env_steps:
+    for limit, made, per_second in (
+        (stop.env_steps, env_steps, env_steps_per_second),
+        (stop.updates, updates, updates_per_second),
+    ):
+        if not limit:
+            continue
+        done.append(min(1.0, made / limit))
+        if made >= limit:
             left.append(0.0)
-        elif env_steps_per_second > 0:
-            left.append((stop.env_steps - env_steps) / env_steps_per_second)
+        elif per_second > 0:
+            left.append((limit - made) / per_second)
     if stop.minutes:
-        limit = 60.0 * stop.minutes
-        done.append(min(1.0, elapsed_seconds / limit))
-        left.append(max(0.0, limit - elapsed_seconds))
+        seconds = 60.0 * stop.minutes
+        done.append(min(1.0, elapsed_seconds / seconds))
+        left.append(max(0.0, seconds - elapsed_seconds))
     return max(done, default=None), min(left, default=None)
 
 
@@ -122,9 +133,10 @@ class RunLog:
         self._write({"kind": kind, "wall_seconds": round(status.elapsed_seconds, 3), **at, **values, **told})
         if kind == "tuning":
             counts = {f"autotune/{name}": float(count) for name, count in values["setting"].items()}
-            self._scalars({**counts, "autotune/rate": values["rate"]}, status.env_steps)
+            self._scalars({**counts, "autotune/rate": values["rate"]}, status.axis_steps)
         elif kind == "evaluation" and not values.get("final"):
-            step = int(values.get("env_steps", status.env_steps))
+            at |= {name: int(values[name]) for name in at if name in values}
+            step = at["env_steps"] or at["updates"]
             self._scalars({"return/eval": values["mean"], **scalars(metrics, "eval")}, step)
 
     def message(self, text: str, level: Level = "info") -> None:
@@ -165,9 +177,9 @@ class RunLog:
         tags |= {f"custom/{name}": value for name, value in self._status.custom_metrics.items()}
         tags |= {f"inference/{name}": value for name, value in self._status.inference.items()}
         tags |= {f"hosts/{name}": value for name, value in self._status.hosts.items()}
-        self._scalars(tags | self._status.machine, self._status.env_steps)
+        self._scalars(tags | self._status.machine, self._status.axis_steps)
         if histogram:
-            self._histogram("policy_lag/steps", histogram, self._status.env_steps)
+            self._histogram("policy_lag/steps", histogram, self._status.axis_steps)
 
     def _write(self, row: Mapping[str, Any]) -> None:
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}

@@ -149,6 +149,11 @@ class RunStatus:
     eta_seconds: float | None = None
     """Seconds until that rule stops the run, at the present rates; None: unknown."""
 
+    @property
+    def axis_steps(self) -> int:
+        """What curves are drawn over: environment steps; of a run that makes none, updates."""
+        return self.env_steps or self.updates
+
 
 class Observer(Protocol):
     """Watches a run. A launcher calls it from one thread: ``started`` once, ``finished`` once, the rest between.

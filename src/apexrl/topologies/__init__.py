@@ -130,6 +130,18 @@ TOPOLOGIES = {
         reads=(families.QueueSettings, families.LagWaitSettings, families.InferenceSettings),
         ignores=("pull_period",),
     ),
+    "offline": Topology(
+        "a learner samples a replay that holds a dataset; nobody acts, and an evaluator measures the weights",
+        "Levine et al. 2020, arXiv 2005.01643",
+        agent="bc",
+        ignores=(
+            *("actors", "envs_per_actor", "vector", "actor_slots", "min_actors", "random_start", "pull_period"),
+            *("epsilon", "epsilon_alpha", "exploration_steps", "sigma", "sigma_alpha", "sigma_least", "pink_noise"),
+            *("capacity", "min_size", "updates_per_step", "insert_band", "dataset_share", "save_replay"),
+            *("remover", "remover_alpha", "trim_every", "recency_half_life", "lag_half_life", "max_policy_lag"),
+            "env_steps",
+        ),
+    ),
     "sample_factory": Topology(
         "rollout workers step environments, policy workers choose actions, the learner reads unrolls where they lie",
         "Petrenko et al. 2020, arXiv 2006.11751",

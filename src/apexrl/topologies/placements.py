@@ -30,6 +30,7 @@ class Cell(NamedTuple):
 
 RUNS: Final = Cell()
 _BY_REDIS = Cell("its experience crosses through Redis, which keeps it while the learner is away: use --redis")
+_STAYS = Cell("nobody acts, so nothing of it could run on another host")
 _SENDS = Cell("its workers send gradients to servers beside them: they have no link to another host")
 
 CELLS: Final[Mapping[tuple[str, str], Cell]] = {
@@ -49,6 +50,10 @@ CELLS: Final[Mapping[tuple[str, str], Cell]] = {
     ("sample_factory", "redis"): RUNS,
     ("sample_factory", "listen"): _BY_REDIS,
     ("sample_factory", "ray"): RUNS,
+    ("offline", MACHINE): RUNS,
+    ("offline", "redis"): _STAYS,
+    ("offline", "listen"): _STAYS,
+    ("offline", "ray"): _STAYS,
     ("seed", MACHINE): RUNS,
     ("seed", "redis"): RUNS,
     ("seed", "listen"): RUNS,

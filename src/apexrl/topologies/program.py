@@ -48,10 +48,12 @@ class Probe:
 class ReplayLink:
     """Placeholder of a replay among a role's ports, until a launcher makes it.
 
-    ``options`` are the keyword arguments of ``apexrl.replay.Replay``.
+    ``options`` are the keyword arguments of ``apexrl.replay.Replay``, or of ``make``, which returns one that is full
+    already.
     """
 
     options: Mapping[str, Any]
+    make: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,10 @@ class Program:
     def replay(self, **options: Any) -> ReplayLink:
         """A replay with these options (see ``apexrl.replay.Replay``)."""
         return ReplayLink(options)
+
+    def filled_replay(self, make: Callable[..., Any], **options: Any) -> ReplayLink:
+        """The replay that ``make(**options)`` returns, into which nobody writes."""
+        return ReplayLink(options, make)
 
     def batches(self, replay: ReplayLink, **options: Any) -> BatchesLink:
         """Batches of a replay for several learners (see ``apexrl.replay.Replay.serve``)."""

@@ -147,7 +147,7 @@ class InlineRun:
     """Shared by the inline contexts of one process: counters, the stop flag, the receiver of messages.
 
     Args:
-        steps_per_second: environment steps that count as one second of the roles' clock.
+        steps_per_second: of ``clock_counter``, which count as one second of the roles' clock.
         real_time: the roles have threads of their own, may wait, and use the real clock.
     """
 
@@ -162,6 +162,7 @@ class InlineRun:
         self.stopping = False
         self.hurried = False
         self.receive = receive
+        self.clock_counter = "env_steps"
         self.steps_per_second = steps_per_second
         self.env_change = EnvChange()
 
@@ -184,7 +185,7 @@ class InlineContext(_Identified):
 
     def clock(self) -> float:
         run = self._run
-        return time.monotonic() if run.real_time else run.totals["env_steps"] / run.steps_per_second
+        return time.monotonic() if run.real_time else run.totals[run.clock_counter] / run.steps_per_second
 
     def should_stop(self) -> bool:
         return self._run.stopping

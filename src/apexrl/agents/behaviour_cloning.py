@@ -1,0 +1,148 @@
+"""Behaviour cloning: a policy that does what was recorded (Pomerleau 1989, ALVINN)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from apexrl.agents import diagnostics, trained_agent
+from apexrl.agents.acting_noise import ActingNoise
+from apexrl.agents.box_actions import ActionBox
+from apexrl.agents.decision import Decision
+from apexrl.agents.discrete_actions import Choices
+from apexrl.agents.normalizer import Normalizer
+from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
+from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained
+from apexrl.agents.transition_batch import Observation, Transitions, as_array, fresh_transitions, on_device
+from apexrl.config import AgentConfig
+from apexrl.networks.actor_critic import Policy
+from apexrl.networks.distributions import Categorical
+from apexrl.protocols import Acted, Arrays, State
+from apexrl.spec import EnvSpec, Field
+
+
+class BehaviourCloning:
+    """Supervised learning of the recorded actions: of boxes their squared distance from tanh of the network's output,
+    in −1 … 1; of discrete ones their log-probability. Rewards mean nothing to it.
+
+    Args:
+        spec: the environment.
+        config: the learning rule.
+        device: of PyTorch, ``"cpu"`` or ``"cuda…"``.
+        seed: of the network's first weights and of exploration.
+
+    Raises:
+        AgentError: the actions are a box without bounds, or too many.
+    """
+
+    def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
+        self._config = config
+        self._device = torch.device(device)
+        self._box = ActionBox(spec.action, config.agent) if spec.action.box else None
+        self._choices = None if spec.action.box else Choices(spec.action, config.agent)
+        self._rng = acting_generator(seed)
+        outputs = self._box.size if self._box else cast("Choices", self._choices).n
+        self._random = ActingNoise(outputs, pink=False)
+        with seeded_layers(seed):
+            policy = Policy(spec, config.hidden, outputs, config.image_units, config.network)
+        self._policy = Trained("policy", policy.to(self._device), config)
+        self._normalizer = Normalizer(spec, config, self._device)
+        self.networks: dict[str, Trained[Any]] = {"policy": self._policy, **self._normalizer.networks}
+        self.generators: dict[str, RandomGenerator] = {"rng": self._rng}
+        self.updates = 0  # learner updates made
+
+    @property
+    def step_spec(self) -> dict[str, Field]:
+        """Nothing is recorded."""
+        return {}
+
+    # Acting
+
+    def act(self, observations: Arrays, state: State, exploration: NDArray[np.float32], greedy: bool = False) -> Acted:
+        """The likeliest action; of discrete ones, unless ``greedy``, one drawn by their probabilities.
+
+        Where ``exploration`` [B] is infinite actions are uniformly random; no other value of it matters.
+        """
+        with torch.no_grad():
+            output = as_array(self._output(on_device(observations, self._device)))
+        random = np.isinf(exploration)
+        if self._box is not None:
+            unit = np.tanh(output)
+            if random.any() and not greedy:
+                unit[random] = self._random.random(output[random], self._rng)
+            return Acted(self._box.to_env(unit), {}, state)
+        choices = cast("Choices", self._choices)
+        if greedy:
+            return Acted(choices.to_env(output.argmax(axis=1)), {}, state)
+        drawn = Categorical((choices.n,), vector=False).drawn(
+            np.where(random[:, None], np.float32(0), output), self._rng.random((len(output), 1))
+        )
+        return Acted(choices.to_env(cast("NDArray[np.int64]", drawn.action)), {}, state)
+
+    def decide(self, observation: Observation, state: Mapping[str, Tensor]) -> Decision:
+        """The likeliest action of raw observations, in PyTorch alone; see ``Decides``."""
+        output = self._output(observation)
+        if self._box is not None:
+            return Decision(self._box.to_env_tensor(torch.tanh(output)), {})
+        return Decision(cast("Choices", self._choices).to_env_tensor(output.argmax(dim=1)), {})
+
+    @torch.no_grad()
+    def priorities(self, items: Arrays) -> NDArray[np.float32]:
+        """How far the policy is from every recorded action, [N], as ``losses`` has it."""
+        return as_array(self.losses(self._normalizer.transitions(fresh_transitions(items, self._device))))
+
+    def _output(self, observation: Observation) -> Tensor:
+        output: Tensor = self._policy.network(self._normalizer.observation(observation))
+        return output
+
+    # Learning
+
+    prepare = trained_agent.prepare
+
+    def losses(self, batch: Transitions) -> Tensor:
+        """Of every row, [B]: mean (tanh f(s) − a)² over an action's numbers, or −log softmax f(s)[a]."""
+        output = self._policy.network(batch.observation)
+        if self._box is not None:
+            return (torch.tanh(output) - self._box.to_unit(batch.action)).square().mean(dim=1)
+        index = cast("Choices", self._choices).index(batch.action)
+        return torch.nn.functional.cross_entropy(output, index, reduction="none")
+
+    def gradients(self, batch: Transitions) -> Gradients:
+        """The clipped gradient of mean(w·``losses``), as group ``policy``.
+
+        Raises:
+            NonFiniteError: a loss or the gradient is NaN or infinite; parameters are as before.
+        """
+        policy, normalizer = self._policy, self._normalizer
+        statistics, batch = normalizer.groups(batch, self.updates), normalizer.transitions(batch)
+        measured = self.updates % METRICS_PERIOD_UPDATES == 0
+        with diagnostics.DeadUnits(measured) as units:
+            losses = self.losses(batch)
+        loss = (batch.weights * losses).mean()
+        policy.differentiate(loss)
+        priorities = as_array(losses)
+        norm = policy.clip(self.updates, priorities)
+        metrics: dict[str, float] = {}
+        if measured:
+            metrics = {
+                "loss": float(loss.detach()),
+                "priority": float(priorities.mean()),
+                "gradient_norm": norm,
+                **diagnostics.of_weighted(batch, self.networks, units),
+            }
+        return Gradients({"policy": policy.gradient, **statistics}, priorities, metrics)
+
+    def apply(self, groups: Mapping[str, Tensor]) -> None:
+        """One step of the optimizer."""
+        self._policy.step(groups["policy"])
+        self._normalizer.step(groups)
+        self.updates += 1
+
+    update, weights, load = trained_agent.update, trained_agent.weights, trained_agent.load
+    state_dict, load_state_dict = trained_agent.state_dict, trained_agent.load_state_dict
+    anneal = trained_agent.anneal

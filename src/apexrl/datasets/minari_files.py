@@ -1,0 +1,253 @@
+"""Datasets in Minari's own files (HDF5 or Arrow), read episode by episode and written. Needs the extra ``minari``.
+
+Nothing is downloaded, and no environment that a file names is made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from apexrl.datasets.episode import LOG_PROB, Episode, checked
+from apexrl.envs.spaces import Leaf, env_spec, flatten_observation, observation_leaves
+from apexrl.errors import ApexrlError, DatasetError
+from apexrl.run.atomic_files import replace_text
+from apexrl.spec import EnvSpec
+
+_METADATA = "metadata.json"
+
+
+class Dataset:
+    """A Minari dataset on this machine.
+
+    Args:
+        where: its folder, or its id (``NAMESPACE/NAME-v0``) among those that Minari has on this machine.
+
+    Raises:
+        DatasetError: it is not there, cannot be read, holds no episode, or has spaces that apexrl does not support.
+    """
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self._folder = folder_of(where)
+        about = _metadata(self._folder)
+        if missing := [name for name in ("observation_space", "action_space", "data_format") if name not in about]:
+            raise DatasetError(f"{self._folder / _METADATA} has no {missing[0]}: write the dataset with Minari 0.5")
+        storage = _minari().storage
+        try:
+            self._storage = storage.read(self._folder)
+        except Exception as error:
+            raise DatasetError(f"dataset {where} cannot be read: {error or type(error).__name__}") from error
+        self._leaves = observation_leaves(self._storage.observation_space)
+        self.spec: EnvSpec = env_spec(self._storage.observation_space, self._storage.action_space)
+        self.episodes = int(about.get("total_episodes", 0))
+        self.steps = int(about.get("total_steps", 0))
+        self.metadata: Mapping[str, Any] = about
+        if not (self.episodes and self.steps):
+            raise DatasetError(f"dataset {where} is empty: it has {self.episodes} episodes and {self.steps} steps")
+
+    @property
+    def env(self) -> str:
+        """Id of the environment of which it is, as the file says; empty: it does not say."""
+        text = self.metadata.get("env_spec")
+        try:
+            return str(json.loads(text)["id"]) if isinstance(text, str) else ""
+        except (ValueError, KeyError, TypeError):
+            return ""
+
+    def check_fits(self, spec: EnvSpec) -> None:
+        """Refuse an environment that shows or takes something else.
+
+        Raises:
+            DatasetError: with what both have.
+        """
+        own, other = _shown(self.spec), _shown(spec)
+        if own != other:
+            of = f" of {self.env}" if self.env else ""
+            raise DatasetError(
+                f"dataset {self.where}{of} does not fit the environment: it has {own}, and the environment {other}. "
+                "Choose the --env of the dataset, wrapped alike"
+            )
+
+    def __iter__(self) -> Iterator[Episode]:
+        """Every episode, in order.
+
+        Raises:
+            DatasetError: one cannot be read or learned from; the message names it.
+        """
+        for number in range(self.episodes):
+            where = f"dataset {self.where}, episode {number}"
+            try:
+                (found,) = self._storage.get_episodes([number])
+                episode = self._episode(found)
+            except ApexrlError:
+                raise
+            except Exception as error:
+                raise DatasetError(f"{where} cannot be read: {type(error).__name__}: {error}") from error
+            yield checked(episode, self.spec.observation, self.spec.action, where)
+
+    def _episode(self, found: Mapping[str, Any]) -> Episode:
+        action = np.asarray(found["actions"])
+        if self.spec.action.starts:
+            action = action - np.array(self.spec.action.starts, np.int64)
+        log_prob = (found.get("infos") or {}).get(LOG_PROB)
+        return Episode(
+            flatten_observation(self._leaves, found["observations"]),
+            (action - self.spec.action.start).astype(self.spec.action.dtype, copy=False),
+            np.asarray(found["rewards"], np.float32),
+            np.asarray(found["terminations"], np.bool_),
+            np.asarray(found["truncations"], np.bool_),
+            None if log_prob is None else np.asarray(log_prob, np.float64)[-len(found["rewards"]) :],
+        )
+
+
+def folder_of(where: str) -> Path:
+    """The folder with the files of a dataset, ``where`` being a path or an id.
+
+    Raises:
+        DatasetError: there is none.
+    """
+    path = Path(where).expanduser()
+    for folder in (path / "data", path):
+        if (folder / _METADATA).is_file():
+            return folder
+    if path.exists():
+        raise DatasetError(f"{where} is no Minari dataset: it has no data/{_METADATA}")
+    if path.is_absolute() or where.startswith((".", "~")):
+        raise DatasetError(f"there is no dataset at {where}")
+    root = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
+    folder = root / where / "data"
+    if (folder / _METADATA).is_file():
+        return folder
+    raise DatasetError(
+        f"there is no dataset {where}, neither as a folder nor in {root}: give a folder, or bring it with: "
+        f"minari download {where}"
+    )
+
+
+def write(
+    folder: Path,
+    dataset_id: str,
+    episodes: Iterable[Episode],
+    observation_space: Any,
+    action_space: Any,
+    env: str = "",
+    about: Mapping[str, Any] | None = None,
+) -> tuple[int, int]:
+    """Write a dataset in Minari's HDF5 form, images without loss. A folder appears under its name when it is whole.
+
+    Args:
+        folder: a new one.
+        dataset_id: ``NAMESPACE/NAME-v0``.
+        episodes: of these spaces, observations under the names of their ``EnvSpec``.
+        env: the environment's specification, as Gymnasium writes it (``EnvSpec.to_json``); empty: left out.
+        about: more metadata: author, description …
+
+    Returns:
+        How many episodes and steps were written.
+
+    Raises:
+        DatasetError: the folder is there already, cannot be written, or there is no episode.
+    """
+    folder = Path(folder)
+    if folder.exists():
+        raise DatasetError(f"{folder} is there already: say another folder, or remove it")
+    minari = _minari()
+    leaves, spec = observation_leaves(observation_space), env_spec(observation_space, action_space)
+    half = folder.with_name(f".{folder.name}.part-{os.getpid()}")
+    try:
+        half.mkdir(parents=True)
+        storage = minari.storage.new(half / "data", observation_space, action_space, jpeg_encoding=False)
+        fine = (
+            checked(episode, spec.observation, spec.action, f"episode {number} of {folder}")
+            for number, episode in enumerate(episodes)
+        )
+        storage.update_episodes(_buffer(minari, one, leaves, observation_space, action_space, spec) for one in fine)
+        text = json.loads((half / "data" / _METADATA).read_text())
+        written, steps = text["total_episodes"], text["total_steps"]
+        if not written:
+            raise DatasetError(f"{folder} was not written: there is no whole episode")
+        text |= {"dataset_id": dataset_id, "minari_version": minari.version, **(about or {})}
+        text |= {"env_spec": env} if env else {}
+        replace_text(half / "data" / _METADATA, json.dumps(text))
+        half.rename(folder)
+    except OSError as error:
+        raise DatasetError(f"the dataset {folder} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(half, ignore_errors=True)
+    return written, steps
+
+
+def _buffer(
+    minari: _Minari, episode: Episode, leaves: Sequence[Leaf], observation_space: Any, action_space: Any, spec: EnvSpec
+) -> Any:
+    """An episode as Minari takes it: observations nested as the space is, everything in the spaces' own types."""
+    nested: Any = {}
+    for leaf in leaves:
+        space, inner = observation_space, nested
+        for key in leaf.path:
+            space = space[key]
+        values = (episode.observation[leaf.name] + leaf.start).astype(space.dtype, copy=False)
+        if not leaf.path:
+            nested = values
+            break
+        for key in leaf.path[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[leaf.path[-1]] = values
+    return minari.buffer(
+        observations=nested,
+        actions=spec.action.as_counted(episode.action).astype(action_space.dtype, copy=False),
+        rewards=episode.reward,
+        terminations=episode.terminated,
+        truncations=episode.truncated,
+        infos=None if episode.log_prob is None else {LOG_PROB: episode.log_prob},
+    )
+
+
+def _metadata(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / _METADATA).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{folder / _METADATA} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise DatasetError(f"{folder / _METADATA} is no dataset's: it holds no JSON object")
+    return found
+
+
+class _Minari(NamedTuple):
+    """What is used of the library."""
+
+    storage: Any  # its class of files
+    buffer: Any  # its class of episodes that are written
+    version: str
+
+
+def _minari() -> _Minari:
+    """Raises DatasetError: the library is not installed."""
+    try:
+        import minari
+        from minari.data_collector import EpisodeBuffer
+        from minari.dataset.minari_storage import MinariStorage
+    except ModuleNotFoundError as error:
+        raise DatasetError("datasets need Minari; run: pip install 'apexrl[train,minari]'") from error
+    return _Minari(MinariStorage, EpisodeBuffer, str(minari.__version__))
+
+
+def _shown(spec: EnvSpec) -> str:
+    """What an environment shows and takes, in words; equal for two exactly if experience of one fits the other."""
+    seen = ", ".join(
+        f"{name} {field.dtype} {list(field.shape)}"
+        + (f" of {spec.categories[name]}" if name in spec.categories else "")
+        for name, field in sorted(spec.observation.items())
+    )
+    action = spec.action
+    if not action.box:
+        return f"{seen}; actions {'×'.join(map(str, action.nvec or (action.n,)))}"
+    bounds = [np.round(np.asarray(one, np.float64), 4).reshape(-1)[:8].tolist() for one in (action.low, action.high)]
+    return f"{seen}; actions {list(action.shape)} from {bounds[0]} to {bounds[1]}"

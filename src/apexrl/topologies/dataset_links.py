@@ -1,0 +1,38 @@
+"""The link to a replay that is filled with a dataset before anybody samples it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apexrl.config import Config
+from apexrl.datasets.filling import filled_replay
+from apexrl.datasets.minari_files import Dataset
+from apexrl.roles.actor import VERSION, step_fields
+from apexrl.topologies.program import Probe, Program, ReplayLink
+from apexrl.topologies.replay_links import window
+
+
+def recorded(program: Program, config: Config, probe: Probe, seed: int = 0) -> ReplayLink:
+    """A replay of all that ``--dataset`` holds, drawn by priority where ``--alpha`` says so.
+
+    Args:
+        seed: added to that of the draws.
+
+    Raises:
+        DatasetError: the dataset is not there, or of another environment.
+    """
+    replay = config.replay
+    if replay.dataset:
+        Dataset(replay.dataset).check_fits(probe.spec)
+    options: dict[str, Any] = {
+        **window(probe.item, config.agent),
+        "fields": step_fields(probe.spec, probe.step_spec),
+        "stack": config.env.stack,
+        "gamma": config.agent.gamma,
+        "seed": config.seed + seed,
+        "alpha": replay.alpha,
+        "eps": replay.priority_eps,
+        "check_memory": replay.check_memory,
+    }
+    source = {"dataset": replay.dataset, "spec": probe.spec, "version": VERSION, "reward_clip": config.env.reward_clip}
+    return program.filled_replay(filled_replay, **source, **options)
