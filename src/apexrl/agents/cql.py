@@ -20,7 +20,7 @@ class CQL(SAC):
     """CQL(H) with a fixed weight of its penalty. Targets hold no entropy, as in the authors' code for D4RL.
 
     The penalty's sum over actions is estimated from ``conservative_actions`` uniform ones, as many of the policy at s,
-    and as many of the policy at s'. Everything else is SAC's.
+    and as many of the policy at s' where the episode goes on, else at s. Everything else is SAC's.
     """
 
     def critic_loss(self, batch: Transitions, noise: Tensor) -> CriticLoss:
@@ -46,7 +46,7 @@ class CQL(SAC):
         uniform = torch.empty(shape).uniform_(-1.0, 1.0, generator=self._noise).to(self._device)
         noise = torch.randn(2, *shape, generator=self._noise).to(self._device)
         with torch.no_grad():
-            states = (batch.observation, batch.next_observation)
+            states = (batch.observation, _later_or_same(batch))
             outputs = (self._policy.network(state).repeat_interleave(drawn, dim=0) for state in states)
             ours = [squash(*gaussian(output), white) for output, white in zip(outputs, noise, strict=True)]
         density = torch.full((rows * drawn,), -size * math.log(2.0), device=self._device)
@@ -55,6 +55,15 @@ class CQL(SAC):
             for action, log_prob in ((uniform, density), *ours)
         ]
         return torch.cat([one.unflatten(1, (rows, drawn)) for one in found], dim=2)
+
+
+def _later_or_same(batch: Transitions) -> Observation:
+    """s', or s where an episode is over: nobody acts behind a termination."""
+    over = batch.discount == 0
+    return {
+        name: torch.where(over.view(-1, *[1] * (rows.ndim - 1)), batch.observation[name], rows)
+        for name, rows in batch.next_observation.items()
+    }
 
 
 def _repeated(observation: Observation, times: int) -> Observation:

@@ -21,6 +21,15 @@ NEW_SETTINGS: Final = frozenset(
         "gradient_compression",
         "gradient_share",
         "averaging_transport",
+        "updates",
+        "dataset",
+        "dataset_share",
+        "cloned_value_weight",
+        "conservative_weight",
+        "conservative_actions",
+        "expectile",
+        "advantage_scale",
+        "advantage_clip",
     )
 )
 """Settings that the release before does not know, or of which it does not know the default value. Its hosts get them

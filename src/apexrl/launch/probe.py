@@ -19,12 +19,21 @@ from apexrl.topologies.program import OPTIONAL, Probe
 
 
 def probe_learner(config: Config) -> Probe:
-    """``probe`` where the learner will run: its device must be here."""
+    """``probe`` where the learner will run: its device must be here, and its dataset, if it has one.
+
+    Raises:
+        DatasetError: the dataset is not here, or is of another environment.
+    """
     from apexrl.roles.learner import torch_device
 
     if config.learner.device != "auto":  # which is always here
         torch_device(config.learner.device)
-    return probe(config)
+    found = probe(config)
+    if config.replay.dataset:
+        from apexrl.datasets.minari_files import Dataset
+
+        Dataset(config.replay.dataset).check_fits(found.spec)
+    return found
 
 
 def probe(config: Config) -> Probe:

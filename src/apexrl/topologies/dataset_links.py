@@ -6,7 +6,6 @@ from typing import Any
 
 from apexrl.config import Config
 from apexrl.datasets.filling import filled_replay
-from apexrl.datasets.minari_files import Dataset
 from apexrl.roles.actor import VERSION, step_fields
 from apexrl.topologies.program import Probe, Program, ReplayLink
 from apexrl.topologies.replay_links import window
@@ -18,12 +17,8 @@ def recorded(program: Program, config: Config, probe: Probe, seed: int = 0) -> R
     Args:
         seed: added to that of the draws.
 
-    Raises:
-        DatasetError: the dataset is not there, or of another environment.
     """
     replay = config.replay
-    if replay.dataset:
-        Dataset(replay.dataset).check_fits(probe.spec)
     options: dict[str, Any] = {
         **window(probe.item, config.agent),
         "fields": step_fields(probe.spec, probe.step_spec),

@@ -15,9 +15,6 @@ def offline(config: Config, probe: Probe) -> Program:
 
     The launcher fills the replay; a learner that is started again samples it as it is. Only the evaluator steps
     environments, and nobody learns from what it sees.
-
-    Raises:
-        DatasetError: the dataset is not there, or of another environment.
     """
     program = Program(config)
 

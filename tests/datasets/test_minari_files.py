@@ -1,0 +1,153 @@
+"""Datasets in Minari's files: read back as they were written, by Minari too; and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from corridor_data import CORRIDOR, corridor_episodes, write_corridor
+
+from apexrl.datasets.episode import Episode
+from apexrl.datasets.minari_files import Dataset, write
+from apexrl.envs import env_spec
+from apexrl.errors import DatasetError
+
+pytest.importorskip("minari")
+
+
+def same(one: Episode, two: Episode) -> bool:
+    alike = [np.array_equal(one.observation[name], two.observation[name]) for name in one.observation]
+    rest = [np.array_equal(a, b) for a, b in zip(one[1:], two[1:], strict=True)]
+    return one.observation.keys() == two.observation.keys() and all((*alike, *rest))
+
+
+def test_what_is_written_is_read_back_and_read_by_minari(tmp_path: Path) -> None:
+    import minari
+
+    episodes = corridor_episodes(5, limit=4)
+    assert {bool(one.truncated[-1]) for one in episodes} == {True, False}
+    where = write_corridor(tmp_path / "new", episodes, author=["nobody"])
+    dataset = Dataset(str(where))
+    assert (dataset.episodes, dataset.steps) == (5, sum(one.steps for one in episodes))
+    assert dataset.env == "Corridor-v0"
+    assert all(same(one, two) for one, two in zip(dataset, episodes, strict=True))
+    theirs = minari.MinariDataset(where / "data")
+    assert theirs.id == "corridor/test-v0"
+    assert theirs.total_steps == dataset.steps
+    for mine, other in zip(episodes, theirs, strict=True):
+        np.testing.assert_array_equal(mine.observation["observation"], other.observations)
+        np.testing.assert_array_equal(mine.action, other.actions)
+        np.testing.assert_array_equal(mine.terminated, other.terminations)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_dataset_of_minari_is_found_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    write_corridor(tmp_path / "corridor" / "test-v0", corridor_episodes(2))
+    assert Dataset("corridor/test-v0").episodes == 2
+    with pytest.raises(DatasetError, match=r"there is no dataset corridor/other-v0.*minari download corridor/other-v0"):
+        Dataset("corridor/other-v0")
+
+
+def test_nested_observations_images_and_choices_that_begin_elsewhere(tmp_path: Path) -> None:
+    space = gym.spaces.Dict(
+        eye=gym.spaces.Box(0, 255, (4, 4, 3), np.uint8),
+        body=gym.spaces.Dict(at=gym.spaces.Box(-1.0, 1.0, (2,), np.float64), room=gym.spaces.Discrete(3, start=5)),
+    )
+    actions, rng = gym.spaces.Discrete(4, start=-2), np.random.default_rng(0)
+    episode = Episode(
+        {
+            "observation/eye": rng.integers(0, 256, (4, 4, 4, 3)).astype(np.uint8),
+            "observation/body/at": rng.random((4, 2), np.float32),
+            "observation/body/room": np.array([0, 1, 2, 0]),
+        },
+        np.array([0, 3, 1]),
+        rng.random(3, np.float32),
+        np.array([False, False, True]),
+        np.zeros(3, np.bool_),
+    )
+    write(tmp_path / "d", "a/b-v0", [episode], space, actions)
+    (found,) = Dataset(str(tmp_path / "d"))
+    assert same(found, episode)  # images without loss, too
+    Dataset(str(tmp_path / "d")).check_fits(env_spec(space, actions))
+    with pytest.raises(
+        DatasetError, match=r"does not fit the environment: it has .*actions 4, and the environment .*2"
+    ):
+        Dataset(str(tmp_path / "d")).check_fits(env_spec(space, gym.spaces.Discrete(2)))
+
+
+def test_an_episode_that_stops_in_the_middle_is_truncated() -> None:
+    from apexrl.datasets.episode import checked
+
+    env = gym.make(CORRIDOR)
+    spec = env_spec(env.observation_space, env.action_space)
+    (episode,) = corridor_episodes(1)
+    cut = episode._replace(terminated=np.zeros_like(episode.terminated), truncated=np.zeros_like(episode.truncated))
+    found = checked(cut, spec.observation, spec.action, "here")
+    assert found.truncated.tolist() == [False] * (episode.steps - 1) + [True]
+    assert not cut.truncated.any()
+    assert not checked(episode, spec.observation, spec.action, "here").truncated[-1]
+
+
+def _nan(one: Episode) -> Episode:
+    return one._replace(reward=np.full_like(one.reward, np.nan))
+
+
+def _short(one: Episode) -> Episode:
+    return one._replace(observation={"observation": one.observation["observation"][:-1]})
+
+
+def _none(one: Episode) -> Episode:
+    return one._replace(action=np.full_like(one.action, 2))
+
+
+def _early(one: Episode) -> Episode:
+    return one._replace(terminated=np.ones_like(one.terminated))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_nan, r"episode 0 of .*: reward of step 0 is NaN or infinite"),
+        (_short, r"has shape \(\d+,\), not \(\d+,\): an observation for every one"),
+        (_none, r"action 2 of step 0 is none of the environment's"),
+        (_early, r"ends at step 0 of \d+ and goes on"),
+    ],
+)
+def test_what_cannot_be_learned_from_is_not_written(spoil: Any, message: str, tmp_path: Path) -> None:
+    episode = next(one for one in corridor_episodes(9) if one.steps > 2)
+    with pytest.raises(DatasetError, match=message):
+        write_corridor(tmp_path / "new", [spoil(episode)])
+    assert not list(tmp_path.iterdir())
+
+
+def test_broken_and_missing_files_are_refused(tmp_path: Path) -> None:
+    where = write_corridor(tmp_path / "new", corridor_episodes(2))
+    with pytest.raises(DatasetError, match="is there already"):
+        write_corridor(where, corridor_episodes(2))
+    with pytest.raises(DatasetError, match="there is no whole episode"):
+        write_corridor(tmp_path / "none", [])
+    with pytest.raises(DatasetError, match=r"there is no dataset at .*absent"):
+        Dataset(str(tmp_path / "absent"))
+    with pytest.raises(DatasetError, match="is no Minari dataset"):
+        Dataset(str(tmp_path))
+    about = where / "data" / "metadata.json"
+    text = json.loads(about.read_text())
+    about.write_text(json.dumps({**text, "total_episodes": 0}))
+    with pytest.raises(DatasetError, match="is empty: it has 0 episodes"):
+        Dataset(str(where))
+    about.write_text(json.dumps({name: value for name, value in text.items() if name != "action_space"}))
+    with pytest.raises(DatasetError, match="has no action_space"):
+        Dataset(str(where))
+    about.write_text("[]")
+    with pytest.raises(DatasetError, match="holds no JSON object"):
+        Dataset(str(where))
+    about.write_text(json.dumps(text))
+    data = where / "data" / "main_data.hdf5"
+    data.write_bytes(data.read_bytes()[:500])
+    with pytest.raises(DatasetError, match="episode 0 cannot be read"):
+        list(Dataset(str(where)))
