@@ -21,7 +21,7 @@ from apexrl.presets import PRESETS, with_agent
 
 KEPT = {  # of the replay, from which all but unrolls are drawn, and of the actor: no agent sees them
     *("n_step", "capacity", "alpha", "beta", "priority_eps", "remover", "remover_alpha", "trim_every"),
-    *("recency_half_life", "lag_half_life"),
+    *("recency_half_life", "lag_half_life", "dataset", "dataset_share"),
     *("min_size", "updates_per_step", "insert_band", "random_start"),
 }
 SIGMAS = {"sigma", "sigma_alpha", "sigma_least"}

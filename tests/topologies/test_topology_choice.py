@@ -85,8 +85,11 @@ def test_an_agent_of_the_wrong_kind_is_refused_with_topologies_that_run_it(two: 
 
 
 def test_an_agent_with_running_statistics_is_not_changed_by_gradients_alone() -> None:
-    with pytest.raises(ConfigError, match=r"topology gorila cannot run agent crossq, which is made of more than gradien"
-                                          r"ts .*: use --topology apex, offline, seed, or another --agent"):  # fmt: skip
+    words = (
+        r"topology gorila cannot run agent crossq, which is made of more than gradients .*: use --topology apex, seed, "
+        "offline, or another --agent"
+    )
+    with pytest.raises(ConfigError, match=words):
         topologies.check_agent("gorila", "crossq")
 
 

@@ -44,7 +44,7 @@ class BehaviourCloning:
         self._config = config
         self._device = torch.device(device)
         self._box = ActionBox(spec.action, config.agent) if spec.action.box else None
-        self._choices = None if spec.action.box else Choices(spec.action, config.agent)
+        self._choices = None if spec.action.box else Choices(spec, config.agent)
         self._rng = acting_generator(seed)
         outputs = self._box.size if self._box else cast("Choices", self._choices).n
         self._random = ActingNoise(outputs, pink=False)
@@ -69,27 +69,29 @@ class BehaviourCloning:
         Where ``exploration`` [B] is infinite actions are uniformly random; no other value of it matters.
         """
         with torch.no_grad():
-            output = as_array(self._output(on_device(observations, self._device)))
+            output = self._output(self._normalizer.observation(on_device(observations, self._device))).cpu()
         random = np.isinf(exploration)
         if self._box is not None:
-            unit = np.tanh(output)
+            unit = as_array(torch.tanh(output))
             if random.any() and not greedy:
-                unit[random] = self._random.random(output[random], self._rng)
+                unit[random] = self._random.random(unit[random], self._rng)
             return Acted(self._box.to_env(unit), {}, state)
         choices = cast("Choices", self._choices)
+        if not greedy:
+            output = torch.where(torch.from_numpy(random)[:, None], 0.0, output)
+        logits = as_array(choices.masks.values(output, observations))
         if greedy:
-            return Acted(choices.to_env(output.argmax(axis=1)), {}, state)
-        drawn = Categorical((choices.n,), vector=False).drawn(
-            np.where(random[:, None], np.float32(0), output), self._rng.random((len(output), 1))
-        )
+            return Acted(choices.to_env(logits.argmax(axis=1)), {}, state)
+        drawn = Categorical((choices.n,), vector=False).drawn(logits, self._rng.random((len(logits), 1)))
         return Acted(choices.to_env(cast("NDArray[np.int64]", drawn.action)), {}, state)
 
     def decide(self, observation: Observation, state: Mapping[str, Tensor]) -> Decision:
         """The likeliest action of raw observations, in PyTorch alone; see ``Decides``."""
-        output = self._output(observation)
+        output = self._output(self._normalizer.observation(observation))
         if self._box is not None:
             return Decision(self._box.to_env_tensor(torch.tanh(output)), {})
-        return Decision(cast("Choices", self._choices).to_env_tensor(output.argmax(dim=1)), {})
+        choices = cast("Choices", self._choices)
+        return Decision(choices.to_env_tensor(choices.masks.values(output, observation).argmax(dim=1)), {})
 
     @torch.no_grad()
     def priorities(self, items: Arrays) -> NDArray[np.float32]:
@@ -97,7 +99,7 @@ class BehaviourCloning:
         return as_array(self.losses(self._normalizer.transitions(fresh_transitions(items, self._device))))
 
     def _output(self, observation: Observation) -> Tensor:
-        output: Tensor = self._policy.network(self._normalizer.observation(observation))
+        output: Tensor = self._policy.network(observation)
         return output
 
     # Learning
@@ -106,11 +108,12 @@ class BehaviourCloning:
 
     def losses(self, batch: Transitions) -> Tensor:
         """Of every row, [B]: mean (tanh f(s) − a)² over an action's numbers, or −log softmax f(s)[a]."""
-        output = self._policy.network(batch.observation)
+        output = self._output(batch.observation)
         if self._box is not None:
             return (torch.tanh(output) - self._box.to_unit(batch.action)).square().mean(dim=1)
-        index = cast("Choices", self._choices).index(batch.action)
-        return torch.nn.functional.cross_entropy(output, index, reduction="none")
+        choices = cast("Choices", self._choices)
+        logits = choices.masks.values(output, batch.observation)
+        return torch.nn.functional.cross_entropy(logits, choices.index(batch.action), reduction="none")
 
     def gradients(self, batch: Transitions) -> Gradients:
         """The clipped gradient of mean(w·``losses``), as group ``policy``.

@@ -165,7 +165,7 @@ class DQN:
         target = self.target(batch, action, next_z)  # [B], or [B, N]
         losses = self._returns.losses(z, draw.fractions, action, target)  # [B]
         if self._config.conservative_weight:
-            q = self._returns.means(self._returns.read(z))  # [B, n]
+            q = self._choices.masks.values(self._returns.means(self._returns.read(z)), batch.observation)  # [B, n]
             penalty = conservative_penalty(q[None], q.gather(1, action[:, None]).T, batch.weights)
             return Loss(
                 (batch.weights * losses).mean() + self._config.conservative_weight * penalty,
